@@ -1,0 +1,543 @@
+-- The queue: what was asked (jobs), and where it stands (ready, running,
+-- finished). The first version: there are no older workers.
+--
+-- Run inside one transaction. `longshore.` stands for the configured schema.
+
+create type longshore.outcome as enum ('succeeded', 'failed_permanent', 'cancelled');
+
+-- The engine's clock. Inlined, so it costs what now() costs; tests replace it.
+create function longshore.clock() returns timestamptz
+language sql stable parallel safe
+as 'select now()';
+
+-- What was asked: written once, changed only by an operator's edit or a key
+-- replacement, only while the job waits. No foreign keys lead here from the
+-- next three tables: they would lock this row on every move.
+create table longshore.jobs (
+    id               uuid primary key,
+    created_at       timestamptz not null,
+    run_at           timestamptz not null,
+    timeout_ms       bigint check (timeout_ms > 0),
+    priority         smallint not null,
+    max_attempts     smallint not null check (max_attempts >= 1),
+    kind             text not null check (octet_length(kind) between 1 and 128),
+    queue            text not null check (octet_length(queue) between 1 and 128),
+    payload          json not null,
+    flags            text[],
+    options          json,
+    idempotency_key  text check (octet_length(idempotency_key) between 1 and 512),
+    unique_key       text check (octet_length(unique_key) between 1 and 512)
+);
+
+create unique index jobs_idempotency_key
+    on longshore.jobs (idempotency_key)
+ where idempotency_key is not null;
+
+-- What waits. Rows are never updated: a change deletes and inserts, so a
+-- concurrent claim takes the old job whole or misses it.
+create table longshore.ready (
+    id               uuid primary key,
+    run_at           timestamptz not null,
+    since            timestamptz not null,
+    timeout_ms       bigint,
+    lease_no         integer not null check (lease_no >= 0),
+    priority         smallint not null,
+    attempt          smallint not null,
+    max_attempts     smallint not null,
+    interruptions    smallint not null check (interruptions >= 0),
+    keyed            boolean not null,
+    kind             text not null,
+    queue            text not null,
+    flags            text[],
+    check (attempt >= 0 and attempt < max_attempts)
+) with (
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.5,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+create index ready_claim
+    on longshore.ready (queue, priority desc, run_at, id)
+ where interruptions = 0;
+
+-- Jobs that were interrupted before wait apart: a claim takes at most one.
+create index ready_suspects
+    on longshore.ready (queue, priority desc, run_at, id)
+ where interruptions > 0;
+
+-- The live leases. The primary key forbids two of one job.
+create table longshore.running (
+    id               uuid primary key,
+    worker           uuid not null,
+    claimed_at       timestamptz not null,
+    timeout_ms       bigint,
+    lease_no         integer not null check (lease_no >= 1),
+    priority         smallint not null,
+    attempt          smallint not null,
+    max_attempts     smallint not null,
+    interruptions    smallint not null check (interruptions >= 0),
+    cancel_requested boolean not null default false,
+    superseded       boolean not null default false,
+    keyed            boolean not null,
+    limited          boolean not null,
+    kind             text not null,
+    queue            text not null,
+    flags            text[],
+    started_at       timestamptz,
+    progress         json,
+    check (attempt >= 1 and attempt <= max_attempts)
+) with (
+    fillfactor = 80,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+create index running_limited
+    on longshore.running (queue)
+ where limited;
+
+-- How it ended: append-only until retention or an operator's retry.
+create table longshore.finished (
+    id               uuid primary key,
+    started_at       timestamptz,
+    finished_at      timestamptz not null,
+    finished_by      uuid,
+    lease_no         integer not null check (lease_no >= 0),
+    outcome          longshore.outcome not null,
+    attempts         smallint not null,
+    max_attempts     smallint not null,
+    interruptions    smallint not null check (interruptions >= 0),
+    last_error       text,
+    result           json,
+    check (attempts >= 0 and attempts <= max_attempts)
+);
+
+-- Dead letters and cancelled jobs; costs successes nothing.
+create index finished_unsuccessful
+    on longshore.finished (outcome, id)
+ where outcome <> 'succeeded';
+
+-- Attempts that did not succeed. A lease ends once.
+create table longshore.attempts (
+    job              uuid not null,
+    lease_no         integer not null,
+    attempt          smallint not null,
+    what             text not null check (what in ('failed', 'interrupted', 'snoozed', 'released')),
+    worker           uuid,
+    started_at       timestamptz not null,
+    ended_at         timestamptz not null,
+    error            text,
+    primary key (job, lease_no)
+);
+
+-- Unique while live: the owner is waiting or running.
+create table longshore.keys (
+    key              text primary key,
+    job              uuid not null unique
+);
+
+create table longshore.checkpoints (
+    job              uuid primary key,
+    lease_no         integer not null,
+    data             json not null,
+    saved_at         timestamptz not null
+);
+
+-- Counts without counting: what ended in a minute, and by how much that
+-- changed what is kept. Inserted per settle batch, added up by upkeep.
+create table longshore.tallies (
+    minute           timestamptz not null,
+    ended            bigint not null,
+    kept             bigint not null,
+    outcome          longshore.outcome not null,
+    run_bucket       smallint not null,
+    queue            text not null,
+    kind             text not null
+);
+
+create index tallies_minute on longshore.tallies (minute);
+
+-- Eight buckets an octave would be finer than anybody looks; four are within
+-- a fifth of the true duration.
+create function longshore.run_bucket(started timestamptz, ended timestamptz) returns smallint
+language sql immutable parallel safe
+as 'select floor(4 * ln(1 + 1000 * greatest(0, date_part(''epoch'', ended - started))) / ln(2.0::float8))::smallint';
+
+create table longshore.workers (
+    id               uuid primary key,
+    name             text not null,
+    queues           text[] not null,
+    kinds            text[],
+    concurrency      integer not null,
+    stale_after_ms   bigint not null check (stale_after_ms > 0),
+    started_at       timestamptz not null,
+    heartbeat_at     timestamptz not null,
+    dead_at          timestamptz
+) with (fillfactor = 50);
+
+create table longshore.queues (
+    name             text primary key check (octet_length(name) between 1 and 128),
+    paused           boolean not null default false,
+    max_running      integer check (max_running >= 1)
+);
+
+create table longshore.schedules (
+    name             text primary key check (octet_length(name) between 1 and 128),
+    expression       text not null,
+    zone             text not null,
+    missed           text not null,
+    template         text not null,
+    paused           boolean not null default false,
+    next_at          timestamptz not null,
+    last_at          timestamptz
+);
+
+-- How far the walks of upkeep have come; a row is locked while one walks.
+create table longshore.upkeep (
+    name             text primary key,
+    cursor           uuid
+);
+
+insert into longshore.upkeep (name) values ('retain'), ('fold');
+
+create view longshore.job_status as
+select j.id,
+       j.kind,
+       j.queue,
+       case
+         when w.id is not null and w.attempt = 0 and w.interruptions = 0 then 'queued'
+         when w.id is not null then 'retrying'
+         when r.id is not null then 'running'
+         else f.outcome::text
+       end as status,
+       j.priority,
+       coalesce(w.attempt, r.attempt, f.attempts) as attempts,
+       j.max_attempts,
+       coalesce(w.run_at, j.run_at) as run_at,
+       r.worker as locked_by,
+       r.claimed_at as locked_at,
+       coalesce(r.cancel_requested, false) as cancel_requested,
+       j.created_at,
+       coalesce(r.claimed_at, f.started_at) as started_at,
+       f.finished_at,
+       coalesce(f.last_error, (
+         select a.error
+           from longshore.attempts a
+          where a.job = j.id
+            and a.error is not null
+          order by a.lease_no desc
+          limit 1)) as last_error
+  from longshore.jobs j
+  left join longshore.ready w on w.id = j.id
+  left join longshore.running r on r.id = j.id
+  left join longshore.finished f on f.id = j.id;
+
+-- Ids sort by the time they were made, as those of the library do.
+create function longshore.new_id() returns uuid
+language sql volatile
+as $$
+select encode(
+         set_bit(set_bit(
+           overlay(uuid_send(gen_random_uuid())
+                   placing substring(int8send((date_part('epoch', clock_timestamp()) * 1000)::bigint) from 3)
+                   from 1 for 6),
+           52, 1), 53, 1),
+         'hex')::uuid
+$$;
+
+-- How deep arrays and objects nest.
+create function longshore.json_depth(value json) returns integer
+language plpgsql immutable
+as $$
+declare
+  brackets text := regexp_replace(
+    regexp_replace(value::text, '"(\\.|[^"\\])*"', '', 'g'), '[^][{}]', '', 'g');
+  depth integer := 0;
+  deepest integer := 0;
+  bracket text;
+begin
+  foreach bracket in array string_to_array(brackets, null) loop
+    if bracket in ('[', '{') then
+      depth := depth + 1;
+      deepest := greatest(deepest, depth);
+    else
+      depth := depth - 1;
+    end if;
+  end loop;
+  return deepest;
+end
+$$;
+
+-- Enqueue from SQL: triggers, migrations, any language. The library uses it
+-- for jobs with a unique key, so their rules stand here once.
+create function longshore.enqueue(
+    kind             text,
+    payload          json default '{}',
+    queue            text default 'default',
+    priority         integer default 0,
+    max_attempts     integer default 3,
+    run_at           timestamptz default null,
+    delay            interval default null,
+    idempotency_key  text default null,
+    unique_key       text default null,
+    unique_mode      text default 'dedupe',
+    timeout          interval default '2 hours',
+    flags            text[] default null,
+    options          json default null,
+    id               uuid default null,
+    wake             boolean default true
+) returns table (job uuid, how text)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  new_id       uuid := coalesce(enqueue.id, longshore.new_id());
+  moment       timestamptz := longshore.clock();
+  due          timestamptz := coalesce(enqueue.run_at, longshore.clock() + coalesce(enqueue.delay, interval '0'));
+  timeout_ms   bigint := (date_part('epoch', enqueue.timeout) * 1000)::bigint;
+  labels       text[] := nullif(enqueue.flags, '{}');
+  holder       uuid;
+  was          record;
+begin
+  if enqueue.payload is null then
+    raise exception 'payload: is null; give any JSON value' using errcode = '22004';
+  end if;
+  if octet_length(enqueue.payload::text) > 1048576 then
+    raise exception 'payload: % bytes of JSON; at most 1048576 are kept', octet_length(enqueue.payload::text)
+      using errcode = '22023';
+  end if;
+  if longshore.json_depth(enqueue.payload) > 64 then
+    raise exception 'payload: nested more than 64 deep; flatten it' using errcode = '22023';
+  end if;
+  -- jsonb refuses NUL and half surrogate pairs, which json would let pass.
+  perform enqueue.payload::jsonb;
+  if enqueue.unique_mode not in ('dedupe', 'replace', 'preserve_run_at') then
+    raise exception 'unique_mode: `%` does not exist; use dedupe, replace or preserve_run_at', enqueue.unique_mode
+      using errcode = '22023';
+  end if;
+
+  if enqueue.idempotency_key is not null then
+    select j.id into holder
+      from longshore.jobs j
+     where j.idempotency_key = enqueue.idempotency_key;
+    if found then
+      return query select holder, 'existing'::text;
+      return;
+    end if;
+  end if;
+
+  -- Lock order: ready or running first, keys after them, as everywhere.
+  for round in 1..10 loop
+    holder := null;
+    if enqueue.unique_key is not null then
+      insert into longshore.keys (key, job)
+      values (enqueue.unique_key, new_id)
+          on conflict (key) do nothing;
+      if not found then
+        select k.job into holder
+          from longshore.keys k
+         where k.key = enqueue.unique_key;
+        continue when not found;  -- its owner has just ended
+        if holder = new_id or enqueue.unique_mode = 'dedupe' then
+          return query select holder, case when holder = new_id then 'created' else 'existing' end;
+          return;
+        end if;
+
+        delete from longshore.ready w
+         where w.id = holder
+        returning w.* into was;
+        if found then
+          update longshore.jobs j
+             set kind = enqueue.kind,
+                 payload = enqueue.payload,
+                 queue = enqueue.queue,
+                 priority = enqueue.priority,
+                 max_attempts = enqueue.max_attempts,
+                 run_at = case when enqueue.unique_mode = 'preserve_run_at' then j.run_at else due end,
+                 timeout_ms = timeout_ms,
+                 flags = labels,
+                 options = enqueue.options
+           where j.id = holder;
+          insert into longshore.ready
+                 (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+                  interruptions, keyed, kind, queue, flags)
+          values (holder,
+                  case when enqueue.unique_mode = 'preserve_run_at' then was.run_at else due end,
+                  moment, timeout_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
+                  0, true, enqueue.kind, enqueue.queue, labels);
+          if enqueue.wake then
+            perform pg_notify('longshore.wake', enqueue.queue);
+          end if;
+          return query select holder, 'replaced'::text;
+          return;
+        end if;
+
+        -- The owner runs: the key goes to the new job, and the old one may
+        -- finish but not wait again.
+        update longshore.running r
+           set superseded = true
+         where r.id = holder
+           and not r.superseded;
+        continue when not found;  -- it moved in between
+        update longshore.keys k
+           set job = new_id
+         where k.key = enqueue.unique_key
+           and k.job = holder;
+        if not found then
+          raise exception 'unique_key: its owner changed hands; try again' using errcode = '40001';
+        end if;
+      end if;
+    end if;
+
+    insert into longshore.jobs
+           (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
+            payload, flags, options, idempotency_key, unique_key)
+    values (new_id, moment, due, timeout_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
+            enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key)
+        on conflict do nothing;
+    if not found then
+      -- This very job on an earlier try, or another with the same idempotency
+      -- key at the same moment.
+      select j.id into holder
+        from longshore.jobs j
+       where j.id = new_id
+          or j.idempotency_key = enqueue.idempotency_key;
+      if not found or (holder <> new_id and enqueue.unique_key is not null) then
+        -- The unique key taken above must not stay behind: undo and repeat.
+        raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
+      end if;
+      return query select holder, case when holder = new_id then 'created' else 'existing' end;
+      return;
+    end if;
+    insert into longshore.ready
+           (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+            interruptions, keyed, kind, queue, flags)
+    values (new_id, due, moment, timeout_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
+            0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue, labels);
+    if enqueue.wake and due <= moment then
+      perform pg_notify('longshore.wake', enqueue.queue);
+    end if;
+    return query select new_id, 'created'::text;
+    return;
+  end loop;
+  raise exception 'unique_key: its owner keeps moving; try again' using errcode = '40001';
+end
+$$;
+
+-- Cancel from SQL. Says `cancelled`, `pending` (it runs and has been told),
+-- `finished` (nothing to do) or `not_found`.
+create function longshore.cancel(id uuid) returns text
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  taken bigint;
+begin
+  for round in 1..5 loop
+    with gone as (
+      delete from longshore.ready w
+       where w.id = cancel.id
+      returning w.*),
+    ended as (
+      insert into longshore.finished
+             (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
+      select g.id, longshore.clock(), g.lease_no, 'cancelled', g.attempt, g.max_attempts, g.interruptions, (
+               select a.error
+                 from longshore.attempts a
+                where a.job = g.id
+                  and a.error is not null
+                order by a.lease_no desc
+                limit 1)
+        from gone g),
+    counted as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), 1, 1, 'cancelled', 0, g.queue, g.kind
+        from gone g),
+    freed as (
+      delete from longshore.keys k
+       using gone g
+       where k.job = g.id)
+    select count(*) into taken from gone;
+    if taken > 0 then
+      return 'cancelled';
+    end if;
+    update longshore.running r
+       set cancel_requested = true
+     where r.id = cancel.id;
+    if found then
+      return 'pending';
+    end if;
+    perform 1 from longshore.finished f where f.id = cancel.id;
+    if found then
+      return 'finished';
+    end if;
+    perform 1 from longshore.jobs j where j.id = cancel.id;
+    if not found then
+      return 'not_found';
+    end if;
+  end loop;
+  raise exception 'job % keeps moving; try again', cancel.id using errcode = '40001';
+end
+$$;
+
+-- Retry from SQL: a finished job waits again with a fresh budget, a waiting one
+-- is due now. Says `queued`, `running` (nothing to do), `key_taken` (another
+-- live job has its unique key) or `not_found`.
+create function longshore.retry(id uuid) returns text
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  was longshore.finished;
+  asked longshore.jobs;
+begin
+  for round in 1..5 loop
+    select j.* into asked from longshore.jobs j where j.id = retry.id;
+    if not found then
+      return 'not_found';
+    end if;
+    select f.* into was from longshore.finished f where f.id = retry.id for update;
+    if found then
+      if asked.unique_key is not null then
+        insert into longshore.keys (key, job)
+        values (asked.unique_key, retry.id)
+            on conflict (key) do nothing;
+        if not found then
+          return 'key_taken';
+        end if;
+      end if;
+      delete from longshore.finished f where f.id = retry.id;
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      values (date_trunc('minute', longshore.clock()), 0, -1, was.outcome, 0, asked.queue, asked.kind);
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      values (retry.id, longshore.clock(), longshore.clock(), asked.timeout_ms, was.lease_no, asked.priority,
+              0, asked.max_attempts, 0, asked.unique_key is not null, asked.kind, asked.queue, asked.flags);
+      perform pg_notify('longshore.wake', asked.queue);
+      return 'queued';
+    end if;
+    with gone as (
+      delete from longshore.ready w
+       where w.id = retry.id
+      returning w.*)
+    insert into longshore.ready
+           (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+            interruptions, keyed, kind, queue, flags)
+    select g.id, least(g.run_at, longshore.clock()), longshore.clock(), g.timeout_ms, g.lease_no, g.priority,
+           g.attempt, g.max_attempts, g.interruptions, g.keyed, g.kind, g.queue, g.flags
+      from gone g;
+    if found then
+      perform pg_notify('longshore.wake', asked.queue);
+      return 'queued';
+    end if;
+    perform 1 from longshore.running r where r.id = retry.id;
+    if found then
+      return 'running';
+    end if;
+  end loop;
+  raise exception 'job % keeps moving; try again', retry.id using errcode = '40001';
+end
+$$;

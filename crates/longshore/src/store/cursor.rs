@@ -1,0 +1,265 @@
+//! Where a claimer left off. Pure bookkeeping, shared by both engines.
+//!
+//! A claim that always begins at the head of the ready index pays again and
+//! again for what lies there and cannot be claimed: index entries of jobs long
+//! claimed while some transaction pins the vacuum horizon, and jobs of kinds
+//! the worker does not handle. So each claimer remembers, for every (queue,
+//! priority) it knows of, how far it has looked, and resumes there. What
+//! arrives behind that point (late commits, retries, a new priority) is found
+//! by starting at the head again: at once when a claim comes back short, and
+//! otherwise every 250 ms; but never so often that head scans take more than
+//! about a tenth of the time.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::ClaimRequest;
+
+const HEAD_EVERY: Duration = Duration::from_millis(250);
+const HEAD_SHARE: u32 = 10;
+
+/// A claimer's memory; one per worker, handed to every [`claim`].
+///
+/// [`claim`]: super::Store::claim
+#[derive(Debug, Default)]
+pub struct ClaimCursor {
+    asked: Option<Asked>,
+    places: Vec<Place>,
+    head: Option<Head>,
+    short: bool,
+    always_head: bool,
+}
+
+/// What the places were found for; a cursor of another question is worthless.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    queues: Vec<String>,
+    kinds: Option<Vec<String>>,
+    accept_flags: Vec<String>,
+    forbid_flags: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    ended: Instant,
+    took: Duration,
+}
+
+/// One (queue, priority) with waiting jobs, and how far it has been claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) queue: String,
+    pub(crate) priority: i16,
+    /// Whether the queue has a limit, so that jobs may be left behind unseen.
+    pub(crate) limited: bool,
+    pub(crate) after: Option<Position>,
+}
+
+/// A point in the order in which jobs of one place are claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position {
+    pub(crate) run_at: DateTime<Utc>,
+    pub(crate) id: Uuid,
+}
+
+/// A job that was just claimed, as far as the cursor cares.
+#[derive(Clone, Debug)]
+pub(crate) struct Taken {
+    pub(crate) queue: String,
+    pub(crate) priority: i16,
+    pub(crate) at: Position,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Find the places anew and claim each from its first due job.
+    Head,
+    /// Go on in the known places.
+    Resume,
+}
+
+impl ClaimCursor {
+    /// A cursor that never resumes: every claim starts at the head. For
+    /// comparison in benchmarks.
+    pub fn always_head() -> Self {
+        ClaimCursor { always_head: true, ..ClaimCursor::default() }
+    }
+
+    /// Where this claim begins.
+    pub(crate) fn start(&mut self, request: &ClaimRequest, now: Instant) -> Start {
+        let same = self.asked.as_ref().is_some_and(|asked| {
+            asked.queues == request.queues
+                && asked.kinds == request.kinds
+                && asked.accept_flags == request.accept_flags
+                && asked.forbid_flags == request.forbid_flags
+        });
+        if !same {
+            *self = ClaimCursor {
+                asked: Some(Asked {
+                    queues: request.queues.clone(),
+                    kinds: request.kinds.clone(),
+                    accept_flags: request.accept_flags.clone(),
+                    forbid_flags: request.forbid_flags.clone(),
+                }),
+                always_head: self.always_head,
+                ..ClaimCursor::default()
+            };
+        }
+        let Some(head) = self.head else { return Start::Head };
+        let due = now.duration_since(head.ended) >= HEAD_EVERY;
+        if self.always_head || ((self.short || due) && self.may_scan_head(now)) {
+            Start::Head
+        } else {
+            Start::Resume
+        }
+    }
+
+    /// Whether another head scan now would keep their share of time small.
+    pub(crate) fn may_scan_head(&self, now: Instant) -> bool {
+        self.head.is_none_or(|head| now.duration_since(head.ended) >= head.took * HEAD_SHARE)
+    }
+
+    /// The places to claim from, highest priority first.
+    pub(crate) fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Begins at the head with these places.
+    pub(crate) fn set_places(&mut self, mut places: Vec<Place>) {
+        places.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
+        self.places = places;
+    }
+
+    /// A head scan ended at `now`.
+    pub(crate) fn head_scanned(&mut self, began: Instant, now: Instant) {
+        self.head = Some(Head { ended: now, took: now.duration_since(began) });
+    }
+
+    /// Moves on after a claim from [`places`](Self::places). `taken` is in
+    /// claim order; `full` says that it was cut by the limit, so that there may
+    /// be more; `scanned_at` is the engine's time of the scan, if known.
+    pub(crate) fn advance(&mut self, taken: &[Taken], full: bool, scanned_at: Option<DateTime<Utc>>) {
+        self.short = !full;
+        let mut own = HashMap::<(&str, i16), Position>::new();
+        for job in taken {
+            let last = own.entry((&job.queue, job.priority)).or_insert(job.at);
+            *last = job.at.max(*last);
+        }
+        // In claim order nothing due before the last job of a full claim was
+        // left: places above its priority are exhausted, places of its
+        // priority are exhausted up to it.
+        let last = taken.last().filter(|_| full);
+        let exhausted = scanned_at.map(|run_at| Position { run_at, id: Uuid::nil() });
+        for place in &mut self.places {
+            let reached = own.get(&(place.queue.as_str(), place.priority)).copied();
+            let passed = match last {
+                _ if place.limited => None,
+                None => exhausted,
+                Some(last) if place.priority > last.priority => exhausted,
+                Some(last) if place.priority == last.priority => Some(last.at),
+                Some(_) => None,
+            };
+            place.after = place.after.max(reached).max(passed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::WorkerId;
+
+    fn at(second: i64) -> Position {
+        Position { run_at: DateTime::from_timestamp(second, 0).unwrap(), id: Uuid::from_u128(second as u128) }
+    }
+
+    fn place(queue: &str, priority: i16) -> Place {
+        Place { queue: queue.into(), priority, limited: false, after: None }
+    }
+
+    fn taken(queue: &str, priority: i16, second: i64) -> Taken {
+        Taken { queue: queue.into(), priority, at: at(second) }
+    }
+
+    fn cursor(places: Vec<Place>) -> ClaimCursor {
+        let mut cursor = ClaimCursor::default();
+        cursor.set_places(places);
+        cursor
+    }
+
+    fn after(cursor: &ClaimCursor) -> Vec<Option<i64>> {
+        cursor.places().iter().map(|place| place.after.map(|at| at.run_at.timestamp())).collect()
+    }
+
+    fn request() -> ClaimRequest {
+        ClaimRequest::new(WorkerId::new(), 10)
+    }
+
+    const TOOK: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_full_claim_passes_higher_places_and_leaves_lower_ones() {
+        let mut cursor = cursor(vec![place("a", 0), place("a", 5), place("b", 5), place("a", 9)]);
+        let now = DateTime::from_timestamp(100, 0);
+        cursor.advance(&[taken("a", 5, 20), taken("b", 5, 30)], true, now);
+        assert_eq!(after(&cursor), [Some(100), Some(30), Some(30), None]);
+    }
+
+    #[test]
+    fn a_short_claim_passes_every_place_up_to_the_scan() {
+        let mut cursor = cursor(vec![place("a", 0), place("a", 5)]);
+        cursor.advance(&[taken("a", 5, 20)], false, DateTime::from_timestamp(100, 0));
+        assert_eq!(after(&cursor), [Some(100), Some(100)]);
+    }
+
+    #[test]
+    fn a_limited_queue_is_passed_only_up_to_what_was_taken() {
+        let limited = Place { limited: true, ..place("serial", 9) };
+        let mut cursor = cursor(vec![limited, place("a", 0)]);
+        cursor.advance(&[taken("serial", 9, 20), taken("a", 0, 30)], false, DateTime::from_timestamp(100, 0));
+        assert_eq!(after(&cursor), [Some(20), Some(100)]);
+    }
+
+    #[test]
+    fn a_position_never_goes_back() {
+        let mut cursor = cursor(vec![place("a", 0)]);
+        cursor.advance(&[taken("a", 0, 50)], true, None);
+        cursor.advance(&[taken("a", 0, 40)], true, None);
+        assert_eq!(after(&cursor), [Some(50)]);
+    }
+
+    #[test]
+    fn full_claims_resume_until_a_quarter_second_has_passed() {
+        let (mut cursor, t0) = (cursor(vec![place("a", 0)]), Instant::now());
+        assert_eq!(cursor.start(&request(), t0), Start::Head);
+        cursor.head_scanned(t0, t0 + TOOK);
+        cursor.advance(&[taken("a", 0, 1)], true, None);
+        assert_eq!(cursor.start(&request(), t0 + 100 * TOOK), Start::Resume);
+        assert_eq!(cursor.start(&request(), t0 + 251 * TOOK), Start::Head);
+    }
+
+    #[test]
+    fn a_short_claim_starts_at_the_head_unless_that_is_dear() {
+        let (mut cursor, t0) = (cursor(vec![place("a", 0)]), Instant::now());
+        assert_eq!(cursor.start(&request(), t0), Start::Head);
+        cursor.head_scanned(t0, t0 + 100 * TOOK);
+        cursor.advance(&[], false, None);
+        assert_eq!(cursor.start(&request(), t0 + 500 * TOOK), Start::Resume);
+        assert_eq!(cursor.start(&request(), t0 + 1100 * TOOK), Start::Head);
+    }
+
+    #[test]
+    fn another_question_starts_at_the_head() {
+        let (mut cursor, t0) = (cursor(vec![place("a", 0)]), Instant::now());
+        cursor.start(&request(), t0);
+        cursor.head_scanned(t0, t0 + TOOK);
+        cursor.advance(&[taken("a", 0, 1)], true, None);
+        let mut other = request();
+        other.kinds = Some(vec!["mail".into()]);
+        assert_eq!(cursor.start(&other, t0 + 2 * TOOK), Start::Head);
+        assert!(cursor.places().is_empty());
+    }
+}
