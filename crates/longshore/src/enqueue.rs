@@ -15,6 +15,8 @@ use crate::job::JobId;
 use crate::lifecycle::When;
 use crate::retry::{MAX_DELAY, RetryPolicy};
 
+pub(crate) mod lanes;
+
 /// The queue of jobs that name none.
 pub const DEFAULT_QUEUE: &str = "default";
 /// How long one attempt may take when the job does not say.

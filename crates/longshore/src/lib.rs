@@ -1,13 +1,38 @@
-//! A background job queue on Postgres and SQLite.
+//! A background job queue on Postgres and SQLite: what was asked is written
+//! once, where a job stands is which table holds its id, and nothing is lost.
+//!
+//! # Map, in reading order
+//!
+//! | Module | Owns |
+//! |---|---|
+//! | [`job`] | ids, the words for where a job stands, the record people see |
+//! | [`lifecycle`] | the state machine: every next-state rule, pure |
+//! | [`retry`] | how long a failed attempt waits, pure |
+//! | [`enqueue`] | what a caller asks for, its checks, group commit |
+//! | [`client`] | the one door: enqueue, settle, cancel, retry, inspect |
+//! | [`recovery`] | jobs of dead workers |
+//! | [`store`] | the storage contract and its engines |
+//! | [`error`] | the one error type |
+//!
+//! # Features
+//!
+//! `postgres` (default) and `sqlite` choose engines; `tls` encrypts
+//! connections to Postgres.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod client;
 pub mod enqueue;
 pub mod error;
 pub mod job;
 pub mod lifecycle;
+pub mod recovery;
 pub mod retry;
 pub mod store;
 
-pub use enqueue::{Edit, NewJob};
+pub use client::{CallerTransaction, Cancelled, Client, Report};
+pub use enqueue::{Edit, Enqueued, EnqueuedAs, NewJob, UniqueMode, ValidJob};
 pub use error::{Error, Result};
+pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
+pub use lifecycle::{Ending, Interruption, When};
+pub use recovery::{Decision, SweepMode, SweepOptions, SweepReport};
 pub use retry::RetryPolicy;

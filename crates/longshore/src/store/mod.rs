@@ -406,7 +406,7 @@ impl Claimed {
         backoff(self.options.retry.as_ref(), self.lease.id, self.attempt)
     }
 
-    /// The row in `running` that the claim made.
+    /// The row in `running`, seen by a holder whose handler has begun.
     pub(crate) fn running(&self) -> Running {
         Running {
             lease_no: self.lease.lease_no,
@@ -414,7 +414,7 @@ impl Claimed {
             attempt: self.attempt,
             max_attempts: self.max_attempts,
             interruptions: self.interruptions,
-            started: false,
+            started: true,
             flags: Flags::default(),
         }
     }

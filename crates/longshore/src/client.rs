@@ -1,0 +1,355 @@
+//! The one door. Programs, the API, the CLI and the dashboard reach the queue
+//! through [`Client`] and nothing else.
+//!
+//! A moving job is chased: an operation looks where the job stands, asks
+//! [`lifecycle`](crate::lifecycle) what follows, and stores that only if the
+//! job still stands there; otherwise it looks again.
+
+use std::sync::Arc;
+
+use crate::enqueue::lanes::Lanes;
+use crate::enqueue::{Edit, Enqueued, NewJob, ValidEdit, ValidJob, check_name};
+use crate::error::{Error, Result};
+use crate::job::{JobId, JobRecord};
+use crate::lifecycle::{self, Ending, Event, Flags, State, Transition};
+use crate::store::{
+    CheckReport, Claimed, Count, DeadFilter, Fenced, ListFilter, Migrated, Operated, Operation, Page,
+    QueueChange, QueueRecord, Settled, Settlement, Store,
+};
+
+/// How often a moving job is looked for again before giving up.
+const ROUNDS: usize = 5;
+
+/// A handle to one queue database. Cheap to clone; clones share the lanes in
+/// which concurrent enqueues commit together.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> longshore::Result<()> {
+/// use longshore::{Client, NewJob, Status};
+///
+/// let client = Client::connect("sqlite::memory:").await?;
+/// client.migrate().await?;
+/// let job = client.enqueue(NewJob::new("greet", &"Ada")).await?;
+/// assert_eq!(client.get(job.id).await?.status, Status::Queued);
+/// # Ok(()) }
+/// # #[cfg(not(feature = "sqlite"))] fn main() {}
+/// ```
+#[derive(Clone, Debug)]
+pub struct Client {
+    store: Arc<dyn Store>,
+    lanes: Arc<Lanes>,
+}
+
+/// What a cancel did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// The job waited and is cancelled.
+    Now,
+    /// The job runs; its handler has been told.
+    Pending,
+}
+
+/// How an attempt ended, in its holder's words.
+#[derive(Debug)]
+pub struct Report<'a> {
+    /// The attempt.
+    pub claimed: &'a Claimed,
+    /// How it ended.
+    pub ending: Ending,
+    /// Jobs that exist only if this report is stored.
+    pub follow_ups: Vec<ValidJob>,
+}
+
+/// A caller's own transaction, in which jobs become visible when it commits
+/// and never exist if it rolls back. `&mut PgConnection` (what `&mut *tx` of a
+/// sqlx transaction is) and `&rusqlite::Connection` (what a rusqlite
+/// transaction derefs to) are such.
+#[expect(async_fn_in_trait, reason = "implemented by the engines only")]
+pub trait CallerTransaction {
+    /// Stores the jobs by the caller's connection.
+    #[doc(hidden)]
+    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
+}
+
+impl Client {
+    /// Connects to `postgres://…` or `sqlite:…`.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Ok(Client::new(crate::store::open(url).await?))
+    }
+
+    /// A client of an engine opened elsewhere.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Client { lanes: Arc::new(Lanes::new(store.clone())), store }
+    }
+
+    /// The engine: the verbs that workers use.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Brings the tables to this build's version; does nothing when they are.
+    pub async fn migrate(&self) -> Result<Migrated> {
+        self.store.migrate().await
+    }
+
+    // ---- enqueue ---------------------------------------------------------
+
+    /// Stores one job durably. Concurrent callers share a commit.
+    pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued> {
+        self.lanes.enqueue(job.validate()?).await
+    }
+
+    /// Stores many jobs in one commit: all or none. One answer per job, in
+    /// the order given.
+    pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>> {
+        let jobs = validate_all(jobs)?;
+        let enqueued = self.store.enqueue(&jobs).await?;
+        self.lanes.announce(&jobs);
+        Ok(enqueued)
+    }
+
+    /// Stores jobs inside the caller's own transaction.
+    pub async fn enqueue_in(
+        &self,
+        transaction: impl CallerTransaction,
+        jobs: impl IntoIterator<Item = NewJob>,
+    ) -> Result<Vec<Enqueued>> {
+        transaction.enqueue(&*self.store, &validate_all(jobs)?).await
+    }
+
+    // ---- settle ----------------------------------------------------------
+
+    /// Ends attempts, in one batch, each answered by itself. What becomes of a
+    /// job that was cancelled meanwhile is decided from the flag that the
+    /// database holds when the end is stored.
+    pub async fn settle(&self, reports: Vec<Report<'_>>) -> Result<Vec<Fenced>> {
+        let mut answers = vec![Fenced::LeaseLost; reports.len()];
+        let mut open: Vec<(usize, Flags)> = (0..reports.len()).map(|i| (i, Flags::default())).collect();
+        // Both flags only ever rise, so an item is decided at most three times.
+        while !open.is_empty() {
+            let batch: Vec<Settlement> = open.iter().map(|(i, flags)| decide(&reports[*i], *flags)).collect();
+            let settled = self.store.settle(&batch).await?;
+            let mut again = Vec::new();
+            for ((i, _), settled) in open.into_iter().zip(settled) {
+                match settled {
+                    Settled::Stored => answers[i] = Fenced::Held,
+                    Settled::LeaseLost => answers[i] = Fenced::LeaseLost,
+                    Settled::Flagged(flags) => again.push((i, flags)),
+                }
+            }
+            open = again;
+        }
+        for report in &reports {
+            self.lanes.announce(&report.follow_ups);
+        }
+        Ok(answers)
+    }
+
+    // ---- operate ---------------------------------------------------------
+
+    /// Cancels a waiting job at once and tells a running one to stop. A job
+    /// that has ended is a conflict, an unknown one is not found.
+    pub async fn cancel(&self, id: JobId) -> Result<Cancelled> {
+        match self.chase(id, &Command::Cancel).await? {
+            Operation::RequestCancel => Ok(Cancelled::Pending),
+            _ => Ok(Cancelled::Now),
+        }
+    }
+
+    /// Lets a finished job run again with a fresh budget, and a waiting one
+    /// run now. A running job is a conflict.
+    pub async fn retry(&self, id: JobId) -> Result<()> {
+        self.chase(id, &Command::Retry).await?;
+        self.wake_queue_of(id).await;
+        Ok(())
+    }
+
+    /// Changes a waiting job: a claim gets the old job whole or the new one.
+    pub async fn edit(&self, id: JobId, edit: Edit) -> Result<()> {
+        self.chase(id, &Command::Edit(edit.validate()?)).await.map(|_| ())
+    }
+
+    /// Removes a finished job and its history.
+    pub async fn delete(&self, id: JobId) -> Result<()> {
+        self.chase(id, &Command::Delete).await.map(|_| ())
+    }
+
+    /// Lets a dead letter run again with a fresh budget.
+    pub async fn redrive(&self, id: JobId) -> Result<()> {
+        self.chase(id, &Command::Redrive).await?;
+        self.wake_queue_of(id).await;
+        Ok(())
+    }
+
+    /// Redrives up to `filter.limit` dead letters, oldest first; how many. Ones
+    /// whose unique key meanwhile belongs to another job, or that somebody else
+    /// redrives, are passed over.
+    pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64> {
+        const STEP: u32 = 500;
+        let (mut redriven, mut left) = (0, filter.limit);
+        let mut page = filter.clone();
+        while left > 0 {
+            page.limit = left.min(STEP);
+            let ids = self.store.dead_letters(&page).await?;
+            for id in &ids {
+                match self.chase(*id, &Command::Redrive).await {
+                    Ok(_) => redriven += 1,
+                    Err(error) if error.is_conflict() || error.is_not_found() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if (ids.len() as u32) < page.limit {
+                break;
+            }
+            left -= ids.len() as u32;
+            page.after = ids.last().copied();
+        }
+        Ok(redriven)
+    }
+
+    async fn chase(&self, id: JobId, command: &Command) -> Result<Operation> {
+        for _ in 0..ROUNDS {
+            let Some(state) = self.store.locate(id).await? else {
+                return Err(Error::not_found(format!("job {id} does not exist, or is no longer kept")));
+            };
+            let operation = command.follow(&state).map_err(|refusal| refusal.into_error(id))?;
+            match self.store.operate(id, &state, &operation).await? {
+                Operated::Done => return Ok(operation),
+                Operated::Moved => {}
+                Operated::KeyTaken(holder) => {
+                    return Err(Error::conflict(format!(
+                        "job {id}: its unique key belongs to live job {holder}; cancel that, or wait for it to end"
+                    )));
+                }
+            }
+        }
+        Err(Error::unavailable(format!("job {id} kept moving; try again")))
+    }
+
+    async fn wake_queue_of(&self, id: JobId) {
+        if let Ok(Some(job)) = self.store.get(id).await
+            && let Err(error) = self.store.wake(&[job.queue]).await
+        {
+            tracing::debug!(%error, "could not announce new work; polling will find it");
+        }
+    }
+
+    // ---- queues ----------------------------------------------------------
+
+    /// Stops claims from a queue; running jobs go on.
+    pub async fn pause(&self, queue: &str) -> Result<()> {
+        self.set_queue(queue, QueueChange { paused: Some(true), ..QueueChange::default() }).await
+    }
+
+    /// Lets claims from a queue go on.
+    pub async fn resume(&self, queue: &str) -> Result<()> {
+        self.set_queue(queue, QueueChange { paused: Some(false), ..QueueChange::default() }).await?;
+        self.store.wake(&[queue.to_owned()]).await
+    }
+
+    /// Lets at most `limit` jobs of a queue run at once, in all processes
+    /// together; 1 makes it serial, `None` lifts the limit.
+    pub async fn limit(&self, queue: &str, limit: Option<u32>) -> Result<()> {
+        if limit == Some(0) {
+            return Err(Error::invalid(
+                "limit",
+                format!("queue `{queue}`: limit must be at least 1; pause the queue to stop it"),
+            ));
+        }
+        self.set_queue(queue, QueueChange { limit: Some(limit), ..QueueChange::default() }).await
+    }
+
+    async fn set_queue(&self, queue: &str, change: QueueChange) -> Result<()> {
+        check_name("queue", queue)?;
+        self.store.set_queue(queue, &change).await
+    }
+
+    /// Queues that have settings or live jobs.
+    pub async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.store.queues().await
+    }
+
+    // ---- inspect ---------------------------------------------------------
+
+    /// One job with its history.
+    pub async fn get(&self, id: JobId) -> Result<JobRecord> {
+        let job = self.store.get(id).await?;
+        job.ok_or_else(|| Error::not_found(format!("job {id} does not exist, or is no longer kept")))
+    }
+
+    /// A page of jobs, newest first.
+    pub async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        self.store.list(filter).await
+    }
+
+    /// How many jobs are in each status, by queue and kind.
+    pub async fn counts(&self) -> Result<Vec<Count>> {
+        self.store.counts().await
+    }
+
+    /// Proves that every job is in exactly one place.
+    pub async fn check(&self) -> Result<CheckReport> {
+        self.store.check().await
+    }
+}
+
+/// What an operator wants of a job.
+enum Command {
+    Cancel,
+    Retry,
+    Redrive,
+    Edit(ValidEdit),
+    Delete,
+}
+
+impl Command {
+    fn event(&self) -> Event {
+        match self {
+            Command::Cancel => Event::Cancel,
+            Command::Retry => Event::Retry,
+            Command::Redrive => Event::Redrive,
+            Command::Edit(_) => Event::Edit,
+            Command::Delete => Event::Delete,
+        }
+    }
+
+    fn follow(&self, state: &State) -> Result<Operation, lifecycle::Refusal> {
+        Ok(match (lifecycle::next(state, self.event())?, self) {
+            (Transition::Finish(finish), _) => Operation::Cancel { attempts: finish.attempts },
+            (Transition::RequestCancel, _) => Operation::RequestCancel,
+            (Transition::Reopen, _) => Operation::Reopen,
+            (Transition::RunNow, _) => Operation::RunNow,
+            (Transition::Rewrite, Command::Edit(edit)) => Operation::Rewrite(edit.clone()),
+            (Transition::Remove, _) => Operation::Remove,
+            (Transition::Rewrite | Transition::Lease { .. } | Transition::Requeue(_), _) => {
+                unreachable!("no operator's command leads there")
+            }
+        })
+    }
+}
+
+fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
+    let seen = match report.ending {
+        Ending::Succeeded { .. } => None,
+        _ => Some(flags),
+    };
+    let running = lifecycle::Running { flags, ..report.claimed.running() };
+    Settlement {
+        lease: report.claimed.lease(),
+        seen,
+        leave: lifecycle::settle(&running, report.ending.clone()),
+        follow_ups: report.follow_ups.clone(),
+    }
+}
+
+/// Checks a batch, naming the job that is wrong by its place.
+fn validate_all(jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<ValidJob>> {
+    let checked = jobs.into_iter().enumerate().map(|(i, job)| {
+        job.validate().map_err(|error| match error.field() {
+            Some(field) => Error::invalid(format!("jobs[{i}].{field}"), format!("jobs[{i}]: {error}")),
+            None => error,
+        })
+    });
+    checked.collect()
+}

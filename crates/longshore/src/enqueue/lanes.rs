@@ -1,0 +1,164 @@
+//! Group commit: concurrent single enqueues share statements and commits.
+//!
+//! No timer decides: while one batch is in flight the next gathers, and when
+//! it returns, that goes. One caller alone waits for nobody; a thousand share
+//! one commit. Jobs with keys travel in a lane of their own, because they may
+//! have to wait for another transaction's key.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Enqueued, ValidJob};
+use crate::error::{Error, Result};
+use crate::lifecycle::When;
+use crate::store::Store;
+
+const MAX_BATCH: usize = 1000;
+const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
+
+/// The lanes of one client.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    store: Arc<dyn Store>,
+    plain: Inbox<Order>,
+    keyed: Inbox<Order>,
+    wakes: Arc<Inbox<String>>,
+}
+
+#[derive(Debug)]
+struct Order {
+    job: ValidJob,
+    reply: oneshot::Sender<Result<Enqueued>>,
+}
+
+impl Lanes {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+        Lanes { store, plain: Inbox::default(), keyed: Inbox::default(), wakes: Arc::default() }
+    }
+
+    /// Stores one job together with whoever else is enqueueing.
+    pub(crate) async fn enqueue(&self, job: ValidJob) -> Result<Enqueued> {
+        let (reply, answer) = oneshot::channel();
+        let lane = if job.is_keyed() { &self.keyed } else { &self.plain };
+        lane.put(Order { job, reply }, |orders| {
+            tokio::spawn(run_lane(self.store.clone(), orders, self.wakes.clone()));
+        });
+        answer.await.unwrap_or_else(|_| {
+            Err(Error::unavailable("the runtime is shutting down; whether the job was stored is not known"))
+        })
+    }
+
+    /// Tells workers about jobs that were stored without a lane.
+    pub(crate) fn announce(&self, jobs: &[ValidJob]) {
+        announce(&self.store, &self.wakes, jobs);
+    }
+}
+
+/// A channel whose reader is started when it is first needed, and anew when
+/// the runtime it ran on is gone.
+#[derive(Debug)]
+struct Inbox<T>(Mutex<Option<mpsc::UnboundedSender<T>>>);
+
+impl<T> Default for Inbox<T> {
+    fn default() -> Self {
+        Inbox(Mutex::new(None))
+    }
+}
+
+impl<T> Inbox<T> {
+    fn put(&self, item: T, start: impl FnOnce(mpsc::UnboundedReceiver<T>)) {
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let item = match sender.as_ref() {
+            None => item,
+            Some(open) => match open.send(item) {
+                Ok(()) => return,
+                Err(closed) => closed.0,
+            },
+        };
+        let (fresh, receiver) = mpsc::unbounded_channel();
+        // The receiver is in hand, so this cannot fail.
+        let _ = fresh.send(item);
+        *sender = Some(fresh);
+        start(receiver);
+    }
+}
+
+async fn run_lane(
+    store: Arc<dyn Store>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
+    wakes: Arc<Inbox<String>>,
+) {
+    while let Some(first) = orders.recv().await {
+        let (jobs, replies) = gather(first, &mut orders);
+        let answers = store_batch(&*store, &jobs).await;
+        for (reply, answer) in replies.into_iter().zip(answers) {
+            // A caller that went away has its job all the same.
+            let _ = reply.send(answer);
+        }
+        announce(&store, &wakes, &jobs);
+    }
+}
+
+fn gather(
+    first: Order,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+) -> (Vec<ValidJob>, Vec<oneshot::Sender<Result<Enqueued>>>) {
+    let mut bytes = first.job.payload.len();
+    let (mut jobs, mut replies) = (vec![first.job], vec![first.reply]);
+    while jobs.len() < MAX_BATCH
+        && bytes < MAX_BATCH_BYTES
+        && let Ok(Order { job, reply }) = orders.try_recv()
+    {
+        bytes += job.payload.len();
+        jobs.push(job);
+        replies.push(reply);
+    }
+    (jobs, replies)
+}
+
+/// One answer per job. When a batch is refused for a reason that one of its
+/// jobs may have brought, each is tried alone, so that it fails alone.
+async fn store_batch(store: &dyn Store, jobs: &[ValidJob]) -> Vec<Result<Enqueued>> {
+    match store.enqueue(jobs).await {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
+        Err(error) if jobs.len() == 1 => vec![Err(error)],
+        Err(error) if error.is_unavailable() || error.is_read_only() || error.is_schema() => {
+            jobs.iter().map(|_| Err(error.shared())).collect()
+        }
+        Err(_) => {
+            let mut answers = Vec::with_capacity(jobs.len());
+            for job in jobs {
+                answers.push(
+                    store.enqueue(std::slice::from_ref(job)).await.map(|mut answers| answers.remove(0)),
+                );
+            }
+            answers
+        }
+    }
+}
+
+/// Passes on which queues have due work. While one wake-up is on its way, the
+/// next ones gather.
+fn announce(store: &Arc<dyn Store>, wakes: &Inbox<String>, jobs: &[ValidJob]) {
+    let due = jobs.iter().filter(|job| job.when == When::NOW);
+    let queues: BTreeSet<&str> = due.map(|job| job.queue.as_str()).collect();
+    for queue in queues {
+        wakes.put(queue.to_owned(), |mut inbox| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                while let Some(first) = inbox.recv().await {
+                    let mut queues = BTreeSet::from([first]);
+                    while let Ok(queue) = inbox.try_recv() {
+                        queues.insert(queue);
+                    }
+                    let queues: Vec<_> = queues.into_iter().collect();
+                    if let Err(error) = store.wake(&queues).await {
+                        tracing::debug!(%error, "could not announce new work; polling will find it");
+                    }
+                }
+            });
+        });
+    }
+}
