@@ -224,6 +224,8 @@ pub struct Finish {
     pub outcome: Outcome,
     /// Attempts charged in the end.
     pub attempts: u16,
+    /// Interruptions counted in the end.
+    pub interruptions: u16,
     /// Its last error; if absent, the newest of its history stays.
     pub error: Option<String>,
     /// What the handler returned.
@@ -310,6 +312,7 @@ pub fn next(state: &State, event: Event) -> Result<Transition, Refusal> {
         (State::Waiting(job), Event::Cancel) => Ok(Transition::Finish(Finish {
             outcome: Outcome::Cancelled,
             attempts: job.attempts,
+            interruptions: job.interruptions,
             error: None,
             result: None,
             history: None,
@@ -344,6 +347,7 @@ pub fn settle(job: &Running, ending: Ending) -> Leave {
         return Leave::Finish(Finish {
             outcome: Outcome::Succeeded,
             attempts: job.attempt,
+            interruptions: job.interruptions,
             error: None,
             result,
             history: None,
@@ -398,17 +402,20 @@ pub fn recover(job: &Running, recovery: Recovery) -> Leave {
 
 /// A cancel flag turns every ending but success into `cancelled`.
 fn cancelled(job: &Running, ending: Ending) -> Leave {
-    let (charged, history, error) = match ending {
-        Ending::Failed { error, .. } => (true, Some(AttemptEnd::Failed), Some(error)),
-        Ending::Cancelled { reason } => (true, None, reason),
-        Ending::Snoozed { .. } => (false, Some(AttemptEnd::Snoozed), None),
-        Ending::Released => (false, Some(AttemptEnd::Released), None),
-        Ending::Interrupted(_) => (false, Some(AttemptEnd::Interrupted), Some(INTERRUPTED.into())),
+    let (attempts, history, error) = match ending {
+        Ending::Failed { error, .. } => (job.attempt, Some(AttemptEnd::Failed), Some(error)),
+        Ending::Cancelled { reason } => (job.attempt, None, reason),
+        Ending::Snoozed { .. } => (job.attempt - 1, Some(AttemptEnd::Snoozed), None),
+        Ending::Released => (job.attempt - 1, Some(AttemptEnd::Released), None),
+        Ending::Interrupted(_) => {
+            (job.attempt - 1, Some(AttemptEnd::Interrupted), Some(INTERRUPTED.to_owned()))
+        }
         Ending::Succeeded { .. } => unreachable!("a success is never cancelled"),
     };
     Leave::Finish(Finish {
         outcome: Outcome::Cancelled,
-        attempts: if charged { job.attempt } else { job.attempt - 1 },
+        attempts,
+        interruptions: if history == Some(AttemptEnd::Interrupted) { counted(job) } else { job.interruptions },
         error,
         result: None,
         history,
@@ -433,6 +440,7 @@ fn failed_for_good(job: &Running, error: String) -> Leave {
     Leave::Finish(Finish {
         outcome: Outcome::FailedPermanent,
         attempts: job.attempt,
+        interruptions: job.interruptions,
         error: Some(error),
         result: None,
         history: Some(AttemptEnd::Failed),
@@ -456,6 +464,7 @@ fn interrupted(job: &Running, how: Interruption) -> Leave {
         return Leave::Finish(Finish {
             outcome: Outcome::FailedPermanent,
             attempts: job.attempt - 1,
+            interruptions,
             error: Some(format!(
                 "Quarantined after {interruptions} worker interruptions; \
                  find out why its workers die, then retry it"
