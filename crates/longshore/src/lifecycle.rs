@@ -415,7 +415,11 @@ fn cancelled(job: &Running, ending: Ending) -> Leave {
     Leave::Finish(Finish {
         outcome: Outcome::Cancelled,
         attempts,
-        interruptions: if history == Some(AttemptEnd::Interrupted) { counted(job) } else { job.interruptions },
+        interruptions: if history == Some(AttemptEnd::Interrupted) {
+            counted(job)
+        } else {
+            job.interruptions
+        },
         error,
         result: None,
         history,

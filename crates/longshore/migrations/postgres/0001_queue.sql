@@ -146,18 +146,20 @@ create table longshore.checkpoints (
 );
 
 -- Counts without counting: what ended in a minute, and by how much that
--- changed what is kept. Inserted per settle batch, added up by upkeep.
+-- changed what is kept. Inserted per settle batch (level 0), added up by
+-- upkeep into minutes (1), hours (2) and one row for all before that (3).
 create table longshore.tallies (
     minute           timestamptz not null,
     ended            bigint not null,
     kept             bigint not null,
     outcome          longshore.outcome not null,
     run_bucket       smallint not null,
+    level            smallint not null default 0,
     queue            text not null,
     kind             text not null
-);
+) with (autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_cost_delay = 0);
 
-create index tallies_minute on longshore.tallies (minute);
+create index tallies_level on longshore.tallies (level, minute);
 
 -- Eight buckets an octave would be finer than anybody looks; four are within
 -- a fifth of the true duration.

@@ -22,6 +22,8 @@ use crate::lifecycle::{Flags, Leave, Running, State};
 use crate::retry::RetryPolicy;
 
 pub mod cursor;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 
 pub use cursor::ClaimCursor;
 
@@ -35,21 +37,22 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     let scheme = url.split(':').next().unwrap_or_default();
     match scheme {
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Ok(Arc::new(postgres::PostgresStore::open(url).await?)),
+        "postgres" | "postgresql" => return Ok(Arc::new(postgres::PostgresStore::open(url).await?)),
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(Arc::new(sqlite::SqliteStore::open(url).await?)),
-        "postgres" | "postgresql" | "sqlite" => Err(Error::invalid(
-            "url",
-            format!(
-                "database URL: this build has no `{scheme}` engine; enable the Cargo feature of that name"
-            ),
-        )),
-        // The rest of the URL may hold a password and is not repeated.
-        _ => Err(Error::invalid(
-            "url",
-            "database URL: unknown scheme; use postgres://user@host/database or sqlite:path/to/file.db",
-        )),
+        "sqlite" => return Ok(Arc::new(sqlite::SqliteStore::open(url).await?)),
+        _ => {}
     }
+    // The rest of the URL may hold a password and is not repeated.
+    Err(Error::invalid(
+        "url",
+        match scheme {
+            "postgres" | "postgresql" => {
+                "database URL: this build has no Postgres engine; enable the feature `postgres`"
+            }
+            "sqlite" => "database URL: this build has no SQLite engine; enable the feature `sqlite`",
+            _ => "database URL: unknown scheme; use postgres://user@host/database or sqlite:path/to/file.db",
+        },
+    ))
 }
 
 /// A database that holds the queue.
@@ -57,7 +60,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
 /// Every verb is one statement or one short transaction. "Now" is always the
 /// engine's clock. Batches answer item by item, in the order given.
 #[async_trait]
-pub trait Store: Send + Sync + std::fmt::Debug + 'static {
+pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- the ground ------------------------------------------------------
 
     /// Brings the tables to [`SCHEMA_VERSION`]; does nothing when they are
@@ -430,6 +433,15 @@ pub(crate) fn backoff(policy: Option<&RetryPolicy>, id: JobId, attempt: u16) -> 
     }
 }
 
+/// The longest error text that is kept, in bytes.
+pub(crate) const MAX_ERROR: usize = 64 * 1024;
+
+/// Text from a handler, as it may be stored: content can never break settling.
+pub(crate) fn clean(text: &str) -> String {
+    let end = text.floor_char_boundary(MAX_ERROR);
+    text[..end].replace('\0', "")
+}
+
 /// The end of one lease, and what it was decided from.
 #[derive(Clone, Debug)]
 pub struct Settlement {
@@ -705,6 +717,23 @@ impl ListFilter {
     pub const MAX_EXAMINED: u32 = 20_000;
 }
 
+impl ListFilter {
+    pub(crate) fn validate(&self) -> Result<()> {
+        if self.offset > ListFilter::MAX_OFFSET {
+            return Err(Error::invalid(
+                "offset",
+                format!("offset: {} is past {}; use `cursor` to go on", self.offset, ListFilter::MAX_OFFSET),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The page's size, within its bounds.
+    pub(crate) fn page_size(&self) -> u32 {
+        self.limit.clamp(1, ListFilter::MAX_LIMIT)
+    }
+}
+
 impl Default for ListFilter {
     fn default() -> Self {
         ListFilter {
@@ -820,10 +849,14 @@ pub struct Retained {
 pub struct Wakeups(pub(crate) broadcast::Receiver<String>);
 
 impl Wakeups {
+    /// Sent in place of a queue's name when every queue should be looked at.
+    pub(crate) const EVERYWHERE: &'static str = "";
+
     /// Waits for the next one; the name of the queue, or `None` when some were
     /// missed or the source is gone for now and every queue should be looked at.
     pub async fn next(&mut self) -> Option<String> {
         match self.0.recv().await {
+            Ok(queue) if queue == Wakeups::EVERYWHERE => None,
             Ok(queue) => Some(queue),
             Err(broadcast::error::RecvError::Lagged(_)) => None,
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,

@@ -1,1 +1,629 @@
-//! The Postgres engine.
+//! The Postgres engine: any number of processes on any number of hosts against
+//! one database, version 14 and up.
+//!
+//! Owns the pool, the schema name, the migrations and the translation of
+//! errors. The verbs are in `flow` (enqueue, claim, settle, heartbeat),
+//! `operate` (an operator's moves), `upkeep` (recovery, schedules, retention)
+//! and `inspect` (get, list, count).
+//!
+//! No session state is relied on: no session locks, no temporary tables, no
+//! `search_path`, and `LISTEN` only as a hint. Behind PgBouncer in transaction
+//! mode, add `?statement-cache-capacity=0` to the URL unless it tracks
+//! prepared statements.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
+
+use super::*;
+
+mod flow;
+mod inspect;
+mod listen;
+mod operate;
+mod upkeep;
+
+const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/postgres/0001_queue.sql"))];
+
+const DEFAULT_SCHEMA: &str = "longshore";
+/// No verb may hold a connection longer than this.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// How often a deadlock or a serialisation failure is tried again.
+const TRIES: u32 = 6;
+/// A connection that idled this long is asked whether it still lives.
+const PROBE_AFTER: Duration = Duration::from_secs(15);
+
+/// The queue in a Postgres database.
+#[derive(Clone, Debug)]
+pub struct PostgresStore(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pool: PgPool,
+    schema: Schema,
+    listener: listen::Listener,
+}
+
+/// How to reach the tables.
+#[derive(Clone, Debug)]
+pub struct PostgresOptions {
+    /// The schema that holds the tables; `longshore` by default.
+    pub schema: String,
+    /// How many connections the pool may open; 10 by default.
+    pub max_connections: u32,
+    /// How long to wait for a connection; 10 s by default.
+    pub acquire_timeout: Duration,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        PostgresOptions {
+            schema: DEFAULT_SCHEMA.into(),
+            max_connections: 10,
+            acquire_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl PostgresStore {
+    /// Connects to `postgres://user@host/database`. The parameters `schema`
+    /// and `max_connections` of the URL are ours; the rest are Postgres's.
+    pub async fn open(url: &str) -> Result<Self> {
+        let mut options = PostgresOptions::default();
+        let url = take_parameter(url, "schema", |value| {
+            options.schema = value.into();
+            Ok(())
+        })?;
+        let url = take_parameter(&url, "max_connections", |value| {
+            options.max_connections = value.parse().ok().filter(|n| *n >= 2).ok_or_else(|| {
+                Error::invalid("max_connections", "database URL: max_connections must be a number from 2 up")
+            })?;
+            Ok(())
+        })?;
+        PostgresStore::open_with(&url, options).await
+    }
+
+    /// Connects with settings that a URL does not carry.
+    pub async fn open_with(url: &str, options: PostgresOptions) -> Result<Self> {
+        let schema = Schema::new(&options.schema)?;
+        // The parse error repeats the URL, password included: leave it out.
+        let connect: PgConnectOptions = url.parse().map_err(|_| {
+            Error::invalid(
+                "url",
+                "database URL: not understood; use postgres://user:password@host:5432/database",
+            )
+        })?;
+        let pool = PgPoolOptions::new()
+            .max_connections(options.max_connections)
+            .acquire_timeout(options.acquire_timeout)
+            // A probe before every statement would double the round trips.
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for < PROBE_AFTER {
+                        return Ok(true);
+                    }
+                    Ok(tokio::time::timeout(Duration::from_secs(2), connection.ping())
+                        .await
+                        .is_ok_and(|p| p.is_ok()))
+                })
+            })
+            .connect_lazy_with(connect.clone());
+        let listener = listen::Listener::new(schema.channel());
+        let store = PostgresStore(Arc::new(Inner { pool, schema, listener }));
+        // A wrong host or password should be told here, not by the first job.
+        let mut connection = store.0.pool.acquire().await.map_err(translate)?;
+        connection.ping().await.map_err(translate)?;
+        Ok(store)
+    }
+
+    /// The schema that holds the tables.
+    pub fn schema(&self) -> &str {
+        &self.0.schema.name
+    }
+
+    fn sql(&self, text: &'static str) -> SqlStr {
+        self.0.schema.sql(text)
+    }
+
+    /// Runs database work in a task of its own: a caller that goes away must
+    /// not leave a connection in the middle of a reply. Deadlocks and
+    /// serialisation failures are tried again, so `work` must bear repeating.
+    async fn run<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let store = self.clone();
+        let task = tokio::spawn(async move {
+            let mut round = 1;
+            loop {
+                let fault = match store.attempt(&args, work).await {
+                    Ok(value) => return Ok(value),
+                    Err(fault) => fault,
+                };
+                if !fault.may_pass() || round == TRIES {
+                    return Err(fault.into());
+                }
+                tokio::time::sleep(Duration::from_millis(1 << round)).await;
+                round += 1;
+            }
+        });
+        task.await.unwrap_or_else(|died| {
+            Err(Error::internal("database work was cut off by a panic or the end of its runtime")
+                .with_source(died))
+        })
+    }
+
+    async fn attempt<A: Sync, T>(&self, args: &A, work: Work<A, T>) -> Done<T> {
+        let mut connection = self.0.pool.acquire().await?;
+        match tokio::time::timeout(DEADLINE, work(self, &mut connection, args)).await {
+            Ok(done) => done,
+            Err(_) => {
+                connection.close_on_drop();
+                Err(Error::unavailable(format!("the database did not answer within {DEADLINE:?}")).into())
+            }
+        }
+    }
+}
+
+/// Database work: a verb's body, its connection and what it was asked.
+type Work<A, T> = for<'c> fn(&'c PostgresStore, &'c mut PgConnection, &'c A) -> Doing<'c, T>;
+type Doing<'c, T> = Pin<Box<dyn Future<Output = Done<T>> + Send + 'c>>;
+
+/// What database work comes to inside [`PostgresStore::run`].
+type Done<T> = std::result::Result<T, Fault>;
+
+/// Why it failed: the driver's word, or ours.
+enum Fault {
+    Sql(sqlx::Error),
+    Ours(Error),
+}
+
+impl Fault {
+    /// Whether another try may go through where this one lost a race.
+    fn may_pass(&self) -> bool {
+        matches!(self.code().as_deref(), Some("40001" | "40P01"))
+    }
+
+    fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+        match self {
+            Fault::Sql(sqlx::Error::Database(error)) => error.code(),
+            _ => None,
+        }
+    }
+}
+
+impl From<sqlx::Error> for Fault {
+    fn from(error: sqlx::Error) -> Self {
+        Fault::Sql(error)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault::Ours(error)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Sql(error) => translate(error),
+            Fault::Ours(error) => error,
+        }
+    }
+}
+
+/// The driver's errors in our words. Never repeats the URL.
+fn translate(error: sqlx::Error) -> Error {
+    let told = match &error {
+        sqlx::Error::Database(database) => {
+            let message = database.message();
+            match database.code().as_deref().unwrap_or_default() {
+                "42P01" | "3F000" | "42883" | "42704" => Error::schema(format!(
+                    "the queue's tables are missing or too old ({message}); run `longshore migrate`"
+                )),
+                "25006" => Error::read_only(
+                    "the database accepts no writes: it is a standby or set to read-only; connect to the primary",
+                ),
+                "28P01" | "28000" | "3D000" | "42501" => {
+                    Error::unavailable(format!("the database refused us: {message}"))
+                }
+                code if ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => {
+                    Error::unavailable(format!("the database is not available: {message}"))
+                }
+                code => Error::internal(format!("the database refused a statement ({code}): {message}")),
+            }
+        }
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Tls(_) => {
+            Error::unavailable(format!("the database cannot be reached: {error}"))
+        }
+        sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => {
+            Error::unavailable(format!("the connection to the database broke: {error}"))
+        }
+        _ => Error::internal(format!("unexpected answer from the database: {error}")),
+    };
+    told.with_source(error)
+}
+
+/// The schema's name, and our statements with it filled in.
+#[derive(Debug)]
+struct Schema {
+    name: String,
+    filled: RwLock<HashMap<&'static str, Arc<str>>>,
+}
+
+impl Schema {
+    fn new(name: &str) -> Result<Self> {
+        let first = |c: char| c.is_ascii_lowercase() || c == '_';
+        let good = name.len() <= 63
+            && name.starts_with(first)
+            && name.chars().all(|c| first(c) || c.is_ascii_digit());
+        if !good {
+            return Err(Error::invalid(
+                "schema",
+                "schema: use a lowercase letter or underscore, then letters, digits and underscores, 63 at most",
+            ));
+        }
+        Ok(Schema { name: name.into(), filled: RwLock::default() })
+    }
+
+    /// The constants name the default schema, so that they run in psql as they
+    /// stand; another one takes its place here. The name was checked above.
+    fn sql(&self, text: &'static str) -> SqlStr {
+        if self.name == DEFAULT_SCHEMA {
+            return text.into_sql_str();
+        }
+        let known = self.filled.read().unwrap_or_else(PoisonError::into_inner).get(text).cloned();
+        let filled = known.unwrap_or_else(|| {
+            let filled: Arc<str> = self.fill(text).into();
+            self.filled.write().unwrap_or_else(PoisonError::into_inner).insert(text, filled.clone());
+            filled
+        });
+        AssertSqlSafe(filled).into_sql_str()
+    }
+
+    fn fill(&self, text: &str) -> String {
+        text.replace("longshore.", &format!("{}.", self.name))
+    }
+
+    fn channel(&self) -> String {
+        self.fill("longshore.wake")
+    }
+}
+
+/// Takes one parameter out of a URL's query.
+fn take_parameter(url: &str, name: &str, mut take: impl FnMut(&str) -> Result<()>) -> Result<String> {
+    let Some((base, query)) = url.split_once('?') else { return Ok(url.into()) };
+    let mut rest = Vec::new();
+    for pair in query.split('&') {
+        match pair.split_once('=') {
+            Some((key, value)) if key == name => take(value)?,
+            _ => rest.push(pair),
+        }
+    }
+    Ok(if rest.is_empty() { base.into() } else { format!("{base}?{}", rest.join("&")) })
+}
+
+const VERSION: &str = "select coalesce(max(version), 0) from longshore.migrations";
+
+const HAS_MIGRATIONS: &str = "select to_regclass($1) is not null";
+
+impl PostgresStore {
+    async fn version(&self, connection: &mut PgConnection) -> Done<i64> {
+        let table = self.0.schema.fill("longshore.migrations");
+        let there: bool = sqlx::query_scalar(HAS_MIGRATIONS).bind(table).fetch_one(&mut *connection).await?;
+        if !there {
+            return Ok(0);
+        }
+        Ok(sqlx::query_scalar(self.sql(VERSION)).fetch_one(connection).await?)
+    }
+
+    async fn migrate_on(&self, connection: &mut PgConnection) -> Done<Migrated> {
+        let from = self.version(connection).await?;
+        if from > SCHEMA_VERSION {
+            return Err(newer(from).into());
+        }
+        if from == SCHEMA_VERSION {
+            return Ok(Migrated { from, to: from });
+        }
+        let mut tx = connection.begin().await?;
+        // One migrates, the others wait and find it done. Ends with the
+        // transaction, so it works behind a transaction pooler.
+        sqlx::query("select pg_advisory_xact_lock(hashtextextended($1, 0))")
+            .bind(self.0.schema.fill("longshore.migrations"))
+            .execute(&mut *tx)
+            .await?;
+        let prepare = self.0.schema.fill(
+            "create schema if not exists longshore_schema;
+             create table if not exists longshore.migrations (
+                 version bigint primary key,
+                 applied_at timestamptz not null default now())",
+        );
+        let prepare = prepare.replace("longshore_schema", &self.0.schema.name);
+        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *tx).await?;
+        let from = self.version(&mut tx).await?;
+        if from > SCHEMA_VERSION {
+            return Err(newer(from).into());
+        }
+        for (version, text) in MIGRATIONS.iter().filter(|(version, _)| *version > from) {
+            sqlx::raw_sql(AssertSqlSafe(self.0.schema.fill(text))).execute(&mut *tx).await?;
+            sqlx::query(self.sql("insert into longshore.migrations (version) values ($1)"))
+                .bind(version)
+                .execute(&mut *tx)
+                .await?;
+        }
+        tx.commit().await?;
+        Ok(Migrated { from, to: SCHEMA_VERSION })
+    }
+}
+
+fn newer(found: i64) -> Error {
+    Error::schema(format!(
+        "the database has schema version {found}, newer than this build's {SCHEMA_VERSION}; upgrade longshore"
+    ))
+}
+
+/// `replace function` takes effect for all processes at once, because every
+/// statement reads the time by it.
+fn clock_definition(at: Option<DateTime<Utc>>) -> String {
+    let body = match at {
+        None => "select now()".to_owned(),
+        Some(at) => format!("select ''{}''::timestamptz", at.to_rfc3339()),
+    };
+    format!(
+        "create or replace function longshore.clock() returns timestamptz
+         language sql stable parallel safe as '{body}'"
+    )
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn migrate(&self) -> Result<Migrated> {
+        self.run((), |store, connection, ()| Box::pin(store.migrate_on(connection))).await
+    }
+
+    async fn schema_version(&self) -> Result<i64> {
+        self.run((), |store, connection, ()| Box::pin(store.version(connection))).await
+    }
+
+    async fn now(&self) -> Result<DateTime<Utc>> {
+        self.run((), |store, connection, ()| {
+            Box::pin(async move {
+                Ok(sqlx::query_scalar(store.sql("select longshore.clock()")).fetch_one(connection).await?)
+            })
+        })
+        .await
+    }
+
+    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
+        self.run(at, |store, connection, at| {
+            Box::pin(async move {
+                let text = store.0.schema.fill(&clock_definition(*at));
+                sqlx::raw_sql(AssertSqlSafe(text)).execute(connection).await?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        self.run(jobs.to_vec(), |store, connection, jobs| Box::pin(store.enqueue_on(connection, jobs))).await
+    }
+
+    async fn wake(&self, queues: &[String]) -> Result<()> {
+        self.run(queues.to_vec(), |store, connection, queues| Box::pin(store.notify_on(connection, queues)))
+            .await
+    }
+
+    async fn subscribe(&self) -> Result<Wakeups> {
+        self.0.listener.subscribe(&self.0.pool).await
+    }
+
+    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
+        // The cursor travels with the work; if the caller goes away or the
+        // work fails, an empty one stays behind and the next claim starts at
+        // the head.
+        let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
+        let (claims, moved) = self
+            .run(args, |store, connection, (request, cursor)| {
+                Box::pin(async move {
+                    let mut cursor = cursor.lock().await;
+                    let claims = store.claim_on(connection, request, &mut cursor).await?;
+                    Ok((claims, std::mem::take(&mut *cursor)))
+                })
+            })
+            .await?;
+        *cursor = moved;
+        Ok(claims)
+    }
+
+    async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
+        self.run(*lease, |store, connection, lease| Box::pin(store.mark_started_on(connection, lease))).await
+    }
+
+    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        self.run(reports.to_vec(), |store, connection, reports| {
+            Box::pin(store.progress_on(connection, reports))
+        })
+        .await
+    }
+
+    async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
+        self.run((*lease, data.to_owned()), |store, connection, (lease, data)| {
+            Box::pin(store.save_checkpoint_on(connection, lease, data))
+        })
+        .await
+    }
+
+    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
+        self.run(id, |store, connection, id| Box::pin(store.checkpoint_on(connection, *id))).await
+    }
+
+    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
+        self.run(*lease, |store, connection, lease| Box::pin(store.assert_lease_on(connection, lease))).await
+    }
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
+        self.run(settlements.to_vec(), |store, connection, settlements| {
+            Box::pin(store.settle_on(connection, settlements))
+        })
+        .await
+    }
+
+    async fn register(&self, worker: &NewWorker) -> Result<()> {
+        self.run(worker.clone(), |store, connection, worker| Box::pin(store.register_on(connection, worker)))
+            .await
+    }
+
+    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
+        self.run((worker, held.to_vec()), |store, connection, (worker, held)| {
+            Box::pin(store.beat_on(connection, *worker, held))
+        })
+        .await
+    }
+
+    async fn retire(&self, worker: WorkerId) -> Result<()> {
+        self.run(worker, |store, connection, worker| Box::pin(store.retire_on(connection, *worker))).await
+    }
+
+    async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
+        self.run(threshold, |store, connection, threshold| Box::pin(store.workers_on(connection, *threshold)))
+            .await
+    }
+
+    async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>> {
+        self.run(threshold, |store, connection, threshold| {
+            Box::pin(store.mark_dead_on(connection, *threshold))
+        })
+        .await
+    }
+
+    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
+        self.run(scope.clone(), |store, connection, scope| Box::pin(store.interrupted_on(connection, scope)))
+            .await
+    }
+
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>> {
+        self.run(recoveries.to_vec(), |store, connection, recoveries| {
+            Box::pin(store.recover_on(connection, recoveries))
+        })
+        .await
+    }
+
+    async fn locate(&self, id: JobId) -> Result<Option<State>> {
+        self.run(id, |store, connection, id| Box::pin(store.locate_on(connection, *id))).await
+    }
+
+    async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
+        self.run((id, from.clone(), to.clone()), |store, connection, (id, from, to)| {
+            Box::pin(store.operate_on(connection, *id, from, to))
+        })
+        .await
+    }
+
+    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
+        self.run(filter.clone(), |store, connection, filter| {
+            Box::pin(store.dead_letters_on(connection, filter))
+        })
+        .await
+    }
+
+    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()> {
+        self.run((name.to_owned(), change.clone()), |store, connection, (name, change)| {
+            Box::pin(store.set_queue_on(connection, name, change))
+        })
+        .await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.run((), |store, connection, ()| Box::pin(store.queues_on(connection))).await
+    }
+
+    async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
+        self.run(id, |store, connection, id| Box::pin(store.get_on(connection, *id))).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        filter.validate()?;
+        self.run(filter.clone(), |store, connection, filter| Box::pin(store.list_on(connection, filter)))
+            .await
+    }
+
+    async fn counts(&self) -> Result<Vec<Count>> {
+        self.run((), |store, connection, ()| Box::pin(store.counts_on(connection))).await
+    }
+
+    async fn check(&self) -> Result<CheckReport> {
+        self.run((), |store, connection, ()| Box::pin(store.check_on(connection))).await
+    }
+
+    async fn put_schedule(&self, schedule: &Schedule) -> Result<()> {
+        self.run(schedule.clone(), |store, connection, schedule| {
+            Box::pin(store.put_schedule_on(connection, schedule))
+        })
+        .await
+    }
+
+    async fn schedules(&self) -> Result<Vec<Schedule>> {
+        self.run((), |store, connection, ()| Box::pin(store.schedules_on(connection))).await
+    }
+
+    async fn remove_schedule(&self, name: &str) -> Result<bool> {
+        self.run(name.to_owned(), |store, connection, name| {
+            Box::pin(store.remove_schedule_on(connection, name))
+        })
+        .await
+    }
+
+    async fn fire(
+        &self,
+        name: &str,
+        expected: DateTime<Utc>,
+        next: DateTime<Utc>,
+        jobs: &[ValidJob],
+    ) -> Result<bool> {
+        self.run(
+            (name.to_owned(), expected, next, jobs.to_vec()),
+            |store, connection, (name, expected, next, jobs)| {
+                Box::pin(store.fire_on(connection, name, *expected, *next, jobs))
+            },
+        )
+        .await
+    }
+
+    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
+        self.run((*policy, step), |store, connection, (policy, step)| {
+            Box::pin(store.retain_on(connection, policy, *step))
+        })
+        .await
+    }
+
+    async fn fold_tallies(&self, step: u32) -> Result<u64> {
+        self.run(step, |store, connection, step| Box::pin(store.fold_tallies_on(connection, *step))).await
+    }
+}
+
+/// Jobs stored by the caller's connection, inside whatever transaction is open
+/// on it.
+impl crate::client::CallerTransaction for &mut PgConnection {
+    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        let any: &dyn std::any::Any = store;
+        let store = any.downcast_ref::<PostgresStore>().ok_or_else(|| {
+            Error::invalid(
+                "transaction",
+                "transaction: a Postgres transaction, but this client uses another engine",
+            )
+        })?;
+        store.enqueue_in(self, jobs).await
+    }
+}

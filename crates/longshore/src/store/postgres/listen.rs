@@ -1,0 +1,91 @@
+//! Wake-ups by `LISTEN`: a hint beside polling, never relied on.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use sqlx::postgres::{PgListener, PgPool};
+use tokio::sync::{Mutex, broadcast};
+
+use super::{Done, PostgresStore};
+use crate::error::Result;
+use crate::store::Wakeups;
+
+/// How long a listener may hear nothing before it is probed.
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+const CAPACITY: usize = 256;
+
+/// One listening connection per store, made when somebody first subscribes.
+#[derive(Debug)]
+pub(super) struct Listener {
+    channel: String,
+    sender: Mutex<Option<broadcast::WeakSender<String>>>,
+}
+
+impl Listener {
+    pub(super) fn new(channel: String) -> Self {
+        Listener { channel, sender: Mutex::default() }
+    }
+
+    pub(super) async fn subscribe(&self, pool: &PgPool) -> Result<Wakeups> {
+        let mut slot = self.sender.lock().await;
+        if let Some(sender) = slot.as_ref().and_then(broadcast::WeakSender::upgrade) {
+            return Ok(Wakeups(sender.subscribe()));
+        }
+        let (sender, receiver) = broadcast::channel(CAPACITY);
+        *slot = Some(sender.downgrade());
+        let first = connect(pool, &self.channel).await;
+        tokio::spawn(listen(first.ok(), pool.clone(), self.channel.clone(), sender));
+        Ok(Wakeups(receiver))
+    }
+}
+
+/// Passes notifications on until nobody listens any more. A connection that
+/// is lost, or answers no probe, is replaced; whoever waits is told to look
+/// everywhere, because wake-ups may have been missed meanwhile.
+async fn listen(
+    mut listener: Option<PgListener>,
+    pool: PgPool,
+    channel: String,
+    sender: broadcast::Sender<String>,
+) {
+    while sender.receiver_count() > 0 {
+        let Some(open) = listener.as_mut() else {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            listener = connect(&pool, &channel).await.ok();
+            if listener.is_some() {
+                let _ = sender.send(Wakeups::EVERYWHERE.into());
+            }
+            continue;
+        };
+        match tokio::time::timeout(PROBE_EVERY, open.try_recv()).await {
+            Ok(Ok(Some(notification))) => {
+                let _ = sender.send(notification.payload().to_owned());
+            }
+            Ok(Ok(None) | Err(_)) => listener = None,
+            Err(_) if !alive(open).await => listener = None,
+            Err(_) => {}
+        }
+    }
+}
+
+async fn connect(pool: &PgPool, channel: &str) -> sqlx::Result<PgListener> {
+    let mut listener = PgListener::connect_with(pool).await?;
+    listener.listen(channel).await?;
+    Ok(listener)
+}
+
+async fn alive(listener: &mut PgListener) -> bool {
+    let probe = sqlx::query("select 1").execute(&mut *listener);
+    tokio::time::timeout(Duration::from_secs(5), probe).await.is_ok_and(|answer| answer.is_ok())
+}
+
+const NOTIFY: &str = "
+    select pg_notify('longshore.wake', queue)
+      from unnest($1::text[]) as queue";
+
+impl PostgresStore {
+    pub(super) async fn notify_on(&self, connection: &mut PgConnection, queues: &[String]) -> Done<()> {
+        sqlx::query(self.sql(NOTIFY)).bind(queues).execute(connection).await?;
+        Ok(())
+    }
+}
