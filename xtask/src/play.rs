@@ -1,0 +1,148 @@
+//! `cargo xtask pg`: one durable database per clone, to play with and to
+//! measure on. It outlives the command that starts it, and `stop` keeps its
+//! data.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    postgres::{Binaries, Cluster, Owner, Tuning},
+    run::{self, Result},
+};
+
+/// What to do with the database.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Verb {
+    Start,
+    Stop,
+    Status,
+    Url,
+    Psql(Vec<OsString>),
+}
+
+impl Verb {
+    pub(crate) fn parse(mut args: Vec<OsString>) -> std::result::Result<Verb, String> {
+        if args.is_empty() {
+            return Ok(Verb::Start);
+        }
+        let verb = args.remove(0);
+        let verb = match verb.to_string_lossy().as_ref() {
+            "start" => Verb::Start,
+            "stop" => Verb::Stop,
+            "status" => Verb::Status,
+            "url" => Verb::Url,
+            "psql" => return Ok(Verb::Psql(args)),
+            other => {
+                return Err(format!(
+                    "`pg` has no `{other}`; it has start, stop, status, url and psql"
+                ));
+            }
+        };
+        match args.first() {
+            None => Ok(verb),
+            Some(extra) => Err(format!("`pg`: what is `{}`?", extra.to_string_lossy())),
+        }
+    }
+}
+
+/// `cargo xtask pg`.
+pub(crate) fn play(verb: Verb) -> Result {
+    let binaries = match verb {
+        Verb::Start => Binaries::find_or_install("DATABASE_URL")?,
+        _ => Binaries::find().ok_or("Postgres is not installed, so nothing can be running")?,
+    };
+    let owner = Owner::choose()?;
+    let cluster = Cluster::at(home(&owner), binaries, owner);
+    match verb {
+        Verb::Start => start(&cluster)?,
+        Verb::Stop => {
+            let kept = cluster.home().display();
+            if cluster.stop()? {
+                eprintln!("stopped; the data stays in {kept}");
+            } else {
+                eprintln!("it was not running");
+            }
+        }
+        Verb::Status => match cluster.url() {
+            Some(url) => println!("running in {}\n{}", cluster.home().display(), export(&url)),
+            None => println!("not running; start it with: cargo xtask pg start"),
+        },
+        Verb::Url => println!("{}", url(&cluster)?),
+        Verb::Psql(args) => {
+            let psql = cluster.binaries().program("psql");
+            let error = Command::new(&psql).arg(url(&cluster)?).args(args).exec();
+            return Err(format!("{}: {error}", psql.display()).into());
+        }
+    }
+    Ok(())
+}
+
+fn start(cluster: &Cluster) -> Result {
+    if cluster.url().is_none() {
+        if !cluster.exists() {
+            eprintln!("making a database in {}", cluster.home().display());
+            cluster.create()?;
+        }
+        // The same port as last time, so that a URL pasted somewhere still works.
+        let memo = cluster.home().join("port");
+        let last_port = fs::read_to_string(&memo)
+            .ok()
+            .and_then(|port| port.trim().parse().ok());
+        cluster.start(Tuning::Durable, last_port)?;
+        if let Some(port) = cluster.port() {
+            fs::write(memo, port.to_string())?;
+        }
+    }
+    println!("{}", export(&url(cluster)?));
+    Ok(())
+}
+
+fn url(cluster: &Cluster) -> Result<String> {
+    cluster
+        .url()
+        .ok_or_else(|| "the database is not running; start it with: cargo xtask pg start".into())
+}
+
+/// The line to paste into a shell.
+fn export(url: &str) -> String {
+    format!("DATABASE_URL={url}")
+}
+
+/// `target/pg`, or a directory of this clone's own among the temporary files if
+/// the account that runs Postgres cannot get to where the clone is.
+fn home(owner: &Owner) -> PathBuf {
+    let target = run::target_dir();
+    if owner.can_reach(&target) {
+        return target.join("pg");
+    }
+    env::temp_dir().join(format!("longshore-pg-{:016x}", fingerprint(&target)))
+}
+
+/// FNV-1a: unlike the standard library's, the same in every version of Rust,
+/// and a new toolchain must not lose the data.
+fn fingerprint(path: &Path) -> u64 {
+    path.as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_clones_have_two_databases() {
+        let [one, two] = ["/root/one/target", "/root/two/target"].map(Path::new);
+        assert_eq!(fingerprint(one), fingerprint(one));
+        assert_ne!(fingerprint(one), fingerprint(two));
+    }
+}

@@ -1,0 +1,166 @@
+//! The test suite and the database it runs on.
+//!
+//! Test code knows one thing about databases, `LONGSHORE_TEST_DATABASE_URL`;
+//! here is where it gets its value.
+
+use std::{env, ffi::OsString, process::Command};
+
+use crate::{
+    postgres::{Binaries, Scratch, ThrowAway, Tuning},
+    run::{self, Result, cargo, last_step, step},
+};
+
+const URL_VARIABLE: &str = "LONGSHORE_TEST_DATABASE_URL";
+
+/// `cargo xtask test`.
+pub(crate) fn test(args: &[OsString]) -> Result {
+    run(Database::find()?, args)
+}
+
+/// Runs the suite; what the runner prints is the last that is printed, unless
+/// something failed.
+pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
+    let database = database.open()?;
+    let doctests = if args.is_empty() {
+        // First, so that the suite's summary comes last; but a broken example
+        // is no reason to keep the suite's result back.
+        step(
+            "doctests",
+            cargo(["test", "--doc", "--workspace", "--all-features"])
+                .env(URL_VARIABLE, database.url()),
+        )
+    } else {
+        eprintln!("==> doctests: left out, because arguments narrow the run");
+        Ok(())
+    };
+    let suite = last_step("tests", runner(args).env(URL_VARIABLE, database.url()));
+    match (doctests, suite) {
+        (Err(doctests), Err(suite)) => Err(format!("{doctests}\nxtask: {suite}").into()),
+        (doctests, suite) => doctests.and(suite),
+    }
+}
+
+/// Where the tests' database comes from.
+pub(crate) enum Database {
+    /// The one in the environment.
+    Given(String),
+    /// One of our own, not started yet.
+    Private(Binaries),
+}
+
+impl Database {
+    /// Decides, and sees to it that the decision can be carried out.
+    pub(crate) fn find() -> Result<Database> {
+        match env::var(URL_VARIABLE) {
+            Ok(url) if !url.is_empty() => Ok(Database::Given(url)),
+            _ => Binaries::find_or_install(URL_VARIABLE).map(Database::Private),
+        }
+    }
+
+    fn open(self) -> Result<OpenDatabase> {
+        match self {
+            Database::Given(url) => {
+                eprintln!("==> postgres: the one {URL_VARIABLE} names");
+                Ok(OpenDatabase::Given(url))
+            }
+            Database::Private(binaries) => {
+                ThrowAway::start(binaries, Tuning::Fast, Scratch::Temporary)
+                    .map(OpenDatabase::Private)
+            }
+        }
+    }
+}
+
+/// A database that accepts connections until it is dropped.
+enum OpenDatabase {
+    Given(String),
+    Private(ThrowAway),
+}
+
+impl OpenDatabase {
+    fn url(&self) -> &str {
+        match self {
+            OpenDatabase::Given(url) => url,
+            OpenDatabase::Private(cluster) => cluster.url(),
+        }
+    }
+}
+
+fn runner(args: &[OsString]) -> Command {
+    let mut runner = if run::succeeds(&mut cargo(["nextest", "--version"])) {
+        cargo(["nextest", "run", "--no-fail-fast"])
+    } else {
+        eprintln!(
+            "==> tests: cargo-nextest is not installed, so `cargo test` runs them, more slowly \
+             (cargo install cargo-nextest --locked)"
+        );
+        let mut test = cargo(["test", "--no-fail-fast"]);
+        if args.is_empty() {
+            // Everything but the doctests, which have been run.
+            test.args(["--tests", "--examples"]);
+        }
+        test
+    };
+    runner.args(selection(args)).args(args);
+    runner
+}
+
+/// What to select in addition to what `args` select. Cargo would take
+/// `--workspace -p longshore` for the whole workspace.
+fn selection(args: &[OsString]) -> Vec<&'static str> {
+    let given = |flags: &[&str]| {
+        args.iter()
+            .map(|arg| arg.to_string_lossy())
+            .take_while(|arg| arg != "--")
+            .any(|arg| {
+                let flag = arg.split('=').next().unwrap_or_default();
+                flags.contains(&flag)
+            })
+    };
+    let mut selection = Vec::new();
+    if !given(&["-p", "--package", "--workspace"]) {
+        selection.push("--workspace");
+    }
+    if !given(&[
+        "-F",
+        "--features",
+        "--no-default-features",
+        "--all-features",
+    ]) {
+        selection.push("--all-features");
+    }
+    selection
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selected(line: &str) -> Vec<&'static str> {
+        let args: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        selection(&args)
+    }
+
+    #[test]
+    fn a_bare_run_selects_everything() {
+        assert_eq!(selected(""), ["--workspace", "--all-features"]);
+        assert_eq!(selected("late_settle"), ["--workspace", "--all-features"]);
+    }
+
+    #[test]
+    fn a_named_package_narrows_the_run() {
+        assert_eq!(selected("-p longshore"), ["--all-features"]);
+        assert_eq!(selected("--package=longshore"), ["--all-features"]);
+    }
+
+    #[test]
+    fn named_features_are_the_only_ones() {
+        assert_eq!(selected("--features sqlite"), ["--workspace"]);
+        assert_eq!(selected("-p longshore --no-default-features"), [""; 0]);
+    }
+
+    #[test]
+    fn flags_behind_the_dashes_are_the_test_binarys_own() {
+        assert_eq!(selected("-- -p"), ["--workspace", "--all-features"]);
+    }
+}
