@@ -1,10 +1,12 @@
 //! Longshore's project tasks, run as `cargo xtask <task>`.
 //!
 //! This file knows the tasks' names and arguments and nothing about how they
-//! work: `test` and `bench` run cargo, `play` keeps a database to play
+//! work: `test`, `ci` and `bench` run cargo, `play` keeps a database to play
 //! with, and `postgres` is the private cluster under all of them.
 
 mod bench;
+mod ci;
+mod features;
 mod play;
 mod postgres;
 mod run;
@@ -23,6 +25,8 @@ Usage: cargo xtask <task> [arguments]
                     cargo xtask test
                     cargo xtask test late_settle
                     cargo xtask test -p longshore --no-capture
+  ci            Everything a change has to pass, in the order that fails soonest:
+                format, lints, every feature alone, docs, licences, tests.
   bench [args]  Build the benchmark in release mode and run it:
                     cargo xtask bench -- --help
   pg [verb]     A database to play with, kept under target/pg between runs:
@@ -39,7 +43,7 @@ none, root (or sudo without a password) gets Debian's `postgresql` by apt-get.
 remove it however they end, so several clones can run at once.
 
 Environment:
-  LONGSHORE_TEST_DATABASE_URL   `test` uses this database instead
+  LONGSHORE_TEST_DATABASE_URL   `test` and `ci` use this database instead
   DATABASE_URL                  `bench` uses this database instead
 ";
 
@@ -48,6 +52,7 @@ Environment:
 enum Task {
     Help,
     Test(Vec<OsString>),
+    Ci,
     Bench(Vec<OsString>),
     Pg(play::Verb),
 }
@@ -66,6 +71,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Task::Test(args) => test::test(&args),
+        Task::Ci => ci::ci(),
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(verb) => play::play(verb),
     };
@@ -89,6 +95,8 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
     }
     match task.to_string_lossy().as_ref() {
         "test" => Ok(Task::Test(args)),
+        "ci" if args.is_empty() => Ok(Task::Ci),
+        "ci" => Err("`ci` takes no arguments; to narrow a run use `test`".into()),
         "bench" => {
             // `cargo xtask bench -- --help` reads as it would with cargo; the
             // dashes are ours, not the benchmark's.
@@ -137,14 +145,7 @@ mod tests {
 
     #[test]
     fn help_is_found_wherever_one_would_look_for_it() {
-        for line in [
-            "help",
-            "--help",
-            "-h",
-            "test --help",
-            "bench -h",
-            "pg --help",
-        ] {
+        for line in ["help", "--help", "-h", "test --help", "ci -h", "pg --help"] {
             assert_eq!(parsed(line), Ok(Task::Help), "{line}");
         }
     }
@@ -153,6 +154,11 @@ mod tests {
     fn an_unknown_task_is_named_in_the_refusal() {
         assert_eq!(parsed("tset"), Err("there is no task `tset`".into()));
         assert!(parsed("").is_err());
+    }
+
+    #[test]
+    fn ci_refuses_arguments_it_would_not_heed() {
+        assert!(parsed("ci late_settle").is_err());
     }
 
     #[test]
