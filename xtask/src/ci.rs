@@ -16,10 +16,7 @@ pub(crate) fn ci() -> Result {
     let database = test::Database::find()?;
 
     step("format", &mut cargo(["fmt", "--all", "--check"]))?;
-    step(
-        "lints",
-        &mut clippy(&["--workspace", "--all-targets", "--all-features"]),
-    )?;
+    step("lints", &mut clippy(&["--workspace", "--all-targets", "--all-features"]))?;
     for (name, flags) in features::combinations()? {
         let mut selection = vec!["--package", "longshore", "--lib"];
         selection.extend(flags.iter().map(String::as_str));
@@ -28,11 +25,7 @@ pub(crate) fn ci() -> Result {
     step("docs", &mut docs())?;
     licences()?;
 
-    eprintln!(
-        "==> {} passed every check in {}; the tests remain",
-        commit(),
-        run::took(began.elapsed())
-    );
+    eprintln!("==> {} passed every check in {}; the tests remain", commit(), run::took(began.elapsed()));
     test::run(database, &[])
 }
 
@@ -63,30 +56,16 @@ fn licences() -> Result {
         );
         return Ok(());
     }
-    step(
-        "licences",
-        &mut cargo([
-            "deny",
-            "check",
-            "--hide-inclusion-graph",
-            "licenses",
-            "bans",
-            "sources",
-        ]),
-    )
+    step("licences", &mut cargo(["deny", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]))
 }
 
 /// The commit being checked, for a log that is read later; without git, or
 /// outside a repository, just what it is.
 fn commit() -> String {
-    let described = Command::new("git")
-        .args(["describe", "--always", "--dirty"])
-        .current_dir(run::workspace())
-        .output();
+    let described =
+        Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(run::workspace()).output();
     match described {
-        Ok(output) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).trim().to_string()
-        }
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_string(),
         _ => "the working tree".to_string(),
     }
 }

@@ -9,10 +9,8 @@ use crate::run::{self, Result};
 /// flags that choose it. Nothing, each feature alone, everything.
 pub(crate) fn combinations() -> Result<Vec<(String, Vec<String>)>> {
     let path = run::workspace().join("crates/longshore/Cargo.toml");
-    let manifest =
-        fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let features =
-        declared(&manifest).map_err(|problem| format!("{}: {problem}", path.display()))?;
+    let manifest = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let features = declared(&manifest).map_err(|problem| format!("{}: {problem}", path.display()))?;
 
     let bare = "--no-default-features".to_string();
     let mut combinations = vec![("no features".to_string(), vec![bare.clone()])];
@@ -41,9 +39,8 @@ fn declared(manifest: &str) -> std::result::Result<BTreeSet<String>, String> {
         } else if line.starts_with('[') {
             in_table = line == "[features]";
         } else if in_table && !line.is_empty() {
-            let (name, enables) = line
-                .split_once('=')
-                .ok_or_else(|| format!("cannot read `{line}` in [features]"))?;
+            let (name, enables) =
+                line.split_once('=').ok_or_else(|| format!("cannot read `{line}` in [features]"))?;
             in_array = !enables.trim_end().ends_with(']');
             features.insert(name.trim().trim_matches('"').to_string());
         }
@@ -80,10 +77,7 @@ mod tests {
             serde = "1"
         "#;
         let features = declared(manifest).expect("the table is well formed");
-        assert_eq!(
-            features.into_iter().collect::<Vec<_>>(),
-            ["api", "odd-name", "postgres", "worker"]
-        );
+        assert_eq!(features.into_iter().collect::<Vec<_>>(), ["api", "odd-name", "postgres", "worker"]);
     }
 
     #[test]

@@ -124,10 +124,7 @@ mod tests {
 
     #[test]
     fn test_hands_its_arguments_on_untouched() {
-        assert_eq!(
-            parsed("test late_settle -- --exact"),
-            Ok(Task::Test(words("late_settle -- --exact")))
-        );
+        assert_eq!(parsed("test late_settle -- --exact"), Ok(Task::Test(words("late_settle -- --exact"))));
     }
 
     #[test]
@@ -137,10 +134,7 @@ mod tests {
             Ok(Task::Bench(words("--help"))),
             "the benchmark's own help stays reachable"
         );
-        assert_eq!(
-            parsed("bench claim --jobs 7"),
-            Ok(Task::Bench(words("claim --jobs 7")))
-        );
+        assert_eq!(parsed("bench claim --jobs 7"), Ok(Task::Bench(words("claim --jobs 7"))));
     }
 
     #[test]
@@ -164,10 +158,7 @@ mod tests {
     #[test]
     fn pg_without_a_verb_starts_the_database() {
         assert_eq!(parsed("pg"), Ok(Task::Pg(play::Verb::Start)));
-        assert_eq!(
-            parsed("pg psql -c select"),
-            Ok(Task::Pg(play::Verb::Psql(words("-c select"))))
-        );
+        assert_eq!(parsed("pg psql -c select"), Ok(Task::Pg(play::Verb::Psql(words("-c select")))));
         assert!(parsed("pg strat").is_err());
         assert!(parsed("pg stop now").is_err());
     }

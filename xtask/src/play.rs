@@ -39,9 +39,7 @@ impl Verb {
             "url" => Verb::Url,
             "psql" => return Ok(Verb::Psql(args)),
             other => {
-                return Err(format!(
-                    "`pg` has no `{other}`; it has start, stop, status, url and psql"
-                ));
+                return Err(format!("`pg` has no `{other}`; it has start, stop, status, url and psql"));
             }
         };
         match args.first() {
@@ -91,9 +89,7 @@ fn start(cluster: &Cluster) -> Result {
         }
         // The same port as last time, so that a URL pasted somewhere still works.
         let memo = cluster.home().join("port");
-        let last_port = fs::read_to_string(&memo)
-            .ok()
-            .and_then(|port| port.trim().parse().ok());
+        let last_port = fs::read_to_string(&memo).ok().and_then(|port| port.trim().parse().ok());
         cluster.start(Tuning::Durable, last_port)?;
         if let Some(port) = cluster.port() {
             fs::write(memo, port.to_string())?;
@@ -104,9 +100,7 @@ fn start(cluster: &Cluster) -> Result {
 }
 
 fn url(cluster: &Cluster) -> Result<String> {
-    cluster
-        .url()
-        .ok_or_else(|| "the database is not running; start it with: cargo xtask pg start".into())
+    cluster.url().ok_or_else(|| "the database is not running; start it with: cargo xtask pg start".into())
 }
 
 /// The line to paste into a shell.
@@ -130,9 +124,7 @@ fn fingerprint(path: &Path) -> u64 {
     path.as_os_str()
         .as_encoded_bytes()
         .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

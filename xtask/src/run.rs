@@ -81,9 +81,8 @@ fn announce(name: &str, command: &Command) {
 }
 
 fn finish(name: &str, command: &mut Command) -> Result {
-    let status = command
-        .status()
-        .map_err(|error| format!("{name}: cannot run `{}`: {error}", typed(command)))?;
+    let status =
+        command.status().map_err(|error| format!("{name}: cannot run `{}`: {error}", typed(command)))?;
     if status.success() {
         return Ok(());
     }
@@ -93,11 +92,7 @@ fn finish(name: &str, command: &mut Command) -> Result {
 /// The command as one would type it to run the step again.
 fn typed(command: &Command) -> String {
     let program = Path::new(command.get_program());
-    let mut line = program
-        .file_name()
-        .unwrap_or(program.as_os_str())
-        .to_string_lossy()
-        .into_owned();
+    let mut line = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
     for arg in command.get_args() {
         line.push(' ');
         line.push_str(&arg.to_string_lossy());
@@ -107,9 +102,7 @@ fn typed(command: &Command) -> String {
 
 /// Whether `cargo run` set this variable to describe this program.
 fn describes_xtask(variable: &str) -> bool {
-    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"]
-        .iter()
-        .any(|prefix| variable.starts_with(prefix))
+    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|prefix| variable.starts_with(prefix))
 }
 
 #[cfg(test)]

@@ -26,8 +26,7 @@ pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
         // is no reason to keep the suite's result back.
         step(
             "doctests",
-            cargo(["test", "--doc", "--workspace", "--all-features"])
-                .env(URL_VARIABLE, database.url()),
+            cargo(["test", "--doc", "--workspace", "--all-features"]).env(URL_VARIABLE, database.url()),
         )
     } else {
         eprintln!("==> doctests: left out, because arguments narrow the run");
@@ -64,8 +63,7 @@ impl Database {
                 Ok(OpenDatabase::Given(url))
             }
             Database::Private(binaries) => {
-                ThrowAway::start(binaries, Tuning::Fast, Scratch::Temporary)
-                    .map(OpenDatabase::Private)
+                ThrowAway::start(binaries, Tuning::Fast, Scratch::Temporary).map(OpenDatabase::Private)
             }
         }
     }
@@ -109,24 +107,16 @@ fn runner(args: &[OsString]) -> Command {
 /// `--workspace -p longshore` for the whole workspace.
 fn selection(args: &[OsString]) -> Vec<&'static str> {
     let given = |flags: &[&str]| {
-        args.iter()
-            .map(|arg| arg.to_string_lossy())
-            .take_while(|arg| arg != "--")
-            .any(|arg| {
-                let flag = arg.split('=').next().unwrap_or_default();
-                flags.contains(&flag)
-            })
+        args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").any(|arg| {
+            let flag = arg.split('=').next().unwrap_or_default();
+            flags.contains(&flag)
+        })
     };
     let mut selection = Vec::new();
     if !given(&["-p", "--package", "--workspace"]) {
         selection.push("--workspace");
     }
-    if !given(&[
-        "-F",
-        "--features",
-        "--no-default-features",
-        "--all-features",
-    ]) {
+    if !given(&["-F", "--features", "--no-default-features", "--all-features"]) {
         selection.push("--all-features");
     }
     selection

@@ -41,25 +41,16 @@ impl Binaries {
     }
 
     fn in_dir(dir: &Path) -> Option<Binaries> {
-        let complete = |dir: &Path| {
-            ["initdb", "postgres", "pg_ctl"]
-                .iter()
-                .all(|program| dir.join(program).is_file())
-        };
+        let complete =
+            |dir: &Path| ["initdb", "postgres", "pg_ctl"].iter().all(|program| dir.join(program).is_file());
         if !complete(dir) {
             return None;
         }
         // A directory on PATH may only hold links to some of the programs;
         // where they point to is where psql is too.
         let linked = dir.join("postgres").canonicalize().ok();
-        let dir = linked
-            .as_deref()
-            .and_then(Path::parent)
-            .filter(|behind| complete(behind))
-            .unwrap_or(dir);
-        Some(Binaries {
-            dir: dir.to_path_buf(),
-        })
+        let dir = linked.as_deref().and_then(Path::parent).filter(|behind| complete(behind)).unwrap_or(dir);
+        Some(Binaries { dir: dir.to_path_buf() })
     }
 }
 
@@ -76,35 +67,22 @@ fn places() -> Vec<PathBuf> {
 }
 
 fn pg_config_bindir() -> Option<PathBuf> {
-    let output = Command::new("pg_config")
-        .arg("--bindir")
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
+    let output = Command::new("pg_config").arg("--bindir").stderr(Stdio::null()).output().ok()?;
     let bindir = String::from_utf8(output.stdout).ok()?;
-    output
-        .status
-        .success()
-        .then(|| PathBuf::from(bindir.trim()))
+    output.status.success().then(|| PathBuf::from(bindir.trim()))
 }
 
 /// `<root>/<version>/bin` for every version there, newest first.
 fn versions_under(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
-    let names = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    newest_first(names)
-        .iter()
-        .map(|version| root.join(version).join("bin"))
-        .collect()
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    newest_first(names).iter().map(|version| root.join(version).join("bin")).collect()
 }
 
 fn newest_first(mut names: Vec<String>) -> Vec<String> {
     // By number: as text, 9.6 would be newer than 15.
-    let version = |name: &str| -> Option<Vec<u32>> {
-        name.split('.').map(|part| part.parse().ok()).collect()
-    };
+    let version =
+        |name: &str| -> Option<Vec<u32>> { name.split('.').map(|part| part.parse().ok()).collect() };
     names.retain(|name| version(name).is_some());
     names.sort_by_key(|name| std::cmp::Reverse(version(name)));
     names

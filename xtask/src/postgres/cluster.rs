@@ -40,11 +40,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn at(home: PathBuf, binaries: Binaries, owner: Owner) -> Cluster {
-        Cluster {
-            home,
-            binaries,
-            owner,
-        }
+        Cluster { home, binaries, owner }
     }
 
     pub(crate) fn home(&self) -> &Path {
@@ -121,9 +117,7 @@ impl Cluster {
     pub(crate) fn url(&self) -> Option<String> {
         let port = self.port()?;
         let password = fs::read_to_string(self.home.join("password")).ok()?;
-        Some(format!(
-            "postgres://postgres:{password}@127.0.0.1:{port}/postgres"
-        ))
+        Some(format!("postgres://postgres:{password}@127.0.0.1:{port}/postgres"))
     }
 
     /// The port the server listens on; `None` if it does not run.
@@ -182,23 +176,14 @@ impl Cluster {
             }
             // The file may be left over from a server that crashed.
             let ours = |file: &PidFile| file.pid == server.id();
-            if self
-                .pid_file()
-                .filter(ours)
-                .is_some_and(|file| file.is_ready)
-            {
+            if self.pid_file().filter(ours).is_some_and(|file| file.is_ready) {
                 return Ok(true);
             }
             thread::sleep(Duration::from_millis(20));
         }
         server.kill()?;
         server.wait()?;
-        Err(format!(
-            "postgres was not ready after {}:\n{}",
-            run::took(patience),
-            self.last_words()
-        )
-        .into())
+        Err(format!("postgres was not ready after {}:\n{}", run::took(patience), self.last_words()).into())
     }
 
     fn pg_ctl(&self) -> std::process::Command {
@@ -224,11 +209,7 @@ impl Cluster {
     /// longer than the system can take.
     fn socket(&self) -> String {
         let home = self.home.to_string_lossy();
-        if home.len() + "/.s.PGSQL.65535".len() < 104 {
-            home.into_owned()
-        } else {
-            String::new()
-        }
+        if home.len() + "/.s.PGSQL.65535".len() < 104 { home.into_owned() } else { String::new() }
     }
 }
 
@@ -262,9 +243,7 @@ fn memory_mb() -> Option<u64> {
 }
 
 fn total_memory_mb(meminfo: &str) -> Option<u64> {
-    let total = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kilobytes: u64 = total.split_whitespace().next()?.parse().ok()?;
     Some(kilobytes / 1024)
 }
@@ -317,11 +296,7 @@ ready
 
     #[test]
     fn the_servers_own_file_says_where_it_is_and_whether_it_is_ready() {
-        let ready = PidFile {
-            pid: 4711,
-            port: 54329,
-            is_ready: true,
-        };
+        let ready = PidFile { pid: 4711, port: 54329, is_ready: true };
         assert_eq!(PidFile::parse(PID_FILE), Some(ready));
         let starting = PID_FILE.replace("ready", "starting");
         assert!(PidFile::parse(&starting).is_some_and(|file| !file.is_ready));

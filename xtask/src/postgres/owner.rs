@@ -31,14 +31,11 @@ impl Owner {
             return Ok(Owner::Ourselves { uid });
         }
         let passwd = fs::read_to_string("/etc/passwd")?;
-        ["postgres", "nobody"]
-            .iter()
-            .find_map(|name| account(&passwd, name))
-            .ok_or_else(|| {
-                "Postgres does not run as root, and there is neither a user `postgres` nor a user \
+        ["postgres", "nobody"].iter().find_map(|name| account(&passwd, name)).ok_or_else(|| {
+            "Postgres does not run as root, and there is neither a user `postgres` nor a user \
                  `nobody` to run it as; make one: useradd --system postgres"
-                    .into()
-            })
+                .into()
+        })
     }
 
     pub(crate) fn we_are_root() -> Result<bool> {
@@ -59,11 +56,7 @@ impl Owner {
     /// Whether the owner can get to what is below `dir`. Asked of the system:
     /// every directory on the way has a say, and /root usually says no.
     pub(crate) fn can_reach(&self, dir: &Path) -> bool {
-        run::succeeds(
-            self.command("sh")
-                .args(["-c", "cd -- \"$1\"", "sh"])
-                .arg(dir),
-        )
+        run::succeeds(self.command("sh").args(["-c", "cd -- \"$1\"", "sh"]).arg(dir))
     }
 
     /// Makes `dir` for the owner alone, or accepts it if it is that already.
@@ -91,8 +84,7 @@ impl Owner {
     /// Hands a file that we made to the owner.
     pub(crate) fn give(&self, path: &Path) -> Result {
         if let Owner::Account { uid, gid } = *self {
-            chown(path, Some(uid), Some(gid))
-                .map_err(|error| format!("{}: {error}", path.display()))?;
+            chown(path, Some(uid), Some(gid)).map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Ok(())
     }
@@ -134,17 +126,8 @@ postgres:x:101:104:PostgreSQL administrator,,,:/var/lib/postgresql:/bin/bash
 
     #[test]
     fn an_account_is_found_by_its_whole_name() {
-        assert_eq!(
-            account(PASSWD, "postgres"),
-            Some(Owner::Account { uid: 101, gid: 104 })
-        );
-        assert_eq!(
-            account(PASSWD, "nobody"),
-            Some(Owner::Account {
-                uid: 65534,
-                gid: 65533
-            })
-        );
+        assert_eq!(account(PASSWD, "postgres"), Some(Owner::Account { uid: 101, gid: 104 }));
+        assert_eq!(account(PASSWD, "nobody"), Some(Owner::Account { uid: 65534, gid: 65533 }));
         assert_eq!(account(PASSWD, "postg"), None);
     }
 

@@ -31,25 +31,15 @@ pub(crate) struct ThrowAway {
 impl ThrowAway {
     pub(crate) fn start(binaries: Binaries, tuning: Tuning, scratch: Scratch) -> Result<ThrowAway> {
         let owner = Owner::choose()?;
-        let home = scratch
-            .place(&owner)?
-            .join(format!("longshore-{}", random_hex(4)?));
+        let home = scratch.place(&owner)?.join(format!("longshore-{}", random_hex(4)?));
         // Before there is anything to clean up, so that no moment is unguarded.
         let watchdog = Watchdog::over(&home)?;
         let cluster = Cluster::at(home, binaries, owner);
         cluster.create()?;
         let server = cluster.start(tuning, None)?;
         let url = cluster.url().ok_or("postgres ended as soon as it was up")?;
-        eprintln!(
-            "==> postgres: a throw-away cluster in {}",
-            cluster.home().display()
-        );
-        Ok(ThrowAway {
-            url,
-            cluster,
-            server,
-            watchdog,
-        })
+        eprintln!("==> postgres: a throw-away cluster in {}", cluster.home().display());
+        Ok(ThrowAway { url, cluster, server, watchdog })
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -60,10 +50,7 @@ impl ThrowAway {
 impl Drop for ThrowAway {
     fn drop(&mut self) {
         if let Ok(Some(status)) = self.server.try_wait() {
-            eprintln!(
-                "xtask: postgres ended before its time ({status}):\n{}",
-                self.cluster.last_words()
-            );
+            eprintln!("xtask: postgres ended before its time ({status}):\n{}", self.cluster.last_words());
         }
         self.watchdog.release();
         // The watchdog has stopped it; this only collects it.
@@ -150,10 +137,8 @@ mod tests {
 
     #[test]
     fn the_watchdog_removes_what_it_guards_once_it_is_let_go() {
-        let home = env::temp_dir().join(format!(
-            "longshore-watched-{}",
-            random_hex(4).expect("there is a /dev/urandom")
-        ));
+        let home = env::temp_dir()
+            .join(format!("longshore-watched-{}", random_hex(4).expect("there is a /dev/urandom")));
         fs::create_dir_all(home.join("data")).expect("temp dir is writable");
         let watchdog = Watchdog::over(&home).expect("there is a shell");
         assert!(home.exists(), "not before");
