@@ -14,7 +14,7 @@ use crate::job::{JobId, JobRecord};
 use crate::lifecycle::{self, Ending, Event, Flags, State, Transition};
 use crate::store::{
     CheckReport, Claimed, Count, DeadFilter, Fenced, ListFilter, Migrated, Operated, Operation, Page,
-    QueueChange, QueueRecord, Settled, Settlement, Store,
+    QueueChange, QueueRecord, Settled, Settlement, Store, keepable,
 };
 
 /// How often a moving job is looked for again before giving up.
@@ -335,10 +335,14 @@ fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
         _ => Some(flags),
     };
     let running = lifecycle::Running { flags, ..report.claimed.running() };
+    let ending = match report.ending.clone() {
+        Ending::Succeeded { result } => Ending::Succeeded { result: result.map(keepable) },
+        ending => ending,
+    };
     Settlement {
         lease: report.claimed.lease(),
         seen,
-        leave: lifecycle::settle(&running, report.ending.clone()),
+        leave: lifecycle::settle(&running, ending),
         follow_ups: report.follow_ups.clone(),
     }
 }

@@ -520,7 +520,7 @@ fn check_when(when: &When) -> Result<()> {
 
 /// Refuses what a database could choke on after the job was accepted: too
 /// much, too deep, NUL, half a surrogate pair. `text` is known to be JSON.
-fn check_json(field: &'static str, text: &str, most: usize) -> Result<()> {
+pub(crate) fn check_json(field: &'static str, text: &str, most: usize) -> Result<()> {
     let refuse = |message: String| Err(Error::invalid(field, format!("{field}: {message}")));
     if text.len() > most {
         return refuse(format!(

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::broadcast;
 
-use crate::enqueue::{Enqueued, Options, ValidEdit, ValidJob};
+use crate::enqueue::{Enqueued, MAX_PAYLOAD, Options, ValidEdit, ValidJob, check_json};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::lifecycle::{Flags, Leave, Running, State};
@@ -440,6 +440,18 @@ pub(crate) const MAX_ERROR: usize = 64 * 1024;
 pub(crate) fn clean(text: &str) -> String {
     let end = text.floor_char_boundary(MAX_ERROR);
     text[..end].replace('\0', "")
+}
+
+/// A handler's result, as it may be stored; one that cannot be is replaced by
+/// the reason, because the success itself must not be lost.
+pub(crate) fn keepable(result: Box<RawValue>) -> Box<RawValue> {
+    match check_json("result", result.get(), MAX_PAYLOAD) {
+        Ok(()) => result,
+        Err(error) => {
+            let reason = serde_json::json!({ "not_kept": error.to_string() });
+            RawValue::from_string(reason.to_string()).unwrap_or(result)
+        }
+    }
 }
 
 /// The end of one lease, and what it was decided from.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
 
 use super::{Done, Fault, PostgresStore};
@@ -401,6 +401,8 @@ const COUNT_LIMITED: &str = "
 /// locks (lazily, from the highest priority down, so that lower ones are not
 /// read when higher ones suffice), which says how many to take where; `picked`
 /// takes that many from each place, passing over what others have locked.
+/// Rows of `ready` are never updated, so once locked, where they lie (`ctid`) is
+/// as good as their id and spares the index.
 const TAKE: &str = "
     with asked as (
       select q.queue, q.cap
@@ -465,14 +467,14 @@ const TAKE: &str = "
        order by priority desc, run_at, id
        limit $11),
     picked as (
-      select c.id
+      select c.place
         from (select queue, priority, count(*) as n
                 from chosen
                where not suspect
                group by queue, priority) as quota
         join place p using (queue, priority)
        cross join lateral (
-               select r.id
+               select r.ctid as place
                  from longshore.ready r
                 where r.queue = p.queue
                   and r.priority = p.priority
@@ -486,13 +488,13 @@ const TAKE: &str = "
                 limit quota.n
                   for update skip locked) c),
     picked_suspect as (
-      select r.id
+      select r.ctid as place
         from longshore.ready r
        where r.id = (select id from chosen where suspect)
          for update skip locked),
     taken as (
       delete from longshore.ready
-       where id = any(array(select id from picked) || array(select id from picked_suspect))
+       where ctid = any(array(select place from picked) || array(select place from picked_suspect))
       returning *),
     leased as (
       insert into longshore.running
@@ -522,7 +524,8 @@ impl PostgresStore {
             return Ok(Claims { jobs, more: false });
         }
         if cursor.start(request, Instant::now()) == Start::Resume {
-            let more = self.take(connection, request, cursor, &mut jobs, Vec::new()).await?;
+            let limited = cursor.places().iter().any(|place| place.limited);
+            let more = self.take_any(connection, request, cursor, &mut jobs, limited).await?;
             if more || jobs.len() >= wanted || !cursor.may_scan_head(Instant::now()) {
                 return Ok(Claims { jobs, more });
             }
@@ -531,10 +534,7 @@ impl PostgresStore {
         let found = self.discover(connection, request, cursor).await?;
         let mut more = false;
         if !cursor.places().is_empty() || found.suspects {
-            more = match found.limited {
-                false => self.take(connection, request, cursor, &mut jobs, Vec::new()).await?,
-                true => self.take_limited(connection, request, cursor, &mut jobs).await?,
-            };
+            more = self.take_any(connection, request, cursor, &mut jobs, found.limited).await?;
         } else {
             cursor.advance(&[], false, Some(found.now));
         }
@@ -565,6 +565,20 @@ impl PostgresStore {
         }
         cursor.set_places(places);
         Ok(found)
+    }
+
+    async fn take_any(
+        &self,
+        connection: &mut PgConnection,
+        request: &ClaimRequest,
+        cursor: &mut ClaimCursor,
+        jobs: &mut Vec<Claimed>,
+        limited: bool,
+    ) -> Done<bool> {
+        match limited {
+            false => self.take(connection, request, cursor, jobs, Vec::new()).await,
+            true => self.take_limited(connection, request, cursor, jobs).await,
+        }
     }
 
     /// Limited queues are never overdrawn: whoever holds the queue's row counts
@@ -608,29 +622,10 @@ impl PostgresStore {
         caps: Vec<(String, i32)>,
     ) -> Done<bool> {
         let wanted = request.limit as usize - jobs.len();
-        let caps: Vec<Option<i32>> = request
-            .queues
-            .iter()
-            .map(|queue| caps.iter().find(|(name, _)| name == queue).map(|(_, left)| *left))
-            .collect();
-        let places = cursor.places();
         // One suspect at a time, counting one that this call took already.
         let suspect = request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0);
-        let rows = sqlx::query(self.sql(TAKE))
-            .bind(&request.queues)
-            .bind(&caps)
-            .bind(request.worker.0)
-            .bind(places.iter().map(|place| place.queue.as_str()).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.priority).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.after.map(|after| after.run_at)).collect::<Vec<_>>())
-            .bind(places.iter().map(|place| place.after.map(|after| after.id)).collect::<Vec<_>>())
-            .bind(&request.kinds)
-            .bind((!request.accept_flags.is_empty()).then_some(&request.accept_flags))
-            .bind((!request.forbid_flags.is_empty()).then_some(&request.forbid_flags))
-            .bind(wanted as i32)
-            .bind(i32::from(suspect))
-            .fetch_all(connection)
-            .await?;
+        let query = bind_take(sqlx::query(self.sql(TAKE)), request, cursor, &caps, wanted, suspect);
+        let rows = query.fetch_all(connection).await?;
         let looked: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
         let scanned_at: Option<DateTime<Utc>> = rows.first().map(|row| row.try_get(1)).transpose()?;
         let before = jobs.len();
@@ -647,6 +642,56 @@ impl PostgresStore {
         cursor.advance(&taken, full, scanned_at);
         Ok(full)
     }
+}
+
+impl PostgresStore {
+    /// How Postgres would carry out this claim now, starting at the head: the
+    /// plan with its costs and buffers. Runs the claim and takes it back.
+    pub async fn explain_claim(&self, request: &ClaimRequest) -> Result<String> {
+        self.run(request.clone(), |store, connection, request| {
+            Box::pin(store.explain_claim_on(connection, request))
+        })
+        .await
+    }
+
+    async fn explain_claim_on(&self, connection: &mut PgConnection, request: &ClaimRequest) -> Done<String> {
+        let mut tx = connection.begin().await?;
+        let mut cursor = ClaimCursor::default();
+        self.discover(&mut tx, request, &mut cursor).await?;
+        let text = format!("explain (analyze, buffers, settings) {}", self.0.schema.fill(TAKE));
+        let query = sqlx::query(AssertSqlSafe(text));
+        let query = bind_take(query, request, &cursor, &[], request.limit as usize, true);
+        let rows = query.fetch_all(&mut *tx).await?;
+        tx.rollback().await?;
+        let lines: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<sqlx::Result<_>>()?;
+        Ok(lines.join("\n"))
+    }
+}
+
+/// The twelve parameters of [`TAKE`].
+fn bind_take<'q>(
+    query: Query<'q>,
+    request: &ClaimRequest,
+    cursor: &ClaimCursor,
+    caps: &[(String, i32)],
+    wanted: usize,
+    suspect: bool,
+) -> Query<'q> {
+    let cap = |queue: &String| caps.iter().find(|(name, _)| name == queue).map(|(_, left)| *left);
+    let places = cursor.places().iter();
+    query
+        .bind(request.queues.clone())
+        .bind(request.queues.iter().map(cap).collect::<Vec<_>>())
+        .bind(request.worker.0)
+        .bind(places.clone().map(|place| place.queue.clone()).collect::<Vec<_>>())
+        .bind(places.clone().map(|place| place.priority).collect::<Vec<_>>())
+        .bind(places.clone().map(|place| place.after.map(|after| after.run_at)).collect::<Vec<_>>())
+        .bind(places.map(|place| place.after.map(|after| after.id)).collect::<Vec<_>>())
+        .bind(request.kinds.clone())
+        .bind((!request.accept_flags.is_empty()).then(|| request.accept_flags.clone()))
+        .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
+        .bind(wanted as i32)
+        .bind(i32::from(suspect))
 }
 
 struct Discovered {

@@ -452,6 +452,7 @@ impl Store for PostgresStore {
     }
 
     async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
         self.run(reports.to_vec(), |store, connection, reports| {
             Box::pin(store.progress_on(connection, reports))
         })
@@ -459,6 +460,7 @@ impl Store for PostgresStore {
     }
 
     async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
+        check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
         self.run((*lease, data.to_owned()), |store, connection, (lease, data)| {
             Box::pin(store.save_checkpoint_on(connection, lease, data))
         })
