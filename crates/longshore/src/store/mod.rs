@@ -6,6 +6,7 @@
 //! decided in [`lifecycle`](crate::lifecycle), and every move names what it was
 //! decided from, so that an engine can refuse one whose ground is gone.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ use crate::retry::RetryPolicy;
 pub mod cursor;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 pub use cursor::ClaimCursor;
 
@@ -436,10 +439,14 @@ pub(crate) fn backoff(policy: Option<&RetryPolicy>, id: JobId, attempt: u16) -> 
 /// The longest error text that is kept, in bytes.
 pub(crate) const MAX_ERROR: usize = 64 * 1024;
 
-/// Text from a handler, as it may be stored: content can never break settling.
-pub(crate) fn clean(text: &str) -> String {
-    let end = text.floor_char_boundary(MAX_ERROR);
-    text[..end].replace('\0', "")
+/// Text from a handler, as both engines can store it, without NUL and cut:
+/// content can never break settling.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    let cut = &text[..text.floor_char_boundary(MAX_ERROR)];
+    match cut.contains('\0') {
+        true => Cow::Owned(cut.replace('\0', "")),
+        false => Cow::Borrowed(cut),
+    }
 }
 
 /// A handler's result, as it may be stored; one that cannot be is replaced by

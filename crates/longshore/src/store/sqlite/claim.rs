@@ -1,0 +1,420 @@
+//! Claim: `ready → running`, the first part of [`flow`](super::flow).
+//!
+//! A claim visits every (queue, priority) once, from the top, and reads only
+//! what is due there, from where the [cursor](ClaimCursor) says. It stops as
+//! soon as it has enough, so lower priorities are not even looked at.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Instant;
+
+use rusqlite::params;
+use uuid::Uuid;
+
+use super::super::cursor::{Place, Position, Start, Taken};
+use super::*;
+
+/// Leases due jobs to a live worker, all in the transaction it is called in.
+pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
+    let mut hunt = match worker_is_alive(tx, request.worker)? {
+        true if request.limit > 0 => Hunt::begin(tx, request)?,
+        _ => return Ok(Claims { jobs: Vec::new(), more: false }),
+    };
+    let mut start = cursor.start(request, Instant::now());
+    if start == Start::Resume && !hunt.still_fits(cursor.places()) {
+        start = Start::Head;
+    }
+    if start == Start::Resume {
+        hunt.take(cursor)?;
+        if !hunt.is_full() && cursor.may_scan_head(Instant::now()) {
+            start = Start::Head;
+        }
+    }
+    if start == Start::Head {
+        hunt.take_from_head(cursor)?;
+    }
+    Ok(hunt.end())
+}
+
+fn worker_is_alive(tx: &Tx<'_>, worker: WorkerId) -> Sql<bool> {
+    const ALIVE: &str = "
+        select 1
+          from workers
+         where id = ?1
+           and dead_at is null";
+    Ok(tx.row(ALIVE, [worker.0.as_bytes()], |_| Ok(()))?.is_some())
+}
+
+/// One claim in progress.
+struct Hunt<'a> {
+    tx: &'a Tx<'a>,
+    request: &'a ClaimRequest,
+    kinds: Option<HashSet<&'a str>>,
+    now: i64,
+    /// The queues that may be claimed from, and how many more of their jobs
+    /// may run; `None` means any number. Paused queues are not here.
+    slots: HashMap<&'a str, Option<u32>>,
+    /// The first due suspect of each queue, until one is taken.
+    suspects: Vec<Candidate<'a>>,
+    wanted: usize,
+    leased: Vec<Claimed>,
+}
+
+/// A due job, as the index knows it.
+#[derive(Clone, Debug)]
+struct Candidate<'a> {
+    queue: &'a str,
+    priority: i16,
+    run_at: i64,
+    id: Uuid,
+    is_suspect: bool,
+}
+
+impl Candidate<'_> {
+    fn order(&self) -> (i64, Uuid) {
+        (self.run_at, self.id)
+    }
+
+    fn taken(&self) -> Taken {
+        let at = Position { run_at: instant(self.run_at), id: self.id };
+        Taken { queue: self.queue.to_owned(), priority: self.priority, at }
+    }
+}
+
+impl<'a> Hunt<'a> {
+    fn begin(tx: &'a Tx<'a>, request: &'a ClaimRequest) -> Sql<Self> {
+        let mut hunt = Hunt {
+            tx,
+            request,
+            kinds: request.kinds.as_ref().map(|kinds| kinds.iter().map(String::as_str).collect()),
+            now: tx.now()?,
+            slots: HashMap::new(),
+            suspects: Vec::new(),
+            wanted: request.limit as usize,
+            leased: Vec::new(),
+        };
+        for queue in &request.queues {
+            if let Some(slots) = free_slots(tx, queue)? {
+                hunt.slots.insert(queue, slots);
+            }
+        }
+        if request.suspects == Suspects::One {
+            for queue in hunt.slots.keys().copied().collect::<Vec<_>>() {
+                hunt.suspects.extend(hunt.first_suspect(queue)?);
+            }
+        }
+        Ok(hunt)
+    }
+
+    /// Whether known places can be trusted: a queue that was paused or limited
+    /// since they were found is read from the head.
+    fn still_fits(&self, places: &[Place]) -> bool {
+        places.iter().all(|place| {
+            let slots = self.slots.get(place.queue.as_str());
+            slots.is_some_and(|slots| slots.is_some() == place.limited)
+        })
+    }
+
+    fn is_full(&self) -> bool {
+        self.wanted == 0
+    }
+
+    fn take_from_head(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
+        let began = Instant::now();
+        cursor.set_places(self.find_places()?);
+        let picked = self.pick(cursor.places())?;
+        // Leasing is work done, not time spent looking.
+        cursor.head_scanned(began, Instant::now());
+        self.lease(&picked, cursor)
+    }
+
+    fn take(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
+        let picked = self.pick(cursor.places())?;
+        self.lease(&picked, cursor)
+    }
+
+    /// The (queue, priority) pairs with waiting jobs: one probe for each.
+    fn find_places(&self) -> Sql<Vec<Place>> {
+        const NEXT_PRIORITY: &str = "
+            select priority
+              from ready indexed by ready_claim
+             where queue = ?1
+               and interruptions = 0
+               and priority < ?2
+             order by priority desc
+             limit 1";
+        let mut places = Vec::new();
+        let mut probe = self.tx.prepare(NEXT_PRIORITY)?;
+        for (&queue, slots) in &self.slots {
+            let mut below = i32::from(i16::MAX) + 1;
+            while let Some(priority) =
+                probe.query_row(params![queue, below], |row| row.get::<_, i16>(0)).optional()?
+            {
+                places.push(Place { queue: queue.into(), priority, limited: slots.is_some(), after: None });
+                below = priority.into();
+            }
+        }
+        Ok(places)
+    }
+
+    /// What this claim takes from these places, in claim order.
+    fn pick(&mut self, places: &[Place]) -> Sql<Vec<Candidate<'a>>> {
+        let mut levels = BTreeMap::<Reverse<i16>, Vec<&Place>>::new();
+        for place in places {
+            levels.entry(Reverse(place.priority)).or_default().push(place);
+        }
+        for suspect in &self.suspects {
+            levels.entry(Reverse(suspect.priority)).or_default();
+        }
+        let mut picked = Vec::new();
+        for (Reverse(priority), places) in levels {
+            if self.is_full() {
+                break;
+            }
+            let mut found = Vec::new();
+            for place in places {
+                self.next_due(place, &mut found)?;
+            }
+            found.extend(self.suspects.iter().filter(|suspect| suspect.priority == priority).cloned());
+            found.sort_unstable_by_key(Candidate::order);
+            picked.extend(found.into_iter().filter(|candidate| self.admit(candidate)));
+        }
+        Ok(picked)
+    }
+
+    /// Adds to `found`, which is sorted, what is due in one more queue of the
+    /// same priority; no more than could still be among those wanted.
+    fn next_due(&self, place: &Place, found: &mut Vec<Candidate<'a>>) -> Sql<()> {
+        const NEXT_DUE: &str = "
+            select run_at,
+                   id,
+                   kind
+              from ready indexed by ready_claim
+             where queue = ?1
+               and priority = ?2
+               and interruptions = 0
+               and (run_at, id) > (?3, ?4)
+               and run_at <= ?5
+             order by run_at, id";
+        let Some((&queue, slots)) = self.slots.get_key_value(place.queue.as_str()) else { return Ok(()) };
+        let most = slots.map_or(self.wanted, |slots| self.wanted.min(slots as usize));
+        if most == 0 {
+            return Ok(());
+        }
+        let (after, after_id) = match place.after {
+            Some(position) => (position.run_at.timestamp_micros(), position.id.as_bytes().to_vec()),
+            None => (i64::MIN, Vec::new()),
+        };
+        let furthest = found.get(self.wanted).map(Candidate::order);
+        let mut own = 0;
+        let mut statement = self.tx.prepare(NEXT_DUE)?;
+        let mut rows = statement.query(params![queue, place.priority, after, after_id, self.now])?;
+        while let Some(row) = rows.next()? {
+            let candidate = Candidate {
+                queue,
+                priority: place.priority,
+                run_at: row.get(0)?,
+                id: row.uuid(1)?,
+                is_suspect: false,
+            };
+            if furthest.is_some_and(|furthest| candidate.order() > furthest) {
+                break;
+            }
+            if self.handles(row.get_ref(2)?.as_str()?, candidate.id)? {
+                found.push(candidate);
+                own += 1;
+                if own == most {
+                    break;
+                }
+            }
+        }
+        found.sort_unstable_by_key(Candidate::order);
+        Ok(())
+    }
+
+    /// The suspect of this queue that is first in claim order.
+    fn first_suspect(&self, queue: &'a str) -> Sql<Option<Candidate<'a>>> {
+        const NEXT_PRIORITY: &str = "
+            select priority
+              from ready indexed by ready_suspects
+             where queue = ?1
+               and interruptions > 0
+               and priority < ?2
+             order by priority desc
+             limit 1";
+        const DUE: &str = "
+            select run_at,
+                   id,
+                   kind
+              from ready indexed by ready_suspects
+             where queue = ?1
+               and priority = ?2
+               and interruptions > 0
+               and run_at <= ?3
+             order by run_at, id";
+        let mut below = i32::from(i16::MAX) + 1;
+        while let Some(priority) =
+            self.tx.row(NEXT_PRIORITY, params![queue, below], |row| row.get::<_, i16>(0))?
+        {
+            let mut statement = self.tx.prepare(DUE)?;
+            let mut rows = statement.query(params![queue, priority, self.now])?;
+            while let Some(row) = rows.next()? {
+                let (run_at, id) = (row.get(0)?, row.uuid(1)?);
+                if self.handles(row.get_ref(2)?.as_str()?, id)? {
+                    return Ok(Some(Candidate { queue, priority, run_at, id, is_suspect: true }));
+                }
+            }
+            below = priority.into();
+        }
+        Ok(None)
+    }
+
+    /// Whether this worker has a handler for the kind and wants the flags.
+    /// Tested here rather than in SQL, where it could cost the plan its index.
+    fn handles(&self, kind: &str, id: Uuid) -> Sql<bool> {
+        const FLAGS: &str = "
+            select flags
+              from ready
+             where id = ?1";
+        if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(kind)) {
+            return Ok(false);
+        }
+        let ClaimRequest { accept_flags, forbid_flags, .. } = self.request;
+        if accept_flags.is_empty() && forbid_flags.is_empty() {
+            return Ok(true);
+        }
+        let flags = self.tx.row(FLAGS, [id.as_bytes()], |row| row.list(0))?.unwrap_or_default();
+        let wanted = accept_flags.is_empty() || flags.iter().any(|flag| accept_flags.contains(flag));
+        Ok(wanted && !flags.iter().any(|flag| forbid_flags.contains(flag)))
+    }
+
+    /// Decides, in claim order, whether one more fits.
+    fn admit(&mut self, candidate: &Candidate<'a>) -> bool {
+        let Some(slots) = self.slots.get_mut(candidate.queue) else { return false };
+        if self.wanted == 0 || *slots == Some(0) {
+            return false;
+        }
+        if candidate.is_suspect {
+            if self.suspects.is_empty() {
+                return false;
+            }
+            self.suspects.clear();
+        }
+        *slots = slots.map(|slots| slots - 1);
+        self.wanted -= 1;
+        true
+    }
+
+    /// Moves what was picked from `ready` to `running`, and the cursor past it.
+    fn lease(&mut self, picked: &[Candidate<'a>], cursor: &mut ClaimCursor) -> Sql<()> {
+        const ASKED: &str = "
+            select payload,
+                   options
+              from jobs
+             where id = ?1";
+        const LEAVE_READY: &str = "
+            delete from ready
+             where id = ?1
+            returning kind, timeout_ms, lease_no, attempt, max_attempts, interruptions, keyed, flags";
+        const ENTER_RUNNING: &str = "
+            insert into running
+                   (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
+                    interruptions, keyed, limited, kind, queue, flags)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
+        let taken = picked.iter().map(Candidate::taken).collect::<Vec<_>>();
+        cursor.advance(&taken, self.is_full(), Some(instant(self.now)));
+
+        let mut asked = self.tx.prepare(ASKED)?;
+        let mut leave = self.tx.prepare(LEAVE_READY)?;
+        let mut enter = self.tx.prepare(ENTER_RUNNING)?;
+        let worker = self.request.worker;
+        for candidate in picked {
+            let (id, queue) = (candidate.id.as_bytes(), candidate.queue);
+            let contents = asked
+                .query_row([id], |row| Ok((row.get::<_, String>(0)?, row.get::<_, Option<String>>(1)?)))
+                .optional()?;
+            let Some((payload, options)) = contents else {
+                // One bad row must not stop the queue; `check` names it.
+                tracing::error!(job_id = %candidate.id, "a waiting job has no row in jobs; left alone");
+                continue;
+            };
+            let options = Options::from_stored(options.as_deref()).unwrap_or_else(|error| {
+                tracing::error!(job_id = %candidate.id, %error, "running the job without its options");
+                Options::default()
+            });
+            let limited = self.slots.get(queue).is_some_and(Option::is_some);
+            let (claimed, timeout_ms, keyed, flags) = leave.query_row([id], |row| {
+                let claimed = Claimed {
+                    lease: Lease { id: JobId(candidate.id), lease_no: row.get::<_, i32>(2)? + 1, worker },
+                    kind: row.get(0)?,
+                    queue: queue.to_owned(),
+                    priority: candidate.priority,
+                    payload,
+                    attempt: row.get::<_, u16>(3)? + 1,
+                    max_attempts: row.get(4)?,
+                    interruptions: row.get(5)?,
+                    timeout: row.timeout(1)?,
+                    flags: row.list(7)?,
+                    options,
+                    run_at: instant(candidate.run_at),
+                    claimed_at: instant(self.now),
+                };
+                Ok((
+                    claimed,
+                    row.get::<_, Option<i64>>(1)?,
+                    row.get::<_, bool>(6)?,
+                    row.get::<_, Option<String>>(7)?,
+                ))
+            })?;
+            enter.execute(params![
+                id,
+                worker.0.as_bytes(),
+                self.now,
+                timeout_ms,
+                claimed.lease.lease_no,
+                claimed.priority,
+                claimed.attempt,
+                claimed.max_attempts,
+                claimed.interruptions,
+                keyed,
+                limited,
+                claimed.kind,
+                queue,
+                flags,
+            ])?;
+            self.leased.push(claimed);
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> Claims {
+        // A head scan after a resumed one may have found jobs that come first.
+        self.leased.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
+        Claims { jobs: self.leased, more: self.wanted == 0 }
+    }
+}
+
+/// How many more jobs of a queue may run: `None` if it is paused, `Some(None)`
+/// if it has no limit.
+fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<Option<u32>>> {
+    const SETTINGS: &str = "
+        select paused,
+               max_running
+          from queues
+         where name = ?1";
+    const RUNNING: &str = "
+        select count(*)
+          from running
+         where queue = ?1
+           and limited = 1";
+    let settings =
+        tx.row(SETTINGS, [queue], |row| Ok((row.get::<_, bool>(0)?, row.get::<_, Option<u32>>(1)?)))?;
+    Ok(match settings {
+        Some((true, _)) => None,
+        None | Some((false, None)) => Some(None),
+        Some((false, Some(most))) => {
+            let running = tx.row(RUNNING, [queue], |row| row.get::<_, u32>(0))?.unwrap_or(0);
+            Some(Some(most.saturating_sub(running)))
+        }
+    })
+}

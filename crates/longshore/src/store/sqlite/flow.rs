@@ -1,0 +1,762 @@
+//! A job's life, in order: enqueue, (claim, next door), while it runs, settle;
+//! and the workers that carry it. Each function is one transaction.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use rusqlite::params;
+
+use super::*;
+use crate::enqueue::{EnqueuedAs, UniqueMode};
+use crate::job::AttemptEnd;
+use crate::lifecycle::{Finish, Requeue};
+
+// ---- enqueue -------------------------------------------------------------
+
+pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
+    jobs.iter().map(|job| enqueue_one(tx, job)).collect()
+}
+
+fn enqueue_one(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
+    if job.is_keyed()
+        && let Some(standing) = stand_in(tx, job)?
+    {
+        return Ok(standing);
+    }
+    insert_job(tx, job)?;
+    Ok(Enqueued { id: job.id, how: EnqueuedAs::Created })
+}
+
+/// The job that stands for this one, if its keys say so. Idempotency comes
+/// first: whatever the second body says, the first job answers.
+fn stand_in(tx: &Tx<'_>, job: &ValidJob) -> Sql<Option<Enqueued>> {
+    const SAME_JOB: &str = "
+        select 1
+          from jobs
+         where id = ?1";
+    const SAME_REQUEST: &str = "
+        select id
+          from jobs
+         where idempotency_key = ?1";
+    const OWNER: &str = "
+        select job
+          from keys
+         where key = ?1";
+    let as_is = |id, how| Ok(Some(Enqueued { id, how }));
+    // This very job on an earlier try. Its unique key may be free again by
+    // now, and must not be taken for a job that has ended.
+    if tx.row(SAME_JOB, [job.id.0.as_bytes()], |_| Ok(()))?.is_some() {
+        return as_is(job.id, EnqueuedAs::Created);
+    }
+    if let Some(key) = &job.idempotency_key
+        && let Some(holder) = tx.row(SAME_REQUEST, [key], |row| row.job(0))?
+    {
+        return as_is(holder, EnqueuedAs::Existing);
+    }
+    let Some((key, mode)) = &job.unique else { return Ok(None) };
+    let Some(owner) = tx.row(OWNER, [key], |row| row.job(0))? else { return Ok(None) };
+    if *mode == UniqueMode::Dedupe {
+        return as_is(owner, EnqueuedAs::Existing);
+    }
+    match replace(tx, owner, job, *mode)? {
+        true => as_is(owner, EnqueuedAs::Replaced),
+        false => {
+            supersede(tx, key, owner)?;
+            Ok(None)
+        }
+    }
+}
+
+/// Gives a waiting job new contents and a fresh budget; the lease number goes
+/// on, so that whoever held it before stays locked out.
+fn replace(tx: &Tx<'_>, owner: JobId, job: &ValidJob, mode: UniqueMode) -> Sql<bool> {
+    const LEAVE_READY: &str = "
+        delete from ready
+         where id = ?1
+        returning run_at, lease_no";
+    const REWRITE: &str = "
+        update jobs
+           set kind = ?2,
+               payload = ?3,
+               queue = ?4,
+               priority = ?5,
+               max_attempts = ?6,
+               run_at = coalesce(?7, run_at),
+               timeout_ms = ?8,
+               flags = ?9,
+               options = ?10
+         where id = ?1";
+    let was =
+        tx.row(LEAVE_READY, [owner.0.as_bytes()], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i32>(1)?)))?;
+    let Some((run_at, lease_no)) = was else { return Ok(false) };
+    let due = match mode {
+        UniqueMode::PreserveRunAt => None,
+        UniqueMode::Dedupe | UniqueMode::Replace => Some(tx.due(job.when)?),
+    };
+    let (timeout_ms, flags) = (job.timeout.map(millis), stored_list(&job.flags)?);
+    tx.execute(
+        REWRITE,
+        params![
+            owner.0.as_bytes(),
+            job.kind,
+            job.payload,
+            job.queue,
+            job.priority,
+            job.max_attempts,
+            due,
+            timeout_ms,
+            flags,
+            job.options,
+        ],
+    )?;
+    let ready =
+        Ready { run_at: due.unwrap_or(run_at), lease_no, ..Ready::of(tx, owner, job, flags.as_deref())? };
+    ready.insert(tx)?;
+    Ok(true)
+}
+
+/// Takes the key from a running job, which may finish but not wait again.
+fn supersede(tx: &Tx<'_>, key: &str, owner: JobId) -> Sql<()> {
+    const SUPERSEDE: &str = "
+        update running
+           set superseded = 1
+         where id = ?1";
+    const FREE: &str = "
+        delete from keys
+         where key = ?1";
+    tx.execute(SUPERSEDE, [owner.0.as_bytes()])?;
+    tx.execute(FREE, [key])?;
+    Ok(())
+}
+
+fn insert_job(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
+    const INSERT: &str = "
+        insert into jobs
+               (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
+                payload, flags, options, idempotency_key, unique_key)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+            on conflict (id) do nothing";
+    const OWN: &str = "
+        insert into keys (key, job)
+        values (?1, ?2)";
+    let flags = stored_list(&job.flags)?;
+    let unique_key = job.unique.as_ref().map(|(key, _)| key);
+    let inserted = tx.execute(
+        INSERT,
+        params![
+            job.id.0.as_bytes(),
+            tx.now()?,
+            tx.due(job.when)?,
+            job.timeout.map(millis),
+            job.priority,
+            job.max_attempts,
+            job.kind,
+            job.queue,
+            job.payload,
+            flags,
+            job.options,
+            job.idempotency_key,
+            unique_key,
+        ],
+    )?;
+    if inserted == 0 {
+        // An earlier try has stored it; by now it may be anywhere.
+        return Ok(());
+    }
+    if let Some(key) = unique_key {
+        tx.execute(OWN, params![key, job.id.0.as_bytes()])?;
+    }
+    Ready::of(tx, job.id, job, flags.as_deref())?.insert(tx)
+}
+
+/// A row of `ready` on its way in.
+pub(super) struct Ready<'a> {
+    pub(super) id: JobId,
+    pub(super) run_at: i64,
+    pub(super) timeout_ms: Option<i64>,
+    pub(super) lease_no: i32,
+    pub(super) priority: i16,
+    pub(super) attempt: u16,
+    pub(super) max_attempts: u16,
+    pub(super) interruptions: u16,
+    pub(super) keyed: bool,
+    pub(super) kind: &'a str,
+    pub(super) queue: &'a str,
+    pub(super) flags: Option<&'a str>,
+}
+
+impl<'a> Ready<'a> {
+    fn of(tx: &Tx<'_>, id: JobId, job: &'a ValidJob, flags: Option<&'a str>) -> Sql<Self> {
+        Ok(Ready {
+            id,
+            run_at: tx.due(job.when)?,
+            timeout_ms: job.timeout.map(millis),
+            lease_no: 0,
+            priority: job.priority,
+            attempt: 0,
+            max_attempts: job.max_attempts,
+            interruptions: 0,
+            keyed: job.unique.is_some(),
+            kind: &job.kind,
+            queue: &job.queue,
+            flags,
+        })
+    }
+
+    pub(super) fn insert(&self, tx: &Tx<'_>) -> Sql<()> {
+        const INSERT: &str = "
+            insert into ready
+                   (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+                    interruptions, keyed, kind, queue, flags)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
+        tx.execute(
+            INSERT,
+            params![
+                self.id.0.as_bytes(),
+                self.run_at,
+                tx.now()?,
+                self.timeout_ms,
+                self.lease_no,
+                self.priority,
+                self.attempt,
+                self.max_attempts,
+                self.interruptions,
+                self.keyed,
+                self.kind,
+                self.queue,
+                self.flags,
+            ],
+        )?;
+        Ok(())
+    }
+}
+
+// ---- while it runs -------------------------------------------------------
+
+fn fenced(changed: usize) -> Fenced {
+    match changed {
+        0 => Fenced::LeaseLost,
+        _ => Fenced::Held,
+    }
+}
+
+pub(super) fn mark_started(tx: &Tx<'_>, lease: &Lease) -> Sql<Fenced> {
+    const START: &str = "
+        update running
+           set started_at = coalesce(started_at, ?4)
+         where id = ?1
+           and lease_no = ?2
+           and worker = ?3";
+    let Lease { id, lease_no, worker } = lease;
+    tx.execute(START, params![id.0.as_bytes(), lease_no, worker.0.as_bytes(), tx.now()?]).map(fenced)
+}
+
+pub(super) fn progress(tx: &Tx<'_>, reports: &[(Lease, Box<RawValue>)]) -> Sql<Vec<Fenced>> {
+    const REPORT: &str = "
+        update running
+           set progress = ?4
+         where id = ?1
+           and lease_no = ?2
+           and worker = ?3";
+    let report = |(lease, data): &(Lease, Box<RawValue>)| {
+        let Lease { id, lease_no, worker } = lease;
+        tx.execute(REPORT, params![id.0.as_bytes(), lease_no, worker.0.as_bytes(), data.get()]).map(fenced)
+    };
+    reports.iter().map(report).collect()
+}
+
+pub(super) fn save_checkpoint(tx: &Tx<'_>, lease: &Lease, data: &RawValue) -> Sql<Fenced> {
+    const SAVE: &str = "
+        insert into checkpoints (job, lease_no, data, saved_at)
+        select id, lease_no, ?4, ?5
+          from running
+         where id = ?1
+           and lease_no = ?2
+           and worker = ?3
+            on conflict (job) do update
+           set lease_no = excluded.lease_no,
+               data = excluded.data,
+               saved_at = excluded.saved_at";
+    let Lease { id, lease_no, worker } = lease;
+    tx.execute(SAVE, params![id.0.as_bytes(), lease_no, worker.0.as_bytes(), data.get(), tx.now()?])
+        .map(fenced)
+}
+
+pub(super) fn checkpoint(tx: &Tx<'_>, id: JobId) -> Sql<Option<Box<RawValue>>> {
+    const NEWEST: &str = "
+        select data
+          from checkpoints
+         where job = ?1";
+    Ok(tx.row(NEWEST, [id.0.as_bytes()], |row| row.json(0))?.flatten())
+}
+
+pub(super) fn assert_lease(tx: &Tx<'_>, lease: &Lease) -> Sql<Fenced> {
+    Ok(match raised_flags(tx, lease)? {
+        Some(_) => Fenced::Held,
+        None => Fenced::LeaseLost,
+    })
+}
+
+/// What has been asked of a job under this lease; `None` if it is not live.
+fn raised_flags(tx: &Tx<'_>, lease: &Lease) -> Sql<Option<Flags>> {
+    const FLAGS: &str = "
+        select cancel_requested,
+               superseded
+          from running
+         where id = ?1
+           and lease_no = ?2
+           and worker = ?3";
+    let Lease { id, lease_no, worker } = lease;
+    tx.row(FLAGS, params![id.0.as_bytes(), lease_no, worker.0.as_bytes()], |row| {
+        Ok(Flags { cancel_requested: row.get(0)?, superseded: row.get(1)? })
+    })
+}
+
+// ---- settle --------------------------------------------------------------
+
+pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> {
+    end_leases(tx, settlements.iter().map(|settlement| (By::Holder, settlement)))
+}
+
+/// Who ends a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Holder,
+    Sweeper(Interruptor),
+}
+
+/// Ends leases, each if it is live; the tallies are written once for all.
+///
+/// The inner error says that the follow-ups of an item could not be stored.
+/// That item is undone and the others stay, so the call may be repeated: those
+/// others answer `Stored` again.
+pub(super) fn end_leases<'s>(
+    tx: &Tx<'_>,
+    ends: impl Iterator<Item = (By, &'s Settlement)>,
+) -> Sql<Result<Vec<Settled>>> {
+    let mut tallies = Tallies::default();
+    let mut answers = Vec::new();
+    let mut refused = None;
+    for (by, settlement) in ends {
+        let end = match settlement.follow_ups.is_empty() {
+            true => end_lease(tx, by, settlement)?,
+            false => {
+                tx.conn.execute_batch("savepoint item")?;
+                let end = end_with_follow_ups(tx, by, settlement);
+                let undo = if end.is_err() { "rollback to item; release item" } else { "release item" };
+                tx.conn.execute_batch(undo)?;
+                match end {
+                    Ok(end) => end,
+                    Err(fault) => {
+                        refused = refused.or(Some(Error::from(fault)));
+                        continue;
+                    }
+                }
+            }
+        };
+        answers.push(end.settled());
+        if let End::Finished { held, outcome } = end {
+            let bucket = run_bucket(held.claimed_at, tx.now()?);
+            tallies.add(held.queue, held.kind, outcome, bucket);
+        }
+    }
+    tallies.store(tx)?;
+    Ok(match refused {
+        Some(error) => Err(error),
+        None => Ok(answers),
+    })
+}
+
+/// How ending a lease went.
+enum End {
+    Finished {
+        held: Held,
+        outcome: Outcome,
+    },
+    Requeued,
+    /// The lease was not there to end.
+    Other(Settled),
+}
+
+impl End {
+    fn settled(&self) -> Settled {
+        match self {
+            End::Finished { .. } | End::Requeued => Settled::Stored,
+            End::Other(settled) => *settled,
+        }
+    }
+}
+
+/// The row that was in `running`.
+struct Held {
+    queue: String,
+    kind: String,
+    flags: Option<String>,
+    claimed_at: i64,
+    timeout_ms: Option<i64>,
+    priority: i16,
+    attempt: u16,
+    max_attempts: u16,
+    interruptions: u16,
+    keyed: bool,
+}
+
+fn end_with_follow_ups(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<End> {
+    let end = end_lease(tx, by, settlement)?;
+    // If it had been stored before, so had they.
+    if !matches!(end, End::Other(_)) {
+        enqueue(tx, &settlement.follow_ups)?;
+    }
+    Ok(end)
+}
+
+fn end_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<End> {
+    let Settlement { lease, leave, .. } = settlement;
+    let Some(held) = take_lease(tx, by, settlement)? else {
+        return why_not(tx, by, settlement).map(End::Other);
+    };
+    match leave {
+        Leave::Finish(finish) => {
+            let error = finish.error.as_deref().map(clean);
+            if let Some(what) = finish.history {
+                record_attempt(tx, lease, &held, what, error.as_deref())?;
+            }
+            finish_job(tx, by, lease, &held, finish, error)?;
+            Ok(End::Finished { held, outcome: finish.outcome })
+        }
+        Leave::Requeue(requeue) => {
+            let error = requeue.error.as_deref().map(clean);
+            record_attempt(tx, lease, &held, requeue.history, error.as_deref())?;
+            requeue_job(tx, lease, &held, requeue)?;
+            Ok(End::Requeued)
+        }
+    }
+}
+
+fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<Held>> {
+    const TAKE: &str = "
+        delete from running
+         where id = ?1
+           and lease_no = ?2   -- fence: a newer lease owns the row
+           and worker = ?3
+           and (?4 is null or (cancel_requested = ?4 and superseded = ?5))
+           and (?6 or not exists (
+                select 1
+                  from workers w
+                 where w.id = ?3
+                   and w.dead_at is null))
+        returning queue, kind, flags, claimed_at, timeout_ms, priority, attempt, max_attempts, interruptions, keyed";
+    let Settlement { lease, seen, .. } = settlement;
+    let holder_may_live = matches!(by, By::Holder | By::Sweeper(Interruptor::HungHandler));
+    let params = params![
+        lease.id.0.as_bytes(),
+        lease.lease_no,
+        lease.worker.0.as_bytes(),
+        seen.map(|flags| flags.cancel_requested),
+        seen.map(|flags| flags.superseded),
+        holder_may_live,
+    ];
+    tx.row(TAKE, params, |row| {
+        Ok(Held {
+            queue: row.get(0)?,
+            kind: row.get(1)?,
+            flags: row.get(2)?,
+            claimed_at: row.get(3)?,
+            timeout_ms: row.get(4)?,
+            priority: row.get(5)?,
+            attempt: row.get(6)?,
+            max_attempts: row.get(7)?,
+            interruptions: row.get(8)?,
+            keyed: row.get(9)?,
+        })
+    })
+}
+
+/// Why there was no such lease to end: flags were raised, this very move was
+/// stored before its answer got lost, or somebody else was first.
+fn why_not(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Settled> {
+    const FINISHED: &str = "
+        select 1
+          from finished
+         where id = ?1
+           and lease_no = ?2
+           and finished_by is ?3
+           and outcome = ?4";
+    // The error is compared, too: a sweeper may have charged the attempt in
+    // the holder's name.
+    const ATTEMPTED: &str = "
+        select 1
+          from attempts
+         where job = ?1
+           and lease_no = ?2
+           and worker = ?3
+           and what = ?4
+           and error is ?5";
+    let Settlement { lease, seen, leave, .. } = settlement;
+    if let Some(flags) = raised_flags(tx, lease)? {
+        // Unchanged flags mean that its holder, thought dead, is alive.
+        return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
+    }
+    let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
+    let (history, error) = match leave {
+        Leave::Finish(finish) => {
+            let params = params![id, lease.lease_no, finished_by(by, lease), finish.outcome.as_str()];
+            if tx.row(FINISHED, params, |_| Ok(()))?.is_some() {
+                return Ok(Settled::Stored);
+            }
+            (finish.history, &finish.error)
+        }
+        Leave::Requeue(requeue) => (Some(requeue.history), &requeue.error),
+    };
+    let Some(what) = history else { return Ok(Settled::LeaseLost) };
+    let params = params![id, lease.lease_no, worker, what.as_str(), error.as_deref().map(clean)];
+    Ok(match tx.row(ATTEMPTED, params, |_| Ok(()))? {
+        Some(()) => Settled::Stored,
+        None => Settled::LeaseLost,
+    })
+}
+
+fn finished_by(by: By, lease: &Lease) -> Option<[u8; 16]> {
+    (by == By::Holder).then_some(lease.worker.0.into_bytes())
+}
+
+fn record_attempt(tx: &Tx<'_>, lease: &Lease, held: &Held, what: AttemptEnd, error: Option<&str>) -> Sql<()> {
+    const RECORD: &str = "
+        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    tx.execute(
+        RECORD,
+        params![
+            lease.id.0.as_bytes(),
+            lease.lease_no,
+            held.attempt,
+            what.as_str(),
+            lease.worker.0.as_bytes(),
+            held.claimed_at,
+            tx.now()?,
+            error,
+        ],
+    )?;
+    Ok(())
+}
+
+fn finish_job(
+    tx: &Tx<'_>,
+    by: By,
+    lease: &Lease,
+    held: &Held,
+    finish: &Finish,
+    error: Option<Cow<'_, str>>,
+) -> Sql<()> {
+    // Only a job that was leased before can have an older error.
+    let last_error = match error {
+        None if lease.lease_no > 1 => newest_error(tx, lease.id)?.map(Cow::Owned),
+        error => error,
+    };
+    enter_finished(
+        tx,
+        &Ended {
+            id: lease.id,
+            started_at: Some(held.claimed_at),
+            finished_by: finished_by(by, lease),
+            lease_no: lease.lease_no,
+            outcome: finish.outcome,
+            attempts: finish.attempts,
+            max_attempts: held.max_attempts,
+            interruptions: held.interruptions,
+            last_error: last_error.as_deref(),
+            result: finish.result.as_deref().map(RawValue::get),
+        },
+    )?;
+    if held.keyed { free_key(tx, lease.id) } else { Ok(()) }
+}
+
+/// A row of `finished` on its way in.
+pub(super) struct Ended<'a> {
+    pub(super) id: JobId,
+    pub(super) started_at: Option<i64>,
+    pub(super) finished_by: Option<[u8; 16]>,
+    pub(super) lease_no: i32,
+    pub(super) outcome: Outcome,
+    pub(super) attempts: u16,
+    pub(super) max_attempts: u16,
+    pub(super) interruptions: u16,
+    pub(super) last_error: Option<&'a str>,
+    pub(super) result: Option<&'a str>,
+}
+
+pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
+    const INSERT: &str = "
+        insert into finished
+               (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
+                interruptions, last_error, result)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    tx.execute(
+        INSERT,
+        params![
+            ended.id.0.as_bytes(),
+            ended.started_at,
+            tx.now()?,
+            ended.finished_by,
+            ended.lease_no,
+            ended.outcome.as_str(),
+            ended.attempts,
+            ended.max_attempts,
+            ended.interruptions,
+            ended.last_error,
+            ended.result,
+        ],
+    )?;
+    Ok(())
+}
+
+pub(super) fn newest_error(tx: &Tx<'_>, id: JobId) -> Sql<Option<String>> {
+    const NEWEST: &str = "
+        select error
+          from attempts
+         where job = ?1
+           and error is not null
+         order by lease_no desc
+         limit 1";
+    tx.row(NEWEST, [id.0.as_bytes()], |row| row.get(0))
+}
+
+/// Frees the unique key of a job that ends. One that was superseded has none.
+pub(super) fn free_key(tx: &Tx<'_>, owner: JobId) -> Sql<()> {
+    const FREE: &str = "
+        delete from keys
+         where job = ?1";
+    tx.execute(FREE, [owner.0.as_bytes()])?;
+    Ok(())
+}
+
+fn requeue_job(tx: &Tx<'_>, lease: &Lease, held: &Held, requeue: &Requeue) -> Sql<()> {
+    let ready = Ready {
+        id: lease.id,
+        run_at: tx.due(requeue.when)?,
+        timeout_ms: held.timeout_ms,
+        lease_no: lease.lease_no,
+        priority: held.priority,
+        attempt: requeue.attempts,
+        max_attempts: held.max_attempts,
+        interruptions: requeue.interruptions,
+        keyed: held.keyed,
+        kind: &held.kind,
+        queue: &held.queue,
+        flags: held.flags.as_deref(),
+    };
+    ready.insert(tx)
+}
+
+/// What ended in this transaction, added up by what it was.
+#[derive(Default)]
+struct Tallies(HashMap<(String, String, Outcome, i32), i64>);
+
+impl Tallies {
+    fn add(&mut self, queue: String, kind: String, outcome: Outcome, run_bucket: i32) {
+        *self.0.entry((queue, kind, outcome, run_bucket)).or_default() += 1;
+    }
+
+    fn store(self, tx: &Tx<'_>) -> Sql<()> {
+        for ((queue, kind, outcome, run_bucket), n) in self.0 {
+            tally(tx, &queue, &kind, outcome, run_bucket, n, n)?;
+        }
+        Ok(())
+    }
+}
+
+/// Counts `ended` jobs, and by how much the number of those kept changed.
+pub(super) fn tally(
+    tx: &Tx<'_>,
+    queue: &str,
+    kind: &str,
+    outcome: Outcome,
+    run_bucket: i32,
+    ended: i64,
+    kept: i64,
+) -> Sql<()> {
+    let now = tx.now()?;
+    let minute = now - now.rem_euclid(60 * 1_000_000);
+    add_tally(tx, params![minute, queue, kind, outcome.as_str(), run_bucket, ended, kept])
+}
+
+pub(super) fn add_tally(tx: &Tx<'_>, row: &[&dyn rusqlite::ToSql]) -> Sql<()> {
+    const ADD: &str = "
+        insert into tallies (minute, queue, kind, outcome, run_bucket, ended, kept)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+            on conflict do update
+           set ended = ended + excluded.ended,
+               kept = kept + excluded.kept";
+    tx.execute(ADD, row)?;
+    Ok(())
+}
+
+/// Four buckets an octave of milliseconds: within a fifth of the truth.
+fn run_bucket(started: i64, ended: i64) -> i32 {
+    let ms = (ended - started).max(0) as f64 / 1000.0;
+    (4.0 * (1.0 + ms).log2()).floor() as i32
+}
+
+// ---- workers -------------------------------------------------------------
+
+pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
+    const REGISTER: &str = "
+        insert into workers (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7)
+            on conflict (id) do nothing";
+    let kinds = worker.kinds.as_deref().map(json_list).transpose()?;
+    tx.execute(
+        REGISTER,
+        params![
+            worker.id.0.as_bytes(),
+            worker.name,
+            json_list(&worker.queues)?,
+            kinds,
+            worker.concurrency,
+            millis(worker.stale_after).max(1),
+            tx.now()?,
+        ],
+    )?;
+    Ok(())
+}
+
+pub(super) fn beat(tx: &Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
+    const REFRESH: &str = "
+        update workers
+           set heartbeat_at = ?2
+         where id = ?1
+           and dead_at is null";
+    if tx.execute(REFRESH, params![worker.0.as_bytes(), tx.now()?])? == 0 {
+        return Ok(Beat::Dead);
+    }
+    let (mut lost, mut cancel) = (Vec::new(), Vec::new());
+    for lease in held {
+        match raised_flags(tx, lease)? {
+            None => lost.push(*lease),
+            Some(flags) if flags.cancel_requested => cancel.push(*lease),
+            Some(_) => {}
+        }
+    }
+    Ok(Beat::Alive { lost, cancel })
+}
+
+pub(super) fn retire(tx: &Tx<'_>, worker: WorkerId) -> Sql<()> {
+    const HOLDS_LEASES: &str = "
+        select 1
+          from running
+         where worker = ?1
+         limit 1";
+    const DECLARE_DEAD: &str = "
+        update workers
+           set dead_at = ?2
+         where id = ?1
+           and dead_at is null";
+    const FORGET: &str = "
+        delete from workers
+         where id = ?1";
+    match tx.row(HOLDS_LEASES, [worker.0.as_bytes()], |_| Ok(()))? {
+        Some(()) => tx.execute(DECLARE_DEAD, params![worker.0.as_bytes(), tx.now()?])?,
+        None => tx.execute(FORGET, [worker.0.as_bytes()])?,
+    };
+    Ok(())
+}

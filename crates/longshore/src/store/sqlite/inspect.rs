@@ -1,0 +1,635 @@
+//! Looking: workers, queues, single jobs, lists, counts, and the proof that
+//! all is in order. Each function reads one snapshot.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use rusqlite::params;
+
+use super::*;
+use crate::job::{AttemptEnd, AttemptRecord};
+
+/// How many waiting jobs are counted one by one; past that, estimated.
+const COUNTED: u32 = 100_000;
+/// How many are probed for the estimate.
+const PROBES: i64 = 4000;
+/// How many problems of a kind `check` lists.
+const PROBLEMS: u32 = 100;
+
+pub(super) fn workers(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<WorkerRecord>> {
+    const ALL: &str = "
+        select id,
+               name,
+               queues,
+               kinds,
+               concurrency,
+               stale_after_ms,
+               started_at,
+               heartbeat_at,
+               dead_at,
+               heartbeat_at < ?1 - coalesce(?2, stale_after_ms * 1000),
+               coalesce(held.leases, 0)
+          from workers
+          left join (
+               select worker,
+                      count(*) as leases
+                 from running
+                group by worker) held
+            on held.worker = workers.id
+         order by started_at desc, id desc";
+    tx.rows(ALL, params![tx.now()?, threshold.map(micros)], |row| {
+        Ok(WorkerRecord {
+            id: row.worker(0)?,
+            name: row.get(1)?,
+            queues: row.list(2)?,
+            kinds: match row.get_ref(3)? {
+                ValueRef::Null => None,
+                _ => Some(row.list(3)?),
+            },
+            concurrency: row.get(4)?,
+            stale_after: row.timeout(5)?.unwrap_or_default(),
+            started_at: row.time(6)?,
+            heartbeat_at: row.time(7)?,
+            dead_at: row.maybe_time(8)?,
+            stale: row.get(9)?,
+            running: row.get::<_, u32>(10)?.into(),
+        })
+    })
+}
+
+pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
+    const SETTINGS: &str = "
+        select name,
+               paused,
+               max_running
+          from queues";
+    const RUNNING: &str = "
+        select queue,
+               count(*)
+          from running
+         group by queue";
+    let waiting = waiting(tx)?;
+    let mut queues = BTreeMap::<String, QueueRecord>::new();
+    fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
+        queues.entry(name.to_owned()).or_insert_with(|| QueueRecord {
+            name: name.to_owned(),
+            paused: false,
+            limit: None,
+            waiting: 0,
+            waiting_estimated: false,
+            running: 0,
+        })
+    }
+    for (name, paused, limit) in
+        tx.rows(SETTINGS, [], |row| Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?)))?
+    {
+        let queue = entry(&mut queues, &name);
+        (queue.paused, queue.limit) = (paused, limit);
+    }
+    for (name, running) in
+        tx.rows(RUNNING, [], |row| Ok((row.get::<_, String>(0)?, row.get::<_, u32>(1)?)))?
+    {
+        entry(&mut queues, &name).running = running.into();
+    }
+    for name in waiting_queues(tx)? {
+        entry(&mut queues, &name);
+    }
+    for count in waiting {
+        let queue = entry(&mut queues, &count.queue);
+        queue.waiting += count.jobs;
+        queue.waiting_estimated = count.estimated;
+    }
+    Ok(queues.into_values().collect())
+}
+
+/// The queues with waiting jobs, however many those are: one probe for each.
+fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
+    const NEXT: [&str; 2] = [
+        "
+        select queue
+          from ready indexed by ready_claim
+         where interruptions = 0
+           and queue > ?1
+         order by queue
+         limit 1",
+        "
+        select queue
+          from ready indexed by ready_suspects
+         where interruptions > 0
+           and queue > ?1
+         order by queue
+         limit 1",
+    ];
+    let mut queues = BTreeSet::new();
+    for next in NEXT {
+        let mut last = String::new();
+        while let Some(queue) = tx.row(next, [&last], |row| row.get::<_, String>(0))? {
+            queues.insert(queue.clone());
+            last = queue;
+        }
+    }
+    Ok(queues)
+}
+
+// ---- single jobs and lists -----------------------------------------------
+
+pub(super) fn get(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
+    let Some(mut record) = record(tx, id)? else { return Ok(None) };
+    record.errors = history(tx, id)?;
+    Ok(Some(record))
+}
+
+fn history(tx: &Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
+    const HISTORY: &str = "
+        select attempt,
+               lease_no,
+               worker,
+               started_at,
+               ended_at,
+               what,
+               error
+          from attempts
+         where job = ?1
+         order by lease_no";
+    tx.rows(HISTORY, [id.0.as_bytes()], |row| {
+        Ok(AttemptRecord {
+            attempt: row.get(0)?,
+            lease_no: row.get(1)?,
+            worker: row.get::<_, Option<[u8; 16]>>(2)?.map(|id| WorkerId(Uuid::from_bytes(id))),
+            started_at: row.time(3)?,
+            ended_at: row.time(4)?,
+            what: decoded(row.get_ref(5)?, AttemptEnd::from_stored)?,
+            error: row.get(6)?,
+        })
+    })
+}
+
+/// A job without its history; `None` if there is none.
+fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
+    const RECORD: &str = "
+        select j.kind,
+               j.queue,
+               j.priority,
+               j.max_attempts,
+               j.payload,
+               j.run_at,
+               j.idempotency_key,
+               j.unique_key,
+               j.flags,
+               j.options,
+               j.timeout_ms,
+               j.created_at,
+               case
+                 when w.id is not null then 'ready'
+                 when r.id is not null then 'running'
+                 else f.outcome
+               end,
+               coalesce(w.attempt, r.attempt, f.attempts, 0),
+               coalesce(w.interruptions, r.interruptions, f.interruptions, 0),
+               coalesce(w.lease_no, r.lease_no, f.lease_no, 0),
+               w.run_at,
+               coalesce(w.since, r.claimed_at, f.finished_at, j.created_at),
+               r.claimed_at,
+               r.worker,
+               coalesce(r.cancel_requested, 0),
+               r.progress,
+               f.started_at,
+               f.finished_at,
+               f.last_error,
+               f.result
+          from jobs j
+          left join ready w on w.id = j.id
+          left join running r on r.id = j.id
+          left join finished f on f.id = j.id
+         where j.id = ?1";
+    const NEWEST_ERROR: &str = "
+        select error,
+               ended_at
+          from attempts
+         where job = ?1
+           and error is not null
+         order by lease_no desc
+         limit 1";
+    const NEWEST_START: &str = "
+        select started_at
+          from attempts
+         where job = ?1
+         order by lease_no desc
+         limit 1";
+    let found = tx.row(RECORD, [id.0.as_bytes()], |row| {
+        let (attempts, interruptions) = (row.get(13)?, row.get(14)?);
+        let status = match row.get_ref(12)?.as_str_or_null()? {
+            None => return Ok(None),
+            Some("ready") if attempts == 0 && interruptions == 0 => Status::Queued,
+            Some("ready") => Status::Retrying,
+            Some("running") => Status::Running,
+            Some(_) => row.outcome(12)?.status(),
+        };
+        let options = row.get_ref(9)?.as_str_or_null()?;
+        let options = Options::from_stored(options).unwrap_or_default();
+        let locked_at = row.maybe_time(18)?;
+        Ok(Some(JobRecord {
+            id,
+            kind: row.get(0)?,
+            queue: row.get(1)?,
+            status,
+            priority: row.get(2)?,
+            attempts,
+            max_attempts: row.get(3)?,
+            last_error: row.get(24)?,
+            last_failed_at: None,
+            payload: decoded(row.get_ref(4)?, |text| RawValue::from_string(text.to_owned()))?,
+            result: row.json(25)?,
+            run_at: row.maybe_time(16)?.map_or_else(|| row.time(5), Ok)?,
+            locked_at,
+            locked_by: row.get::<_, Option<[u8; 16]>>(19)?.map(|id| WorkerId(Uuid::from_bytes(id))),
+            cancel_requested: row.get(20)?,
+            idempotency_key: row.get(6)?,
+            unique_key: row.get(7)?,
+            tags: options.tags,
+            flags: row.list(8)?,
+            context: options.context,
+            metadata: options.metadata,
+            progress: row.json(21)?,
+            timeout: row.timeout(10)?,
+            retry: options.retry,
+            interruptions,
+            lease_no: row.get(15)?,
+            created_at: row.time(11)?,
+            updated_at: row.time(17)?,
+            started_at: locked_at.or(row.maybe_time(22)?),
+            finished_at: row.maybe_time(23)?,
+            errors: Vec::new(),
+        }))
+    })?;
+    let Some(found) = found else { return Ok(None) };
+    let Some(mut record) = found else {
+        tracing::error!(job_id = %id, "the job is in none of ready, running and finished; run `longshore check`");
+        return Ok(None);
+    };
+    if record.lease_no > 0 {
+        let newest =
+            tx.row(NEWEST_ERROR, [id.0.as_bytes()], |row| Ok((row.get::<_, String>(0)?, row.time(1)?)))?;
+        record.last_failed_at = match (&record.last_error, &newest) {
+            // Its end brought an error of its own, such as why it was cancelled.
+            (Some(last), newest) if newest.as_ref().is_none_or(|(error, _)| error != last) => {
+                record.finished_at
+            }
+            (_, newest) => newest.as_ref().map(|(_, at)| *at),
+        };
+        record.last_error = record.last_error.or(newest.map(|(error, _)| error));
+        if record.started_at.is_none() {
+            record.started_at = tx.row(NEWEST_START, [id.0.as_bytes()], |row| row.time(0))?;
+        }
+    }
+    Ok(Some(record))
+}
+
+pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
+    if filter.offset > ListFilter::MAX_OFFSET {
+        let message = format!(
+            "offset: {} is past {}; page with `cursor` instead",
+            filter.offset,
+            ListFilter::MAX_OFFSET
+        );
+        return Err(Error::invalid("offset", message).into());
+    }
+    let limit = filter.limit.clamp(1, ListFilter::MAX_LIMIT) as usize;
+    let (ids, next) = matching(tx, filter, limit)?;
+    let mut jobs = Vec::with_capacity(ids.len());
+    for id in ids {
+        jobs.extend(record(tx, id)?);
+    }
+    Ok(Page { jobs, next })
+}
+
+/// The ids of one page, and where the next begins. Walks the table that the
+/// status names, newest first, and filters while it walks.
+fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, Option<JobId>)> {
+    let (walk, outcome) = walk(filter);
+    // Past every id: these are 16 bytes long.
+    let before = filter.cursor.map_or(vec![0xff; 17], |id| id.0.as_bytes().to_vec());
+    let mut statement = tx.prepare(walk)?;
+    let mut rows = match (&filter.idempotency_key, &filter.unique_key) {
+        (Some(key), _) | (None, Some(key)) => statement.query(params![before, key])?,
+        (None, None) => statement.query(params![before, outcome])?,
+    };
+    let (mut ids, mut skipped, mut examined) = (Vec::new(), 0, 0);
+    while let Some(row) = rows.next()? {
+        let id = row.job(0)?;
+        examined += 1;
+        if matches(tx, filter, row, id)? {
+            if skipped < filter.offset {
+                skipped += 1;
+            } else {
+                ids.push(id);
+            }
+        }
+        if ids.len() == limit || examined == ListFilter::MAX_EXAMINED {
+            return Ok((ids, Some(id)));
+        }
+    }
+    Ok((ids, None))
+}
+
+/// The statement that yields candidates as (id, queue, kind, options).
+fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
+    const ALL: &str = "
+        select j.id, j.queue, j.kind, j.options
+          from jobs j
+         where j.id < ?1
+           and ?2 is null
+         order by j.id desc";
+    const BY_IDEMPOTENCY_KEY: &str = "
+        select j.id, j.queue, j.kind, j.options
+          from jobs j
+         where j.id < ?1
+           and j.idempotency_key = ?2";
+    const BY_UNIQUE_KEY: &str = "
+        select j.id, j.queue, j.kind, j.options
+          from keys k
+          join jobs j on j.id = k.job
+         where j.id < ?1
+           and k.key = ?2";
+    const QUEUED: &str = "
+        select w.id, j.queue, j.kind, j.options
+          from ready w
+          cross join jobs j on j.id = w.id
+         where w.id < ?1
+           and ?2 is null
+           and w.attempt = 0
+           and w.interruptions = 0
+         order by w.id desc";
+    const RETRYING: &str = "
+        select w.id, j.queue, j.kind, j.options
+          from ready w
+          cross join jobs j on j.id = w.id
+         where w.id < ?1
+           and ?2 is null
+           and (w.attempt > 0 or w.interruptions > 0)
+         order by w.id desc";
+    const RUNNING: &str = "
+        select r.id, j.queue, j.kind, j.options
+          from running r
+          cross join jobs j on j.id = r.id
+         where r.id < ?1
+           and ?2 is null
+         order by r.id desc";
+    const SUCCEEDED: &str = "
+        select f.id, j.queue, j.kind, j.options
+          from finished f
+          cross join jobs j on j.id = f.id
+         where f.id < ?1
+           and f.outcome = ?2
+         order by f.id desc";
+    const UNSUCCESSFUL: &str = "
+        select f.id, j.queue, j.kind, j.options
+          from finished f indexed by finished_unsuccessful
+          cross join jobs j on j.id = f.id
+         where f.id < ?1
+           and f.outcome = ?2
+           and f.outcome <> 'succeeded'
+         order by f.id desc";
+    if filter.idempotency_key.is_some() {
+        return (BY_IDEMPOTENCY_KEY, None);
+    }
+    if filter.unique_key.is_some() {
+        return (BY_UNIQUE_KEY, None);
+    }
+    match filter.status {
+        None => (ALL, None),
+        Some(Status::Queued) => (QUEUED, None),
+        Some(Status::Retrying) => (RETRYING, None),
+        Some(Status::Running) => (RUNNING, None),
+        Some(Status::Succeeded) => (SUCCEEDED, Some("succeeded")),
+        Some(status) => (UNSUCCESSFUL, Some(status.as_str())),
+    }
+}
+
+/// Whether a candidate passes what its walk did not test.
+fn matches(tx: &Tx<'_>, filter: &ListFilter, row: &Row<'_>, id: JobId) -> Sql<bool> {
+    let is = |wanted: &Option<String>, column| -> Sql<bool> {
+        let text = row.get_ref(column)?.as_str()?;
+        Ok(wanted.as_deref().is_none_or(|wanted| wanted == text))
+    };
+    if !is(&filter.queue, 1)? || !is(&filter.kind, 2)? {
+        return Ok(false);
+    }
+    if let Some(tag) = &filter.tag {
+        let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
+        if !options.tags.contains(tag) {
+            return Ok(false);
+        }
+    }
+    // A walk by a key finds one job, whatever its status; and its keys are
+    // still to be compared if both were asked for.
+    if filter.idempotency_key.is_none() && filter.unique_key.is_none() {
+        return Ok(true);
+    }
+    let Some(record) = record(tx, id)? else { return Ok(false) };
+    let is_live = matches!(record.status, Status::Queued | Status::Retrying | Status::Running);
+    Ok(filter.status.is_none_or(|status| status == record.status)
+        && (filter.unique_key.is_none() || (filter.unique_key == record.unique_key && is_live)))
+}
+
+// ---- counts --------------------------------------------------------------
+
+pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
+    const RUNNING: &str = "
+        select queue,
+               kind,
+               count(*)
+          from running
+         group by queue, kind";
+    const FINISHED: &str = "
+        select queue,
+               kind,
+               outcome,
+               sum(kept)
+          from tallies
+         group by queue, kind, outcome
+        having sum(kept) > 0";
+    let mut counts = waiting(tx)?;
+    counts.extend(tx.rows(RUNNING, [], |row| {
+        Ok(Count {
+            status: Status::Running,
+            queue: row.get(0)?,
+            kind: row.get(1)?,
+            jobs: row.get::<_, u32>(2)?.into(),
+            estimated: false,
+        })
+    })?);
+    counts.extend(tx.rows(FINISHED, [], |row| {
+        Ok(Count {
+            status: row.outcome(2)?.status(),
+            queue: row.get(0)?,
+            kind: row.get(1)?,
+            jobs: row.get::<_, i64>(3)?.unsigned_abs(),
+            estimated: false,
+        })
+    })?);
+    counts.sort_by(|a, b| (&a.queue, &a.kind, a.status).cmp(&(&b.queue, &b.kind, b.status)));
+    Ok(counts)
+}
+
+/// What waits, by queue, kind and status: counted if there are not very many,
+/// else estimated from a sample.
+fn waiting(tx: &Tx<'_>) -> Sql<Vec<Count>> {
+    const FIRST: &str = "
+        select queue,
+               kind,
+               attempt = 0 and interruptions = 0,
+               count(*)
+          from (select queue, kind, attempt, interruptions
+                  from ready
+                 limit ?1)
+         group by 1, 2, 3";
+    let counted = tx.rows(FIRST, [COUNTED], |row| {
+        Ok(Count {
+            status: if row.get(2)? { Status::Queued } else { Status::Retrying },
+            queue: row.get(0)?,
+            kind: row.get(1)?,
+            jobs: row.get::<_, u32>(3)?.into(),
+            estimated: false,
+        })
+    })?;
+    match counted.iter().map(|count| count.jobs).sum::<u64>() >= u64::from(COUNTED) {
+        true => estimated(tx, counted),
+        false => Ok(counted),
+    }
+}
+
+/// Rows of `jobs` are numbered in order of arrival, and the numbers of those
+/// that are gone stay free: so the share of numbers, evenly probed, that lead to
+/// a waiting job gives how many wait. Never below what was counted.
+fn estimated(tx: &Tx<'_>, counted: Vec<Count>) -> Sql<Vec<Count>> {
+    const NUMBERS: &str = "
+        select (select min(rowid) from jobs),
+               (select max(rowid) from jobs)";
+    const PROBE: &str = "
+        select w.queue,
+               w.kind,
+               w.attempt = 0 and w.interruptions = 0
+          from jobs j
+          join ready w on w.id = j.id
+         where j.rowid = ?1";
+    let (first, last) = tx
+        .row(NUMBERS, [], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?)))?
+        .and_then(|(first, last)| Some((first?, last?)))
+        .unwrap_or((1, 1));
+    let span = last - first + 1;
+    let mut hits = HashMap::<(String, String, bool), u64>::new();
+    for probe in 0..PROBES {
+        let number = first + (i128::from(span) * i128::from(probe) / i128::from(PROBES)) as i64;
+        let hit = tx.row(PROBE, [number], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+        if let Some(hit) = hit {
+            *hits.entry(hit).or_default() += 1;
+        }
+    }
+    let mut counts = BTreeMap::new();
+    for count in counted {
+        counts.insert((count.queue, count.kind, count.status == Status::Queued), count.jobs);
+    }
+    for (what, hits) in hits {
+        let estimate = (hits as f64 * span as f64 / PROBES as f64) as u64;
+        let jobs = counts.entry(what).or_default();
+        *jobs = estimate.max(*jobs);
+    }
+    let count = |((queue, kind, is_fresh), jobs)| {
+        let status = if is_fresh { Status::Queued } else { Status::Retrying };
+        Count { status, queue, kind, jobs, estimated: true }
+    };
+    Ok(counts.into_iter().map(count).collect())
+}
+
+// ---- check ---------------------------------------------------------------
+
+pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
+    const JOBS: &str = "
+        select count(*)
+          from jobs";
+    const PLACES: &str = "
+        select j.id,
+               (select count(*) from ready w where w.id = j.id),
+               (select count(*) from running r where r.id = j.id),
+               (select count(*) from finished f where f.id = j.id)
+          from jobs j
+         where 1 <> (select count(*) from ready w where w.id = j.id)
+                  + (select count(*) from running r where r.id = j.id)
+                  + (select count(*) from finished f where f.id = j.id)
+         limit ?1";
+    const ORPHANS: &str = "
+        select 'ready', id from ready where id not in (select id from jobs)
+         union all
+        select 'running', id from running where id not in (select id from jobs)
+         union all
+        select 'finished', id from finished where id not in (select id from jobs)
+         limit ?1";
+    const IDLE_KEYS: &str = "
+        select k.key,
+               k.job
+          from keys k
+          left join jobs j on j.id = k.job
+         where j.unique_key is not k.key
+            or (not exists (select 1 from ready w where w.id = k.job)
+                and not exists (select 1 from running r where r.id = k.job and not r.superseded))
+         limit ?1";
+    const KEYLESS: &str = "
+        select j.id,
+               j.unique_key
+          from (select id, keyed from ready
+                 union all
+                select id, keyed from running where not superseded) live
+          join jobs j on j.id = live.id
+          left join keys k on k.job = live.id
+         where (j.unique_key is not null or live.keyed)
+           and k.key is not j.unique_key
+         limit ?1";
+    const MISCOUNTED: &str = "
+        select queue,
+               kind,
+               outcome,
+               sum(told),
+               sum(found)
+          from (select queue, kind, outcome, kept as told, 0 as found
+                  from tallies
+                 union all
+                select j.queue, j.kind, f.outcome, 0, 1
+                  from finished f
+                  join jobs j on j.id = f.id)
+         group by queue, kind, outcome
+        having sum(told) <> sum(found)
+         limit ?1";
+    let jobs = tx.row(JOBS, [], |row| row.get::<_, i64>(0))?.unwrap_or(0);
+    let mut problems = tx.rows(PLACES, [PROBLEMS], |row| {
+        let (ready, running, finished): (u32, u32, u32) = (row.get(1)?, row.get(2)?, row.get(3)?);
+        Ok(format!(
+            "job {} is in ready {ready}, in running {running} and in finished {finished} times; it should be in one, once",
+            row.job(0)?
+        ))
+    })?;
+    problems.extend(tx.rows(ORPHANS, [PROBLEMS], |row| {
+        Ok(format!("job {} is in {} but not in jobs", row.job(1)?, row.get::<_, String>(0)?))
+    })?);
+    problems.extend(tx.rows(IDLE_KEYS, [PROBLEMS], |row| {
+        Ok(format!(
+            "unique key `{}` belongs to job {}, which is not live or has another key",
+            row.get::<_, String>(0)?,
+            row.job(1)?
+        ))
+    })?);
+    problems.extend(tx.rows(KEYLESS, [PROBLEMS], |row| {
+        let key = row.get::<_, Option<String>>(1)?.unwrap_or_default();
+        Ok(format!("job {} is live but does not own its unique key `{key}`", row.job(0)?))
+    })?);
+    problems.extend(tx.rows(MISCOUNTED, [PROBLEMS], |row| {
+        Ok(format!(
+            "the tallies of queue `{}`, kind `{}` say {} {} jobs, but there are {}",
+            row.get::<_, String>(0)?,
+            row.get::<_, String>(1)?,
+            row.get::<_, i64>(3)?,
+            row.get::<_, String>(2)?,
+            row.get::<_, i64>(4)?
+        ))
+    })?);
+    Ok(CheckReport { jobs: jobs.unsigned_abs(), problems })
+}

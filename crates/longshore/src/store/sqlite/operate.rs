@@ -1,0 +1,322 @@
+//! Operators' moves: where a job stands, and moving it from there if it still
+//! does. All within the writer's transaction, so nothing can move in between.
+
+use rusqlite::params;
+
+use super::flow::{Ended, Ready, enter_finished, free_key, newest_error, tally};
+use super::upkeep::forget;
+use super::*;
+use crate::enqueue::check_name;
+use crate::lifecycle::{Finished, Waiting};
+
+pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
+    const WAITING: &str = "
+        select lease_no,
+               attempt,
+               max_attempts,
+               interruptions
+          from ready
+         where id = ?1";
+    const RUNNING: &str = "
+        select lease_no,
+               worker,
+               attempt,
+               max_attempts,
+               interruptions,
+               started_at is not null,
+               cancel_requested,
+               superseded
+          from running
+         where id = ?1";
+    const FINISHED: &str = "
+        select lease_no,
+               outcome
+          from finished
+         where id = ?1";
+    let id = id.0.as_bytes();
+    let waiting = tx.row(WAITING, [id], |row| {
+        Ok(State::Waiting(Waiting {
+            lease_no: row.get(0)?,
+            attempts: row.get(1)?,
+            max_attempts: row.get(2)?,
+            interruptions: row.get(3)?,
+        }))
+    })?;
+    if waiting.is_some() {
+        return Ok(waiting);
+    }
+    let running = tx.row(RUNNING, [id], |row| {
+        Ok(State::Running(Running {
+            lease_no: row.get(0)?,
+            worker: row.worker(1)?,
+            attempt: row.get(2)?,
+            max_attempts: row.get(3)?,
+            interruptions: row.get(4)?,
+            started: row.get(5)?,
+            flags: Flags { cancel_requested: row.get(6)?, superseded: row.get(7)? },
+        }))
+    })?;
+    if running.is_some() {
+        return Ok(running);
+    }
+    tx.row(FINISHED, [id], |row| {
+        Ok(State::Finished(Finished { lease_no: row.get(0)?, outcome: row.outcome(1)? }))
+    })
+}
+
+pub(super) fn operate(tx: &Tx<'_>, id: JobId, from: &State, to: &Operation) -> Sql<Operated> {
+    match (from, to) {
+        (State::Waiting(seen), Operation::Cancel { attempts }) => cancel(tx, id, seen, *attempts),
+        (State::Waiting(seen), Operation::RunNow) => run_now(tx, id, seen),
+        (State::Waiting(seen), Operation::Rewrite(edit)) => rewrite(tx, id, seen, edit),
+        (State::Running(seen), Operation::RequestCancel) => request_cancel(tx, id, seen),
+        (State::Finished(seen), Operation::Reopen) => reopen(tx, id, seen),
+        (State::Finished(seen), Operation::Remove) => remove(tx, id, seen),
+        (from, to) => {
+            Err(Error::internal(format!("no operator's move leads from {from:?} to {to:?}")).into())
+        }
+    }
+}
+
+fn cancel(tx: &Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<Operated> {
+    let Some(row) = leave_ready(tx, id, seen)? else { return Ok(Operated::Moved) };
+    let last_error = newest_error(tx, id)?;
+    enter_finished(
+        tx,
+        &Ended {
+            id,
+            started_at: None,
+            finished_by: None,
+            lease_no: row.lease_no,
+            outcome: Outcome::Cancelled,
+            attempts,
+            max_attempts: row.max_attempts,
+            interruptions: row.interruptions,
+            last_error: last_error.as_deref(),
+            result: None,
+        },
+    )?;
+    tally(tx, &row.queue, &row.kind, Outcome::Cancelled, 0, 1, 1)?;
+    if row.keyed {
+        free_key(tx, id)?;
+    }
+    Ok(Operated::Done)
+}
+
+fn run_now(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Operated> {
+    let Some(row) = leave_ready(tx, id, seen)? else { return Ok(Operated::Moved) };
+    Ready { run_at: row.run_at.min(tx.now()?), ..row.as_ready(id) }.insert(tx)?;
+    Ok(Operated::Done)
+}
+
+fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Operated> {
+    const REWRITE: &str = "
+        update jobs
+           set priority = coalesce(?2, priority),
+               run_at = coalesce(?3, run_at),
+               payload = coalesce(?4, payload)
+         where id = ?1";
+    let Some(row) = leave_ready(tx, id, seen)? else { return Ok(Operated::Moved) };
+    let due = edit.when.map(|when| tx.due(when)).transpose()?;
+    tx.execute(REWRITE, params![id.0.as_bytes(), edit.priority, due, edit.payload])?;
+    let priority = edit.priority.unwrap_or(row.priority);
+    Ready { run_at: due.unwrap_or(row.run_at), priority, ..row.as_ready(id) }.insert(tx)?;
+    Ok(Operated::Done)
+}
+
+/// The row that was in `ready`.
+struct WasReady {
+    run_at: i64,
+    timeout_ms: Option<i64>,
+    lease_no: i32,
+    priority: i16,
+    attempt: u16,
+    max_attempts: u16,
+    interruptions: u16,
+    keyed: bool,
+    kind: String,
+    queue: String,
+    flags: Option<String>,
+}
+
+impl WasReady {
+    fn as_ready(&self, id: JobId) -> Ready<'_> {
+        Ready {
+            id,
+            run_at: self.run_at,
+            timeout_ms: self.timeout_ms,
+            lease_no: self.lease_no,
+            priority: self.priority,
+            attempt: self.attempt,
+            max_attempts: self.max_attempts,
+            interruptions: self.interruptions,
+            keyed: self.keyed,
+            kind: &self.kind,
+            queue: &self.queue,
+            flags: self.flags.as_deref(),
+        }
+    }
+}
+
+/// Takes a job out of `ready`, if it stands there as it was seen. The budget is
+/// compared, too: a key replacement renews it under the same lease number.
+fn leave_ready(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Option<WasReady>> {
+    const LEAVE: &str = "
+        delete from ready
+         where id = ?1
+           and lease_no = ?2
+           and attempt = ?3
+           and max_attempts = ?4
+           and interruptions = ?5
+        returning run_at, timeout_ms, lease_no, priority, attempt, max_attempts, interruptions, keyed,
+                  kind, queue, flags";
+    let params =
+        params![id.0.as_bytes(), seen.lease_no, seen.attempts, seen.max_attempts, seen.interruptions];
+    tx.row(LEAVE, params, |row| {
+        Ok(WasReady {
+            run_at: row.get(0)?,
+            timeout_ms: row.get(1)?,
+            lease_no: row.get(2)?,
+            priority: row.get(3)?,
+            attempt: row.get(4)?,
+            max_attempts: row.get(5)?,
+            interruptions: row.get(6)?,
+            keyed: row.get(7)?,
+            kind: row.get(8)?,
+            queue: row.get(9)?,
+            flags: row.get(10)?,
+        })
+    })
+}
+
+fn request_cancel(tx: &Tx<'_>, id: JobId, seen: &Running) -> Sql<Operated> {
+    const REQUEST: &str = "
+        update running
+           set cancel_requested = 1
+         where id = ?1
+           and lease_no = ?2";
+    Ok(match tx.execute(REQUEST, params![id.0.as_bytes(), seen.lease_no])? {
+        0 => Operated::Moved,
+        _ => Operated::Done,
+    })
+}
+
+/// Back to `ready` with a fresh budget, unless another live job has its key.
+fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
+    const ASKED: &str = "
+        select j.unique_key,
+               k.job,
+               j.timeout_ms,
+               j.priority,
+               j.max_attempts,
+               j.kind,
+               j.queue,
+               j.flags
+          from jobs j
+          left join keys k on k.key = j.unique_key
+         where j.id = ?1";
+    const OWN: &str = "
+        insert into keys (key, job)
+        values (?1, ?2)";
+    let asked = tx.row(ASKED, [id.0.as_bytes()], |row| {
+        let was = WasReady {
+            run_at: 0,
+            timeout_ms: row.get(2)?,
+            lease_no: seen.lease_no,
+            priority: row.get(3)?,
+            attempt: 0,
+            max_attempts: row.get(4)?,
+            interruptions: 0,
+            keyed: false,
+            kind: row.get(5)?,
+            queue: row.get(6)?,
+            flags: row.get(7)?,
+        };
+        let owner = row.get::<_, Option<[u8; 16]>>(1)?.map(|id| JobId(Uuid::from_bytes(id)));
+        Ok((row.get::<_, Option<String>>(0)?, owner, was))
+    })?;
+    let Some((key, owner, asked)) = asked else { return Ok(Operated::Moved) };
+    if let Some(owner) = owner {
+        return Ok(if stands_finished(tx, id, seen)? { Operated::KeyTaken(owner) } else { Operated::Moved });
+    }
+    if !leave_finished(tx, id, seen)? {
+        return Ok(Operated::Moved);
+    }
+    if let Some(key) = &key {
+        tx.execute(OWN, params![key, id.0.as_bytes()])?;
+    }
+    tally(tx, &asked.queue, &asked.kind, seen.outcome, 0, 0, -1)?;
+    Ready { run_at: tx.now()?, keyed: key.is_some(), ..asked.as_ready(id) }.insert(tx)?;
+    Ok(Operated::Done)
+}
+
+fn remove(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
+    if !leave_finished(tx, id, seen)? {
+        return Ok(Operated::Moved);
+    }
+    forget(tx, id, seen.outcome)?;
+    Ok(Operated::Done)
+}
+
+fn stands_finished(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
+    const STANDS: &str = "
+        select 1
+          from finished
+         where id = ?1
+           and lease_no = ?2
+           and outcome = ?3";
+    let found = tx.row(STANDS, params![id.0.as_bytes(), seen.lease_no, seen.outcome.as_str()], |_| Ok(()))?;
+    Ok(found.is_some())
+}
+
+fn leave_finished(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
+    const LEAVE: &str = "
+        delete from finished
+         where id = ?1
+           and lease_no = ?2
+           and outcome = ?3";
+    Ok(tx.execute(LEAVE, params![id.0.as_bytes(), seen.lease_no, seen.outcome.as_str()])? > 0)
+}
+
+pub(super) fn dead_letters(tx: &Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> {
+    const DEAD: &str = "
+        select f.id
+          from finished f indexed by finished_unsuccessful
+          join jobs j on j.id = f.id
+         where f.outcome = 'failed_permanent'
+           and f.id > ?1
+           and (?2 is null or j.kind = ?2)
+           and (?3 is null or j.queue = ?3)
+         order by f.id
+         limit ?4";
+    let after = filter.after.map_or(Vec::new(), |id| id.0.as_bytes().to_vec());
+    tx.rows(DEAD, params![after, filter.kind, filter.queue, filter.limit], |row| row.job(0))
+}
+
+// ---- queues --------------------------------------------------------------
+
+pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
+    const SET: &str = "
+        insert into queues (name, paused, max_running)
+        values (?1, coalesce(?2, 0), ?4)
+            on conflict (name) do update
+           set paused = coalesce(?2, paused),
+               max_running = iif(?3, ?4, max_running)";
+    // Leases taken while there was no limit count from now on.
+    const COUNT_RUNNING: &str = "
+        update running
+           set limited = 1
+         where queue = ?1
+           and limited = 0";
+    check_name("queue", name)?;
+    let limit = change.limit.flatten();
+    if limit == Some(0) {
+        let message = format!("queue `{name}`: limit must be at least 1; pause the queue to stop it");
+        return Err(Error::invalid("limit", message).into());
+    }
+    tx.execute(SET, params![name, change.paused, change.limit.is_some(), limit])?;
+    if limit.is_some() {
+        tx.execute(COUNT_RUNNING, [name])?;
+    }
+    Ok(())
+}
