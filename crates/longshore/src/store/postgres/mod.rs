@@ -2,9 +2,9 @@
 //! one database, version 14 and up.
 //!
 //! Owns the pool, the schema name, the migrations and the translation of
-//! errors. The verbs are in `flow` (enqueue, claim, settle, heartbeat),
-//! `operate` (an operator's moves), `upkeep` (recovery, schedules, retention)
-//! and `inspect` (get, list, count).
+//! errors. The verbs are in `enqueue`, `claim`, `flow` (progress, settle,
+//! heartbeat), `operate` (an operator's moves), `upkeep` (recovery, schedules,
+//! retention) and `inspect` (get, list, count).
 //!
 //! No session state is relied on: no session locks, no temporary tables, no
 //! `search_path`, and `LISTEN` only as a hint. Behind PgBouncer in transaction
@@ -25,6 +25,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
 
 use super::*;
 
+mod claim;
+mod enqueue;
 mod flow;
 mod inspect;
 mod listen;
@@ -174,6 +176,8 @@ impl PostgresStore {
         }
     }
 }
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
 /// Database work: a verb's body, its connection and what it was asked.
 type Work<A, T> = for<'c> fn(&'c PostgresStore, &'c mut PgConnection, &'c A) -> Doing<'c, T>;

@@ -4,7 +4,7 @@
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::flow::split;
+use super::enqueue::split;
 use super::{Done, PostgresStore};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;

@@ -9,7 +9,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::flow::millis;
+use super::enqueue::millis;
 use super::{Done, PostgresStore};
 use crate::enqueue::{Options, ValidJob};
 use crate::error::Error;

@@ -252,7 +252,7 @@ impl Columns for Row<'_> {
     }
 
     fn outcome(&self, column: usize) -> rusqlite::Result<Outcome> {
-        decoded(self.get_ref(column)?, |word| Outcome::from_stored(word))
+        decoded(self.get_ref(column)?, Outcome::from_stored)
     }
 
     fn list(&self, column: usize) -> rusqlite::Result<Vec<String>> {

@@ -1,0 +1,402 @@
+//! Claim: due jobs from `ready` to `running`, in order, never the same one twice.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
+use uuid::Uuid;
+
+use super::{Done, PostgresStore, Query};
+use crate::enqueue::Options;
+use crate::error::{Error, Result};
+use crate::job::{JobId, WorkerId};
+use crate::store::cursor::{ClaimCursor, Place, Position, Start, Taken};
+use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects};
+
+/// Which (queue, priority) have waiting jobs: one index probe each, however
+/// many jobs wait there and whenever they are due.
+const DISCOVER: &str = "
+    with recursive asked as (
+      select q.queue, s.max_running is not null as limited
+        from unnest($1::text[]) as q(queue)
+        left join longshore.queues s on s.name = q.queue
+       where s.paused is not true),
+    places as (
+      select a.queue, a.limited, (
+               select r.priority
+                 from longshore.ready r
+                where r.queue = a.queue
+                  and r.interruptions = 0
+                order by r.priority desc
+                limit 1) as priority
+        from asked a
+      union all
+      select p.queue, p.limited, (
+               select r.priority
+                 from longshore.ready r
+                where r.queue = p.queue
+                  and r.interruptions = 0
+                  and r.priority < p.priority
+                order by r.priority desc
+                limit 1)
+        from places p
+       where p.priority is not null)
+    select longshore.clock(),
+           exists (
+             select 1
+               from longshore.ready r
+              where r.queue = any($1)
+                and r.interruptions > 0),
+           exists (
+             select 1
+               from asked a
+              where a.limited),
+           p.queue, p.limited, p.priority
+      from (select 1) as always
+      left join places p on p.priority is not null";
+
+const LOCK_LIMITED: &str = "
+    select name, max_running
+      from longshore.queues
+     where name = any($1)
+       and max_running is not null
+     order by name
+       for update skip locked";
+
+const COUNT_LIMITED: &str = "
+    select queue, count(*)
+      from longshore.running
+     where queue = any($1)
+       and limited
+     group by queue";
+
+/// Looks first and locks after: `look` merges the places in claim order without
+/// locks (lazily, from the highest priority down, so that lower ones are not
+/// read when higher ones suffice), which says how many to take where; `picked`
+/// takes that many from each place, passing over what others have locked.
+/// Rows of `ready` are never updated, so once locked, where they lie (`ctid`) is
+/// as good as their id and spares the index.
+const TAKE: &str = "
+    with asked as (
+      select q.queue, q.cap
+        from unnest($1::text[], $2::int4[]) as q(queue, cap)
+        left join longshore.queues s on s.name = q.queue
+       where s.paused is not true
+         and (s.max_running is null or q.cap is not null)
+         and exists (
+               select 1
+                 from longshore.workers w
+                where w.id = $3
+                  and w.dead_at is null)),
+    place as materialized (
+      select p.queue, p.priority, a.cap,
+             coalesce(p.run_at, '-infinity') as after_run_at,
+             coalesce(p.id, '00000000-0000-0000-0000-000000000000') as after_id
+        from unnest($4::text[], $5::int2[], $6::timestamptz[], $7::uuid[]) as p(queue, priority, run_at, id)
+        join asked a on a.queue = p.queue
+       order by p.priority desc),
+    look as materialized (
+      select p.queue, p.priority, c.run_at, c.id, p.cap, false as suspect
+        from (select * from place order by priority desc) p
+       cross join lateral (
+               select r.run_at, r.id
+                 from longshore.ready r
+                where r.queue = p.queue
+                  and r.priority = p.priority
+                  and r.interruptions = 0
+                  and (r.run_at, r.id) > (p.after_run_at, p.after_id)
+                  and r.run_at <= longshore.clock()
+                  and ($8::text[] is null or r.kind = any($8))
+                  and ($9::text[] is null or r.flags && $9)
+                  and ($10::text[] is null or r.flags is null or not r.flags && $10)
+                order by r.run_at, r.id
+                limit least($11::int4, p.cap)) c
+       order by p.priority desc
+       fetch first $11 rows with ties),
+    suspect as (
+      select a.queue, c.priority, c.run_at, c.id, a.cap, true as suspect
+        from asked a
+       cross join lateral (
+               select r.priority, r.run_at, r.id
+                 from longshore.ready r
+                where r.queue = a.queue
+                  and r.interruptions > 0
+                  and r.run_at <= longshore.clock()
+                  and ($8::text[] is null or r.kind = any($8))
+                  and ($9::text[] is null or r.flags && $9)
+                  and ($10::text[] is null or r.flags is null or not r.flags && $10)
+                order by r.priority desc, r.run_at, r.id
+                limit least($12::int4, a.cap)) c
+       order by c.priority desc, c.run_at, c.id
+       limit $12),
+    chosen as materialized (
+      select queue, priority, run_at, id, suspect
+        from (select *,
+                     row_number() over (partition by queue order by priority desc, run_at, id) as nth
+                from (select * from look
+                      union all
+                      select * from suspect) as seen) as ranked
+       where cap is null or nth <= cap
+       order by priority desc, run_at, id
+       limit $11),
+    picked as (
+      select c.place
+        from (select queue, priority, count(*) as n
+                from chosen
+               where not suspect
+               group by queue, priority) as quota
+        join place p using (queue, priority)
+       cross join lateral (
+               select r.ctid as place
+                 from longshore.ready r
+                where r.queue = p.queue
+                  and r.priority = p.priority
+                  and r.interruptions = 0
+                  and (r.run_at, r.id) > (p.after_run_at, p.after_id)
+                  and r.run_at <= longshore.clock()
+                  and ($8::text[] is null or r.kind = any($8))
+                  and ($9::text[] is null or r.flags && $9)
+                  and ($10::text[] is null or r.flags is null or not r.flags && $10)
+                order by r.run_at, r.id
+                limit quota.n
+                  for update skip locked) c),
+    picked_suspect as (
+      select r.ctid as place
+        from longshore.ready r
+       where r.id = (select id from chosen where suspect)
+         for update skip locked),
+    taken as (
+      delete from longshore.ready
+       where ctid = any(array(select place from picked) || array(select place from picked_suspect))
+      returning *),
+    leased as (
+      insert into longshore.running
+             (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, limited, kind, queue, flags)
+      select t.id, $3, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
+             t.interruptions, t.keyed, exists (select 1 from asked a where a.queue = t.queue and a.cap is not null),
+             t.kind, t.queue, t.flags
+        from taken t)
+    select (select count(*) from chosen), longshore.clock(),
+           t.id, t.kind, t.queue, t.priority, t.attempt + 1, t.max_attempts, t.interruptions, t.lease_no + 1,
+           t.timeout_ms, t.flags, t.run_at, j.payload::text, j.options::text
+      from (select 1) as always
+      left join (taken t join longshore.jobs j on j.id = t.id) on true
+     order by t.priority desc, t.run_at, t.id";
+
+impl PostgresStore {
+    pub(super) async fn claim_on(
+        &self,
+        connection: &mut PgConnection,
+        request: &ClaimRequest,
+        cursor: &mut ClaimCursor,
+    ) -> Done<Claims> {
+        let wanted = request.limit as usize;
+        let mut jobs = Vec::new();
+        if wanted == 0 || request.queues.is_empty() {
+            return Ok(Claims { jobs, more: false });
+        }
+        if cursor.start(request, Instant::now()) == Start::Resume {
+            let limited = cursor.places().iter().any(|place| place.limited);
+            let more = self.take_any(connection, request, cursor, &mut jobs, limited).await?;
+            if more || jobs.len() >= wanted || !cursor.may_scan_head(Instant::now()) {
+                return Ok(Claims { jobs, more });
+            }
+        }
+        let began = Instant::now();
+        let found = self.discover(connection, request, cursor).await?;
+        let mut more = false;
+        if !cursor.places().is_empty() || found.suspects {
+            more = self.take_any(connection, request, cursor, &mut jobs, found.limited).await?;
+        } else {
+            cursor.advance(&[], false, Some(found.now));
+        }
+        cursor.head_scanned(began, Instant::now());
+        Ok(Claims { jobs, more })
+    }
+
+    async fn discover(
+        &self,
+        connection: &mut PgConnection,
+        request: &ClaimRequest,
+        cursor: &mut ClaimCursor,
+    ) -> Done<Discovered> {
+        let rows = sqlx::query(self.sql(DISCOVER)).bind(&request.queues).fetch_all(connection).await?;
+        let first = rows.first().ok_or_else(|| Error::internal("the discovery of queues gave no answer"))?;
+        let found =
+            Discovered { now: first.try_get(0)?, suspects: first.try_get(1)?, limited: first.try_get(2)? };
+        let mut places = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if let Some(queue) = row.try_get::<Option<String>, _>(3)? {
+                places.push(Place {
+                    queue,
+                    limited: row.try_get(4)?,
+                    priority: row.try_get(5)?,
+                    after: None,
+                });
+            }
+        }
+        cursor.set_places(places);
+        Ok(found)
+    }
+
+    async fn take_any(
+        &self,
+        connection: &mut PgConnection,
+        request: &ClaimRequest,
+        cursor: &mut ClaimCursor,
+        jobs: &mut Vec<Claimed>,
+        limited: bool,
+    ) -> Done<bool> {
+        match limited {
+            false => self.take(connection, request, cursor, jobs, Vec::new()).await,
+            true => self.take_limited(connection, request, cursor, jobs).await,
+        }
+    }
+
+    /// Limited queues are never overdrawn: whoever holds the queue's row counts
+    /// what runs, in a statement of its own that sees the last holder's
+    /// commit, and takes the rest. Others pass the queue over meanwhile.
+    async fn take_limited(
+        &self,
+        connection: &mut PgConnection,
+        request: &ClaimRequest,
+        cursor: &mut ClaimCursor,
+        jobs: &mut Vec<Claimed>,
+    ) -> Done<bool> {
+        let mut tx = connection.begin().await?;
+        let locked = sqlx::query(self.sql(LOCK_LIMITED)).bind(&request.queues).fetch_all(&mut *tx).await?;
+        let mut free = BTreeMap::<String, i64>::new();
+        for row in &locked {
+            free.insert(row.try_get(0)?, row.try_get::<i32, _>(1)?.into());
+        }
+        let names: Vec<&str> = free.keys().map(String::as_str).collect();
+        let running = sqlx::query(self.sql(COUNT_LIMITED)).bind(&names).fetch_all(&mut *tx).await?;
+        for row in &running {
+            if let Some(left) = free.get_mut(row.try_get::<&str, _>(0)?) {
+                *left -= row.try_get::<i64, _>(1)?;
+            }
+        }
+        let caps =
+            free.into_iter().map(|(queue, left)| (queue, left.clamp(0, i32::MAX.into()) as i32)).collect();
+        let more = self.take(&mut tx, request, cursor, jobs, caps).await?;
+        tx.commit().await?;
+        Ok(more)
+    }
+
+    /// Takes what the limit leaves room for from the cursor's places; says
+    /// whether there may be more.
+    async fn take(
+        &self,
+        connection: &mut PgConnection,
+        request: &ClaimRequest,
+        cursor: &mut ClaimCursor,
+        jobs: &mut Vec<Claimed>,
+        caps: Vec<(String, i32)>,
+    ) -> Done<bool> {
+        let wanted = request.limit as usize - jobs.len();
+        // One suspect at a time, counting one that this call took already.
+        let suspect = request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0);
+        let query = bind_take(sqlx::query(self.sql(TAKE)), request, cursor, &caps, wanted, suspect);
+        let rows = query.fetch_all(connection).await?;
+        let looked: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
+        let scanned_at: Option<DateTime<Utc>> = rows.first().map(|row| row.try_get(1)).transpose()?;
+        let before = jobs.len();
+        for row in &rows {
+            if let Some(id) = row.try_get::<Option<Uuid>, _>(2)? {
+                jobs.push(claimed(row, JobId(id), request.worker)?);
+            }
+        }
+        // Full is what was there to take, not what was left of it after
+        // others had locked theirs.
+        let full = looked >= wanted as i64;
+        let taken: Vec<Taken> =
+            jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
+        cursor.advance(&taken, full, scanned_at);
+        Ok(full)
+    }
+}
+
+impl PostgresStore {
+    /// How Postgres would carry out this claim now, starting at the head: the
+    /// plan with its costs and buffers. Runs the claim and takes it back.
+    pub async fn explain_claim(&self, request: &ClaimRequest) -> Result<String> {
+        self.run(request.clone(), |store, connection, request| {
+            Box::pin(store.explain_claim_on(connection, request))
+        })
+        .await
+    }
+
+    async fn explain_claim_on(&self, connection: &mut PgConnection, request: &ClaimRequest) -> Done<String> {
+        let mut tx = connection.begin().await?;
+        let mut cursor = ClaimCursor::default();
+        self.discover(&mut tx, request, &mut cursor).await?;
+        let text = format!("explain (analyze, buffers, settings) {}", self.0.schema.fill(TAKE));
+        let query = sqlx::query(AssertSqlSafe(text));
+        let query = bind_take(query, request, &cursor, &[], request.limit as usize, true);
+        let rows = query.fetch_all(&mut *tx).await?;
+        tx.rollback().await?;
+        let lines: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<sqlx::Result<_>>()?;
+        Ok(lines.join("\n"))
+    }
+}
+
+/// The twelve parameters of [`TAKE`].
+fn bind_take<'q>(
+    query: Query<'q>,
+    request: &ClaimRequest,
+    cursor: &ClaimCursor,
+    caps: &[(String, i32)],
+    wanted: usize,
+    suspect: bool,
+) -> Query<'q> {
+    let cap = |queue: &String| caps.iter().find(|(name, _)| name == queue).map(|(_, left)| *left);
+    let places = cursor.places().iter();
+    query
+        .bind(request.queues.clone())
+        .bind(request.queues.iter().map(cap).collect::<Vec<_>>())
+        .bind(request.worker.0)
+        .bind(places.clone().map(|place| place.queue.clone()).collect::<Vec<_>>())
+        .bind(places.clone().map(|place| place.priority).collect::<Vec<_>>())
+        .bind(places.clone().map(|place| place.after.map(|after| after.run_at)).collect::<Vec<_>>())
+        .bind(places.map(|place| place.after.map(|after| after.id)).collect::<Vec<_>>())
+        .bind(request.kinds.clone())
+        .bind((!request.accept_flags.is_empty()).then(|| request.accept_flags.clone()))
+        .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
+        .bind(wanted as i32)
+        .bind(i32::from(suspect))
+}
+
+struct Discovered {
+    now: DateTime<Utc>,
+    suspects: bool,
+    limited: bool,
+}
+
+fn taken(job: &Claimed) -> Taken {
+    Taken {
+        queue: job.queue.clone(),
+        priority: job.priority,
+        at: Position { run_at: job.run_at, id: job.lease.id.0 },
+    }
+}
+
+fn claimed(row: &PgRow, id: JobId, worker: WorkerId) -> Done<Claimed> {
+    Ok(Claimed {
+        kind: row.try_get(3)?,
+        queue: row.try_get(4)?,
+        priority: row.try_get(5)?,
+        attempt: row.try_get::<i32, _>(6)? as u16,
+        max_attempts: row.try_get::<i16, _>(7)? as u16,
+        interruptions: row.try_get::<i16, _>(8)? as u16,
+        lease: Lease { id, lease_no: row.try_get(9)?, worker },
+        timeout: row.try_get::<Option<i64>, _>(10)?.map(|ms| Duration::from_millis(ms as u64)),
+        flags: row.try_get::<Option<Vec<String>>, _>(11)?.unwrap_or_default(),
+        run_at: row.try_get(12)?,
+        claimed_at: row.try_get(1)?,
+        payload: row.try_get(13)?,
+        options: Options::from_stored(row.try_get(14)?)?,
+    })
+}
