@@ -320,6 +320,13 @@ begin
       using errcode = '22023';
   end if;
 
+  -- This very job on an earlier try. Its unique key may be free again by now,
+  -- and must not be taken for a job that has ended.
+  perform 1 from longshore.jobs j where j.id = new_id;
+  if found then
+    return query select new_id, 'created'::text;
+    return;
+  end if;
   if enqueue.idempotency_key is not null then
     select j.id into holder
       from longshore.jobs j

@@ -1,5 +1,6 @@
 //! Claim: due jobs from `ready` to `running`, in order, never the same one twice.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -214,6 +215,8 @@ impl PostgresStore {
             cursor.advance(&[], false, Some(found.now));
         }
         cursor.head_scanned(began, Instant::now());
+        // After a resumed scan the head may have shown jobs that come first.
+        jobs.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
         Ok(Claims { jobs, more })
     }
 
