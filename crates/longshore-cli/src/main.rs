@@ -1,2 +1,49 @@
-//! Placeholder.
-fn main() {}
+//! The `longshore` command: reads the command line, opens the database, runs
+//! one command through the library's public API and exits with a code that
+//! programs can act on.
+
+mod args;
+mod commands;
+mod duration;
+mod failure;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::Cli;
+use failure::{Code, Failure, Outcome, redact};
+use output::{Out, note};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
+    let code = run(cli).unwrap_or_else(|failure| {
+        note(format_args!("error: {failure}"));
+        failure.code
+    });
+    ExitCode::from(code as u8)
+}
+
+fn run(cli: Cli) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Code::Problem, format_args!("the runtime does not start: {error}")))?;
+    let out = Out::new(cli.json);
+    runtime.block_on(commands::run(cli, out))
+}
+
+/// Help and version go to standard output as they are; a refused command line
+/// may repeat what was typed, and that may hold a password.
+fn explain(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        eprint!("{}", redact(&error.to_string()));
+        return ExitCode::from(Code::Usage as u8);
+    }
+    let _ = error.print();
+    ExitCode::from(Code::Done as u8)
+}

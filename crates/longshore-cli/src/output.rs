@@ -1,0 +1,293 @@
+//! What goes to the screen: tables for people, one JSON document for programs.
+//!
+//! Everything that was ever stored by somebody else passes through [`clean`]
+//! (tables) or [`escape`] (JSON), so that a payload cannot drive the terminal
+//! of whoever looks at it. A reader that went away (`| head`) is no error.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::Serialize;
+
+/// Where a command's answer goes, and in which form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Out {
+    pub(crate) json: bool,
+    width: Option<usize>,
+}
+
+impl Out {
+    /// For standard output: cut to the terminal's width if it is one, whole if
+    /// a file or another program reads.
+    pub(crate) fn new(json: bool) -> Self {
+        let width = io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
+        Out { json, width: width.map(|(terminal_size::Width(columns), _)| columns.into()) }
+    }
+
+    /// One JSON document.
+    pub(crate) fn document(&self, value: &impl Serialize) {
+        match serde_json::to_string_pretty(value) {
+            Ok(text) => print(&escape(&text)),
+            // Every record of the library serialises; this would be its bug.
+            Err(error) => self.note(format_args!("error: the answer does not serialise: {error}")),
+        }
+    }
+
+    /// A table, or what to say when it has no rows.
+    pub(crate) fn table(&self, table: &Table, when_empty: &str) {
+        match table.rows.is_empty() {
+            true => print(when_empty),
+            false => print(table.render(self.width).trim_end_matches('\n')),
+        }
+    }
+
+    /// One line for people.
+    pub(crate) fn line(&self, line: impl Display) {
+        print(&clean(&line.to_string()));
+    }
+
+    /// One line beside the answer, on standard error.
+    pub(crate) fn note(&self, line: impl Display) {
+        note(line);
+    }
+}
+
+/// One line on standard error.
+pub(crate) fn note(line: impl Display) {
+    // Nobody is left to be told that standard error is gone.
+    let _ = writeln!(io::stderr(), "{}", clean(&line.to_string()));
+}
+
+fn print(text: &str) {
+    let mut stdout = io::stdout().lock();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            note(format_args!("error: standard output: {error}"));
+        }
+        _ => {}
+    }
+}
+
+/// Text without anything that moves a cursor, changes a colour, rings a bell or
+/// reorders what is read. Line breaks and tabs become spaces.
+pub(crate) fn clean(text: &str) -> String {
+    let kept = text.chars().filter_map(|c| match c {
+        '\n' | '\r' | '\t' => Some(' '),
+        c if is_unsafe(c) => None,
+        c => Some(c),
+    });
+    kept.collect()
+}
+
+/// JSON that says the same without a raw character of that sort. They can only
+/// stand inside strings, where an escape means the same.
+fn escape(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\n' | '\r' | '\t' => escaped.push(c),
+            c if is_unsafe(c) => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+fn is_unsafe(c: char) -> bool {
+    let reorders =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let breaks_line = matches!(c, '\u{2028}' | '\u{2029}');
+    c.is_control() || reorders || breaks_line
+}
+
+/// An instant to the second, or a dash.
+pub(crate) fn instant(at: impl Into<Option<DateTime<Utc>>>) -> String {
+    at.into().map_or_else(|| "-".into(), |at| at.to_rfc3339_opts(SecondsFormat::Secs, true))
+}
+
+/// A text, or a dash.
+pub(crate) fn or_dash(text: Option<&str>) -> &str {
+    text.unwrap_or("-")
+}
+
+/// Quotes a word so that a shell reads it back as one.
+pub(crate) fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// What a column does when the terminal is narrow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// Stays whole: what people copy.
+    Whole,
+    /// Is cut.
+    Cut,
+    /// Is cut, and left out, rightmost first, when even that is not enough.
+    Optional,
+}
+
+/// A table whose columns are as wide as what is in them.
+#[derive(Debug)]
+pub(crate) struct Table {
+    columns: Vec<(&'static str, Fit)>,
+    rows: Vec<Vec<String>>,
+}
+
+const GAP: usize = 2;
+const NARROWEST: usize = 8;
+
+impl Table {
+    pub(crate) fn new(columns: impl IntoIterator<Item = (&'static str, Fit)>) -> Self {
+        Table { columns: columns.into_iter().collect(), rows: Vec::new() }
+    }
+
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let row: Vec<String> = cells.into_iter().map(|cell| clean(&cell)).collect();
+        debug_assert_eq!(row.len(), self.columns.len(), "a cell for each column");
+        self.rows.push(row);
+    }
+
+    fn render(&self, width: Option<usize>) -> String {
+        let widths = self.widths(width.unwrap_or(usize::MAX));
+        let mut text = String::new();
+        let titles: Vec<String> = self.columns.iter().map(|(title, _)| title.to_uppercase()).collect();
+        for row in std::iter::once(&titles).chain(&self.rows) {
+            let shown = widths.iter().zip(row).filter_map(|(width, cell)| Some((*width.as_ref()?, cell)));
+            let line: Vec<String> =
+                shown.map(|(width, cell)| format!("{:<width$}", truncate(cell, width))).collect();
+            text.push_str(line.join(&" ".repeat(GAP)).trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    /// How wide each column is shown; `None` leaves it out.
+    fn widths(&self, room: usize) -> Vec<Option<usize>> {
+        let content = |at: usize| {
+            let cells = self.rows.iter().map(|row| row[at].chars().count());
+            cells.chain([self.columns[at].0.len()]).max().unwrap_or(0)
+        };
+        let mut widths: Vec<Option<usize>> = (0..self.columns.len()).map(|at| Some(content(at))).collect();
+        let least = |at: usize, width: usize| match self.columns[at].1 {
+            Fit::Whole => width,
+            Fit::Cut | Fit::Optional => width.min(NARROWEST),
+        };
+        let total = |widths: &[Option<usize>], of: &dyn Fn(usize, usize) -> usize| {
+            let shown = widths.iter().enumerate().filter_map(|(at, width)| Some(of(at, (*width)?) + GAP));
+            shown.sum::<usize>().saturating_sub(GAP)
+        };
+        while total(&widths, &least) > room {
+            let optional = |at: &usize| widths[*at].is_some() && self.columns[*at].1 == Fit::Optional;
+            let Some(at) = (0..widths.len()).rev().find(optional) else { break };
+            widths[at] = None;
+        }
+        loop {
+            let over = total(&widths, &|_, width| width).saturating_sub(room);
+            let cuttable = |at: &usize| widths[*at].is_some_and(|width| width > least(*at, width));
+            let widest = (0..widths.len()).filter(cuttable).max_by_key(|at| widths[*at]);
+            match widest {
+                Some(at) if over > 0 => widths[at] = widths[at].map(|width| width - 1),
+                _ => return widths,
+            }
+        }
+    }
+}
+
+fn truncate(cell: &str, width: usize) -> String {
+    match cell.chars().count() <= width {
+        true => cell.to_owned(),
+        false => cell.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new([
+            ("id", Fit::Whole),
+            ("kind", Fit::Cut),
+            ("attempts", Fit::Optional),
+            ("last error", Fit::Optional),
+        ]);
+        table.row(["0199-aaaa-bbbb", "send_email_to_everybody", "1/3", "connection refused"].map(Into::into));
+        table.row(["0199-cccc-dddd", "greet", "-", "-"].map(Into::into));
+        table
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_content() {
+        let expected = "\
+ID              KIND                     ATTEMPTS  LAST ERROR
+0199-aaaa-bbbb  send_email_to_everybody  1/3       connection refused
+0199-cccc-dddd  greet                    -         -
+";
+        assert_eq!(table().render(None), expected);
+    }
+
+    #[test]
+    fn a_narrow_terminal_cuts_the_widest_first_and_never_the_id() {
+        let expected = "\
+ID              KIND        ATTEMPTS  LAST ERROR
+0199-aaaa-bbbb  send_emai…  1/3       connectio…
+0199-cccc-dddd  greet       -         -
+";
+        let shown = table().render(Some(48));
+        assert_eq!(shown, expected);
+        assert!(shown.lines().all(|line| line.chars().count() <= 48));
+    }
+
+    #[test]
+    fn a_very_narrow_terminal_leaves_columns_out() {
+        let shown = table().render(Some(26));
+        assert_eq!(shown.lines().next().unwrap(), "ID              KIND");
+        assert!(shown.contains("0199-aaaa-bbbb  send_ema"));
+        assert!(shown.lines().all(|line| line.chars().count() <= 26), "{shown}");
+        assert!(table().render(Some(3)).contains("0199-cccc-dddd"), "ids stay whole whatever happens");
+    }
+
+    #[test]
+    fn nothing_from_the_database_drives_the_terminal() {
+        let hostile = "\u{1b}[31mred\u{7}\u{9b}2J\r\nnext\u{202e}txt\u{0}\u{7f}";
+        assert_eq!(clean(hostile), "[31mred2J  nexttxt");
+        let mut table = Table::new([("error", Fit::Whole)]);
+        table.row([hostile.to_owned()]);
+        assert!(!table.render(None).chars().any(|c| c != '\n' && is_unsafe(c)));
+    }
+
+    #[test]
+    fn json_keeps_its_meaning_without_raw_control_characters() {
+        let hostile = "\u{1b}[2J\u{9b}2J\u{7f}\u{202e}ü";
+        let raw =
+            serde_json::value::RawValue::from_string(format!("{{\"a\":\n\"{}\"}}", &hostile[1..])).unwrap();
+        for text in [serde_json::to_string(hostile).unwrap(), serde_json::to_string(&raw).unwrap()] {
+            let escaped = escape(&text);
+            assert!(!escaped.chars().any(|c| c != '\n' && is_unsafe(c)), "{escaped}");
+            let (before, after): (serde_json::Value, serde_json::Value) =
+                (serde_json::from_str(&text).unwrap(), serde_json::from_str(&escaped).unwrap());
+            assert_eq!(before, after);
+        }
+    }
+
+    #[test]
+    fn a_shell_reads_a_quoted_word_back_as_one() {
+        assert_eq!(quote("mail"), "mail");
+        assert_eq!(quote("two words"), "'two words'");
+        assert_eq!(quote("it's"), r"'it'\''s'");
+        assert_eq!(quote("$(rm)"), "'$(rm)'");
+        assert_eq!(quote(""), "''");
+    }
+
+    #[test]
+    fn instants_are_shown_to_the_second() {
+        assert_eq!(instant(DateTime::from_timestamp(1_700_000_000, 5_000_000)), "2023-11-14T22:13:20Z");
+        assert_eq!(instant(None), "-");
+    }
+}
