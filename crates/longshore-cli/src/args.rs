@@ -318,7 +318,7 @@ pub(crate) struct List {
 #[derive(Debug, Args)]
 pub(crate) struct PageArgs {
     /// How many, 1 to 200
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50, allow_negative_numbers = true)]
     pub(crate) limit: u32,
 
     /// Only jobs older than this one: where the last page ended
@@ -326,7 +326,7 @@ pub(crate) struct PageArgs {
     pub(crate) cursor: Option<JobId>,
 
     /// Pass over this many first, up to 10000; use --cursor to go further
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) offset: u32,
 }
 
@@ -449,7 +449,7 @@ pub(crate) struct Redrive {
     pub(crate) all: bool,
 
     /// How many at most
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) limit: Option<u32>,
 }
 

@@ -8,6 +8,7 @@ mod queues;
 mod workers;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use longshore::store::{Count, SCHEMA_VERSION};
 use longshore::{Client, Status};
@@ -19,7 +20,29 @@ use crate::output::{Fit, Out, Table};
 
 /// Runs what was typed.
 pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
-    let client = connect(cli.database_url.as_deref()).await?;
+    let url = cli.database_url.as_deref().filter(|url| !url.is_empty()).ok_or_else(|| {
+        Failure::usage(
+            "no database given; set DATABASE_URL or pass --database-url, \
+             as postgres://user@host/database or sqlite:./jobs.db",
+        )
+    })?;
+    if let Some(file) = missing_file(url) {
+        match &cli.command {
+            Command::Migrate(args) if args.check => return Ok(tell_schema(0, out)),
+            Command::Migrate(_) => {}
+            _ => {
+                return Err(Failure::new(
+                    Code::Schema,
+                    format_args!(
+                        "the database file `{}` does not exist; check the path, \
+                         or run `longshore migrate` to make it",
+                        file.display()
+                    ),
+                ));
+            }
+        }
+    }
+    let client = Client::connect(url).await?;
     match cli.command {
         Command::Migrate(args) => migrate(&client, &args, out).await,
         Command::Enqueue(args) => enqueue::enqueue(&client, *args, out).await,
@@ -33,14 +56,13 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
     }
 }
 
-async fn connect(url: Option<&str>) -> Result<Client, Failure> {
-    match url {
-        Some(url) if !url.is_empty() => Ok(Client::connect(url).await?),
-        _ => Err(Failure::usage(
-            "no database given; set DATABASE_URL or pass --database-url, \
-             as postgres://user@host/database or sqlite:./jobs.db",
-        )),
-    }
+/// An SQLite file that is not there. Connecting would make it, and a mistyped
+/// path should be told, not answered from an empty queue.
+fn missing_file(url: &str) -> Option<PathBuf> {
+    let path = url.strip_prefix("sqlite:")?;
+    let path = path.strip_prefix("//").unwrap_or(path);
+    let names_a_file = !path.is_empty() && path != ":memory:";
+    names_a_file.then(|| PathBuf::from(path)).filter(|file| !file.exists())
 }
 
 async fn migrate(client: &Client, args: &Migrate, out: Out) -> Outcome {
@@ -69,6 +91,10 @@ async fn check_schema(client: &Client, out: Out) -> Outcome {
             ),
         ));
     }
+    Ok(tell_schema(version, out))
+}
+
+fn tell_schema(version: i64, out: Out) -> Code {
     let pending = version < SCHEMA_VERSION;
     match pending {
         _ if out.json => {
@@ -79,7 +105,7 @@ async fn check_schema(client: &Client, out: Out) -> Outcome {
         )),
         false => out.line(format_args!("up to date at schema version {version}")),
     }
-    Ok(if pending { Code::Problem } else { Code::Done })
+    if pending { Code::Problem } else { Code::Done }
 }
 
 async fn counts(client: &Client, out: Out) -> Outcome {

@@ -1,0 +1,216 @@
+//! `migrate` and `enqueue`: from nothing to a job.
+
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, binary, on_every_engine};
+
+on_every_engine!(
+    migrate_does_its_work_once,
+    a_check_tells_a_pending_migration_and_changes_nothing,
+    before_migration_every_command_says_to_migrate,
+    a_job_is_stored_as_it_was_asked,
+    a_job_needs_only_a_kind,
+    payloads_come_from_the_line_a_file_or_standard_input,
+    a_taken_key_is_told,
+    bad_input_is_refused_by_field_and_remedy,
+);
+
+fn migrate_does_its_work_once(bench: &Bench) {
+    assert_eq!(bench.run("migrate --json").json(), json!({ "from": 0, "to": 1 }));
+    assert_eq!(bench.run("migrate").ok().out, "already at schema version 1; nothing to do\n");
+    assert_eq!(bench.run("migrate --check").ok().out, "up to date at schema version 1\n");
+    assert_eq!(
+        bench.run("migrate --check --json").json(),
+        json!({ "version": 1, "wanted": 1, "pending": false })
+    );
+}
+
+fn a_check_tells_a_pending_migration_and_changes_nothing(bench: &Bench) {
+    for _ in 0..2 {
+        let check = bench.run("migrate --check");
+        assert_eq!(check.code, 1);
+        assert_eq!(check.out, "pending: schema version 0, wanted 1; run `longshore migrate`\n");
+    }
+    let check = bench.run("migrate --check --json");
+    assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));
+    assert!(bench.file().is_none_or(|file| !file.exists()), "no file is made");
+}
+
+fn before_migration_every_command_says_to_migrate(bench: &Bench) {
+    let lines = [
+        "enqueue greet",
+        "jobs list",
+        "queues list",
+        "dead list",
+        "workers list",
+        "sweep",
+        "counts",
+        "check",
+    ];
+    for line in lines {
+        bench.run(line).refused(6, &["longshore migrate"]);
+    }
+    assert!(bench.file().is_none_or(|file| !file.exists()), "no file is made");
+}
+
+fn a_job_is_stored_as_it_was_asked(bench: &Bench) {
+    let id = bench.migrated().words(&[
+        "enqueue",
+        "send_email",
+        "--payload",
+        r#"{"to": "ada@example.com"}"#,
+        "--queue=mail",
+        "--priority=-5",
+        "--max-attempts=7",
+        "--run-at=2030-01-31T10:00:00+01:00",
+        "--idempotency-key=invoice 7",
+        "--unique-key=ada",
+        "--unique-mode=replace",
+        "--timeout=90s",
+        "--retry=list:1s,5s",
+        "--tag=nightly",
+        "--tag=blue",
+        "--flag=infrastructure_resilient",
+        "--context=because",
+        "--metadata=[1]",
+        "--json",
+    ]);
+    let answer = id.json();
+    assert_eq!(answer["how"], "created");
+    let job = bench.run(&format!("jobs show {} --json", answer["job_id"].as_str().unwrap())).json();
+    let expected = json!({
+        "id": answer["job_id"],
+        "kind": "send_email",
+        "queue": "mail",
+        "status": "queued",
+        "priority": -5,
+        "attempts": 0,
+        "max_attempts": 7,
+        "payload": { "to": "ada@example.com" },
+        "run_at": "2030-01-31T09:00:00Z",
+        "idempotency_key": "invoice 7",
+        "unique_key": "ada",
+        "tags": ["nightly", "blue"],
+        "flags": ["infrastructure_resilient"],
+        "context": "because",
+        "metadata": [1],
+        "timeout_seconds": 90.0,
+        "retry": { "policy": "list", "delays_ms": [1000, 5000] },
+        "errors": [],
+    });
+    for (field, value) in expected.as_object().unwrap() {
+        assert_eq!(&job[field], value, "{field}");
+    }
+}
+
+fn a_job_needs_only_a_kind(bench: &Bench) {
+    let said = bench.migrated().run("enqueue greet").ok().out;
+    let id = said.strip_prefix("created ").unwrap().trim_end();
+    let job = bench.run(&format!("jobs show {id} --json")).json();
+    let defaults = [
+        ("queue", json!("default")),
+        ("priority", json!(0)),
+        ("max_attempts", json!(3)),
+        ("payload", json!({})),
+        ("timeout_seconds", json!(7200.0)),
+        ("retry", Value::Null),
+    ];
+    for (field, value) in defaults {
+        assert_eq!(job[field], value, "{field}");
+    }
+    let forever = bench.enqueue("greet --timeout none --retry none --delay 1h");
+    let job = bench.run(&format!("jobs show {forever} --json")).json();
+    assert_eq!((&job["timeout_seconds"], &job["retry"]), (&Value::Null, &json!({ "policy": "none" })));
+    assert!(job["run_at"].as_str() > job["created_at"].as_str(), "{job}");
+}
+
+fn payloads_come_from_the_line_a_file_or_standard_input(bench: &Bench) {
+    bench.migrated();
+    // Text that a detour by another representation would change.
+    let payload = r#"{"z": 1.00, "a": 123456789012345678901234567890}"#;
+    let file = std::env::temp_dir().join(format!("longshore-cli-{}.json", longshore::JobId::new()));
+    std::fs::write(&file, format!("{payload}\n")).unwrap();
+    let from_file = bench.words(&["enqueue", "a", "--payload", &format!("@{}", file.display())]).ok();
+    std::fs::remove_file(&file).unwrap();
+    let from_line = bench.words(&["enqueue", "a", "--payload", payload]).ok();
+    let from_input = bench.piped("enqueue a --payload -", format!("\n {payload} \n").as_bytes()).ok();
+    for said in [from_file, from_line, from_input] {
+        let id = said.out.trim_start_matches("created ").trim_end().to_owned();
+        let shown = bench.run(&format!("jobs show {id}")).ok().out;
+        assert!(shown.contains(&format!("payload          {payload}\n")), "{shown}");
+        assert!(bench.run(&format!("jobs show {id} --json")).ok().out.contains(payload));
+    }
+    bench
+        .words(&["enqueue", "a", "--payload", "@/no/such/file"])
+        .refused(2, &["payload", "/no/such/file", "@FILE"]);
+    bench.piped("enqueue a --payload -", b"{oops").refused(2, &["payload", "not JSON"]);
+    bench.piped("enqueue a --payload -", b"\xff").refused(2, &["payload", "standard input"]);
+    bench.piped("enqueue a --payload -", &[b' '; 3 << 20]).refused(2, &["payload", "1048576"]);
+}
+
+fn a_taken_key_is_told(bench: &Bench) {
+    let first = bench.migrated().run("enqueue pay --idempotency-key invoice-7").ok().out;
+    let second = bench.run("enqueue refund --idempotency-key invoice-7").ok().out;
+    assert_eq!(second, first.replace("created", "existing"));
+
+    let first = bench.run("enqueue index --unique-key doc-7 --priority 1").ok().out;
+    let id = first.trim_start_matches("created ").trim_end();
+    let second = bench.run("enqueue index --unique-key doc-7 --unique-mode replace --priority 2").ok().out;
+    assert_eq!(second, format!("replaced {id}\n"));
+    assert_eq!(bench.run(&format!("jobs show {id} --json")).json()["priority"], 2);
+    let third = bench.run("enqueue index --unique-key doc-7 --json").json();
+    assert_eq!(third, json!({ "job_id": id, "how": "existing" }));
+}
+
+fn bad_input_is_refused_by_field_and_remedy(bench: &Bench) {
+    let long = "x".repeat(129);
+    bench.migrated();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["enqueue", ""], &["kind", "1 to 128 bytes"]),
+        (&["enqueue", &long], &["kind", "at most 128"]),
+        (&["enqueue", "a", "--queue", ""], &["queue", "1 to 128 bytes"]),
+        (&["enqueue", "a", "--payload", "{oops"], &["payload", "give any JSON value"]),
+        (&["enqueue", "a", "--payload", ""], &["payload", "give any JSON value"]),
+        (&["enqueue", "a", "--priority", "40000"], &["priority", "-32768 to 32767"]),
+        (&["enqueue", "a", "--priority", "high"], &["--priority"]),
+        (&["enqueue", "a", "--max-attempts", "0"], &["max_attempts", "use 1 to"]),
+        (&["enqueue", "a", "--max-attempts", "-1"], &["max_attempts", "use 1 to"]),
+        (&["enqueue", "a", "--delay", "5"], &["--delay", "like 500ms"]),
+        (&["enqueue", "a", "--delay", "4000d"], &["delay", "at most ten years"]),
+        (&["enqueue", "a", "--run-at", "noon"], &["--run-at", "RFC 3339"]),
+        (&["enqueue", "a", "--idempotency-key", ""], &["idempotency_key", "1 to 512 bytes"]),
+        (&["enqueue", "a", "--unique-key", ""], &["unique_key", "1 to 512 bytes"]),
+        (&["enqueue", "a", "--unique-mode", "replace"], &["--unique-key"]),
+        (&["enqueue", "a", "--timeout", "0s"], &["timeout", "or none"]),
+        (&["enqueue", "a", "--retry", "sometimes"], &["--retry", "exponential"]),
+        (&["enqueue", "a", "--tag", ""], &["tags", "1 to 128 bytes"]),
+        (&["enqueue", "a", "--flag", &long], &["flags", "at most 128"]),
+        (&["enqueue", "a", "--metadata", "{"], &["metadata", "give any JSON value"]),
+        (&["enqueue"], &["<KIND>"]),
+        (&["enqueue", "a", "--colour", "red"], &["--colour"]),
+    ];
+    for (words, said) in cases {
+        let answer = bench.words(words).refused(2, said);
+        assert_eq!(answer.out, "", "{words:?}");
+    }
+    assert_eq!(bench.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
+}
+
+#[test]
+fn without_a_database_both_forms_of_url_are_taught() {
+    for url in [None, Some("")] {
+        let mut command = binary();
+        command.arg("check").envs(url.map(|url| ("DATABASE_URL", url)));
+        crate::bench::Answer::of(command.output().unwrap())
+            .refused(2, &["DATABASE_URL", "--database-url", "postgres://", "sqlite:./jobs.db"]);
+    }
+}
+
+#[test]
+fn a_wrong_database_url_is_refused_without_repeating_it() {
+    for url in ["mysql://ada:s3cret@db/jobs", "s3cret", "postgres://ada:s3cret@db:port/jobs", "sqlite:"] {
+        let output = binary().args(["--database-url", url, "check"]).output().unwrap();
+        let answer = crate::bench::Answer::of(output).refused(2, &["database URL"]);
+        assert!(!answer.err.contains("s3cret"), "{answer:?}");
+    }
+}

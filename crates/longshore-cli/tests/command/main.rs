@@ -1,0 +1,9 @@
+//! The real `longshore` binary against real databases: every case runs on
+//! SQLite, and on Postgres when `LONGSHORE_TEST_DATABASE_URL` names one.
+#![allow(clippy::unwrap_used)]
+
+mod bench;
+mod enqueue;
+mod jobs;
+mod operate;
+mod terminal;

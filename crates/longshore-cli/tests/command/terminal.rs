@@ -1,0 +1,94 @@
+//! What the command must never do: drive a terminal, tell a secret, or fall
+//! over because its reader left.
+
+use std::process::Stdio;
+
+use longshore::{Ending, NewJob};
+
+use crate::bench::{Answer, Bench, binary, on_every_engine};
+
+on_every_engine!(nothing_stored_drives_the_terminal, a_reader_that_leaves_is_no_error);
+
+const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}txet\r\nlast";
+
+fn is_harmless(text: &str) -> bool {
+    !text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}')
+}
+
+fn nothing_stored_drives_the_terminal(bench: &Bench) {
+    bench.migrated();
+    let job = NewJob::new(HOSTILE, HOSTILE).tags([HOSTILE]).context(HOSTILE).idempotency_key(HOSTILE);
+    let ending = Ending::Failed { error: HOSTILE.into(), retry_in: None };
+    let id = bench.ended(job, ending);
+    bench.library(async |client| {
+        client.enqueue(NewJob::new("greet", &()).queue(HOSTILE)).await?;
+        client.pause(HOSTILE).await
+    });
+    let show = format!("jobs show {id}");
+    for line in ["jobs list", "dead list", "queues list", "counts", &show] {
+        for line in [line.to_owned(), format!("{line} --json")] {
+            let said = bench.run(&line).ok().out;
+            assert!(is_harmless(&said), "{line}: {said:?}");
+            assert!(said.contains("last"), "{line}: {said:?}");
+        }
+    }
+    let job = bench.run(&format!("{show} --json")).json();
+    assert_eq!(
+        (&job["payload"], &job["last_error"]),
+        (&HOSTILE.into(), &HOSTILE.into()),
+        "programs get all of it"
+    );
+    let refused = bench.words(&["queues", "limit", HOSTILE, "0"]).refused(2, &["at least 1"]);
+    assert!(is_harmless(&refused.err), "{refused:?}");
+}
+
+fn a_reader_that_leaves_is_no_error(bench: &Bench) {
+    bench.migrated().library(async |client| {
+        // More than a pipe holds, so that the write cannot succeed by itself.
+        let jobs = (0..50).map(|_| NewJob::new("greet", &"x".repeat(4000)));
+        client.enqueue_many(jobs).await
+    });
+    for form in [["jobs", "list"].as_slice(), &["jobs", "list", "--json"]] {
+        let mut command = binary();
+        command.env("DATABASE_URL", &bench.url).args(form).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        let answer = Answer::of(child.wait_with_output().unwrap());
+        assert_eq!(answer.code, 0, "{answer:?}");
+        let complaint = answer.err.lines().find(|line| !line.starts_with("next page: "));
+        assert_eq!(complaint, None, "{answer:?}");
+    }
+}
+
+#[test]
+fn no_password_is_ever_printed() {
+    let url = "postgres://ada:s3cret@db.invalid/jobs";
+    for line in ["check", "--help", "jobs list --help", "jobs list --status nonsense", "migrate"] {
+        let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
+        let answer = Answer::of(output);
+        assert!(!format!("{answer:?}").contains("s3cret"), "{line}: {answer:?}");
+    }
+    let typed_in_the_wrong_place = Answer::of(binary().arg(url).output().unwrap());
+    let answer = typed_in_the_wrong_place.refused(2, &["ada:***@db.invalid"]);
+    assert!(!answer.err.contains("s3cret"), "{answer:?}");
+}
+
+#[test]
+fn a_database_that_does_not_answer_is_unavailable() {
+    let url = "postgres://ada:s3cret@db.invalid/jobs";
+    for line in ["check", "enqueue greet", "migrate --check"] {
+        let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
+        Answer::of(output).refused(5, &["database"]);
+    }
+}
+
+#[test]
+fn the_root_help_documents_every_exit_code() {
+    let help = Answer::of(binary().arg("--help").output().unwrap()).ok().out;
+    for line in
+        ["0  done", "1  something", "2  usage", "3  not found", "4  conflict", "5  unavailable", "6  schema"]
+    {
+        assert!(help.contains(line), "{line}");
+    }
+    Answer::of(binary().output().unwrap());
+}
