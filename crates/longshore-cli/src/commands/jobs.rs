@@ -96,10 +96,10 @@ pub(super) fn print_page(page: &Page, next_page: &str, when_empty: &str, out: Ou
         ("status", Fit::Whole),
         ("kind", Fit::Cut),
         ("queue", Fit::Cut),
-        ("attempts", Fit::Optional),
-        ("priority", Fit::Optional),
-        ("run at", Fit::Optional),
-        ("last error", Fit::Optional),
+        ("attempts", Fit::WholeOrOut),
+        ("priority", Fit::WholeOrOut),
+        ("run at", Fit::WholeOrOut),
+        ("last error", Fit::CutOrOut),
     ]);
     for job in &page.jobs {
         table.row([
@@ -181,7 +181,7 @@ fn print_job(job: &JobRecord, out: Out) {
         ("ended", Fit::Whole),
         ("ended at", Fit::Whole),
         ("error", Fit::Cut),
-        ("worker", Fit::Optional),
+        ("worker", Fit::WholeOrOut),
     ]);
     for attempt in &job.errors {
         table.row([

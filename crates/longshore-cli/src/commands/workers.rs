@@ -32,11 +32,11 @@ fn table(workers: &[WorkerRecord]) -> Table {
         ("name", Fit::Cut),
         ("state", Fit::Whole),
         ("running", Fit::Whole),
-        ("heartbeat at", Fit::Optional),
-        ("started at", Fit::Optional),
-        ("stale after", Fit::Optional),
-        ("queues", Fit::Optional),
-        ("kinds", Fit::Optional),
+        ("heartbeat at", Fit::WholeOrOut),
+        ("started at", Fit::WholeOrOut),
+        ("stale after", Fit::WholeOrOut),
+        ("queues", Fit::CutOrOut),
+        ("kinds", Fit::CutOrOut),
     ]);
     for worker in workers {
         table.row([
