@@ -6,6 +6,7 @@
 //! job still stands there; otherwise it looks again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::enqueue::lanes::Lanes;
 use crate::enqueue::{Edit, Enqueued, NewJob, ValidEdit, ValidJob, check_name};
@@ -14,7 +15,7 @@ use crate::job::{JobId, JobRecord};
 use crate::lifecycle::{self, Ending, Event, Flags, State, Transition};
 use crate::store::{
     CheckReport, Claimed, Count, DeadFilter, Fenced, ListFilter, Migrated, Operated, Operation, Page,
-    QueueChange, QueueRecord, Settled, Settlement, Store, keepable,
+    QueueChange, QueueRecord, Settled, Settlement, Store, WorkerRecord, keepable,
 };
 
 /// How often a moving job is looked for again before giving up.
@@ -116,6 +117,12 @@ impl Client {
         jobs: impl IntoIterator<Item = NewJob>,
     ) -> Result<Vec<Enqueued>> {
         transaction.enqueue(&*self.store, &validate_all(jobs)?).await
+    }
+
+    /// Waits until workers have been told of everything enqueued so far. For
+    /// programs that exit right after: polling would find the jobs anyway.
+    pub async fn flush(&self) {
+        self.lanes.flush().await;
     }
 
     // ---- settle ----------------------------------------------------------
@@ -235,7 +242,13 @@ impl Client {
         }
     }
 
-    // ---- queues ----------------------------------------------------------
+    // ---- workers and queues ----------------------------------------------
+
+    /// All workers, newest first; `threshold` overrides each worker's own in
+    /// deciding who is stale.
+    pub async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
+        self.store.workers(threshold).await
+    }
 
     /// Stops claims from a queue; running jobs go on.
     pub async fn pause(&self, queue: &str) -> Result<()> {

@@ -210,6 +210,12 @@ impl NewJob {
         self
     }
 
+    /// Not before this point, in either form.
+    pub fn when(mut self, when: When) -> Self {
+        self.when = when;
+        self
+    }
+
     /// A second enqueue with this key returns the first job, unchanged, for as
     /// long as that is kept.
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
@@ -375,7 +381,7 @@ impl ValidJob {
 }
 
 /// What became of an enqueue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Enqueued {
     /// The job that stands for the request.
     pub id: JobId,

@@ -24,7 +24,7 @@ pub(crate) struct Lanes {
     store: Arc<dyn Store>,
     plain: Inbox<Order>,
     keyed: Inbox<Order>,
-    wakes: Arc<Inbox<String>>,
+    wakes: Arc<Inbox<Wake>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +48,15 @@ impl Lanes {
         answer.await.unwrap_or_else(|_| {
             Err(Error::unavailable("the runtime is shutting down; whether the job was stored is not known"))
         })
+    }
+
+    /// Waits until every wake-up so far has been sent.
+    pub(crate) async fn flush(&self) {
+        let (reply, sent) = oneshot::channel();
+        self.wakes.put(Wake::Flush(reply), |inbox| {
+            tokio::spawn(run_wakes(self.store.clone(), inbox));
+        });
+        let _ = sent.await;
     }
 
     /// Tells workers about jobs that were stored without a lane.
@@ -88,7 +97,7 @@ impl<T> Inbox<T> {
 async fn run_lane(
     store: Arc<dyn Store>,
     mut orders: mpsc::UnboundedReceiver<Order>,
-    wakes: Arc<Inbox<String>>,
+    wakes: Arc<Inbox<Wake>>,
 ) {
     while let Some(first) = orders.recv().await {
         let (jobs, replies) = gather(first, &mut orders);
@@ -139,26 +148,45 @@ async fn store_batch(store: &dyn Store, jobs: &[ValidJob]) -> Vec<Result<Enqueue
     }
 }
 
-/// Passes on which queues have due work. While one wake-up is on its way, the
-/// next ones gather.
-fn announce(store: &Arc<dyn Store>, wakes: &Inbox<String>, jobs: &[ValidJob]) {
+/// What the wake-up lane is told.
+#[derive(Debug)]
+enum Wake {
+    Queue(String),
+    /// Answer once everything before this has been sent.
+    Flush(oneshot::Sender<()>),
+}
+
+fn announce(store: &Arc<dyn Store>, wakes: &Inbox<Wake>, jobs: &[ValidJob]) {
     let due = jobs.iter().filter(|job| job.when == When::NOW);
     let queues: BTreeSet<&str> = due.map(|job| job.queue.as_str()).collect();
     for queue in queues {
-        wakes.put(queue.to_owned(), |mut inbox| {
-            let store = store.clone();
-            tokio::spawn(async move {
-                while let Some(first) = inbox.recv().await {
-                    let mut queues = BTreeSet::from([first]);
-                    while let Ok(queue) = inbox.try_recv() {
-                        queues.insert(queue);
-                    }
-                    let queues: Vec<_> = queues.into_iter().collect();
-                    if let Err(error) = store.wake(&queues).await {
-                        tracing::debug!(%error, "could not announce new work; polling will find it");
-                    }
-                }
-            });
+        wakes.put(Wake::Queue(queue.to_owned()), |inbox| {
+            tokio::spawn(run_wakes(store.clone(), inbox));
         });
+    }
+}
+
+/// Passes on which queues have due work. While one wake-up is on its way, the
+/// next ones gather.
+async fn run_wakes(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Wake>) {
+    while let Some(first) = inbox.recv().await {
+        let (mut queues, mut flushes) = (BTreeSet::new(), Vec::new());
+        let mut next = Some(first);
+        while let Some(wake) = next {
+            match wake {
+                Wake::Queue(queue) => drop(queues.insert(queue)),
+                Wake::Flush(reply) => flushes.push(reply),
+            }
+            next = inbox.try_recv().ok();
+        }
+        let queues: Vec<_> = queues.into_iter().collect();
+        if !queues.is_empty()
+            && let Err(error) = store.wake(&queues).await
+        {
+            tracing::debug!(%error, "could not announce new work; polling will find it");
+        }
+        for reply in flushes {
+            let _ = reply.send(());
+        }
     }
 }

@@ -530,6 +530,7 @@ pub struct WorkerRecord {
     /// How many jobs it runs at once.
     pub concurrency: u32,
     /// Its threshold.
+    #[serde(rename = "stale_after_seconds", serialize_with = "in_seconds")]
     pub stale_after: Duration,
     /// When it registered.
     pub started_at: DateTime<Utc>,
@@ -541,6 +542,10 @@ pub struct WorkerRecord {
     pub stale: bool,
     /// How many leases name it.
     pub running: u64,
+}
+
+fn in_seconds<S: serde::Serializer>(duration: &Duration, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_f64(duration.as_secs_f64())
 }
 
 /// The answer to a heartbeat.
@@ -770,7 +775,7 @@ impl Default for ListFilter {
 }
 
 /// One page of a list.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Page {
     /// The jobs, newest first.
     pub jobs: Vec<JobRecord>,

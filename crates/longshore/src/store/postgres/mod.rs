@@ -119,12 +119,25 @@ impl PostgresStore {
                 })
             })
             .connect_lazy_with(connect.clone());
+        // A wrong host or password should be told here, in its own words, and
+        // not by the first job when the pool has timed out.
+        let target = format!("{}:{}", connect.get_host(), connect.get_port());
+        let probe = tokio::time::timeout(options.acquire_timeout, PgConnection::connect_with(&connect)).await;
+        match probe {
+            Ok(Ok(connection)) => drop(connection.close().await),
+            Ok(Err(error)) => {
+                let told = translate(error);
+                return Err(Error::unavailable(format!("{target}: {told}")).with_source(told));
+            }
+            Err(_) => {
+                let patience = options.acquire_timeout;
+                return Err(Error::unavailable(format!(
+                    "{target}: the database did not answer within {patience:?}"
+                )));
+            }
+        }
         let listener = listen::Listener::new(schema.channel());
-        let store = PostgresStore(Arc::new(Inner { pool, schema, listener }));
-        // A wrong host or password should be told here, not by the first job.
-        let mut connection = store.0.pool.acquire().await.map_err(translate)?;
-        connection.ping().await.map_err(translate)?;
-        Ok(store)
+        Ok(PostgresStore(Arc::new(Inner { pool, schema, listener })))
     }
 
     /// The schema that holds the tables.

@@ -349,7 +349,7 @@ const QUEUES: &str = "
                        from longshore.ready r
                       where r.queue = n.name
                         and r.interruptions = 0
-                      limit $1 + 1) as some),
+                      limit $1 + 1) as bounded),
            coalesce(r.n, 0)
       from names n
       left join longshore.queues s on s.name = n.name

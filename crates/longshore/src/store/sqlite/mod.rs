@@ -99,6 +99,21 @@ impl SqliteStore {
     }
 }
 
+/// Jobs stored by the caller's connection, inside whatever transaction is open
+/// on it.
+impl crate::client::CallerTransaction for &Connection {
+    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        let any: &dyn std::any::Any = store;
+        let store = any.downcast_ref::<SqliteStore>().ok_or_else(|| {
+            Error::invalid(
+                "transaction",
+                "transaction: an SQLite transaction, but this client uses another engine",
+            )
+        })?;
+        store.enqueue_in(self, jobs)
+    }
+}
+
 fn place(url: &str) -> Result<Place> {
     let refuse = |message: String| Err(Error::invalid("url", format!("database URL: {message}")));
     let path = url.strip_prefix("sqlite:").unwrap_or(url);

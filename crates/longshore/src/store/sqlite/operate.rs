@@ -284,6 +284,7 @@ pub(super) fn dead_letters(tx: &Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> 
           from finished f indexed by finished_unsuccessful
           join jobs j on j.id = f.id
          where f.outcome = 'failed_permanent'
+           and f.outcome <> 'succeeded'   -- what the partial index asks for
            and f.id > ?1
            and (?2 is null or j.kind = ?2)
            and (?3 is null or j.queue = ?3)
