@@ -32,7 +32,10 @@ const STATEMENTS: usize = 160;
 /// (the heads of the indexes) are copied back once.
 const CHECKPOINT_PAGES: u32 = 4000;
 const LOG_BYTES: u32 = 64 * 1024 * 1024;
-const WRITER_CACHE_KIB: u32 = 64 * 1024;
+/// No more: a commit that balanced a tree walks the whole cache (measured, one
+/// caller: 30,000 commits/s with 16 MiB, 8,000 with 64), and the system's own
+/// cache holds the rest.
+const WRITER_CACHE_KIB: u32 = 16 * 1024;
 const READER_CACHE_KIB: u32 = 8 * 1024;
 
 /// Where the tables are.
