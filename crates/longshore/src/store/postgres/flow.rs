@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::enqueue::{millis, split};
 use super::{Done, Fault, PostgresStore};
 use crate::error::Result;
-use crate::job::{AttemptEnd, JobId, Outcome, WorkerId};
+use crate::job::{AttemptEnd, JobId, WorkerId};
 use crate::lifecycle::{Finish, Flags, Leave, Requeue};
 use crate::store::{Beat, Fenced, Interruptor, Lease, NewWorker, Settled, Settlement, WorkerRecord, clean};
 
@@ -270,7 +270,8 @@ const REQUEUE: &str = "
     select id, lease_no from taken";
 
 /// Why settlements found no lease: it lives with other flags, or this very end
-/// was stored before and the answer lost, or it is gone.
+/// was stored before and the answer lost, or it is gone. The error is compared,
+/// too: a sweeper may have charged the attempt in the holder's name.
 const DIAGNOSE: &str = "
     select i.nth, r.cancel_requested, r.superseded,
            exists (
@@ -287,9 +288,10 @@ const DIAGNOSE: &str = "
                 and a.lease_no = i.lease_no
                 and a.worker = i.worker
                 and i.outcome is null
-                and a.what = i.history)
-      from unnest($1::uuid[], $2::int4[], $3::uuid[], $4::text[], $5::text[]) with ordinality
-        as i(id, lease_no, worker, outcome, history, nth)
+                and a.what = i.history
+                and a.error is not distinct from i.error)
+      from unnest($1::uuid[], $2::int4[], $3::uuid[], $4::text[], $5::text[], $6::text[]) with ordinality
+        as i(id, lease_no, worker, outcome, history, error, nth)
       left join longshore.running r
         on r.id = i.id
        and r.lease_no = i.lease_no
@@ -440,13 +442,14 @@ impl PostgresStore {
         answers: &mut [Settled],
     ) -> Done<()> {
         let leases = || missed.iter().map(|item| &item.settlement.lease);
-        let (outcomes, histories): (Vec<_>, Vec<_>) = missed.iter().map(|item| trace_of(item)).unzip();
+        let traces: Vec<Trace> = missed.iter().map(|item| Trace::of(item)).collect();
         let rows = sqlx::query(self.sql(DIAGNOSE))
             .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
             .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
             .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
-            .bind(outcomes)
-            .bind(histories)
+            .bind(traces.iter().map(|trace| trace.outcome).collect::<Vec<_>>())
+            .bind(traces.iter().map(|trace| trace.history).collect::<Vec<_>>())
+            .bind(traces.into_iter().map(|trace| trace.error).collect::<Vec<_>>())
             .fetch_all(connection)
             .await?;
         for row in rows {
@@ -474,10 +477,23 @@ fn flags_differ(item: &Item<'_>, found: Option<(bool, bool)>) -> bool {
 }
 
 /// What a stored settlement leaves behind: its outcome, or its history entry.
-fn trace_of(item: &Item<'_>) -> (Option<&'static str>, Option<&'static str>) {
-    match &item.settlement.leave {
-        Leave::Finish(finish) => (Some(Outcome::as_str(finish.outcome)), None),
-        Leave::Requeue(requeue) => (None, Some(requeue.history.as_str())),
+#[derive(Default)]
+struct Trace {
+    outcome: Option<&'static str>,
+    history: Option<&'static str>,
+    error: Option<String>,
+}
+
+impl Trace {
+    fn of(item: &Item<'_>) -> Self {
+        match &item.settlement.leave {
+            Leave::Finish(finish) => Trace { outcome: Some(finish.outcome.as_str()), ..Trace::default() },
+            Leave::Requeue(requeue) => Trace {
+                history: Some(requeue.history.as_str()),
+                error: requeue.error.as_deref().map(|error| clean(error).into_owned()),
+                ..Trace::default()
+            },
+        }
     }
 }
 

@@ -397,7 +397,6 @@ struct Held {
     priority: i16,
     attempt: u16,
     max_attempts: u16,
-    interruptions: u16,
     keyed: bool,
 }
 
@@ -444,7 +443,6 @@ fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<Held>>
                priority,
                attempt,
                max_attempts,
-               interruptions,
                keyed
           from running
          where id = ?1
@@ -481,8 +479,7 @@ fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<Held>>
             priority: row.get(5)?,
             attempt: row.get(6)?,
             max_attempts: row.get(7)?,
-            interruptions: row.get(8)?,
-            keyed: row.get(9)?,
+            keyed: row.get(8)?,
         })
     })?;
     if held.is_some() {
@@ -582,7 +579,7 @@ fn finish_job(
             outcome: finish.outcome,
             attempts: finish.attempts,
             max_attempts: held.max_attempts,
-            interruptions: held.interruptions,
+            interruptions: finish.interruptions,
             last_error: last_error.as_deref(),
             result: finish.result.as_deref().map(RawValue::get),
         },
