@@ -19,6 +19,8 @@
 //! `postgres` (default) and `sqlite` choose engines; `tls` encrypts
 //! connections to Postgres.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
+// Without an engine nothing reads what the engines would store.
+#![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
 
 pub mod client;
 pub mod enqueue;
@@ -36,3 +38,12 @@ pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, Work
 pub use lifecycle::{Ending, Interruption, When};
 pub use recovery::{Decision, SweepMode, SweepOptions, SweepReport};
 pub use retry::RetryPolicy;
+
+/// The documents' examples are compiled and run.
+#[cfg(all(doctest, feature = "sqlite", feature = "postgres"))]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guides/enqueue.md")]
+    struct EnqueueGuide;
+}
