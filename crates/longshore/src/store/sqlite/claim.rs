@@ -4,9 +4,10 @@
 //! what is due there, from where the [cursor](ClaimCursor) says. It stops as
 //! soon as it has enough, so lower priorities are not even looked at.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rusqlite::params;
 use uuid::Uuid;
@@ -45,6 +46,22 @@ fn worker_is_alive(tx: &Tx<'_>, worker: WorkerId) -> Sql<bool> {
     Ok(tx.row(ALIVE, [worker.0.as_bytes()], |_| Ok(()))?.is_some())
 }
 
+/// The due range of one place, read from the index alone.
+pub(super) const NEXT_DUE: &str = "
+    select run_at,
+           id,
+           kind
+      from ready indexed by ready_claim
+     where queue = ?1
+       and priority = ?2
+       and interruptions = 0
+       and (run_at, id) > (?3, ?4)
+       and run_at <= ?5
+     order by run_at, id";
+
+/// What looking at one index entry takes at most.
+const LOOK: Duration = Duration::from_micros(5);
+
 /// One claim in progress.
 struct Hunt<'a> {
     tx: &'a Tx<'a>,
@@ -58,6 +75,8 @@ struct Hunt<'a> {
     suspects: Vec<Candidate<'a>>,
     wanted: usize,
     leased: Vec<Claimed>,
+    /// How many index entries it has looked at.
+    looks: Cell<u32>,
 }
 
 /// A due job, as the index knows it.
@@ -92,6 +111,7 @@ impl<'a> Hunt<'a> {
             suspects: Vec::new(),
             wanted: request.limit as usize,
             leased: Vec::new(),
+            looks: Cell::new(0),
         };
         for queue in &request.queues {
             if let Some(slots) = free_slots(tx, queue)? {
@@ -115,6 +135,10 @@ impl<'a> Hunt<'a> {
         })
     }
 
+    fn look(&self) {
+        self.looks.set(self.looks.get().saturating_add(1));
+    }
+
     fn is_full(&self) -> bool {
         self.wanted == 0
     }
@@ -123,8 +147,11 @@ impl<'a> Hunt<'a> {
         let began = Instant::now();
         cursor.set_places(self.find_places()?);
         let picked = self.pick(cursor.places())?;
-        // Leasing is work done, not time spent looking.
-        cursor.head_scanned(began, Instant::now());
+        // Leasing is work done, not time spent looking; nor is waiting for a
+        // processor, which can make a scan of three rows look dear.
+        let ended = Instant::now();
+        let looked = ended.checked_sub(LOOK * self.looks.get()).unwrap_or(began);
+        cursor.head_scanned(began.max(looked), ended);
         self.lease(&picked, cursor)
     }
 
@@ -152,7 +179,9 @@ impl<'a> Hunt<'a> {
             {
                 places.push(Place { queue: queue.into(), priority, limited: slots.is_some(), after: None });
                 below = priority.into();
+                self.look();
             }
+            self.look();
         }
         Ok(places)
     }
@@ -185,17 +214,6 @@ impl<'a> Hunt<'a> {
     /// Adds to `found`, which is sorted, what is due in one more queue of the
     /// same priority; no more than could still be among those wanted.
     fn next_due(&self, place: &Place, found: &mut Vec<Candidate<'a>>) -> Sql<()> {
-        const NEXT_DUE: &str = "
-            select run_at,
-                   id,
-                   kind
-              from ready indexed by ready_claim
-             where queue = ?1
-               and priority = ?2
-               and interruptions = 0
-               and (run_at, id) > (?3, ?4)
-               and run_at <= ?5
-             order by run_at, id";
         let Some((&queue, slots)) = self.slots.get_key_value(place.queue.as_str()) else { return Ok(()) };
         let most = slots.map_or(self.wanted, |slots| self.wanted.min(slots as usize));
         if most == 0 {
@@ -276,6 +294,7 @@ impl<'a> Hunt<'a> {
             select flags
               from ready
              where id = ?1";
+        self.look();
         if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(kind)) {
             return Ok(false);
         }

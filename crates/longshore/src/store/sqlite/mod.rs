@@ -48,7 +48,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] =
 /// let store = SqliteStore::open("sqlite::memory:").await?;
 /// store.migrate().await?;
 /// let job = NewJob::new("greet", "Ada").validate()?;
-/// store.enqueue(&[job.clone()]).await?;
+/// store.enqueue(std::slice::from_ref(&job)).await?;
 /// assert!(store.get(job.id()).await?.is_some());
 /// # Ok::<(), longshore::Error>(())
 /// # }).unwrap();
