@@ -285,15 +285,7 @@ fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
 }
 
 pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
-    if filter.offset > ListFilter::MAX_OFFSET {
-        let message = format!(
-            "offset: {} is past {}; page with `cursor` instead",
-            filter.offset,
-            ListFilter::MAX_OFFSET
-        );
-        return Err(Error::invalid("offset", message).into());
-    }
-    let limit = filter.limit.clamp(1, ListFilter::MAX_LIMIT) as usize;
+    let limit = filter.page_size() as usize;
     let (ids, next) = matching(tx, filter, limit)?;
     let mut jobs = Vec::with_capacity(ids.len());
     for id in ids {

@@ -426,11 +426,13 @@ impl Store for SqliteStore {
     }
 
     async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
         let reports = reports.to_vec();
         self.engine.write(move |tx| flow::progress(tx, &reports)).await
     }
 
     async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
+        check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
         let (lease, data) = (*lease, data.to_owned());
         self.engine.write(move |tx| flow::save_checkpoint(tx, &lease, &data)).await
     }
@@ -509,6 +511,7 @@ impl Store for SqliteStore {
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        filter.validate()?;
         let filter = filter.clone();
         self.engine.read(move |tx| inspect::list(tx, &filter)).await
     }
