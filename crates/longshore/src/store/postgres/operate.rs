@@ -29,11 +29,12 @@ const CANCEL: &str = "
       delete from longshore.ready
        where id = $1
          and lease_no = $2
+         and attempt = $3   -- a replaced job begins anew under the same lease number
       returning *),
     ended as (
       insert into longshore.finished
              (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
-      select g.id, longshore.clock(), g.lease_no, 'cancelled', $3, g.max_attempts, g.interruptions, (
+      select g.id, longshore.clock(), g.lease_no, 'cancelled', $3::int2, g.max_attempts, g.interruptions, (
                select a.error
                  from longshore.attempts a
                 where a.job = g.id

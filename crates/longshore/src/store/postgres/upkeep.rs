@@ -47,13 +47,15 @@ const INTERRUPTED: &str = "
       join longshore.jobs j on j.id = r.id
       left join longshore.workers w on w.id = r.worker
      cross join lateral (
-             select case when r.flags && $3::text[] then $4::int4 else 1 end * interval '1 millisecond' as unit) as slow
+             select coalesce(r.flags && $3::text[], false) as resilient,
+                    case when r.flags && $3::text[] then $4::int4 else 1 end * interval '1 millisecond' as unit) as slow
      cross join lateral (
              select case
                       when w.id is null
                        and r.claimed_at < longshore.clock() - coalesce($1::int8, $2::int8) * slow.unit
                       then 'unknown'
                       when w.heartbeat_at < longshore.clock() - coalesce($1::int8, w.stale_after_ms) * slow.unit
+                        or (w.dead_at is not null and not slow.resilient)
                       then 'dead'
                       when w.id is not null
                        and r.claimed_at < longshore.clock() - coalesce($1::int8, $2::int8) * slow.unit
