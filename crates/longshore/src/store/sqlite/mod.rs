@@ -23,6 +23,7 @@ use engine::{Engine, Place, Unawaited};
 
 mod claim;
 mod engine;
+mod enqueue;
 mod flow;
 mod inspect;
 mod operate;
@@ -95,7 +96,7 @@ impl SqliteStore {
     /// # }).unwrap();
     /// ```
     pub fn enqueue_in(&self, tx: &Connection, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        Ok(flow::enqueue(&Tx::new(tx), jobs)?)
+        Ok(enqueue::enqueue(&Tx::new(tx), jobs)?)
     }
 }
 
@@ -394,7 +395,7 @@ impl Store for SqliteStore {
 
     async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let jobs = jobs.to_vec();
-        self.engine.write(move |tx| flow::enqueue(tx, &jobs)).await
+        self.engine.write(move |tx| enqueue::enqueue(tx, &jobs)).await
     }
 
     async fn wake(&self, queues: &[String]) -> Result<()> {

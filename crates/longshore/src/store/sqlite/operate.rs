@@ -3,7 +3,8 @@
 
 use rusqlite::params;
 
-use super::flow::{Ended, Ready, enter_finished, free_key, newest_error, tally};
+use super::enqueue::Ready;
+use super::flow::{Ended, enter_finished, free_key, newest_error, tally};
 use super::upkeep::forget;
 use super::*;
 use crate::enqueue::check_name;

@@ -654,7 +654,7 @@ fn a_failing_call_is_undone_alone() {
                 store
                     .engine
                     .write(move |tx| {
-                        flow::enqueue(tx, &[job])?;
+                        enqueue::enqueue(tx, &[job])?;
                         match n % 4 {
                             0 => Err(Error::conflict("on purpose").into()),
                             1 => panic!("on purpose"),

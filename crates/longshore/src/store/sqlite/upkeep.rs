@@ -3,7 +3,8 @@
 
 use rusqlite::params;
 
-use super::flow::{By, add_tally, end_leases, enqueue, tally};
+use super::enqueue::enqueue;
+use super::flow::{By, add_tally, end_leases, tally};
 use super::*;
 
 const SECOND: i64 = 1_000_000;
