@@ -1,0 +1,506 @@
+//! `bench core`: enqueue, claim and settle, our way and by hand, in turns.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use longshore::Client;
+use longshore::store::ClaimCursor;
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use crate::report::{self, Cell, Sample};
+use crate::server::Admin;
+use crate::{Engine, Result, Server, ours, raw_postgres, raw_sqlite, scratch_folder};
+
+const OURS: &str = "bench_ours";
+const BULK: u64 = 10_000;
+const CALLERS: [usize; 3] = [1, 8, 64];
+const BATCHES: [u32; 4] = [1, 10, 100, 500];
+const CLAIMERS: [usize; 2] = [1, 2];
+/// Batches before the clock starts: connections are open, statements prepared,
+/// and Postgres has settled on their plans.
+const WARM_UP: u64 = 8;
+
+/// Options of `bench core`.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    server: Server,
+    /// Jobs of the largest claim cells; cells of smaller batches take fewer
+    /// [default: 60000, 8000 with --quick].
+    #[arg(long, value_name = "N")]
+    jobs: Option<u64>,
+    /// How often each cell is measured on each side, in turns.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Which engines.
+    #[arg(long, value_enum, default_value = "both")]
+    engine: Engine,
+    /// Only cells whose name contains this, such as `claim` or `500 a batch`.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Where the figures go.
+    #[arg(long, value_name = "FILE", default_value = "target/bench/core.json")]
+    json: PathBuf,
+    /// Shorter phases: for trying things out, not for quoting.
+    #[arg(long)]
+    quick: bool,
+}
+
+impl Options {
+    fn claim_jobs(&self, batch: u32) -> u64 {
+        let most = self.jobs.unwrap_or(if self.quick { 8_000 } else { 60_000 });
+        let jobs = match batch {
+            ..10 => most / 15,
+            10..100 => most / 3,
+            _ => most,
+        };
+        jobs.max(batch.into())
+    }
+
+    fn bulk_calls(&self) -> u64 {
+        if self.quick { 3 } else { 20 }
+    }
+
+    fn single_time(&self) -> Duration {
+        Duration::from_millis(if self.quick { 500 } else { 2500 })
+    }
+
+    fn wants(&self, cell: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| cell.contains(only))
+    }
+}
+
+pub(crate) async fn run(options: &Options) -> Result<()> {
+    let mut engines = Vec::new();
+    if options.engine != Engine::Sqlite {
+        let mut admin = Admin::connect(options.server.url()?).await?;
+        if admin.is_durable() {
+            let cells = Postgres { options, admin: &mut admin }.measure().await?;
+            engines.push(report::compare("Postgres", admin.facts(), &cells));
+        }
+    }
+    if options.engine != Engine::Postgres {
+        let folder = scratch_folder()?;
+        let (mode, synchronous) = raw_sqlite::durability(&raw_sqlite::open(&folder.join("probe.db"))?)?;
+        remove(&folder.join("probe.db"));
+        println!(
+            "SQLite {}: journal_mode {mode}, synchronous {synchronous} (2 is full)",
+            rusqlite::version()
+        );
+        let cells = Sqlite { options, folder, files: 0 }.measure().await?;
+        let facts =
+            json!({ "version": rusqlite::version(), "journal_mode": mode, "synchronous": synchronous });
+        engines.push(report::compare("SQLite", facts, &cells));
+    }
+    let figures = json!({
+        "taken_at": chrono::Utc::now().to_rfc3339(),
+        "machine": report::machine(),
+        "rounds": options.rounds,
+        "quick": options.quick,
+        "engines": engines,
+    });
+    report::write(&options.json, &figures)
+}
+
+fn bulk_cell() -> Cell {
+    Cell::new("bulk enqueue, 10,000 a call")
+}
+
+fn single_name(callers: usize) -> String {
+    format!("single enqueue, {callers} caller{}", if callers == 1 { "" } else { "s" })
+}
+
+fn claim_name(batch: u32, claimers: usize) -> String {
+    format!("claim+settle, {batch} a batch, {claimers} claimer{}", if claimers == 1 { "" } else { "s" })
+}
+
+fn progress(cell: &str) {
+    eprintln!("measuring: {cell}");
+}
+
+async fn together(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
+    let mut jobs = 0;
+    for task in tasks {
+        jobs += task.await??;
+    }
+    Ok(jobs)
+}
+
+/// Registers claimers and lets all of them warm up at once, so that each has a
+/// connection with its statements.
+async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<Vec<ours::Claimer>> {
+    let mut tasks = Vec::new();
+    for _ in 0..claimers {
+        let mut claimer = ours::Claimer::register(client, None, batch, ClaimCursor::default()).await?;
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..WARM_UP {
+                claimer.round().await?;
+            }
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(claimer)
+        }));
+    }
+    let mut warm = Vec::new();
+    for task in tasks {
+        warm.push(task.await??);
+    }
+    Ok(warm)
+}
+
+/// How many jobs the tables must hold for `jobs` to be left after warming up.
+fn with_warm_up(jobs: u64, batch: u32, claimers: usize) -> u64 {
+    jobs + WARM_UP * u64::from(batch) * claimers as u64
+}
+
+// ---- Postgres ------------------------------------------------------------
+
+struct Postgres<'a> {
+    options: &'a Options,
+    admin: &'a mut Admin,
+}
+
+impl Postgres<'_> {
+    async fn measure(mut self) -> Result<Vec<Cell>> {
+        let mut cells = Vec::new();
+        let cell = bulk_cell().against("COPY", Some(0.6)).against("insert … select unnest", None);
+        if self.options.wants("bulk enqueue, 10,000 a call") {
+            cells.push(self.bulk(cell).await?);
+        }
+        for callers in CALLERS {
+            if self.options.wants(&single_name(callers)) {
+                cells.push(self.single(callers).await?);
+            }
+        }
+        for claimers in CLAIMERS {
+            for batch in BATCHES {
+                if self.options.wants(&claim_name(batch, claimers)) {
+                    cells.push(self.claim(batch, claimers).await?);
+                }
+            }
+        }
+        self.admin.drop(OURS).await?;
+        self.admin.drop(raw_postgres::SCHEMA).await?;
+        Ok(cells)
+    }
+
+    async fn timed(&mut self, work: impl Future<Output = Result<u64>>) -> Result<Sample> {
+        let wal = self.admin.wal_position().await?;
+        let began = Instant::now();
+        let jobs = work.await?;
+        let took = began.elapsed();
+        let wal_bytes = Some(self.admin.wal_position().await? - wal);
+        Ok(Sample { jobs, took, wal_bytes })
+    }
+
+    async fn bulk(&mut self, mut cell: Cell) -> Result<Cell> {
+        progress("Postgres, bulk enqueue");
+        let calls = self.options.bulk_calls();
+        for _ in 0..self.options.rounds {
+            let client = self.admin.fresh(OURS).await?;
+            ours::enqueue_bulk(&client, BULK, BULK).await?;
+            self.admin.settle_statistics(OURS).await?;
+            let work = async {
+                ours::enqueue_bulk(&client, calls * BULK, BULK).await?;
+                Ok(calls * BULK)
+            };
+            let sample = self.timed(work).await?;
+            cell.ours.samples.push(sample);
+
+            let mut connection = self.fresh_raw().await?;
+            raw_postgres::copy_in(&mut connection, 0, BULK).await?;
+            self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
+            let work = async {
+                for call in 0..calls {
+                    raw_postgres::copy_in(&mut connection, call * BULK, BULK).await?;
+                }
+                Ok(calls * BULK)
+            };
+            let sample = self.timed(work).await?;
+            cell.raw[0].samples.push(sample);
+
+            let mut connection = self.fresh_raw().await?;
+            raw_postgres::insert_many(&mut connection, 0, BULK).await?;
+            self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
+            let work = async {
+                for call in 0..calls {
+                    raw_postgres::insert_many(&mut connection, call * BULK, BULK).await?;
+                }
+                Ok(calls * BULK)
+            };
+            let sample = self.timed(work).await?;
+            cell.raw[1].samples.push(sample);
+        }
+        Ok(cell)
+    }
+
+    async fn single(&mut self, callers: usize) -> Result<Cell> {
+        let name = single_name(callers);
+        progress(&format!("Postgres, {name}"));
+        let mut cell = Cell::new(name);
+        for how in raw_postgres::Single::ALL {
+            let bar = match (callers, how) {
+                (1, raw_postgres::Single::TwoRows) => Some(0.8),
+                (8, raw_postgres::Single::Plain) => Some(1.3),
+                (64, raw_postgres::Single::Plain) => Some(4.0),
+                _ => None,
+            };
+            cell = cell.against(how.name(), bar);
+        }
+        let time = self.options.single_time();
+        for _ in 0..self.options.rounds {
+            let client = self.admin.fresh(OURS).await?;
+            ours::enqueue_bulk(&client, 1000, 1000).await?;
+            together(vec![tokio::spawn(ours::enqueue_singly(
+                client.clone(),
+                Instant::now() + Duration::from_millis(100),
+            ))])
+            .await?;
+            self.admin.settle_statistics(OURS).await?;
+            let work = async {
+                let until = Instant::now() + time;
+                let call = |_| tokio::spawn(ours::enqueue_singly(client.clone(), until));
+                together((0..callers).map(call).collect()).await
+            };
+            let sample = self.timed(work).await?;
+            cell.ours.samples.push(sample);
+
+            for (nth, how) in raw_postgres::Single::ALL.into_iter().enumerate() {
+                let mut connection = self.fresh_raw().await?;
+                raw_postgres::insert_many(&mut connection, 0, 1000).await?;
+                self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
+                let mut connections = Vec::new();
+                for _ in 0..callers {
+                    let mut connection = self.admin.raw_connection().await?;
+                    for n in 0..WARM_UP {
+                        raw_postgres::enqueue_one(&mut connection, how, n).await?;
+                    }
+                    connections.push(connection);
+                }
+                let work = async {
+                    let until = Instant::now() + time;
+                    let call =
+                        |connection| tokio::spawn(raw_postgres::enqueue_singly(connection, how, until));
+                    together(connections.into_iter().map(call).collect()).await
+                };
+                let sample = self.timed(work).await?;
+                cell.raw[nth].samples.push(sample);
+            }
+        }
+        Ok(cell)
+    }
+
+    async fn claim(&mut self, batch: u32, claimers: usize) -> Result<Cell> {
+        let name = claim_name(batch, claimers);
+        progress(&format!("Postgres, {name}"));
+        let bar = (batch == 500).then_some(0.85);
+        let mut cell = Cell::new(name).against("four-table SQL", bar);
+        let waiting = with_warm_up(self.options.claim_jobs(batch), batch, claimers);
+        for _ in 0..self.options.rounds {
+            let client = self.admin.fresh(OURS).await?;
+            ours::enqueue_bulk(&client, waiting, BULK).await?;
+            self.admin.settle_statistics(OURS).await?;
+            let warm = warm_claimers(&client, batch, claimers).await?;
+            let work = async {
+                together(warm.into_iter().map(|claimer| tokio::spawn(claimer.drain())).collect()).await
+            };
+            let sample = self.timed(work).await?;
+            cell.ours.samples.push(sample);
+
+            let mut connection = self.fresh_raw().await?;
+            raw_postgres::insert_many(&mut connection, 0, waiting).await?;
+            self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
+            let mut warm = Vec::new();
+            for _ in 0..claimers {
+                let mut claimer = raw_postgres::Claimer::new(self.admin.raw_connection().await?, batch);
+                for _ in 0..WARM_UP {
+                    claimer.round().await?;
+                }
+                warm.push(claimer);
+            }
+            let work = async {
+                together(warm.into_iter().map(|claimer| tokio::spawn(claimer.drain())).collect()).await
+            };
+            let sample = self.timed(work).await?;
+            cell.raw[0].samples.push(sample);
+        }
+        Ok(cell)
+    }
+
+    /// Empty tables for the raw side, made by the library's migrations.
+    async fn fresh_raw(&mut self) -> Result<sqlx::PgConnection> {
+        self.admin.fresh(raw_postgres::SCHEMA).await?;
+        self.admin.raw_connection().await
+    }
+}
+
+// ---- SQLite --------------------------------------------------------------
+
+struct Sqlite<'a> {
+    options: &'a Options,
+    folder: PathBuf,
+    files: u32,
+}
+
+impl Sqlite<'_> {
+    async fn measure(mut self) -> Result<Vec<Cell>> {
+        let mut cells = Vec::new();
+        if self.options.wants("bulk enqueue, 10,000 a call") {
+            cells.push(self.bulk().await?);
+        }
+        for callers in CALLERS {
+            if self.options.wants(&single_name(callers)) {
+                cells.push(self.single(callers).await?);
+            }
+        }
+        for claimers in CLAIMERS {
+            for batch in BATCHES {
+                if self.options.wants(&claim_name(batch, claimers)) {
+                    cells.push(self.claim(batch, claimers).await?);
+                }
+            }
+        }
+        Ok(cells)
+    }
+
+    async fn bulk(&mut self) -> Result<Cell> {
+        progress("SQLite, bulk enqueue");
+        let mut cell = bulk_cell().against("two inserts a job, one transaction", None);
+        let calls = self.options.bulk_calls();
+        for _ in 0..self.options.rounds {
+            let file = self.fresh().await?;
+            let client = file.client().await?;
+            let began = Instant::now();
+            ours::enqueue_bulk(&client, calls * BULK, BULK).await?;
+            cell.ours.samples.push(sample(calls * BULK, began));
+
+            let file = self.fresh().await?;
+            let raw = blocking(move || {
+                let mut connection = raw_sqlite::open(&file.path)?;
+                let began = Instant::now();
+                for call in 0..calls {
+                    raw_sqlite::enqueue(&mut connection, call * BULK, BULK)?;
+                }
+                Ok(sample(calls * BULK, began))
+            });
+            cell.raw[0].samples.push(raw.await?);
+        }
+        Ok(cell)
+    }
+
+    async fn single(&mut self, callers: usize) -> Result<Cell> {
+        let name = single_name(callers);
+        progress(&format!("SQLite, {name}"));
+        let mut cell = Cell::new(name).against("a transaction a job, 1 connection", None);
+        let time = self.options.single_time();
+        for _ in 0..self.options.rounds {
+            let file = self.fresh().await?;
+            let client = file.client().await?;
+            let began = Instant::now();
+            let call = |_| tokio::spawn(ours::enqueue_singly(client.clone(), began + time));
+            let jobs = together((0..callers).map(call).collect()).await?;
+            cell.ours.samples.push(sample(jobs, began));
+
+            let file = self.fresh().await?;
+            let raw = blocking(move || {
+                let mut connection = raw_sqlite::open(&file.path)?;
+                let began = Instant::now();
+                let jobs = raw_sqlite::enqueue_singly(&mut connection, began + time)?;
+                Ok(sample(jobs, began))
+            });
+            cell.raw[0].samples.push(raw.await?);
+        }
+        Ok(cell)
+    }
+
+    async fn claim(&mut self, batch: u32, claimers: usize) -> Result<Cell> {
+        let name = claim_name(batch, claimers);
+        progress(&format!("SQLite, {name}"));
+        let bar = (batch == 100).then_some(0.7);
+        let mut cell = Cell::new(name).against("four-table SQL, a statement a row", bar);
+        let waiting = with_warm_up(self.options.claim_jobs(batch), batch, claimers);
+        for _ in 0..self.options.rounds {
+            let file = self.filled(waiting).await?;
+            let client = file.client().await?;
+            let warm = warm_claimers(&client, batch, claimers).await?;
+            let began = Instant::now();
+            let jobs =
+                together(warm.into_iter().map(|claimer| tokio::spawn(claimer.drain())).collect()).await?;
+            cell.ours.samples.push(sample(jobs, began));
+
+            let file = self.filled(waiting).await?;
+            let mut warm = Vec::new();
+            for _ in 0..claimers {
+                let path = file.path.clone();
+                let claimer = blocking(move || {
+                    let mut claimer = raw_sqlite::Claimer::open(&path, batch)?;
+                    for _ in 0..WARM_UP {
+                        claimer.round()?;
+                    }
+                    Ok(claimer)
+                });
+                warm.push(claimer.await?);
+            }
+            let began = Instant::now();
+            let drain = |claimer: raw_sqlite::Claimer| tokio::task::spawn_blocking(|| claimer.drain());
+            let jobs = together(warm.into_iter().map(drain).collect()).await?;
+            cell.raw[0].samples.push(sample(jobs, began));
+        }
+        Ok(cell)
+    }
+
+    /// A new file with empty tables.
+    async fn fresh(&mut self) -> Result<File> {
+        self.files += 1;
+        let file = File { path: self.folder.join(format!("core-{}-{}.db", std::process::id(), self.files)) };
+        file.client().await?.migrate().await?;
+        Ok(file)
+    }
+
+    /// A new file with jobs that wait, all of it out of the log.
+    async fn filled(&mut self, waiting: u64) -> Result<File> {
+        let file = self.fresh().await?;
+        let path = file.path.clone();
+        blocking(move || {
+            let mut connection = raw_sqlite::open(&path)?;
+            raw_sqlite::enqueue(&mut connection, 0, waiting)?;
+            connection.query_row("pragma wal_checkpoint(truncate)", [], |_| Ok(()))?;
+            Ok(())
+        })
+        .await?;
+        Ok(file)
+    }
+}
+
+/// A database file that goes when the measurement is over.
+struct File {
+    path: PathBuf,
+}
+
+impl File {
+    async fn client(&self) -> Result<Client> {
+        Ok(Client::connect(&format!("sqlite:{}", self.path.display())).await?)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+/// Removes a database file and its companions, if they are there.
+fn remove(path: &Path) {
+    for end in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{end}", path.display()));
+    }
+}
+
+fn sample(jobs: u64, began: Instant) -> Sample {
+    Sample { jobs, took: began.elapsed(), wal_bytes: None }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}

@@ -1,0 +1,449 @@
+//! `bench flat`: does the price of a claim, a lookup or a count depend on how
+//! many other jobs there are? Fills the tables by direct SQL, then asks.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use longshore::store::postgres::PostgresStore;
+use longshore::store::{ClaimCursor, ListFilter};
+use longshore::{Client, JobId, Status};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::ours::{Claimer, KIND};
+use crate::report::{self, millis, table, thousands};
+use crate::server::Admin;
+use crate::{Result, Server};
+
+const SCHEMA: &str = "bench_flat";
+const BATCH: u32 = 100;
+/// Claims of a phase: 20,000 jobs.
+const CLAIMS: usize = 200;
+const LOOKUPS: usize = 200;
+
+/// Options of `bench flat`.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    server: Server,
+    /// Finished jobs in the tables.
+    #[arg(long, default_value_t = 5_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
+    finished: u64,
+    /// Jobs that wait and are due.
+    #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u64).range(30_000..))]
+    waiting: u64,
+    /// Jobs in the way: due tomorrow at a higher priority, or of kinds that
+    /// the worker does not handle.
+    #[arg(long, default_value_t = 1_000_000, value_name = "N")]
+    obstacles: u64,
+    /// Print the plan of every claim that is explained, not only its sums.
+    #[arg(long)]
+    plans: bool,
+    /// Where the figures go.
+    #[arg(long, value_name = "FILE", default_value = "target/bench/flat.json")]
+    json: PathBuf,
+}
+
+/// A claim cost under some circumstances.
+struct Phase {
+    name: &'static str,
+    first_claim: Duration,
+    /// Of the claims after the first, on average.
+    claim: Duration,
+    settle: Duration,
+    slowest_claim: Duration,
+    jobs_per_second: f64,
+}
+
+pub(crate) async fn run(options: &Options) -> Result<()> {
+    let mut admin = Admin::connect(options.server.url()?).await?;
+    if !admin.is_durable() {
+        return Ok(());
+    }
+    let client = admin.fresh(SCHEMA).await?;
+    let measured = measure(options, &mut admin, &client).await;
+    drop(client);
+    admin.drop(SCHEMA).await?;
+    let figures = json!({
+        "taken_at": chrono::Utc::now().to_rfc3339(),
+        "machine": report::machine(),
+        "postgres": admin.facts(),
+        "finished": options.finished,
+        "waiting": options.waiting,
+        "obstacles": options.obstacles,
+        "figures": measured?,
+    });
+    report::write(&options.json, &figures)
+}
+
+async fn measure(options: &Options, admin: &mut Admin, client: &Client) -> Result<Value> {
+    let mut ground = Ground { options, admin, client, next: 0 };
+    let handles_any = None;
+    let handles_bench = Some(vec![KIND.to_owned()]);
+    let mut phases = Vec::new();
+
+    ground.top_up().await?;
+    phases.push(ground.claims("fresh tables", handles_any.clone()).await?);
+    phases.push(ground.claims("fresh tables, kinds given", handles_bench.clone()).await?);
+
+    ground.fill_finished().await?;
+    ground.explain("many finished", handles_any.clone()).await?;
+    phases.push(ground.claims("many finished", handles_any.clone()).await?);
+
+    ground.obstruct(10, "interval '1 day'", KIND).await?;
+    ground.explain("many due tomorrow, higher priority", handles_any.clone()).await?;
+    phases.push(ground.claims("many due tomorrow, higher priority", handles_any).await?);
+    ground.clear_obstacles().await?;
+
+    phases.push(ground.claims("many finished, kinds given", handles_bench.clone()).await?);
+    ground.obstruct(0, "interval '-2 hours'", "nobody_handles").await?;
+    ground.explain("many of other kinds at the head", handles_bench.clone()).await?;
+    phases.push(ground.claims("many of other kinds at the head", handles_bench).await?);
+    print_phases(&phases);
+
+    let lookups = ground.lookups().await?;
+    ground.check().await?;
+    Ok(json!({ "claims": phases.iter().map(tell).collect::<Vec<_>>(), "lookups": lookups }))
+}
+
+// ---- the ground ----------------------------------------------------------
+
+/// The tables as they are filled.
+struct Ground<'a> {
+    options: &'a Options,
+    admin: &'a mut Admin,
+    client: &'a Client,
+    /// Numbers given to jobs so far, so that ids never meet.
+    next: u64,
+}
+
+/// An id like a v7 of the time `made`, with a number for what is random there.
+fn id_at(made: &str, number: &str) -> String {
+    format!(
+        "(lpad(to_hex((date_part('epoch', {made}) * 1000)::int8), 12, '0') || '70008000'
+          || lpad(to_hex({number}), 12, '0'))::uuid"
+    )
+}
+
+impl Ground<'_> {
+    /// Inserts jobs that wait: rows numbered from `self.next`, due `due` from now.
+    async fn insert_waiting(&mut self, jobs: u64, priority: i16, due: &str, kind: &str) -> Result<()> {
+        let (from, to) = (self.next, self.next + jobs);
+        self.next = to;
+        let id = id_at("now()", "n");
+        let run_at = format!("now() + {due} - ({to} - n) * interval '1 microsecond'");
+        self.admin
+            .execute(&format!(
+                "with fresh as (
+                   select {id} as id, {run_at} as run_at, n
+                     from generate_series({from}::int8, {to}::int8 - 1) as n),
+                 asked as (
+                   insert into {SCHEMA}.jobs
+                          (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload)
+                   select id, now(), run_at, 7200000, {priority}, 3, '{kind}', 'default',
+                          json_build_object('to', 'somebody@example.com', 'template', 'welcome', 'n', n)
+                     from fresh)
+                 insert into {SCHEMA}.ready
+                        (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+                         interruptions, keyed, kind, queue)
+                 select id, run_at, now(), 7200000, 0, {priority}, 0, 3, 0, false, '{kind}', 'default'
+                   from fresh"
+            ))
+            .await
+    }
+
+    /// As many due jobs as were asked for, however many have been claimed.
+    async fn top_up(&mut self) -> Result<()> {
+        let there: i64 = sqlx::query_scalar(
+            "select count(*) from bench_flat.ready where kind = 'bench' and run_at <= now()",
+        )
+        .fetch_one(&mut self.admin.connection)
+        .await?;
+        let missing = self.options.waiting.saturating_sub(there as u64);
+        self.insert_waiting(missing, 0, "interval '0'", KIND).await?;
+        self.admin.settle_statistics(SCHEMA).await
+    }
+
+    /// Jobs that ended over the last 30 days, tallied and folded as upkeep
+    /// would have left them.
+    async fn fill_finished(&mut self) -> Result<()> {
+        let jobs = self.options.finished;
+        eprintln!("filling in {} finished jobs", thousands(jobs as f64));
+        let (from, to) = (self.next, self.next + jobs);
+        self.next = to;
+        let made = format!(
+            "now() - interval '30 days' + (n - {from}) * (interval '29 days 23 hours' / {jobs}::float8)"
+        );
+        let id = id_at("made", "n");
+        let kind = "(array['mail', 'resize', 'report', 'bench'])[1 + n % 4]";
+        self.admin
+            .execute(&format!(
+                "create unlogged table {SCHEMA}.past as
+                 select n, made, {id} as id, {kind} as kind
+                   from (select n, {made} as made
+                           from generate_series({from}::int8, {to}::int8 - 1) as n) as numbered"
+            ))
+            .await?;
+        self.admin
+            .execute(&format!(
+                "insert into {SCHEMA}.jobs
+                        (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload)
+                 select id, made, made, 7200000, 0, 3, kind, 'default',
+                        format('{{\"to\":\"somebody@example.com\",\"template\":\"welcome\",\"n\":%s}}', n)::json
+                   from {SCHEMA}.past"
+            ))
+            .await?;
+        self.admin
+            .execute(&format!(
+                "insert into {SCHEMA}.finished
+                        (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
+                         interruptions, last_error)
+                 select id, made + interval '1 second', made + interval '2 seconds', id, 1,
+                        (case when n % 50 = 0 then 'failed_permanent' when n % 101 = 0 then 'cancelled'
+                         else 'succeeded' end)::{SCHEMA}.outcome,
+                        1, 3, 0, case when n % 50 = 0 then 'it did not work' end
+                   from {SCHEMA}.past"
+            ))
+            .await?;
+        self.admin
+            .execute(&format!(
+                "insert into {SCHEMA}.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+                 select date_trunc('minute', f.finished_at), count(*), count(*), f.outcome,
+                        {SCHEMA}.run_bucket(f.started_at, f.finished_at), 'default', p.kind
+                   from {SCHEMA}.past p
+                   join {SCHEMA}.finished f on f.id = p.id
+                  group by 1, 4, 5, 7;
+                 drop table {SCHEMA}.past"
+            ))
+            .await?;
+        while self.client.store().fold_tallies(10_000).await? > 0 {}
+        self.admin.settle_statistics(SCHEMA).await
+    }
+
+    async fn obstruct(&mut self, priority: i16, due: &str, kind: &str) -> Result<()> {
+        eprintln!("filling in {} jobs in the way", thousands(self.options.obstacles as f64));
+        self.insert_waiting(self.options.obstacles, priority, due, kind).await?;
+        self.admin.settle_statistics(SCHEMA).await
+    }
+
+    /// Takes the jobs due tomorrow away again.
+    async fn clear_obstacles(&mut self) -> Result<()> {
+        self.admin
+            .execute(&format!(
+                "with gone as (
+                   delete from {SCHEMA}.ready
+                    where run_at > now() + interval '1 hour'
+                   returning id)
+                 delete from {SCHEMA}.jobs j
+                  using gone
+                  where j.id = gone.id"
+            ))
+            .await?;
+        self.admin.settle_statistics(SCHEMA).await
+    }
+
+    /// That what was filled in by hand is what the library would have made.
+    async fn check(&mut self) -> Result<()> {
+        let report = self.client.check().await;
+        match report {
+            Ok(report) if report.problems.is_empty() => {
+                println!("\nchecked: {} jobs, each in exactly one place", thousands(report.jobs as f64));
+            }
+            Ok(report) => {
+                println!("\nwarning: the tables are not consistent: {}", report.problems.join("; "))
+            }
+            Err(error) => println!("\nwarning: the tables could not be checked: {error}"),
+        }
+        Ok(())
+    }
+}
+
+// ---- claims --------------------------------------------------------------
+
+impl Ground<'_> {
+    async fn claims(&mut self, name: &'static str, kinds: Option<Vec<String>>) -> Result<Phase> {
+        self.top_up().await?;
+        // Another claimer warms the connection up: this one's first claim is
+        // to be a first claim, but not the first of the program.
+        let mut other = Claimer::register(self.client, kinds.clone(), BATCH, ClaimCursor::default()).await?;
+        for _ in 0..8 {
+            other.round().await?;
+        }
+        let mut claimer = Claimer::register(self.client, kinds, BATCH, ClaimCursor::default()).await?;
+        let first = claimer.round().await?;
+        let (mut claim, mut settle, mut slowest, mut jobs) =
+            (Duration::ZERO, Duration::ZERO, Duration::ZERO, 0);
+        for _ in 1..CLAIMS {
+            let round = claimer.round().await?;
+            claim += round.claim;
+            settle += round.settle;
+            slowest = slowest.max(round.claim);
+            jobs += round.jobs;
+        }
+        if jobs < (CLAIMS as u64 - 1) * u64::from(BATCH) {
+            println!("warning: {name}: claims came back short, {jobs} jobs in {} claims", CLAIMS - 1);
+        }
+        let rounds = CLAIMS as u32 - 1;
+        Ok(Phase {
+            name,
+            first_claim: first.claim,
+            claim: claim / rounds,
+            settle: settle / rounds,
+            slowest_claim: slowest,
+            jobs_per_second: report::rate(jobs, claim + settle),
+        })
+    }
+
+    async fn explain(&mut self, name: &str, kinds: Option<Vec<String>>) -> Result<()> {
+        let claimer = Claimer::register(self.client, kinds, BATCH, ClaimCursor::default()).await?;
+        let any: &dyn std::any::Any = &**self.client.store();
+        let store = any.downcast_ref::<PostgresStore>().ok_or("the store is not Postgres")?;
+        let plan = store.explain_claim(claimer.request()).await?;
+        println!("\nclaim of {BATCH} from the head, {name}:");
+        let shown = plan.lines().filter(|line| self.options.plans || is_sum(line));
+        shown.for_each(|line| println!("  {}", line.trim_end()));
+        Ok(())
+    }
+}
+
+/// Whether a line of a plan is about the whole of it.
+fn is_sum(line: &str) -> bool {
+    let text = line.trim_start();
+    let outer = line.len() - text.len() <= 2;
+    (outer && text.starts_with("Buffers:"))
+        || ["Planning Time:", "Execution Time:", "JIT:"].iter().any(|start| text.starts_with(start))
+}
+
+fn print_phases(phases: &[Phase]) {
+    let named = |name: &str| phases.iter().find(|phase| phase.name == name);
+    let against = |phase: &Phase| {
+        let base = match phase.name {
+            "many of other kinds at the head" => named("many finished, kinds given"),
+            name if name.ends_with("kinds given") => named("fresh tables, kinds given"),
+            _ => named("fresh tables"),
+        };
+        base.map_or(1.0, |base| phase.claim.as_secs_f64() / base.claim.as_secs_f64())
+    };
+    let row = |phase: &Phase| {
+        let ratio = against(phase);
+        let bar = match phase.name {
+            "many of other kinds at the head" => {
+                format!("≤ 2 {}", if ratio <= 2.0 { "met" } else { "MISSED" })
+            }
+            _ => String::new(),
+        };
+        [
+            phase.name.to_owned(),
+            millis(phase.first_claim),
+            millis(phase.claim),
+            millis(phase.slowest_claim),
+            millis(phase.settle),
+            thousands(phase.jobs_per_second),
+            format!("{ratio:.2}"),
+            bar,
+        ]
+    };
+    println!("\n{} claims and settles of {BATCH}; the first claim apart", CLAIMS);
+    let head = ["with", "first claim", "a claim", "slowest", "a settle", "jobs/s", "claim ratio", "bar"];
+    table(head, &phases.iter().map(row).collect::<Vec<_>>());
+}
+
+fn tell(phase: &Phase) -> Value {
+    json!({
+        "with": phase.name,
+        "first_claim_ms": phase.first_claim.as_secs_f64() * 1000.0,
+        "claim_ms": phase.claim.as_secs_f64() * 1000.0,
+        "slowest_claim_ms": phase.slowest_claim.as_secs_f64() * 1000.0,
+        "settle_ms": phase.settle.as_secs_f64() * 1000.0,
+        "jobs_per_second": phase.jobs_per_second,
+    })
+}
+
+// ---- lookups -------------------------------------------------------------
+
+impl Ground<'_> {
+    async fn lookups(&mut self) -> Result<Vec<Value>> {
+        let ids: Vec<Uuid> =
+            sqlx::query_scalar("select id from bench_flat.jobs tablesample system (0.1) limit $1")
+                .bind(LOOKUPS as i64)
+                .fetch_all(&mut self.admin.connection)
+                .await?;
+        // A third of the way from the oldest: deep for who walks from the newest.
+        let deep: Option<Uuid> = sqlx::query_scalar(
+            "select f.id
+               from bench_flat.finished f
+              where f.id > (select id from bench_flat.finished order by id limit 1)
+              order by f.id
+             offset $1
+              limit 1",
+        )
+        .bind((self.options.finished / 3) as i64)
+        .fetch_optional(&mut self.admin.connection)
+        .await?;
+        let cursor = deep.map(JobId);
+        let all = ListFilter::default;
+        let status = |status| ListFilter { status: Some(status), ..all() };
+        let filters = [
+            ("list, newest", all()),
+            ("list, succeeded", status(Status::Succeeded)),
+            ("list, failed_permanent", status(Status::FailedPermanent)),
+            ("list, queued", status(Status::Queued)),
+            ("list, a kind", ListFilter { kind: Some("mail".into()), ..all() }),
+            ("list, a kind nobody has", ListFilter { kind: Some("nobody".into()), ..all() }),
+            ("list, deep cursor", ListFilter { cursor, ..all() }),
+            ("list, failed_permanent, deep cursor", ListFilter { cursor, ..status(Status::FailedPermanent) }),
+        ];
+
+        let mut rows = Vec::new();
+        let mut times = Vec::new();
+        for id in ids {
+            let began = Instant::now();
+            self.client.get(JobId(id)).await?;
+            times.push(began.elapsed());
+        }
+        rows.push(Lookup::of("get", times));
+        for (name, filter) in filters {
+            let mut times = Vec::new();
+            for _ in 0..LOOKUPS / 4 {
+                let began = Instant::now();
+                self.client.list(&filter).await?;
+                times.push(began.elapsed());
+            }
+            rows.push(Lookup::of(name, times));
+        }
+        let mut times = Vec::new();
+        for _ in 0..LOOKUPS / 4 {
+            let began = Instant::now();
+            self.client.counts().await?;
+            times.push(began.elapsed());
+        }
+        rows.push(Lookup::of("counts", times));
+
+        println!();
+        let row = |lookup: &Lookup| [lookup.name.to_owned(), millis(lookup.p50), millis(lookup.p95)];
+        table(["lookup", "p50", "p95"], &rows.iter().map(row).collect::<Vec<_>>());
+        let tell = |lookup: &Lookup| {
+            json!({
+                "lookup": lookup.name,
+                "p50_ms": lookup.p50.as_secs_f64() * 1000.0,
+                "p95_ms": lookup.p95.as_secs_f64() * 1000.0,
+            })
+        };
+        Ok(rows.iter().map(tell).collect())
+    }
+}
+
+struct Lookup {
+    name: &'static str,
+    p50: Duration,
+    p95: Duration,
+}
+
+impl Lookup {
+    fn of(name: &'static str, mut times: Vec<Duration>) -> Self {
+        times.sort();
+        let at = |share: usize| times.get((times.len() * share / 100).min(times.len().max(1) - 1)).copied();
+        Lookup { name, p50: at(50).unwrap_or_default(), p95: at(95).unwrap_or_default() }
+    }
+}

@@ -1,0 +1,210 @@
+//! `bench held`: jobs pass through while a transaction elsewhere stays open, so
+//! that nothing dead can be vacuumed away. With the claim cursor the pace
+//! should stay level; always starting at the head shows what it saves.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use longshore::store::ClaimCursor;
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
+
+use crate::report::{self, rate, table, thousands};
+use crate::server::Admin;
+use crate::{Result, Server, ours};
+
+const SCHEMA: &str = "bench_held";
+/// Jobs that always wait, so that every claim is full.
+const BACKLOG: u64 = 5_000;
+/// Enqueued at once, then claimed and settled in batches.
+const ROUND: u64 = 2_500;
+const BATCH: u32 = 500;
+
+/// Options of `bench held`.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    server: Server,
+    /// How many jobs pass through in each run.
+    #[arg(long, default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(25_000..))]
+    jobs: u64,
+    /// How many in the run that is expected to crawl: snapshot held, no cursor
+    /// [default: a fifth of --jobs].
+    #[arg(long, value_name = "JOBS")]
+    crawl: Option<u64>,
+    /// A run that takes longer is cut off and says how far it came.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    limit: u64,
+    /// Where the figures go.
+    #[arg(long, value_name = "FILE", default_value = "target/bench/held.json")]
+    json: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Snapshot {
+    None,
+    Held,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claims {
+    ByCursor,
+    FromTheHead,
+}
+
+struct Run {
+    snapshot: Snapshot,
+    claims: Claims,
+    asked: u64,
+    done: u64,
+    took: Duration,
+    /// Jobs/s of each tenth that was finished.
+    tenths: Vec<f64>,
+}
+
+impl Run {
+    fn name(&self) -> String {
+        let snapshot = if self.snapshot == Snapshot::Held { "snapshot held" } else { "no snapshot" };
+        let claims = if self.claims == Claims::ByCursor { "cursor" } else { "always head" };
+        format!("{snapshot}, {claims}")
+    }
+
+    fn rate(&self) -> f64 {
+        rate(self.done, self.took)
+    }
+
+    fn last_to_first(&self) -> Option<f64> {
+        Some(self.tenths.last()? / self.tenths.first()?).filter(|_| self.tenths.len() > 1)
+    }
+}
+
+pub(crate) async fn run(options: &Options) -> Result<()> {
+    let mut admin = Admin::connect(options.server.url()?).await?;
+    if !admin.is_durable() {
+        return Ok(());
+    }
+    let mut runs: Vec<Run> = Vec::new();
+    for claims in [Claims::ByCursor, Claims::FromTheHead] {
+        for snapshot in [Snapshot::None, Snapshot::Held] {
+            let crawls = (snapshot, claims) == (Snapshot::Held, Claims::FromTheHead);
+            let jobs = if crawls { options.crawl.unwrap_or(options.jobs / 5) } else { options.jobs };
+            let run = pass_through(&mut admin, snapshot, claims, jobs, options.limit).await?;
+            eprintln!("measured: {}, {} jobs in {:.1} s", run.name(), run.done, run.took.as_secs_f64());
+            runs.push(run);
+        }
+    }
+    admin.drop(SCHEMA).await?;
+    let figures: Vec<Value> = runs.iter().map(|run| tell(run, &runs)).collect();
+    print_table(&runs);
+    let figures = json!({
+        "taken_at": chrono::Utc::now().to_rfc3339(),
+        "machine": report::machine(),
+        "postgres": admin.facts(),
+        "runs": figures,
+    });
+    report::write(&options.json, &figures)
+}
+
+async fn pass_through(
+    admin: &mut Admin,
+    snapshot: Snapshot,
+    claims: Claims,
+    jobs: u64,
+    limit: u64,
+) -> Result<Run> {
+    let client = admin.fresh(SCHEMA).await?;
+    let cursor = match claims {
+        Claims::ByCursor => ClaimCursor::default(),
+        Claims::FromTheHead => ClaimCursor::always_head(),
+    };
+    let mut claimer = ours::Claimer::register(&client, None, BATCH, cursor).await?;
+    ours::enqueue_bulk(&client, BACKLOG, ROUND).await?;
+    admin.settle_statistics(SCHEMA).await?;
+    let holder = match snapshot {
+        Snapshot::None => None,
+        Snapshot::Held => Some(hold_snapshot(admin.raw_connection().await?).await?),
+    };
+
+    let mut run = Run { snapshot, claims, asked: jobs, done: 0, took: Duration::ZERO, tenths: Vec::new() };
+    let (began, mut tenth_began, mut tenth_done) = (Instant::now(), Instant::now(), 0);
+    while run.done < jobs && began.elapsed() < Duration::from_secs(limit) {
+        client.enqueue_many((run.done..run.done + ROUND).map(ours::job)).await?;
+        let mut passed = 0;
+        while passed < ROUND {
+            passed += claimer.round().await?.jobs;
+        }
+        run.done += passed;
+        if run.done >= jobs * (run.tenths.len() as u64 + 1) / 10 {
+            run.tenths.push(rate(run.done - tenth_done, tenth_began.elapsed()));
+            (tenth_began, tenth_done) = (Instant::now(), run.done);
+        }
+    }
+    run.took = began.elapsed();
+    if let Some(holder) = holder {
+        holder.close().await?;
+    }
+    Ok(run)
+}
+
+/// A transaction that sees the tables as they are now, for as long as it lives.
+async fn hold_snapshot(mut connection: PgConnection) -> Result<PgConnection> {
+    sqlx::query("begin isolation level repeatable read").execute(&mut connection).await?;
+    sqlx::query("select 1 from bench_held.jobs").fetch_all(&mut connection).await?;
+    Ok(connection)
+}
+
+/// The whole of a run against the same without the snapshot.
+fn to_unheld(run: &Run, runs: &[Run]) -> Option<f64> {
+    let unheld = runs.iter().find(|other| other.claims == run.claims && other.snapshot == Snapshot::None)?;
+    Some(run.rate() / unheld.rate()).filter(|_| run.snapshot == Snapshot::Held)
+}
+
+fn print_table(runs: &[Run]) {
+    let ratio = |ratio: Option<f64>| ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+    let marked = |ratio: Option<f64>, bar: f64, run: &Run| match ratio {
+        Some(ratio) if run.claims == Claims::ByCursor && run.snapshot == Snapshot::Held => {
+            format!("{ratio:.2} (≥ {bar} {})", if ratio >= bar { "met" } else { "MISSED" })
+        }
+        Some(ratio) => format!("{ratio:.2}"),
+        None => String::new(),
+    };
+    let row = |run: &Run| {
+        let far = if run.done < run.asked { " cut off" } else { "" };
+        [
+            run.name(),
+            format!("{}{far}", thousands(run.done as f64)),
+            thousands(run.rate()),
+            marked(run.last_to_first(), 0.9, run),
+            marked(to_unheld(run, runs), 0.8, run),
+        ]
+    };
+    println!();
+    let rows: Vec<[String; 5]> = runs.iter().map(row).collect();
+    table(["run", "jobs", "jobs/s", "last / first tenth", "whole / without snapshot"], &rows);
+    println!("\njobs/s in each tenth");
+    for run in runs {
+        let tenths: Vec<String> = run.tenths.iter().map(|tenth| thousands(*tenth)).collect();
+        println!("{}: {}", run.name(), tenths.join(" "));
+    }
+    let saved = runs.iter().find(|run| run.claims == Claims::FromTheHead && run.snapshot == Snapshot::Held);
+    if let Some(crawl) = saved {
+        println!(
+            "without the cursor, under a snapshot, the last tenth is {} of the first",
+            ratio(crawl.last_to_first())
+        );
+    }
+}
+
+fn tell(run: &Run, runs: &[Run]) -> Value {
+    json!({
+        "run": run.name(),
+        "jobs": run.done,
+        "jobs_asked": run.asked,
+        "seconds": run.took.as_secs_f64(),
+        "jobs_per_second": run.rate(),
+        "tenths": run.tenths,
+        "last_to_first": run.last_to_first(),
+        "to_run_without_snapshot": to_unheld(run, runs),
+    })
+}

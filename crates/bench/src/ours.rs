@@ -1,0 +1,114 @@
+//! Our side of every comparison: what a program that uses the library does.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use longshore::store::{ClaimCursor, ClaimRequest, Fenced, NewWorker};
+use longshore::{Client, Ending, NewJob, Report};
+use serde_json::json;
+
+use crate::Result;
+
+/// The kind of every job that is claimed.
+pub(crate) const KIND: &str = "bench";
+
+/// A payload of about 60 bytes of JSON, as both sides send it.
+pub(crate) fn payload(n: u64) -> serde_json::Value {
+    json!({ "to": "somebody@example.com", "template": "welcome", "n": n })
+}
+
+pub(crate) fn job(n: u64) -> NewJob {
+    NewJob::new(KIND, &payload(n))
+}
+
+/// Enqueues `jobs` in calls of `step`.
+pub(crate) async fn enqueue_bulk(client: &Client, jobs: u64, step: u64) -> Result<()> {
+    let mut next = 0;
+    while next < jobs {
+        let end = jobs.min(next + step);
+        client.enqueue_many((next..end).map(job)).await?;
+        next = end;
+    }
+    Ok(())
+}
+
+/// Enqueues one job after another until the time is up; how many.
+pub(crate) async fn enqueue_singly(client: Client, until: Instant) -> Result<u64> {
+    let mut n = 0;
+    while Instant::now() < until {
+        client.enqueue(job(n)).await?;
+        n += 1;
+    }
+    Ok(n)
+}
+
+/// A registered worker that claims and settles, and does nothing in between.
+pub(crate) struct Claimer {
+    client: Client,
+    request: ClaimRequest,
+    cursor: ClaimCursor,
+}
+
+/// What one round of claim and settle took.
+pub(crate) struct Round {
+    pub(crate) jobs: u64,
+    /// Whether another claim may find more.
+    pub(crate) more: bool,
+    pub(crate) claim: Duration,
+    pub(crate) settle: Duration,
+}
+
+impl Claimer {
+    pub(crate) async fn register(
+        client: &Client,
+        kinds: Option<Vec<String>>,
+        batch: u32,
+        cursor: ClaimCursor,
+    ) -> Result<Self> {
+        let worker = NewWorker { kinds: kinds.clone(), ..NewWorker::new("bench") };
+        client.store().register(&worker).await?;
+        let request = ClaimRequest { kinds, ..ClaimRequest::new(worker.id, batch) };
+        Ok(Claimer { client: client.clone(), request, cursor })
+    }
+
+    pub(crate) fn request(&self) -> &ClaimRequest {
+        &self.request
+    }
+
+    /// Claims a batch and settles it.
+    pub(crate) async fn round(&mut self) -> Result<Round> {
+        let began = Instant::now();
+        let claims = self.client.store().claim(&self.request, &mut self.cursor).await?;
+        let claimed = Instant::now();
+        let done =
+            |claimed| Report { claimed, ending: Ending::Succeeded { result: None }, follow_ups: Vec::new() };
+        claims.jobs.iter().for_each(|job| {
+            black_box(job.payload());
+        });
+        let reports: Vec<Report<'_>> = claims.jobs.iter().map(done).collect();
+        if !reports.is_empty() {
+            let answers = self.client.settle(reports).await?;
+            if answers.iter().any(|answer| *answer != Fenced::Held) {
+                return Err("a settle lost its lease, with nobody there to take it".into());
+            }
+        }
+        Ok(Round {
+            jobs: claims.jobs.len() as u64,
+            more: claims.more,
+            claim: claimed - began,
+            settle: claimed.elapsed(),
+        })
+    }
+
+    /// Claims and settles until nothing is left; how many.
+    pub(crate) async fn drain(mut self) -> Result<u64> {
+        let mut jobs = 0;
+        loop {
+            let round = self.round().await?;
+            jobs += round.jobs;
+            if round.jobs == 0 && !round.more {
+                return Ok(jobs);
+            }
+        }
+    }
+}

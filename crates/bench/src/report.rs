@@ -1,0 +1,225 @@
+//! Figures and how they are told: medians, tables, JSON.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::Result;
+
+/// One timed phase.
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    pub(crate) jobs: u64,
+    pub(crate) took: Duration,
+    /// How much the log grew meanwhile, where that can be told.
+    pub(crate) wal_bytes: Option<u64>,
+}
+
+impl Sample {
+    fn rate(&self) -> f64 {
+        rate(self.jobs, self.took)
+    }
+
+    fn wal_per_job(&self) -> Option<f64> {
+        self.wal_bytes.map(|bytes| bytes as f64 / self.jobs.max(1) as f64)
+    }
+}
+
+pub(crate) fn rate(jobs: u64, took: Duration) -> f64 {
+    jobs as f64 / took.as_secs_f64().max(1e-9)
+}
+
+/// One side of a comparison, round by round.
+pub(crate) struct Side {
+    name: String,
+    /// What our side must reach of this one.
+    bar: Option<f64>,
+    pub(crate) samples: Vec<Sample>,
+}
+
+impl Side {
+    fn rate(&self) -> f64 {
+        median(self.samples.iter().map(Sample::rate).collect()).unwrap_or(0.0)
+    }
+
+    fn wal_per_job(&self) -> Option<f64> {
+        median(self.samples.iter().filter_map(Sample::wal_per_job).collect())
+    }
+
+    fn figures(&self) -> Value {
+        json!({
+            "name": self.name,
+            "jobs_per_second": self.rate(),
+            "wal_bytes_per_job": self.wal_per_job(),
+            "rounds": self.samples.iter().map(Sample::rate).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// One thing done in our way and in others.
+pub(crate) struct Cell {
+    name: String,
+    pub(crate) ours: Side,
+    pub(crate) raw: Vec<Side>,
+}
+
+impl Cell {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        let ours = Side { name: "longshore".into(), bar: None, samples: Vec::new() };
+        Cell { name: name.into(), ours, raw: Vec::new() }
+    }
+
+    pub(crate) fn against(mut self, name: impl Into<String>, bar: Option<f64>) -> Self {
+        self.raw.push(Side { name: name.into(), bar, samples: Vec::new() });
+        self
+    }
+
+    fn ratio(&self, raw: &Side) -> f64 {
+        self.ours.rate() / raw.rate().max(1e-9)
+    }
+
+    fn figures(&self) -> Value {
+        let against: Vec<Value> = self
+            .raw
+            .iter()
+            .map(|raw| {
+                let mut figures = raw.figures();
+                figures["ratio"] = json!(self.ratio(raw));
+                figures["bar"] = json!(raw.bar);
+                figures["met"] = json!(raw.bar.map(|bar| self.ratio(raw) >= bar));
+                figures
+            })
+            .collect();
+        json!({ "cell": self.name, "ours": self.ours.figures(), "against": against })
+    }
+
+    fn rows(&self) -> Vec<[String; 7]> {
+        let row = |(nth, raw): (usize, &Side)| {
+            let first = |text: String| if nth == 0 { text } else { String::new() };
+            let wal = match (self.ours.wal_per_job(), raw.wal_per_job()) {
+                (Some(ours), Some(raw)) => format!("{ours:.0} / {raw:.0}"),
+                _ => String::new(),
+            };
+            let ratio = self.ratio(raw);
+            let bar = raw.bar.map_or(String::new(), |bar| {
+                format!("≥ {bar} {}", if ratio >= bar { "met" } else { "MISSED" })
+            });
+            [
+                first(self.name.clone()),
+                first(thousands(self.ours.rate())),
+                raw.name.clone(),
+                thousands(raw.rate()),
+                format!("{ratio:.2}"),
+                wal,
+                bar,
+            ]
+        };
+        self.raw.iter().enumerate().map(row).collect()
+    }
+}
+
+/// Tells an engine's cells as a table and as JSON.
+pub(crate) fn compare(engine: &str, facts: Value, cells: &[Cell]) -> Value {
+    println!("\n{engine} (jobs/s, medians)");
+    let head = ["cell", "longshore", "against", "jobs/s", "ratio", "WAL bytes/job", "bar"];
+    let rows: Vec<[String; 7]> = cells.iter().flat_map(Cell::rows).collect();
+    table(head, &rows);
+    json!({ "engine": engine, "facts": facts, "cells": cells.iter().map(Cell::figures).collect::<Vec<_>>() })
+}
+
+/// Prints rows under a head, columns as wide as they need; numbers to the right.
+pub(crate) fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) {
+    let width = |nth: usize| {
+        let cells = rows.iter().map(|row| row[nth].chars().count());
+        cells.chain([head[nth].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: [usize; N] = std::array::from_fn(width);
+    let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+    let right: [bool; N] = std::array::from_fn(|nth| {
+        rows.iter().map(|row| row[nth].as_str()).filter(|text| !text.is_empty()).all(is_number)
+    });
+    let line = |cells: [&str; N]| {
+        let cells = cells.iter().enumerate().map(|(nth, text)| {
+            let gap = " ".repeat(widths[nth] - text.chars().count());
+            if right[nth] { format!("{gap}{text}") } else { format!("{text}{gap}") }
+        });
+        println!("{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    };
+    line(head);
+    for row in rows {
+        line(std::array::from_fn(|nth| row[nth].as_str()));
+    }
+}
+
+/// 12345.6 as 12,346.
+pub(crate) fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (nth, digit) in digits.chars().enumerate() {
+        if nth > 0 && (digits.len() - nth).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+pub(crate) fn millis(duration: Duration) -> String {
+    format!("{:.2} ms", duration.as_secs_f64() * 1000.0)
+}
+
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n.is_multiple_of(2) => Some((values[middle - 1] + values[middle]) / 2.0),
+        _ => Some(values[middle]),
+    }
+}
+
+/// The machine, as far as it can be told without asking anybody.
+pub(crate) fn machine() -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo").lines().find_map(|line| {
+        line.strip_prefix("model name").map(|name| name.trim_matches([' ', '\t', ':']).to_owned())
+    });
+    json!({
+        "cores": std::thread::available_parallelism().map(usize::from).ok(),
+        "cpu": cpu,
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "load_average": read("/proc/loadavg").trim(),
+        "memory": read("/proc/meminfo").lines().next().map(|line| line.trim_start_matches("MemTotal:").trim()),
+        "sqlite": rusqlite::version(),
+        "bench_built_in_debug": cfg!(debug_assertions),
+    })
+}
+
+pub(crate) fn write(path: &Path, figures: &Value) -> Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(path, serde_json::to_string_pretty(figures)? + "\n")?;
+    println!("\nfigures written to {}", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between() {
+        assert_eq!(median(vec![4.0, 1.0, 3.0]), Some(3.0));
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), Some(2.5));
+        assert_eq!(median(Vec::new()), None);
+    }
+
+    #[test]
+    fn thousands_are_grouped_from_the_right() {
+        assert_eq!(thousands(7.4), "7");
+        assert_eq!(thousands(123_456.0), "123,456");
+        assert_eq!(thousands(1_234_567.0), "1,234,567");
+    }
+}
