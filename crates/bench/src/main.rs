@@ -84,6 +84,7 @@ fn scratch_folder() -> Result<PathBuf> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    report::introduce();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         match arguments.what {

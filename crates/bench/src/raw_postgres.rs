@@ -1,6 +1,7 @@
-//! The other side on Postgres: the same tables, written by hand and without
-//! the library, as fast as we know how. No pause, no limits, no kinds, no
-//! tallies, no history: the price of those is what the ratios show.
+//! The other side on Postgres: the same tables by hand, without the library, in
+//! the statements that anybody would write who knows the layout. No pause, no
+//! limits, no kinds, no tallies, no history: the price of those is what the
+//! ratios show.
 
 use std::fmt::Write as _;
 use std::hint::black_box;

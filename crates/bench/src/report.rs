@@ -196,6 +196,21 @@ pub(crate) fn machine() -> Value {
     })
 }
 
+/// Says what the figures were taken on. A load above what the bench itself
+/// makes is noise in all of them.
+pub(crate) fn introduce() {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or_default();
+    let cores = std::thread::available_parallelism().map(usize::from).unwrap_or(1);
+    println!("{cores} cores, load {load} at the start");
+    if load.parse::<f64>().is_ok_and(|load| load > cores as f64 / 4.0) {
+        println!("warning: the machine is busy with something else; expect noise");
+    }
+    if cfg!(debug_assertions) {
+        println!("warning: not a release build; use `cargo xtask bench`");
+    }
+}
+
 pub(crate) fn write(path: &Path, figures: &Value) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

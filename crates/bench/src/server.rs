@@ -25,7 +25,15 @@ pub(crate) struct Admin {
     pub(crate) connection: PgConnection,
     url: String,
     settings: Vec<(&'static str, String)>,
+    /// Others who use the server while we measure.
+    guests: i64,
 }
+
+const GUESTS: &str = "
+    select count(*)
+      from pg_stat_activity
+     where backend_type = 'client backend'
+       and pid <> pg_backend_pid()";
 
 impl Admin {
     pub(crate) async fn connect(url: &str) -> Result<Self> {
@@ -38,7 +46,8 @@ impl Admin {
                 .await?;
             settings.push((*name, value));
         }
-        Ok(Admin { connection, url: url.into(), settings })
+        let guests = sqlx::query_scalar(GUESTS).fetch_one(&mut connection).await?;
+        Ok(Admin { connection, url: url.into(), settings, guests })
     }
 
     /// Says what the server promises. Figures of a server that forgets commits
@@ -46,6 +55,12 @@ impl Admin {
     pub(crate) fn is_durable(&self) -> bool {
         let told: Vec<String> = self.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
         println!("Postgres: {}", told.join(", "));
+        if self.guests > 0 {
+            println!(
+                "warning: {} other sessions use this server; their work is in these figures, their WAL too",
+                self.guests
+            );
+        }
         let off: Vec<&str> = self
             .settings
             .iter()
@@ -59,7 +74,10 @@ impl Admin {
     }
 
     pub(crate) fn facts(&self) -> Value {
-        self.settings.iter().map(|(name, value)| (name.to_string(), json!(value))).collect()
+        let mut facts: Value =
+            self.settings.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
+        facts["other_sessions_at_start"] = json!(self.guests);
+        facts
     }
 
     /// A connection of its own, as a program without a library would have.
