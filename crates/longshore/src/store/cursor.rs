@@ -29,6 +29,7 @@ pub struct ClaimCursor {
     asked: Option<Asked>,
     places: Vec<Place>,
     head: Option<Head>,
+    suspects: bool,
     short: bool,
     always_head: bool,
 }
@@ -127,8 +128,16 @@ impl ClaimCursor {
         &self.places
     }
 
+    /// Whether jobs that were interrupted before waited when the places were
+    /// found.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite looks for them in every claim"))]
+    pub(crate) fn saw_suspects(&self) -> bool {
+        self.suspects
+    }
+
     /// Begins at the head with these places.
-    pub(crate) fn set_places(&mut self, mut places: Vec<Place>) {
+    pub(crate) fn set_places(&mut self, mut places: Vec<Place>, suspects: bool) {
+        self.suspects = suspects;
         places.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
         self.places = places;
     }
@@ -186,7 +195,7 @@ mod tests {
 
     fn cursor(places: Vec<Place>) -> ClaimCursor {
         let mut cursor = ClaimCursor::default();
-        cursor.set_places(places);
+        cursor.set_places(places, false);
         cursor
     }
 

@@ -23,8 +23,8 @@ const KEY_PATIENCE: &str = "2s";
 const INSERT: &str = "
     with input as (
       select *
-        from unnest($1::uuid[], $2::text[], $3::text[], $4::int2[], $5::int2[], $6::text[], $7::timestamptz[],
-                    $8::int8[], $9::int8[], $10::text[], $11::text[])
+        from unnest((select $1::uuid[]), (select $2::text[]), (select $3::text[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::timestamptz[]),
+                    (select $8::int8[]), (select $9::int8[]), (select $10::text[]), (select $11::text[]))
           as input(id, kind, queue, priority, max_attempts, payload, run_at, delay_us, timeout_ms, flags, options)),
     timed as (
       select id, kind, queue, priority, max_attempts, payload, timeout_ms, options,
@@ -48,8 +48,8 @@ const INSERT: &str = "
 const INSERT_NEW: &str = "
     with input as (
       select *
-        from unnest($1::uuid[], $2::text[], $3::text[], $4::int2[], $5::int2[], $6::text[], $7::timestamptz[],
-                    $8::int8[], $9::int8[], $10::text[], $11::text[], $12::text[])
+        from unnest((select $1::uuid[]), (select $2::text[]), (select $3::text[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::timestamptz[]),
+                    (select $8::int8[]), (select $9::int8[]), (select $10::text[]), (select $11::text[]), (select $12::text[]))
           as input(id, kind, queue, priority, max_attempts, payload, run_at, delay_us, timeout_ms, flags, options,
                    idempotency_key)),
     stored as (

@@ -1,6 +1,7 @@
 //! What happens to a lease: progress and checkpoints, settle, and the heartbeat
 //! that keeps it. Enqueue and claim have files of their own.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use uuid::Uuid;
 use super::enqueue::{millis, split};
 use super::{Done, Fault, PostgresStore};
 use crate::error::Result;
-use crate::job::{AttemptEnd, JobId, WorkerId};
+use crate::job::{AttemptEnd, JobId, Outcome, WorkerId};
 use crate::lifecycle::{Finish, Flags, Leave, Requeue};
 use crate::store::{Beat, Fenced, Interruptor, Lease, NewWorker, Settled, Settlement, WorkerRecord, clean};
 
@@ -28,7 +29,7 @@ const MARK_STARTED: &str = "
 const PROGRESS: &str = "
     with input as (
       select *
-        from unnest($1::uuid[], $2::int4[], $3::uuid[], $4::text[]) as input(id, lease_no, worker, progress)),
+        from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[])) as input(id, lease_no, worker, progress)),
     held as (
       select r.id, i.lease_no, i.progress
         from longshore.running r
@@ -156,118 +157,107 @@ fn fenced(held: bool) -> Fenced {
 
 // ---- settle -------------------------------------------------------------
 
+/// Both settle statements take leases in one way. `held` finds each by its
+/// primary key, one probe an item whatever the planner believes of the table,
+/// and the row is then deleted where it lies. What was found by id, lease number
+/// and worker stays that lease until it is deleted; only its flags may change,
+/// so they are tested on the row as it is deleted.
 const FINISH: &str = "
-    with input as (
-      select *
-        from unnest($1::uuid[], $2::int4[], $3::uuid[], $4::bool[], $5::bool[], $6::bool[], $7::text[], $8::int2[],
-                    $9::int2[], $10::text[], $11::text[], $12::text[])
-          as input(id, lease_no, worker, cancel_seen, superseded_seen, recovers_dead, outcome, attempts,
-                   interruptions, error, result, history)),
-    taken as (
-      delete from longshore.running
-       where id = any(array(
-               select r.id
-                 from longshore.running r
-                 join input i
-                   on i.id = r.id
-                  and i.lease_no = r.lease_no   -- fence: a newer lease owns the row
-                  and i.worker = r.worker
-                  and (i.cancel_seen is null or i.cancel_seen = r.cancel_requested)
-                  and (i.superseded_seen is null or i.superseded_seen = r.superseded)
-                  and (i.recovers_dead is not true or not exists (
-                        select 1
-                          from longshore.workers w
-                         where w.id = r.worker
-                           and w.dead_at is null))
-                order by r.id                   -- one lock order everywhere
-                  for update of r))
-      returning id, worker, claimed_at, lease_no, attempt, max_attempts, keyed, kind, queue),
-    settled as materialized (
-      select t.*, i.recovers_dead, i.outcome::longshore.outcome as outcome, i.attempts, i.interruptions,
-             i.error, i.result, i.history
-        from taken t
-        join input i
-          on i.id = t.id
-         and i.lease_no = t.lease_no),
+    with taken as (
+      delete from longshore.running r
+       using (select i.*, held.place
+                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+                            (select $8::text[]))
+                  as i(id, lease_no, worker, attempts, interruptions, error, result, history)
+               cross join lateral (
+                       select h.ctid as place
+                         from longshore.running h
+                        where h.id = i.id
+                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                          and h.worker = i.worker
+                        limit 1) as held) as i
+       where r.ctid = i.place
+         and ($9::bool is null or r.cancel_requested = $9)
+         and ($10::bool is null or r.superseded = $10)
+         and ($11::bool is not true or not exists (
+               select 1
+                 from longshore.workers w
+                where w.id = r.worker
+                  and w.dead_at is null))
+      returning r.id, r.worker, r.claimed_at, r.lease_no, r.attempt, r.max_attempts, r.keyed, r.kind, r.queue,
+                i.attempts, i.interruptions, i.error, i.result, i.history),
     ended as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
               interruptions, last_error, result)
-      select s.id, s.claimed_at, longshore.clock(), case when s.recovers_dead is null then s.worker end,
-             s.lease_no, s.outcome, s.attempts, s.max_attempts, s.interruptions,
+      select t.id, t.claimed_at, longshore.clock(), case when $11 is null then t.worker end,
+             t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
              case
-               when s.error is not null then s.error
-               when s.lease_no > 1 then (
+               when t.error is not null then t.error
+               when t.lease_no > 1 then (
                  select a.error
                    from longshore.attempts a
-                  where a.job = s.id
+                  where a.job = t.id
                     and a.error is not null
                   order by a.lease_no desc
                   limit 1)
              end,
-             s.result::json
-        from settled s),
+             t.result::json
+        from taken t),
     remembered as (
       insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
-      select s.id, s.lease_no, s.attempt, s.history, s.worker, s.claimed_at, longshore.clock(), s.error
-        from settled s
-       where s.history is not null),
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
+        from taken t
+       where t.history is not null),
     freed as (
       delete from longshore.keys
        where job = any(array(select t.id from taken t where t.keyed))),
     counted as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), count(*), count(*), s.outcome,
-             longshore.run_bucket(s.claimed_at, longshore.clock()), s.queue, s.kind
-        from settled s
-       group by 4, 5, 6, 7)
-    select id, lease_no from taken";
+      select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), $12::text::longshore.outcome,
+             longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
+        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
+                from taken
+               group by claimed_at, queue, kind) as t
+       group by 5, 6, 7)
+    select array_agg(id), array_agg(lease_no) from taken";
 
 const REQUEUE: &str = "
-    with input as (
-      select *
-        from unnest($1::uuid[], $2::int4[], $3::uuid[], $4::bool[], $5::bool[], $6::bool[], $7::int2[], $8::int2[],
-                    $9::timestamptz[], $10::int8[], $11::text[], $12::text[])
-          as input(id, lease_no, worker, cancel_seen, superseded_seen, recovers_dead, attempts, interruptions,
-                   run_at, delay_us, history, error)),
-    taken as (
-      delete from longshore.running
-       where id = any(array(
-               select r.id
-                 from longshore.running r
-                 join input i
-                   on i.id = r.id
-                  and i.lease_no = r.lease_no   -- fence: a newer lease owns the row
-                  and i.worker = r.worker
-                  and (i.cancel_seen is null or i.cancel_seen = r.cancel_requested)
-                  and (i.superseded_seen is null or i.superseded_seen = r.superseded)
-                  and (i.recovers_dead is not true or not exists (
-                        select 1
-                          from longshore.workers w
-                         where w.id = r.worker
-                           and w.dead_at is null))
-                order by r.id                   -- one lock order everywhere
-                  for update of r))
-      returning *),
+    with taken as (
+      delete from longshore.running r
+       using (select i.*, held.place
+                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+                            (select $8::timestamptz[]), (select $9::int8[]))
+                  as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
+               cross join lateral (
+                       select h.ctid as place
+                         from longshore.running h
+                        where h.id = i.id
+                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                          and h.worker = i.worker
+                        limit 1) as held) as i
+       where r.ctid = i.place
+         and ($10::bool is null or r.cancel_requested = $10)
+         and ($11::bool is null or r.superseded = $11)
+         and ($12::bool is not true or not exists (
+               select 1
+                 from longshore.workers w
+                where w.id = r.worker
+                  and w.dead_at is null))
+      returning r.*, i.attempts, i.interruptions as counted, i.error, i.history, i.run_at, i.delay_us),
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
-      select t.id, coalesce(i.run_at, longshore.clock() + i.delay_us * interval '1 microsecond'), longshore.clock(),
-             t.timeout_ms, t.lease_no, t.priority, i.attempts, t.max_attempts, i.interruptions,
+      select t.id, coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond'), longshore.clock(),
+             t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.counted,
              t.keyed, t.kind, t.queue, t.flags
-        from taken t
-        join input i
-          on i.id = t.id
-         and i.lease_no = t.lease_no),
+        from taken t),
     remembered as (
       insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
-      select t.id, t.lease_no, t.attempt, i.history, t.worker, t.claimed_at, longshore.clock(), i.error
-        from taken t
-        join input i
-          on i.id = t.id
-         and i.lease_no = t.lease_no)
-    select id, lease_no from taken";
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
+        from taken t)
+    select array_agg(id), array_agg(lease_no) from taken";
 
 /// Why settlements found no lease: it lives with other flags, or this very end
 /// was stored before and the answer lost, or it is gone. The error is compared,
@@ -290,7 +280,7 @@ const DIAGNOSE: &str = "
                 and i.outcome is null
                 and a.what = i.history
                 and a.error is not distinct from i.error)
-      from unnest($1::uuid[], $2::int4[], $3::uuid[], $4::text[], $5::text[], $6::text[]) with ordinality
+      from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]), (select $5::text[]), (select $6::text[])) with ordinality
         as i(id, lease_no, worker, outcome, history, error, nth)
       left join longshore.running r
         on r.id = i.id
@@ -338,8 +328,10 @@ impl PostgresStore {
 
     async fn end_leases(&self, connection: &mut PgConnection, items: Vec<Item<'_>>) -> Done<Vec<Settled>> {
         let mut answers = vec![Settled::LeaseLost; items.len()];
-        let (alone, together): (Vec<_>, Vec<_>) =
+        let (alone, mut together): (Vec<_>, Vec<_>) =
             items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
+        // Rows are locked in the order of their ids, here as everywhere.
+        together.sort_by_key(|item| item.settlement.lease.id);
         self.end_together(connection, &together, &mut answers).await?;
         for item in alone {
             let mut tx = connection.begin().await?;
@@ -360,26 +352,23 @@ impl PostgresStore {
         items: &[&Item<'_>],
         answers: &mut [Settled],
     ) -> Done<()> {
-        let mut finishes: Vec<(&Item<'_>, &Finish)> = Vec::new();
-        let mut requeues: Vec<(&Item<'_>, &Requeue)> = Vec::new();
+        let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
         let mut leases = HashSet::with_capacity(items.len());
         for item in items {
             // The same lease twice in one batch: the first word counts, the
             // second finds the lease gone.
-            if !leases.insert(item.lease_key()) {
-                continue;
-            }
-            match &item.settlement.leave {
-                Leave::Finish(finish) => finishes.push((item, finish)),
-                Leave::Requeue(requeue) => requeues.push((item, requeue)),
+            if leases.insert(item.lease_key()) {
+                batches.entry(Condition::of(item)).or_default().add(item);
             }
         }
         let mut stored = Vec::with_capacity(items.len());
-        if !finishes.is_empty() {
-            stored.extend(self.finish(connection, &finishes).await?);
-        }
-        if !requeues.is_empty() {
-            stored.extend(self.requeue(connection, &requeues).await?);
+        for (condition, batch) in &batches {
+            for (outcome, finishes) in &batch.finishes {
+                stored.extend(self.finish(connection, condition, *outcome, finishes).await?);
+            }
+            if !batch.requeues.is_empty() {
+                stored.extend(self.requeue(connection, condition, &batch.requeues).await?);
+            }
         }
         if stored.len() == items.len() {
             items.iter().for_each(|item| answers[item.nth] = Settled::Stored);
@@ -395,44 +384,49 @@ impl PostgresStore {
     async fn finish(
         &self,
         connection: &mut PgConnection,
+        condition: &Condition,
+        outcome: Outcome,
         items: &[(&Item<'_>, &Finish)],
     ) -> Done<Vec<(Uuid, i32)>> {
         let query = bind_leases(sqlx::query_as(self.sql(FINISH)), items.iter().map(|(item, _)| *item));
         let finishes = || items.iter().map(|(_, finish)| *finish);
-        let ids = query
-            .bind(finishes().map(|f| f.outcome.as_str()).collect::<Vec<_>>())
+        let taken = query
             .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
             .bind(finishes().map(|f| f.interruptions as i16).collect::<Vec<_>>())
-            .bind(finishes().map(|f| f.error.as_deref().map(clean)).collect::<Vec<_>>())
-            .bind(
-                finishes()
-                    .map(|f| f.result.as_ref().map(|result| result.get().to_owned()))
-                    .collect::<Vec<_>>(),
-            )
-            .bind(finishes().map(|f| f.history.map(AttemptEnd::as_str)).collect::<Vec<_>>())
-            .fetch_all(connection)
+            .bind(column(finishes().map(|f| f.error.as_deref().map(clean).map(Cow::into_owned))))
+            .bind(column(finishes().map(|f| f.result.as_ref().map(|result| result.get().to_owned()))))
+            .bind(column(finishes().map(|f| f.history.map(AttemptEnd::as_str))))
+            .bind(condition.cancel_seen)
+            .bind(condition.superseded_seen)
+            .bind(condition.recovers_dead)
+            .bind(outcome.as_str())
+            .fetch_one(connection)
             .await?;
-        Ok(ids)
+        Ok(pairs(taken))
     }
 
     async fn requeue(
         &self,
         connection: &mut PgConnection,
+        condition: &Condition,
         items: &[(&Item<'_>, &Requeue)],
     ) -> Done<Vec<(Uuid, i32)>> {
         let query = bind_leases(sqlx::query_as(self.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
         let requeues = || items.iter().map(|(_, requeue)| *requeue);
         let (run_ats, delays): (Vec<_>, Vec<_>) = requeues().map(|r| split(r.when)).unzip();
-        let ids = query
+        let taken = query
             .bind(requeues().map(|r| r.attempts as i16).collect::<Vec<_>>())
             .bind(requeues().map(|r| r.interruptions as i16).collect::<Vec<_>>())
+            .bind(column(requeues().map(|r| r.error.as_deref().map(clean).map(Cow::into_owned))))
+            .bind(requeues().map(|r| r.history.as_str()).collect::<Vec<_>>())
             .bind(run_ats)
             .bind(delays)
-            .bind(requeues().map(|r| r.history.as_str()).collect::<Vec<_>>())
-            .bind(requeues().map(|r| r.error.as_deref().map(clean)).collect::<Vec<_>>())
-            .fetch_all(connection)
+            .bind(condition.cancel_seen)
+            .bind(condition.superseded_seen)
+            .bind(condition.recovers_dead)
+            .fetch_one(connection)
             .await?;
-        Ok(ids)
+        Ok(pairs(taken))
     }
 
     async fn diagnose(
@@ -497,22 +491,64 @@ impl Trace {
     }
 }
 
-type LeaseQuery<'q> = sqlx::query::QueryAs<'q, sqlx::Postgres, (Uuid, i32), sqlx::postgres::PgArguments>;
+/// On what condition a statement takes leases; one statement has one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Condition {
+    cancel_seen: Option<bool>,
+    superseded_seen: Option<bool>,
+    recovers_dead: Option<bool>,
+}
 
-/// The six arrays that both settle statements begin with: whose lease, and on
-/// what condition.
+impl Condition {
+    fn of(item: &Item<'_>) -> Self {
+        Condition {
+            cancel_seen: item.settlement.seen.map(|seen| seen.cancel_requested),
+            superseded_seen: item.settlement.seen.map(|seen| seen.superseded),
+            recovers_dead: item.recovers_dead,
+        }
+    }
+}
+
+/// Settlements under one condition.
+#[derive(Default)]
+struct Batch<'a> {
+    finishes: BTreeMap<Outcome, Vec<(&'a Item<'a>, &'a Finish)>>,
+    requeues: Vec<(&'a Item<'a>, &'a Requeue)>,
+}
+
+impl<'a> Batch<'a> {
+    fn add(&mut self, item: &'a Item<'a>) {
+        match &item.settlement.leave {
+            Leave::Finish(finish) => self.finishes.entry(finish.outcome).or_default().push((item, finish)),
+            Leave::Requeue(requeue) => self.requeues.push((item, requeue)),
+        }
+    }
+}
+
+type Leases = (Option<Vec<Uuid>>, Option<Vec<i32>>);
+type LeaseQuery<'q> = sqlx::query::QueryAs<'q, sqlx::Postgres, Leases, sqlx::postgres::PgArguments>;
+
+/// The three arrays that both settle statements begin with: whose lease.
 fn bind_leases<'q, 'i>(
     query: LeaseQuery<'q>,
     items: impl Iterator<Item = &'i Item<'i>> + Clone,
 ) -> LeaseQuery<'q> {
-    let settlements = items.clone().map(|item| item.settlement);
+    let leases = items.map(|item| item.settlement.lease);
     query
-        .bind(settlements.clone().map(|s| s.lease.id.0).collect::<Vec<_>>())
-        .bind(settlements.clone().map(|s| s.lease.lease_no).collect::<Vec<_>>())
-        .bind(settlements.clone().map(|s| s.lease.worker.0).collect::<Vec<_>>())
-        .bind(settlements.clone().map(|s| s.seen.map(|seen| seen.cancel_requested)).collect::<Vec<_>>())
-        .bind(settlements.map(|s| s.seen.map(|seen| seen.superseded)).collect::<Vec<_>>())
-        .bind(items.map(|item| item.recovers_dead).collect::<Vec<_>>())
+        .bind(leases.clone().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(leases.clone().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .bind(leases.map(|lease| lease.worker.0).collect::<Vec<_>>())
+}
+
+/// A column that is mostly absent: an array without elements stands for one of
+/// nothing but nulls, because `unnest` fills up the shorter ones.
+fn column<T>(values: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
+    let values: Vec<Option<T>> = values.collect();
+    if values.iter().all(Option::is_none) { Vec::new() } else { values }
+}
+
+fn pairs((ids, lease_nos): Leases) -> Vec<(Uuid, i32)> {
+    ids.unwrap_or_default().into_iter().zip(lease_nos.unwrap_or_default()).collect()
 }
 
 // ---- workers ------------------------------------------------------------
@@ -532,7 +568,7 @@ const BEAT: &str = "
       returning id)
     select exists (select 1 from alive), h.nth, r.id is null
       from (select 1) as always
-      left join (unnest($2::uuid[], $3::int4[]) with ordinality as h(id, lease_no, nth)
+      left join (unnest((select $2::uuid[]), (select $3::int4[])) with ordinality as h(id, lease_no, nth)
                  left join longshore.running r
                    on r.id = h.id
                   and r.lease_no = h.lease_no
