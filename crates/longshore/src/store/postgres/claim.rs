@@ -48,7 +48,7 @@ const DISCOVER: &str = "
            exists (
              select 1
                from longshore.ready r
-              where r.queue = any($1)
+              where r.queue = any((select $1::text[])::text[])
                 and r.interruptions > 0),
            exists (
              select 1
@@ -116,9 +116,9 @@ const TAKE: &str = "
                           and r.interruptions = 0
                           and (r.run_at, r.id) > (p.after_run_at, p.after_id)
                           and r.run_at <= longshore.clock()
-                          and ($8::text[] is null or r.kind = any($8))
-                          and ($9::text[] is null or r.flags && $9)
-                          and ($10::text[] is null or r.flags is null or not r.flags && $10)
+                          and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
+                          and ((select $9::text[]) is null or r.flags && (select $9::text[]))
+                          and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
                         order by r.run_at, r.id
                         limit 1000) as n
                 limit least((select $11::int4), p.cap)) c
@@ -133,9 +133,9 @@ const TAKE: &str = "
                 where r.queue = a.queue
                   and r.interruptions > 0
                   and r.run_at <= longshore.clock()
-                  and ($8::text[] is null or r.kind = any($8))
-                  and ($9::text[] is null or r.flags && $9)
-                  and ($10::text[] is null or r.flags is null or not r.flags && $10)
+                  and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
+                  and ((select $9::text[]) is null or r.flags && (select $9::text[]))
+                  and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
                 order by r.priority desc, r.run_at, r.id
                 limit least((select $12::int4), a.cap)) c
        order by c.priority desc, c.run_at, c.id
@@ -166,9 +166,9 @@ const TAKE: &str = "
                           and r.interruptions = 0
                           and (r.run_at, r.id) > (p.after_run_at, p.after_id)
                           and r.run_at <= longshore.clock()
-                          and ($8::text[] is null or r.kind = any($8))
-                          and ($9::text[] is null or r.flags && $9)
-                          and ($10::text[] is null or r.flags is null or not r.flags && $10)
+                          and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
+                          and ((select $9::text[]) is null or r.flags && (select $9::text[]))
+                          and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
                         order by r.run_at, r.id
                         limit 1000
                           for update skip locked) as n
@@ -209,18 +209,18 @@ const TAKE_FROM_ONE: &str = "
                  and (r.run_at, r.id) > ((select coalesce($3, '-infinity'::timestamptz)),
                                          (select coalesce($4, '00000000-0000-0000-0000-000000000000'::uuid)))
                  and r.run_at <= longshore.clock()
-                 and ($5::text[] is null or r.kind = any($5))
-                 and ($6::text[] is null or r.flags && $6)
-                 and ($7::text[] is null or r.flags is null or not r.flags && $7)
+                 and ((select $5::text[]) is null or r.kind = any((select $5::text[])::text[]))
+                 and ((select $6::text[]) is null or r.flags && (select $6::text[]))
+                 and ((select $7::text[]) is null or r.flags is null or not r.flags && (select $7::text[]))
                  and exists (
                        select 1
                          from longshore.workers w
-                        where w.id = $8
+                        where w.id = (select $8::uuid)
                           and w.dead_at is null)
                  and not exists (
                        select 1
                          from longshore.queues s
-                        where s.name = $1
+                        where s.name = (select $1::text)
                           and (s.paused or s.max_running is not null))
                order by r.run_at, r.id
                limit 1000
