@@ -550,3 +550,56 @@ begin
   raise exception 'job % keeps moving; try again', retry.id using errcode = '40001';
 end
 $$;
+
+-- A statement that was planned while a table was all but empty scans it whole,
+-- and goes on doing so after a million jobs have come in, until autovacuum
+-- passes. So no table is ever that small: each is grown to a megabyte once and
+-- not given back, and the planner sees an index worth using from the first job.
+alter table longshore.jobs set (vacuum_truncate = off);
+alter table longshore.ready set (vacuum_truncate = off);
+alter table longshore.running set (vacuum_truncate = off);
+alter table longshore.finished set (vacuum_truncate = off);
+alter table longshore.attempts set (vacuum_truncate = off);
+alter table longshore.keys set (vacuum_truncate = off);
+
+alter table longshore.jobs alter options set storage plain;
+alter table longshore.ready alter flags set storage plain;
+alter table longshore.running alter flags set storage plain;
+alter table longshore.finished alter last_error set storage plain;
+alter table longshore.attempts alter error set storage plain;
+alter table longshore.keys alter key set storage plain;
+
+insert into longshore.jobs (id, created_at, run_at, priority, max_attempts, kind, queue, payload, options)
+select longshore.new_id(), now(), now(), 0, 1, 'x', 'x', 'null', to_json(repeat('x', 7000))
+  from generate_series(1, 128);
+insert into longshore.ready (id, run_at, since, lease_no, priority, attempt, max_attempts, interruptions, keyed,
+                             kind, queue, flags)
+select id, now(), now(), 0, 0, 0, 1, 0, false, 'x', 'x', array[repeat('x', 7000)]
+  from longshore.jobs;
+insert into longshore.running (id, worker, claimed_at, lease_no, priority, attempt, max_attempts, interruptions,
+                               keyed, limited, kind, queue, flags)
+select id, id, now(), 1, 0, 1, 1, 0, false, false, 'x', 'x', array[repeat('x', 7000)]
+  from longshore.jobs;
+insert into longshore.finished (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
+select id, now(), 0, 'succeeded', 0, 1, 0, repeat('x', 7000)
+  from longshore.jobs;
+insert into longshore.attempts (job, lease_no, attempt, what, started_at, ended_at, error)
+select id, 1, 1, 'failed', now(), now(), repeat('x', 7000)
+  from longshore.jobs;
+insert into longshore.keys (key, job)
+select rpad(n::text, 2000, 'x'), longshore.new_id()
+  from generate_series(1, 512) as n;
+
+delete from longshore.jobs;
+delete from longshore.ready;
+delete from longshore.running;
+delete from longshore.finished;
+delete from longshore.attempts;
+delete from longshore.keys;
+
+alter table longshore.jobs alter options set storage extended;
+alter table longshore.ready alter flags set storage extended;
+alter table longshore.running alter flags set storage extended;
+alter table longshore.finished alter last_error set storage extended;
+alter table longshore.attempts alter error set storage extended;
+alter table longshore.keys alter key set storage extended;

@@ -157,26 +157,18 @@ fn fenced(held: bool) -> Fenced {
 
 // ---- settle -------------------------------------------------------------
 
-/// Both settle statements take leases in one way. `held` finds each by its
-/// primary key, one probe an item whatever the planner believes of the table,
-/// and the row is then deleted where it lies. What was found by id, lease number
-/// and worker stays that lease until it is deleted; only its flags may change,
-/// so they are tested on the row as it is deleted.
+/// Both settle statements take leases in one way: by id, lease number and
+/// worker, and with the flags as they were seen, all tested on the row as it is
+/// deleted. `i` comes sorted by id, so rows are locked in that order.
 const FINISH: &str = "
     with taken as (
       delete from longshore.running r
-       using (select i.*, held.place
-                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+       using unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
                             (select $8::text[]))
-                  as i(id, lease_no, worker, attempts, interruptions, error, result, history)
-               cross join lateral (
-                       select h.ctid as place
-                         from longshore.running h
-                        where h.id = i.id
-                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
-                          and h.worker = i.worker
-                        limit 1) as held) as i
-       where r.ctid = i.place
+          as i(id, lease_no, worker, attempts, interruptions, error, result, history)
+       where r.id = i.id
+         and r.lease_no = i.lease_no   -- fence: a newer lease owns the row
+         and r.worker = i.worker
          and ($9::bool is null or r.cancel_requested = $9)
          and ($10::bool is null or r.superseded = $10)
          and ($11::bool is not true or not exists (
@@ -225,18 +217,12 @@ const FINISH: &str = "
 const REQUEUE: &str = "
     with taken as (
       delete from longshore.running r
-       using (select i.*, held.place
-                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+       using unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
                             (select $8::timestamptz[]), (select $9::int8[]))
-                  as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
-               cross join lateral (
-                       select h.ctid as place
-                         from longshore.running h
-                        where h.id = i.id
-                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
-                          and h.worker = i.worker
-                        limit 1) as held) as i
-       where r.ctid = i.place
+          as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
+       where r.id = i.id
+         and r.lease_no = i.lease_no   -- fence: a newer lease owns the row
+         and r.worker = i.worker
          and ($10::bool is null or r.cancel_requested = $10)
          and ($11::bool is null or r.superseded = $11)
          and ($12::bool is not true or not exists (
