@@ -1,0 +1,168 @@
+//! How many jobs are where, without counting rows.
+
+use std::collections::BTreeMap;
+
+use longshore::store::{ClaimRequest, Count};
+use longshore::{Ending, NewJob, Outcome, Status};
+
+use crate::bench::*;
+
+/// Counts as a map, by what they count.
+async fn counts(bench: &Bench) -> BTreeMap<(Status, String, String), u64> {
+    let counts = bench.counts().await.expect("counts");
+    let mut map = BTreeMap::new();
+    for Count { status, queue, kind, jobs, estimated } in counts {
+        assert!(!estimated, "so few jobs are counted exactly");
+        if jobs > 0 {
+            assert_eq!(map.insert((status, queue, kind), jobs), None, "counted twice");
+        }
+    }
+    map
+}
+
+fn key(status: Status, queue: &str, kind: &str) -> (Status, String, String) {
+    (status, queue.into(), kind.into())
+}
+
+pub(crate) async fn an_empty_queue_counts_nothing(bench: Bench) {
+    assert_eq!(counts(&bench).await, BTreeMap::new());
+}
+
+pub(crate) async fn jobs_are_counted_by_status_queue_and_kind(bench: Bench) {
+    bench.ended(job("mail"), Outcome::Succeeded).await;
+    bench.ended(job("mail"), Outcome::Succeeded).await;
+    bench.ended(job("sms"), Outcome::Succeeded).await;
+    bench.ended(job("mail"), Outcome::FailedPermanent).await;
+    bench.ended(job("mail"), Outcome::Cancelled).await;
+    bench.suspect(job("mail")).await;
+    bench.add(job("fax").priority(9)).await;
+    let worker = bench.worker().await;
+    assert_eq!(kinds(&bench.claim(worker, 1).await), ["fax"]);
+    bench.add(job("mail").queue("letters")).await;
+    bench.add(job("mail").queue("letters").delay(DAY)).await;
+    let expected = BTreeMap::from([
+        (key(Status::Succeeded, "default", "mail"), 2),
+        (key(Status::Succeeded, "default", "sms"), 1),
+        (key(Status::FailedPermanent, "default", "mail"), 1),
+        (key(Status::Cancelled, "default", "mail"), 1),
+        (key(Status::Retrying, "default", "mail"), 1),
+        (key(Status::Running, "default", "fax"), 1),
+        (key(Status::Queued, "letters", "mail"), 2),
+    ]);
+    assert_eq!(counts(&bench).await, expected);
+}
+
+pub(crate) async fn a_retry_takes_the_job_out_of_its_outcome(bench: Bench) {
+    for outcome in Outcome::ALL {
+        let id = bench.ended(job("mail"), outcome).await;
+        bench.retry(id).await.expect("retry");
+        assert_eq!(counts(&bench).await, BTreeMap::from([(key(Status::Queued, "default", "mail"), 1)]));
+        bench.cancel(id).await.expect("cancel");
+        bench.delete(id).await.expect("delete");
+        assert_eq!(counts(&bench).await, BTreeMap::new());
+    }
+}
+
+/// Every way a job can move, with numbers drawn from a fixed seed: the counts
+/// must be those of the list.
+pub(crate) async fn counts_agree_with_the_list_after_a_walk(bench: Bench) {
+    let worker = bench.worker_with(400 * DAY).await;
+    let mut seed = 0x5eed_u64;
+    let mut draw = |below: u64| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) % below
+    };
+    for step in 0..120 {
+        let queue = ["red", "blue"][draw(2) as usize];
+        match draw(7) {
+            0..=2 => {
+                bench.add(NewJob::new(["mail", "sms"][draw(2) as usize], &step).queue(queue)).await;
+            }
+            3..=4 => {
+                let queues = vec!["red".into(), "blue".into()];
+                for claimed in bench.claim_as(&ClaimRequest { queues, ..ClaimRequest::new(worker, 3) }).await
+                {
+                    let ending = endings()[draw(7) as usize].clone();
+                    if draw(5) > 0 {
+                        bench.must_finish(&claimed, ending).await;
+                    }
+                }
+            }
+            5 => {
+                let page = bench.list(&Default::default()).await.expect("list");
+                if let Some(job) = page.jobs.get(draw(20) as usize) {
+                    match draw(3) {
+                        0 => drop(bench.cancel(job.id).await),
+                        1 => drop(bench.retry(job.id).await),
+                        _ => drop(bench.delete(job.id).await),
+                    }
+                }
+            }
+            _ => bench.advance(15 * SECOND).await,
+        }
+        if step % 20 == 0 {
+            bench.store().fold_tallies(100).await.expect("fold");
+        }
+    }
+    let mut listed = BTreeMap::new();
+    let mut filter = longshore::store::ListFilter { limit: 200, ..Default::default() };
+    loop {
+        let page = bench.list(&filter).await.expect("list");
+        for job in page.jobs {
+            *listed.entry((job.status, job.queue, job.kind)).or_insert(0) += 1;
+        }
+        match page.next {
+            Some(next) => filter.cursor = Some(next),
+            None => break,
+        }
+    }
+    assert_eq!(counts(&bench).await, listed);
+}
+
+pub(crate) async fn folding_keeps_the_sums(bench: Bench) {
+    for outcome in Outcome::ALL {
+        for _ in 0..3 {
+            bench.ended(job("mail"), outcome).await;
+            bench.advance(MINUTE).await;
+        }
+    }
+    let before = counts(&bench).await;
+    for age in [HOUR, 3 * HOUR, 2 * DAY, 30 * DAY] {
+        bench.advance(age).await;
+        // Steps of two, so that a fold is cut in the middle.
+        while bench.store().fold_tallies(2).await.expect("fold") > 0 {
+            assert_eq!(counts(&bench).await, before, "after {age:?}");
+        }
+        assert_eq!(counts(&bench).await, before, "after {age:?}");
+        assert_eq!(bench.check().await.expect("check").problems, Vec::<String>::new());
+    }
+}
+
+pub(crate) async fn folding_ends_and_leaves_few_rows(bench: Bench) {
+    for _ in 0..30 {
+        let claimed = bench.running(job("mail")).await;
+        bench.advance(7 * SECOND).await;
+        bench.must_finish(&claimed, done()).await;
+    }
+    bench.advance(30 * DAY).await;
+    for round in 0.. {
+        if bench.store().fold_tallies(1000).await.expect("fold") == 0 {
+            break;
+        }
+        assert!(round < 50, "folding never ends");
+    }
+    let rows = bench.ask("select count(*) from tallies", None).await;
+    assert!(rows <= 5, "{rows} rows are left");
+    assert_eq!(bench.counted(Status::Succeeded).await, 30);
+}
+
+pub(crate) async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(bench: Bench) {
+    let keyed = |queue: &str| job("mail").queue(queue).unique_key("k", longshore::UniqueMode::Replace);
+    bench.add(keyed("red")).await;
+    bench.enqueue(keyed("blue")).await.expect("enqueue");
+    assert_eq!(counts(&bench).await, BTreeMap::from([(key(Status::Queued, "blue", "mail"), 1)]));
+    let worker = bench.worker().await;
+    let claimed = bench.claim_from("blue", worker, 1).await;
+    bench.must_finish(&claimed[0], Ending::Succeeded { result: None }).await;
+    assert_eq!(counts(&bench).await, BTreeMap::from([(key(Status::Succeeded, "blue", "mail"), 1)]));
+}

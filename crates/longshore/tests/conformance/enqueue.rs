@@ -1,0 +1,262 @@
+//! What was asked is stored exactly, once, and answered in order.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use longshore::store::ClaimRequest;
+use longshore::{Enqueued, EnqueuedAs, NewJob, RetryPolicy, Status, ValidJob};
+
+use crate::bench::*;
+
+fn valid(job: NewJob) -> ValidJob {
+    job.validate().expect("valid")
+}
+
+pub(crate) async fn a_job_that_asks_for_nothing_gets_the_defaults(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    let job = bench.job(id).await;
+    assert_eq!((job.kind.as_str(), job.queue.as_str(), job.status), ("mail", "default", Status::Queued));
+    assert_eq!(
+        (job.priority, job.attempts, job.max_attempts, job.interruptions, job.lease_no),
+        (0, 0, 3, 0, 0)
+    );
+    assert_eq!((job.created_at, job.run_at, job.updated_at), (start(), start(), start()));
+    assert_eq!(job.timeout, Some(2 * HOUR));
+    assert_eq!((job.locked_at, job.locked_by, job.started_at, job.finished_at), (None, None, None, None));
+    assert_eq!((job.last_error.as_deref(), job.last_failed_at, job.cancel_requested), (None, None, false));
+    assert!(job.tags.is_empty() && job.flags.is_empty() && job.errors.is_empty());
+    assert!(job.result.is_none() && job.metadata.is_none() && job.progress.is_none() && job.retry.is_none());
+}
+
+pub(crate) async fn everything_asked_survives_exactly(bench: Bench) {
+    let policy = RetryPolicy::list([Duration::from_millis(1500), 90 * SECOND]);
+    let id = bench
+        .add(
+            NewJob::from_json("resize \"image\" ✓", r#"{"url":"x"}"#)
+                .queue("mail'; --")
+                .priority(-7)
+                .max_attempts(11)
+                .run_at(start() + 5 * MINUTE)
+                .idempotency_key("order-17")
+                .unique_key("customer-23", longshore::UniqueMode::Replace)
+                .timeout(Some(Duration::from_millis(2501)))
+                .retry(policy.clone())
+                .flags(["gpu", "eu, \"west\""])
+                .tags(["nightly", "ä{b}"])
+                .context("the customer pressed \\ twice")
+                .metadata(raw(r#"{"by": [1,  2]}"#))
+                .trace("00-abc-def-01"),
+        )
+        .await;
+    let job = bench.job(id).await;
+    assert_eq!((job.kind.as_str(), job.queue.as_str()), ("resize \"image\" ✓", "mail'; --"));
+    assert_eq!((job.priority, job.max_attempts), (-7, 11));
+    assert_eq!((job.run_at, job.created_at), (start() + 5 * MINUTE, start()));
+    assert_eq!(job.idempotency_key.as_deref(), Some("order-17"));
+    assert_eq!(job.unique_key.as_deref(), Some("customer-23"));
+    assert_eq!(job.timeout, Some(Duration::from_millis(2501)));
+    assert_eq!(job.retry, Some(policy));
+    assert_eq!(job.flags, ["gpu", "eu, \"west\""]);
+    assert_eq!(job.tags, ["nightly", "ä{b}"]);
+    assert_eq!(job.context.as_deref(), Some("the customer pressed \\ twice"));
+    assert_eq!(job.metadata.expect("metadata").get(), r#"{"by": [1,  2]}"#);
+}
+
+pub(crate) async fn a_claim_carries_what_was_asked(bench: Bench) {
+    let job = NewJob::from_json("mail", r#"{ "to":"ada" }"#)
+        .priority(4)
+        .max_attempts(9)
+        .timeout(None)
+        .flags(["gpu"])
+        .tags(["nightly"])
+        .trace("00-abc-def-01");
+    let claimed = bench.running(job).await;
+    assert_eq!(
+        (claimed.kind(), claimed.queue(), claimed.payload()),
+        ("mail", "default", r#"{ "to":"ada" }"#)
+    );
+    assert_eq!((claimed.priority(), claimed.attempt(), claimed.max_attempts()), (4, 1, 9));
+    assert_eq!((claimed.timeout(), claimed.interruptions()), (None, 0));
+    assert_eq!((claimed.flags(), claimed.tags()), (&["gpu".to_owned()][..], &["nightly".to_owned()][..]));
+    assert_eq!(
+        (claimed.trace(), claimed.run_at(), claimed.claimed_at()),
+        (Some("00-abc-def-01"), start(), start())
+    );
+}
+
+pub(crate) async fn a_payload_keeps_its_very_bytes(bench: Bench) {
+    let texts = [
+        r#"{"z": 1.50, "a" :[ 1,2 ],"a":2}"#,
+        r#""\u00e9 \ud83d\ude00 'quoted' \\ ""#,
+        "123456789012345678901234567890.10",
+        "null",
+        "[]",
+        "{\"emoji\": \"😀\"}",
+    ];
+    for text in texts {
+        let id = bench.add(NewJob::from_json("mail", text)).await;
+        assert_eq!(bench.job(id).await.payload.get(), text);
+    }
+}
+
+pub(crate) async fn the_largest_payload_is_stored(bench: Bench) {
+    let text = format!("\"{}\"", "é".repeat(longshore::enqueue::MAX_PAYLOAD / 2 - 1));
+    let id = bench.add(NewJob::from_json("mail", &text)).await;
+    assert_eq!(bench.job(id).await.payload.get(), text);
+}
+
+pub(crate) async fn answers_come_in_the_order_of_the_jobs(bench: Bench) {
+    let jobs: Vec<_> = (0..40).map(|n| valid(job("mail").priority(n))).collect();
+    // Sent out of the order of their ids.
+    let shuffled: Vec<_> = (0..40).map(|n| jobs[n * 17 % 40].clone()).collect();
+    let answers = bench.store().enqueue(&shuffled).await.expect("enqueue");
+    let expected: Vec<_> =
+        shuffled.iter().map(|job| Enqueued { id: job.id(), how: EnqueuedAs::Created }).collect();
+    assert_eq!(answers, expected);
+}
+
+pub(crate) async fn a_repeated_id_is_answered_as_created_and_stored_once(bench: Bench) {
+    let again = valid(job("mail").priority(3));
+    for _ in 0..2 {
+        let answers = bench.store().enqueue(std::slice::from_ref(&again)).await.expect("enqueue");
+        assert_eq!(answers, [Enqueued { id: again.id(), how: EnqueuedAs::Created }]);
+    }
+    assert_eq!(bench.counted(Status::Queued).await, 1);
+}
+
+pub(crate) async fn a_repeated_id_within_one_batch_is_stored_once(bench: Bench) {
+    let (again, other) = (valid(job("mail")), valid(job("sms")));
+    let batch = [again.clone(), other.clone(), again.clone()];
+    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    assert_eq!(
+        answers.iter().map(|answer| answer.id).collect::<Vec<_>>(),
+        [again.id(), other.id(), again.id()]
+    );
+    assert_eq!(bench.counted(Status::Queued).await, 2);
+}
+
+pub(crate) async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
+    let jobs = [
+        valid(job("mail").idempotency_key("order-17")),
+        valid(job("sms").unique_key("customer-23", longshore::UniqueMode::Dedupe)),
+        valid(job("fax").unique_key("customer-29", longshore::UniqueMode::Replace)),
+        valid(job("post").idempotency_key("order-31").unique_key("c-37", longshore::UniqueMode::Replace)),
+    ];
+    for _ in 0..2 {
+        for job in &jobs {
+            let answers = bench.store().enqueue(std::slice::from_ref(job)).await.expect("enqueue");
+            assert_eq!(answers, [Enqueued { id: job.id(), how: EnqueuedAs::Created }], "{}", job.kind());
+        }
+    }
+    assert_eq!(bench.counted(Status::Queued).await, 4);
+}
+
+/// A caller whose answer was lost may ask again long after the job has run.
+pub(crate) async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(bench: Bench) {
+    let asked = valid(job("mail"));
+    bench.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    let answers = bench.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    assert_eq!(answers, [Enqueued { id: asked.id(), how: EnqueuedAs::Created }]);
+    assert_eq!(bench.status(asked.id()).await, Status::Running);
+    bench.must_finish(&claimed, done()).await;
+    bench.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    assert_eq!(bench.status(asked.id()).await, Status::Succeeded);
+}
+
+pub(crate) async fn a_delay_counts_from_the_engines_clock(bench: Bench) {
+    let id = bench.add(job("mail").delay(90 * SECOND)).await;
+    assert_eq!(bench.job(id).await.run_at, start() + 90 * SECOND);
+    let worker = bench.worker_with(HOUR).await;
+    bench.advance(89 * SECOND).await;
+    assert_eq!(bench.claim(worker, 1).await.len(), 0);
+    bench.advance(SECOND).await;
+    assert_eq!(ids(&bench.claim(worker, 1).await), [id]);
+}
+
+pub(crate) async fn a_time_in_the_past_is_due_and_kept(bench: Bench) {
+    let asked = start() - DAY;
+    let id = bench.add(job("mail").run_at(asked)).await;
+    assert_eq!(bench.job(id).await.run_at, asked);
+    let worker = bench.worker().await;
+    assert_eq!(ids(&bench.claim(worker, 1).await), [id]);
+}
+
+pub(crate) async fn a_time_is_kept_to_the_microsecond(bench: Bench) {
+    let asked = start() + Duration::from_micros(1_000_001);
+    let id = bench.add(job("mail").run_at(asked)).await;
+    assert_eq!(bench.job(id).await.run_at, asked);
+    let worker = bench.worker().await;
+    bench.advance(Duration::from_micros(1_000_000)).await;
+    assert_eq!(bench.claim(worker, 1).await.len(), 0);
+    bench.advance(Duration::from_micros(1)).await;
+    assert_eq!(bench.claim(worker, 1).await.len(), 1);
+}
+
+pub(crate) async fn the_extremes_of_priority_are_kept(bench: Bench) {
+    let low = bench.add(job("low").priority(i16::MIN.into())).await;
+    let high = bench.add(job("high").priority(i16::MAX.into())).await;
+    assert_eq!((bench.job(low).await.priority, bench.job(high).await.priority), (i16::MIN, i16::MAX));
+    let worker = bench.worker().await;
+    assert_eq!(ids(&bench.claim(worker, 2).await), [high, low]);
+}
+
+pub(crate) async fn an_empty_batch_is_no_error(bench: Bench) {
+    assert_eq!(bench.store().enqueue(&[]).await.expect("enqueue"), []);
+    assert_eq!(bench.enqueue_many([]).await.expect("enqueue_many"), []);
+}
+
+pub(crate) async fn many_jobs_are_stored_in_one_call(bench: Bench) {
+    let answers = bench.enqueue_many((0..3000).map(|_| job("mail"))).await.expect("enqueue_many");
+    let distinct: BTreeSet<_> = answers.iter().map(|answer| answer.id).collect();
+    assert_eq!(distinct.len(), 3000);
+    assert_eq!(bench.counted(Status::Queued).await, 3000);
+}
+
+pub(crate) async fn one_invalid_job_among_many_stores_none(bench: Bench) {
+    let error = bench.enqueue_many([job("mail"), job(""), job("sms")]).await.expect_err("an empty kind");
+    assert_eq!(error.field(), Some("jobs[1].kind"));
+    assert_eq!(bench.check().await.expect("check").jobs, 0);
+}
+
+pub(crate) async fn concurrent_enqueues_each_get_their_own_job(bench: Bench) {
+    let tasks: Vec<_> = (0..64)
+        .map(|n| {
+            let client = bench.handle();
+            tokio::spawn(async move { client.enqueue(job("mail").priority(n)).await })
+        })
+        .collect();
+    let mut seen = BTreeSet::new();
+    for (n, task) in tasks.into_iter().enumerate() {
+        let answer = task.await.expect("task").expect("enqueue");
+        assert_eq!(answer.how, EnqueuedAs::Created);
+        assert_eq!(bench.job(answer.id).await.priority, n as i16);
+        seen.insert(answer.id);
+    }
+    assert_eq!(seen.len(), 64);
+}
+
+pub(crate) async fn a_bad_neighbour_harms_nobody(bench: Bench) {
+    let client = &*bench;
+    let (good, bad, also_good, keyed, twin) = tokio::join!(
+        client.enqueue(job("mail")),
+        client.enqueue(job("mail").priority(99_999)),
+        client.enqueue(job("sms")),
+        client.enqueue(job("keyed").idempotency_key("order-17")),
+        client.enqueue(job("twin").idempotency_key("order-17")),
+    );
+    assert_eq!(bad.expect_err("a priority out of range").field(), Some("priority"));
+    assert_eq!(good.expect("good").how, EnqueuedAs::Created);
+    assert_eq!(also_good.expect("also good").how, EnqueuedAs::Created);
+    assert_eq!(keyed.expect("keyed").id, twin.expect("twin").id);
+    assert_eq!(bench.counted(Status::Queued).await, 3);
+}
+
+pub(crate) async fn jobs_wait_in_the_queue_they_name(bench: Bench) {
+    let id = bench.add(job("mail").queue("letters")).await;
+    let worker = bench.worker().await;
+    assert_eq!(bench.claim(worker, 1).await.len(), 0);
+    let request = ClaimRequest { queues: vec!["letters".into()], ..ClaimRequest::new(worker, 1) };
+    assert_eq!(ids(&bench.claim_as(&request).await), [id]);
+}

@@ -1,0 +1,296 @@
+//! Only the live lease counts. Each case makes a holder stale in another way
+//! and lets it try everything a holder can do.
+
+use longshore::store::{Beat, Claimed, Fenced, Lease, Settled};
+use longshore::{Decision, Ending, JobId, Outcome, Status, SweepOptions};
+
+use crate::bench::*;
+use crate::settle::settlement;
+
+/// Tries every verb that names a lease; none may succeed or change the job.
+async fn assert_powerless(bench: &Bench, lease: Lease) {
+    let id = lease.id;
+    let before = picture(&bench.job(id).await);
+    let checkpoint = checkpoint(bench, id).await;
+    let store = bench.store();
+    for ending in endings() {
+        for seen in [None, Some(Default::default())] {
+            let late = settlement(lease, 1, ending.clone(), seen);
+            let settled = store.settle(&[late]).await.expect("settle");
+            assert!(settled == [Settled::LeaseLost] || same_word(&ending), "{ending:?} was {settled:?}");
+        }
+    }
+    assert_eq!(store.mark_started(&lease).await.expect("mark_started"), Fenced::LeaseLost);
+    assert_eq!(store.progress(&[(lease, raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
+    assert_eq!(store.save_checkpoint(&lease, &raw("7")).await.expect("checkpoint"), Fenced::LeaseLost);
+    assert_eq!(store.assert_lease(&lease).await.expect("assert"), Fenced::LeaseLost);
+    assert_eq!(picture(&bench.job(id).await), before);
+    assert_eq!(self::checkpoint(bench, id).await, checkpoint);
+}
+
+/// A holder that reports its own interruption after the sweeper did says
+/// nothing new: it may be told that this is stored, and it changes nothing.
+fn same_word(ending: &Ending) -> bool {
+    matches!(ending, Ending::Interrupted(_))
+}
+
+async fn checkpoint(bench: &Bench, id: JobId) -> Option<String> {
+    bench.store().checkpoint(id).await.expect("checkpoint").map(|data| data.get().to_owned())
+}
+
+async fn assert_lost_by_beat(bench: &Bench, lease: Lease) {
+    let beat = bench.store().beat(lease.worker, &[lease]).await.expect("beat");
+    assert!(
+        beat == Beat::Dead || beat == Beat::Alive { lost: vec![lease], cancel: Vec::new() },
+        "a stale lease passes for live: {beat:?}"
+    );
+}
+
+/// The job was taken from its dead worker and runs elsewhere.
+async fn reclaimed(bench: &Bench) -> (Claimed, Claimed) {
+    let stale = bench.running(job("mail")).await;
+    bench.crash_all_workers().await;
+    let next = bench.worker().await;
+    let live = bench.claim_one(next).await;
+    assert_eq!(live.lease().lease_no, stale.lease().lease_no + 1);
+    (stale, live)
+}
+
+pub(crate) async fn a_holder_whose_job_runs_elsewhere_is_powerless(bench: Bench) {
+    let (stale, live) = reclaimed(&bench).await;
+    assert_powerless(&bench, stale.lease()).await;
+    assert_lost_by_beat(&bench, stale.lease()).await;
+    bench.must_finish(&live, done()).await;
+    assert_powerless(&bench, stale.lease()).await;
+}
+
+pub(crate) async fn a_holder_whose_job_waits_again_is_powerless(bench: Bench) {
+    let stale = bench.running(job("mail")).await;
+    bench.crash_all_workers().await;
+    assert_eq!(bench.status(stale.lease().id).await, Status::Retrying);
+    assert_powerless(&bench, stale.lease()).await;
+    assert_lost_by_beat(&bench, stale.lease()).await;
+}
+
+/// The sweeper's own entry in the history has the stale holder's (id, lease):
+/// it must not pass for the holder's own, stored earlier.
+pub(crate) async fn a_late_settle_is_not_mistaken_for_the_sweepers(bench: Bench) {
+    let stale = bench.running(job("mail")).await;
+    bench.crash_all_workers().await;
+    for ending in endings() {
+        let fenced = bench.finish(&stale, ending.clone()).await;
+        assert!(fenced == Fenced::LeaseLost || same_word(&ending), "{ending:?}");
+    }
+}
+
+pub(crate) async fn a_late_settle_is_not_mistaken_for_the_sweepers_quarantine(bench: Bench) {
+    let mut stale = bench.running(job("mail")).await;
+    for _ in 0..2 {
+        bench.crash_all_workers().await;
+        let next = bench.worker().await;
+        stale = bench.claim_one(next).await;
+        assert_eq!(bench.store().mark_started(&stale.lease()).await.expect("mark"), Fenced::Held);
+    }
+    bench.crash_all_workers().await;
+    assert_eq!(bench.status(stale.lease().id).await, Status::FailedPermanent);
+    for ending in endings() {
+        let fenced = bench.finish(&stale, ending.clone()).await;
+        assert!(fenced == Fenced::LeaseLost || same_word(&ending), "{ending:?}");
+    }
+    assert_powerless(&bench, stale.lease()).await;
+}
+
+/// A hook may have charged the attempt: then the history says `failed`, as the
+/// holder would.
+pub(crate) async fn a_late_failure_is_not_mistaken_for_the_one_a_hook_decided(bench: Bench) {
+    for max_attempts in [1, 3] {
+        let stale = bench.running(job("mail").max_attempts(max_attempts)).await;
+        bench.advance(61 * SECOND).await;
+        let options = SweepOptions::default();
+        let report = bench.sweep_with(&options, |_| Decision::FailWithBackoff).await.expect("sweep");
+        assert_eq!(report.recovered, 1);
+        for ending in endings() {
+            assert_eq!(bench.finish(&stale, ending.clone()).await, Fenced::LeaseLost, "{ending:?}");
+        }
+        if max_attempts > 1 {
+            bench.cancel(stale.lease().id).await.expect("cancel");
+        }
+    }
+}
+
+/// The ABA of job queues: ended, retried by an operator, running again, and
+/// the attempt has the same number as before.
+pub(crate) async fn a_holder_from_before_an_operators_retry_is_powerless(bench: Bench) {
+    let stale = bench.running(job("mail").max_attempts(1)).await;
+    bench.crash_all_workers().await;
+    let id = stale.lease().id;
+    bench.cancel(id).await.expect("cancel");
+    bench.retry(id).await.expect("retry");
+    let worker = bench.worker().await;
+    let live = bench.claim_one(worker).await;
+    assert_eq!((live.attempt(), live.lease().lease_no), (1, 2));
+    assert_powerless(&bench, stale.lease()).await;
+    bench.must_finish(&live, done()).await;
+}
+
+pub(crate) async fn a_finished_holder_does_not_own_the_retried_job(bench: Bench) {
+    for outcome in Outcome::ALL {
+        let old = bench.running(job("mail")).await;
+        let ending = match outcome {
+            Outcome::Succeeded => done(),
+            Outcome::FailedPermanent => failed_for_good(),
+            Outcome::Cancelled => gave_up(),
+        };
+        bench.must_finish(&old, ending).await;
+        bench.retry(old.lease().id).await.expect("retry");
+        let worker = bench.worker().await;
+        let live = bench.claim_one(worker).await;
+        assert_eq!(live.lease().lease_no, 2);
+        let store = bench.store();
+        assert_eq!(store.assert_lease(&old.lease()).await.expect("assert"), Fenced::LeaseLost);
+        assert_eq!(store.progress(&[(old.lease(), raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
+        // It may be told that its own end was stored, but moves nothing.
+        let _ = bench.finish(&old, failed()).await;
+        let _ = bench.finish(&old, done()).await;
+        assert_eq!(bench.status(old.lease().id).await, Status::Running, "{outcome:?}");
+        bench.must_finish(&live, done()).await;
+    }
+}
+
+pub(crate) async fn the_right_number_in_the_wrong_hands_is_powerless(bench: Bench) {
+    let live = bench.running(job("mail")).await;
+    let thief = bench.worker().await;
+    assert_powerless(&bench, stolen(live.lease(), thief)).await;
+    assert_lost_by_beat(&bench, stolen(live.lease(), thief)).await;
+    bench.must_finish(&live, done()).await;
+}
+
+/// The same worker got the job back after its handler had hung: the right
+/// hands, but an old number.
+pub(crate) async fn a_holder_is_powerless_over_its_own_later_lease(bench: Bench) {
+    let stale = bench.running(job("mail").timeout(Some(MINUTE))).await;
+    let worker = stale.lease().worker;
+    for _ in 0..3 {
+        bench.advance(50 * SECOND).await;
+        let _ = bench.store().beat(worker, &[]).await.expect("beat");
+    }
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+    bench.advance(5 * SECOND).await;
+    let live = bench.claim_one(worker).await;
+    assert_eq!((live.lease().worker, live.lease().lease_no), (worker, 2));
+    assert_powerless(&bench, stale.lease()).await;
+    assert_lost_by_beat(&bench, stale.lease()).await;
+    bench.must_finish(&live, done()).await;
+}
+
+pub(crate) async fn a_number_from_the_future_is_powerless(bench: Bench) {
+    let live = bench.running(job("mail")).await;
+    let future = Lease { lease_no: live.lease().lease_no + 1, ..live.lease() };
+    assert_powerless(&bench, future).await;
+    assert_lost_by_beat(&bench, future).await;
+}
+
+pub(crate) async fn a_waiting_job_has_no_holder(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    let worker = bench.worker().await;
+    for lease_no in [0, 1] {
+        assert_powerless(&bench, Lease { id, lease_no, worker }).await;
+    }
+}
+
+pub(crate) async fn an_unknown_job_has_no_holder(bench: Bench) {
+    let lease = Lease { id: JobId::new(), lease_no: 1, worker: bench.worker().await };
+    let store = bench.store();
+    let late = settlement(lease, 1, done(), None);
+    assert_eq!(store.settle(&[late]).await.expect("settle"), [Settled::LeaseLost]);
+    assert_eq!(store.mark_started(&lease).await.expect("mark"), Fenced::LeaseLost);
+    assert_eq!(store.progress(&[(lease, raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
+    assert_eq!(store.save_checkpoint(&lease, &raw("7")).await.expect("save"), Fenced::LeaseLost);
+    assert_eq!(store.assert_lease(&lease).await.expect("assert"), Fenced::LeaseLost);
+    assert!(store.checkpoint(lease.id).await.expect("checkpoint").is_none());
+}
+
+pub(crate) async fn a_deleted_job_has_no_holder(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.must_finish(&claimed, failed_for_good()).await;
+    bench.delete(claimed.lease().id).await.expect("delete");
+    let late = settlement(claimed.lease(), 1, failed_for_good(), None);
+    assert_eq!(bench.store().settle(&[late]).await.expect("settle"), [Settled::LeaseLost]);
+}
+
+// ---- and the live holder can ---------------------------------------------------
+
+pub(crate) async fn the_live_holder_can_do_everything(bench: Bench) {
+    let live = bench.running(job("mail")).await;
+    let (lease, store) = (live.lease(), bench.store());
+    assert_eq!(store.assert_lease(&lease).await.expect("assert"), Fenced::Held);
+    assert_eq!(store.mark_started(&lease).await.expect("mark"), Fenced::Held);
+    assert_eq!(store.progress(&[(lease, raw(r#"{"done":3}"#))]).await.expect("progress"), [Fenced::Held]);
+    assert_eq!(bench.job(lease.id).await.progress.expect("progress").get(), r#"{"done":3}"#);
+    assert_eq!(store.save_checkpoint(&lease, &raw(r#"{"page":5}"#)).await.expect("save"), Fenced::Held);
+    assert_eq!(checkpoint(&bench, lease.id).await.as_deref(), Some(r#"{"page":5}"#));
+    let beat = store.beat(lease.worker, &[lease]).await.expect("beat");
+    assert_eq!(beat, Beat::Alive { lost: Vec::new(), cancel: Vec::new() });
+}
+
+pub(crate) async fn progress_is_answered_report_by_report(bench: Bench) {
+    let (stale, live) = reclaimed(&bench).await;
+    let reports = [(stale.lease(), raw("1")), (live.lease(), raw("2")), (stale.lease(), raw("3"))];
+    let answers = bench.store().progress(&reports).await.expect("progress");
+    assert_eq!(answers, [Fenced::LeaseLost, Fenced::Held, Fenced::LeaseLost]);
+    assert_eq!(bench.job(live.lease().id).await.progress.expect("progress").get(), "2");
+}
+
+pub(crate) async fn the_newest_of_two_reports_in_one_batch_shows(bench: Bench) {
+    let live = bench.running(job("mail")).await;
+    let reports = [(live.lease(), raw("1")), (live.lease(), raw("2"))];
+    assert_eq!(bench.store().progress(&reports).await.expect("progress"), [Fenced::Held; 2]);
+    assert_eq!(bench.job(live.lease().id).await.progress.expect("progress").get(), "2");
+}
+
+pub(crate) async fn what_the_database_could_choke_on_is_refused_by_name_and_harms_nothing(bench: Bench) {
+    let live = bench.running(job("mail")).await;
+    for bad in [r#"{"a":"\u0000"}"#, r#""\ud800""#] {
+        let reports = [(live.lease(), raw("1")), (live.lease(), raw(bad))];
+        let error = bench.store().progress(&reports).await.expect_err("progress");
+        assert_eq!(error.field(), Some("progress"), "{error:?}");
+        let error = bench.store().save_checkpoint(&live.lease(), &raw(bad)).await.expect_err("checkpoint");
+        assert_eq!(error.field(), Some("checkpoint"), "{error:?}");
+    }
+    assert!(bench.job(live.lease().id).await.progress.is_none());
+    bench.must_finish(&live, done()).await;
+}
+
+pub(crate) async fn a_checkpoint_outlives_the_attempt_and_is_replaced_by_the_next(bench: Bench) {
+    let first = bench.running(job("mail")).await;
+    let id = first.lease().id;
+    assert!(checkpoint(&bench, id).await.is_none());
+    assert_eq!(bench.store().save_checkpoint(&first.lease(), &raw("1")).await.expect("save"), Fenced::Held);
+    assert_eq!(bench.store().save_checkpoint(&first.lease(), &raw("2")).await.expect("save"), Fenced::Held);
+    bench.must_finish(&first, failed()).await;
+    assert_eq!(checkpoint(&bench, id).await.as_deref(), Some("2"));
+    bench.advance(MINUTE / 2).await;
+    let second = bench.claim_one(first.lease().worker).await;
+    assert_eq!(bench.store().save_checkpoint(&second.lease(), &raw("3")).await.expect("save"), Fenced::Held);
+    assert_eq!(checkpoint(&bench, id).await.as_deref(), Some("3"));
+}
+
+pub(crate) async fn a_checkpoint_goes_with_its_job(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let id = claimed.lease().id;
+    assert_eq!(bench.store().save_checkpoint(&claimed.lease(), &raw("1")).await.expect("save"), Fenced::Held);
+    bench.must_finish(&claimed, done()).await;
+    bench.delete(id).await.expect("delete");
+    assert!(checkpoint(&bench, id).await.is_none());
+}
+
+pub(crate) async fn a_released_lease_is_gone_at_once(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.must_finish(&claimed, Ending::Released).await;
+    let store = bench.store();
+    assert_eq!(store.assert_lease(&claimed.lease()).await.expect("assert"), Fenced::LeaseLost);
+    assert_eq!(store.mark_started(&claimed.lease()).await.expect("mark"), Fenced::LeaseLost);
+    assert_eq!(store.progress(&[(claimed.lease(), raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
+    assert_eq!(store.save_checkpoint(&claimed.lease(), &raw("7")).await.expect("save"), Fenced::LeaseLost);
+    assert_lost_by_beat(&bench, claimed.lease()).await;
+}

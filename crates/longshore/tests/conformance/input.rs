@@ -1,0 +1,283 @@
+//! What is refused, and how: the same words on both engines, nothing written.
+
+use std::time::Duration;
+
+use longshore::store::{
+    ClaimRequest, DeadFilter, ListFilter, NewWorker, QueueChange, Retention, Schedule, SweepScope,
+};
+use longshore::{Client, Error, JobId, NewJob, Result, RetryPolicy, Status, UniqueMode};
+
+use uuid::Uuid;
+
+use crate::bench::*;
+
+pub(crate) async fn every_bad_field_is_refused_by_name_and_nothing_is_written(bench: Bench) {
+    let long = "x".repeat(129);
+    let key = "k".repeat(513);
+    let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
+    let bad: Vec<(NewJob, &str)> = vec![
+        (job(""), "kind"),
+        (job(&long), "kind"),
+        (job("a\0b"), "kind"),
+        (job("mail").queue(""), "queue"),
+        (job("mail").queue(long.as_str()), "queue"),
+        (job("mail").priority(32_768), "priority"),
+        (job("mail").max_attempts(0), "max_attempts"),
+        (job("mail").max_attempts(32_768), "max_attempts"),
+        (job("mail").idempotency_key(""), "idempotency_key"),
+        (job("mail").idempotency_key(key.as_str()), "idempotency_key"),
+        (job("mail").unique_key("a\0", UniqueMode::Replace), "unique_key"),
+        (job("mail").timeout(Some(Duration::ZERO)), "timeout"),
+        (job("mail").flags([""]), "flags"),
+        (job("mail").tags(vec!["t"; 65]), "tags"),
+        (job("mail").context("x\0"), "context"),
+        (job("mail").metadata(raw(&deep)), "metadata"),
+        (job("mail").retry(RetryPolicy::list([])), "retry"),
+        (NewJob::from_json("mail", "{oops"), "payload"),
+        (NewJob::from_json("mail", &deep), "payload"),
+        (NewJob::from_json("mail", r#""\u0000""#), "payload"),
+        (NewJob::from_json("mail", r#""\ud800""#), "payload"),
+    ];
+    for (job, field) in bad {
+        let error = bench.enqueue(job).await.expect_err(field);
+        assert!(error.is_invalid(), "{error:?}");
+        assert_eq!(error.field(), Some(field));
+    }
+    assert_eq!(bench.check().await.expect("check").jobs, 0);
+}
+
+/// What validation lets pass, both engines store: the very limits.
+pub(crate) async fn the_limits_themselves_are_stored(bench: Bench) {
+    let name = "ä".repeat(64);
+    let key = "k".repeat(512);
+    let id = bench
+        .add(
+            NewJob::from_json(name.as_str(), &format!("{}{}", "[".repeat(64), "]".repeat(64)))
+                .queue(name.as_str())
+                .max_attempts(32_767)
+                .idempotency_key(key.as_str())
+                .unique_key(key.as_str(), UniqueMode::Dedupe)
+                .flags(vec![name.as_str(); 64])
+                .tags(vec![name.as_str(); 64])
+                .context("c".repeat(16 * 1024))
+                .timeout(Some(longshore::retry::MAX_DELAY))
+                .delay(longshore::retry::MAX_DELAY),
+        )
+        .await;
+    let job = bench.job(id).await;
+    assert_eq!((job.kind, job.queue), (name.clone(), name));
+    assert_eq!((job.max_attempts, job.flags.len(), job.tags.len()), (32_767, 64, 64));
+    assert_eq!((job.idempotency_key.as_ref(), job.unique_key.as_ref()), (Some(&key), Some(&key)));
+    assert_eq!(job.timeout, Some(longshore::retry::MAX_DELAY));
+    assert_eq!(job.run_at, start() + longshore::retry::MAX_DELAY);
+}
+
+pub(crate) async fn the_earliest_and_the_latest_times_are_stored(bench: Bench) {
+    for text in ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"] {
+        let at = text.parse().expect("a time");
+        let id = bench.add(job("mail").run_at(at)).await;
+        assert_eq!(bench.job(id).await.run_at, at);
+    }
+}
+
+fn harmless<T>(result: Result<T>, what: &str) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(error) if error.is_invalid() => None,
+        Err(error) => panic!("{what}: {error:?}"),
+    }
+}
+
+/// Questions with text that Postgres cannot hold: no match, or refused as bad
+/// input, but never an internal error.
+pub(crate) async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
+    let nul = || Some("a\0b".to_owned());
+    bench.enqueue_kind("mail").await;
+    let filters = [
+        ListFilter { kind: nul(), ..ListFilter::default() },
+        ListFilter { queue: nul(), ..ListFilter::default() },
+        ListFilter { tag: nul(), ..ListFilter::default() },
+        ListFilter { idempotency_key: nul(), ..ListFilter::default() },
+        ListFilter { unique_key: nul(), ..ListFilter::default() },
+    ];
+    for filter in filters {
+        if let Some(page) = harmless(bench.list(&filter).await, "list") {
+            assert!(page.jobs.is_empty());
+        }
+    }
+    let dead = DeadFilter { kind: nul(), limit: 5, ..DeadFilter::default() };
+    harmless(bench.store().dead_letters(&dead).await, "dead letters");
+    let request = ClaimRequest { queues: vec!["a\0b".into()], ..ClaimRequest::new(bench.worker().await, 1) };
+    harmless(bench.store().claim(&request, &mut Default::default()).await, "claim");
+    harmless(bench.store().wake(&["a\0b".into()]).await, "wake");
+    harmless(bench.store().register(&NewWorker::new("a\0b")).await, "register");
+    harmless(bench.store().remove_schedule("a\0b").await, "remove_schedule");
+    for name in ["a\0b", "", &"x".repeat(129)] {
+        let schedule = Schedule {
+            name: name.into(),
+            expression: "* * * * *".into(),
+            zone: "UTC".into(),
+            missed: "skip".into(),
+            template: "{}".into(),
+            paused: false,
+            next_at: start(),
+            last_at: None,
+        };
+        harmless(bench.store().put_schedule(&schedule).await, "put_schedule");
+    }
+}
+
+pub(crate) async fn a_queue_without_a_proper_name_is_refused(bench: Bench) {
+    for name in ["", "a\0b", &"x".repeat(129)] {
+        let error = bench.pause(name).await.expect_err("a bad name");
+        assert_eq!(error.field(), Some("queue"), "{error:?}");
+    }
+    assert!(bench.queues().await.expect("queues").is_empty());
+}
+
+pub(crate) async fn a_queue_setting_that_changes_nothing_is_no_error(bench: Bench) {
+    bench.store().set_queue("letters", &QueueChange::default()).await.expect("set_queue");
+}
+
+pub(crate) async fn a_job_id_that_is_none_is_refused_by_name(_bench: Bench) {
+    let error = "not-an-id".parse::<longshore::JobId>().expect_err("no id");
+    assert_eq!(error.field(), Some("id"));
+}
+
+// ---- databases that cannot be used -------------------------------------------------
+
+async fn refused(url: &str) -> Error {
+    Client::connect(url).await.expect_err("it cannot be opened")
+}
+
+pub(crate) async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Bench) {
+    for url in ["mysql://root:hunter2@localhost/x", "hunter2", ""] {
+        let error = refused(url).await;
+        assert_eq!(error.field(), Some("url"), "{error:?}");
+        assert!(
+            error.to_string().contains("postgres://") && !format!("{error:?}").contains("hunter2"),
+            "{error:?}"
+        );
+    }
+}
+
+pub(crate) async fn a_database_that_is_not_there_is_told_and_not_made(bench: Bench) {
+    match bench.engine() {
+        Engine::Postgres => {
+            let error = refused("postgres://ada:hunter2@127.0.0.1:1/none").await;
+            assert!(error.is_unavailable(), "{error:?}");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+            let error = refused(&with_parameter(&bench.url(), "schema=No-Schema")).await;
+            assert_eq!(error.field(), Some("schema"), "{error:?}");
+        }
+        Engine::Sqlite => {
+            let error = refused("sqlite:/no/such/folder/queue.db").await;
+            assert_eq!(error.field(), Some("url"), "{error:?}");
+        }
+    }
+}
+
+/// The same database as the bench's, but it takes no writes.
+async fn read_only(bench: &Bench) -> Client {
+    let url = match bench.engine() {
+        Engine::Postgres => with_parameter(&bench.url(), "options[default_transaction_read_only]=on"),
+        Engine::Sqlite => {
+            let url = bench.bare_url();
+            let copy = url.trim_start_matches("sqlite:").to_owned();
+            bench.sql(&format!("vacuum into '{copy}'"), None).await;
+            // A write version from the future makes a file read-only even for
+            // root, whom no file mode stops.
+            let mut bytes = std::fs::read(&copy).expect("the copy");
+            bytes[18] = 3;
+            std::fs::write(&copy, bytes).expect("the copy");
+            url
+        }
+    };
+    Client::connect(&url).await.expect("a read-only database opens")
+}
+
+pub(crate) async fn a_read_only_database_says_so_and_still_answers_questions(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    let worker = bench.worker().await;
+    let reader = read_only(&bench).await;
+    let errors = [
+        reader.enqueue(job("sms")).await.expect_err("enqueue"),
+        reader.enqueue(job("sms").unique_key("k", UniqueMode::Dedupe)).await.expect_err("keyed enqueue"),
+        reader.cancel(id).await.expect_err("cancel"),
+        reader.pause("default").await.expect_err("pause"),
+        reader
+            .store()
+            .claim(&ClaimRequest::new(worker, 1), &mut Default::default())
+            .await
+            .expect_err("claim"),
+    ];
+    for error in errors {
+        assert!(error.is_read_only(), "{error:?}");
+    }
+    assert_eq!(reader.get(id).await.expect("get").status, Status::Queued);
+    assert_eq!(reader.list(&ListFilter::default()).await.expect("list").jobs.len(), 1);
+    assert_eq!(bench.counted(Status::Queued).await, 1);
+}
+
+pub(crate) async fn the_largest_numbers_are_no_error(bench: Bench) {
+    let store = bench.store();
+    bench.add(job("mail").flags(["infrastructure_resilient"])).await;
+    let worker = NewWorker { stale_after: Duration::MAX, concurrency: u32::MAX, ..NewWorker::new("bench") };
+    store.register(&worker).await.expect("register");
+    assert_eq!(bench.claim(worker.id, u32::MAX).await.len(), 1);
+    bench.advance(DAY).await;
+    assert_eq!(store.mark_dead(None).await.expect("mark_dead"), []);
+    assert_eq!(store.mark_dead(Some(Duration::MAX)).await.expect("mark_dead"), []);
+    assert_eq!(store.workers(Some(Duration::MAX)).await.expect("workers").len(), 1);
+    let scope = SweepScope { resilient_factor: u32::MAX, limit: u32::MAX, ..SweepScope::default() };
+    assert_eq!(store.interrupted(&scope).await.expect("interrupted").len(), 0);
+    let policy = Retention { succeeded: Some(Duration::MAX), ..Retention::default() };
+    assert_eq!(store.retain(&policy, u32::MAX).await.expect("retain").removed, 0);
+    store.fold_tallies(u32::MAX).await.expect("fold");
+    store.dead_letters(&DeadFilter { limit: u32::MAX, ..DeadFilter::default() }).await.expect("dead letters");
+    bench
+        .limit("default", Some(u32::MAX))
+        .await
+        .map_or_else(|error| assert!(error.is_invalid(), "{error:?}"), drop);
+}
+
+pub(crate) async fn steps_of_nothing_are_no_error(bench: Bench) {
+    let store = bench.store();
+    bench.enqueue_kind("mail").await;
+    store.retain(&Retention::default(), 0).await.expect("retain");
+    store.fold_tallies(0).await.expect("fold");
+    assert_eq!(store.dead_letters(&DeadFilter::default()).await.expect("dead letters"), []);
+    assert_eq!(store.progress(&[]).await.expect("progress"), []);
+    assert_eq!(store.recover(&[]).await.expect("recover"), []);
+    store.wake(&[]).await.expect("wake");
+    store.interrupted(&SweepScope { limit: 0, ..SweepScope::default() }).await.expect("interrupted");
+}
+
+/// Ids are the callers' choice; the ends of the range must not fall through a
+/// walk that begins "after nothing".
+pub(crate) async fn a_job_with_an_odd_id_lives_like_any_other(bench: Bench) {
+    for odd in [Uuid::nil(), Uuid::max()] {
+        let id = JobId(odd);
+        let asked = job("mail").id(id).max_attempts(1);
+        if asked.validate().is_err() {
+            continue;
+        }
+        let claimed = bench.running(job("mail").id(id).max_attempts(1)).await;
+        assert_eq!(bench.list(&ListFilter::default()).await.expect("list").jobs.len(), 1);
+        bench.advance(61 * SECOND).await;
+        assert_eq!(bench.sweep_now().await.recovered, 1, "{odd} is never recovered");
+        bench.advance(MINUTE).await;
+        let worker = bench.worker().await;
+        let again = bench.claim_one(worker).await;
+        assert_eq!(again.lease().id, claimed.lease().id);
+        bench.must_finish(&again, failed_for_good()).await;
+        let dead = bench.store().dead_letters(&DeadFilter { limit: 5, ..DeadFilter::default() }).await;
+        assert_eq!(dead.expect("dead letters"), [id]);
+        bench.advance(91 * DAY).await;
+        assert_eq!(
+            bench.store().retain(&Retention::default(), 10).await.expect("retain").removed,
+            1,
+            "{odd}"
+        );
+    }
+}

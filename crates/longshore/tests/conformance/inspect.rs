@@ -1,0 +1,229 @@
+//! Looking at jobs: one, a page, a proof.
+
+use longshore::store::{ListFilter, Page};
+use longshore::{JobId, NewJob, Outcome, Status};
+
+use crate::bench::*;
+
+fn filter() -> ListFilter {
+    ListFilter::default()
+}
+
+fn listed(page: &Page) -> Vec<JobId> {
+    page.jobs.iter().map(|job| job.id).collect()
+}
+
+async fn all(bench: &Bench, filter: &ListFilter) -> Vec<JobId> {
+    let mut filter = filter.clone();
+    let mut found = Vec::new();
+    loop {
+        let page = bench.list(&filter).await.expect("list");
+        found.extend(listed(&page));
+        match page.next {
+            Some(next) => filter.cursor = Some(next),
+            None => return found,
+        }
+        assert!(found.len() < 100_000, "the list never ends");
+    }
+}
+
+/// One job in every status, oldest first.
+async fn one_of_each(bench: &Bench) -> Vec<(Status, JobId)> {
+    let succeeded = bench.ended(job("mail"), Outcome::Succeeded).await;
+    let dead = bench.ended(job("mail"), Outcome::FailedPermanent).await;
+    let cancelled = bench.ended(job("mail"), Outcome::Cancelled).await;
+    let retrying = bench.running(job("mail")).await;
+    bench.must_finish(&retrying, failed()).await;
+    let running = bench.running(job("mail")).await;
+    let queued = bench.enqueue_kind("mail").await;
+    vec![
+        (Status::Succeeded, succeeded),
+        (Status::FailedPermanent, dead),
+        (Status::Cancelled, cancelled),
+        (Status::Retrying, retrying.lease().id),
+        (Status::Running, running.lease().id),
+        (Status::Queued, queued),
+    ]
+}
+
+// ---- pages -------------------------------------------------------------------
+
+pub(crate) async fn a_list_is_newest_first_over_every_status(bench: Bench) {
+    let mut expected: Vec<_> = one_of_each(&bench).await.into_iter().map(|(_, id)| id).collect();
+    expected.sort();
+    expected.reverse();
+    let page = bench.list(&filter()).await.expect("list");
+    assert_eq!((listed(&page), page.next), (expected, None));
+}
+
+pub(crate) async fn a_list_by_status_finds_that_status_only(bench: Bench) {
+    for (status, id) in one_of_each(&bench).await {
+        let by = ListFilter { status: Some(status), ..filter() };
+        assert_eq!(all(&bench, &by).await, [id], "{status}");
+        let page = bench.list(&by).await.expect("list");
+        assert!(page.jobs.iter().all(|job| job.status == status));
+    }
+}
+
+pub(crate) async fn a_list_agrees_with_the_single_view(bench: Bench) {
+    one_of_each(&bench).await;
+    for listed in bench.list(&filter()).await.expect("list").jobs {
+        let mut single = bench.job(listed.id).await;
+        single.errors.clear();
+        assert_eq!(picture(&listed), picture(&single), "{}", listed.status);
+    }
+}
+
+pub(crate) async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(bench: Bench) {
+    let mail = bench.add(job("mail").queue("letters").tags(["red", "blue"]).idempotency_key("k-1")).await;
+    let sms = bench.add(job("sms").queue("phones").tags(["red"]).idempotency_key("k-2")).await;
+    let bulk = bench.add(job("mail").queue("phones").tags(["blue-ish"])).await;
+    let find = async |filter: ListFilter| {
+        let mut found = all(&bench, &filter).await;
+        found.sort();
+        found
+    };
+    assert_eq!(find(ListFilter { kind: Some("mail".into()), ..filter() }).await, [mail, bulk]);
+    assert_eq!(find(ListFilter { queue: Some("phones".into()), ..filter() }).await, [sms, bulk]);
+    assert_eq!(find(ListFilter { tag: Some("red".into()), ..filter() }).await, [mail, sms]);
+    assert_eq!(find(ListFilter { tag: Some("blue".into()), ..filter() }).await, [mail]);
+    assert_eq!(find(ListFilter { idempotency_key: Some("k-2".into()), ..filter() }).await, [sms]);
+    let both = ListFilter { kind: Some("mail".into()), queue: Some("phones".into()), ..filter() };
+    assert_eq!(find(both).await, [bulk]);
+    let none = ListFilter { kind: Some("sms".into()), status: Some(Status::Running), ..filter() };
+    assert_eq!(find(none).await, []);
+}
+
+pub(crate) async fn pages_follow_one_another_without_gap_or_overlap(bench: Bench) {
+    let jobs = (0..25).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
+    let mut expected: Vec<_> =
+        bench.enqueue_many(jobs).await.expect("enqueue").iter().map(|e| e.id).collect();
+    expected.sort();
+    expected.reverse();
+    assert_eq!(all(&bench, &ListFilter { limit: 7, ..filter() }).await, expected);
+    let even = ListFilter { limit: 3, kind: Some("even".into()), ..filter() };
+    assert_eq!(all(&bench, &even).await.len(), 13);
+    let queued = ListFilter { limit: 4, status: Some(Status::Queued), ..filter() };
+    assert_eq!(all(&bench, &queued).await, expected);
+}
+
+pub(crate) async fn a_page_holds_between_one_and_two_hundred(bench: Bench) {
+    bench.enqueue_many((0..205).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    for (asked, given) in [(0, 1), (1, 1), (50, 50), (200, 200), (9999, 200)] {
+        let page = bench.list(&ListFilter { limit: asked, ..filter() }).await.expect("list");
+        assert_eq!((page.jobs.len(), page.next.is_some()), (given, true), "{asked}");
+    }
+}
+
+pub(crate) async fn an_offset_passes_over_matches_up_to_its_bound(bench: Bench) {
+    let jobs = (0..6).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
+    bench.enqueue_many(jobs).await.expect("enqueue");
+    let everything = all(&bench, &filter()).await;
+    let page = bench.list(&ListFilter { offset: 4, ..filter() }).await.expect("list");
+    assert_eq!(listed(&page), everything[4..]);
+    let even = ListFilter { kind: Some("even".into()), ..filter() };
+    let second = ListFilter { offset: 1, limit: 1, ..even.clone() };
+    assert_eq!(listed(&bench.list(&second).await.expect("list")), all(&bench, &even).await[1..2]);
+    let far = ListFilter { offset: ListFilter::MAX_OFFSET, ..filter() };
+    assert_eq!(bench.list(&far).await.expect("list").jobs.len(), 0);
+    let too_far = ListFilter { offset: ListFilter::MAX_OFFSET + 1, ..filter() };
+    let error = bench.list(&too_far).await.expect_err("too far");
+    assert_eq!(error.field(), Some("offset"));
+    assert!(error.to_string().contains("cursor"), "{error}");
+}
+
+/// A filter that matches almost nothing must not read the whole table for one
+/// page: short pages carry on.
+pub(crate) async fn a_rare_match_is_found_by_following_short_pages(bench: Bench) {
+    let rare = bench.add(job("rare").tags(["needle"])).await;
+    for _ in 0..4 {
+        let bulk = (0..5500).map(|_| job("common"));
+        bench.enqueue_many(bulk).await.expect("enqueue");
+    }
+    for by in [
+        ListFilter { kind: Some("rare".into()), ..filter() },
+        ListFilter { tag: Some("needle".into()), ..filter() },
+        ListFilter { kind: Some("rare".into()), status: Some(Status::Queued), ..filter() },
+    ] {
+        assert_eq!(all(&bench, &by).await, [rare], "{by:?}");
+    }
+}
+
+pub(crate) async fn a_cursor_of_a_job_that_is_gone_still_works(bench: Bench) {
+    let old = bench.enqueue_kind("mail").await;
+    let gone = bench.enqueue_kind("sms").await;
+    bench.cancel(gone).await.expect("cancel");
+    bench.delete(gone).await.expect("delete");
+    let page = bench.list(&ListFilter { cursor: Some(gone), ..filter() }).await.expect("list");
+    assert_eq!(listed(&page), [old]);
+}
+
+// ---- a proof -----------------------------------------------------------------
+
+pub(crate) async fn a_healthy_queue_has_no_problems(bench: Bench) {
+    one_of_each(&bench).await;
+    let report = bench.check().await.expect("check");
+    assert_eq!((report.jobs, report.problems), (6, Vec::new()));
+}
+
+async fn assert_found(bench: &Bench, words: &str) {
+    bench.skip_the_final_check();
+    let problems = bench.check().await.expect("check").problems;
+    assert!(problems.iter().any(|problem| problem.contains(words)), "{words:?} not in {problems:?}");
+}
+
+pub(crate) async fn a_job_in_no_place_is_found(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    bench.sql("delete from ready", None).await;
+    assert_found(&bench, &id.to_string()).await;
+}
+
+pub(crate) async fn a_job_in_two_places_is_found(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    let at = match bench.engine() {
+        Engine::Postgres => "now()",
+        Engine::Sqlite => "0",
+    };
+    let twice = format!(
+        "insert into finished (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions)
+         values ({{id}}, {at}, 0, 'succeeded', 1, 3, 0)"
+    );
+    bench.sql(&twice, Some(id)).await;
+    assert_found(&bench, &id.to_string()).await;
+}
+
+pub(crate) async fn a_waiting_row_without_a_job_is_found(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    bench.sql("delete from jobs", None).await;
+    assert_found(&bench, &id.to_string()).await;
+}
+
+pub(crate) async fn a_lease_without_a_job_is_found(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.sql("delete from jobs", None).await;
+    assert_found(&bench, &claimed.lease().id.to_string()).await;
+}
+
+pub(crate) async fn a_key_without_a_live_owner_is_found(bench: Bench) {
+    let id = bench.ended(job("mail"), Outcome::Succeeded).await;
+    bench.sql("insert into keys (key, job) values ('left-behind', {id})", Some(id)).await;
+    assert_found(&bench, "left-behind").await;
+}
+
+pub(crate) async fn a_live_job_that_lost_its_key_is_found(bench: Bench) {
+    let id = bench.add(job("mail").unique_key("customer-23", Default::default())).await;
+    bench.sql("delete from keys", None).await;
+    assert_found(&bench, &id.to_string()).await;
+}
+
+pub(crate) async fn a_tally_that_disagrees_with_the_rows_is_found(bench: Bench) {
+    bench.ended(job("mail").queue("default"), Outcome::Succeeded).await;
+    bench.sql("update tallies set kept = kept + 1", None).await;
+    assert_found(&bench, "default").await;
+}
+
+pub(crate) async fn a_waiting_row_that_disagrees_with_its_job_is_found(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    bench.sql("update ready set priority = 77", None).await;
+    assert_found(&bench, &id.to_string()).await;
+}

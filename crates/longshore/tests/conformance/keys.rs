@@ -1,0 +1,363 @@
+//! Idempotency keys (one job for as long as it is kept) and unique keys (one
+//! live job at a time).
+
+use longshore::lifecycle::State;
+use longshore::store::{Fenced, ListFilter, Retention};
+use longshore::{Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Status, UniqueMode, ValidJob};
+
+use crate::bench::*;
+
+const KEY: &str = "customer-23";
+
+fn unique(kind: &str, mode: UniqueMode) -> NewJob {
+    job(kind).unique_key(KEY, mode)
+}
+
+fn valid(job: NewJob) -> ValidJob {
+    job.validate().expect("valid")
+}
+
+fn created(id: JobId) -> Enqueued {
+    Enqueued { id, how: EnqueuedAs::Created }
+}
+
+fn existing(id: JobId) -> Enqueued {
+    Enqueued { id, how: EnqueuedAs::Existing }
+}
+
+async fn take(bench: &Bench, job: NewJob) -> Enqueued {
+    bench.enqueue(job).await.expect("enqueue")
+}
+
+// ---- idempotency ---------------------------------------------------------------
+
+pub(crate) async fn the_same_idempotency_key_returns_the_first_job_unchanged(bench: Bench) {
+    let first = bench.add(job("mail").priority(3).idempotency_key("order-17")).await;
+    let before = picture(&bench.job(first).await);
+    let again = job("sms").priority(9).queue("other").idempotency_key("order-17");
+    assert_eq!(take(&bench, again).await, existing(first));
+    assert_eq!(picture(&bench.job(first).await), before);
+}
+
+pub(crate) async fn an_idempotency_key_outlives_the_end_of_its_job(bench: Bench) {
+    for outcome in Outcome::ALL {
+        let key = outcome.as_str();
+        let first = bench.ended(job("mail").idempotency_key(key), outcome).await;
+        assert_eq!(take(&bench, job("mail").idempotency_key(key)).await, existing(first), "{key}");
+    }
+}
+
+pub(crate) async fn an_idempotency_key_is_free_again_when_its_job_is_deleted(bench: Bench) {
+    let first = bench.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
+    bench.delete(first).await.expect("delete");
+    let second = take(&bench, job("mail").idempotency_key("order-17")).await;
+    assert_eq!(second.how, EnqueuedAs::Created);
+    assert_ne!(second.id, first);
+}
+
+pub(crate) async fn an_idempotency_key_is_free_again_when_its_job_is_retained_away(bench: Bench) {
+    let first = bench.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
+    bench.advance(8 * DAY).await;
+    assert_eq!(bench.store().retain(&Retention::default(), 100).await.expect("retain").removed, 1);
+    let second = take(&bench, job("mail").idempotency_key("order-17")).await;
+    assert_eq!(second.how, EnqueuedAs::Created);
+    assert_ne!(second.id, first);
+}
+
+pub(crate) async fn a_job_is_checked_before_its_key_is_looked_at(bench: Bench) {
+    bench.add(job("mail").idempotency_key("order-17")).await;
+    let error = bench.enqueue(job("").idempotency_key("order-17")).await.expect_err("an empty kind");
+    assert_eq!(error.field(), Some("kind"));
+}
+
+pub(crate) async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) {
+    let batch = [
+        valid(job("plain")),
+        valid(job("first").idempotency_key("order-17")),
+        valid(job("other").idempotency_key("order-19")),
+        valid(job("twin").idempotency_key("order-17")),
+        valid(job("plain too")),
+        valid(unique("holder", UniqueMode::Dedupe)),
+        valid(unique("guest", UniqueMode::Dedupe)),
+    ];
+    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    let expected = [
+        created(batch[0].id()),
+        created(batch[1].id()),
+        created(batch[2].id()),
+        existing(batch[1].id()),
+        created(batch[4].id()),
+        created(batch[5].id()),
+        existing(batch[5].id()),
+    ];
+    assert_eq!(answers, expected);
+    assert_eq!(bench.job(batch[1].id()).await.kind, "first");
+    assert_eq!(bench.counted(Status::Queued).await, 5);
+}
+
+/// Which of two twins in one batch comes first is the engine's business; the
+/// other must leave no trace.
+pub(crate) async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(bench: Bench) {
+    let both = |key: &str| job("mail").idempotency_key("order-17").unique_key(key, UniqueMode::Dedupe);
+    let batch = [valid(both("u-1")), valid(both("u-2"))];
+    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    let winner = answers.iter().position(|answer| answer.how == EnqueuedAs::Created).expect("one is new");
+    assert_eq!(answers[winner], created(batch[winner].id()));
+    assert_eq!(answers[1 - winner], existing(batch[winner].id()));
+    let [taken, free] = if winner == 0 { ["u-1", "u-2"] } else { ["u-2", "u-1"] };
+    let again = |key: &str| job("sms").unique_key(key, UniqueMode::Dedupe);
+    assert_eq!(take(&bench, again(taken)).await, existing(batch[winner].id()));
+    assert_eq!(take(&bench, again(free)).await.how, EnqueuedAs::Created);
+}
+
+pub(crate) async fn a_batch_finds_keys_taken_before_it(bench: Bench) {
+    let first = bench.add(job("mail").idempotency_key("order-17")).await;
+    let batch = [valid(job("plain")), valid(job("sms").idempotency_key("order-17")), valid(job("plain too"))];
+    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    assert_eq!(answers, [created(batch[0].id()), existing(first), created(batch[2].id())]);
+}
+
+pub(crate) async fn keys_differ_by_case_and_by_trailing_space(bench: Bench) {
+    for key in ["order-17", "Order-17", "order-17 ", "order-17\t"] {
+        assert_eq!(take(&bench, job("mail").idempotency_key(key)).await.how, EnqueuedAs::Created, "{key:?}");
+        assert_eq!(
+            take(&bench, job("sms").unique_key(key, UniqueMode::Dedupe)).await.how,
+            EnqueuedAs::Created,
+            "{key:?}"
+        );
+    }
+}
+
+pub(crate) async fn an_idempotent_answer_takes_no_unique_key(bench: Bench) {
+    let first = bench.add(job("mail").idempotency_key("order-17")).await;
+    let again = unique("sms", UniqueMode::Dedupe).idempotency_key("order-17");
+    assert_eq!(take(&bench, again).await, existing(first));
+    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await.how, EnqueuedAs::Created);
+}
+
+pub(crate) async fn an_idempotent_answer_replaces_nothing(bench: Bench) {
+    let first = bench.add(job("mail").idempotency_key("order-17")).await;
+    let holder = bench.add(unique("holder", UniqueMode::Dedupe)).await;
+    let before = picture(&bench.job(holder).await);
+    let again = unique("sms", UniqueMode::Replace).idempotency_key("order-17");
+    assert_eq!(take(&bench, again).await, existing(first));
+    assert_eq!(picture(&bench.job(holder).await), before);
+}
+
+// ---- unique: modes × where the holder stands -------------------------------------
+
+pub(crate) async fn dedupe_returns_a_waiting_holder_unchanged(bench: Bench) {
+    let holder = bench.add(unique("mail", UniqueMode::Dedupe)).await;
+    let before = picture(&bench.job(holder).await);
+    let second = unique("sms", UniqueMode::Dedupe).priority(5);
+    assert_eq!(take(&bench, second).await, existing(holder));
+    assert_eq!(picture(&bench.job(holder).await), before);
+}
+
+pub(crate) async fn dedupe_returns_a_running_holder(bench: Bench) {
+    let holder = bench.running(unique("mail", UniqueMode::Dedupe)).await;
+    assert_eq!(take(&bench, unique("mail", UniqueMode::Dedupe)).await, existing(holder.lease().id));
+    bench.must_finish(&holder, failed()).await;
+    assert_eq!(bench.status(holder.lease().id).await, Status::Retrying);
+}
+
+pub(crate) async fn dedupe_holds_across_kinds_and_queues(bench: Bench) {
+    let holder = bench.add(unique("mail", UniqueMode::Dedupe).queue("letters")).await;
+    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe).queue("phones")).await, existing(holder));
+}
+
+pub(crate) async fn replace_gives_a_waiting_holder_the_new_contents_and_time(bench: Bench) {
+    let holder = bench.add(unique("mail", UniqueMode::Replace).priority(1).delay(HOUR).tags(["old"])).await;
+    bench.advance(MINUTE).await;
+    let next = NewJob::from_json("sms", r#"{"new":true}"#)
+        .unique_key(KEY, UniqueMode::Replace)
+        .queue("phones")
+        .priority(5)
+        .max_attempts(8)
+        .timeout(Some(7 * SECOND))
+        .flags(["gpu"])
+        .tags(["new"])
+        .delay(2 * MINUTE);
+    assert_eq!(take(&bench, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
+    let job = bench.job(holder).await;
+    assert_eq!(
+        (job.kind.as_str(), job.queue.as_str(), job.payload.get()),
+        ("sms", "phones", r#"{"new":true}"#)
+    );
+    assert_eq!((job.priority, job.max_attempts, job.timeout), (5, 8, Some(7 * SECOND)));
+    assert_eq!((job.flags, job.tags), (vec!["gpu".to_owned()], vec!["new".to_owned()]));
+    assert_eq!((job.run_at, job.created_at), (start() + 3 * MINUTE, start()));
+}
+
+pub(crate) async fn a_replaced_job_is_claimed_with_its_new_contents(bench: Bench) {
+    let holder = bench.add(unique("mail", UniqueMode::Replace).delay(HOUR)).await;
+    take(&bench, unique("sms", UniqueMode::Replace).priority(5)).await;
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    assert_eq!((claimed.lease().id, claimed.kind(), claimed.priority()), (holder, "sms", 5));
+    assert_eq!(claimed.payload(), r#"{"for":"sms"}"#);
+}
+
+pub(crate) async fn preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time(bench: Bench) {
+    let holder = bench.add(unique("mail", UniqueMode::Dedupe).delay(HOUR)).await;
+    let next = unique("sms", UniqueMode::PreserveRunAt).priority(5);
+    assert_eq!(take(&bench, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
+    let job = bench.job(holder).await;
+    assert_eq!((job.kind.as_str(), job.priority, job.run_at), ("sms", 5, start() + HOUR));
+}
+
+pub(crate) async fn a_replaced_retry_starts_over_under_the_same_fence(bench: Bench) {
+    let claimed = bench.running(unique("mail", UniqueMode::Replace).max_attempts(2)).await;
+    let id = claimed.lease().id;
+    bench.must_finish(&claimed, failed()).await;
+    assert_eq!(take(&bench, unique("sms", UniqueMode::Replace)).await.how, EnqueuedAs::Replaced);
+    let job = bench.job(id).await;
+    assert_eq!((job.status, job.attempts, job.lease_no), (Status::Queued, 0, 1));
+    let again = bench.claim_one(claimed.lease().worker).await;
+    assert_eq!((again.lease().lease_no, again.attempt()), (2, 1));
+}
+
+pub(crate) async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job(bench: Bench) {
+    let mut holder = bench.running(unique("mail", UniqueMode::Dedupe)).await.lease().id;
+    for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
+        let next = take(&bench, unique("sms", mode)).await;
+        assert_eq!(next.how, EnqueuedAs::Created);
+        assert_ne!(next.id, holder);
+        let State::Running(old) = bench.state(holder).await else { panic!("the holder runs on") };
+        assert!(old.flags.superseded && !old.flags.cancel_requested);
+        let worker = bench.worker().await;
+        holder = bench.claim_one(worker).await.lease().id;
+        assert_eq!(holder, next.id);
+    }
+    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(holder));
+}
+
+pub(crate) async fn every_mode_makes_a_new_job_when_the_holder_has_ended(bench: Bench) {
+    for mode in [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt] {
+        for outcome in Outcome::ALL {
+            let old = bench.ended(unique("mail", mode), outcome).await;
+            let before = picture(&bench.job(old).await);
+            let new = take(&bench, unique("sms", mode)).await;
+            assert_eq!(new.how, EnqueuedAs::Created, "{mode:?} after {outcome:?}");
+            assert_ne!(new.id, old);
+            assert_eq!(picture(&bench.job(old).await), before);
+            bench.cancel(new.id).await.expect("cancel");
+        }
+    }
+}
+
+// ---- unique: how long a key is held ------------------------------------------------
+
+pub(crate) async fn a_unique_key_is_released_by_every_end(bench: Bench) {
+    for ending in [done(), failed_for_good(), gave_up()] {
+        let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
+        bench.must_finish(&claimed, ending).await;
+        let next = take(&bench, unique("sms", UniqueMode::Dedupe)).await;
+        assert_eq!(next.how, EnqueuedAs::Created);
+        bench.cancel(next.id).await.expect("cancel");
+    }
+    // The cancel of a waiting job, at the end of the loop, released it too.
+    bench.add(unique("fax", UniqueMode::Dedupe)).await;
+}
+
+pub(crate) async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out(bench: Bench) {
+    let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
+    bench.cancel(claimed.lease().id).await.expect("cancel");
+    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(claimed.lease().id));
+    bench.must_finish(&claimed, failed()).await;
+    bench.add(unique("sms", UniqueMode::Dedupe)).await;
+}
+
+pub(crate) async fn a_unique_key_is_released_by_quarantine(bench: Bench) {
+    let id = bench.add(unique("mail", UniqueMode::Dedupe)).await;
+    for _ in 0..3 {
+        let worker = bench.worker().await;
+        let claimed = bench.claim_one(worker).await;
+        assert_eq!(bench.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
+        bench.crash_all_workers().await;
+    }
+    assert_eq!(bench.status(id).await, Status::FailedPermanent);
+    bench.add(unique("sms", UniqueMode::Dedupe)).await;
+}
+
+pub(crate) async fn a_unique_key_is_kept_by_every_way_back_to_the_queue(bench: Bench) {
+    let id = bench.add(unique("mail", UniqueMode::Dedupe).max_attempts(20)).await;
+    for ending in [failed(), snoozed(), Ending::Released, interrupted()] {
+        let worker = bench.worker().await;
+        let claimed = bench.claim_one(worker).await;
+        bench.must_finish(&claimed, ending.clone()).await;
+        assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id), "{ending:?}");
+        bench.advance(MINUTE).await;
+    }
+    let worker = bench.worker().await;
+    bench.claim_one(worker).await;
+    bench.crash_all_workers().await;
+    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id));
+}
+
+pub(crate) async fn an_operators_retry_takes_the_unique_key_again(bench: Bench) {
+    let id = bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
+    bench.retry(id).await.expect("retry");
+    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id));
+}
+
+pub(crate) async fn a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder(bench: Bench) {
+    let old = bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
+    let holder = bench.add(unique("sms", UniqueMode::Dedupe)).await;
+    let before = picture(&bench.job(old).await);
+    for refused in [bench.retry(old).await, bench.redrive(old).await] {
+        let error = refused.expect_err("the key is taken");
+        assert!(error.is_conflict() && error.to_string().contains(&holder.to_string()), "{error}");
+    }
+    assert_eq!(picture(&bench.job(old).await), before);
+}
+
+// ---- unique: the superseded ------------------------------------------------------
+
+async fn superseded(bench: &Bench) -> (longshore::store::Claimed, JobId) {
+    let old = bench.running(unique("mail", UniqueMode::Dedupe)).await;
+    let new = take(bench, unique("sms", UniqueMode::Replace)).await;
+    (old, new.id)
+}
+
+pub(crate) async fn a_superseded_job_may_succeed(bench: Bench) {
+    let (old, new) = superseded(&bench).await;
+    bench.must_finish(&old, done()).await;
+    assert_eq!(bench.status(old.lease().id).await, Status::Succeeded);
+    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+}
+
+pub(crate) async fn a_superseded_failure_is_final(bench: Bench) {
+    let (old, new) = superseded(&bench).await;
+    bench.must_finish(&old, failed()).await;
+    let job = bench.job(old.lease().id).await;
+    assert_eq!((job.status, job.last_error.as_deref()), (Status::FailedPermanent, Some("smtp said 451")));
+    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+}
+
+pub(crate) async fn a_superseded_snooze_release_or_interruption_ends_cancelled(bench: Bench) {
+    for ending in [snoozed(), Ending::Released, interrupted()] {
+        let (old, new) = superseded(&bench).await;
+        bench.must_finish(&old, ending.clone()).await;
+        assert_eq!(bench.status(old.lease().id).await, Status::Cancelled, "{ending:?}");
+        assert_eq!(bench.job(old.lease().id).await.attempts, 0, "{ending:?}");
+        assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+        bench.cancel(new).await.expect("cancel");
+    }
+}
+
+pub(crate) async fn a_superseded_job_of_a_dead_worker_ends_cancelled(bench: Bench) {
+    let (old, new) = superseded(&bench).await;
+    assert_eq!(bench.crash_all_workers().await.recovered, 1);
+    assert_eq!(bench.status(old.lease().id).await, Status::Cancelled);
+    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+}
+
+pub(crate) async fn a_list_by_unique_key_finds_the_live_owner_only(bench: Bench) {
+    bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::Succeeded).await;
+    let live = bench.add(unique("sms", UniqueMode::Dedupe)).await;
+    bench.add(job("fax").unique_key("another", UniqueMode::Dedupe)).await;
+    let filter = ListFilter { unique_key: Some(KEY.into()), ..ListFilter::default() };
+    let page = bench.list(&filter).await.expect("list");
+    assert_eq!(page.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [live]);
+}

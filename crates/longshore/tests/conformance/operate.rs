@@ -1,0 +1,312 @@
+//! An operator's retry, redrive, edit and delete, in every state.
+
+use longshore::lifecycle::State;
+use longshore::store::{DeadFilter, Operated, Operation};
+use longshore::{Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode, When};
+
+use crate::bench::*;
+
+fn conflict(error: &Error, remedy: &str) {
+    assert!(error.is_conflict(), "{error:?}");
+    assert!(error.to_string().contains(remedy), "{error} does not say to {remedy}");
+}
+
+// ---- retry -------------------------------------------------------------------
+
+pub(crate) async fn a_finished_job_runs_again_with_a_fresh_budget(bench: Bench) {
+    for outcome in Outcome::ALL {
+        let id = bench.ended(job("mail").max_attempts(1), outcome).await;
+        bench.advance(MINUTE).await;
+        let now = bench.now().await;
+        bench.retry(id).await.expect("retry");
+        let job = bench.job(id).await;
+        assert_eq!((job.status, job.attempts, job.interruptions), (Status::Queued, 0, 0), "{outcome:?}");
+        assert_eq!((job.run_at, job.finished_at, job.lease_no), (now, None, 1), "{outcome:?}");
+        let worker = bench.worker().await;
+        let again = bench.claim_one(worker).await;
+        assert_eq!((again.attempt(), again.lease().lease_no), (1, 2));
+        bench.must_finish(&again, done()).await;
+    }
+}
+
+pub(crate) async fn a_quarantined_job_is_no_suspect_after_a_retry(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    for _ in 0..3 {
+        let worker = bench.worker().await;
+        let claimed = bench.claim_one(worker).await;
+        bench.must_finish(&claimed, interrupted()).await;
+        bench.advance(MINUTE).await;
+    }
+    assert_eq!(bench.status(id).await, Status::FailedPermanent);
+    bench.redrive(id).await.expect("redrive");
+    assert_eq!(bench.job(id).await.interruptions, 0);
+}
+
+pub(crate) async fn the_history_stays_after_a_retry(bench: Bench) {
+    let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
+    bench.retry(id).await.expect("retry");
+    let job = bench.job(id).await;
+    assert_eq!(job.errors.len(), 1);
+    assert_eq!(job.last_error.as_deref(), Some("no such mailbox"));
+}
+
+pub(crate) async fn the_result_of_an_earlier_success_is_gone_after_a_retry(bench: Bench) {
+    let id = bench.ended(job("mail"), Outcome::Succeeded).await;
+    bench.retry(id).await.expect("retry");
+    assert!(bench.job(id).await.result.is_none());
+}
+
+pub(crate) async fn a_waiting_job_is_due_now_and_keeps_its_attempts(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let id = claimed.lease().id;
+    bench.must_finish(&claimed, failed()).await;
+    bench.retry(id).await.expect("retry");
+    let job = bench.job(id).await;
+    assert_eq!((job.status, job.attempts, job.lease_no, job.run_at), (Status::Retrying, 1, 1, start()));
+    assert_eq!(bench.claim_one(claimed.lease().worker).await.attempt(), 2);
+}
+
+pub(crate) async fn a_job_already_due_keeps_its_place_when_hurried(bench: Bench) {
+    let early = bench.add(job("early").run_at(start() - HOUR)).await;
+    bench.add(job("late").run_at(start() - MINUTE)).await;
+    bench.retry(early).await.expect("retry");
+    let worker = bench.worker().await;
+    assert_eq!(kinds(&bench.claim(worker, 2).await), ["early", "late"]);
+}
+
+pub(crate) async fn a_running_job_cannot_be_retried(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let before = picture(&bench.job(claimed.lease().id).await);
+    conflict(&bench.retry(claimed.lease().id).await.expect_err("it runs"), "cancel it first");
+    assert_eq!(picture(&bench.job(claimed.lease().id).await), before);
+}
+
+// ---- redrive -----------------------------------------------------------------
+
+pub(crate) async fn only_dead_letters_are_redriven(bench: Bench) {
+    let dead = bench.ended(job("mail"), Outcome::FailedPermanent).await;
+    bench.redrive(dead).await.expect("redrive");
+    assert_eq!(bench.status(dead).await, Status::Queued);
+    conflict(&bench.redrive(dead).await.expect_err("it waits"), "cancel it first");
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    conflict(&bench.redrive(dead).await.expect_err("it runs"), "cancel it first");
+    bench.must_finish(&claimed, done()).await;
+    conflict(&bench.redrive(dead).await.expect_err("it succeeded"), "retry it instead");
+    let cancelled = bench.ended(job("mail"), Outcome::Cancelled).await;
+    conflict(&bench.redrive(cancelled).await.expect_err("it was cancelled"), "retry it instead");
+}
+
+async fn dead_letters(bench: &Bench) -> Vec<JobId> {
+    let mut dead = Vec::new();
+    for (kind, queue) in [("mail", "letters"), ("sms", "phones"), ("mail", "phones"), ("mail", "letters")] {
+        let id = bench.add(job(kind).queue(queue)).await;
+        let worker = bench.worker_with(DAY).await;
+        let claimed = bench.claim_from(queue, worker, 1).await.remove(0);
+        bench.must_finish(&claimed, failed_for_good()).await;
+        dead.push(id);
+    }
+    bench.ended(job("fine"), Outcome::Succeeded).await;
+    bench.ended(job("stopped"), Outcome::Cancelled).await;
+    dead
+}
+
+fn all(limit: u32) -> DeadFilter {
+    DeadFilter { limit, ..DeadFilter::default() }
+}
+
+pub(crate) async fn dead_letters_are_listed_oldest_first_and_by_filter(bench: Bench) {
+    let dead = dead_letters(&bench).await;
+    let list = async |filter: DeadFilter| bench.store().dead_letters(&filter).await.expect("dead letters");
+    assert_eq!(list(all(9)).await, dead);
+    assert_eq!(list(all(2)).await, dead[..2]);
+    assert_eq!(list(DeadFilter { after: Some(dead[1]), ..all(9) }).await, dead[2..]);
+    assert_eq!(list(DeadFilter { kind: Some("mail".into()), ..all(9) }).await, [dead[0], dead[2], dead[3]]);
+    assert_eq!(list(DeadFilter { queue: Some("phones".into()), ..all(9) }).await, dead[1..3]);
+    let both = DeadFilter { kind: Some("mail".into()), queue: Some("letters".into()), ..all(1) };
+    assert_eq!(list(DeadFilter { after: Some(dead[0]), ..both }).await, [dead[3]]);
+}
+
+pub(crate) async fn many_dead_letters_are_redriven_by_filter(bench: Bench) {
+    let dead = dead_letters(&bench).await;
+    let mail = DeadFilter { kind: Some("mail".into()), ..all(100) };
+    assert_eq!(bench.redrive_all(&mail).await.expect("redrive"), 3);
+    assert_eq!(bench.status(dead[1]).await, Status::FailedPermanent);
+    assert_eq!(bench.redrive_all(&all(100)).await.expect("redrive"), 1);
+    assert_eq!(bench.redrive_all(&all(100)).await.expect("redrive"), 0);
+    assert_eq!(bench.counted(Status::Queued).await, 4);
+}
+
+pub(crate) async fn a_redrive_of_many_passes_over_taken_keys(bench: Bench) {
+    let keyed = || job("mail").unique_key("customer-23", Default::default());
+    let old = bench.ended(keyed(), Outcome::FailedPermanent).await;
+    let newer = bench.ended(keyed(), Outcome::FailedPermanent).await;
+    assert_eq!(bench.redrive_all(&all(100)).await.expect("redrive"), 1);
+    assert_eq!(
+        (bench.status(old).await, bench.status(newer).await),
+        (Status::Queued, Status::FailedPermanent)
+    );
+}
+
+// ---- edit --------------------------------------------------------------------
+
+pub(crate) async fn an_edit_changes_what_it_names_and_nothing_else(bench: Bench) {
+    let id = bench
+        .add(NewJob::from_json("mail", r#"{"v":1}"#).priority(2).tags(["kept"]).flags(["gpu"]).delay(HOUR))
+        .await;
+    bench.edit(id, Edit::default().priority(8)).await.expect("edit");
+    let job = bench.job(id).await;
+    assert_eq!((job.priority, job.payload.get(), job.run_at), (8, r#"{"v":1}"#, start() + HOUR));
+    bench.edit(id, Edit::default().payload(r#"{"v":2}"#)).await.expect("edit");
+    let job = bench.job(id).await;
+    assert_eq!((job.priority, job.payload.get(), job.run_at), (8, r#"{"v":2}"#, start() + HOUR));
+    bench.edit(id, Edit::default().when(When::After(MINUTE))).await.expect("edit");
+    let job = bench.job(id).await;
+    assert_eq!((job.priority, job.payload.get(), job.run_at), (8, r#"{"v":2}"#, start() + MINUTE));
+    assert_eq!((job.tags, job.flags), (vec!["kept".to_owned()], vec!["gpu".to_owned()]));
+}
+
+pub(crate) async fn an_edited_job_is_claimed_as_edited(bench: Bench) {
+    let id = bench.add(job("mail").delay(DAY)).await;
+    let edit = Edit::default().priority(8).payload("[8]").when(When::At(start() - SECOND));
+    bench.edit(id, edit).await.expect("edit");
+    bench.add(job("other").priority(5)).await;
+    let worker = bench.worker().await;
+    let claimed = bench.claim(worker, 2).await;
+    assert_eq!((claimed[0].lease().id, claimed[0].priority(), claimed[0].payload()), (id, 8, "[8]"));
+}
+
+pub(crate) async fn an_edit_keeps_attempts_interruptions_and_fence(bench: Bench) {
+    let id = bench.suspect(job("mail")).await;
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    bench.must_finish(&claimed, failed()).await;
+    bench.edit(id, Edit::default().priority(8)).await.expect("edit");
+    let job = bench.job(id).await;
+    assert_eq!((job.attempts, job.interruptions, job.lease_no, job.status), (1, 1, 2, Status::Retrying));
+}
+
+pub(crate) async fn running_and_finished_jobs_cannot_be_edited(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let id = claimed.lease().id;
+    let edit = || Edit::default().priority(8);
+    conflict(&bench.edit(id, edit()).await.expect_err("it runs"), "cancel it first");
+    bench.must_finish(&claimed, done()).await;
+    conflict(&bench.edit(id, edit()).await.expect_err("it ended"), "retry it");
+    assert_eq!(bench.job(id).await.priority, 0);
+}
+
+pub(crate) async fn a_bad_edit_is_refused_by_name(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    let before = picture(&bench.job(id).await);
+    for (edit, field) in
+        [(Edit::default().priority(99_999), "priority"), (Edit::default().payload("{oops"), "payload")]
+    {
+        assert_eq!(bench.edit(id, edit).await.expect_err("bad").field(), Some(field));
+    }
+    assert_eq!(picture(&bench.job(id).await), before);
+}
+
+// ---- delete ------------------------------------------------------------------
+
+pub(crate) async fn a_finished_job_is_deleted_with_its_history(bench: Bench) {
+    for outcome in Outcome::ALL {
+        let id = bench.ended(job("mail"), outcome).await;
+        bench.delete(id).await.expect("delete");
+        assert!(bench.get(id).await.expect_err("gone").is_not_found());
+        assert!(bench.delete(id).await.expect_err("gone").is_not_found());
+        let rows = bench.ask("select count(*) from attempts where job = {id}", Some(id)).await;
+        assert_eq!(rows, 0, "{outcome:?}");
+        assert_eq!(bench.counted(outcome.status()).await, 0);
+    }
+}
+
+pub(crate) async fn live_jobs_cannot_be_deleted(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    conflict(&bench.delete(id).await.expect_err("it waits"), "cancel it first");
+    let worker = bench.worker().await;
+    bench.claim_one(worker).await;
+    conflict(&bench.delete(id).await.expect_err("it runs"), "cancel it first");
+    assert_eq!(bench.status(id).await, Status::Running);
+}
+
+// ---- all of them -------------------------------------------------------------
+
+pub(crate) async fn an_unknown_job_is_not_found_by_any_command(bench: Bench) {
+    let id = JobId::new();
+    let errors = [
+        bench.retry(id).await.expect_err("retry"),
+        bench.redrive(id).await.expect_err("redrive"),
+        bench.edit(id, Edit::default().priority(1)).await.expect_err("edit"),
+        bench.delete(id).await.expect_err("delete"),
+        bench.get(id).await.expect_err("get"),
+    ];
+    for error in errors {
+        assert!(error.is_not_found() && error.to_string().contains(&id.to_string()), "{error:?}");
+    }
+    assert_eq!(bench.store().locate(id).await.expect("locate"), None);
+}
+
+/// Every operation against every place the job is not in any more: each must
+/// be told that the job moved, and none may change it.
+pub(crate) async fn an_operation_on_a_job_that_has_moved_changes_nothing(bench: Bench) {
+    let edit = || Operation::Rewrite(Edit::default().priority(8).validate().expect("valid"));
+    let claimed = bench.running(job("mail")).await;
+    let id = claimed.lease().id;
+    let running = bench.state(id).await;
+    bench.must_finish(&claimed, failed()).await;
+    let waiting = bench.state(id).await;
+    bench.advance(MINUTE / 2).await;
+    let second = bench.claim_one(claimed.lease().worker).await;
+    let still = async |from: &State, operations: Vec<Operation>| {
+        let before = picture(&bench.job(id).await);
+        for operation in operations {
+            let operated = bench.store().operate(id, from, &operation).await.expect("operate");
+            assert_eq!(operated, Operated::Moved, "{operation:?} from {from:?}");
+        }
+        assert_eq!(picture(&bench.job(id).await), before);
+    };
+    still(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
+    // The same kind of place, but another lease.
+    still(&running, vec![Operation::RequestCancel]).await;
+    let running_again = bench.state(id).await;
+    bench.must_finish(&second, failed()).await;
+    still(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
+    still(&running_again, vec![Operation::RequestCancel]).await;
+    bench.cancel(id).await.expect("cancel");
+    let finished = bench.state(id).await;
+    bench.retry(id).await.expect("retry");
+    still(&finished, vec![Operation::Reopen, Operation::Remove]).await;
+}
+
+/// It ran in between and waits again as it did before: only the number of its
+/// lease tells.
+pub(crate) async fn an_operation_decided_before_a_run_changes_nothing(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    let seen = bench.state(id).await;
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    bench.must_finish(&claimed, Ending::Released).await;
+    let before = picture(&bench.job(id).await);
+    let edit = Edit::default().priority(8).validate().expect("valid");
+    for operation in [Operation::Cancel { attempts: 0 }, Operation::RunNow, Operation::Rewrite(edit)] {
+        let operated = bench.store().operate(id, &seen, &operation).await.expect("operate");
+        assert_eq!(operated, Operated::Moved, "{operation:?}");
+    }
+    assert_eq!(picture(&bench.job(id).await), before);
+}
+
+/// A key replacement renews the budget under the same lease number.
+pub(crate) async fn an_operation_decided_before_a_replacement_changes_nothing(bench: Bench) {
+    let keyed = |kind: &str| job(kind).unique_key("customer-23", UniqueMode::Replace);
+    let claimed = bench.running(keyed("old")).await;
+    let id = claimed.lease().id;
+    bench.must_finish(&claimed, failed()).await;
+    let seen = bench.state(id).await;
+    bench.enqueue(keyed("new").max_attempts(1)).await.expect("enqueue");
+    let before = picture(&bench.job(id).await);
+    let operated =
+        bench.store().operate(id, &seen, &Operation::Cancel { attempts: 1 }).await.expect("operate");
+    assert_eq!(operated, Operated::Moved);
+    assert_eq!(picture(&bench.job(id).await), before);
+}

@@ -1,0 +1,483 @@
+//! Jobs of dead workers and hung handlers go back to the queue, once, legally.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use longshore::lifecycle::{self, Recovery};
+use longshore::store::{Beat, Claimed, Fenced, Interruptor, Settled, Settlement, SweepScope};
+use longshore::{
+    AttemptEnd, Decision, Interruption, JobId, NewJob, RetryPolicy, Status, SweepMode, SweepOptions,
+    SweepReport, When, WorkerId,
+};
+
+use crate::bench::*;
+
+fn resilient(kind: &str) -> NewJob {
+    job(kind).flags(["infrastructure_resilient"])
+}
+
+fn immediately() -> SweepOptions {
+    let interruption = Interruption { delay: Duration::ZERO, ..Interruption::default() };
+    SweepOptions { interruption, ..SweepOptions::default() }
+}
+
+async fn candidates(bench: &Bench, scope: &SweepScope) -> Vec<(JobId, Interruptor)> {
+    let found = bench.store().interrupted(scope).await.expect("interrupted");
+    found.iter().map(|lease| (lease.id, lease.why)).collect()
+}
+
+/// The move a sweeper makes by default.
+fn taken(claimed: &Claimed) -> Settlement {
+    let running = lifecycle::Running {
+        lease_no: claimed.lease().lease_no,
+        worker: claimed.lease().worker,
+        attempt: claimed.attempt(),
+        max_attempts: claimed.max_attempts(),
+        interruptions: claimed.interruptions(),
+        started: false,
+        flags: Default::default(),
+    };
+    Settlement {
+        lease: claimed.lease(),
+        seen: Some(Default::default()),
+        leave: lifecycle::recover(&running, Recovery::Default(Interruption::default())),
+        follow_ups: Vec::new(),
+    }
+}
+
+// ---- who -------------------------------------------------------------------
+
+pub(crate) async fn a_dead_workers_job_goes_back_to_the_queue(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let (id, worker) = (claimed.lease().id, claimed.lease().worker);
+    bench.advance(61 * SECOND).await;
+    let report = bench.sweep_now().await;
+    assert_eq!(report, SweepReport { workers: [worker].into(), recovered: 1, skipped: 0 });
+    let job = bench.job(id).await;
+    assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1));
+    assert_eq!(job.run_at, start() + 66 * SECOND);
+    assert_eq!(job.last_error.as_deref(), Some("Job recovered after worker interruption"));
+    assert_eq!((job.locked_by, job.lease_no), (None, 1));
+    let entry = &job.errors[0];
+    assert_eq!((entry.what, entry.attempt, entry.lease_no), (AttemptEnd::Interrupted, 1, 1));
+    assert_eq!((entry.worker, entry.started_at), (Some(worker), start()));
+    assert_eq!(entry.ended_at, start() + 61 * SECOND);
+}
+
+pub(crate) async fn a_live_workers_leases_are_never_taken(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    for _ in 0..10 {
+        bench.advance(55 * SECOND).await;
+        let beat = bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+        assert!(matches!(beat, Beat::Alive { .. }));
+        assert_eq!(bench.sweep_now().await, SweepReport::default());
+    }
+    bench.must_finish(&claimed, done()).await;
+}
+
+pub(crate) async fn each_worker_dies_by_its_own_threshold(bench: Bench) {
+    let (quick, slow) = (bench.worker_with(20 * SECOND).await, bench.worker_with(5 * MINUTE).await);
+    let (first, second) = (bench.enqueue_kind("mail").await, bench.enqueue_kind("sms").await);
+    bench.claim(quick, 1).await;
+    bench.claim(slow, 1).await;
+    bench.advance(21 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.workers, [quick].into());
+    assert_eq!((bench.status(first).await, bench.status(second).await), (Status::Retrying, Status::Running));
+    bench.advance(5 * MINUTE).await;
+    assert_eq!(bench.sweep_now().await.workers, [slow].into());
+    assert_eq!(bench.status(second).await, Status::Retrying);
+}
+
+pub(crate) async fn a_resilient_job_waits_three_times_as_long(bench: Bench) {
+    let worker = bench.worker().await;
+    let (plain, patient) = (bench.enqueue_kind("plain").await, bench.add(resilient("patient")).await);
+    bench.claim(worker, 2).await;
+    bench.advance(61 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+    assert_eq!((bench.status(plain).await, bench.status(patient).await), (Status::Retrying, Status::Running));
+    bench.advance(118 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.recovered, 0);
+    bench.advance(2 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+    assert_eq!(bench.status(patient).await, Status::Retrying);
+}
+
+pub(crate) async fn a_manual_sweep_honours_resilience_too(bench: Bench) {
+    let worker = bench.worker().await;
+    bench.add(resilient("patient")).await;
+    bench.claim(worker, 1).await;
+    bench.advance(25 * SECOND).await;
+    let options = SweepOptions::default().threshold(10 * SECOND);
+    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 0);
+    bench.advance(6 * SECOND).await;
+    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 1);
+}
+
+pub(crate) async fn the_flags_and_the_factor_of_resilience_can_be_chosen(bench: Bench) {
+    let worker = bench.worker().await;
+    bench.add(job("mail").flags(["slow", "x"])).await;
+    bench.claim(worker, 1).await;
+    let mut options = SweepOptions::default();
+    options.scope.resilient_flags = vec!["slow".into(), "slower".into()];
+    options.scope.resilient_factor = 10;
+    bench.advance(599 * SECOND).await;
+    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 0);
+    bench.advance(2 * SECOND).await;
+    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 1);
+}
+
+/// The row may be lost to an operator's hand or a restored backup.
+pub(crate) async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.sql("delete from workers", None).await;
+    bench.advance(60 * SECOND).await;
+    assert_eq!(candidates(&bench, &SweepScope::default()).await, []);
+    bench.advance(SECOND).await;
+    let id = claimed.lease().id;
+    assert_eq!(candidates(&bench, &SweepScope::default()).await, [(id, Interruptor::UnknownWorker)]);
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+    assert_eq!(bench.status(id).await, Status::Retrying);
+}
+
+pub(crate) async fn a_hung_handlers_lease_is_taken_from_a_live_worker(bench: Bench) {
+    let claimed = bench.running(job("mail").timeout(Some(10 * MINUTE))).await;
+    let lease = claimed.lease();
+    for minute in 1..=11 {
+        bench.advance(MINUTE).await;
+        bench.store().beat(lease.worker, &[lease]).await.expect("beat");
+        assert_eq!(bench.sweep_now().await.recovered, 0, "minute {minute}");
+    }
+    bench.advance(SECOND).await;
+    let scope = SweepScope::default();
+    assert_eq!(candidates(&bench, &scope).await, [(lease.id, Interruptor::HungHandler)]);
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+    assert_eq!(bench.status(lease.id).await, Status::Retrying);
+    // The worker lives, and learns at its next beat.
+    let beat = bench.store().beat(lease.worker, &[lease]).await.expect("beat");
+    assert_eq!(beat, Beat::Alive { lost: vec![lease], cancel: Vec::new() });
+}
+
+pub(crate) async fn a_job_without_a_timeout_never_counts_as_hung(bench: Bench) {
+    let claimed = bench.running(job("mail").timeout(None)).await;
+    bench.advance(400 * DAY).await;
+    bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+    assert_eq!(bench.sweep_now().await.recovered, 0);
+}
+
+pub(crate) async fn a_job_without_a_timeout_is_still_recovered_from_the_dead(bench: Bench) {
+    bench.running(job("mail").timeout(None)).await;
+    bench.advance(61 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+}
+
+// ---- how a sweep looks ---------------------------------------------------------
+
+pub(crate) async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(bench: Bench) {
+    let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
+    for _ in 0..3 {
+        bench.enqueue_kind("mail").await;
+    }
+    let claimed = bench.claim(mortal, 2).await;
+    bench.claim(fit, 1).await;
+    bench.advance(61 * SECOND).await;
+    let before = picture(&bench.job(claimed[0].lease().id).await);
+    let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
+    let told = bench.sweep(&dry).await.expect("sweep");
+    assert_eq!(told, SweepReport { workers: [mortal].into(), recovered: 2, skipped: 0 });
+    assert_eq!(picture(&bench.job(claimed[0].lease().id).await), before);
+    assert_eq!(bench.worker_record(mortal).await.expect("listed").dead_at, None);
+    assert_eq!(bench.sweep_now().await, told);
+}
+
+pub(crate) async fn a_sweep_walks_through_every_page(bench: Bench) {
+    let worker = bench.worker().await;
+    for _ in 0..7 {
+        bench.enqueue_kind("mail").await;
+    }
+    bench.claim(worker, 7).await;
+    bench.advance(61 * SECOND).await;
+    let mut options = immediately();
+    options.scope.limit = 2;
+    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 7);
+    assert_eq!(bench.counted(Status::Retrying).await, 7);
+}
+
+pub(crate) async fn candidates_come_by_id_after_the_one_named(bench: Bench) {
+    let worker = bench.worker().await;
+    for _ in 0..4 {
+        bench.enqueue_kind("mail").await;
+    }
+    let mut expected = ids(&bench.claim(worker, 4).await);
+    expected.sort();
+    bench.advance(61 * SECOND).await;
+    let scope = SweepScope { after: Some(expected[0]), limit: 2, ..SweepScope::default() };
+    let found: Vec<_> = candidates(&bench, &scope).await.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(found, expected[1..3]);
+}
+
+pub(crate) async fn a_candidate_shows_the_whole_lease(bench: Bench) {
+    let policy = RetryPolicy::fixed(33 * SECOND);
+    let claimed =
+        bench.running(job("mail").priority(4).max_attempts(6).flags(["gpu"]).retry(policy.clone())).await;
+    bench.cancel(claimed.lease().id).await.expect("cancel");
+    bench.advance(61 * SECOND).await;
+    let found = bench.store().interrupted(&SweepScope::default()).await.expect("interrupted").remove(0);
+    assert_eq!(
+        (found.lease(), found.kind.as_str(), found.queue.as_str()),
+        (claimed.lease(), "mail", "default")
+    );
+    assert_eq!((found.flags.clone(), found.retry.clone()), (vec!["gpu".to_owned()], Some(policy)));
+    assert_eq!((found.running.attempt, found.running.max_attempts, found.running.interruptions), (1, 6, 0));
+    assert!(found.running.flags.cancel_requested && !found.running.started);
+    assert_eq!((found.claimed_at, found.backoff()), (start(), Some(33 * SECOND)));
+}
+
+// ---- what is decided -----------------------------------------------------------
+
+async fn decided(bench: &Bench, claimed: &Claimed, decision: Decision) -> SweepReport {
+    bench.advance(61 * SECOND).await;
+    let id = claimed.lease().id;
+    let options = SweepOptions::default();
+    let report = bench
+        .sweep_with(&options, |lease| {
+            assert_eq!(lease.id, id);
+            decision.clone()
+        })
+        .await;
+    report.expect("sweep")
+}
+
+pub(crate) async fn a_reschedule_names_the_time(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let at = start() + DAY;
+    decided(&bench, &claimed, Decision::Reschedule { when: When::At(at), attempts: None }).await;
+    let job = bench.job(claimed.lease().id).await;
+    assert_eq!((job.status, job.attempts, job.interruptions, job.run_at), (Status::Retrying, 0, 1, at));
+}
+
+pub(crate) async fn a_reschedule_may_name_the_attempts(bench: Bench) {
+    for (named, kept) in [(Some(2), 2), (Some(0), 0), (Some(77), 4)] {
+        let claimed = bench.running(job("mail").max_attempts(5)).await;
+        let decision = Decision::Reschedule { when: When::After(2 * MINUTE), attempts: named };
+        decided(&bench, &claimed, decision).await;
+        let job = bench.job(claimed.lease().id).await;
+        let waits = job.run_at - bench.now().await;
+        assert_eq!((job.attempts, waits), (kept, TimeDelta::minutes(2)), "{named:?}");
+        bench.cancel(claimed.lease().id).await.expect("cancel");
+    }
+}
+
+pub(crate) async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff(bench: Bench) {
+    let claimed = bench.running(job("mail").retry(RetryPolicy::fixed(33 * SECOND))).await;
+    decided(&bench, &claimed, Decision::FailWithBackoff).await;
+    let job = bench.job(claimed.lease().id).await;
+    assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 1, 0));
+    assert_eq!(job.run_at, start() + 94 * SECOND);
+    assert_eq!(job.last_error.as_deref(), Some("WorkerCrashed"));
+    assert_eq!(bench.history(claimed.lease().id).await, [AttemptEnd::Failed]);
+}
+
+pub(crate) async fn a_failing_decision_on_the_last_attempt_is_final(bench: Bench) {
+    let claimed = bench.running(job("mail").max_attempts(1)).await;
+    decided(&bench, &claimed, Decision::FailWithBackoff).await;
+    let job = bench.job(claimed.lease().id).await;
+    assert_eq!((job.status, job.last_error.as_deref()), (Status::FailedPermanent, Some("WorkerCrashed")));
+}
+
+pub(crate) async fn a_skipped_job_stays_with_its_holder_uncounted(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let report = decided(&bench, &claimed, Decision::Skip).await;
+    assert_eq!((report.recovered, report.skipped), (0, 1));
+    let job = bench.job(claimed.lease().id).await;
+    assert_eq!((job.status, job.interruptions, job.lease_no), (Status::Running, 0, 1));
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+}
+
+// ---- suspects and quarantine -----------------------------------------------------
+
+async fn interrupt(bench: &Bench, started: bool) {
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    if started {
+        assert_eq!(bench.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
+    }
+    assert_eq!(bench.crash_all_workers().await.recovered, 1);
+}
+
+pub(crate) async fn after_the_first_only_started_runs_are_counted(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    for (started, counted) in [(false, 1), (false, 1), (true, 2), (false, 2)] {
+        interrupt(&bench, started).await;
+        assert_eq!(bench.job(id).await.interruptions, counted);
+    }
+    assert_eq!(bench.status(id).await, Status::Retrying);
+}
+
+pub(crate) async fn a_poison_job_is_quarantined_with_a_reason_that_says_so(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    for _ in 0..3 {
+        interrupt(&bench, true).await;
+    }
+    let job = bench.job(id).await;
+    assert_eq!((job.status, job.attempts, job.interruptions), (Status::FailedPermanent, 0, 3));
+    let reason = job.last_error.expect("a reason");
+    assert!(reason.contains("Quarantined after 3"), "{reason}");
+    assert_eq!(bench.history(id).await, [AttemptEnd::Interrupted; 3]);
+}
+
+/// Ten jobs share a process with one that kills it every time.
+pub(crate) async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(bench: Bench) {
+    let poison = bench.add(job("poison").priority(9)).await;
+    let mut innocents = Vec::new();
+    for _ in 0..10 {
+        innocents.push(bench.enqueue_kind("innocent").await);
+    }
+    for _ in 0..30 {
+        let worker = bench.worker().await;
+        let claimed = bench.claim(worker, 20).await;
+        if claimed.is_empty() {
+            break;
+        }
+        // A process starts one suspect at a time and records that it started.
+        for suspect in claimed.iter().filter(|job| job.interruptions() > 0) {
+            assert_eq!(bench.store().mark_started(&suspect.lease()).await.expect("mark"), Fenced::Held);
+        }
+        if claimed.iter().any(|job| job.lease().id == poison) {
+            bench.crash_all_workers().await;
+        } else {
+            for job in &claimed {
+                bench.must_finish(job, done()).await;
+            }
+        }
+    }
+    assert_eq!(bench.status(poison).await, Status::FailedPermanent);
+    for id in innocents {
+        assert_eq!(bench.status(id).await, Status::Succeeded);
+    }
+}
+
+pub(crate) async fn the_maximum_of_interruptions_can_be_chosen(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.advance(61 * SECOND).await;
+    let mut options = SweepOptions::default();
+    options.interruption.max_interruptions = 1;
+    bench.sweep(&options).await.expect("sweep");
+    assert_eq!(bench.status(claimed.lease().id).await, Status::FailedPermanent);
+}
+
+pub(crate) async fn mark_started_shows_in_the_located_state_once(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let started = async || match bench.state(claimed.lease().id).await {
+        lifecycle::State::Running(running) => running.started,
+        other => panic!("{other:?}"),
+    };
+    assert!(!started().await);
+    for _ in 0..2 {
+        assert_eq!(bench.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
+        assert!(started().await);
+    }
+}
+
+// ---- legality, at the moment it is stored ----------------------------------------
+
+pub(crate) async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let before = picture(&bench.job(claimed.lease().id).await);
+    for why in [Interruptor::DeadWorker, Interruptor::UnknownWorker] {
+        let settled = bench.store().recover(&[(why, taken(&claimed))]).await.expect("recover");
+        assert_eq!(settled, [Settled::LeaseLost], "{why:?}");
+    }
+    assert_eq!(picture(&bench.job(claimed.lease().id).await), before);
+    bench.must_finish(&claimed, done()).await;
+}
+
+/// Listed while stale, but it beat before the decision was stored.
+pub(crate) async fn a_listed_worker_that_beat_in_time_keeps_its_lease(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.advance(61 * SECOND).await;
+    assert_eq!(candidates(&bench, &SweepScope::default()).await.len(), 1);
+    let beat = bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+    assert!(matches!(beat, Beat::Alive { .. }));
+    let settled =
+        bench.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+    assert_eq!(settled, [Settled::LeaseLost]);
+    bench.must_finish(&claimed, done()).await;
+}
+
+pub(crate) async fn a_recovery_of_a_lease_that_was_settled_is_refused(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.must_finish(&claimed, done()).await;
+    bench.advance(61 * SECOND).await;
+    bench.store().mark_dead(None).await.expect("mark_dead");
+    let settled =
+        bench.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+    assert_eq!(settled, [Settled::LeaseLost]);
+    assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded);
+}
+
+pub(crate) async fn a_recovery_blind_to_a_raised_flag_is_sent_back(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.cancel(claimed.lease().id).await.expect("cancel");
+    bench.advance(61 * SECOND).await;
+    bench.store().mark_dead(None).await.expect("mark_dead");
+    let settled =
+        bench.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+    assert!(matches!(settled[..], [Settled::Flagged(flags)] if flags.cancel_requested), "{settled:?}");
+    assert_eq!(bench.status(claimed.lease().id).await, Status::Running);
+}
+
+pub(crate) async fn a_recovery_of_many_is_answered_item_by_item(bench: Bench) {
+    let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
+    for _ in 0..3 {
+        bench.enqueue_kind("mail").await;
+    }
+    let dead = bench.claim(mortal, 2).await;
+    let live = bench.claim(fit, 1).await;
+    bench.must_finish(&dead[1], done()).await;
+    bench.advance(61 * SECOND).await;
+    bench.store().mark_dead(None).await.expect("mark_dead");
+    let recoveries = [&live[0], &dead[0], &dead[1]].map(|lease| (Interruptor::DeadWorker, taken(lease)));
+    let settled = bench.store().recover(&recoveries).await.expect("recover");
+    assert_eq!(settled, [Settled::LeaseLost, Settled::Stored, Settled::LeaseLost]);
+}
+
+pub(crate) async fn a_hung_handler_is_taken_though_its_worker_lives(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let settled =
+        bench.store().recover(&[(Interruptor::HungHandler, taken(&claimed))]).await.expect("recover");
+    assert_eq!(settled, [Settled::Stored]);
+    assert_eq!(bench.status(claimed.lease().id).await, Status::Retrying);
+}
+
+pub(crate) async fn a_worker_that_comes_back_registers_anew_and_claims(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.crash_all_workers().await;
+    let beat = bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+    assert_eq!(beat, Beat::Dead);
+    assert_eq!(bench.claim(claimed.lease().worker, 1).await.len(), 0);
+    let anew: WorkerId = bench.worker().await;
+    assert_eq!(bench.claim(anew, 1).await.len(), 1);
+}
+
+/// A hook may name any time.
+pub(crate) async fn a_reschedule_to_an_absurd_time_stores_something(bench: Bench) {
+    for when in
+        [When::At(DateTime::<Utc>::MIN_UTC), When::At(DateTime::<Utc>::MAX_UTC), When::After(Duration::MAX)]
+    {
+        let claimed = bench.running(job("mail")).await;
+        let report = decided(&bench, &claimed, Decision::Reschedule { when, attempts: None }).await;
+        assert_eq!(report.recovered, 1, "{when:?}");
+        assert_eq!(bench.status(claimed.lease().id).await, Status::Retrying);
+        bench.cancel(claimed.lease().id).await.expect("cancel");
+    }
+}
+
+pub(crate) async fn an_absurd_threshold_recovers_nobody(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    bench.advance(61 * SECOND).await;
+    let mut options = SweepOptions::default().threshold(Duration::MAX);
+    options.scope.orphan_after = Duration::MAX;
+    options.scope.resilient_factor = u32::MAX;
+    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 0);
+    assert_eq!(bench.status(claimed.lease().id).await, Status::Running);
+}

@@ -1,0 +1,92 @@
+//! Wake-ups are hints; these cases wait for them with a generous end.
+
+use std::time::Duration;
+
+use longshore::store::Wakeups;
+use longshore::{Client, NewJob};
+
+use crate::bench::*;
+
+/// Waits until a wake-up says to look at `queue`: by its name, or by saying
+/// that any queue may have work.
+async fn heard(wakeups: &mut Wakeups, queue: &str) {
+    let wait = async {
+        loop {
+            match wakeups.next().await {
+                None => return,
+                Some(name) if name == queue => return,
+                Some(_) => {}
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("no wake-up came");
+}
+
+async fn wake(client: &Client, queue: &str) {
+    client.store().wake(&[queue.to_owned()]).await.expect("wake");
+}
+
+pub(crate) async fn a_subscriber_hears_a_wake_of_its_own_handle(bench: Bench) {
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    wake(&bench, "letters").await;
+    heard(&mut wakeups, "letters").await;
+}
+
+pub(crate) async fn every_subscriber_hears_every_wake(bench: Bench) {
+    let mut first = bench.store().subscribe().await.expect("subscribe");
+    let mut second = bench.store().subscribe().await.expect("subscribe");
+    bench.store().wake(&["letters".into(), "phones".into()]).await.expect("wake");
+    for wakeups in [&mut first, &mut second] {
+        heard(wakeups, "letters").await;
+        heard(wakeups, "phones").await;
+    }
+}
+
+/// Another process may know only that something was written; so it writes.
+pub(crate) async fn a_subscriber_hears_an_enqueue_of_another_handle(bench: Bench) {
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    let other = bench.second().await;
+    other.enqueue(job("mail").queue("letters")).await.expect("enqueue");
+    heard(&mut wakeups, "letters").await;
+}
+
+pub(crate) async fn an_enqueue_through_the_client_wakes(bench: Bench) {
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    bench.add(job("mail").queue("letters")).await;
+    heard(&mut wakeups, "letters").await;
+    bench.enqueue_many([job("mail").queue("phones")]).await.expect("enqueue_many");
+    heard(&mut wakeups, "phones").await;
+}
+
+pub(crate) async fn a_keyed_enqueue_wakes(bench: Bench) {
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    bench.add(job("mail").queue("letters").unique_key("k", Default::default())).await;
+    heard(&mut wakeups, "letters").await;
+}
+
+pub(crate) async fn a_retry_and_a_resume_wake(bench: Bench) {
+    let id = bench.add(job("mail").queue("letters").delay(DAY)).await;
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    bench.retry(id).await.expect("retry");
+    heard(&mut wakeups, "letters").await;
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    bench.resume("phones").await.expect("resume");
+    heard(&mut wakeups, "phones").await;
+}
+
+pub(crate) async fn a_follow_up_wakes(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    let follow_ups = vec![NewJob::new("next", &1).queue("letters").validate().expect("valid")];
+    let report = longshore::Report { claimed: &claimed, ending: done(), follow_ups };
+    bench.settle(vec![report]).await.expect("settle");
+    heard(&mut wakeups, "letters").await;
+}
+
+/// A queue's name is anybody's text.
+pub(crate) async fn a_wake_carries_any_name(bench: Bench) {
+    let name = "q'uo\"te; --\\ ü".to_owned() + &"x".repeat(100);
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    wake(&bench, &name).await;
+    heard(&mut wakeups, &name).await;
+}
