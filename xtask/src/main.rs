@@ -1,12 +1,13 @@
 //! Longshore's project tasks, run as `cargo xtask <task>`.
 //!
 //! This file knows the tasks' names and arguments and nothing about how they
-//! work: `test`, `ci` and `bench` run cargo, `play` keeps a database to play
+//! work: `test`, `ci`, `mutants` and `bench` run cargo, `play` keeps a database to play
 //! with, and `postgres` is the private cluster under all of them.
 
 mod bench;
 mod ci;
 mod features;
+mod mutants;
 mod play;
 mod postgres;
 mod run;
@@ -27,6 +28,11 @@ Usage: cargo xtask <task> [arguments]
                     cargo xtask test -p longshore --no-capture
   ci            Everything a change has to pass, in the order that fails soonest:
                 format, lints, every feature alone, docs, licences, tests.
+  mutants [words]
+                Break the engines on purpose, one rule at a time in a copy of the
+                tree, and see that the conformance suite notices; words narrow
+                the list by name:
+                    cargo xtask mutants sqlite lease
   bench [args]  Build the benchmark in release mode and run it:
                     cargo xtask bench -- --help
   pg [verb]     A database to play with, kept under target/pg between runs:
@@ -53,6 +59,7 @@ enum Task {
     Help,
     Test(Vec<OsString>),
     Ci,
+    Mutants(Vec<OsString>),
     Bench(Vec<OsString>),
     Pg(play::Verb),
 }
@@ -72,6 +79,7 @@ fn main() -> ExitCode {
         }
         Task::Test(args) => test::test(&args),
         Task::Ci => ci::ci(),
+        Task::Mutants(args) => mutants::mutants(&args),
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(verb) => play::play(verb),
     };
@@ -97,6 +105,7 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
         "test" => Ok(Task::Test(args)),
         "ci" if args.is_empty() => Ok(Task::Ci),
         "ci" => Err("`ci` takes no arguments; to narrow a run use `test`".into()),
+        "mutants" => Ok(Task::Mutants(args)),
         "bench" => {
             // `cargo xtask bench -- --help` reads as it would with cargo; the
             // dashes are ours, not the benchmark's.

@@ -56,7 +56,7 @@ impl Database {
         }
     }
 
-    fn open(self) -> Result<OpenDatabase> {
+    pub(crate) fn open(self) -> Result<OpenDatabase> {
         match self {
             Database::Given(url) => {
                 eprintln!("==> postgres: the one {URL_VARIABLE} names");
@@ -70,13 +70,13 @@ impl Database {
 }
 
 /// A database that accepts connections until it is dropped.
-enum OpenDatabase {
+pub(crate) enum OpenDatabase {
     Given(String),
     Private(ThrowAway),
 }
 
 impl OpenDatabase {
-    fn url(&self) -> &str {
+    pub(crate) fn url(&self) -> &str {
         match self {
             OpenDatabase::Given(url) => url,
             OpenDatabase::Private(cluster) => cluster.url(),
