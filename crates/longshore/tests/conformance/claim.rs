@@ -224,15 +224,23 @@ pub(crate) async fn a_paused_queue_is_left_alone_until_resumed(bench: Bench) {
     assert_eq!(kinds(&bench.claim_as(&request).await), ["mail"]);
 }
 
-pub(crate) async fn a_pause_binds_a_claimer_that_has_begun(bench: Bench) {
-    for _ in 0..4 {
-        bench.enqueue_kind("mail").await;
+async fn pause_a_claimer_that_has_begun(bench: &Bench, priorities: [i64; 4]) {
+    for priority in priorities {
+        bench.add(job("mail").priority(priority)).await;
     }
     let request = ClaimRequest::new(bench.worker().await, 1);
     let mut cursor = ClaimCursor::default();
     assert_eq!(bench.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 1);
     bench.pause("default").await.expect("pause");
     assert_eq!(bench.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 0);
+}
+
+pub(crate) async fn a_pause_binds_a_claimer_that_has_begun(bench: Bench) {
+    pause_a_claimer_that_has_begun(&bench, [0; 4]).await;
+}
+
+pub(crate) async fn a_pause_binds_a_claimer_of_many_priorities_that_has_begun(bench: Bench) {
+    pause_a_claimer_that_has_begun(&bench, [3, 2, 2, 1]).await;
 }
 
 pub(crate) async fn a_pause_lets_running_jobs_go_on(bench: Bench) {
@@ -257,6 +265,9 @@ pub(crate) async fn a_worker_declared_dead_gets_nothing(bench: Bench) {
     bench.enqueue_kind("sms").await;
     bench.advance(61 * SECOND).await;
     assert_eq!(bench.store().mark_dead(None).await.expect("mark_dead"), [worker]);
+    assert_eq!(bench.claim(worker, 9).await.len(), 0);
+    // Nor from several places at once, which an engine may treat apart.
+    bench.add(job("urgent").priority(3)).await;
     assert_eq!(bench.claim(worker, 9).await.len(), 0);
 }
 

@@ -139,6 +139,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         flags_match_whole_and_exactly,
         a_paused_queue_is_left_alone_until_resumed,
         a_pause_binds_a_claimer_that_has_begun,
+        a_pause_binds_a_claimer_of_many_priorities_that_has_begun,
         a_pause_lets_running_jobs_go_on,
         an_unknown_worker_gets_nothing,
         a_worker_declared_dead_gets_nothing,
@@ -480,6 +481,7 @@ cases!(on Postgres as postgres_only: {
         a_job_enqueued_from_sql_wakes_subscribers,
         a_rolled_back_sql_enqueue_leaves_nothing,
         a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place,
+        nor_does_one_from_many_places,
         a_claim_does_not_wait_for_rows_that_others_hold,
     }
 });

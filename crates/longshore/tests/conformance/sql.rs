@@ -206,7 +206,7 @@ pub(crate) async fn a_rolled_back_sql_enqueue_leaves_nothing(bench: Bench) {
 
 /// Others hold the due jobs for a moment: a claimer passes them over, and must
 /// not make up for them with jobs it may not have.
-pub(crate) async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place(bench: Bench) {
+async fn claim_while_due_jobs_are_locked(bench: &Bench) {
     let due = bench.enqueue_kind("own").await;
     bench.add(job("own").delay(MINUTE)).await;
     bench.enqueue_kind("foreign").await;
@@ -221,6 +221,15 @@ pub(crate) async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_
     assert_eq!(bench.claim_as(&request).await.len(), 0);
     sqlx::raw_sql("rollback").execute(&mut other).await.expect("unlock");
     assert_eq!(ids(&bench.claim_as(&request).await), [due]);
+}
+
+pub(crate) async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place(bench: Bench) {
+    claim_while_due_jobs_are_locked(&bench).await;
+}
+
+pub(crate) async fn nor_does_one_from_many_places(bench: Bench) {
+    bench.add(job("elsewhere").priority(-5)).await;
+    claim_while_due_jobs_are_locked(&bench).await;
 }
 
 /// One claimer never waits for another.
