@@ -157,18 +157,65 @@ fn fenced(held: bool) -> Fenced {
 
 // ---- settle -------------------------------------------------------------
 
-/// Both settle statements take leases in one way: by id, lease number and
-/// worker, and with the flags as they were seen, all tested on the row as it is
-/// deleted. `i` comes sorted by id, so rows are locked in that order.
+/// Attempts that ended alike, the many successes above all: one lease number,
+/// one worker, nothing to remember. The fence needs no join then.
+const FINISH_ALIKE: &str = "
+    with taken as (
+      delete from longshore.running r
+       where r.id = any((select $1::uuid[])::uuid[])
+         and r.lease_no = $2   -- fence: a newer lease owns the row
+         and r.worker = $3
+         and ($4::bool is null or r.cancel_requested = $4)
+         and ($5::bool is null or r.superseded = $5)
+      returning r.id, r.worker, r.claimed_at, r.lease_no, r.max_attempts, r.keyed, r.kind, r.queue),
+    ended as (
+      insert into longshore.finished
+             (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
+              interruptions, last_error)
+      select t.id, t.claimed_at, longshore.clock(), t.worker, t.lease_no, $6::text::longshore.outcome,
+             $7::int2, t.max_attempts, $8::int2,
+             case when t.lease_no > 1 then (
+               select a.error
+                 from longshore.attempts a
+                where a.job = t.id
+                  and a.error is not null
+                order by a.lease_no desc
+                limit 1)
+             end
+        from taken t),
+    freed as (
+      delete from longshore.keys
+       where job = any(array(select t.id from taken t where t.keyed))),
+    counted as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), $6::text::longshore.outcome,
+             longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
+        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
+                from taken
+               group by claimed_at, queue, kind) as t
+       group by 5, 6, 7)
+    select array_agg(id), array_agg(lease_no) from taken";
+
+/// Any attempts. `held` finds each lease by its primary key, one probe an item
+/// whatever the planner believes of the table, and the row is then deleted where
+/// it lies. What was found by id, lease number and worker stays that lease until
+/// it is deleted; only its flags may change, so they are tested on the row as it
+/// is deleted.
 const FINISH: &str = "
     with taken as (
       delete from longshore.running r
-       using unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+       using (select i.*, held.place
+                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
                             (select $8::text[]))
-          as i(id, lease_no, worker, attempts, interruptions, error, result, history)
-       where r.id = i.id
-         and r.lease_no = i.lease_no   -- fence: a newer lease owns the row
-         and r.worker = i.worker
+                  as i(id, lease_no, worker, attempts, interruptions, error, result, history)
+               cross join lateral (
+                       select h.ctid as place
+                         from longshore.running h
+                        where h.id = i.id
+                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                          and h.worker = i.worker
+                        limit 1) as held) as i
+       where r.ctid = i.place
          and ($9::bool is null or r.cancel_requested = $9)
          and ($10::bool is null or r.superseded = $10)
          and ($11::bool is not true or not exists (
@@ -217,12 +264,18 @@ const FINISH: &str = "
 const REQUEUE: &str = "
     with taken as (
       delete from longshore.running r
-       using unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+       using (select i.*, held.place
+                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
                             (select $8::timestamptz[]), (select $9::int8[]))
-          as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
-       where r.id = i.id
-         and r.lease_no = i.lease_no   -- fence: a newer lease owns the row
-         and r.worker = i.worker
+                  as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
+               cross join lateral (
+                       select h.ctid as place
+                         from longshore.running h
+                        where h.id = i.id
+                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                          and h.worker = i.worker
+                        limit 1) as held) as i
+       where r.ctid = i.place
          and ($10::bool is null or r.cancel_requested = $10)
          and ($11::bool is null or r.superseded = $11)
          and ($12::bool is not true or not exists (
@@ -348,7 +401,10 @@ impl PostgresStore {
             }
         }
         let mut stored = Vec::with_capacity(items.len());
-        for (condition, batch) in &batches {
+        for (condition, batch) in &mut batches {
+            for (alike, ids) in batch.take_alike() {
+                stored.extend(self.finish_alike(connection, condition, &alike, ids).await?);
+            }
             for (outcome, finishes) in &batch.finishes {
                 stored.extend(self.finish(connection, condition, *outcome, finishes).await?);
             }
@@ -365,6 +421,28 @@ impl PostgresStore {
             items.iter().partition(|item| stored.remove(&item.lease_key()));
         done.iter().for_each(|item| answers[item.nth] = Settled::Stored);
         self.diagnose(connection, &missed, answers).await
+    }
+
+    async fn finish_alike(
+        &self,
+        connection: &mut PgConnection,
+        condition: &Condition,
+        alike: &Alike,
+        ids: Vec<Uuid>,
+    ) -> Done<Vec<(Uuid, i32)>> {
+        let query: LeaseQuery<'_> = sqlx::query_as(self.sql(FINISH_ALIKE));
+        let taken = query
+            .bind(ids)
+            .bind(alike.lease_no)
+            .bind(alike.worker.0)
+            .bind(condition.cancel_seen)
+            .bind(condition.superseded_seen)
+            .bind(alike.outcome.as_str())
+            .bind(alike.attempts as i16)
+            .bind(alike.interruptions as i16)
+            .fetch_one(connection)
+            .await?;
+        Ok(pairs(taken))
     }
 
     async fn finish(
@@ -508,6 +586,57 @@ impl<'a> Batch<'a> {
             Leave::Finish(finish) => self.finishes.entry(finish.outcome).or_default().push((item, finish)),
             Leave::Requeue(requeue) => self.requeues.push((item, requeue)),
         }
+    }
+}
+
+/// What attempts that ended alike have in common.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Alike {
+    outcome: Outcome,
+    lease_no: i32,
+    worker: WorkerId,
+    attempts: u16,
+    interruptions: u16,
+}
+
+impl Alike {
+    /// None for what leaves an error, a result or a history entry behind, and
+    /// for a sweeper's word.
+    fn of(item: &Item<'_>, finish: &Finish) -> Option<Self> {
+        let plain = finish.error.is_none() && finish.result.is_none() && finish.history.is_none();
+        (plain && item.recovers_dead.is_none()).then_some(Alike {
+            outcome: finish.outcome,
+            lease_no: item.settlement.lease.lease_no,
+            worker: item.settlement.lease.worker,
+            attempts: finish.attempts,
+            interruptions: finish.interruptions,
+        })
+    }
+}
+
+impl Batch<'_> {
+    /// A statement each is worth it for the few largest groups only.
+    const MOST_ALIKE: usize = 3;
+
+    /// Takes out what ended alike, group by group.
+    fn take_alike(&mut self) -> BTreeMap<Alike, Vec<Uuid>> {
+        let mut groups = BTreeMap::<Alike, Vec<Uuid>>::new();
+        for (item, finish) in self.finishes.values().flatten() {
+            if let Some(alike) = Alike::of(item, finish) {
+                groups.entry(alike).or_default().push(item.settlement.lease.id.0);
+            }
+        }
+        let mut sizes: Vec<usize> = groups.values().map(Vec::len).collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        let least = sizes.get(Batch::MOST_ALIKE).map_or(0, |size| size + 1);
+        groups.retain(|_, ids| ids.len() >= least);
+        for finishes in self.finishes.values_mut() {
+            finishes.retain(|(item, finish)| {
+                Alike::of(item, finish).is_none_or(|alike| !groups.contains_key(&alike))
+            });
+        }
+        self.finishes.retain(|_, finishes| !finishes.is_empty());
+        groups
     }
 }
 
