@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -16,6 +17,12 @@ use crate::lifecycle::When;
 use crate::store::Store;
 
 const MAX_BATCH: usize = 1000;
+/// How many batches of a lane may be in flight: while one waits for the disk,
+/// another can be worked on.
+const IN_FLIGHT: usize = 2;
+/// A busy queue is announced this often at most. The first job after a lull is
+/// announced at once, and whoever it woke goes on claiming until none is left.
+const WAKE_EVERY: Duration = Duration::from_millis(2);
 const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
 
 /// The lanes of one client.
@@ -43,7 +50,10 @@ impl Lanes {
         let (reply, answer) = oneshot::channel();
         let lane = if job.is_keyed() { &self.keyed } else { &self.plain };
         lane.put(Order { job, reply }, |orders| {
-            tokio::spawn(run_lane(self.store.clone(), orders, self.wakes.clone()));
+            let orders = Arc::new(tokio::sync::Mutex::new(orders));
+            for _ in 0..IN_FLIGHT {
+                tokio::spawn(run_lane(self.store.clone(), orders.clone(), self.wakes.clone()));
+            }
         });
         answer.await.unwrap_or_else(|_| {
             Err(Error::unavailable("the runtime is shutting down; whether the job was stored is not known"))
@@ -96,11 +106,14 @@ impl<T> Inbox<T> {
 
 async fn run_lane(
     store: Arc<dyn Store>,
-    mut orders: mpsc::UnboundedReceiver<Order>,
+    orders: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Order>>>,
     wakes: Arc<Inbox<Wake>>,
 ) {
-    while let Some(first) = orders.recv().await {
-        let (jobs, replies) = gather(first, &mut orders);
+    loop {
+        let mut inbox = orders.lock().await;
+        let Some(first) = inbox.recv().await else { return };
+        let (jobs, replies) = gather(first, &mut inbox);
+        drop(inbox);
         let answers = store_batch(&*store, &jobs).await;
         for (reply, answer) in replies.into_iter().zip(answers) {
             // A caller that went away has its job all the same.
@@ -188,5 +201,6 @@ async fn run_wakes(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Wak
         for reply in flushes {
             let _ = reply.send(());
         }
+        tokio::time::sleep(WAKE_EVERY).await;
     }
 }

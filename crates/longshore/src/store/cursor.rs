@@ -68,8 +68,8 @@ pub(crate) struct Position {
 
 /// A job that was just claimed, as far as the cursor cares.
 #[derive(Clone, Debug)]
-pub(crate) struct Taken {
-    pub(crate) queue: String,
+pub(crate) struct Taken<'a> {
+    pub(crate) queue: &'a str,
     pub(crate) priority: i16,
     pub(crate) at: Position,
 }
@@ -150,11 +150,11 @@ impl ClaimCursor {
     /// Moves on after a claim from [`places`](Self::places). `taken` is in
     /// claim order; `full` says that it was cut by the limit, so that there may
     /// be more; `scanned_at` is the engine's time of the scan, if known.
-    pub(crate) fn advance(&mut self, taken: &[Taken], full: bool, scanned_at: Option<DateTime<Utc>>) {
+    pub(crate) fn advance(&mut self, taken: &[Taken<'_>], full: bool, scanned_at: Option<DateTime<Utc>>) {
         self.short = !full;
         let mut own = HashMap::<(&str, i16), Position>::new();
         for job in taken {
-            let last = own.entry((&job.queue, job.priority)).or_insert(job.at);
+            let last = own.entry((job.queue, job.priority)).or_insert(job.at);
             *last = job.at.max(*last);
         }
         // In claim order nothing due before the last job of a full claim was
@@ -189,8 +189,8 @@ mod tests {
         Place { queue: queue.into(), priority, limited: false, after: None }
     }
 
-    fn taken(queue: &str, priority: i16, second: i64) -> Taken {
-        Taken { queue: queue.into(), priority, at: at(second) }
+    fn taken(queue: &str, priority: i16, second: i64) -> Taken<'_> {
+        Taken { queue, priority, at: at(second) }
     }
 
     fn cursor(places: Vec<Place>) -> ClaimCursor {

@@ -458,9 +458,9 @@ struct Discovered {
     limited: bool,
 }
 
-fn taken(job: &Claimed) -> Taken {
+fn taken(job: &Claimed) -> Taken<'_> {
     Taken {
-        queue: job.queue.clone(),
+        queue: &job.queue,
         priority: job.priority,
         at: Position { run_at: job.run_at, id: job.lease.id.0 },
     }

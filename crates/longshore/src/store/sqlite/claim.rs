@@ -94,9 +94,9 @@ impl Candidate<'_> {
         (self.run_at, self.id)
     }
 
-    fn taken(&self) -> Taken {
+    fn taken(&self) -> Taken<'_> {
         let at = Position { run_at: instant(self.run_at), id: self.id };
-        Taken { queue: self.queue.to_owned(), priority: self.priority, at }
+        Taken { queue: self.queue, priority: self.priority, at }
     }
 }
 
