@@ -274,6 +274,9 @@ impl NewJob {
     /// Checks everything that both engines rely on. The first thing that is
     /// wrong is named, with what would be right.
     pub fn validate(self) -> Result<ValidJob> {
+        if self.id.0.is_nil() {
+            return Err(Error::invalid("id", "id: the nil UUID names nothing; use JobId::new()"));
+        }
         check_name("kind", &self.kind)?;
         check_name("queue", &self.queue)?;
         let payload = self.payload.map_err(|error| {

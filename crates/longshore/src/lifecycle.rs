@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 
 use crate::error::Error;
 use crate::job::{AttemptEnd, Outcome, WorkerId};
+use crate::retry::MAX_DELAY;
 
 /// The error recorded for a job whose worker died.
 pub const INTERRUPTED: &str = "Job recovered after worker interruption";
@@ -23,6 +24,9 @@ pub const WORKER_CRASHED: &str = "WorkerCrashed";
 /// The error recorded when a job may not wait again because a newer one took
 /// over its unique key.
 pub const SUPERSEDED: &str = "superseded by a newer job with the same unique key";
+
+/// The end of the year 9999.
+const FAR_FUTURE: DateTime<Utc> = DateTime::from_timestamp(253_402_300_799, 0).expect("within range");
 
 /// Where a job stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,6 +194,15 @@ pub enum When {
 impl When {
     /// As soon as it is stored.
     pub const NOW: When = When::After(Duration::ZERO);
+
+    /// The nearest point that both engines can store: a handler's or a hook's
+    /// absurd wish must not stop a settle.
+    fn storable(self) -> When {
+        match self {
+            When::After(delay) => When::After(delay.min(MAX_DELAY)),
+            When::At(at) => When::At(at.clamp(DateTime::UNIX_EPOCH, FAR_FUTURE)),
+        }
+    }
 }
 
 /// What follows.
@@ -366,7 +379,7 @@ pub fn settle(job: &Running, ending: Ending) -> Leave {
             Leave::Requeue(Requeue {
                 attempts: job.attempt,
                 interruptions: job.interruptions,
-                when: When::After(delay),
+                when: When::After(delay).storable(),
                 history: AttemptEnd::Failed,
                 error: Some(error),
             })
@@ -392,7 +405,7 @@ pub fn recover(job: &Running, recovery: Recovery) -> Leave {
                 // A job in `ready` always has an attempt left.
                 attempts: attempts.unwrap_or(job.attempt - 1).min(job.max_attempts - 1),
                 interruptions: counted(job).min(max_interruptions.max(job.interruptions)),
-                when,
+                when: when.storable(),
                 history: AttemptEnd::Interrupted,
                 error: Some(INTERRUPTED.into()),
             })
@@ -455,7 +468,7 @@ fn uncharged(job: &Running, delay: Duration, history: AttemptEnd) -> Leave {
     Leave::Requeue(Requeue {
         attempts: job.attempt - 1,
         interruptions: job.interruptions,
-        when: When::After(delay),
+        when: When::After(delay).storable(),
         history,
         error: None,
     })
@@ -480,7 +493,7 @@ fn interrupted(job: &Running, how: Interruption) -> Leave {
     Leave::Requeue(Requeue {
         attempts: job.attempt - 1,
         interruptions,
-        when: When::After(how.delay),
+        when: When::After(how.delay).storable(),
         history: AttemptEnd::Interrupted,
         error: Some(INTERRUPTED.into()),
     })

@@ -298,7 +298,7 @@ declare
   new_id       uuid := coalesce(enqueue.id, longshore.new_id());
   moment       timestamptz := longshore.clock();
   due          timestamptz := coalesce(enqueue.run_at, longshore.clock() + coalesce(enqueue.delay, interval '0'));
-  timeout_ms   bigint := (date_part('epoch', enqueue.timeout) * 1000)::bigint;
+  patience_ms  bigint := (date_part('epoch', enqueue.timeout) * 1000)::bigint;
   labels       text[] := nullif(enqueue.flags, '{}');
   holder       uuid;
   was          record;
@@ -365,7 +365,7 @@ begin
                  priority = enqueue.priority,
                  max_attempts = enqueue.max_attempts,
                  run_at = case when enqueue.unique_mode = 'preserve_run_at' then j.run_at else due end,
-                 timeout_ms = timeout_ms,
+                 timeout_ms = patience_ms,
                  flags = labels,
                  options = enqueue.options
            where j.id = holder;
@@ -374,7 +374,7 @@ begin
                   interruptions, keyed, kind, queue, flags)
           values (holder,
                   case when enqueue.unique_mode = 'preserve_run_at' then was.run_at else due end,
-                  moment, timeout_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
+                  moment, patience_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
                   0, true, enqueue.kind, enqueue.queue, labels);
           if enqueue.wake then
             perform pg_notify('longshore.wake', enqueue.queue);
@@ -403,7 +403,7 @@ begin
     insert into longshore.jobs
            (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
             payload, flags, options, idempotency_key, unique_key)
-    values (new_id, moment, due, timeout_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
+    values (new_id, moment, due, patience_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
             enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key)
         on conflict do nothing;
     if not found then
@@ -423,7 +423,7 @@ begin
     insert into longshore.ready
            (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
             interruptions, keyed, kind, queue, flags)
-    values (new_id, due, moment, timeout_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
+    values (new_id, due, moment, patience_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
             0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue, labels);
     if enqueue.wake and due <= moment then
       perform pg_notify('longshore.wake', enqueue.queue);

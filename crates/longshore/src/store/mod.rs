@@ -16,11 +16,11 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::broadcast;
 
-use crate::enqueue::{Enqueued, MAX_PAYLOAD, Options, ValidEdit, ValidJob, check_json};
+use crate::enqueue::{Enqueued, MAX_PAYLOAD, Options, ValidEdit, ValidJob, check_json, check_name};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::lifecycle::{Flags, Leave, Running, State};
-use crate::retry::RetryPolicy;
+use crate::retry::{MAX_DELAY, RetryPolicy};
 
 pub mod cursor;
 #[cfg(feature = "postgres")]
@@ -436,6 +436,12 @@ pub(crate) fn backoff(policy: Option<&RetryPolicy>, id: JobId, attempt: u16) -> 
     }
 }
 
+/// A duration as both engines store it and reckon with it: within ten years,
+/// past which nothing differs.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    duration.min(MAX_DELAY).as_millis().max(1) as i64
+}
+
 /// The longest error text that is kept, in bytes.
 pub(crate) const MAX_ERROR: usize = 64 * 1024;
 
@@ -578,6 +584,13 @@ pub struct SweepScope {
     pub after: Option<JobId>,
     /// How many at most.
     pub limit: u32,
+}
+
+impl SweepScope {
+    /// Past a thousand times the threshold nothing differs either.
+    pub(crate) fn factor(&self) -> i64 {
+        i64::from(self.resilient_factor.clamp(1, 1000))
+    }
 }
 
 impl Default for SweepScope {
@@ -828,6 +841,16 @@ pub struct Schedule {
     pub next_at: DateTime<Utc>,
     /// The last tick that fired.
     pub last_at: Option<DateTime<Utc>>,
+}
+
+impl Schedule {
+    pub(crate) fn validate(&self) -> Result<()> {
+        check_name("name", &self.name)?;
+        check_name("expression", &self.expression)?;
+        check_name("zone", &self.zone)?;
+        check_name("missed", &self.missed)?;
+        check_json("template", &self.template, MAX_PAYLOAD)
+    }
 }
 
 /// How long finished jobs are kept; `None` keeps them for ever.

@@ -1,11 +1,9 @@
 //! Enqueue: jobs into `jobs` and `ready`, in one commit or in the caller's own
 //! transaction.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, PgConnection, Row};
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use super::{Done, PostgresStore, Query};
@@ -13,6 +11,7 @@ use crate::enqueue::{Enqueued, EnqueuedAs, ValidJob};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::When;
+use crate::store::millis;
 
 /// Rows of one insert: enough to forget the round trip, few enough that the
 /// statement stays small.
@@ -321,8 +320,4 @@ pub(super) fn split(when: When) -> (Option<DateTime<Utc>>, Option<i64>) {
         When::At(at) => (Some(at), None),
         When::After(delay) => (None, Some(i64::try_from(delay.as_micros()).unwrap_or(i64::MAX))),
     }
-}
-
-pub(super) fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).max(1)
 }

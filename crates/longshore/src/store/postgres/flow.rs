@@ -10,12 +10,14 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::enqueue::{millis, split};
+use super::enqueue::split;
 use super::{Done, Fault, PostgresStore};
 use crate::error::Result;
 use crate::job::{AttemptEnd, JobId, Outcome, WorkerId};
 use crate::lifecycle::{Finish, Flags, Leave, Requeue};
-use crate::store::{Beat, Fenced, Interruptor, Lease, NewWorker, Settled, Settlement, WorkerRecord, clean};
+use crate::store::{
+    Beat, Fenced, Interruptor, Lease, NewWorker, Settled, Settlement, WorkerRecord, clean, millis,
+};
 
 // ---- while it runs ------------------------------------------------------
 
@@ -316,7 +318,6 @@ const DIAGNOSE: &str = "
               where a.job = i.id
                 and a.lease_no = i.lease_no
                 and a.worker = i.worker
-                and i.outcome is null
                 and a.what = i.history
                 and a.error is not distinct from i.error)
       from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]), (select $5::text[]), (select $6::text[])) with ordinality
@@ -534,8 +535,7 @@ fn flags_differ(item: &Item<'_>, found: Option<(bool, bool)>) -> bool {
     item.settlement.seen.map(|seen| (seen.cancel_requested, seen.superseded)) != found
 }
 
-/// What a stored settlement leaves behind: its outcome, or its history entry.
-#[derive(Default)]
+/// What a stored settlement leaves behind: its outcome, its history entry.
 struct Trace {
     outcome: Option<&'static str>,
     history: Option<&'static str>,
@@ -545,11 +545,15 @@ struct Trace {
 impl Trace {
     fn of(item: &Item<'_>) -> Self {
         match &item.settlement.leave {
-            Leave::Finish(finish) => Trace { outcome: Some(finish.outcome.as_str()), ..Trace::default() },
+            Leave::Finish(finish) => Trace {
+                outcome: Some(finish.outcome.as_str()),
+                history: finish.history.map(AttemptEnd::as_str),
+                error: finish.error.as_deref().map(|error| clean(error).into_owned()),
+            },
             Leave::Requeue(requeue) => Trace {
+                outcome: None,
                 history: Some(requeue.history.as_str()),
                 error: requeue.error.as_deref().map(|error| clean(error).into_owned()),
-                ..Trace::default()
             },
         }
     }

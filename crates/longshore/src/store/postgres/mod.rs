@@ -252,6 +252,10 @@ fn translate(error: sqlx::Error) -> Error {
                 "25006" => Error::read_only(
                     "the database accepts no writes: it is a standby or set to read-only; connect to the primary",
                 ),
+                "22021" => Error::invalid(
+                    "text",
+                    "a text contains a NUL character, which Postgres cannot store; remove it",
+                ),
                 "28P01" | "28000" | "3D000" | "42501" => {
                     Error::unavailable(format!("the database refused us: {message}"))
                 }
@@ -587,6 +591,7 @@ impl Store for PostgresStore {
     }
 
     async fn put_schedule(&self, schedule: &Schedule) -> Result<()> {
+        schedule.validate()?;
         self.run(schedule.clone(), |store, connection, schedule| {
             Box::pin(store.put_schedule_on(connection, schedule))
         })

@@ -9,13 +9,12 @@ use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::enqueue::millis;
 use super::{Done, PostgresStore};
 use crate::enqueue::{Options, ValidJob};
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Flags, Running};
-use crate::store::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope};
+use crate::store::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, millis};
 
 // ---- recovery -----------------------------------------------------------
 
@@ -48,7 +47,7 @@ const INTERRUPTED: &str = "
       left join longshore.workers w on w.id = r.worker
      cross join lateral (
              select coalesce(r.flags && $3::text[], false) as resilient,
-                    case when r.flags && $3::text[] then $4::int4 else 1 end * interval '1 millisecond' as unit) as slow
+                    case when r.flags && $3::text[] then $4::int8 else 1 end * interval '1 millisecond' as unit) as slow
      cross join lateral (
              select case
                       when w.id is null
@@ -88,7 +87,7 @@ impl PostgresStore {
             .bind(scope.threshold.map(millis))
             .bind(millis(scope.orphan_after))
             .bind(&scope.resilient_flags)
-            .bind(scope.resilient_factor as i32)
+            .bind(scope.factor())
             .bind(scope.after.map(|id| id.0))
             .bind(i64::from(scope.limit))
             .fetch_all(connection)

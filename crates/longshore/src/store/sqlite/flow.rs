@@ -293,6 +293,10 @@ fn why_not(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Settled> {
         // Unchanged flags mean that its holder, thought dead, is alive.
         return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
     }
+    if by != By::Holder {
+        // Another sweeper was first; the job is recovered, but not by us.
+        return Ok(Settled::LeaseLost);
+    }
     let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
     let (history, error) = match leave {
         Leave::Finish(finish) => {

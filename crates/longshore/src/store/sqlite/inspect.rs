@@ -556,6 +556,16 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
          union all
         select 'finished', id from finished where id not in (select id from jobs)
          limit ?1";
+    const STRAYED: &str = "
+        select w.id
+          from ready w
+          join jobs j on j.id = w.id
+         where w.queue <> j.queue
+            or w.kind <> j.kind
+            or w.priority <> j.priority
+            or w.max_attempts <> j.max_attempts
+            or w.keyed <> (j.unique_key is not null)
+         limit ?1";
     const IDLE_KEYS: &str = "
         select k.key,
                k.job
@@ -601,6 +611,12 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
     })?;
     problems.extend(tx.rows(ORPHANS, [PROBLEMS], |row| {
         Ok(format!("job {} is in {} but not in jobs", row.job(1)?, row.get::<_, String>(0)?))
+    })?);
+    problems.extend(tx.rows(STRAYED, [PROBLEMS], |row| {
+        Ok(format!(
+            "waiting job {} differs from what was asked in its queue, kind, priority or attempts",
+            row.job(0)?
+        ))
     })?);
     problems.extend(tx.rows(IDLE_KEYS, [PROBLEMS], |row| {
         Ok(format!(

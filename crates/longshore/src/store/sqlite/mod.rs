@@ -220,10 +220,6 @@ fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
 fn instant(micros: i64) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
@@ -526,6 +522,7 @@ impl Store for SqliteStore {
     }
 
     async fn put_schedule(&self, schedule: &Schedule) -> Result<()> {
+        schedule.validate()?;
         let schedule = schedule.clone();
         self.engine.write(move |tx| upkeep::put_schedule(tx, &schedule)).await
     }
