@@ -274,8 +274,12 @@ impl NewJob {
     /// Checks everything that both engines rely on. The first thing that is
     /// wrong is named, with what would be right.
     pub fn validate(self) -> Result<ValidJob> {
-        if self.id.0.is_nil() {
-            return Err(Error::invalid("id", "id: the nil UUID names nothing; use JobId::new()"));
+        // The ends of the range are where walks by id begin and end.
+        if self.id.0.is_nil() || self.id.0.is_max() {
+            return Err(Error::invalid(
+                "id",
+                "id: neither the nil nor the max UUID names a job; use JobId::new()",
+            ));
         }
         check_name("kind", &self.kind)?;
         check_name("queue", &self.queue)?;

@@ -586,13 +586,6 @@ pub struct SweepScope {
     pub limit: u32,
 }
 
-impl SweepScope {
-    /// Past a thousand times the threshold nothing differs either.
-    pub(crate) fn factor(&self) -> i64 {
-        i64::from(self.resilient_factor.clamp(1, 1000))
-    }
-}
-
 impl Default for SweepScope {
     fn default() -> Self {
         SweepScope {

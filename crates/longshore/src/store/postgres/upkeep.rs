@@ -46,18 +46,25 @@ const INTERRUPTED: &str = "
       join longshore.jobs j on j.id = r.id
       left join longshore.workers w on w.id = r.worker
      cross join lateral (
-             select coalesce(r.flags && $3::text[], false) as resilient,
-                    case when r.flags && $3::text[] then $4::int8 else 1 end * interval '1 millisecond' as unit) as slow
+             select coalesce(r.flags && $3::text[], false) as resilient) as job_is
+     cross join lateral (
+             select case when job_is.resilient then $4::float8 else 1 end as factor) as slow
+     cross join lateral (   -- ten years at the most: past that nothing differs, and clocks end
+             select least(coalesce($1::int8, w.stale_after_ms) * slow.factor, 315360000000)
+                      * interval '1 millisecond' as silence,
+                    least(coalesce($1::int8, $2::int8) * slow.factor, 315360000000)
+                      * interval '1 millisecond' as margin) as patience
      cross join lateral (
              select case
                       when w.id is null
-                       and r.claimed_at < longshore.clock() - coalesce($1::int8, $2::int8) * slow.unit
+                       and r.claimed_at < longshore.clock() - patience.margin
                       then 'unknown'
-                      when w.heartbeat_at < longshore.clock() - coalesce($1::int8, w.stale_after_ms) * slow.unit
-                        or (w.dead_at is not null and not slow.resilient)
+                      when w.heartbeat_at < longshore.clock() - patience.silence
+                        or (w.dead_at is not null and not job_is.resilient)
                       then 'dead'
-                      when w.id is not null
-                       and r.claimed_at < longshore.clock() - coalesce($1::int8, $2::int8) * slow.unit
+                      when w.dead_at is null
+                       and w.id is not null
+                       and r.claimed_at < longshore.clock() - patience.margin
                                             - r.timeout_ms * interval '1 millisecond'
                       then 'hung'
                     end as word) as why
@@ -87,7 +94,7 @@ impl PostgresStore {
             .bind(scope.threshold.map(millis))
             .bind(millis(scope.orphan_after))
             .bind(&scope.resilient_flags)
-            .bind(scope.factor())
+            .bind(f64::from(scope.resilient_factor.max(1)))
             .bind(scope.after.map(|id| id.0))
             .bind(i64::from(scope.limit))
             .fetch_all(connection)

@@ -94,7 +94,7 @@ pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupte
 /// Why the lease in this row of `interrupted` may be taken from its holder.
 fn may_be_taken(row: &Row<'_>, flags: &[String], scope: &SweepScope, now: i64) -> Sql<Option<Interruptor>> {
     let is_resilient = flags.iter().any(|flag| scope.resilient_flags.contains(flag));
-    let factor = if is_resilient { scope.factor() } else { 1 };
+    let factor = if is_resilient { i64::from(scope.resilient_factor.max(1)) } else { 1 };
     let patience = |own: i64| scope.threshold.map_or(own, micros).saturating_mul(factor);
     let has_passed = |since: i64, patience: i64| now.saturating_sub(since) > patience;
 
