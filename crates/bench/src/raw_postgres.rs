@@ -172,9 +172,9 @@ const CLAIM: &str = "
     leased as (
       insert into bench_raw.running
              (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, limited, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags)
       select id, $3, now(), timeout_ms, lease_no + 1, priority, attempt + 1, max_attempts,
-             interruptions, keyed, false, kind, queue, flags
+             interruptions, keyed, kind, queue, flags
         from taken)
     select t.id, t.lease_no + 1, t.kind, t.attempt + 1, t.max_attempts, t.timeout_ms, t.run_at, j.payload::text
       from taken t

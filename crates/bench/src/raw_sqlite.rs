@@ -103,8 +103,8 @@ const LEAVE_READY: &str = "
 const LEASE: &str = "
     insert into running
            (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-            interruptions, keyed, limited, kind, queue, flags)
-    values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 0, ?11, ?12, ?13)";
+            interruptions, keyed, kind, queue, flags)
+    values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
 
 const LEAVE_RUNNING: &str = "
     delete from running

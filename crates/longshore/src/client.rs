@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::enqueue::lanes::Lanes;
 use crate::enqueue::{Edit, Enqueued, NewJob, ValidEdit, ValidJob, check_name};
 use crate::error::{Error, Result};
-use crate::job::{JobId, JobRecord};
+use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::{self, Ending, Event, Flags, State, Transition};
 use crate::store::{
-    CheckReport, Claimed, Count, DeadFilter, Fenced, ListFilter, Migrated, Operated, Operation, Page,
+    CheckReport, Claimed, Count, DeadFilter, Fenced, Lease, ListFilter, Migrated, Operated, Operation, Page,
     QueueChange, QueueRecord, Settled, Settlement, Store, WorkerRecord, keepable,
 };
 
@@ -151,6 +151,27 @@ impl Client {
             self.lanes.announce(&report.follow_ups);
         }
         Ok(answers)
+    }
+
+    /// Releases, uncharged, the leases of a worker that it does not know it
+    /// holds, because the answer to a claim was lost; how many. Not to be called
+    /// while a claim of that worker is under way.
+    pub async fn give_back_unknown(&self, worker: WorkerId, held: &[Lease]) -> Result<u64> {
+        let mut given_back = 0;
+        for lease in self.store.leases(worker).await? {
+            let Some(State::Running(running)) = self.store.locate(lease.id).await? else { continue };
+            if held.contains(&lease) || running.lease_no != lease.lease_no {
+                continue;
+            }
+            let settlement = Settlement {
+                lease,
+                seen: Some(running.flags),
+                leave: lifecycle::settle(&running, Ending::Released),
+                follow_ups: Vec::new(),
+            };
+            given_back += u64::from(self.store.settle(&[settlement]).await? == [Settled::Stored]);
+        }
+        Ok(given_back)
     }
 
     // ---- operate ---------------------------------------------------------

@@ -93,6 +93,10 @@ impl Client {
         // told so at its next beat and cannot claim.
         if options.mode == SweepMode::Recover {
             report.workers.extend(self.store().mark_dead(options.scope.threshold).await?);
+        } else {
+            let workers = self.store().workers(options.scope.threshold).await?;
+            let silent = workers.iter().filter(|worker| worker.stale && worker.dead_at.is_none());
+            report.workers.extend(silent.map(|worker| worker.id));
         }
         let mut scope = options.scope.clone();
         loop {

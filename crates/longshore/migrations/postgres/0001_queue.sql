@@ -80,7 +80,6 @@ create table longshore.running (
     cancel_requested boolean not null default false,
     superseded       boolean not null default false,
     keyed            boolean not null,
-    limited          boolean not null,
     kind             text not null,
     queue            text not null,
     flags            text[],
@@ -93,10 +92,6 @@ create table longshore.running (
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 );
-
-create index running_limited
-    on longshore.running (queue)
- where limited;
 
 -- How it ended: append-only until retention or an operator's retry.
 create table longshore.finished (
@@ -272,6 +267,54 @@ begin
 end
 $$;
 
+-- NUL and half surrogate pairs, which the type json lets pass. Escaped
+-- backslashes are taken out first, then whole pairs.
+create function longshore.has_bad_characters(value json) returns boolean
+language sql immutable
+as $$
+select regexp_replace(
+         regexp_replace(value::text, '\\\\', '', 'g'),
+         '\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}', '', 'g')
+       ~ '\\u(0000|[dD][89a-fA-F])'
+$$;
+
+-- Whether the library can read them back.
+create function longshore.are_options(value json) returns boolean
+language plpgsql immutable
+as $$
+declare
+  name text;
+  part json;
+begin
+  if json_typeof(value) <> 'object' then
+    return false;
+  end if;
+  for name, part in select * from json_each(value) loop
+    case name
+      when 'tags' then
+        if json_typeof(part) <> 'array'
+           or exists (select 1 from json_array_elements(part) as tag where json_typeof(tag) <> 'string') then
+          return false;
+        end if;
+      when 'context', 'trace' then
+        if json_typeof(part) <> 'string' then
+          return false;
+        end if;
+      when 'retry' then
+        if json_typeof(part) <> 'object' or part ->> 'policy' is null
+           or part ->> 'policy' not in ('jitter', 'exponential', 'fixed', 'list', 'none') then
+          return false;
+        end if;
+      when 'metadata' then
+        null;
+      else
+        return false;
+    end case;
+  end loop;
+  return true;
+end
+$$;
+
 -- Enqueue from SQL: triggers, migrations, any language. The library uses it
 -- for jobs with a unique key, so their rules stand here once.
 create function longshore.enqueue(
@@ -300,6 +343,7 @@ declare
   due          timestamptz := coalesce(enqueue.run_at, longshore.clock() + coalesce(enqueue.delay, interval '0'));
   patience_ms  bigint := (date_part('epoch', enqueue.timeout) * 1000)::bigint;
   labels       text[] := nullif(enqueue.flags, '{}');
+  mode         text := coalesce(enqueue.unique_mode, 'dedupe');
   holder       uuid;
   was          record;
 begin
@@ -313,10 +357,25 @@ begin
   if longshore.json_depth(enqueue.payload) > 64 then
     raise exception 'payload: nested more than 64 deep; flatten it' using errcode = '22023';
   end if;
-  -- jsonb refuses NUL and half surrogate pairs, which json would let pass.
-  perform enqueue.payload::jsonb;
-  if enqueue.unique_mode not in ('dedupe', 'replace', 'preserve_run_at') then
-    raise exception 'unique_mode: `%` does not exist; use dedupe, replace or preserve_run_at', enqueue.unique_mode
+  if longshore.has_bad_characters(enqueue.payload) or longshore.has_bad_characters(enqueue.options) then
+    raise exception 'payload: a string contains a NUL character or half a surrogate pair; remove it'
+      using errcode = '22023';
+  end if;
+  if due not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59+00' then
+    raise exception 'run_at: % is out of range; use the years 1970 to 9999', due using errcode = '22023';
+  end if;
+  if exists (select 1
+               from unnest(labels) as flag
+              where flag is null
+                 or octet_length(flag) not between 1 and 128) then
+    raise exception 'flags: each must have 1 to 128 bytes' using errcode = '22023';
+  end if;
+  if enqueue.options is not null and not longshore.are_options(enqueue.options) then
+    raise exception 'options: use an object with any of tags (an array of strings), context, metadata, retry, trace'
+      using errcode = '22023';
+  end if;
+  if mode not in ('dedupe', 'replace', 'preserve_run_at') then
+    raise exception 'unique_mode: `%` does not exist; use dedupe, replace or preserve_run_at', mode
       using errcode = '22023';
   end if;
 
@@ -349,7 +408,7 @@ begin
           from longshore.keys k
          where k.key = enqueue.unique_key;
         continue when not found;  -- its owner has just ended
-        if holder = new_id or enqueue.unique_mode = 'dedupe' then
+        if holder = new_id or mode = 'dedupe' then
           return query select holder, case when holder = new_id then 'created' else 'existing' end;
           return;
         end if;
@@ -364,16 +423,18 @@ begin
                  queue = enqueue.queue,
                  priority = enqueue.priority,
                  max_attempts = enqueue.max_attempts,
-                 run_at = case when enqueue.unique_mode = 'preserve_run_at' then j.run_at else due end,
+                 run_at = case when mode = 'preserve_run_at' then j.run_at else due end,
                  timeout_ms = patience_ms,
                  flags = labels,
-                 options = enqueue.options
+                 options = enqueue.options,
+                 -- the same request again must find the job that stands for it
+                 idempotency_key = coalesce(j.idempotency_key, enqueue.idempotency_key)
            where j.id = holder;
           insert into longshore.ready
                  (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
                   interruptions, keyed, kind, queue, flags)
           values (holder,
-                  case when enqueue.unique_mode = 'preserve_run_at' then was.run_at else due end,
+                  case when mode = 'preserve_run_at' then was.run_at else due end,
                   moment, patience_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
                   0, true, enqueue.kind, enqueue.queue, labels);
           if enqueue.wake then
@@ -501,14 +562,17 @@ as $$
 declare
   was longshore.finished;
   asked longshore.jobs;
+  finished boolean;
 begin
   for round in 1..5 loop
+    select f.* into was from longshore.finished f where f.id = retry.id for update;
+    finished := found;
+    -- Read once the job can no longer be moved and changed.
     select j.* into asked from longshore.jobs j where j.id = retry.id;
     if not found then
       return 'not_found';
     end if;
-    select f.* into was from longshore.finished f where f.id = retry.id for update;
-    if found then
+    if finished then
       if asked.unique_key is not null then
         insert into longshore.keys (key, job)
         values (asked.unique_key, retry.id)
@@ -577,8 +641,8 @@ insert into longshore.ready (id, run_at, since, lease_no, priority, attempt, max
 select id, now(), now(), 0, 0, 0, 1, 0, false, 'x', 'x', array[repeat('x', 7000)]
   from longshore.jobs;
 insert into longshore.running (id, worker, claimed_at, lease_no, priority, attempt, max_attempts, interruptions,
-                               keyed, limited, kind, queue, flags)
-select id, id, now(), 1, 0, 1, 1, 0, false, false, 'x', 'x', array[repeat('x', 7000)]
+                               keyed, kind, queue, flags)
+select id, id, now(), 1, 0, 1, 1, 0, false, 'x', 'x', array[repeat('x', 7000)]
   from longshore.jobs;
 insert into longshore.finished (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
 select id, now(), 0, 'succeeded', 0, 1, 0, repeat('x', 7000)

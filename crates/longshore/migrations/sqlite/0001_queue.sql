@@ -80,7 +80,6 @@ create table running (
     cancel_requested integer not null default 0 check (cancel_requested in (0, 1)),
     superseded       integer not null default 0 check (superseded in (0, 1)),
     keyed            integer not null check (keyed in (0, 1)),
-    limited          integer not null check (limited in (0, 1)),
     kind             text not null,
     queue            text not null,
     flags            text,
@@ -88,10 +87,6 @@ create table running (
     progress         text,
     check (attempt >= 1 and attempt <= max_attempts)
 ) strict, without rowid;
-
-create index running_limited
-    on running (queue)
- where limited = 1;
 
 -- How it ended: append-only until retention or an operator's retry.
 create table finished (

@@ -114,12 +114,21 @@ async fn run_lane(
         let Some(first) = inbox.recv().await else { return };
         let (jobs, replies) = gather(first, &mut inbox);
         drop(inbox);
-        let answers = store_batch(&*store, &jobs).await;
-        for (reply, answer) in replies.into_iter().zip(answers) {
-            // A caller that went away has its job all the same.
-            let _ = reply.send(answer);
+        match store.enqueue(&jobs).await {
+            Ok(answers) => {
+                for (reply, answer) in replies.into_iter().zip(answers) {
+                    // A caller that went away has its job all the same.
+                    let _ = reply.send(Ok(answer));
+                }
+                announce(&store, &wakes, &jobs);
+            }
+            Err(error) if jobs.len() == 1 || error.is_read_only() || error.is_schema() => {
+                for reply in replies {
+                    let _ = reply.send(Err(error.shared()));
+                }
+            }
+            Err(_) => split(&store, &wakes, jobs, replies),
         }
-        announce(&store, &wakes, &jobs);
     }
 }
 
@@ -140,24 +149,25 @@ fn gather(
     (jobs, replies)
 }
 
-/// One answer per job. When a batch is refused for a reason that one of its
-/// jobs may have brought, each is tried alone, so that it fails alone.
-async fn store_batch(store: &dyn Store, jobs: &[ValidJob]) -> Vec<Result<Enqueued>> {
-    match store.enqueue(jobs).await {
-        Ok(answers) => answers.into_iter().map(Ok).collect(),
-        Err(error) if jobs.len() == 1 => vec![Err(error)],
-        Err(error) if error.is_unavailable() || error.is_read_only() || error.is_schema() => {
-            jobs.iter().map(|_| Err(error.shared())).collect()
-        }
-        Err(_) => {
-            let mut answers = Vec::with_capacity(jobs.len());
-            for job in jobs {
-                answers.push(
-                    store.enqueue(std::slice::from_ref(job)).await.map(|mut answers| answers.remove(0)),
-                );
+/// One job of a batch may have brought the refusal, or wait for a key that some
+/// transaction holds: each goes on alone, so that it fails or waits alone, and
+/// the lane is free for others.
+fn split(
+    store: &Arc<dyn Store>,
+    wakes: &Arc<Inbox<Wake>>,
+    jobs: Vec<ValidJob>,
+    replies: Vec<oneshot::Sender<Result<Enqueued>>>,
+) {
+    for (job, reply) in jobs.into_iter().zip(replies) {
+        let (store, wakes) = (store.clone(), wakes.clone());
+        tokio::spawn(async move {
+            let job = [job];
+            let answer = store.enqueue(&job).await.map(|mut answers| answers.remove(0));
+            if answer.is_ok() {
+                announce(&store, &wakes, &job);
             }
-            answers
-        }
+            let _ = reply.send(answer);
+        });
     }
 }
 

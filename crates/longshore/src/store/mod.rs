@@ -58,6 +58,13 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     ))
 }
 
+/// Tables of a later build: this one might not see what they hold.
+pub(crate) fn newer(found: i64) -> Error {
+    Error::schema(format!(
+        "the database has schema version {found}, newer than this build's {SCHEMA_VERSION}; upgrade longshore"
+    ))
+}
+
 /// A database that holds the queue.
 ///
 /// Every verb is one statement or one short transaction. "Now" is always the
@@ -140,6 +147,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Refreshes a worker and tells it which of the leases it holds are lost
     /// and which it should cancel. A worker declared dead stays dead.
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
+
+    /// Every live lease that names this worker, by id: how one whose claim's
+    /// answer was lost finds out what it holds.
+    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>>;
 
     /// Removes a worker that stopped in good order; if leases still name it,
     /// it is declared dead instead and recovery takes them.

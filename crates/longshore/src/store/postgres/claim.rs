@@ -70,7 +70,6 @@ const COUNT_LIMITED: &str = "
     select queue, count(*)
       from longshore.running
      where queue = any($1)
-       and limited
      group by queue";
 
 /// Every claim statement reads its places through a sub-select with a literal
@@ -185,10 +184,9 @@ const TAKE: &str = "
     leased as (
       insert into longshore.running
              (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, limited, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags)
       select t.id, $3, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
-             t.interruptions, t.keyed, exists (select 1 from asked a where a.queue = t.queue and a.cap is not null),
-             t.kind, t.queue, t.flags
+             t.interruptions, t.keyed, t.kind, t.queue, t.flags
         from taken t)
     select (select count(*) from chosen), longshore.clock(),
            t.id, t.kind, t.queue, t.priority, t.attempt + 1, t.max_attempts, t.interruptions, t.lease_no + 1,
@@ -233,9 +231,9 @@ const TAKE_FROM_ONE: &str = "
     leased as (
       insert into longshore.running
              (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, limited, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags)
       select t.id, $8, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
-             t.interruptions, t.keyed, false, t.kind, t.queue, t.flags
+             t.interruptions, t.keyed, t.kind, t.queue, t.flags
         from taken t)
     select (select count(*) from picked), longshore.clock(),
            t.id, t.kind, t.queue, t.priority, t.attempt + 1, t.max_attempts, t.interruptions, t.lease_no + 1,
@@ -262,18 +260,33 @@ impl PostgresStore {
                 return Ok(Claims { jobs, more });
             }
         }
+        let taken = jobs.len();
+        match self.claim_from_head(connection, request, cursor, &mut jobs).await {
+            // What the resumed scan took is committed and must be told.
+            Err(_) if taken > 0 => Ok(Claims { jobs, more: false }),
+            done => done.map(|more| Claims { jobs, more }),
+        }
+    }
+
+    async fn claim_from_head(
+        &self,
+        connection: &mut PgConnection,
+        request: &ClaimRequest,
+        cursor: &mut ClaimCursor,
+        jobs: &mut Vec<Claimed>,
+    ) -> Done<bool> {
         let began = Instant::now();
         let found = self.discover(connection, request, cursor).await?;
         let mut more = false;
         if !cursor.places().is_empty() || found.suspects {
-            more = self.take_any(connection, request, cursor, &mut jobs, found.limited).await?;
+            more = self.take_any(connection, request, cursor, jobs, found.limited).await?;
         } else {
             cursor.advance(&[], false, Some(found.now));
         }
         cursor.head_scanned(began, Instant::now());
         // After a resumed scan the head may have shown jobs that come first.
         jobs.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
-        Ok(Claims { jobs, more })
+        Ok(more)
     }
 
     async fn discover(
@@ -476,10 +489,19 @@ fn claimed(row: &PgRow, id: JobId, worker: WorkerId) -> Done<Claimed> {
         interruptions: row.try_get::<i16, _>(8)? as u16,
         lease: Lease { id, lease_no: row.try_get(9)?, worker },
         timeout: row.try_get::<Option<i64>, _>(10)?.map(|ms| Duration::from_millis(ms as u64)),
-        flags: row.try_get::<Option<Vec<String>>, _>(11)?.unwrap_or_default(),
+        flags: row
+            .try_get::<Option<Vec<Option<String>>>, _>(11)?
+            .unwrap_or_default()
+            .into_iter()
+            .flatten()
+            .collect(),
         run_at: row.try_get(12)?,
         claimed_at: row.try_get(1)?,
         payload: row.try_get(13)?,
-        options: Options::from_stored(row.try_get(14)?)?,
+        // The claim is committed: one bad row must not take its neighbours with it.
+        options: Options::from_stored(row.try_get(14)?).unwrap_or_else(|error| {
+            tracing::error!(job_id = %id, %error, "running the job without its options");
+            Options::default()
+        }),
     })
 }

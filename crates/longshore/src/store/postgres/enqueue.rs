@@ -16,8 +16,6 @@ use crate::store::millis;
 /// Rows of one insert: enough to forget the round trip, few enough that the
 /// statement stays small.
 const INSERT_STEP: usize = 5000;
-/// How long an enqueue waits for another transaction's key in a shared batch.
-const KEY_PATIENCE: &str = "2s";
 
 const INSERT: &str = "
     with input as (
@@ -71,10 +69,11 @@ const INSERT_NEW: &str = "
         from stored)
     select id from stored";
 
-const BY_IDEMPOTENCY_KEY: &str = "
+const BY_KEY_OR_ID: &str = "
     select idempotency_key, id
       from longshore.jobs
-     where idempotency_key = any($1::text[])";
+     where idempotency_key = any($1::text[])
+        or id = any($2::uuid[])";
 
 /// Unique keys have rules of their own, which stand in the SQL function.
 const ENQUEUE_UNIQUE: &str = "
@@ -100,18 +99,7 @@ impl PostgresStore {
                 done => return done.map(|()| jobs.iter().map(created).collect()),
             }
         }
-        match self.insert_keyed(connection, jobs, Some(KEY_PATIENCE)).await {
-            // Somebody's open transaction holds a key of this batch: let the
-            // others go ahead. Each alone waits as long as it takes.
-            Err(fault) if fault.code().as_deref() == Some("55P03") && jobs.len() > 1 => {
-                let mut answers = Vec::with_capacity(jobs.len());
-                for job in jobs {
-                    answers.extend(self.insert_keyed(connection, std::slice::from_ref(job), None).await?);
-                }
-                Ok(answers)
-            }
-            done => done,
-        }
+        self.insert_keyed(connection, jobs).await
     }
 
     /// Stores jobs inside the caller's own transaction: no commit, no retry,
@@ -122,8 +110,7 @@ impl PostgresStore {
         jobs: &[ValidJob],
     ) -> Result<Vec<Enqueued>> {
         let answers = self.insert_any(connection, jobs).await?;
-        let queues: Vec<String> = due_queues(jobs);
-        self.notify_on(connection, &queues).await?;
+        self.notify_on(connection, &due_queues(jobs)).await?;
         Ok(answers)
     }
 
@@ -144,19 +131,12 @@ impl PostgresStore {
         Ok(())
     }
 
-    async fn insert_keyed(
-        &self,
-        connection: &mut PgConnection,
-        jobs: &[ValidJob],
-        patience: Option<&str>,
-    ) -> Done<Vec<Enqueued>> {
+    async fn insert_keyed(&self, connection: &mut PgConnection, jobs: &[ValidJob]) -> Done<Vec<Enqueued>> {
+        // Somebody's open transaction may hold a key of this batch. Here it is
+        // all or none; whoever may split a batch does so when this gives up.
+        let patience = if jobs.len() > 1 { "2s" } else { "10s" };
         let mut tx = connection.begin().await?;
-        if let Some(patience) = patience {
-            sqlx::query("select set_config('lock_timeout', $1, true)")
-                .bind(patience)
-                .execute(&mut *tx)
-                .await?;
-        }
+        sqlx::query("select set_config('lock_timeout', $1, true)").bind(patience).execute(&mut *tx).await?;
         let answers = self.insert_any(&mut tx, jobs).await?;
         tx.commit().await?;
         Ok(answers)
@@ -174,7 +154,7 @@ impl PostgresStore {
             (0..jobs.len()).partition(|i| jobs[*i].unique.is_none());
         simple.sort_by_key(|i| jobs[*i].idempotency_key.as_deref());
         unique.sort_by_key(|i| {
-            (jobs[*i].idempotency_key.as_deref(), jobs[*i].unique.as_ref().map(|(key, _)| key))
+            (jobs[*i].unique.as_ref().map(|(key, _)| key), jobs[*i].idempotency_key.as_deref())
         });
         for step in simple.chunks(INSERT_STEP) {
             self.insert_new(connection, jobs, step, &mut answers).await?;
@@ -203,22 +183,28 @@ impl PostgresStore {
             return Ok(());
         }
         let keys: Vec<&str> = keys.into_iter().flatten().collect();
-        let rows = sqlx::query(self.sql(BY_IDEMPOTENCY_KEY)).bind(&keys).fetch_all(connection).await?;
-        let mut holders = BTreeMap::<String, Uuid>::new();
+        let rows =
+            sqlx::query(self.sql(BY_KEY_OR_ID)).bind(&keys).bind(&columns.ids).fetch_all(connection).await?;
+        let (mut holders, mut ids) = (BTreeMap::<String, Uuid>::new(), BTreeSet::<Uuid>::new());
         for row in rows {
-            holders.insert(row.try_get(0)?, row.try_get(1)?);
+            ids.insert(row.try_get(1)?);
+            if let Some(key) = row.try_get::<Option<String>, _>(0)? {
+                holders.insert(key, row.try_get(1)?);
+            }
         }
         for i in step {
             let job = &jobs[*i];
-            let holder = match &job.idempotency_key {
-                None => job.id,
-                // Gone again at once: retention took the holder in between.
-                Some(key) => JobId(*holders.get(key).ok_or_else(|| {
-                    Error::unavailable("the holder of an idempotency key was just removed; try again")
-                })?),
-            };
-            let how = if holder == job.id { EnqueuedAs::Created } else { EnqueuedAs::Existing };
-            answers[*i] = Some(Enqueued { id: holder, how });
+            let holder = job.idempotency_key.as_ref().and_then(|key| holders.get(key)).map(|id| JobId(*id));
+            answers[*i] = Some(match holder {
+                _ if ids.contains(&job.id.0) => created(job),
+                Some(id) => Enqueued { id, how: EnqueuedAs::Existing },
+                None => {
+                    return Err(Error::unavailable(
+                        "the holder of an idempotency key was removed at this moment; try again",
+                    )
+                    .into());
+                }
+            });
         }
         Ok(())
     }

@@ -159,12 +159,16 @@ fn fenced(held: bool) -> Fenced {
 
 // ---- settle -------------------------------------------------------------
 
+/// The settle statements wait for a locked row no longer than they say: a
+/// transaction of the user's own that asserts a lease, or takes its unique key,
+/// must not hold up the neighbours. The setting ends with the statement.
+///
 /// Attempts that ended alike, the many successes above all: one lease number,
 /// one worker, nothing to remember. The fence needs no join then.
 const FINISH_ALIKE: &str = "
     with taken as (
       delete from longshore.running r
-       where r.id = any((select $1::uuid[])::uuid[])
+       where r.id = any((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> '')::uuid[])
          and r.lease_no = $2   -- fence: a newer lease owns the row
          and r.worker = $3
          and ($4::bool is null or r.cancel_requested = $4)
@@ -207,7 +211,7 @@ const FINISH: &str = "
     with taken as (
       delete from longshore.running r
        using (select i.*, held.place
-                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+                from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
                             (select $8::text[]))
                   as i(id, lease_no, worker, attempts, interruptions, error, result, history)
                cross join lateral (
@@ -267,7 +271,7 @@ const REQUEUE: &str = "
     with taken as (
       delete from longshore.running r
        using (select i.*, held.place
-                from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+                from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
                             (select $8::timestamptz[]), (select $9::int8[]))
                   as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
                cross join lateral (
@@ -372,26 +376,46 @@ impl PostgresStore {
             items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
         // Rows are locked in the order of their ids, here as everywhere.
         together.sort_by_key(|item| item.settlement.lease.id);
-        self.end_together(connection, &together, &mut answers).await?;
-        for item in alone {
-            let mut tx = connection.begin().await?;
-            self.end_together(&mut tx, &[item], &mut answers).await?;
-            // Stored before the answer was lost: then the follow-ups were too,
-            // and their ids are found again.
-            if answers[item.nth] == Settled::Stored {
-                self.insert_any(&mut tx, &item.settlement.follow_ups).await?;
+        let mut blocked = None;
+        match self.end_together(connection, &together, &mut answers).await {
+            Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
+                for item in &together {
+                    let done = self.end_together(connection, &[*item], &mut answers).await;
+                    blocked = keep_lock_timeout(done.map(drop), blocked)?;
+                }
             }
-            tx.commit().await?;
+            done => drop(done?),
         }
-        Ok(answers)
+        for item in alone {
+            let done = self.end_with_follow_ups(connection, item, &mut answers).await;
+            blocked = keep_lock_timeout(done, blocked)?;
+        }
+        // What could be stored is; asked again, it says so.
+        blocked.map_or(Ok(answers), Err)
     }
 
+    async fn end_with_follow_ups(
+        &self,
+        connection: &mut PgConnection,
+        item: &Item<'_>,
+        answers: &mut [Settled],
+    ) -> Done<()> {
+        let mut tx = connection.begin().await?;
+        // Where the lease had ended before and only the answer was lost, the
+        // follow-ups were stored then.
+        if self.end_together(&mut tx, &[item], answers).await? > 0 {
+            self.insert_any(&mut tx, &item.settlement.follow_ups).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    /// Says how many leases this call ended.
     async fn end_together(
         &self,
         connection: &mut PgConnection,
         items: &[&Item<'_>],
         answers: &mut [Settled],
-    ) -> Done<()> {
+    ) -> Done<usize> {
         let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
         let mut leases = HashSet::with_capacity(items.len());
         for item in items {
@@ -415,13 +439,15 @@ impl PostgresStore {
         }
         if stored.len() == items.len() {
             items.iter().for_each(|item| answers[item.nth] = Settled::Stored);
-            return Ok(());
+            return Ok(stored.len());
         }
+        let ended = stored.len();
         let mut stored: HashSet<(Uuid, i32)> = stored.into_iter().collect();
         let (done, missed): (Vec<&Item<'_>>, Vec<&Item<'_>>) =
             items.iter().partition(|item| stored.remove(&item.lease_key()));
         done.iter().for_each(|item| answers[item.nth] = Settled::Stored);
-        self.diagnose(connection, &missed, answers).await
+        self.diagnose(connection, &missed, answers).await?;
+        Ok(ended)
     }
 
     async fn finish_alike(
@@ -556,6 +582,16 @@ impl Trace {
                 error: requeue.error.as_deref().map(|error| clean(error).into_owned()),
             },
         }
+    }
+}
+
+/// Remembers that a row was locked by somebody else, and passes on any other
+/// failure.
+fn keep_lock_timeout(done: Done<()>, blocked: Option<Fault>) -> Done<Option<Fault>> {
+    match done {
+        Ok(()) => Ok(blocked),
+        Err(fault) if fault.is_lock_timeout() => Ok(Some(fault)),
+        Err(fault) => Err(fault),
     }
 }
 
@@ -753,6 +789,20 @@ impl PostgresStore {
             }
         }
         Ok(Beat::Alive { lost, cancel })
+    }
+
+    pub(super) async fn leases_on(
+        &self,
+        connection: &mut PgConnection,
+        worker: WorkerId,
+    ) -> Done<Vec<Lease>> {
+        let rows: Vec<(Uuid, i32)> = sqlx::query_as(
+            self.sql("select id, lease_no from longshore.running where worker = $1 order by id"),
+        )
+        .bind(worker.0)
+        .fetch_all(connection)
+        .await?;
+        Ok(rows.into_iter().map(|(id, lease_no)| Lease { id: JobId(id), lease_no, worker }).collect())
     }
 
     pub(super) async fn retire_on(&self, connection: &mut PgConnection, worker: WorkerId) -> Done<()> {

@@ -65,7 +65,10 @@ impl PostgresStore {
             "{text}
              where ($4::text is null or j.kind = $4)
                and ($5::text is null or j.queue = $5)
-               and ($6::text is null or j.options::jsonb -> 'tags' ? $6)
+               and ($6::text is null or case json_typeof(j.options -> 'tags') when 'array' then exists (
+                     select 1
+                       from json_array_elements_text(j.options -> 'tags') as tag
+                      where tag = $6) end)
              order by e.id desc
             offset $7
              limit $8"
@@ -81,7 +84,16 @@ impl PostgresStore {
             .bind(i64::from(filter.page_size()))
             .fetch_all(&mut *connection)
             .await?;
-        let jobs: Vec<JobRecord> = rows.iter().map(record).collect::<Done<_>>()?;
+        let mut jobs: Vec<JobRecord> = rows.iter().map(record).collect::<Done<_>>()?;
+        if filter.unique_key.is_some() || filter.idempotency_key.is_some() {
+            // A key names one job at most; the other conditions are tested on it.
+            jobs.retain(|job| {
+                filter.status.is_none_or(|status| job.status == status)
+                    && (filter.idempotency_key.is_none() || job.idempotency_key == filter.idempotency_key)
+                    && (filter.unique_key.is_none() || job.unique_key == filter.unique_key)
+            });
+            return Ok(Page { jobs, next: None });
+        }
         if jobs.len() == filter.page_size() as usize {
             let next = jobs.last().map(|job| job.id);
             return Ok(Page { jobs, next });
@@ -155,7 +167,8 @@ fn driver(filter: &ListFilter) -> &'static str {
 }
 
 fn record(row: &PgRow) -> Done<JobRecord> {
-    let options = Options::from_stored(row.try_get(7)?)?;
+    // What cannot be read is left out; the rest of the job is still worth seeing.
+    let options = Options::from_stored(row.try_get(7)?).unwrap_or_default();
     let created_at = row.try_get(11)?;
     let mut job = JobRecord {
         id: JobId(row.try_get(0)?),
@@ -176,7 +189,12 @@ fn record(row: &PgRow) -> Done<JobRecord> {
         idempotency_key: row.try_get(8)?,
         unique_key: row.try_get(9)?,
         tags: options.tags,
-        flags: row.try_get::<Option<Vec<String>>, _>(6)?.unwrap_or_default(),
+        flags: row
+            .try_get::<Option<Vec<Option<String>>>, _>(6)?
+            .unwrap_or_default()
+            .into_iter()
+            .flatten()
+            .collect(),
         context: options.context,
         metadata: options.metadata,
         progress: None,

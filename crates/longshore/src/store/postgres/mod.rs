@@ -24,6 +24,7 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
 
 use super::*;
+use crate::lifecycle::{self, Ending};
 
 mod claim;
 mod enqueue;
@@ -36,7 +37,7 @@ mod upkeep;
 const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/postgres/0001_queue.sql"))];
 
 const DEFAULT_SCHEMA: &str = "longshore";
-/// No verb may hold a connection longer than this.
+/// No verb but `check` may hold a connection longer than this.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// How often a deadlock or a serialisation failure is tried again.
 const TRIES: u32 = 6;
@@ -137,7 +138,11 @@ impl PostgresStore {
             }
         }
         let listener = listen::Listener::new(schema.channel());
-        Ok(PostgresStore(Arc::new(Inner { pool, schema, listener })))
+        let store = PostgresStore(Arc::new(Inner { pool, schema, listener }));
+        match store.schema_version().await? {
+            found if found > SCHEMA_VERSION => Err(newer(found)),
+            _ => Ok(store),
+        }
     }
 
     /// The schema that holds the tables.
@@ -157,11 +162,19 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
+        self.run_within(DEADLINE, args, work).await
+    }
+
+    async fn run_within<A, T>(&self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
         let store = self.clone();
         let task = tokio::spawn(async move {
             let mut round = 1;
             loop {
-                let fault = match store.attempt(&args, work).await {
+                let fault = match store.attempt(deadline, &args, work).await {
                     Ok(value) => return Ok(value),
                     Err(fault) => fault,
                 };
@@ -178,13 +191,13 @@ impl PostgresStore {
         })
     }
 
-    async fn attempt<A: Sync, T>(&self, args: &A, work: Work<A, T>) -> Done<T> {
+    async fn attempt<A: Sync, T>(&self, deadline: Duration, args: &A, work: Work<A, T>) -> Done<T> {
         let mut connection = self.0.pool.acquire().await?;
-        match tokio::time::timeout(DEADLINE, work(self, &mut connection, args)).await {
+        match tokio::time::timeout(deadline, work(self, &mut connection, args)).await {
             Ok(done) => done,
             Err(_) => {
                 connection.close_on_drop();
-                Err(Error::unavailable(format!("the database did not answer within {DEADLINE:?}")).into())
+                Err(Error::unavailable(format!("the database did not answer within {deadline:?}")).into())
             }
         }
     }
@@ -208,7 +221,13 @@ enum Fault {
 impl Fault {
     /// Whether another try may go through where this one lost a race.
     fn may_pass(&self) -> bool {
-        matches!(self.code().as_deref(), Some("40001" | "40P01"))
+        // 23505: two callers gave the same key at the same moment; the next
+        // round finds the other's job.
+        matches!(self.code().as_deref(), Some("40001" | "40P01" | "23505"))
+    }
+
+    fn is_lock_timeout(&self) -> bool {
+        self.code().as_deref() == Some("55P03")
     }
 
     fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
@@ -288,11 +307,12 @@ impl Schema {
         let first = |c: char| c.is_ascii_lowercase() || c == '_';
         let good = name.len() <= 63
             && name.starts_with(first)
+            && !name.starts_with("pg_")   // Postgres keeps these to itself
             && name.chars().all(|c| first(c) || c.is_ascii_digit());
         if !good {
             return Err(Error::invalid(
                 "schema",
-                "schema: use a lowercase letter or underscore, then letters, digits and underscores, 63 at most",
+                "schema: use a lowercase letter or underscore, then letters, digits and underscores, 63 at most, and not pg_ in front",
             ));
         }
         Ok(Schema { name: name.into(), filled: RwLock::default() })
@@ -314,11 +334,17 @@ impl Schema {
     }
 
     fn fill(&self, text: &str) -> String {
-        text.replace("longshore.", &format!("{}.", self.name))
+        if self.name == DEFAULT_SCHEMA {
+            return text.into();
+        }
+        // Quoted, because a name may be a word of SQL.
+        text.replace("longshore.wake", &self.channel()).replace("longshore.", &format!("\"{}\".", self.name))
     }
 
+    /// Channel names end at 63 bytes; two long schema names that begin alike
+    /// would share one, and wake each other for nothing.
     fn channel(&self) -> String {
-        self.fill("longshore.wake")
+        format!("{:.58}.wake", self.name)
     }
 }
 
@@ -364,14 +390,22 @@ impl PostgresStore {
             .bind(self.0.schema.fill("longshore.migrations"))
             .execute(&mut *tx)
             .await?;
-        let prepare = self.0.schema.fill(
-            "create schema if not exists longshore_schema;
-             create table if not exists longshore.migrations (
+        // Looked for first: making one needs a right on the database that a
+        // role with a schema of its own may lack.
+        let name = &self.0.schema.name;
+        let there: bool = sqlx::query_scalar("select exists (select 1 from pg_namespace where nspname = $1)")
+            .bind(name)
+            .fetch_one(&mut *tx)
+            .await?;
+        if !there {
+            sqlx::raw_sql(AssertSqlSafe(format!("create schema \"{name}\""))).execute(&mut *tx).await?;
+        }
+        let history = self.0.schema.fill(
+            "create table if not exists longshore.migrations (
                  version bigint primary key,
                  applied_at timestamptz not null default now())",
         );
-        let prepare = prepare.replace("longshore_schema", &self.0.schema.name);
-        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *tx).await?;
+        sqlx::raw_sql(AssertSqlSafe(history)).execute(&mut *tx).await?;
         let from = self.version(&mut tx).await?;
         if from > SCHEMA_VERSION {
             return Err(newer(from).into());
@@ -386,12 +420,6 @@ impl PostgresStore {
         tx.commit().await?;
         Ok(Migrated { from, to: SCHEMA_VERSION })
     }
-}
-
-fn newer(found: i64) -> Error {
-    Error::schema(format!(
-        "the database has schema version {found}, newer than this build's {SCHEMA_VERSION}; upgrade longshore"
-    ))
 }
 
 /// `replace function` takes effect for all processes at once, because every
@@ -450,20 +478,27 @@ impl Store for PostgresStore {
         self.0.listener.subscribe(&self.0.pool).await
     }
 
+    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.run(worker, |store, connection, worker| Box::pin(store.leases_on(connection, *worker))).await
+    }
+
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
         // The cursor travels with the work; if the caller goes away or the
         // work fails, an empty one stays behind and the next claim starts at
         // the head.
         let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
-        let (claims, moved) = self
-            .run(args, |store, connection, (request, cursor)| {
-                Box::pin(async move {
-                    let mut cursor = cursor.lock().await;
-                    let claims = store.claim_on(connection, request, &mut cursor).await?;
-                    Ok((claims, std::mem::take(&mut *cursor)))
-                })
-            })
-            .await?;
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let store = self.clone();
+        tokio::spawn(async move {
+            let done = store.run(args, claim_with_cursor).await;
+            // A caller that went away cannot run what it was given.
+            if let Err(Ok((claims, _))) = reply.send(done) {
+                store.give_back(claims).await;
+            }
+        });
+        let (claims, moved) = answer.await.unwrap_or_else(|_| {
+            Err(Error::unavailable("the runtime is shutting down; what was claimed is not known"))
+        })?;
         *cursor = moved;
         Ok(claims)
     }
@@ -587,7 +622,9 @@ impl Store for PostgresStore {
     }
 
     async fn check(&self) -> Result<CheckReport> {
-        self.run((), |store, connection, ()| Box::pin(store.check_on(connection))).await
+        // Reads everything there is.
+        const PATIENCE: Duration = Duration::from_secs(60 * 60);
+        self.run_within(PATIENCE, (), |store, connection, ()| Box::pin(store.check_on(connection))).await
     }
 
     async fn put_schedule(&self, schedule: &Schedule) -> Result<()> {
@@ -634,6 +671,34 @@ impl Store for PostgresStore {
 
     async fn fold_tallies(&self, step: u32) -> Result<u64> {
         self.run(step, |store, connection, step| Box::pin(store.fold_tallies_on(connection, *step))).await
+    }
+}
+
+fn claim_with_cursor<'c>(
+    store: &'c PostgresStore,
+    connection: &'c mut PgConnection,
+    (request, cursor): &'c (ClaimRequest, tokio::sync::Mutex<ClaimCursor>),
+) -> Doing<'c, (Claims, ClaimCursor)> {
+    Box::pin(async move {
+        let mut cursor = cursor.lock().await;
+        let claims = store.claim_on(connection, request, &mut cursor).await?;
+        Ok((claims, std::mem::take(&mut *cursor)))
+    })
+}
+
+impl PostgresStore {
+    /// Releases what nobody is there to run.
+    async fn give_back(&self, claims: Claims) {
+        let release = |job: &Claimed| Settlement {
+            lease: job.lease(),
+            seen: Some(Flags::default()),
+            leave: lifecycle::settle(&job.running(), Ending::Released),
+            follow_ups: Vec::new(),
+        };
+        let settlements: Vec<Settlement> = claims.jobs.iter().map(release).collect();
+        if let Err(error) = self.settle(&settlements).await {
+            tracing::warn!(%error, jobs = settlements.len(), "could not give back a claim that nobody awaits");
+        }
     }
 }
 

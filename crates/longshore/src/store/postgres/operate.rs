@@ -301,13 +301,6 @@ const SET_QUEUE: &str = "
        set paused = coalesce($2, q.paused),
            max_running = case when $3 then $4 else q.max_running end";
 
-/// From here on what runs already counts against the limit.
-const COUNT_AS_LIMITED: &str = "
-    update longshore.running
-       set limited = true
-     where queue = $1
-       and not limited";
-
 /// Waiting jobs are counted up to a bound per queue; past it, the number is
 /// the bound and marked. Suspects are few and wait in an index of their own.
 const QUEUES: &str = "
@@ -367,19 +360,15 @@ impl PostgresStore {
         name: &str,
         change: &QueueChange,
     ) -> Done<()> {
-        let mut tx = connection.begin().await?;
         let limit = change.limit.flatten();
         sqlx::query(self.sql(SET_QUEUE))
             .bind(name)
             .bind(change.paused)
             .bind(change.limit.is_some())
             .bind(limit.map(|limit| i32::try_from(limit).unwrap_or(i32::MAX)))
-            .execute(&mut *tx)
+            .execute(connection)
             .await?;
-        if limit.is_some() {
-            sqlx::query(self.sql(COUNT_AS_LIMITED)).bind(name).execute(&mut *tx).await?;
-        }
-        Ok(tx.commit().await?)
+        Ok(())
     }
 
     pub(super) async fn queues_on(&self, connection: &mut PgConnection) -> Done<Vec<QueueRecord>> {

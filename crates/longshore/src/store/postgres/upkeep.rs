@@ -113,7 +113,12 @@ fn interrupted(row: &PgRow) -> Done<Interrupted> {
         id: JobId(row.try_get(0)?),
         kind: row.try_get(1)?,
         queue: row.try_get(2)?,
-        flags: row.try_get::<Option<Vec<String>>, _>(3)?.unwrap_or_default(),
+        flags: row
+            .try_get::<Option<Vec<Option<String>>>, _>(3)?
+            .unwrap_or_default()
+            .into_iter()
+            .flatten()
+            .collect(),
         running: Running {
             lease_no: row.try_get(4)?,
             worker: WorkerId(row.try_get(5)?),
@@ -243,14 +248,19 @@ const RETAIN: &str = "
     gone as (
       delete from longshore.finished
        where id = any(array(
-               select id
-                 from page
-                where finished_at < longshore.clock() - interval '1 millisecond'
-                        * case outcome
-                            when 'succeeded' then $3::int8
-                            when 'cancelled' then $4::int8
-                            when 'failed_permanent' then $5::int8
-                          end))
+               select f.id
+                 from longshore.finished f
+                where f.id = any(array(
+                        select id
+                          from page
+                         where finished_at < longshore.clock() - interval '1 millisecond'
+                                 * case outcome
+                                     when 'succeeded' then $3::int8
+                                     when 'cancelled' then $4::int8
+                                     when 'failed_permanent' then $5::int8
+                                   end))
+                order by f.id
+                  for update skip locked))   -- somebody's retry: next time
       returning id, outcome),
     forgotten as (
       delete from longshore.jobs

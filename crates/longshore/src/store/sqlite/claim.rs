@@ -348,8 +348,8 @@ impl<'a> Hunt<'a> {
         const ENTER_RUNNING: &str = "
             insert into running
                    (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-                    interruptions, keyed, limited, kind, queue, flags)
-            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
+                    interruptions, keyed, kind, queue, flags)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
         let taken = picked.iter().map(Candidate::taken).collect::<Vec<_>>();
         cursor.advance(&taken, self.is_full(), Some(instant(self.now)));
 
@@ -359,7 +359,6 @@ impl<'a> Hunt<'a> {
         let worker = self.request.worker;
         for candidate in picked {
             let id = candidate.id.as_bytes();
-            let limited = self.slots.get(candidate.queue).is_some_and(Option::is_some);
             let mut rows = waiting.query([id])?;
             let Some(row) = rows.next()? else {
                 // One bad row must not stop the queue; `check` names it.
@@ -378,7 +377,6 @@ impl<'a> Hunt<'a> {
                 claimed.max_attempts,
                 claimed.interruptions,
                 row.get::<_, bool>(8)?,
-                limited,
                 claimed.kind,
                 claimed.queue,
                 row.get_ref(9)?.as_str_or_null()?,
@@ -434,8 +432,7 @@ fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<Option<u32>>> {
     const RUNNING: &str = "
         select count(*)
           from running
-         where queue = ?1
-           and limited = 1";
+         where queue = ?1";
     let settings =
         tx.row(SETTINGS, [queue], |row| Ok((row.get::<_, bool>(0)?, row.get::<_, Option<u32>>(1)?)))?;
     Ok(match settings {

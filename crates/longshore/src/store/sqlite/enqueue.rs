@@ -76,7 +76,9 @@ fn replace(tx: &Tx<'_>, owner: JobId, job: &ValidJob, mode: UniqueMode) -> Sql<b
                run_at = coalesce(?7, run_at),
                timeout_ms = ?8,
                flags = ?9,
-               options = ?10
+               options = ?10,
+               -- the same request again must find the job that stands for it
+               idempotency_key = coalesce(idempotency_key, ?11)
          where id = ?1";
     let was =
         tx.row(LEAVE_READY, [owner.0.as_bytes()], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i32>(1)?)))?;
@@ -99,6 +101,7 @@ fn replace(tx: &Tx<'_>, owner: JobId, job: &ValidJob, mode: UniqueMode) -> Sql<b
             timeout_ms,
             flags,
             job.options,
+            job.idempotency_key,
         ],
     )?;
     let ready =

@@ -540,6 +540,16 @@ pub(super) fn beat(tx: &Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
     Ok(Beat::Alive { lost, cancel })
 }
 
+pub(super) fn leases(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
+    const NAMING: &str = "
+        select id,
+               lease_no
+          from running
+         where worker = ?1
+         order by id";
+    tx.rows(NAMING, [worker.0.as_bytes()], |row| Ok(Lease { id: row.job(0)?, lease_no: row.get(1)?, worker }))
+}
+
 pub(super) fn retire(tx: &Tx<'_>, worker: WorkerId) -> Sql<()> {
     const HOLDS_LEASES: &str = "
         select 1

@@ -69,7 +69,11 @@ impl SqliteStore {
                 rusqlite::version()
             )));
         }
-        Ok(SqliteStore { engine: Engine::open(place(url)?).await? })
+        let store = SqliteStore { engine: Engine::open(place(url)?).await? };
+        match store.schema_version().await? {
+            found if found > SCHEMA_VERSION => Err(newer(found)),
+            _ => Ok(store),
+        }
     }
 
     /// Enqueues on the caller's own connection, so that the jobs exist if and
@@ -96,7 +100,15 @@ impl SqliteStore {
     /// # }).unwrap();
     /// ```
     pub fn enqueue_in(&self, tx: &Connection, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        Ok(enqueue::enqueue(&Tx::new(tx), jobs)?)
+        // On a connection without a transaction the savepoint is one.
+        let run = |sql| tx.execute_batch(sql).map_err(Fault::from);
+        run("savepoint longshore_enqueue")?;
+        let done = enqueue::enqueue(&Tx::new(tx), jobs);
+        if done.is_err() {
+            run("rollback to longshore_enqueue")?;
+        }
+        run("release longshore_enqueue")?;
+        Ok(done?)
     }
 }
 
@@ -458,6 +470,10 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| flow::beat(tx, worker, &held)).await
     }
 
+    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.engine.read(move |tx| flow::leases(tx, worker)).await
+    }
+
     async fn retire(&self, worker: WorkerId) -> Result<()> {
         self.engine.write(move |tx| flow::retire(tx, worker)).await
     }
@@ -569,10 +585,7 @@ fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
         values (?1, ?2)";
     let from = schema_version(tx)?;
     if from > SCHEMA_VERSION {
-        return Err(Error::schema(format!(
-            "the database is at schema {from}, this build knows {SCHEMA_VERSION}; upgrade longshore"
-        ))
-        .into());
+        return Err(newer(from).into());
     }
     tx.conn.execute_batch(LEDGER)?;
     for (version, script) in MIGRATIONS {

@@ -304,12 +304,6 @@ pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()
             on conflict (name) do update
            set paused = coalesce(?2, paused),
                max_running = iif(?3, ?4, max_running)";
-    // Leases taken while there was no limit count from now on.
-    const COUNT_RUNNING: &str = "
-        update running
-           set limited = 1
-         where queue = ?1
-           and limited = 0";
     check_name("queue", name)?;
     let limit = change.limit.flatten();
     if limit == Some(0) {
@@ -317,8 +311,5 @@ pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()
         return Err(Error::invalid("limit", message).into());
     }
     tx.execute(SET, params![name, change.paused, change.limit.is_some(), limit])?;
-    if limit.is_some() {
-        tx.execute(COUNT_RUNNING, [name])?;
-    }
     Ok(())
 }

@@ -133,9 +133,17 @@ pub(super) fn recover(tx: &Tx<'_>, recoveries: &[(Interruptor, Settlement)]) -> 
 
 pub(super) fn put_schedule(tx: &Tx<'_>, schedule: &Schedule) -> Sql<()> {
     const PUT: &str = "
-        insert or replace into schedules
+        insert into schedules
                (name, expression, zone, missed, template, paused, next_at, last_at)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+            on conflict (name) do update
+           set expression = excluded.expression,
+               zone = excluded.zone,
+               missed = excluded.missed,
+               template = excluded.template,
+               paused = excluded.paused,
+               next_at = excluded.next_at,
+               last_at = coalesce(excluded.last_at, last_at)";
     tx.execute(
         PUT,
         params![
