@@ -85,6 +85,9 @@ const NOTIFY: &str = "
 
 impl PostgresStore {
     pub(super) async fn notify_on(&self, connection: &mut PgConnection, queues: &[String]) -> Done<()> {
+        if !self.0.notify || queues.is_empty() {
+            return Ok(());
+        }
         sqlx::query(self.sql(NOTIFY)).bind(queues).execute(connection).await?;
         Ok(())
     }

@@ -53,6 +53,7 @@ struct Inner {
     pool: PgPool,
     schema: Schema,
     listener: listen::Listener,
+    notify: bool,
 }
 
 /// How to reach the tables.
@@ -64,6 +65,9 @@ pub struct PostgresOptions {
     pub max_connections: u32,
     /// How long to wait for a connection; 10 s by default.
     pub acquire_timeout: Duration,
+    /// Whether new work is announced by `NOTIFY`; on by default. Where it is
+    /// off, or cannot pass (PgBouncer in transaction mode), polling finds it.
+    pub notify: bool,
 }
 
 impl Default for PostgresOptions {
@@ -72,13 +76,15 @@ impl Default for PostgresOptions {
             schema: DEFAULT_SCHEMA.into(),
             max_connections: 10,
             acquire_timeout: Duration::from_secs(10),
+            notify: true,
         }
     }
 }
 
 impl PostgresStore {
-    /// Connects to `postgres://user@host/database`. The parameters `schema`
-    /// and `max_connections` of the URL are ours; the rest are Postgres's.
+    /// Connects to `postgres://user@host/database`. The parameters `schema`,
+    /// `max_connections` and `notify` (`on` or `off`) of the URL are ours; the
+    /// rest are Postgres's.
     pub async fn open(url: &str) -> Result<Self> {
         let mut options = PostgresOptions::default();
         let url = take_parameter(url, "schema", |value| {
@@ -89,6 +95,14 @@ impl PostgresStore {
             options.max_connections = value.parse().ok().filter(|n| *n >= 2).ok_or_else(|| {
                 Error::invalid("max_connections", "database URL: max_connections must be a number from 2 up")
             })?;
+            Ok(())
+        })?;
+        let url = take_parameter(&url, "notify", |value| {
+            options.notify = match value {
+                "on" => true,
+                "off" => false,
+                _ => return Err(Error::invalid("notify", "database URL: notify is `on` or `off`")),
+            };
             Ok(())
         })?;
         PostgresStore::open_with(&url, options).await
@@ -138,7 +152,7 @@ impl PostgresStore {
             }
         }
         let listener = listen::Listener::new(schema.channel());
-        let store = PostgresStore(Arc::new(Inner { pool, schema, listener }));
+        let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify: options.notify }));
         match store.schema_version().await? {
             found if found > SCHEMA_VERSION => Err(newer(found)),
             _ => Ok(store),
