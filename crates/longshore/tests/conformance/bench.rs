@@ -240,7 +240,7 @@ pub(crate) fn with_parameter(url: &str, parameter: &str) -> String {
     format!("{url}{separator}{parameter}")
 }
 
-fn database_url() -> String {
+pub(crate) fn database_url() -> String {
     std::env::var("LONGSHORE_TEST_DATABASE_URL").expect(
         "LONGSHORE_TEST_DATABASE_URL is not set: run `cargo xtask test`, which starts a Postgres and sets it",
     )

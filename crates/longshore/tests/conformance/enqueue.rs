@@ -152,6 +152,17 @@ pub(crate) async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
 }
 
 /// A caller whose answer was lost may ask again long after the job has run.
+pub(crate) async fn a_repeated_id_with_another_idempotency_key_is_answered_as_created(bench: Bench) {
+    for first in [job("mail"), job("mail").idempotency_key("order-17")] {
+        let first = valid(first);
+        let id = first.id();
+        bench.store().enqueue(&[first]).await.expect("enqueue");
+        let again = bench.enqueue(job("mail").id(id).idempotency_key("order-19")).await.expect("enqueue");
+        assert_eq!(again, Enqueued { id, how: EnqueuedAs::Created });
+    }
+    assert_eq!(bench.counted(Status::Queued).await, 2);
+}
+
 pub(crate) async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(bench: Bench) {
     let asked = valid(job("mail"));
     bench.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");

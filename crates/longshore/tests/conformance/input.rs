@@ -281,3 +281,19 @@ pub(crate) async fn a_job_with_an_odd_id_lives_like_any_other(bench: Bench) {
         );
     }
 }
+
+/// Neither engine reckons with payloads, so a number may be past any of its own.
+pub(crate) async fn a_number_of_any_size_is_stored_as_written(bench: Bench) {
+    for number in ["1e200000", "-1E-200000", "123456789012345678901234567890.5"] {
+        let plain = bench.add(NewJob::from_json("mail", number)).await;
+        let keyed = NewJob::from_json("mail", number).unique_key(number, UniqueMode::Dedupe);
+        let keyed = bench.add(keyed.tags(["red"]).metadata(raw(number))).await;
+        for id in [plain, keyed] {
+            assert_eq!(bench.job(id).await.payload.get(), number);
+        }
+    }
+    let tagged = ListFilter { tag: Some("red".into()), ..ListFilter::default() };
+    assert_eq!(bench.list(&tagged).await.expect("list").jobs.len(), 3);
+    let worker = bench.worker().await;
+    assert_eq!(bench.claim(worker, 9).await.len(), 6);
+}

@@ -94,6 +94,32 @@ pub(crate) async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(bench: Be
     assert_eq!(find(none).await, []);
 }
 
+pub(crate) async fn a_list_by_key_obeys_the_other_filters_too(bench: Bench) {
+    let both = |n: u32| {
+        job("mail").idempotency_key(format!("i-{n}")).unique_key(format!("u-{n}"), Default::default())
+    };
+    let id = bench.add(both(1)).await;
+    bench.add(both(2)).await;
+    let by_request = ListFilter { idempotency_key: Some("i-1".into()), ..filter() };
+    let by_owner = ListFilter { unique_key: Some("u-1".into()), ..filter() };
+    let by_both = ListFilter { unique_key: Some("u-1".into()), ..by_request.clone() };
+    for by in [by_request, by_owner, by_both] {
+        for (status, found) in
+            [(Status::Queued, vec![id]), (Status::Succeeded, vec![]), (Status::Running, vec![])]
+        {
+            let by = ListFilter { status: Some(status), ..by.clone() };
+            assert_eq!(all(&bench, &by).await, found, "{by:?}");
+        }
+        let other_kind = ListFilter { kind: Some("sms".into()), ..by };
+        assert_eq!(all(&bench, &other_kind).await, [], "{other_kind:?}");
+    }
+    for (request, owner) in [("i-2", "u-1"), ("i-1", "u-2"), ("i-1", "nobody"), ("nobody", "u-1")] {
+        let by =
+            ListFilter { idempotency_key: Some(request.into()), unique_key: Some(owner.into()), ..filter() };
+        assert_eq!(all(&bench, &by).await, [], "{by:?}");
+    }
+}
+
 pub(crate) async fn pages_follow_one_another_without_gap_or_overlap(bench: Bench) {
     let jobs = (0..25).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
     let mut expected: Vec<_> =

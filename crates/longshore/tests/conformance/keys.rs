@@ -135,6 +135,23 @@ pub(crate) async fn an_idempotent_answer_takes_no_unique_key(bench: Bench) {
     assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await.how, EnqueuedAs::Created);
 }
 
+/// The request took effect on a job that came with no such key; from then on
+/// that job is what the request made.
+pub(crate) async fn the_idempotency_key_of_a_replacement_is_remembered(bench: Bench) {
+    let holder = bench.add(unique("old", UniqueMode::Replace)).await;
+    let request = || unique("new", UniqueMode::Replace).idempotency_key("order-17");
+    let replaced = Enqueued { id: holder, how: EnqueuedAs::Replaced };
+    assert_eq!(take(&bench, request()).await, replaced);
+    assert_eq!(bench.job(holder).await.idempotency_key.as_deref(), Some("order-17"));
+    assert_eq!(take(&bench, request()).await, existing(holder));
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    assert_eq!(take(&bench, request()).await, existing(holder));
+    bench.must_finish(&claimed, done()).await;
+    assert_eq!(take(&bench, request()).await, existing(holder));
+    assert_eq!(bench.check().await.expect("check").jobs, 1);
+}
+
 pub(crate) async fn an_idempotent_answer_replaces_nothing(bench: Bench) {
     let first = bench.add(job("mail").idempotency_key("order-17")).await;
     let holder = bench.add(unique("holder", UniqueMode::Dedupe)).await;

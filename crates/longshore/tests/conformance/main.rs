@@ -56,6 +56,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         processes_that_migrate_at_once_all_succeed,
         without_tables_a_verb_says_to_migrate,
         a_schema_newer_than_this_build_is_refused,
+        a_schema_newer_than_this_build_is_refused_at_connect,
         a_pinned_clock_stands_still_for_every_process,
         an_unpinned_clock_is_the_real_one,
         the_clock_keeps_microseconds,
@@ -70,6 +71,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_repeated_id_is_answered_as_created_and_stored_once,
         a_repeated_id_within_one_batch_is_stored_once,
         a_repeated_keyed_id_is_answered_as_created,
+        a_repeated_id_with_another_idempotency_key_is_answered_as_created,
         a_repeated_id_does_not_revive_a_job_that_has_moved_on,
         a_delay_counts_from_the_engines_clock,
         a_time_in_the_past_is_due_and_kept,
@@ -94,6 +96,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         keys_differ_by_case_and_by_trailing_space,
         an_idempotent_answer_takes_no_unique_key,
         an_idempotent_answer_replaces_nothing,
+        the_idempotency_key_of_a_replacement_is_remembered,
         dedupe_returns_a_waiting_holder_unchanged,
         dedupe_returns_a_running_holder,
         dedupe_holds_across_kinds_and_queues,
@@ -202,6 +205,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_repeated_settle_says_stored_and_changes_nothing,
         a_repeated_settle_is_known_even_after_the_next_claim,
         a_repeated_settle_makes_no_second_follow_up,
+        a_repeated_settle_does_not_try_its_follow_ups_again,
+        a_final_failure_is_known_even_after_an_operators_retry,
         a_job_ends_once_however_often_its_end_is_counted,
         follow_ups_are_stored_with_the_end,
         follow_ups_of_a_lost_lease_are_never_stored,
@@ -300,6 +305,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_worker_that_retires_is_gone,
         a_worker_that_retires_with_leases_is_dead_and_recovered,
         a_repeated_registration_is_no_error,
+        leases_are_told_by_their_worker,
+        leases_a_worker_does_not_know_of_are_given_back_uncharged,
     }
     recovery {
         a_dead_workers_job_goes_back_to_the_queue,
@@ -313,6 +320,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_job_without_a_timeout_never_counts_as_hung,
         a_job_without_a_timeout_is_still_recovered_from_the_dead,
         a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing,
+        a_dry_run_names_dead_workers_that_hold_nothing,
+        a_dry_run_goes_by_the_threshold_asked_for,
         a_sweep_walks_through_every_page,
         candidates_come_by_id_after_the_one_named,
         a_candidate_shows_the_whole_lease,
@@ -341,6 +350,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_list_by_status_finds_that_status_only,
         a_list_agrees_with_the_single_view,
         a_list_by_kind_queue_tag_or_key_finds_the_matching,
+        a_list_by_key_obeys_the_other_filters_too,
         pages_follow_one_another_without_gap_or_overlap,
         a_page_holds_between_one_and_two_hundred,
         an_offset_passes_over_matches_up_to_its_bound,
@@ -381,6 +391,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
     schedules {
         schedules_are_kept_as_given_and_listed_by_name,
         a_schedule_of_the_same_name_is_replaced,
+        a_replaced_schedule_keeps_its_last_tick,
         a_removed_schedule_is_gone_and_says_so,
         a_tick_fires_once_and_stores_its_jobs,
         another_tick_than_the_next_does_not_fire,
@@ -415,6 +426,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_settle_is_never_lost_to_a_report_of_the_same_moment,
         a_sweep_takes_the_lease_of_a_zombie_that_reports,
         a_claim_gets_the_old_job_whole_or_the_new_one,
+        a_limit_set_beside_a_claim_is_not_overdrawn_afterwards,
         two_sweepers_recover_each_job_once,
         of_a_sweep_and_a_settle_exactly_one_wins,
         a_beat_in_time_and_a_sweep_agree,
@@ -457,6 +469,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_database_that_is_not_there_is_told_and_not_made,
         a_read_only_database_says_so_and_still_answers_questions,
         the_largest_numbers_are_no_error,
+        a_number_of_any_size_is_stored_as_written,
         steps_of_nothing_are_no_error,
         a_job_with_an_odd_id_lives_like_any_other,
     }
@@ -476,6 +489,10 @@ cases!(on Postgres as postgres_only: {
         every_argument_of_the_sql_enqueue_is_stored,
         the_sql_enqueue_answers_for_keys,
         the_sql_enqueue_refuses_what_the_library_refuses,
+        the_sql_enqueue_refuses_what_could_not_be_read_back,
+        the_sql_enqueue_takes_the_payloads_that_the_library_takes,
+        a_unique_mode_of_null_is_dedupe,
+        a_job_with_unreadable_options_is_claimed_with_its_neighbours,
         brackets_in_strings_do_not_count_as_depth,
         ids_made_in_sql_are_version_seven_and_sort_with_the_librarys,
         a_job_enqueued_from_sql_wakes_subscribers,
@@ -483,5 +500,22 @@ cases!(on Postgres as postgres_only: {
         a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place,
         nor_does_one_from_many_places,
         a_claim_does_not_wait_for_rows_that_others_hold,
+        a_settle_stores_the_neighbours_of_a_locked_lease,
+        a_sweep_recovers_the_neighbours_of_a_locked_lease,
+        retention_passes_over_a_locked_job,
+        a_key_that_a_transaction_holds_holds_up_no_other,
+        a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all,
+        a_claim_in_flight_counts_against_the_limit_set_meanwhile,
+        a_retry_beside_a_replacement_queues_the_new_contents,
+        any_proper_schema_name_works_from_end_to_end,
+        a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name,
+        a_role_that_may_make_no_schema_can_migrate_its_own,
+    }
+});
+
+// What only SQLite has: connections on which nothing was begun.
+cases!(on Sqlite as sqlite_only: {
+    transactions {
+        a_failed_enqueue_on_a_bare_connection_stores_nothing,
     }
 });

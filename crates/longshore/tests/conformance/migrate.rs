@@ -58,6 +58,18 @@ pub(crate) async fn a_schema_newer_than_this_build_is_refused(bench: Bench) {
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
 }
 
+pub(crate) async fn a_schema_newer_than_this_build_is_refused_at_connect(bench: Bench) {
+    bench.enqueue_kind("mail").await;
+    bench.sql("update migrations set version = 99", None).await;
+    let error = Client::connect(&bench.url()).await.expect_err("a newer schema");
+    assert!(error.is_schema(), "{error:?}");
+    assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
+    assert_eq!(bench.ask("select max(version) from migrations", None).await, 99);
+    assert_eq!(bench.ask("select count(*) from jobs", None).await, 1);
+    bench.sql("update migrations set version = 1", None).await;
+    bench.second().await;
+}
+
 pub(crate) async fn a_pinned_clock_stands_still_for_every_process(bench: Bench) {
     let second = bench.second().await;
     assert_eq!(bench.now().await, start());

@@ -245,6 +245,31 @@ pub(crate) async fn a_claim_gets_the_old_job_whole_or_the_new_one(bench: Bench) 
 
 // ---- recovery ----------------------------------------------------------------
 
+/// Whether the claim or the limit was first, what runs counts from then on.
+pub(crate) async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(bench: Bench) {
+    let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
+    for round in 0..ROUNDS {
+        let queue = format!("q{round}");
+        bench.enqueue_many((0..4).map(|_| job("step").queue(queue.as_str()))).await.expect("enqueue");
+        let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(worker, 2) };
+        let start = Arc::new(Barrier::new(2));
+        let (limiter, name) = (bench.handle(), queue.clone());
+        let limit = at(&start, async move { limiter.limit(&name, Some(1)).await });
+        let (claimer, asked) = (other.clone(), request.clone());
+        let held =
+            at(&start, async move { claimer.store().claim(&asked, &mut ClaimCursor::default()).await });
+        joined(limit).await.expect("limit");
+        let mut held = joined(held).await.expect("claim").jobs;
+        let more = bench.claim_as(&request).await;
+        assert!(held.is_empty() || more.is_empty(), "{} more beside {}", more.len(), held.len());
+        held.extend(more);
+        for done in settle(bench.handle(), held, done()).await {
+            assert_eq!(done, Fenced::Held);
+        }
+        assert_eq!(bench.claim_as(&request).await.len(), 1);
+    }
+}
+
 pub(crate) async fn two_sweepers_recover_each_job_once(bench: Bench) {
     let handles = [bench.handle(), bench.second().await, bench.second().await];
     bench.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");

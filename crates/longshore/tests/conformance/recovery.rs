@@ -189,6 +189,28 @@ pub(crate) async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(be
     assert_eq!(bench.sweep_now().await, told);
 }
 
+pub(crate) async fn a_dry_run_names_dead_workers_that_hold_nothing(bench: Bench) {
+    let (mortal, _fit) = (bench.worker().await, bench.worker_with(DAY).await);
+    bench.advance(61 * SECOND).await;
+    let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
+    let told = bench.sweep(&dry).await.expect("sweep");
+    assert_eq!(told, SweepReport { workers: [mortal].into(), recovered: 0, skipped: 0 });
+    assert_eq!(bench.worker_record(mortal).await.expect("listed").dead_at, None);
+    assert_eq!(bench.sweep_now().await, told);
+}
+
+pub(crate) async fn a_dry_run_goes_by_the_threshold_asked_for(bench: Bench) {
+    let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
+    bench.advance(61 * SECOND).await;
+    for (threshold, dead) in [(HOUR, vec![]), (30 * SECOND, vec![mortal, fit])] {
+        let options = SweepOptions::default().threshold(threshold);
+        let dry = SweepOptions { mode: SweepMode::DryRun, ..options.clone() };
+        let told = bench.sweep(&dry).await.expect("sweep");
+        assert_eq!(told.workers, dead.into_iter().collect(), "{threshold:?}");
+        assert_eq!(bench.sweep(&options).await.expect("sweep"), told);
+    }
+}
+
 pub(crate) async fn a_sweep_walks_through_every_page(bench: Bench) {
     let worker = bench.worker().await;
     for _ in 0..7 {

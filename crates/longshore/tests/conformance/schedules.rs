@@ -52,6 +52,17 @@ pub(crate) async fn a_schedule_of_the_same_name_is_replaced(bench: Bench) {
     assert_eq!(bench.store().schedules().await.expect("schedules"), [other]);
 }
 
+pub(crate) async fn a_replaced_schedule_keeps_its_last_tick(bench: Bench) {
+    bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
+    assert!(fire(&bench, 1, &[]).await);
+    bench.store().put_schedule(&schedule("nightly", tick(9))).await.expect("put");
+    let kept = Schedule { last_at: Some(tick(1)), ..schedule("nightly", tick(9)) };
+    assert_eq!(bench.store().schedules().await.expect("schedules"), std::slice::from_ref(&kept));
+    let moved = Schedule { last_at: Some(tick(8)), ..kept };
+    bench.store().put_schedule(&moved).await.expect("put");
+    assert_eq!(bench.store().schedules().await.expect("schedules"), [moved]);
+}
+
 pub(crate) async fn a_removed_schedule_is_gone_and_says_so(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     assert!(bench.store().remove_schedule("nightly").await.expect("remove"));

@@ -222,6 +222,33 @@ pub(crate) async fn a_repeated_settle_makes_no_second_follow_up(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 1);
 }
 
+/// The follow-up found its key taken; that the holder has ended since then
+/// does not make the repeat another try.
+pub(crate) async fn a_repeated_settle_does_not_try_its_follow_ups_again(bench: Bench) {
+    let keyed = || job("follow").queue("other").unique_key("customer-23", Default::default());
+    let holder = bench.add(keyed()).await;
+    let claimed = bench.running(job("mail")).await;
+    let follow_up = keyed().validate().expect("valid");
+    let report = || Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up.clone()] };
+    assert_eq!(bench.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
+    bench.cancel(holder).await.expect("cancel");
+    assert_eq!(bench.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
+    assert!(bench.store().get(follow_up.id()).await.expect("get").is_none());
+}
+
+pub(crate) async fn a_final_failure_is_known_even_after_an_operators_retry(bench: Bench) {
+    for ending in [failed(), failed_for_good()] {
+        let claimed = bench.running(job("mail").max_attempts(1)).await;
+        let id = claimed.lease().id;
+        bench.must_finish(&claimed, ending.clone()).await;
+        bench.retry(id).await.expect("retry");
+        bench.must_finish(&claimed, ending).await;
+        assert_eq!(bench.status(id).await, Status::Queued);
+        assert_eq!(bench.history(id).await, [AttemptEnd::Failed]);
+        bench.cancel(id).await.expect("cancel");
+    }
+}
+
 pub(crate) async fn a_job_ends_once_however_often_its_end_is_counted(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     for _ in 0..3 {

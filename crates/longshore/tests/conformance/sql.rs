@@ -1,9 +1,15 @@
 //! Postgres for callers that speak SQL: `enqueue`, `cancel` and `retry` keep
 //! the same table as the library.
 
+use std::future::Future;
+use std::time::Instant;
+
 use longshore::lifecycle::{self, Event, State, Transition};
-use longshore::store::ClaimRequest;
-use longshore::{JobId, NewJob, Outcome, Status, UniqueMode};
+use longshore::store::{ClaimRequest, Claimed, Fenced, ListFilter, NewWorker, Retention};
+use longshore::{
+    Client, Ending, EnqueuedAs, JobId, NewJob, Outcome, Report, Status, SweepOptions, UniqueMode,
+};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
 use crate::bench::*;
@@ -29,7 +35,7 @@ async fn call(bench: &Bench, function: &str, id: JobId) -> String {
     // The functions name their tables in full; no search_path is needed.
     let sql = format!("select {function}($1)");
     let mut connection = bench.postgres().await;
-    sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).bind(id.0).fetch_one(&mut connection).await.expect("call")
+    sqlx::query_scalar(AssertSqlSafe(sql)).bind(id.0).fetch_one(&mut connection).await.expect("call")
 }
 
 /// Everything about a job that a rule could change.
@@ -98,8 +104,7 @@ pub(crate) async fn a_retry_whose_key_is_taken_says_so(bench: Bench) {
 async fn enqueue(bench: &Bench, arguments: &str) -> Result<(JobId, String), sqlx::Error> {
     let sql = format!("select job, how from enqueue({arguments})");
     let mut connection = bench.postgres().await;
-    let (id, how): (Uuid, String) =
-        sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
+    let (id, how): (Uuid, String) = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
     Ok((JobId(id), how))
 }
 
@@ -167,6 +172,107 @@ pub(crate) async fn the_sql_enqueue_refuses_what_the_library_refuses(bench: Benc
         assert!(enqueue(&bench, &arguments).await.is_err(), "{arguments:.80} was taken");
     }
     assert_eq!(bench.check().await.expect("check").jobs, 0);
+}
+
+/// What is stored must be readable: by a claim, above all.
+pub(crate) async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: Bench) {
+    let bad = [
+        r#"options => '{"tags":"x"}'"#,
+        r#"options => '{"tags":[1]}'"#,
+        r#"options => '{"context":{}}'"#,
+        r#"options => '{"retry":"often"}'"#,
+        r#"options => '{"colour":"red"}'"#,
+        "options => '[]'",
+        r#"options => '"x"'"#,
+        "flags => array[null]::text[]",
+        "flags => array['gpu', null]",
+        "flags => array['']",
+        "flags => array[repeat('x', 129)]",
+        "run_at => 'infinity'",
+        "run_at => '-infinity'",
+        "run_at => '4000-01-01 00:00+00 BC'",
+        "run_at => '1969-12-31 23:59+00'",
+        "run_at => '10000-01-01 00:00+00'",
+        "delay => '9000 years'",
+    ];
+    for argument in bad {
+        for key in ["", ", unique_key => 'k'", ", idempotency_key => 'k'"] {
+            let arguments = format!("'mail', {argument}{key}");
+            assert!(enqueue(&bench, &arguments).await.is_err(), "{arguments} was taken");
+        }
+    }
+    assert_eq!(bench.check().await.expect("check").jobs, 0);
+    let good = [
+        r#"options => '{"tags":["red"],"context":"c","trace":"t","metadata":{"a":1e200000}}'"#,
+        r#"options => '{"retry":{"policy":"fixed","delay_ms":5}}'"#,
+        "options => '{}'",
+        "flags => '{}'",
+        "flags => array[repeat('x', 128)]",
+        "run_at => '1970-01-01 00:00+00'",
+        "run_at => '9999-12-31 23:59+00'",
+    ];
+    for argument in good {
+        let (id, _) = enqueue(&bench, &format!("'mail', {argument}")).await.expect(argument);
+        bench.job(id).await;
+    }
+}
+
+/// The library's own check says what is right.
+pub(crate) async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(bench: Bench) {
+    let payloads = [
+        "1e200000",
+        "-1E-200000",
+        r#""\\u0000""#,
+        r#""\\ud800""#,
+        r#""\"\\""#,
+        r#""\ud83d\ude00 \u00e9""#,
+        r#""\uD83D\uDE00""#,
+        r#""\u0000""#,
+        r#"{"a\u0000":1}"#,
+        r#""\\\u0000""#,
+        r#""\ud800""#,
+        r#""\ud800x""#,
+        r#""\ud800\n""#,
+        r#""\ud800\ud800""#,
+        r#""\udc00\ud800""#,
+        r#""\uDC00""#,
+    ];
+    for payload in payloads {
+        let library = NewJob::from_json("mail", payload).validate().is_ok();
+        let sql = enqueue(&bench, &format!("'mail', '{payload}'")).await.is_ok();
+        assert_eq!(sql, library, "{payload}");
+    }
+}
+
+pub(crate) async fn a_unique_mode_of_null_is_dedupe(bench: Bench) {
+    let (holder, _) =
+        enqueue(&bench, "'mail', unique_key => 'k', unique_mode => null").await.expect("enqueue");
+    let again = enqueue(&bench, "'sms', unique_key => 'k', unique_mode => null").await.expect("enqueue");
+    assert_eq!(again, (holder, "existing".into()));
+    assert_eq!(bench.job(holder).await.kind, "mail");
+}
+
+/// However it got there: one row that cannot be read whole is no reason to
+/// lose the others of its batch.
+pub(crate) async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours(bench: Bench) {
+    let options =
+        [r#"{"tags":"x"}"#, "[]", "1", r#"{"retry":{"policy":"fixed"}}"#, r#"{"tags":["a"],"tags":["b"]}"#];
+    for options in options {
+        let planted = bench.enqueue_kind("mail").await;
+        bench.sql(&format!("update jobs set options = '{options}' where id = {{id}}"), Some(planted)).await;
+        bench.enqueue_kind("mail").await;
+    }
+    let jobs = 2 * options.len();
+    for tag in [None, Some("x".to_owned())] {
+        let found = if tag.is_some() { 0 } else { jobs };
+        let by = ListFilter { tag, ..ListFilter::default() };
+        assert_eq!(bench.list(&by).await.expect("list").jobs.len(), found);
+    }
+    let worker = bench.worker().await;
+    let claimed = bench.claim(worker, 99).await;
+    assert_eq!(claimed.len(), jobs);
+    bench.advance(61 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.recovered, jobs as u64);
 }
 
 /// Depth is counted outside strings only, as the library does.
@@ -246,4 +352,306 @@ pub(crate) async fn a_claim_does_not_wait_for_rows_that_others_hold(bench: Bench
     assert_eq!(bench.claim(worker, 2).await.len(), 2);
     sqlx::raw_sql("rollback").execute(&mut other).await.expect("let go");
     assert_eq!(bench.claim(worker, 9).await.len(), 2);
+}
+
+/// A transaction of the user's own that does `sql` and stays open.
+async fn holding(bench: &Bench, sql: &str) -> PgConnection {
+    let mut other = bench.postgres().await;
+    sqlx::raw_sql(AssertSqlSafe(format!("begin; {sql}"))).execute(&mut other).await.expect("hold");
+    other
+}
+
+async fn let_go(mut other: PgConnection) {
+    sqlx::raw_sql("rollback").execute(&mut other).await.expect("let go");
+}
+
+/// Waits until somebody waits for what `other` holds.
+async fn until_somebody_waits(bench: &Bench, other: &mut PgConnection) {
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(other).await.expect("pid");
+    let waiting = format!("select count(*) from pg_stat_activity where {pid} = any(pg_blocking_pids(pid))");
+    let began = Instant::now();
+    while bench.ask(&waiting, None).await == 0 {
+        assert!(began.elapsed() < 8 * SECOND, "nobody waits");
+        tokio::time::sleep(SECOND / 100).await;
+    }
+}
+
+async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(10 * SECOND, work).await.expect("an answer in time")
+}
+
+async fn four_running(bench: &Bench, queue: &str) -> Vec<Claimed> {
+    for _ in 0..4 {
+        bench.add(job("mail").queue(queue)).await;
+    }
+    let worker = bench.worker().await;
+    bench.claim_from(queue, worker, 4).await
+}
+
+async fn lock_lease(bench: &Bench, claimed: &Claimed) -> PgConnection {
+    let id = claimed.lease().id;
+    holding(bench, &format!("select 1 from running where id = '{id}' for update")).await
+}
+
+async fn settle_beside_a_locked_lease(bench: Bench, queue: &str, ending: Ending) {
+    let claimed = four_running(&bench, queue).await;
+    let reports = || {
+        let report = |claimed| Report { claimed, ending: ending.clone(), follow_ups: Vec::new() };
+        claimed.iter().map(report).collect::<Vec<_>>()
+    };
+    let other = lock_lease(&bench, &claimed[1]).await;
+    let error = in_time(bench.settle(reports())).await.expect_err("one is locked");
+    assert!(error.is_unavailable(), "{error:?}");
+    for (i, job) in claimed.iter().enumerate() {
+        let runs = bench.status(job.lease().id).await == Status::Running;
+        assert_eq!(runs, i == 1, "{i} after {ending:?}");
+    }
+    let_go(other).await;
+    assert_eq!(in_time(bench.settle(reports())).await.expect("settle"), [Fenced::Held; 4], "{ending:?}");
+}
+
+pub(crate) async fn a_settle_stores_the_neighbours_of_a_locked_lease(bench: Bench) {
+    let tasks: Vec<_> = [("a", done()), ("b", failed()), ("c", failed_for_good()), ("d", Ending::Released)]
+        .into_iter()
+        .map(|(queue, ending)| tokio::spawn(settle_beside_a_locked_lease(bench.clone(), queue, ending)))
+        .collect();
+    for task in tasks {
+        task.await.expect("task");
+    }
+}
+
+pub(crate) async fn a_sweep_recovers_the_neighbours_of_a_locked_lease(bench: Bench) {
+    let claimed = four_running(&bench, "default").await;
+    bench.advance(61 * SECOND).await;
+    let other = lock_lease(&bench, &claimed[1]).await;
+    // Whether it tells of the one it could not have is its own business.
+    let _ = in_time(bench.sweep(&SweepOptions::default())).await;
+    for (i, job) in claimed.iter().enumerate() {
+        let expected = if i == 1 { Status::Running } else { Status::Retrying };
+        assert_eq!(bench.status(job.lease().id).await, expected, "{i}");
+    }
+    let_go(other).await;
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+}
+
+pub(crate) async fn retention_passes_over_a_locked_job(bench: Bench) {
+    let claimed = four_running(&bench, "default").await;
+    for job in &claimed {
+        bench.must_finish(job, done()).await;
+    }
+    bench.advance(8 * DAY).await;
+    let id = claimed[1].lease().id;
+    let other = holding(&bench, &format!("select 1 from finished where id = '{id}' for update")).await;
+    let retain = async || in_time(bench.store().retain(&Retention::default(), 100)).await.expect("retain");
+    assert_eq!(retain().await.removed, 3);
+    assert_eq!(bench.status(id).await, Status::Succeeded);
+    let_go(other).await;
+    // The walk may have to come to its end before it begins anew.
+    let mut removed = 0;
+    for _ in 0..3 {
+        removed += retain().await.removed;
+    }
+    assert_eq!(removed, 1);
+}
+
+pub(crate) async fn a_key_that_a_transaction_holds_holds_up_no_other(bench: Bench) {
+    let other = holding(&bench, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
+    let mut waiting = Vec::new();
+    for held in [job("a").idempotency_key("held"), job("b").unique_key("held", UniqueMode::Replace)] {
+        let client = bench.handle();
+        waiting.push(tokio::spawn(async move { client.enqueue(held).await }));
+    }
+    let mut free = Vec::new();
+    for n in 0..6 {
+        let client = bench.handle();
+        let free_job = match n % 2 {
+            0 => job("free").idempotency_key(format!("free-{n}")),
+            _ => job("free").unique_key(format!("free-{n}"), UniqueMode::Replace),
+        };
+        free.push(tokio::spawn(async move { client.enqueue(free_job).await }));
+    }
+    let began = Instant::now();
+    for task in free {
+        let enqueued = in_time(task).await.expect("task").expect("nobody holds its key");
+        assert_eq!(enqueued.how, EnqueuedAs::Created);
+    }
+    assert!(began.elapsed() < 6 * SECOND, "{:?}", began.elapsed());
+    let_go(other).await;
+    for task in waiting {
+        in_time(task).await.expect("task").expect("the key is free now");
+    }
+    assert_eq!(bench.counted(Status::Queued).await, 8);
+}
+
+pub(crate) async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all(bench: Bench) {
+    let other = holding(&bench, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
+    let by_request = |key: &str| job("mail").idempotency_key(key);
+    let by_owner = |key: &str| job("mail").unique_key(key, UniqueMode::Dedupe);
+    for keyed in [by_request as fn(&str) -> NewJob, by_owner] {
+        let batch = || ["b-1", "b-2", "held", "b-3"].map(keyed);
+        let error = in_time(bench.enqueue_many(batch())).await.expect_err("one key is held");
+        assert!(error.is_unavailable(), "{error:?}");
+        assert_eq!(bench.check().await.expect("check").jobs, 0);
+    }
+    let_go(other).await;
+    for keyed in [by_request as fn(&str) -> NewJob, by_owner] {
+        bench.enqueue_many(["b-1", "b-2", "held", "b-3"].map(keyed)).await.expect("enqueue");
+    }
+    assert_eq!(bench.counted(Status::Queued).await, 8);
+}
+
+/// The claim has begun while there was no limit, and commits when there is one.
+pub(crate) async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(bench: Bench) {
+    let first = bench.enqueue_kind("mail").await;
+    for _ in 0..4 {
+        bench.enqueue_kind("mail").await;
+    }
+    let worker = bench.worker_with(DAY).await;
+    // A lease of the same job, never committed: the claim has to wait for it.
+    let mut other = holding(
+        &bench,
+        &format!(
+            "insert into running (id, worker, claimed_at, lease_no, priority, attempt, max_attempts,
+                                  interruptions, keyed, kind, queue)
+             values ('{first}', '{first}', now(), 1, 0, 1, 3, 0, false, 'x', 'elsewhere')"
+        ),
+    )
+    .await;
+    let (claimer, limiter) = (bench.handle(), bench.handle());
+    let claim = tokio::spawn(async move {
+        claimer.store().claim(&ClaimRequest::new(worker, 2), &mut Default::default()).await
+    });
+    until_somebody_waits(&bench, &mut other).await;
+    let mut limit = tokio::spawn(async move { limiter.limit("default", Some(1)).await });
+    // It may go ahead or wait for the claim; both are right.
+    let early = tokio::time::timeout(SECOND / 2, &mut limit).await;
+    let_go(other).await;
+    let mut held = in_time(claim).await.expect("task").expect("claim").jobs;
+    match early {
+        Ok(done) => done.expect("task").expect("limit"),
+        Err(_) => in_time(limit).await.expect("task").expect("limit"),
+    }
+    let more = bench.claim(worker, 5).await;
+    assert!(held.is_empty() || more.is_empty(), "{} more beside {}", more.len(), held.len());
+    held.extend(more);
+    while let Some(job) = held.pop() {
+        assert_eq!(bench.claim(worker, 5).await.len(), 0);
+        bench.must_finish(&job, done()).await;
+    }
+    assert_eq!(bench.claim(worker, 5).await.len(), 1);
+}
+
+/// The retry has to wait for a transaction that changes what it is about.
+pub(crate) async fn a_retry_beside_a_replacement_queues_the_new_contents(bench: Bench) {
+    // By a lock on the table it waits after it has begun to look.
+    let lock = "lock table finished in access exclusive mode";
+    let variants = [("", ""), ("", "select cancel('{id}')"), (lock, "select cancel('{id}')")];
+    for (n, (begin, end)) in variants.into_iter().enumerate() {
+        let key = format!("customer-{n}");
+        let id =
+            bench.ended(job("old").unique_key(key.as_str(), UniqueMode::Dedupe), Outcome::Cancelled).await;
+        let sql = format!(
+            "{begin};
+             select retry('{id}');
+             select enqueue('new', '[2]', priority => 5, queue => 'other', timeout => '7 s', flags => '{{gpu}}',
+                            unique_key => '{key}', unique_mode => 'replace');
+             {}",
+            end.replace("{id}", &id.to_string())
+        );
+        let mut other = holding(&bench, &sql).await;
+        let caller = bench.clone();
+        let retry = tokio::spawn(async move { call(&caller, "retry", id).await });
+        until_somebody_waits(&bench, &mut other).await;
+        sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
+        assert_eq!(in_time(retry).await.expect("task"), "queued");
+        assert_eq!(bench.check().await.expect("check").problems, Vec::<String>::new());
+        let worker = bench.worker().await;
+        let claimed = bench.claim_from("other", worker, 9).await;
+        assert_eq!((ids(&claimed), kinds(&claimed)), (vec![id], vec!["new"]));
+        assert_eq!((claimed[0].payload(), claimed[0].priority()), ("[2]", 5));
+        assert_eq!((claimed[0].timeout(), claimed[0].flags()), (Some(7 * SECOND), &["gpu".to_owned()][..]));
+    }
+}
+
+// ---- schemas -----------------------------------------------------------------
+
+/// A database of its own for cases that need names of their own choosing.
+struct Database(String);
+
+impl Database {
+    async fn make() -> Self {
+        let database = Database(format!("t_{}", Uuid::now_v7().simple()));
+        database.run(&database_url(), &format!("create database {}", database.0)).await;
+        database
+    }
+
+    fn url(&self, parameter: &str) -> String {
+        let url = database_url();
+        let (url, parameters) = url.split_once('?').unwrap_or((&url, ""));
+        let (server, _) = url.rsplit_once('/').expect("a URL that names a database");
+        with_parameter(&format!("{server}/{}?{parameters}", self.0), parameter)
+    }
+
+    async fn run(&self, url: &str, sql: &str) {
+        let mut connection = PgConnection::connect(url).await.expect("connect");
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.expect("sql");
+    }
+
+    async fn remove(self) {
+        self.run(&database_url(), &format!("drop database {} with (force)", self.0)).await;
+    }
+}
+
+pub(crate) async fn any_proper_schema_name_works_from_end_to_end(_: Bench) {
+    let database = Database::make().await;
+    let long = "s".repeat(63);
+    for schema in ["user", "order", "my_longshore_schema", "longshore", &long] {
+        let url = database.url(&format!("schema={schema}"));
+        let client = Client::connect(&url).await.expect(schema);
+        client.migrate().await.expect(schema);
+        let mut wakeups = client.store().subscribe().await.expect(schema);
+        database
+            .run(&database.url(""), &format!("select \"{schema}\".enqueue('mail', unique_key => 'k')"))
+            .await;
+        assert_eq!(in_time(wakeups.next()).await.as_deref(), Some("default"), "{schema}");
+        client.enqueue(job("mail")).await.expect(schema);
+        client.enqueue(job("mail").unique_key("l", UniqueMode::Replace)).await.expect(schema);
+        let worker = NewWorker::new("bench");
+        client.store().register(&worker).await.expect(schema);
+        let request = ClaimRequest::new(worker.id, 9);
+        let claims = client.store().claim(&request, &mut Default::default()).await.expect(schema);
+        assert_eq!(claims.jobs.len(), 3, "{schema}");
+        let report = |claimed| Report { claimed, ending: done(), follow_ups: Vec::new() };
+        let settled = client.settle(claims.jobs.iter().map(report).collect()).await.expect(schema);
+        assert_eq!(settled, [Fenced::Held; 3], "{schema}");
+        assert_eq!(client.check().await.expect(schema).problems, Vec::<String>::new());
+    }
+    database.remove().await;
+}
+
+pub(crate) async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name(bench: Bench) {
+    let long = "s".repeat(64);
+    for schema in ["pg_x", "pg_", "", "Upper", "1st", "a-b", "a\"b", &long] {
+        let url = with_parameter(&database_url(), &format!("schema={schema}"));
+        let error = Client::connect(&url).await.expect_err(schema);
+        assert_eq!(error.field(), Some("schema"), "{schema}: {error}");
+    }
+    drop(bench);
+}
+
+pub(crate) async fn a_role_that_may_make_no_schema_can_migrate_its_own(_: Bench) {
+    let database = Database::make().await;
+    let role = format!("{}_role", database.0);
+    let make = format!("create role {role}; create schema theirs authorization {role}");
+    database.run(&database.url(""), &make).await;
+    let url = database.url(&format!("schema=theirs&options[role]={role}"));
+    let client = Client::connect(&url).await.expect("connect");
+    let migrated = client.migrate().await;
+    let enqueued = client.enqueue(job("mail")).await;
+    drop(client);
+    database.remove().await;
+    let server = Database("postgres".into());
+    server.run(&database_url(), &format!("drop role {role}")).await;
+    migrated.expect("migrate");
+    enqueued.expect("enqueue");
 }

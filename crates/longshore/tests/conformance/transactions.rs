@@ -128,3 +128,40 @@ pub(crate) async fn an_invalid_job_is_refused_before_it_reaches_the_transaction(
     }
     assert_eq!((orders(&bench).await, bench.counted(Status::Queued).await), (1, 0));
 }
+
+fn on_a_bare_connection(bench: &Bench) {
+    let connection = rusqlite::Connection::open(bench.file()).expect("open");
+    connection.busy_timeout(5 * SECOND).expect("busy timeout");
+    let enqueue =
+        |jobs: Vec<NewJob>| tokio::runtime::Handle::current().block_on(bench.enqueue_in(&connection, jobs));
+    let keyed = |kind: &str| job(kind).idempotency_key(kind).unique_key(kind, Default::default());
+    let batches: [fn() -> Vec<NewJob>; 3] = [
+        || vec![job("bad")],
+        || vec![job("good"), job("bad"), job("good")],
+        || vec![job("good").unique_key("u", Default::default()), job("bad").idempotency_key("i")],
+    ];
+    for batch in batches {
+        enqueue(batch()).expect_err("the trigger refuses");
+        assert!(connection.is_autocommit(), "no transaction stays open");
+        for table in ["jobs", "ready", "keys"] {
+            let count = format!("select count(*) from {table}");
+            let rows: i64 = connection.query_row(&count, [], |row| row.get(0)).expect("count");
+            assert_eq!(rows, 0, "{table}");
+        }
+    }
+    enqueue(vec![job("good"), keyed("good")]).expect("a bare connection will do");
+}
+
+/// A connection without a transaction: what fails half-way is undone all the same.
+pub(crate) async fn a_failed_enqueue_on_a_bare_connection_stores_nothing(bench: Bench) {
+    bench
+        .sql(
+            "create trigger refuse before insert on ready when new.kind = 'bad'
+             begin select raise(abort, 'refused'); end",
+            None,
+        )
+        .await;
+    // The connection is not `Sync`, so it stays on this thread.
+    tokio::task::block_in_place(|| on_a_bare_connection(&bench));
+    assert_eq!(bench.counted(Status::Queued).await, 2);
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use longshore::store::{Beat, NewWorker};
+use longshore::store::{Beat, Fenced, NewWorker};
 use longshore::{Status, WorkerId};
 
 use crate::bench::*;
@@ -170,4 +170,46 @@ pub(crate) async fn a_repeated_registration_is_no_error(bench: Bench) {
     bench.store().register(&worker).await.expect("register");
     bench.store().register(&worker).await.expect("register");
     assert_eq!(bench.store().workers(None).await.expect("workers").len(), 1);
+}
+
+pub(crate) async fn leases_are_told_by_their_worker(bench: Bench) {
+    for _ in 0..4 {
+        bench.enqueue_kind("mail").await;
+    }
+    let (worker, other) = (bench.worker().await, bench.worker().await);
+    let held = bench.claim(worker, 3).await;
+    bench.claim_one(other).await;
+    let told = async |worker| {
+        let mut leases = bench.store().leases(worker).await.expect("leases");
+        leases.sort();
+        leases
+    };
+    assert_eq!(told(worker).await, [held[0].lease(), held[1].lease(), held[2].lease()]);
+    bench.must_finish(&held[1], done()).await;
+    assert_eq!(told(worker).await, [held[0].lease(), held[2].lease()]);
+    assert_eq!(told(other).await.len(), 1);
+    assert_eq!(told(WorkerId::new()).await, []);
+}
+
+pub(crate) async fn leases_a_worker_does_not_know_of_are_given_back_uncharged(bench: Bench) {
+    for _ in 0..4 {
+        bench.enqueue_kind("mail").await;
+    }
+    let (worker, other) = (bench.worker().await, bench.worker().await);
+    let held = bench.claim(worker, 3).await;
+    let foreign = bench.claim_one(other).await;
+    let known = [held[1].lease()];
+    assert_eq!(bench.give_back_unknown(worker, &known).await.expect("give back"), 2);
+    assert_eq!(bench.give_back_unknown(worker, &known).await.expect("give back"), 0);
+    assert_eq!(bench.store().leases(worker).await.expect("leases"), known);
+    assert_eq!(bench.store().leases(other).await.expect("leases"), [foreign.lease()]);
+    for lost in [&held[0], &held[2]] {
+        let job = bench.job(lost.lease().id).await;
+        assert_eq!((job.status, job.attempts, job.interruptions), (Status::Queued, 0, 0));
+        assert_eq!(bench.finish(lost, done()).await, Fenced::LeaseLost);
+    }
+    bench.must_finish(&held[1], done()).await;
+    let again = bench.claim(worker, 9).await;
+    assert_eq!(ids(&again), [held[0].lease().id, held[2].lease().id]);
+    assert!(again.iter().all(|job| job.attempt() == 1 && job.lease().lease_no == 2), "{again:?}");
 }
