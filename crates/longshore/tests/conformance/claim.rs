@@ -1,6 +1,11 @@
 //! Who gets which job: order, filters, and workers that may not have any.
 
-use longshore::store::{ClaimCursor, ClaimRequest, Suspects};
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::task::Poll;
+use std::time::Instant;
+
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Suspects};
 use longshore::{NewJob, Status, WorkerId};
 
 use crate::bench::*;
@@ -379,4 +384,63 @@ pub(crate) async fn a_claim_of_one_is_one_even_with_a_suspect_due(bench: Bench) 
     for expected in ["early innocent", "suspect 1", "suspect 2", "suspect 3", "late innocent"] {
         assert_eq!(kinds(&bench.claim(worker, 1).await), [expected]);
     }
+}
+
+// ---- claims nobody waits for ---------------------------------------------------
+
+/// Polls up to `times`, then gives up; what it was waiting for may still come.
+async fn polled<T>(work: impl Future<Output = T>, times: usize) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    let mut left = times;
+    std::future::poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending if left <= 1 => Poll::Ready(None),
+        Poll::Pending => {
+            left -= 1;
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+pub(crate) async fn a_claim_whose_caller_went_away_leaves_nothing_running(bench: Bench) {
+    const JOBS: usize = 24;
+    bench.enqueue_many((0..JOBS).map(|n| NewJob::new("mail", &n).timeout(None))).await.expect("enqueue");
+    let worker = bench.worker_with(DAY).await;
+    let mut held = Vec::new();
+    for times in (1..=6).cycle().take(24) {
+        let claim = bench.claim(worker, 2);
+        held.extend(polled(claim, times).await.into_iter().flatten());
+    }
+    // What was given up comes back by itself, uncharged.
+    let began = Instant::now();
+    while held.len() < JOBS {
+        assert!(began.elapsed() < 8 * SECOND, "leases that nobody knows of are still live");
+        tokio::time::sleep(SECOND / 100).await;
+        held.extend(bench.claim(worker, 99).await);
+    }
+    assert!(held.iter().all(|job| job.attempt() == 1 && job.interruptions() == 0), "{held:?}");
+    let live: BTreeSet<_> = bench.store().leases(worker).await.expect("leases").into_iter().collect();
+    assert_eq!(held.iter().map(Claimed::lease).collect::<BTreeSet<_>>(), live);
+}
+
+/// The answer has come, but whoever asked stops before looking at it.
+pub(crate) async fn a_claim_given_up_after_its_answer_came_leaves_nothing_running(bench: Bench) {
+    bench.enqueue_kind("mail").await;
+    let worker = bench.worker_with(DAY).await;
+    let running = async |expected: u64| {
+        let began = Instant::now();
+        while bench.counted(Status::Running).await != expected {
+            assert!(began.elapsed() < 8 * SECOND, "not {expected} running");
+            tokio::time::sleep(SECOND / 100).await;
+        }
+    };
+    let mut claim = Box::pin(bench.claim(worker, 1));
+    let ready = std::future::poll_fn(|context| Poll::Ready(claim.as_mut().poll(context).is_ready())).await;
+    assert!(!ready, "it has to wait for the database");
+    running(1).await;
+    tokio::time::sleep(SECOND / 20).await;
+    drop(claim);
+    running(0).await;
+    assert_eq!(bench.claim_one(worker).await.attempt(), 1);
 }

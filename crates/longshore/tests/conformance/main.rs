@@ -156,6 +156,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         suspects_obey_the_same_filters,
         a_suspect_that_is_not_due_waits,
         a_claim_of_one_is_one_even_with_a_suspect_due,
+        a_claim_whose_caller_went_away_leaves_nothing_running,
+        a_claim_given_up_after_its_answer_came_leaves_nothing_running,
     }
     cursor {
         jobs_of_one_instant_are_each_claimed_once_across_the_cursor,
@@ -491,6 +493,8 @@ cases!(on Postgres as postgres_only: {
         the_sql_enqueue_refuses_what_the_library_refuses,
         the_sql_enqueue_refuses_what_could_not_be_read_back,
         the_sql_enqueue_takes_the_payloads_that_the_library_takes,
+        half_pairs_around_a_backslash_are_no_pair,
+        the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part,
         a_unique_mode_of_null_is_dedupe,
         a_job_with_unreadable_options_is_claimed_with_its_neighbours,
         brackets_in_strings_do_not_count_as_depth,

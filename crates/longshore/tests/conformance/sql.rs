@@ -244,6 +244,25 @@ pub(crate) async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(be
     }
 }
 
+pub(crate) async fn half_pairs_around_a_backslash_are_no_pair(bench: Bench) {
+    let payload = r#""\ud83d\\\ude00""#;
+    NewJob::from_json("mail", payload).validate().expect_err("the library refuses it");
+    assert!(enqueue(&bench, &format!("'mail', '{payload}'")).await.is_err());
+}
+
+/// The job would run without any of its options.
+pub(crate) async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(bench: Bench) {
+    for options in [
+        r#"{"tags":["a"],"tags":["b"]}"#,
+        r#"{"context":"a","context":"b"}"#,
+        r#"{"tags":["a"],"retry":{"policy":"fixed"}}"#,
+        r#"{"tags":["a"],"retry":{"policy":"list","delays_ms":"x"}}"#,
+    ] {
+        let arguments = format!("'mail', options => '{options}'");
+        assert!(enqueue(&bench, &arguments).await.is_err(), "{options} was taken");
+    }
+}
+
 pub(crate) async fn a_unique_mode_of_null_is_dedupe(bench: Bench) {
     let (holder, _) =
         enqueue(&bench, "'mail', unique_key => 'k', unique_mode => null").await.expect("enqueue");
