@@ -2,7 +2,7 @@
 //! through [`Client`] and nothing else.
 //!
 //! A moving job is chased: an operation looks where the job stands, asks
-//! [`lifecycle`](crate::lifecycle) what follows, and stores that only if the
+//! [`lifecycle`] what follows, and stores that only if the
 //! job still stands there; otherwise it looks again.
 
 use std::sync::Arc;

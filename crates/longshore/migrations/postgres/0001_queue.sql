@@ -268,14 +268,31 @@ end
 $$;
 
 -- NUL and half surrogate pairs, which the type json lets pass. Escaped
--- backslashes are taken out first, then whole pairs.
+-- backslashes are painted over first, then whole pairs are taken out.
 create function longshore.has_bad_characters(value json) returns boolean
 language sql immutable
 as $$
 select regexp_replace(
-         regexp_replace(value::text, '\\\\', '', 'g'),
+         regexp_replace(value::text, '\\\\', 'x', 'g'),
          '\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}', '', 'g')
        ~ '\\u(0000|[dD][89a-fA-F])'
+$$;
+
+-- Whether a value is an object with exactly these parts, each a whole number
+-- of milliseconds, or for `list` an array of them.
+create function longshore.are_millis(value json, names text[]) returns boolean
+language sql immutable
+as $$
+select (select array_agg(part.key order by part.key) from json_each(value) as part where part.key <> 'policy')
+         is not distinct from names
+   and not exists (
+         select 1
+           from json_each(value) as part
+          cross join lateral json_array_elements(
+                  case json_typeof(part.value) when 'array' then part.value else json_build_array(part.value) end
+                ) as number
+          where part.key <> 'policy'
+            and (json_typeof(number) <> 'number' or number::text !~ '^[0-9]{1,15}$'))
 $$;
 
 -- Whether the library can read them back.
@@ -286,7 +303,8 @@ declare
   name text;
   part json;
 begin
-  if json_typeof(value) <> 'object' then
+  if json_typeof(value) <> 'object'
+     or (select count(*) <> count(distinct each.key) from json_each(value) as each) then
     return false;
   end if;
   for name, part in select * from json_each(value) loop
@@ -301,8 +319,15 @@ begin
           return false;
         end if;
       when 'retry' then
-        if json_typeof(part) <> 'object' or part ->> 'policy' is null
-           or part ->> 'policy' not in ('jitter', 'exponential', 'fixed', 'list', 'none') then
+        if json_typeof(part) <> 'object' or not coalesce(
+             case part ->> 'policy'
+               when 'jitter' then longshore.are_millis(part, array['base_ms', 'cap_ms'])
+               when 'exponential' then longshore.are_millis(part, array['cap_ms'])
+               when 'fixed' then longshore.are_millis(part, array['delay_ms'])
+               when 'list' then longshore.are_millis(part, array['delays_ms'])
+                                and json_typeof(part -> 'delays_ms') = 'array'
+               when 'none' then longshore.are_millis(part, null)
+             end, false) then
           return false;
         end if;
       when 'metadata' then

@@ -3,7 +3,7 @@
 //! to it.
 //!
 //! An engine stores moves; it does not choose them. What follows from what is
-//! decided in [`lifecycle`](crate::lifecycle), and every move names what it was
+//! decided in [`lifecycle`], and every move names what it was
 //! decided from, so that an engine can refuse one whose ground is gone.
 
 use std::borrow::Cow;
@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 use crate::enqueue::{Enqueued, MAX_PAYLOAD, Options, ValidEdit, ValidJob, check_json, check_name};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::lifecycle::{Flags, Leave, Running, State};
+use crate::lifecycle::{self, Ending, Flags, Leave, Running, State};
 use crate::retry::{MAX_DELAY, RetryPolicy};
 
 pub mod cursor;
@@ -326,6 +326,42 @@ pub struct Claims {
     pub jobs: Vec<Claimed>,
     /// Whether there may be more right now: ask again without waiting.
     pub more: bool,
+}
+
+/// A claim on its way to whoever asked. If nobody takes it, because the caller
+/// went away before or after it arrived, it is given back.
+pub(crate) struct Handover {
+    claims: Option<Claims>,
+    give_back: Box<dyn Fn(Claims) + Send>,
+}
+
+impl Handover {
+    pub(crate) fn new(claims: Claims, give_back: impl Fn(Claims) + Send + 'static) -> Self {
+        Handover { claims: Some(claims), give_back: Box::new(give_back) }
+    }
+
+    pub(crate) fn accept(mut self) -> Claims {
+        self.claims.take().unwrap_or_else(|| Claims { jobs: Vec::new(), more: false })
+    }
+}
+
+impl Drop for Handover {
+    fn drop(&mut self) {
+        if let Some(claims) = self.claims.take().filter(|claims| !claims.jobs.is_empty()) {
+            (self.give_back)(claims);
+        }
+    }
+}
+
+/// How leases end that nobody is there to run: released, uncharged.
+pub(crate) fn releases(claims: &Claims) -> Vec<Settlement> {
+    let release = |job: &Claimed| Settlement {
+        lease: job.lease(),
+        seen: Some(Flags::default()),
+        leave: lifecycle::settle(&job.running(), Ending::Released),
+        follow_ups: Vec::new(),
+    };
+    claims.jobs.iter().map(release).collect()
 }
 
 /// A leased job: all that is needed to run it. Only a claim makes one.
@@ -655,7 +691,7 @@ pub enum Interruptor {
     HungHandler,
 }
 
-/// An operator's move, as [`lifecycle`](crate::lifecycle) decided it.
+/// An operator's move, as [`lifecycle`] decided it.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// A waiting job ends as cancelled with these attempts charged.

@@ -24,7 +24,6 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
 
 use super::*;
-use crate::lifecycle::{self, Ending};
 
 mod claim;
 mod enqueue;
@@ -504,17 +503,18 @@ impl Store for PostgresStore {
         let (reply, answer) = tokio::sync::oneshot::channel();
         let store = self.clone();
         tokio::spawn(async move {
+            let runtime = tokio::runtime::Handle::current();
             let done = store.run(args, claim_with_cursor).await;
-            // A caller that went away cannot run what it was given.
-            if let Err(Ok((claims, _))) = reply.send(done) {
-                store.give_back(claims).await;
-            }
+            let _ = reply.send(done.map(|(claims, cursor)| {
+                let give_back = move |claims| drop(runtime.spawn(store.clone().give_back(claims)));
+                (Handover::new(claims, give_back), cursor)
+            }));
         });
         let (claims, moved) = answer.await.unwrap_or_else(|_| {
             Err(Error::unavailable("the runtime is shutting down; what was claimed is not known"))
         })?;
         *cursor = moved;
-        Ok(claims)
+        Ok(claims.accept())
     }
 
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
@@ -702,16 +702,9 @@ fn claim_with_cursor<'c>(
 
 impl PostgresStore {
     /// Releases what nobody is there to run.
-    async fn give_back(&self, claims: Claims) {
-        let release = |job: &Claimed| Settlement {
-            lease: job.lease(),
-            seen: Some(Flags::default()),
-            leave: lifecycle::settle(&job.running(), Ending::Released),
-            follow_ups: Vec::new(),
-        };
-        let settlements: Vec<Settlement> = claims.jobs.iter().map(release).collect();
-        if let Err(error) = self.settle(&settlements).await {
-            tracing::warn!(%error, jobs = settlements.len(), "could not give back a claim that nobody awaits");
+    async fn give_back(self, claims: Claims) {
+        if let Err(error) = self.settle(&releases(&claims)).await {
+            tracing::warn!(%error, jobs = claims.jobs.len(), "could not give back a claim that nobody awaits");
         }
     }
 }

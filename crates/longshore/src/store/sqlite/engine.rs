@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{broadcast, oneshot};
 
-use super::{Fault, Tx};
+use super::{Fault, Tx, flow};
 use crate::error::{Error, Result};
+use crate::store::{Claims, releases};
 
 /// How long a write waits for another process before it is `unavailable`.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -115,6 +116,18 @@ impl Engine {
         let call = Call { work: Some(work), result: None, reply, unawaited };
         self.writer.send(Message::Work(Box::new(call))).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
+    }
+
+    /// Releases claims that nobody took, whoever finds out on whatever thread.
+    pub(super) fn give_back(&self) -> impl Fn(Claims) + Send + 'static {
+        let writer = self.writer.clone();
+        move |claims| {
+            let (reply, _) = oneshot::channel();
+            let work = move |tx: &Tx<'_>| flow::settle(tx, &releases(&claims));
+            let call = Call { work: Some(work), result: None, reply, unawaited: Unawaited::Finish };
+            // Fails only when the store is gone, and recovery takes them.
+            let _ = writer.send(Message::Work(Box::new(call)));
+        }
     }
 
     /// Runs `work` on one snapshot, which holds everything answered before.

@@ -2,9 +2,9 @@
 //! host; `:memory:` for tests.
 //!
 //! Owns the store and its ground: opening, migrating, the clock, how faults are
-//! told. The verbs are in [`flow`] (a job's life), [`upkeep`] (recovery,
-//! schedules, retention), [`operate`] (operators' moves) and [`inspect`]
-//! (looking), in the order of the trait; the threads are in [`engine`].
+//! told. The verbs are in `enqueue`, `claim`, `flow` (progress, settle, heartbeat), `upkeep` (recovery,
+//! schedules, retention), `operate` (operators' moves) and `inspect`
+//! (looking), in the order of the trait; the threads are in `engine`.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -420,13 +420,14 @@ impl Store for SqliteStore {
         // empty one is left behind, which starts at the head.
         let (request, mut travelling) = (request.clone(), std::mem::take(cursor));
         // A claim that nobody waits for any more would lease jobs to nobody.
+        let give_back = self.engine.give_back();
         let work = move |tx: &Tx<'_>| {
             let claims = claim::claim(tx, &request, &mut travelling)?;
-            Ok((claims, travelling))
+            Ok((Handover::new(claims, give_back), travelling))
         };
         let (claims, returned) = self.engine.write_for(Unawaited::Drop, work).await?;
         *cursor = returned;
-        Ok(claims)
+        Ok(claims.accept())
     }
 
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
