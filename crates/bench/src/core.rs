@@ -10,7 +10,7 @@ use longshore::store::ClaimCursor;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::report::{self, Cell, Sample};
+use crate::report::{self, Cell, Sample, client_cpu};
 use crate::server::Admin;
 use crate::{Engine, Result, Server, ours, raw_postgres, raw_sqlite, scratch_folder};
 
@@ -187,11 +187,12 @@ impl Postgres<'_> {
 
     async fn timed(&mut self, work: impl Future<Output = Result<u64>>) -> Result<Sample> {
         let wal = self.admin.wal_position().await?;
-        let began = Instant::now();
+        let (cpu, began) = (client_cpu(), Instant::now());
         let jobs = work.await?;
         let took = began.elapsed();
+        let client_cpu = client_cpu().zip(cpu).map(|(after, before)| after - before);
         let wal_bytes = Some(self.admin.wal_position().await? - wal);
-        Ok(Sample { jobs, took, wal_bytes })
+        Ok(Sample { jobs, took, wal_bytes, client_cpu })
     }
 
     async fn bulk(&mut self, mut cell: Cell) -> Result<Cell> {
@@ -498,7 +499,7 @@ fn remove(path: &Path) {
 }
 
 fn sample(jobs: u64, began: Instant) -> Sample {
-    Sample { jobs, took: began.elapsed(), wal_bytes: None }
+    Sample { jobs, took: began.elapsed(), wal_bytes: None, client_cpu: None }
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {

@@ -14,6 +14,8 @@ pub(crate) struct Sample {
     pub(crate) took: Duration,
     /// How much the log grew meanwhile, where that can be told.
     pub(crate) wal_bytes: Option<u64>,
+    /// What this process computed meanwhile, where that can be told.
+    pub(crate) client_cpu: Option<Duration>,
 }
 
 impl Sample {
@@ -24,6 +26,15 @@ impl Sample {
     fn wal_per_job(&self) -> Option<f64> {
         self.wal_bytes.map(|bytes| bytes as f64 / self.jobs.max(1) as f64)
     }
+}
+
+/// The processor time of this process so far, to a hundredth of a second.
+pub(crate) fn client_cpu() -> Option<Duration> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field is the program's name and may contain anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(Duration::from_millis((user + system) * 10))
 }
 
 pub(crate) fn rate(jobs: u64, took: Duration) -> f64 {
@@ -47,10 +58,18 @@ impl Side {
         median(self.samples.iter().filter_map(Sample::wal_per_job).collect())
     }
 
+    /// Over all rounds, because one is too short for the kernel's clock.
+    fn client_micros_per_job(&self) -> Option<f64> {
+        let used: Option<Duration> = self.samples.iter().map(|sample| sample.client_cpu).sum();
+        let jobs: u64 = self.samples.iter().map(|sample| sample.jobs).sum();
+        used.map(|used| used.as_secs_f64() * 1e6 / jobs.max(1) as f64)
+    }
+
     fn figures(&self) -> Value {
         json!({
             "name": self.name,
             "jobs_per_second": self.rate(),
+            "client_micros_per_job": self.client_micros_per_job(),
             "wal_bytes_per_job": self.wal_per_job(),
             "rounds": self.samples.iter().map(Sample::rate).collect::<Vec<_>>(),
         })
@@ -75,8 +94,11 @@ impl Cell {
         self
     }
 
+    /// Round by round, because both sides of a round saw the same machine,
+    /// and the machine changes from round to round.
     fn ratio(&self, raw: &Side) -> f64 {
-        self.ours.rate() / raw.rate().max(1e-9)
+        let rounds = self.ours.samples.iter().zip(&raw.samples);
+        median(rounds.map(|(ours, raw)| ours.rate() / raw.rate().max(1e-9)).collect()).unwrap_or(0.0)
     }
 
     fn figures(&self) -> Value {
@@ -94,11 +116,15 @@ impl Cell {
         json!({ "cell": self.name, "ours": self.ours.figures(), "against": against })
     }
 
-    fn rows(&self) -> Vec<[String; 7]> {
+    fn rows(&self) -> Vec<[String; 8]> {
         let row = |(nth, raw): (usize, &Side)| {
             let first = |text: String| if nth == 0 { text } else { String::new() };
             let wal = match (self.ours.wal_per_job(), raw.wal_per_job()) {
                 (Some(ours), Some(raw)) => format!("{ours:.0} / {raw:.0}"),
+                _ => String::new(),
+            };
+            let cpu = match (self.ours.client_micros_per_job(), raw.client_micros_per_job()) {
+                (Some(ours), Some(raw)) => format!("{ours:.1} / {raw:.1}"),
                 _ => String::new(),
             };
             let ratio = self.ratio(raw);
@@ -112,6 +138,7 @@ impl Cell {
                 thousands(raw.rate()),
                 format!("{ratio:.2}"),
                 wal,
+                cpu,
                 bar,
             ]
         };
@@ -122,8 +149,8 @@ impl Cell {
 /// Tells an engine's cells as a table and as JSON.
 pub(crate) fn compare(engine: &str, facts: Value, cells: &[Cell]) -> Value {
     println!("\n{engine} (jobs/s, medians)");
-    let head = ["cell", "longshore", "against", "jobs/s", "ratio", "WAL bytes/job", "bar"];
-    let rows: Vec<[String; 7]> = cells.iter().flat_map(Cell::rows).collect();
+    let head = ["cell", "longshore", "against", "jobs/s", "ratio", "WAL bytes/job", "client µs/job", "bar"];
+    let rows: Vec<[String; 8]> = cells.iter().flat_map(Cell::rows).collect();
     table(head, &rows);
     json!({ "engine": engine, "facts": facts, "cells": cells.iter().map(Cell::figures).collect::<Vec<_>>() })
 }
