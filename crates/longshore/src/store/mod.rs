@@ -328,31 +328,6 @@ pub struct Claims {
     pub more: bool,
 }
 
-/// A claim on its way to whoever asked. If nobody takes it, because the caller
-/// went away before or after it arrived, it is given back.
-pub(crate) struct Handover {
-    claims: Option<Claims>,
-    give_back: Box<dyn Fn(Claims) + Send>,
-}
-
-impl Handover {
-    pub(crate) fn new(claims: Claims, give_back: impl Fn(Claims) + Send + 'static) -> Self {
-        Handover { claims: Some(claims), give_back: Box::new(give_back) }
-    }
-
-    pub(crate) fn accept(mut self) -> Claims {
-        self.claims.take().unwrap_or_else(|| Claims { jobs: Vec::new(), more: false })
-    }
-}
-
-impl Drop for Handover {
-    fn drop(&mut self) {
-        if let Some(claims) = self.claims.take().filter(|claims| !claims.jobs.is_empty()) {
-            (self.give_back)(claims);
-        }
-    }
-}
-
 /// How leases end that nobody is there to run: released, uncharged.
 pub(crate) fn releases(claims: &Claims) -> Vec<Settlement> {
     let release = |job: &Claimed| Settlement {
@@ -368,8 +343,8 @@ pub(crate) fn releases(claims: &Claims) -> Vec<Settlement> {
 #[derive(Debug)]
 pub struct Claimed {
     pub(crate) lease: Lease,
-    pub(crate) kind: String,
-    pub(crate) queue: String,
+    pub(crate) kind: Arc<str>,
+    pub(crate) queue: Arc<str>,
     pub(crate) priority: i16,
     pub(crate) payload: String,
     pub(crate) attempt: u16,
@@ -485,6 +460,15 @@ pub(crate) fn backoff(policy: Option<&RetryPolicy>, id: JobId, attempt: u16) -> 
 
 /// A duration as both engines store it and reckon with it: within ten years,
 /// past which nothing differs.
+/// The text, sharing memory with the last one if that was the same: the jobs of
+/// a claim are mostly of few kinds.
+pub(crate) fn shared(last: &mut Arc<str>, text: &str) -> Arc<str> {
+    if **last != *text {
+        *last = text.into();
+    }
+    last.clone()
+}
+
 pub(crate) fn millis(duration: Duration) -> i64 {
     duration.min(MAX_DELAY).as_millis().max(1) as i64
 }

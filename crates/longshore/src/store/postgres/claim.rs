@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -14,7 +15,7 @@ use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
 use crate::store::cursor::{ClaimCursor, Place, Position, Start, Taken};
-use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects};
+use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
 
 /// Which (queue, priority) have waiting jobs: one index probe each, however
 /// many jobs wait there and whenever they are due.
@@ -188,14 +189,15 @@ const TAKE: &str = "
       select t.id, $3, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
              t.interruptions, t.keyed, t.kind, t.queue, t.flags
         from taken t)
-    select (select count(*) from chosen), longshore.clock(),
-           t.id, t.kind, t.queue, t.priority, t.attempt + 1, t.max_attempts, t.interruptions, t.lease_no + 1,
-           t.timeout_ms, t.flags, t.run_at, j.payload::text, j.options::text
+    select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
+           t.run_at, j.payload::text, j.options::text,
+           t.queue, t.priority, t.interruptions, (select count(*) from chosen)
       from (select 1) as always
       left join (taken t join longshore.jobs j on j.id = t.id) on true";
 
 /// As [`TAKE`], from the one place there is, when there is no other to merge
-/// with: the common case, at half the cost.
+/// with: the common case, at half the cost. What all its rows have in common
+/// (queue, priority, no interruptions) is not sent with each.
 const TAKE_FROM_ONE: &str = "
     with picked as (
       select place
@@ -235,9 +237,8 @@ const TAKE_FROM_ONE: &str = "
       select t.id, $8, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
              t.interruptions, t.keyed, t.kind, t.queue, t.flags
         from taken t)
-    select (select count(*) from picked), longshore.clock(),
-           t.id, t.kind, t.queue, t.priority, t.attempt + 1, t.max_attempts, t.interruptions, t.lease_no + 1,
-           t.timeout_ms, t.flags, t.run_at, j.payload::text, j.options::text
+    select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
+           t.run_at, j.payload::text, j.options::text
       from (select 1) as always
       left join (taken t join longshore.jobs j on j.id = t.id) on true";
 
@@ -371,24 +372,32 @@ impl PostgresStore {
         let wanted = (request.limit as usize).min(MAX_CLAIM) - jobs.len();
         // One suspect at a time, counting one that this call took already.
         let suspect = request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0);
-        let query = match cursor.places() {
-            [place] if caps.is_empty() && !(suspect && cursor.saw_suspects()) => {
-                bind_take_from_one(sqlx::query(self.sql(TAKE_FROM_ONE)), request, place, wanted)
-            }
-            _ => bind_take(sqlx::query(self.sql(TAKE)), request, cursor, &caps, wanted, suspect),
+        let single = match cursor.places() {
+            [place] if caps.is_empty() && !(suspect && cursor.saw_suspects()) => Some(place),
+            _ => None,
+        };
+        let query = match single {
+            Some(place) => bind_take_from_one(sqlx::query(self.sql(TAKE_FROM_ONE)), request, place, wanted),
+            None => bind_take(sqlx::query(self.sql(TAKE)), request, cursor, &caps, wanted, suspect),
         };
         let rows = query.fetch_all(connection).await?;
-        let looked: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
-        let scanned_at: Option<DateTime<Utc>> = rows.first().map(|row| row.try_get(1)).transpose()?;
+        let first = rows.first().ok_or_else(|| Error::internal("a claim gave no answer"))?;
+        let mut reader = Reader::new(request.worker, first.try_get(0)?, single);
         let before = jobs.len();
+        jobs.reserve(rows.len());
         for row in &rows {
-            if let Some(id) = row.try_get::<Option<Uuid>, _>(2)? {
-                jobs.push(claimed(row, JobId(id), request.worker)?);
+            if let Some(id) = row.try_get::<Option<Uuid>, _>(1)? {
+                jobs.push(reader.read(row, JobId(id))?);
             }
         }
-        jobs[before..].sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
+        let scanned_at = Some(reader.claimed_at);
         // Full is what was there to take, not what was left of it after
-        // others had locked theirs.
+        // others had locked theirs. In a single place it is the same.
+        let looked: i64 = match single {
+            Some(_) => (jobs.len() - before) as i64,
+            None => first.try_get(14)?,
+        };
+        jobs[before..].sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
         let full = looked >= wanted as i64;
         let taken: Vec<Taken> =
             jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
@@ -479,29 +488,53 @@ fn taken(job: &Claimed) -> Taken<'_> {
     }
 }
 
-fn claimed(row: &PgRow, id: JobId, worker: WorkerId) -> Done<Claimed> {
-    Ok(Claimed {
-        kind: row.try_get(3)?,
-        queue: row.try_get(4)?,
-        priority: row.try_get(5)?,
-        attempt: row.try_get::<i32, _>(6)? as u16,
-        max_attempts: row.try_get::<i16, _>(7)? as u16,
-        interruptions: row.try_get::<i16, _>(8)? as u16,
-        lease: Lease { id, lease_no: row.try_get(9)?, worker },
-        timeout: row.try_get::<Option<i64>, _>(10)?.map(|ms| Duration::from_millis(ms as u64)),
-        flags: row
-            .try_get::<Option<Vec<Option<String>>>, _>(11)?
-            .unwrap_or_default()
-            .into_iter()
-            .flatten()
-            .collect(),
-        run_at: row.try_get(12)?,
-        claimed_at: row.try_get(1)?,
-        payload: row.try_get(13)?,
-        // The claim is committed: one bad row must not take its neighbours with it.
-        options: Options::from_stored(row.try_get(14)?).unwrap_or_else(|error| {
-            tracing::error!(job_id = %id, %error, "running the job without its options");
-            Options::default()
-        }),
-    })
+/// Reads the rows of a claim. Names that repeat from row to row are shared.
+struct Reader {
+    worker: WorkerId,
+    claimed_at: DateTime<Utc>,
+    /// Queue and priority, where all rows have the same.
+    single: Option<(Arc<str>, i16)>,
+    queue: Arc<str>,
+    kind: Arc<str>,
+}
+
+impl Reader {
+    fn new(worker: WorkerId, claimed_at: DateTime<Utc>, single: Option<&Place>) -> Self {
+        let single = single.map(|place| (Arc::from(place.queue.as_str()), place.priority));
+        Reader { worker, claimed_at, single, queue: "".into(), kind: "".into() }
+    }
+
+    fn read(&mut self, row: &PgRow, id: JobId) -> Done<Claimed> {
+        let (queue, priority, interruptions) = match &self.single {
+            Some((queue, priority)) => (queue.clone(), *priority, 0),
+            None => {
+                let queue = shared(&mut self.queue, row.try_get(11)?);
+                (queue, row.try_get(12)?, row.try_get::<i16, _>(13)? as u16)
+            }
+        };
+        Ok(Claimed {
+            kind: shared(&mut self.kind, row.try_get(2)?),
+            queue,
+            priority,
+            attempt: row.try_get::<i32, _>(3)? as u16,
+            max_attempts: row.try_get::<i16, _>(4)? as u16,
+            interruptions,
+            lease: Lease { id, lease_no: row.try_get(5)?, worker: self.worker },
+            timeout: row.try_get::<Option<i64>, _>(6)?.map(|ms| Duration::from_millis(ms as u64)),
+            flags: row
+                .try_get::<Option<Vec<Option<String>>>, _>(7)?
+                .unwrap_or_default()
+                .into_iter()
+                .flatten()
+                .collect(),
+            run_at: row.try_get(8)?,
+            claimed_at: self.claimed_at,
+            payload: row.try_get(9)?,
+            // The claim is committed: one bad row must not take its neighbours with it.
+            options: Options::from_stored(row.try_get(10)?).unwrap_or_else(|error| {
+                tracing::error!(job_id = %id, %error, "running the job without its options");
+                Options::default()
+            }),
+        })
+    }
 }

@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rusqlite::params;
@@ -377,8 +378,8 @@ impl<'a> Hunt<'a> {
                 claimed.max_attempts,
                 claimed.interruptions,
                 row.get::<_, bool>(8)?,
-                claimed.kind,
-                claimed.queue,
+                &*claimed.kind,
+                &*claimed.queue,
                 row.get_ref(9)?.as_str_or_null()?,
             ])?;
             drop(rows);
@@ -393,14 +394,18 @@ impl<'a> Hunt<'a> {
             tracing::error!(job_id = %candidate.id, %error, "running the job without its options");
             Options::default()
         });
+        let (mut kind, mut queue): (Arc<str>, Arc<str>) =
+            self.leased.last().map_or_else(Default::default, |job| (job.kind.clone(), job.queue.clone()));
+        let kind = shared(&mut kind, row.get_ref(2)?.as_str()?);
+        let queue = shared(&mut queue, candidate.queue);
         Ok(Claimed {
             lease: Lease {
                 id: JobId(candidate.id),
                 lease_no: row.get::<_, i32>(4)? + 1,
                 worker: self.request.worker,
             },
-            kind: row.get(2)?,
-            queue: candidate.queue.to_owned(),
+            kind,
+            queue,
             priority: candidate.priority,
             payload: row.get(0)?,
             attempt: row.get::<_, u16>(5)? + 1,
@@ -443,4 +448,29 @@ fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<Option<u32>>> {
             Some(Some(most.saturating_sub(running)))
         }
     })
+}
+
+/// A claim on its way to whoever asked. If nobody takes it, because the caller
+/// went away before or after it arrived, it is given back.
+pub(super) struct Handover {
+    claims: Option<Claims>,
+    give_back: Box<dyn Fn(Claims) + Send>,
+}
+
+impl Handover {
+    pub(super) fn new(claims: Claims, give_back: impl Fn(Claims) + Send + 'static) -> Self {
+        Handover { claims: Some(claims), give_back: Box::new(give_back) }
+    }
+
+    pub(super) fn accept(mut self) -> Claims {
+        self.claims.take().unwrap_or_else(|| Claims { jobs: Vec::new(), more: false })
+    }
+}
+
+impl Drop for Handover {
+    fn drop(&mut self) {
+        if let Some(claims) = self.claims.take().filter(|claims| !claims.jobs.is_empty()) {
+            (self.give_back)(claims);
+        }
+    }
 }

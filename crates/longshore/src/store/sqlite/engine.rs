@@ -104,16 +104,20 @@ impl Engine {
         T: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
     {
-        self.write_for(Unawaited::Finish, work).await
+        self.write_for(Unawaited::Finish, work, |done| done).await
     }
 
-    pub(super) async fn write_for<T, F>(&self, unawaited: Unawaited, work: F) -> Result<T>
+    /// As [`write`](Self::write). `deliver` sees the result once it is
+    /// committed, and not at all when it was undone.
+    pub(super) async fn write_for<T, U, F, D>(&self, unawaited: Unawaited, work: F, deliver: D) -> Result<U>
     where
         T: Send + 'static,
+        U: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
+        D: FnOnce(T) -> U + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
-        let call = Call { work: Some(work), result: None, reply, unawaited };
+        let call = Call { work: Some(work), result: None, deliver, reply, unawaited };
         self.writer.send(Message::Work(Box::new(call))).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
@@ -124,7 +128,8 @@ impl Engine {
         move |claims| {
             let (reply, _) = oneshot::channel();
             let work = move |tx: &Tx<'_>| flow::settle(tx, &releases(&claims));
-            let call = Call { work: Some(work), result: None, reply, unawaited: Unawaited::Finish };
+            let unawaited = Unawaited::Finish;
+            let call = Call { work: Some(work), result: None, deliver: drop, reply, unawaited };
             // Fails only when the store is gone, and recovery takes them.
             let _ = writer.send(Message::Work(Box::new(call)));
         }
@@ -138,7 +143,8 @@ impl Engine {
     {
         let Some(readers) = &self.readers else { return self.write(work).await };
         let (reply, answer) = oneshot::channel();
-        let call = Call { work: Some(work), result: None, reply, unawaited: Unawaited::Drop };
+        let unawaited = Unawaited::Drop;
+        let call = Call { work: Some(work), result: None, deliver: |done| done, reply, unawaited };
         readers.send(Box::new(call)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
@@ -164,30 +170,37 @@ trait Task: Send {
     fn answer(self: Box<Self>, fate: Result<(), &Error>);
 }
 
-struct Call<T, F> {
+struct Call<T, U, F, D> {
     work: Option<F>,
+    /// None before it ran, and after it was undone because nobody waits.
     result: Option<Result<T>>,
-    reply: oneshot::Sender<Result<T>>,
+    deliver: D,
+    reply: oneshot::Sender<Result<U>>,
     unawaited: Unawaited,
 }
 
-impl<T, F> Call<T, F> {
+impl<T, U, F, D> Call<T, U, F, D> {
     fn is_pointless(&self) -> bool {
         self.unawaited == Unawaited::Drop && self.reply.is_closed()
     }
 }
 
-impl<T, F> Task for Call<T, F>
+impl<T, U, F, D> Task for Call<T, U, F, D>
 where
     T: Send,
+    U: Send,
     F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send,
+    D: FnOnce(T) -> U + Send,
 {
     fn run(&mut self, tx: &Tx<'_>) -> bool {
         let Some(work) = self.work.take().filter(|_| !self.is_pointless()) else { return false };
         // One call's panic must not end the thread that serves all.
         let result = catch_unwind(AssertUnwindSafe(|| work(tx)))
             .unwrap_or_else(|_| Err(Error::internal("the SQLite engine panicked; this is a bug").into()));
-        let keep = result.is_ok() && !self.is_pointless();
+        if self.is_pointless() {
+            return false;
+        }
+        let keep = result.is_ok();
         self.result = Some(result.map_err(Error::from));
         keep
     }
@@ -196,7 +209,7 @@ where
         let result = match (self.result, fate) {
             (Some(Err(own)), _) => Err(own),
             (_, Err(error)) => Err(error.shared()),
-            (Some(result), Ok(())) => result,
+            (Some(Ok(done)), Ok(())) => Ok((self.deliver)(done)),
             (None, Ok(())) => return,
         };
         let _ = self.reply.send(result);
@@ -422,4 +435,34 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 
 fn ended() -> Error {
     Error::unavailable("the database engine has stopped; open it again")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// The leases of an undone claim are not there to be given back: by then
+    /// their numbers may belong to somebody else.
+    #[test]
+    fn what_was_undone_is_not_delivered() {
+        let conn = Connection::open_in_memory().unwrap();
+        let delivered = Arc::new(AtomicBool::new(false));
+        let call = || {
+            let (reply, answer) = oneshot::channel();
+            let seen = delivered.clone();
+            // Whoever waits goes away while the work is being done.
+            let work = move |_: &Tx<'_>| {
+                drop(answer);
+                Ok(())
+            };
+            let deliver = move |()| seen.store(true, Ordering::Relaxed);
+            Box::new(Call { work: Some(work), result: None, deliver, reply, unawaited: Unawaited::Drop })
+                as Box<dyn Task>
+        };
+        commit_together(&conn, vec![call()]);
+        commit_together(&conn, vec![call(), call()]);
+        assert!(!delivered.load(Ordering::Relaxed));
+    }
 }

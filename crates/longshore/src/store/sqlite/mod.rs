@@ -423,9 +423,10 @@ impl Store for SqliteStore {
         let give_back = self.engine.give_back();
         let work = move |tx: &Tx<'_>| {
             let claims = claim::claim(tx, &request, &mut travelling)?;
-            Ok((Handover::new(claims, give_back), travelling))
+            Ok((claims, travelling))
         };
-        let (claims, returned) = self.engine.write_for(Unawaited::Drop, work).await?;
+        let deliver = |(claims, travelling)| (claim::Handover::new(claims, give_back), travelling);
+        let (claims, returned) = self.engine.write_for(Unawaited::Drop, work, deliver).await?;
         *cursor = returned;
         Ok(claims.accept())
     }
