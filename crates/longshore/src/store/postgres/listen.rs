@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::PgConnection;
-use sqlx::postgres::{PgListener, PgPool};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPool, PgPoolOptions};
 use tokio::sync::{Mutex, broadcast};
 
 use super::{Done, PostgresStore};
@@ -18,23 +18,26 @@ const CAPACITY: usize = 256;
 #[derive(Debug)]
 pub(super) struct Listener {
     channel: String,
+    /// For the one connection; the verbs have theirs.
+    pool: PgPool,
     sender: Mutex<Option<broadcast::WeakSender<String>>>,
 }
 
 impl Listener {
-    pub(super) fn new(channel: String) -> Self {
-        Listener { channel, sender: Mutex::default() }
+    pub(super) fn new(channel: String, options: PgConnectOptions) -> Self {
+        let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+        Listener { channel, pool, sender: Mutex::default() }
     }
 
-    pub(super) async fn subscribe(&self, pool: &PgPool) -> Result<Wakeups> {
+    pub(super) async fn subscribe(&self) -> Result<Wakeups> {
         let mut slot = self.sender.lock().await;
         if let Some(sender) = slot.as_ref().and_then(broadcast::WeakSender::upgrade) {
             return Ok(Wakeups(sender.subscribe()));
         }
         let (sender, receiver) = broadcast::channel(CAPACITY);
         *slot = Some(sender.downgrade());
-        let first = connect(pool, &self.channel).await;
-        tokio::spawn(listen(first.ok(), pool.clone(), self.channel.clone(), sender));
+        let first = connect(&self.pool, &self.channel).await;
+        tokio::spawn(listen(first.ok(), self.pool.clone(), self.channel.clone(), sender));
         Ok(Wakeups(receiver))
     }
 }

@@ -15,12 +15,13 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
 
 use super::*;
@@ -31,6 +32,7 @@ mod flow;
 mod inspect;
 mod listen;
 mod operate;
+mod pool;
 mod upkeep;
 
 const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/postgres/0001_queue.sql"))];
@@ -40,8 +42,6 @@ const DEFAULT_SCHEMA: &str = "longshore";
 const DEADLINE: Duration = Duration::from_secs(60);
 /// How often a deadlock or a serialisation failure is tried again.
 const TRIES: u32 = 6;
-/// A connection that idled this long is asked whether it still lives.
-const PROBE_AFTER: Duration = Duration::from_secs(15);
 
 /// The queue in a Postgres database.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct PostgresStore(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    pool: PgPool,
+    pool: Arc<pool::Pool>,
     schema: Schema,
     listener: listen::Listener,
     notify: bool,
@@ -117,22 +117,6 @@ impl PostgresStore {
                 "database URL: not understood; use postgres://user:password@host:5432/database",
             )
         })?;
-        let pool = PgPoolOptions::new()
-            .max_connections(options.max_connections)
-            .acquire_timeout(options.acquire_timeout)
-            // A probe before every statement would double the round trips.
-            .test_before_acquire(false)
-            .before_acquire(|connection, meta| {
-                Box::pin(async move {
-                    if meta.idle_for < PROBE_AFTER {
-                        return Ok(true);
-                    }
-                    Ok(tokio::time::timeout(Duration::from_secs(2), connection.ping())
-                        .await
-                        .is_ok_and(|p| p.is_ok()))
-                })
-            })
-            .connect_lazy_with(connect.clone());
         // A wrong host or password should be told here, in its own words, and
         // not by the first job when the pool has timed out.
         let target = format!("{}:{}", connect.get_host(), connect.get_port());
@@ -150,7 +134,8 @@ impl PostgresStore {
                 )));
             }
         }
-        let listener = listen::Listener::new(schema.channel());
+        let listener = listen::Listener::new(schema.channel(), connect.clone());
+        let pool = pool::Pool::new(connect, options.max_connections, options.acquire_timeout);
         let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify: options.notify }));
         match store.schema_version().await? {
             found if found > SCHEMA_VERSION => Err(newer(found)),
@@ -183,36 +168,97 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let store = self.clone();
-        let task = tokio::spawn(async move {
-            let mut round = 1;
-            loop {
-                let fault = match store.attempt(deadline, &args, work).await {
-                    Ok(value) => return Ok(value),
-                    Err(fault) => fault,
-                };
-                if !fault.may_pass() || round == TRIES {
-                    return Err(fault.into());
-                }
-                tokio::time::sleep(Duration::from_millis(1 << round)).await;
-                round += 1;
-            }
-        });
+        let task = tokio::spawn(self.clone().persist(deadline, args, work));
         task.await.unwrap_or_else(|died| {
             Err(Error::internal("database work was cut off by a panic or the end of its runtime")
                 .with_source(died))
         })
     }
 
+    /// As [`run`](Self::run), but in the caller's task for as long as the
+    /// caller waits: the verbs that lanes and workers live on save two changes
+    /// of thread. An answer that nobody waits for any more goes to `leftover`.
+    async fn run_here<A, T>(&self, args: A, work: Work<A, T>, leftover: Leftover<T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let runtime = tokio::runtime::Handle::current();
+        let work = Box::pin(self.clone().persist(DEADLINE, args, work));
+        Here { store: self.clone(), runtime, work: Some(work), leftover }.await
+    }
+
+    async fn persist<A, T>(self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+    {
+        let mut round = 1;
+        loop {
+            let fault = match self.attempt(deadline, &args, work).await {
+                Ok(value) => return Ok(value),
+                Err(fault) => fault,
+            };
+            if !fault.may_pass() || round == TRIES {
+                return Err(fault.into());
+            }
+            tokio::time::sleep(Duration::from_millis(1 << round)).await;
+            round += 1;
+        }
+    }
+
     async fn attempt<A: Sync, T>(&self, deadline: Duration, args: &A, work: Work<A, T>) -> Done<T> {
         let mut connection = self.0.pool.acquire().await?;
         match tokio::time::timeout(deadline, work(self, &mut connection, args)).await {
-            Ok(done) => done,
+            Ok(done) => {
+                connection.give_back(done.as_ref().err()).await;
+                done
+            }
             Err(_) => {
-                connection.close_on_drop();
                 Err(Error::unavailable(format!("the database did not answer within {deadline:?}")).into())
             }
         }
+    }
+}
+
+/// Work that goes on in a task of its own when its owner drops it.
+struct Here<T: Send + 'static> {
+    store: PostgresStore,
+    runtime: tokio::runtime::Handle,
+    work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send>>>,
+    leftover: Leftover<T>,
+}
+
+/// What becomes of an answer that nobody waits for.
+type Leftover<T> = fn(PostgresStore, T) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+fn forget<T>(_: PostgresStore, _: T) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(std::future::ready(()))
+}
+
+impl<T: Send + 'static> Future for Here<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = self.work.as_mut() else { return Poll::Pending };
+        let answer = std::task::ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl<T: Send + 'static> Drop for Here<T> {
+    fn drop(&mut self) {
+        let Some(work) = self.work.take() else { return };
+        // Work that panicked must not be polled again.
+        if std::thread::panicking() {
+            return;
+        }
+        let (store, leftover) = (self.store.clone(), self.leftover);
+        self.runtime.spawn(async move {
+            if let Ok(answer) = work.await {
+                leftover(store, answer).await;
+            }
+        });
     }
 }
 
@@ -479,7 +525,9 @@ impl Store for PostgresStore {
     }
 
     async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        self.run(jobs.to_vec(), |store, connection, jobs| Box::pin(store.enqueue_on(connection, jobs))).await
+        let work: Work<_, _> =
+            |store, connection, jobs: &Vec<ValidJob>| Box::pin(store.enqueue_on(connection, jobs));
+        self.run_here(jobs.to_vec(), work, forget).await
     }
 
     async fn wake(&self, queues: &[String]) -> Result<()> {
@@ -488,7 +536,7 @@ impl Store for PostgresStore {
     }
 
     async fn subscribe(&self) -> Result<Wakeups> {
-        self.0.listener.subscribe(&self.0.pool).await
+        self.0.listener.subscribe().await
     }
 
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
@@ -500,21 +548,10 @@ impl Store for PostgresStore {
         // work fails, an empty one stays behind and the next claim starts at
         // the head.
         let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
-        let (reply, answer) = tokio::sync::oneshot::channel();
-        let store = self.clone();
-        tokio::spawn(async move {
-            let runtime = tokio::runtime::Handle::current();
-            let done = store.run(args, claim_with_cursor).await;
-            let _ = reply.send(done.map(|(claims, cursor)| {
-                let give_back = move |claims| drop(runtime.spawn(store.clone().give_back(claims)));
-                (Handover::new(claims, give_back), cursor)
-            }));
-        });
-        let (claims, moved) = answer.await.unwrap_or_else(|_| {
-            Err(Error::unavailable("the runtime is shutting down; what was claimed is not known"))
-        })?;
+        let give_back = |store: PostgresStore, (claims, _)| Box::pin(store.give_back(claims)) as _;
+        let (claims, moved) = self.run_here(args, claim_with_cursor, give_back).await?;
         *cursor = moved;
-        Ok(claims.accept())
+        Ok(claims)
     }
 
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
@@ -546,10 +583,10 @@ impl Store for PostgresStore {
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
-        self.run(settlements.to_vec(), |store, connection, settlements| {
+        let work: Work<_, _> = |store, connection, settlements: &Vec<Settlement>| {
             Box::pin(store.settle_on(connection, settlements))
-        })
-        .await
+        };
+        self.run_here(settlements.to_vec(), work, forget).await
     }
 
     async fn register(&self, worker: &NewWorker) -> Result<()> {

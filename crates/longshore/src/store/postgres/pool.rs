@@ -1,0 +1,141 @@
+//! The connections: the one used last is used next, so that few stay warm, and
+//! going back costs nothing. A pool that takes turns spreads the work over cold
+//! sessions, and one that asks a connection how it is on every return pays a
+//! round trip for each statement.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{Done, Fault};
+use crate::error::Error;
+
+/// A connection that idled this long is asked whether it still lives.
+const PROBE_AFTER: Duration = Duration::from_secs(15);
+const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+/// One that nobody wanted for so long is closed.
+const IDLE_FOR: Duration = Duration::from_secs(5 * 60);
+/// Sessions gather memory, and proxies cut what lasts too long.
+const LIFETIME: Duration = Duration::from_secs(30 * 60);
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    options: PgConnectOptions,
+    patience: Duration,
+    permits: Arc<Semaphore>,
+    idle: Mutex<Vec<Idle>>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    connection: PgConnection,
+    opened: Instant,
+    since: Instant,
+}
+
+impl Pool {
+    pub(super) fn new(options: PgConnectOptions, max_connections: u32, patience: Duration) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(max_connections as usize));
+        Arc::new(Pool { options, patience, permits, idle: Mutex::default() })
+    }
+
+    /// A connection to use and [`give back`](Held::give_back); one that is
+    /// dropped instead is closed.
+    pub(super) async fn acquire(self: &Arc<Self>) -> Done<Held> {
+        match tokio::time::timeout(self.patience, self.find()).await {
+            Ok(found) => found,
+            Err(_) => Err(Error::unavailable(format!(
+                "no connection to the database within {:?}; all are in use or it does not answer",
+                self.patience
+            ))
+            .into()),
+        }
+    }
+
+    async fn find(self: &Arc<Self>) -> Done<Held> {
+        let permit = self.permits.clone().acquire_owned().await;
+        let permit = permit.map_err(|closed| Error::internal("the pool is closed").with_source(closed))?;
+        while let Some(mut idle) = self.pop() {
+            if idle.since.elapsed() < PROBE_AFTER || answers(&mut idle.connection).await {
+                return Ok(self.held(idle.connection, idle.opened, permit));
+            }
+        }
+        let connection = PgConnection::connect_with(&self.options).await?;
+        Ok(self.held(connection, Instant::now(), permit))
+    }
+
+    fn held(
+        self: &Arc<Self>,
+        connection: PgConnection,
+        opened: Instant,
+        permit: OwnedSemaphorePermit,
+    ) -> Held {
+        Held { connection, opened, pool: self.clone(), _permit: permit }
+    }
+
+    fn pop(&self) -> Option<Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn clear(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn push(&self, connection: PgConnection, opened: Instant) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.push(Idle { connection, opened, since: Instant::now() });
+        // The longest idle lies at the bottom.
+        let stale = idle.iter().take_while(|idle| idle.since.elapsed() > IDLE_FOR).count();
+        idle.drain(..stale);
+    }
+}
+
+/// A connection in use.
+pub(super) struct Held {
+    connection: PgConnection,
+    opened: Instant,
+    pool: Arc<Pool>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Held {
+    /// Makes the connection available again, if what happened on it leaves it
+    /// usable.
+    pub(super) async fn give_back(mut self, fault: Option<&Fault>) {
+        if matches!(fault, Some(Fault::Sql(error)) if !matches!(error, sqlx::Error::Database(_))) {
+            // What broke this one has probably broken the others.
+            return self.pool.clear();
+        }
+        if self.opened.elapsed() > LIFETIME {
+            return;
+        }
+        // A transaction that was dropped is rolled back by intention only: the
+        // word must go out, or its locks stay.
+        let settled = fault.is_none() && !self.connection.should_flush();
+        if settled || answers(&mut self.connection).await {
+            self.pool.push(self.connection, self.opened);
+        }
+    }
+}
+
+async fn answers(connection: &mut PgConnection) -> bool {
+    tokio::time::timeout(PROBE_PATIENCE, connection.ping()).await.is_ok_and(|answer| answer.is_ok())
+}
+
+impl Deref for Held {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+}
