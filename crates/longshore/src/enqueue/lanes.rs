@@ -2,7 +2,8 @@
 //!
 //! No timer decides: while one batch is in flight the next gathers, and when
 //! it returns, that goes. One caller alone waits for nobody; a thousand share
-//! one commit. Jobs with keys travel in a lane of their own, because they may
+//! one commit. A lane has one batch in flight, because two of half the size
+//! take longer than one. Jobs with keys travel in a lane of their own, because they may
 //! have to wait for another transaction's key.
 
 use std::collections::BTreeSet;
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use super::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
@@ -17,12 +19,11 @@ use crate::lifecycle::When;
 use crate::store::Store;
 
 const MAX_BATCH: usize = 1000;
-/// How many batches of a lane may be in flight: while one waits for the disk,
-/// another can be worked on.
-const IN_FLIGHT: usize = 2;
 /// A busy queue is announced this often at most. The first job after a lull is
 /// announced at once, and whoever it woke goes on claiming until none is left.
 const WAKE_EVERY: Duration = Duration::from_millis(2);
+/// How long a lane waits for one job with a key before it serves the next.
+const PATIENCE: Duration = Duration::from_millis(200);
 const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
 
 /// The lanes of one client.
@@ -50,10 +51,7 @@ impl Lanes {
         let (reply, answer) = oneshot::channel();
         let lane = if job.is_keyed() { &self.keyed } else { &self.plain };
         lane.put(Order { job, reply }, |orders| {
-            let orders = Arc::new(tokio::sync::Mutex::new(orders));
-            for _ in 0..IN_FLIGHT {
-                tokio::spawn(run_lane(self.store.clone(), orders.clone(), self.wakes.clone()));
-            }
+            tokio::spawn(run_lane(self.store.clone(), orders, self.wakes.clone()));
         });
         answer.await.unwrap_or_else(|_| {
             Err(Error::unavailable("the runtime is shutting down; whether the job was stored is not known"))
@@ -106,14 +104,19 @@ impl<T> Inbox<T> {
 
 async fn run_lane(
     store: Arc<dyn Store>,
-    orders: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Order>>>,
+    mut orders: mpsc::UnboundedReceiver<Order>,
     wakes: Arc<Inbox<Wake>>,
 ) {
-    loop {
-        let mut inbox = orders.lock().await;
-        let Some(first) = inbox.recv().await else { return };
-        let (jobs, replies) = gather(first, &mut inbox);
-        drop(inbox);
+    while let Some(first) = orders.recv().await {
+        // Whoever was just answered and enqueues again at once still joins.
+        tokio::task::yield_now().await;
+        let (mut jobs, mut replies) = gather(first, &mut orders);
+        if jobs.len() == 1 && jobs[0].is_keyed() {
+            // Its key may be held for long; then it waits without the lane.
+            let alone = store_alone(&store, &wakes, jobs.remove(0), replies.remove(0));
+            let _ = tokio::time::timeout(PATIENCE, alone).await;
+            continue;
+        }
         match store.enqueue(&jobs).await {
             Ok(answers) => {
                 for (reply, answer) in replies.into_iter().zip(answers) {
@@ -159,16 +162,25 @@ fn split(
     replies: Vec<oneshot::Sender<Result<Enqueued>>>,
 ) {
     for (job, reply) in jobs.into_iter().zip(replies) {
-        let (store, wakes) = (store.clone(), wakes.clone());
-        tokio::spawn(async move {
-            let job = [job];
-            let answer = store.enqueue(&job).await.map(|mut answers| answers.remove(0));
-            if answer.is_ok() {
-                announce(&store, &wakes, &job);
-            }
-            let _ = reply.send(answer);
-        });
+        drop(store_alone(store, wakes, job, reply));
     }
+}
+
+fn store_alone(
+    store: &Arc<dyn Store>,
+    wakes: &Arc<Inbox<Wake>>,
+    job: ValidJob,
+    reply: oneshot::Sender<Result<Enqueued>>,
+) -> JoinHandle<()> {
+    let (store, wakes) = (store.clone(), wakes.clone());
+    tokio::spawn(async move {
+        let job = [job];
+        let answer = store.enqueue(&job).await.map(|mut answers| answers.remove(0));
+        if answer.is_ok() {
+            announce(&store, &wakes, &job);
+        }
+        let _ = reply.send(answer);
+    })
 }
 
 /// What the wake-up lane is told.

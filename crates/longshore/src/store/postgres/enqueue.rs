@@ -134,7 +134,7 @@ impl PostgresStore {
     async fn insert_keyed(&self, connection: &mut PgConnection, jobs: &[ValidJob]) -> Done<Vec<Enqueued>> {
         // Somebody's open transaction may hold a key of this batch. Here it is
         // all or none; whoever may split a batch does so when this gives up.
-        let patience = if jobs.len() > 1 { "2s" } else { "10s" };
+        let patience = if jobs.len() > 1 { "200ms" } else { "10s" };
         let mut tx = connection.begin().await?;
         sqlx::query("select set_config('lock_timeout', $1, true)").bind(patience).execute(&mut *tx).await?;
         let answers = self.insert_any(&mut tx, jobs).await?;
