@@ -76,7 +76,10 @@ const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "and r.lease_no = $2 ",
         new: "and r.lease_no <> -$2 ",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &[
+            "postgres::fence::a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker",
+            "postgres::fence::a_holder_is_powerless_over_its_own_later_lease",
+        ],
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the worker",
@@ -84,7 +87,10 @@ const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "and r.worker = $3",
         new: "and (r.worker = $3 or true)",
-        red: &["postgres::fence::the_right_number_in_the_wrong_hands_is_powerless"],
+        red: &[
+            "postgres::fence::plain_successes_of_one_batch_end_what_their_worker_holds",
+            "postgres::fence::the_right_number_in_the_wrong_hands_is_powerless",
+        ],
     },
     Mutant {
         name: "postgres: attempts that ended alike keep the unique key",
@@ -92,7 +98,31 @@ const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "where t.keyed))",
         new: "where not t.keyed))",
-        red: &["postgres::keys::a_unique_key_is_released_by_every_end"],
+        red: &["postgres::keys::a_unique_key_is_released_by_an_end_that_leaves_nothing_behind"],
+    },
+    Mutant {
+        name: "postgres: attempts that ended alike ignore the cancel flag",
+        file: PG_FLOW,
+        after: "const FINISH_ALIKE:",
+        old: "or r.cancel_requested = $4",
+        new: "or true",
+        red: &["postgres::settle::a_move_decided_without_a_raised_flag_is_sent_back"],
+    },
+    Mutant {
+        name: "postgres: attempts that ended alike ignore that the key has gone",
+        file: PG_FLOW,
+        after: "const FINISH_ALIKE:",
+        old: "or r.superseded = $5",
+        new: "or true",
+        red: &["postgres::keys::a_superseded_job_that_gives_up_says_why"],
+    },
+    Mutant {
+        name: "postgres: attempts that ended alike mix up what was counted",
+        file: PG_FLOW,
+        after: "const FINISH_ALIKE:",
+        old: "$7::int2, t.max_attempts, $8::int2",
+        new: "$8::int2, t.max_attempts, $7::int2",
+        red: &["postgres::settle::a_success_that_leaves_nothing_behind_keeps_what_was_counted"],
     },
     Mutant {
         name: "postgres: a requeueing settle ignores the lease number",

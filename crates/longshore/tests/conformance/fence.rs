@@ -2,7 +2,7 @@
 //! and lets it try everything a holder can do.
 
 use longshore::store::{Beat, Claimed, Fenced, Lease, Settled};
-use longshore::{Decision, Ending, JobId, Outcome, Status, SweepOptions};
+use longshore::{Decision, Ending, JobId, NewJob, Outcome, Status, SweepOptions};
 
 use crate::bench::*;
 use crate::settle::settlement;
@@ -13,7 +13,7 @@ async fn assert_powerless(bench: &Bench, lease: Lease) {
     let before = picture(&bench.job(id).await);
     let checkpoint = checkpoint(bench, id).await;
     let store = bench.store();
-    for ending in endings() {
+    for ending in endings().into_iter().chain([done_plainly(), gave_up_plainly()]) {
         for seen in [None, Some(Default::default())] {
             let late = settlement(lease, 1, ending.clone(), seen);
             let settled = store.settle(&[late]).await.expect("settle");
@@ -181,6 +181,41 @@ pub(crate) async fn a_holder_is_powerless_over_its_own_later_lease(bench: Bench)
     assert_powerless(&bench, stale.lease()).await;
     assert_lost_by_beat(&bench, stale.lease()).await;
     bench.must_finish(&live, done()).await;
+}
+
+/// The same once more for ends that leave nothing behind: first the job ended
+/// and an operator let it run again, then its holder gave it back.
+pub(crate) async fn a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker(bench: Bench) {
+    let first = bench.running(job("mail")).await;
+    let (id, worker) = (first.lease().id, first.lease().worker);
+    bench.must_finish(&first, done_plainly()).await;
+    bench.retry(id).await.expect("retry");
+    let second = bench.claim_one(worker).await;
+    assert_eq!(bench.finish(&first, done_plainly()).await, Fenced::LeaseLost);
+    bench.must_finish(&second, Ending::Released).await;
+    let third = bench.claim_one(worker).await;
+    assert_eq!((third.lease().worker, third.lease().lease_no), (worker, 3));
+    for old in [&first, &second] {
+        assert_eq!(bench.finish(old, done_plainly()).await, Fenced::LeaseLost);
+    }
+    assert_eq!(bench.store().assert_lease(&third.lease()).await.expect("assert"), Fenced::Held);
+    bench.must_finish(&third, done_plainly()).await;
+}
+
+/// Many at once, all with the same number; two of them are somebody else's.
+pub(crate) async fn plain_successes_of_one_batch_end_what_their_worker_holds(bench: Bench) {
+    let (honest, robbed) = (bench.worker().await, bench.worker().await);
+    bench.enqueue_many((0..6).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let (own, foreign) = (bench.claim(honest, 4).await, bench.claim(robbed, 9).await);
+    let leases = own.iter().map(Claimed::lease).chain(foreign.iter().map(|job| stolen(job.lease(), honest)));
+    let batch: Vec<_> = leases.map(|lease| settlement(lease, 1, done_plainly(), None)).collect();
+    let (stored, lost) = (Settled::Stored, Settled::LeaseLost);
+    let settled = bench.store().settle(&batch).await.expect("settle");
+    assert_eq!(settled, [stored, stored, stored, stored, lost, lost]);
+    assert_eq!(bench.counted(Status::Succeeded).await, 4);
+    for held in &foreign {
+        bench.must_finish(held, done_plainly()).await;
+    }
 }
 
 pub(crate) async fn a_number_from_the_future_is_powerless(bench: Bench) {

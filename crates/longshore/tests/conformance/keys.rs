@@ -1,7 +1,7 @@
 //! Idempotency keys (one job for as long as it is kept) and unique keys (one
 //! live job at a time).
 
-use longshore::lifecycle::State;
+use longshore::lifecycle::{self, State};
 use longshore::store::{Fenced, ListFilter, Retention};
 use longshore::{Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Status, UniqueMode, ValidJob};
 
@@ -277,6 +277,16 @@ pub(crate) async fn a_unique_key_is_released_by_every_end(bench: Bench) {
     bench.add(unique("fax", UniqueMode::Dedupe)).await;
 }
 
+pub(crate) async fn a_unique_key_is_released_by_an_end_that_leaves_nothing_behind(bench: Bench) {
+    for ending in [done_plainly(), gave_up_plainly()] {
+        let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
+        bench.must_finish(&claimed, ending).await;
+        let next = bench.add(unique("sms", UniqueMode::Dedupe)).await;
+        assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(next));
+        bench.cancel(next).await.expect("cancel");
+    }
+}
+
 pub(crate) async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out(bench: Bench) {
     let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
@@ -341,6 +351,16 @@ pub(crate) async fn a_superseded_job_may_succeed(bench: Bench) {
     let (old, new) = superseded(&bench).await;
     bench.must_finish(&old, done()).await;
     assert_eq!(bench.status(old.lease().id).await, Status::Succeeded);
+    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+}
+
+/// The holder gives up without a reason, and does not know yet that its key
+/// has gone: the end has to say so.
+pub(crate) async fn a_superseded_job_that_gives_up_says_why(bench: Bench) {
+    let (old, new) = superseded(&bench).await;
+    bench.must_finish(&old, gave_up_plainly()).await;
+    let job = bench.job(old.lease().id).await;
+    assert_eq!((job.status, job.last_error.as_deref()), (Status::Cancelled, Some(lifecycle::SUPERSEDED)));
     assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 

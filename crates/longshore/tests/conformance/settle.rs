@@ -42,7 +42,7 @@ pub(crate) async fn success_is_final_and_keeps_its_result(bench: Bench) {
 
 pub(crate) async fn success_without_a_result_has_none(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, Ending::Succeeded { result: None }).await;
+    bench.must_finish(&claimed, done_plainly()).await;
     assert!(bench.job(claimed.lease().id).await.result.is_none());
 }
 
@@ -152,6 +152,21 @@ pub(crate) async fn the_last_error_is_kept_after_a_later_success(bench: Bench) {
     let job = bench.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Succeeded, Some("smtp said 451")));
     assert_eq!(job.last_failed_at, Some(start()));
+}
+
+pub(crate) async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(bench: Bench) {
+    let id = bench.add(job("mail").max_attempts(9)).await;
+    let worker = bench.worker_with(DAY).await;
+    for ending in [failed(), failed(), interrupted(), done_plainly()] {
+        let claimed = bench.claim_one(worker).await;
+        bench.must_finish(&claimed, ending).await;
+        bench.advance(MINUTE).await;
+    }
+    let job = bench.job(id).await;
+    assert_eq!((job.status, job.attempts, job.max_attempts), (Status::Succeeded, 3, 9));
+    assert_eq!((job.interruptions, job.lease_no), (1, 4));
+    assert_eq!(job.last_error.as_deref(), Some(lifecycle::INTERRUPTED));
+    assert_eq!((job.started_at, job.finished_at), (Some(start() + 3 * MINUTE), Some(start() + 3 * MINUTE)));
 }
 
 pub(crate) async fn the_default_backoff_stays_between_one_second_and_its_ceiling(bench: Bench) {
@@ -422,7 +437,8 @@ pub(crate) async fn a_large_batch_of_successes_is_stored(bench: Bench) {
     while claimed.len() < 1500 {
         claimed.extend(bench.claim(worker, 1000).await);
     }
-    let reports = claimed.iter().map(|job| report(job, done())).collect();
+    let endings = [done(), done_plainly()].into_iter().cycle();
+    let reports = claimed.iter().zip(endings).map(|(job, ending)| report(job, ending)).collect();
     let answers = bench.settle(reports).await.expect("settle");
     assert!(answers.iter().all(|answer| *answer == Fenced::Held));
     assert_eq!(bench.counted(Status::Succeeded).await, 1500);
@@ -461,7 +477,8 @@ pub(crate) async fn a_move_decided_without_a_raised_flag_is_sent_back(bench: Ben
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     let flags = Flags { cancel_requested: true, superseded: false };
-    for ending in [failed(), failed_for_good(), gave_up(), snoozed(), Ending::Released, interrupted()] {
+    let any = [failed(), failed_for_good(), gave_up(), snoozed(), Ending::Released, interrupted()];
+    for ending in any.into_iter().chain([gave_up_plainly()]) {
         let blind = settlement(claimed.lease(), 1, ending.clone(), Some(Flags::default()));
         let settled = bench.store().settle(&[blind]).await.expect("settle");
         assert_eq!(settled, [Settled::Flagged(flags)], "{ending:?}");
