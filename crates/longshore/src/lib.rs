@@ -20,7 +20,7 @@
 //! connections to Postgres.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // Without an engine nothing reads what the engines would store.
-#![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
+#![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code, unused_imports))]
 
 pub mod client;
 pub mod enqueue;

@@ -25,6 +25,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
 
 use super::*;
+use crate::enqueue::{MAX_PAYLOAD, check_json};
 
 mod claim;
 mod enqueue;

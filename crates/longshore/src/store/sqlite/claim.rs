@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::super::cursor::{Place, Position, Start, Taken};
 use super::*;
+use crate::enqueue::Options;
 
 /// Leases due jobs to a live worker, all in the transaction it is called in.
 pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {

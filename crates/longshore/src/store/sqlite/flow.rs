@@ -9,7 +9,7 @@ use rusqlite::params;
 use super::enqueue::{Ready, enqueue};
 use super::*;
 use crate::job::AttemptEnd;
-use crate::lifecycle::{Finish, Requeue};
+use crate::lifecycle::{Finish, Flags, Leave, Requeue};
 
 // ---- while it runs -------------------------------------------------------
 

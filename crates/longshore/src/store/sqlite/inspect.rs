@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use rusqlite::params;
 
 use super::*;
-use crate::job::{AttemptEnd, AttemptRecord};
+use crate::enqueue::Options;
+use crate::job::{AttemptEnd, AttemptRecord, Status};
 
 /// How many waiting jobs are counted one by one; past that, estimated.
 const COUNTED: u32 = 100_000;

@@ -18,6 +18,8 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::*;
+use crate::enqueue::{MAX_PAYLOAD, check_json};
+use crate::job::Outcome;
 use crate::lifecycle::When;
 use engine::{Engine, Place, Unawaited};
 

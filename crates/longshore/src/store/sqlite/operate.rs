@@ -7,8 +7,8 @@ use super::enqueue::Ready;
 use super::flow::{Ended, enter_finished, free_key, newest_error, tally};
 use super::upkeep::forget;
 use super::*;
-use crate::enqueue::check_name;
-use crate::lifecycle::{Finished, Waiting};
+use crate::enqueue::{ValidEdit, check_name};
+use crate::lifecycle::{Finished, Flags, Running, Waiting};
 
 pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
     const WAITING: &str = "

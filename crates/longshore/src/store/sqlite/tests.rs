@@ -4,8 +4,9 @@ use serde_json::json;
 
 use super::*;
 use crate::enqueue::{EnqueuedAs, NewJob, UniqueMode};
-use crate::job::AttemptEnd;
-use crate::lifecycle::{self, Ending, Interruption, Recovery};
+use crate::job::{AttemptEnd, Status};
+use crate::lifecycle::{self, Ending, Flags, Interruption, Recovery, Running};
+use crate::retry::RetryPolicy;
 
 /// A folder that goes when the test ends.
 struct Folder(PathBuf);

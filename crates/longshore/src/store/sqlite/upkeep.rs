@@ -6,6 +6,9 @@ use rusqlite::params;
 use super::enqueue::enqueue;
 use super::flow::{By, add_tally, end_leases, tally};
 use super::*;
+use crate::enqueue::Options;
+use crate::lifecycle::{Flags, Running};
+use crate::retry::RetryPolicy;
 
 const SECOND: i64 = 1_000_000;
 const HOUR: i64 = 60 * 60 * SECOND;
