@@ -142,3 +142,15 @@ pub enum Beat {
     /// Declared dead, or unknown: stop everything and register anew.
     Dead,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_cleaned_and_cut_on_a_character() {
+        let long = format!("x{}", "é".repeat(40_000));
+        assert_eq!(clean(&long).len(), 64 * 1024 - 1);
+        assert_eq!(clean("a\0b"), "ab");
+    }
+}

@@ -230,6 +230,12 @@ pub(crate) async fn a_lease_without_a_job_is_found(bench: Bench) {
     assert_found(&bench, &claimed.lease().id.to_string()).await;
 }
 
+pub(crate) async fn an_end_without_a_job_is_found(bench: Bench) {
+    let id = bench.ended(job("mail"), Outcome::Cancelled).await;
+    bench.sql("delete from jobs", None).await;
+    assert_found(&bench, &id.to_string()).await;
+}
+
 pub(crate) async fn a_key_without_a_live_owner_is_found(bench: Bench) {
     let id = bench.ended(job("mail"), Outcome::Succeeded).await;
     bench.sql("insert into keys (key, job) values ('left-behind', {id})", Some(id)).await;

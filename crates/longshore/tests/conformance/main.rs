@@ -368,6 +368,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_job_in_two_places_is_found,
         a_waiting_row_without_a_job_is_found,
         a_lease_without_a_job_is_found,
+        an_end_without_a_job_is_found,
         a_key_without_a_live_owner_is_found,
         a_live_job_that_lost_its_key_is_found,
         a_tally_that_disagrees_with_the_rows_is_found,
