@@ -153,6 +153,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// stored in the same transaction or not at all. An item whose own
     /// (id, lease, worker) was stored before, because the answer was lost,
     /// says `Stored` again.
+    ///
+    /// An error means that some item could not be stored, say because the
+    /// database refused a follow-up. That one has changed nothing, its
+    /// neighbours may be stored: to learn which, ask again, one by one.
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>>;
 
     // ---- workers ---------------------------------------------------------

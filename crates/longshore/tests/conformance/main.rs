@@ -217,6 +217,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         follow_ups_of_a_lost_lease_are_never_stored,
         follow_ups_with_keys_obey_them,
         follow_ups_survive_a_cancel_that_changes_the_end,
+        a_follow_up_that_the_database_refuses_harms_its_own_settle_only,
         an_error_with_nul_is_stored_cleaned,
         an_over_long_error_is_stored_cut_at_a_character,
         a_result_the_database_could_choke_on_does_not_stop_the_settle,

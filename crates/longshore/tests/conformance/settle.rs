@@ -317,6 +317,36 @@ pub(crate) async fn follow_ups_survive_a_cancel_that_changes_the_end(bench: Benc
     assert_eq!(bench.status(id).await, Status::Queued);
 }
 
+/// An index of the user's own stands in for whatever a database may hold
+/// against a job.
+pub(crate) async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(bench: Bench) {
+    bench.sql("create unique index only_one on ready (kind) where kind = 'only one'", None).await;
+    bench.add(job("only one").queue("other")).await;
+    bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let worker = bench.worker().await;
+    let claimed = bench.claim(worker, 9).await;
+    let follow_ups: Vec<Vec<_>> = [None, Some("sms"), Some("only one"), Some("fax"), None]
+        .into_iter()
+        .map(|kind| kind.into_iter().map(|kind| job(kind).validate().expect("valid")).collect())
+        .collect();
+    let reports = |nths: std::ops::Range<usize>| {
+        let report = |n: usize| Report { follow_ups: follow_ups[n].clone(), ..report(&claimed[n], done()) };
+        nths.map(report).collect()
+    };
+    bench.settle(reports(0..5)).await.expect_err("one could not be stored");
+    for n in [0, 1, 3, 4] {
+        assert_eq!(bench.settle(reports(n..n + 1)).await.expect("settle"), [Fenced::Held], "{n}");
+    }
+    // Neither its end nor its follow-up, until the database takes both.
+    bench.settle(reports(2..3)).await.expect_err("it is still refused");
+    assert_eq!(bench.status(claimed[2].lease().id).await, Status::Running);
+    assert!(bench.store().get(follow_ups[2][0].id()).await.expect("get").is_none());
+    bench.sql("drop index only_one", None).await;
+    assert_eq!(bench.settle(reports(0..5)).await.expect("settle"), [Fenced::Held; 5]);
+    assert_eq!(bench.counted(Status::Succeeded).await, 5);
+    assert_eq!(bench.counted(Status::Queued).await, 4);
+}
+
 // ---- content can never break settling --------------------------------------------
 
 pub(crate) async fn an_error_with_nul_is_stored_cleaned(bench: Bench) {
