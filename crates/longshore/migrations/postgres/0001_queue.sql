@@ -278,65 +278,113 @@ select regexp_replace(
        ~ '\\u(0000|[dD][89a-fA-F])'
 $$;
 
--- Whether a value is an object with exactly these parts, each a whole number
--- of milliseconds, or for `list` an array of them.
-create function longshore.are_millis(value json, names text[]) returns boolean
+-- Whether they may be flags or tags.
+create function longshore.are_labels(labels text[]) returns boolean
 language sql immutable
 as $$
-select (select array_agg(part.key order by part.key) from json_each(value) as part where part.key <> 'policy')
-         is not distinct from names
-   and not exists (
-         select 1
-           from json_each(value) as part
-          cross join lateral json_array_elements(
-                  case json_typeof(part.value) when 'array' then part.value else json_build_array(part.value) end
-                ) as number
-          where part.key <> 'policy'
-            and (json_typeof(number) <> 'number' or number::text !~ '^[0-9]{1,15}$'))
+select count(*) <= 64
+   and coalesce(bool_and(coalesce(octet_length(label) between 1 and 128, false)), true)
+  from unnest(labels) as label
 $$;
 
--- Whether the library can read them back.
-create function longshore.are_options(value json) returns boolean
+-- A whole number of milliseconds; the library has 64 bits for it.
+create function longshore.is_millis(value json) returns boolean
+language sql immutable
+as $$
+select case
+         when json_typeof(value) = 'number' and value::text ~ '^[0-9]{1,20}$'
+         then value::text::numeric <= 18446744073709551615
+         else false
+       end
+$$;
+
+-- The parts are compared in their order, so that one which is missing, unknown
+-- or repeated shows.
+create function longshore.is_retry_policy(value json) returns boolean
+language plpgsql immutable
+as $$
+declare
+  parts text[];
+begin
+  if json_typeof(value) <> 'object' then
+    return false;
+  end if;
+  parts := array(select part.key from json_each(value) as part order by part.key collate "C");
+  return coalesce(
+    case value ->> 'policy'
+      when 'jitter' then
+        parts = array['base_ms', 'cap_ms', 'policy']
+        and longshore.is_millis(value -> 'base_ms')
+        and longshore.is_millis(value -> 'cap_ms')
+        and (value ->> 'base_ms')::numeric <= (value ->> 'cap_ms')::numeric
+      when 'exponential' then
+        parts = array['cap_ms', 'policy']
+        and longshore.is_millis(value -> 'cap_ms')
+      when 'fixed' then
+        parts = array['delay_ms', 'policy']
+        and longshore.is_millis(value -> 'delay_ms')
+      when 'list' then
+        parts = array['delays_ms', 'policy']
+        and json_typeof(value -> 'delays_ms') = 'array'
+        and json_array_length(value -> 'delays_ms') between 1 and 1000
+        and not exists (
+              select 1
+                from json_array_elements(value -> 'delays_ms') as delay
+               where not longshore.is_millis(delay))
+      when 'none' then
+        parts = array['policy']
+    end, false);
+end
+$$;
+
+-- What the library would refuse about the options; null if nothing. A claim
+-- must be able to read back what is stored.
+create function longshore.wrong_with_options(options json) returns text
 language plpgsql immutable
 as $$
 declare
   name text;
   part json;
 begin
-  if json_typeof(value) <> 'object'
-     or (select count(*) <> count(distinct each.key) from json_each(value) as each) then
-    return false;
+  if json_typeof(options) <> 'object' then
+    return 'options: not an object; use tags, context, metadata, retry and trace';
   end if;
-  for name, part in select * from json_each(value) loop
+  if longshore.has_bad_characters(options) then
+    return 'options: a string contains a NUL character or half a surrogate pair; remove it';
+  end if;
+  if (select count(*) <> count(distinct each.key) from json_each(options) as each) then
+    return 'options: a part is given twice';
+  end if;
+  for name, part in select * from json_each(options) loop
     case name
       when 'tags' then
         if json_typeof(part) <> 'array'
-           or exists (select 1 from json_array_elements(part) as tag where json_typeof(tag) <> 'string') then
-          return false;
+           or exists (select 1 from json_array_elements(part) as tag where json_typeof(tag) <> 'string')
+           or not longshore.are_labels(array(select json_array_elements_text(part))) then
+          return 'tags: use an array of at most 64 strings, each of 1 to 128 bytes';
         end if;
-      when 'context', 'trace' then
-        if json_typeof(part) <> 'string' then
-          return false;
+      when 'context' then
+        if json_typeof(part) <> 'string' or octet_length(part #>> '{}') > 16384 then
+          return 'context: use a string of at most 16384 bytes';
         end if;
-      when 'retry' then
-        if json_typeof(part) <> 'object' or not coalesce(
-             case part ->> 'policy'
-               when 'jitter' then longshore.are_millis(part, array['base_ms', 'cap_ms'])
-               when 'exponential' then longshore.are_millis(part, array['cap_ms'])
-               when 'fixed' then longshore.are_millis(part, array['delay_ms'])
-               when 'list' then longshore.are_millis(part, array['delays_ms'])
-                                and json_typeof(part -> 'delays_ms') = 'array'
-               when 'none' then longshore.are_millis(part, null)
-             end, false) then
-          return false;
+      when 'trace' then
+        if json_typeof(part) <> 'string' or octet_length(part #>> '{}') not between 1 and 512 then
+          return 'trace: use a string of 1 to 512 bytes';
         end if;
       when 'metadata' then
-        null;
+        if octet_length(part::text) > 65536 or longshore.json_depth(part) > 64 then
+          return 'metadata: use at most 65536 bytes of JSON, nested at most 64 deep';
+        end if;
+      when 'retry' then
+        if not longshore.is_retry_policy(part) then
+          return 'retry: use one of the policies jitter (base_ms, and cap_ms not below it), exponential (cap_ms), '
+                 'fixed (delay_ms), list (1 to 1000 delays_ms) and none, with whole numbers';
+        end if;
       else
-        return false;
+        return format('options: `%s` does not exist; use tags, context, metadata, retry and trace', name);
     end case;
   end loop;
-  return true;
+  return null;
 end
 $$;
 
@@ -365,43 +413,60 @@ as $$
 declare
   new_id       uuid := coalesce(enqueue.id, longshore.new_id());
   moment       timestamptz := longshore.clock();
-  due          timestamptz := coalesce(enqueue.run_at, longshore.clock() + coalesce(enqueue.delay, interval '0'));
-  patience_ms  bigint := (date_part('epoch', enqueue.timeout) * 1000)::bigint;
-  labels       text[] := nullif(enqueue.flags, '{}');
   mode         text := coalesce(enqueue.unique_mode, 'dedupe');
+  due          timestamptz;
+  patience_ms  bigint;
+  labels       text[];
+  wrong        text;
   holder       uuid;
   was          record;
 begin
-  if enqueue.payload is null then
-    raise exception 'payload: is null; give any JSON value' using errcode = '22004';
+  -- As `NewJob::validate`, and like it before any key is looked at.
+  wrong := case
+    when new_id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+      then 'id: neither the nil nor the max UUID names a job; leave it out and one is made'
+    when coalesce(octet_length(enqueue.kind), 0) not between 1 and 128
+      then 'kind: give 1 to 128 bytes'
+    when coalesce(octet_length(enqueue.queue), 0) not between 1 and 128
+      then 'queue: give 1 to 128 bytes'
+    when enqueue.payload is null
+      then 'payload: is null; give any JSON value'
+    when octet_length(enqueue.payload::text) > 1048576
+      then format('payload: %s bytes of JSON; at most 1048576 are kept', octet_length(enqueue.payload::text))
+    when longshore.json_depth(enqueue.payload) > 64
+      then 'payload: nested more than 64 deep; flatten it'
+    when longshore.has_bad_characters(enqueue.payload)
+      then 'payload: a string contains a NUL character or half a surrogate pair; remove it'
+    when coalesce(enqueue.priority, 40000) not between -32768 and 32767
+      then format('priority: %s is out of range; use -32768 to 32767', enqueue.priority)
+    when coalesce(enqueue.max_attempts, 0) not between 1 and 32767
+      then format('max_attempts: %s is out of range; use 1 to 32767', enqueue.max_attempts)
+    when enqueue.run_at < '1970-01-01 00:00:00+00' or enqueue.run_at >= '10000-01-01 00:00:00+00'
+      then format('run_at: %s is out of range; use the years 1970 to 9999', enqueue.run_at)
+    when date_part('epoch', enqueue.delay) not between 0 and 315360000
+      then format('delay: %s is out of range; use 0 to 3650 days', enqueue.delay)
+    when octet_length(enqueue.idempotency_key) not between 1 and 512
+      then 'idempotency_key: give 1 to 512 bytes'
+    when octet_length(enqueue.unique_key) not between 1 and 512
+      then 'unique_key: give 1 to 512 bytes'
+    when mode not in ('dedupe', 'replace', 'preserve_run_at')
+      then format('unique_mode: `%s` does not exist; use dedupe, replace or preserve_run_at', mode)
+    when enqueue.timeout < '1 ms' or date_part('epoch', enqueue.timeout) > 315360000
+      then format('timeout: %s is out of range; use 1 ms to 3650 days, or null for none', enqueue.timeout)
+    when enqueue.flags is not null and not longshore.are_labels(enqueue.flags)
+      then 'flags: use at most 64, each of 1 to 128 bytes'
+    when enqueue.options is not null
+      then longshore.wrong_with_options(enqueue.options)
+  end;
+  if wrong is not null then
+    raise exception '%', wrong using errcode = '22023';
   end if;
-  if octet_length(enqueue.payload::text) > 1048576 then
-    raise exception 'payload: % bytes of JSON; at most 1048576 are kept', octet_length(enqueue.payload::text)
-      using errcode = '22023';
-  end if;
-  if longshore.json_depth(enqueue.payload) > 64 then
-    raise exception 'payload: nested more than 64 deep; flatten it' using errcode = '22023';
-  end if;
-  if longshore.has_bad_characters(enqueue.payload) or longshore.has_bad_characters(enqueue.options) then
-    raise exception 'payload: a string contains a NUL character or half a surrogate pair; remove it'
-      using errcode = '22023';
-  end if;
-  if due not between '1970-01-01 00:00:00+00' and '9999-12-31 23:59:59+00' then
-    raise exception 'run_at: % is out of range; use the years 1970 to 9999', due using errcode = '22023';
-  end if;
-  if exists (select 1
-               from unnest(labels) as flag
-              where flag is null
-                 or octet_length(flag) not between 1 and 128) then
-    raise exception 'flags: each must have 1 to 128 bytes' using errcode = '22023';
-  end if;
-  if enqueue.options is not null and not longshore.are_options(enqueue.options) then
-    raise exception 'options: use an object with any of tags (an array of strings), context, metadata, retry, trace'
-      using errcode = '22023';
-  end if;
-  if mode not in ('dedupe', 'replace', 'preserve_run_at') then
-    raise exception 'unique_mode: `%` does not exist; use dedupe, replace or preserve_run_at', mode
-      using errcode = '22023';
+  due := coalesce(enqueue.run_at, moment + coalesce(enqueue.delay, '0'));
+  patience_ms := date_part('epoch', enqueue.timeout) * 1000;
+  if enqueue.flags is not null then
+    -- An array of more dimensions, or one that does not count from 1, could not
+    -- be read back.
+    labels := nullif(array(select unnest(enqueue.flags)), '{}');
   end if;
 
   -- This very job on an earlier try. Its unique key may be free again by now,

@@ -2,12 +2,13 @@
 //! the same table as the library.
 
 use std::future::Future;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use longshore::lifecycle::{self, Event, State, Transition};
 use longshore::store::{ClaimRequest, Claimed, Fenced, ListFilter, NewWorker, Retention};
 use longshore::{
-    Client, Ending, EnqueuedAs, JobId, NewJob, Outcome, Report, Status, SweepOptions, UniqueMode,
+    Client, Ending, EnqueuedAs, JobId, NewJob, Outcome, Report, RetryPolicy, Status, SweepOptions, UniqueMode,
 };
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
@@ -174,6 +175,105 @@ pub(crate) async fn the_sql_enqueue_refuses_what_the_library_refuses(bench: Benc
     assert_eq!(bench.check().await.expect("check").jobs, 0);
 }
 
+/// Each limit itself and the next step past it. The library's own check says
+/// what is right, and comes before any key is looked at.
+pub(crate) async fn the_sql_enqueue_has_the_librarys_limits(bench: Bench) {
+    let options = |json: &str| format!("options => '{json}'");
+    let part = |name: &str, json: &str| options(&format!(r#"{{"{name}":{json}}}"#));
+    let quoted = |text: &str| format!("\"{text}\"");
+    let deep = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
+    let mail = || job("mail");
+    let mut pairs: Vec<(String, NewJob)> = vec![
+        ("id => '00000000-0000-0000-0000-000000000000'".into(), mail().id(JobId(Uuid::nil()))),
+        ("id => 'ffffffff-ffff-ffff-ffff-ffffffffffff'".into(), mail().id(JobId(Uuid::max()))),
+        ("run_at => '9999-12-31 23:59:59.999999+00'".into(), mail().run_at(last_instant())),
+        ("timeout => null".into(), mail().timeout(None)),
+        ("timeout => '1 ms'".into(), mail().timeout(Some(SECOND / 1000))),
+        ("timeout => '0.9 ms'".into(), mail().timeout(Some(SECOND * 9 / 10_000))),
+        (options("{}"), mail()),
+        (part("retry", r#"{"policy":"list","delays_ms":[]}"#), mail().retry(RetryPolicy::list([]))),
+        (
+            part("retry", r#"{"policy":"jitter","base_ms":5000,"cap_ms":4999}"#),
+            mail().retry(RetryPolicy::Jitter { base: 5 * SECOND, cap: 4999 * SECOND / 1000 }),
+        ),
+        (
+            part("retry", r#"{"policy":"jitter","base_ms":5000,"cap_ms":5000}"#),
+            mail().retry(RetryPolicy::Jitter { base: 5 * SECOND, cap: 5 * SECOND }),
+        ),
+        (
+            part("retry", &format!(r#"{{"policy":"fixed","delay_ms":{}}}"#, u64::MAX)),
+            mail().retry(RetryPolicy::fixed(Duration::MAX)),
+        ),
+    ];
+    for priority in [-32_769, -32_768, 32_767, 32_768] {
+        pairs.push((format!("priority => {priority}"), mail().priority(priority)));
+    }
+    for attempts in [0, 1, 32_767, 32_768] {
+        pairs.push((format!("max_attempts => {attempts}"), mail().max_attempts(attempts)));
+    }
+    for days in [3650, 3651, 20 * 365] {
+        pairs.push((format!("delay => '{days} days'"), mail().delay(days * DAY)));
+        pairs.push((format!("timeout => '{days} days'"), mail().timeout(Some(days * DAY))));
+    }
+    for n in [64, 65] {
+        pairs.push((format!("flags => array_fill('f'::text, array[{n}])"), mail().flags(vec!["f"; n])));
+        let tags = serde_json::json!(vec!["t"; n]).to_string();
+        pairs.push((part("tags", &tags), mail().tags(vec!["t"; n])));
+        pairs.push((part("metadata", &deep(n)), mail().metadata(raw(&deep(n)))));
+    }
+    for bytes in [0, 1, 128, 129, 512, 513, 16 * 1024, 16 * 1024 + 1] {
+        let text = "x".repeat(bytes);
+        pairs.push((format!("queue => '{text}'"), mail().queue(text.as_str())));
+        pairs.push((format!("unique_key => '{text}'"), mail().unique_key(&text, UniqueMode::Dedupe)));
+        pairs.push((format!("flags => array['{text}']"), mail().flags([text.as_str()])));
+        pairs.push((part("tags", &format!("[{}]", quoted(&text))), mail().tags([text.as_str()])));
+        pairs.push((part("context", &quoted(&text)), mail().context(text.as_str())));
+        pairs.push((part("trace", &quoted(&text)), mail().trace(text.as_str())));
+    }
+    for bytes in [64 * 1024, 64 * 1024 + 1] {
+        let text = quoted(&"x".repeat(bytes - 2));
+        pairs.push((part("metadata", &text), mail().metadata(raw(&text))));
+    }
+    for n in [1000, 1001] {
+        let delays = serde_json::json!(vec![1000; n]);
+        let policy = format!(r#"{{"policy":"list","delays_ms":{delays}}}"#);
+        pairs.push((part("retry", &policy), mail().retry(RetryPolicy::list(vec![SECOND; n]))));
+    }
+    enqueue(&bench, "'first', queue => 'other', idempotency_key => 'order-17'").await.expect("enqueue");
+    let mut taken = 0;
+    for (arguments, job) in pairs {
+        let asked = enqueue(&bench, &format!("'mail', {arguments}")).await;
+        assert_eq!(asked.is_ok(), job.validate().is_ok(), "{arguments:.80}");
+        let keyed = enqueue(&bench, &format!("'mail', {arguments}, idempotency_key => 'order-17'")).await;
+        assert_eq!(keyed.is_ok(), asked.is_ok(), "{arguments:.80} with a key that is taken");
+        if let Ok((id, _)) = asked {
+            bench.job(id).await;
+            taken += 1;
+        }
+    }
+    assert_eq!(bench.check().await.expect("check").jobs, taken + 1);
+}
+
+fn last_instant() -> DateTime<Utc> {
+    "9999-12-31T23:59:59.999999Z".parse().expect("a time")
+}
+
+/// The library sends jobs with unique keys through the function.
+pub(crate) async fn what_the_library_takes_the_function_takes_from_it(bench: Bench) {
+    let policies = [
+        RetryPolicy::default(),
+        RetryPolicy::exponential(),
+        RetryPolicy::fixed(Duration::MAX),
+        RetryPolicy::list([Duration::ZERO, Duration::MAX]),
+        RetryPolicy::None,
+    ];
+    for (n, policy) in policies.into_iter().enumerate() {
+        let keyed = job("mail").unique_key(n.to_string(), UniqueMode::Dedupe);
+        let id = bench.add(keyed.retry(policy).run_at(last_instant())).await;
+        assert_eq!(bench.job(id).await.run_at, last_instant());
+    }
+}
+
 /// What is stored must be readable: by a claim, above all.
 pub(crate) async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: Bench) {
     let bad = [
@@ -217,6 +317,16 @@ pub(crate) async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: B
     }
 }
 
+pub(crate) async fn flags_of_any_shape_are_stored_as_one_list(bench: Bench) {
+    for flags in ["{gpu,eu}", "{{gpu},{eu}}", "[0:1]={gpu,eu}"] {
+        enqueue(&bench, &format!("'mail', flags => '{flags}'")).await.expect("enqueue");
+    }
+    let worker = bench.worker().await;
+    let claimed = bench.claim(worker, 9).await;
+    assert_eq!(claimed.len(), 3);
+    assert!(claimed.iter().all(|job| job.flags() == ["gpu", "eu"]), "{claimed:?}");
+}
+
 /// The library's own check says what is right.
 pub(crate) async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(bench: Bench) {
     let payloads = [
@@ -257,6 +367,12 @@ pub(crate) async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(b
         r#"{"context":"a","context":"b"}"#,
         r#"{"tags":["a"],"retry":{"policy":"fixed"}}"#,
         r#"{"tags":["a"],"retry":{"policy":"list","delays_ms":"x"}}"#,
+        r#"{"tags":["a"],"retry":{"policy":"list","delays_ms":["x"]}}"#,
+        r#"{"tags":["a"],"retry":{"policy":"fixed","delay_ms":[5]}}"#,
+        r#"{"tags":["a"],"retry":{"policy":"fixed","delay_ms":5,"delay_ms":5}}"#,
+        r#"{"tags":["a"],"retry":{"policy":"fixed","delay_ms":18446744073709551616}}"#,
+        r#"{"tags":["a"],"retry":{"policy":"none","policy":"none"}}"#,
+        r#"{"tags":["a"],"retry":{"policy":"none","delay_ms":5}}"#,
     ] {
         let arguments = format!("'mail', options => '{options}'");
         assert!(enqueue(&bench, &arguments).await.is_err(), "{options} was taken");
@@ -303,9 +419,9 @@ pub(crate) async fn brackets_in_strings_do_not_count_as_depth(bench: Bench) {
 
 pub(crate) async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys(bench: Bench) {
     let before = JobId::new();
-    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    tokio::time::sleep(Duration::from_millis(2)).await;
     let (made, _) = enqueue(&bench, "'mail'").await.expect("enqueue");
-    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    tokio::time::sleep(Duration::from_millis(2)).await;
     assert!(before < made && made < JobId::new(), "{made}");
     assert_eq!(made.0.get_version_num(), 7);
 }
@@ -313,7 +429,7 @@ pub(crate) async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys
 pub(crate) async fn a_job_enqueued_from_sql_wakes_subscribers(bench: Bench) {
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     enqueue(&bench, "'mail', queue => 'letters'").await.expect("enqueue");
-    let heard = tokio::time::timeout(std::time::Duration::from_secs(20), wakeups.next()).await;
+    let heard = tokio::time::timeout(Duration::from_secs(20), wakeups.next()).await;
     assert_eq!(heard.expect("a wake-up"), Some("letters".into()));
 }
 
