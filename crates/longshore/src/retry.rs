@@ -159,7 +159,7 @@ mod millis_list {
     use serde::{Deserialize, Deserializer, Serializer};
 
     pub(super) fn serialize<S: Serializer>(delays: &[Duration], out: S) -> Result<S::Ok, S::Error> {
-        out.collect_seq(delays.iter().map(|delay| delay.as_millis() as u64))
+        out.collect_seq(delays.iter().map(|delay| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Duration>, D::Error> {
@@ -246,6 +246,14 @@ mod tests {
     fn fixed_never_changes_and_none_never_retries() {
         assert_eq!(RetryPolicy::fixed(SECOND).delay(41, 3), Some(SECOND));
         assert_eq!(RetryPolicy::None.delay(1, 3), None);
+    }
+
+    #[test]
+    fn a_delay_too_long_to_store_is_stored_as_the_longest() {
+        for policy in [RetryPolicy::fixed(Duration::MAX), RetryPolicy::list([Duration::MAX])] {
+            let stored = serde_json::to_string(&policy).unwrap();
+            assert!(stored.contains(&u64::MAX.to_string()), "{stored}");
+        }
     }
 
     #[test]
