@@ -39,9 +39,6 @@ fn clippy(selection: &[&str]) -> Command {
 
 fn docs() -> Command {
     let mut doc = cargo(["doc", "--workspace", "--no-deps", "--all-features"]);
-    // The binary has the library's name, and its pages would replace the
-    // library's.
-    doc.args(["--exclude", "longshore-cli"]);
     doc.env("RUSTDOCFLAGS", "-D warnings");
     doc
 }
