@@ -32,10 +32,12 @@ struct Mutant {
 
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
 const PG_FLOW: &str = "crates/longshore/src/store/postgres/flow.rs";
+const PG_SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
 const PG_CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const PG_OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
 const PG_UPKEEP: &str = "crates/longshore/src/store/postgres/upkeep.rs";
 const LITE_FLOW: &str = "crates/longshore/src/store/sqlite/flow.rs";
+const LITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const LITE_CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
 const LITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
 const LITE_UPKEEP: &str = "crates/longshore/src/store/sqlite/upkeep.rs";
@@ -56,7 +58,7 @@ const MUTANTS: &[Mutant] = &[
     // ---- the fence, on Postgres ------------------------------------------------
     Mutant {
         name: "postgres: a finishing settle ignores the lease number",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH:",
         old: "and h.lease_no = i.lease_no ",
         new: "",
@@ -64,7 +66,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: a finishing settle ignores the worker",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH:",
         old: "and h.worker = i.worker",
         new: "",
@@ -72,7 +74,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the lease number",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH_ALIKE:",
         old: "and r.lease_no = $2 ",
         new: "and r.lease_no <> -$2 ",
@@ -83,7 +85,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the worker",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH_ALIKE:",
         old: "and r.worker = $3",
         new: "and (r.worker = $3 or true)",
@@ -94,7 +96,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: attempts that ended alike keep the unique key",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH_ALIKE:",
         old: "where t.keyed))",
         new: "where not t.keyed))",
@@ -102,7 +104,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the cancel flag",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH_ALIKE:",
         old: "or r.cancel_requested = $4",
         new: "or true",
@@ -110,7 +112,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore that the key has gone",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH_ALIKE:",
         old: "or r.superseded = $5",
         new: "or true",
@@ -118,7 +120,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: attempts that ended alike mix up what was counted",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH_ALIKE:",
         old: "$7::int2, t.max_attempts, $8::int2",
         new: "$8::int2, t.max_attempts, $7::int2",
@@ -126,7 +128,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: a requeueing settle ignores the lease number",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const REQUEUE",
         old: "and h.lease_no = i.lease_no ",
         new: "",
@@ -134,7 +136,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: a finishing settle ignores the cancel flag",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH:",
         old: "or r.cancel_requested = $9",
         new: "or true",
@@ -142,7 +144,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: a requeueing settle ignores the cancel flag",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const REQUEUE",
         old: "or r.cancel_requested = $10",
         new: "or true",
@@ -150,7 +152,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: a requeueing settle ignores that the key has gone",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const REQUEUE",
         old: "or r.superseded = $11",
         new: "or true",
@@ -158,7 +160,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: recovery does not ask whether the worker is dead",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const REQUEUE",
         old: "is not true or not exists",
         new: "is not true or true or not exists",
@@ -214,7 +216,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "postgres: a sweeper's word passes for the holder's",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const DIAGNOSE",
         old: "and a.error is not distinct from i.error",
         new: "",
@@ -328,7 +330,7 @@ const MUTANTS: &[Mutant] = &[
     // ---- ends and operators, on Postgres -------------------------------------------
     Mutant {
         name: "postgres: an end keeps the unique key",
-        file: PG_FLOW,
+        file: PG_SETTLE,
         after: "const FINISH:",
         old: "where t.keyed))",
         new: "where not t.keyed))",
@@ -377,7 +379,7 @@ const MUTANTS: &[Mutant] = &[
     // ---- SQLite ----------------------------------------------------------------
     Mutant {
         name: "sqlite: a settle ignores the lease number",
-        file: LITE_FLOW,
+        file: LITE_SETTLE,
         after: "fn take_lease(",
         old: "and lease_no = ?2   -- fence: a newer lease owns the row",
         new: "and lease_no <> -?2",
@@ -385,7 +387,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "sqlite: a settle ignores the worker",
-        file: LITE_FLOW,
+        file: LITE_SETTLE,
         after: "fn take_lease(",
         old: "and worker = ?3",
         new: "",
@@ -393,7 +395,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "sqlite: a settle ignores the flags",
-        file: LITE_FLOW,
+        file: LITE_SETTLE,
         after: "fn take_lease(",
         old: "(cancel_requested = ?4 and superseded = ?5)",
         new: "?5 is not null",
@@ -404,7 +406,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "sqlite: recovery does not ask whether the worker is dead",
-        file: LITE_FLOW,
+        file: LITE_SETTLE,
         after: "fn take_lease(",
         old: "?6 or not exists",
         new: "?6 or true or not exists",
@@ -500,7 +502,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "sqlite: an end keeps the unique key",
-        file: LITE_FLOW,
+        file: LITE_SETTLE,
         after: "fn finish_job(",
         old: "if held.keyed {",
         new: "if !held.keyed {",

@@ -60,19 +60,22 @@ impl PostgresStore {
 
     pub(super) async fn list_on(&self, connection: &mut PgConnection, filter: &ListFilter) -> Done<Page> {
         let driver = driver(filter);
-        let text = JOB.replace("{from}", driver);
-        let text = format!(
-            "{text}
-             where ($4::text is null or j.kind = $4)
-               and ($5::text is null or j.queue = $5)
-               and ($6::text is null or case json_typeof(j.options -> 'tags') when 'array' then exists (
-                     select 1
-                       from json_array_elements_text(j.options -> 'tags') as tag
-                      where tag = $6) end)
-             order by e.id desc
-            offset $7
-             limit $8"
+        // The page is chosen before anything is joined to it.
+        let page = format!(
+            "(select e.id
+                from {driver}
+                join longshore.jobs j on j.id = e.id
+               where ($4::text is null or j.kind = $4)
+                 and ($5::text is null or j.queue = $5)
+                 and ($6::text is null or case json_typeof(j.options -> 'tags') when 'array' then exists (
+                       select 1
+                         from json_array_elements_text(j.options -> 'tags') as tag
+                        where tag = $6) end)
+               order by e.id desc
+              offset $7
+               limit $8) e"
         );
+        let text = JOB.replace("{from}", &page) + " order by e.id desc";
         let rows = sqlx::query(AssertSqlSafe(self.0.schema.fill(&text)))
             .bind(filter.cursor.map(|id| id.0))
             .bind(i64::from(ListFilter::MAX_EXAMINED))

@@ -2,8 +2,8 @@
 //! one database, version 14 and up.
 //!
 //! Owns the pool, the schema name, the migrations and the translation of
-//! errors. The verbs are in `enqueue`, `claim`, `flow` (progress, settle,
-//! heartbeat), `operate` (an operator's moves), `upkeep` (recovery, schedules,
+//! errors. The verbs are in `enqueue`, `claim`, `flow` (progress, heartbeat),
+//! `settle`, `operate` (an operator's moves), `upkeep` (recovery, schedules,
 //! retention) and `inspect` (get, list, count).
 //!
 //! No session state is relied on: no session locks, no temporary tables, no
@@ -34,6 +34,7 @@ mod inspect;
 mod listen;
 mod operate;
 mod pool;
+mod settle;
 mod upkeep;
 
 const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/postgres/0001_queue.sql"))];

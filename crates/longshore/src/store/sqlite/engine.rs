@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{broadcast, oneshot};
 
-use super::{Fault, Tx, flow};
+use super::{Fault, Tx, settle};
 use crate::error::{Error, Result};
 use crate::store::{Claims, releases};
 
@@ -127,7 +127,7 @@ impl Engine {
         let writer = self.writer.clone();
         move |claims| {
             let (reply, _) = oneshot::channel();
-            let work = move |tx: &Tx<'_>| flow::settle(tx, &releases(&claims));
+            let work = move |tx: &Tx<'_>| settle::settle(tx, &releases(&claims));
             let unawaited = Unawaited::Finish;
             let call = Call { work: Some(work), result: None, deliver: drop, reply, unawaited };
             // Fails only when the store is gone, and recovery takes them.

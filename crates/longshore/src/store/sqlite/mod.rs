@@ -29,6 +29,7 @@ mod enqueue;
 mod flow;
 mod inspect;
 mod operate;
+mod settle;
 mod upkeep;
 
 #[cfg(test)]
@@ -461,7 +462,7 @@ impl Store for SqliteStore {
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
         let settlements = settlements.to_vec();
-        self.engine.write(move |tx| flow::settle(tx, &settlements)).await?
+        self.engine.write(move |tx| settle::settle(tx, &settlements)).await?
     }
 
     async fn register(&self, worker: &NewWorker) -> Result<()> {

@@ -4,7 +4,7 @@
 use rusqlite::params;
 
 use super::enqueue::Ready;
-use super::flow::{Ended, enter_finished, free_key, newest_error, tally};
+use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
 use super::upkeep::forget;
 use super::*;
 use crate::enqueue::{ValidEdit, check_name};

@@ -4,7 +4,7 @@
 use rusqlite::params;
 
 use super::enqueue::enqueue;
-use super::flow::{By, add_tally, end_leases, tally};
+use super::settle::{By, add_tally, end_leases, tally};
 use super::*;
 use crate::enqueue::Options;
 use crate::lifecycle::{Flags, Running};

@@ -1,0 +1,561 @@
+//! Settle: how attempts end, in batches, each under its own lease. A sweeper's
+//! decision about somebody else's lease takes the same statements.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+
+use sqlx::{Connection, PgConnection, Row};
+use uuid::Uuid;
+
+use super::enqueue::split;
+use super::{Done, Fault, PostgresStore};
+use crate::job::{AttemptEnd, Outcome, WorkerId};
+use crate::lifecycle::{Finish, Flags, Leave, Requeue};
+use crate::store::{Interruptor, Settled, Settlement, clean};
+
+/// The settle statements wait for a locked row no longer than they say: a
+/// transaction of the user's own that asserts a lease, or takes its unique key,
+/// must not hold up the neighbours. The setting ends with the statement.
+///
+/// Attempts that ended alike, the many successes above all: one lease number,
+/// one worker, nothing to remember. The fence needs no join then.
+const FINISH_ALIKE: &str = "
+    with taken as (
+      delete from longshore.running r
+       where r.id = any((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> '')::uuid[])
+         and r.lease_no = $2   -- fence: a newer lease owns the row
+         and r.worker = $3
+         and ($4::bool is null or r.cancel_requested = $4)
+         and ($5::bool is null or r.superseded = $5)
+      returning r.id, r.worker, r.claimed_at, r.lease_no, r.max_attempts, r.keyed, r.kind, r.queue),
+    ended as (
+      insert into longshore.finished
+             (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
+              interruptions, last_error)
+      select t.id, t.claimed_at, longshore.clock(), t.worker, t.lease_no, $6::text::longshore.outcome,
+             $7::int2, t.max_attempts, $8::int2,
+             case when t.lease_no > 1 then (
+               select a.error
+                 from longshore.attempts a
+                where a.job = t.id
+                  and a.error is not null
+                order by a.lease_no desc
+                limit 1)
+             end
+        from taken t),
+    freed as (
+      delete from longshore.keys
+       where job = any(array(select t.id from taken t where t.keyed))),
+    counted as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), $6::text::longshore.outcome,
+             longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
+        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
+                from taken
+               group by claimed_at, queue, kind) as t
+       group by 5, 6, 7)
+    select array_agg(id), array_agg(lease_no) from taken";
+
+/// Any attempts. `held` finds each lease by its primary key, one probe an item
+/// whatever the planner believes of the table, and the row is then deleted where
+/// it lies. What was found by id, lease number and worker stays that lease until
+/// it is deleted; only its flags may change, so they are tested on the row as it
+/// is deleted.
+const FINISH: &str = "
+    with taken as (
+      delete from longshore.running r
+       using (select i.*, held.place
+                from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+                            (select $8::text[]))
+                  as i(id, lease_no, worker, attempts, interruptions, error, result, history)
+               cross join lateral (
+                       select h.ctid as place
+                         from longshore.running h
+                        where h.id = i.id
+                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                          and h.worker = i.worker
+                        limit 1) as held) as i
+       where r.ctid = i.place
+         and ($9::bool is null or r.cancel_requested = $9)
+         and ($10::bool is null or r.superseded = $10)
+         and ($11::bool is not true or not exists (
+               select 1
+                 from longshore.workers w
+                where w.id = r.worker
+                  and w.dead_at is null))
+      returning r.id, r.worker, r.claimed_at, r.lease_no, r.attempt, r.max_attempts, r.keyed, r.kind, r.queue,
+                i.attempts, i.interruptions, i.error, i.result, i.history),
+    ended as (
+      insert into longshore.finished
+             (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
+              interruptions, last_error, result)
+      select t.id, t.claimed_at, longshore.clock(), case when $11 is null then t.worker end,
+             t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
+             case
+               when t.error is not null then t.error
+               when t.lease_no > 1 then (
+                 select a.error
+                   from longshore.attempts a
+                  where a.job = t.id
+                    and a.error is not null
+                  order by a.lease_no desc
+                  limit 1)
+             end,
+             t.result::json
+        from taken t),
+    remembered as (
+      insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
+        from taken t
+       where t.history is not null),
+    freed as (
+      delete from longshore.keys
+       where job = any(array(select t.id from taken t where t.keyed))),
+    counted as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), $12::text::longshore.outcome,
+             longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
+        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
+                from taken
+               group by claimed_at, queue, kind) as t
+       group by 5, 6, 7)
+    select array_agg(id), array_agg(lease_no) from taken";
+
+const REQUEUE: &str = "
+    with taken as (
+      delete from longshore.running r
+       using (select i.*, held.place
+                from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
+                            (select $8::timestamptz[]), (select $9::int8[]))
+                  as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
+               cross join lateral (
+                       select h.ctid as place
+                         from longshore.running h
+                        where h.id = i.id
+                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                          and h.worker = i.worker
+                        limit 1) as held) as i
+       where r.ctid = i.place
+         and ($10::bool is null or r.cancel_requested = $10)
+         and ($11::bool is null or r.superseded = $11)
+         and ($12::bool is not true or not exists (
+               select 1
+                 from longshore.workers w
+                where w.id = r.worker
+                  and w.dead_at is null))
+      returning r.*, i.attempts, i.interruptions as counted, i.error, i.history, i.run_at, i.delay_us),
+    requeued as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select t.id, coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond'), longshore.clock(),
+             t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.counted,
+             t.keyed, t.kind, t.queue, t.flags
+        from taken t),
+    remembered as (
+      insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
+        from taken t)
+    select array_agg(id), array_agg(lease_no) from taken";
+
+/// Why settlements found no lease: it lives with other flags, or this very end
+/// was stored before and the answer lost, or it is gone. The error is compared,
+/// too: a sweeper may have charged the attempt in the holder's name.
+const DIAGNOSE: &str = "
+    select i.nth, r.cancel_requested, r.superseded,
+           exists (
+             select 1
+               from longshore.finished f
+              where f.id = i.id
+                and f.lease_no = i.lease_no
+                and f.finished_by = i.worker
+                and f.outcome::text = i.outcome)
+        or exists (
+             select 1
+               from longshore.attempts a
+              where a.job = i.id
+                and a.lease_no = i.lease_no
+                and a.worker = i.worker
+                and a.what = i.history
+                and a.error is not distinct from i.error)
+      from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]), (select $5::text[]), (select $6::text[])) with ordinality
+        as i(id, lease_no, worker, outcome, history, error, nth)
+      left join longshore.running r
+        on r.id = i.id
+       and r.lease_no = i.lease_no
+       and r.worker = i.worker";
+
+/// One settlement on its way in, and where its answer goes.
+struct Item<'a> {
+    nth: usize,
+    settlement: &'a Settlement,
+    /// `None` for the holder's own word; for a sweeper's, whether the holder
+    /// must be dead.
+    recovers_dead: Option<bool>,
+}
+
+impl Item<'_> {
+    fn lease_key(&self) -> (Uuid, i32) {
+        (self.settlement.lease.id.0, self.settlement.lease.lease_no)
+    }
+}
+
+impl PostgresStore {
+    pub(super) async fn settle_on(
+        &self,
+        connection: &mut PgConnection,
+        batch: &[Settlement],
+    ) -> Done<Vec<Settled>> {
+        let items = batch.iter().enumerate();
+        let items = items.map(|(nth, settlement)| Item { nth, settlement, recovers_dead: None });
+        self.end_leases(connection, items.collect()).await
+    }
+
+    pub(super) async fn recover_on(
+        &self,
+        connection: &mut PgConnection,
+        batch: &[(Interruptor, Settlement)],
+    ) -> Done<Vec<Settled>> {
+        let items = batch.iter().enumerate().map(|(nth, (why, settlement))| Item {
+            nth,
+            settlement,
+            recovers_dead: Some(*why != Interruptor::HungHandler),
+        });
+        self.end_leases(connection, items.collect()).await
+    }
+
+    async fn end_leases(&self, connection: &mut PgConnection, items: Vec<Item<'_>>) -> Done<Vec<Settled>> {
+        let mut answers = vec![Settled::LeaseLost; items.len()];
+        let (alone, mut together): (Vec<_>, Vec<_>) =
+            items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
+        // Rows are locked in the order of their ids, here as everywhere.
+        together.sort_by_key(|item| item.settlement.lease.id);
+        let mut refused = None;
+        match self.end_together(connection, &together, &mut answers).await {
+            Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
+                for item in &together {
+                    let done = self.end_together(connection, &[*item], &mut answers).await;
+                    refused = keep_refusal(done.map(drop), refused)?;
+                }
+            }
+            done => drop(done?),
+        }
+        for item in alone {
+            let done = self.end_with_follow_ups(connection, item, &mut answers).await;
+            refused = keep_refusal(done, refused)?;
+        }
+        // What could be stored is; asked again, it says so.
+        refused.map_or(Ok(answers), Err)
+    }
+
+    async fn end_with_follow_ups(
+        &self,
+        connection: &mut PgConnection,
+        item: &Item<'_>,
+        answers: &mut [Settled],
+    ) -> Done<()> {
+        let mut tx = connection.begin().await?;
+        // Where the lease had ended before and only the answer was lost, the
+        // follow-ups were stored then.
+        if self.end_together(&mut tx, &[item], answers).await? > 0 {
+            self.insert_any(&mut tx, &item.settlement.follow_ups).await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    /// Says how many leases this call ended.
+    async fn end_together(
+        &self,
+        connection: &mut PgConnection,
+        items: &[&Item<'_>],
+        answers: &mut [Settled],
+    ) -> Done<usize> {
+        let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
+        let mut leases = HashSet::with_capacity(items.len());
+        for item in items {
+            // The same lease twice in one batch: the first word counts, the
+            // second finds the lease gone.
+            if leases.insert(item.lease_key()) {
+                batches.entry(Condition::of(item)).or_default().add(item);
+            }
+        }
+        let mut stored = Vec::with_capacity(items.len());
+        for (condition, batch) in &mut batches {
+            for (alike, ids) in batch.take_alike() {
+                stored.extend(self.finish_alike(connection, condition, &alike, ids).await?);
+            }
+            for (outcome, finishes) in &batch.finishes {
+                stored.extend(self.finish(connection, condition, *outcome, finishes).await?);
+            }
+            if !batch.requeues.is_empty() {
+                stored.extend(self.requeue(connection, condition, &batch.requeues).await?);
+            }
+        }
+        if stored.len() == items.len() {
+            items.iter().for_each(|item| answers[item.nth] = Settled::Stored);
+            return Ok(stored.len());
+        }
+        let ended = stored.len();
+        let mut stored: HashSet<(Uuid, i32)> = stored.into_iter().collect();
+        let (done, missed): (Vec<&Item<'_>>, Vec<&Item<'_>>) =
+            items.iter().partition(|item| stored.remove(&item.lease_key()));
+        done.iter().for_each(|item| answers[item.nth] = Settled::Stored);
+        self.diagnose(connection, &missed, answers).await?;
+        Ok(ended)
+    }
+
+    async fn finish_alike(
+        &self,
+        connection: &mut PgConnection,
+        condition: &Condition,
+        alike: &Alike,
+        ids: Vec<Uuid>,
+    ) -> Done<Vec<(Uuid, i32)>> {
+        let query: LeaseQuery<'_> = sqlx::query_as(self.sql(FINISH_ALIKE));
+        let taken = query
+            .bind(ids)
+            .bind(alike.lease_no)
+            .bind(alike.worker.0)
+            .bind(condition.cancel_seen)
+            .bind(condition.superseded_seen)
+            .bind(alike.outcome.as_str())
+            .bind(alike.attempts as i16)
+            .bind(alike.interruptions as i16)
+            .fetch_one(connection)
+            .await?;
+        Ok(pairs(taken))
+    }
+
+    async fn finish(
+        &self,
+        connection: &mut PgConnection,
+        condition: &Condition,
+        outcome: Outcome,
+        items: &[(&Item<'_>, &Finish)],
+    ) -> Done<Vec<(Uuid, i32)>> {
+        let query = bind_leases(sqlx::query_as(self.sql(FINISH)), items.iter().map(|(item, _)| *item));
+        let finishes = || items.iter().map(|(_, finish)| *finish);
+        let taken = query
+            .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
+            .bind(finishes().map(|f| f.interruptions as i16).collect::<Vec<_>>())
+            .bind(column(finishes().map(|f| f.error.as_deref().map(clean).map(Cow::into_owned))))
+            .bind(column(finishes().map(|f| f.result.as_ref().map(|result| result.get().to_owned()))))
+            .bind(column(finishes().map(|f| f.history.map(AttemptEnd::as_str))))
+            .bind(condition.cancel_seen)
+            .bind(condition.superseded_seen)
+            .bind(condition.recovers_dead)
+            .bind(outcome.as_str())
+            .fetch_one(connection)
+            .await?;
+        Ok(pairs(taken))
+    }
+
+    async fn requeue(
+        &self,
+        connection: &mut PgConnection,
+        condition: &Condition,
+        items: &[(&Item<'_>, &Requeue)],
+    ) -> Done<Vec<(Uuid, i32)>> {
+        let query = bind_leases(sqlx::query_as(self.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
+        let requeues = || items.iter().map(|(_, requeue)| *requeue);
+        let (run_ats, delays): (Vec<_>, Vec<_>) = requeues().map(|r| split(r.when)).unzip();
+        let taken = query
+            .bind(requeues().map(|r| r.attempts as i16).collect::<Vec<_>>())
+            .bind(requeues().map(|r| r.interruptions as i16).collect::<Vec<_>>())
+            .bind(column(requeues().map(|r| r.error.as_deref().map(clean).map(Cow::into_owned))))
+            .bind(requeues().map(|r| r.history.as_str()).collect::<Vec<_>>())
+            .bind(run_ats)
+            .bind(delays)
+            .bind(condition.cancel_seen)
+            .bind(condition.superseded_seen)
+            .bind(condition.recovers_dead)
+            .fetch_one(connection)
+            .await?;
+        Ok(pairs(taken))
+    }
+
+    async fn diagnose(
+        &self,
+        connection: &mut PgConnection,
+        missed: &[&Item<'_>],
+        answers: &mut [Settled],
+    ) -> Done<()> {
+        let leases = || missed.iter().map(|item| &item.settlement.lease);
+        let traces: Vec<Trace> = missed.iter().map(|item| Trace::of(item)).collect();
+        let rows = sqlx::query(self.sql(DIAGNOSE))
+            .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
+            .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
+            .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
+            .bind(traces.iter().map(|trace| trace.outcome).collect::<Vec<_>>())
+            .bind(traces.iter().map(|trace| trace.history).collect::<Vec<_>>())
+            .bind(traces.into_iter().map(|trace| trace.error).collect::<Vec<_>>())
+            .fetch_all(connection)
+            .await?;
+        for row in rows {
+            let item = missed[row.try_get::<i64, _>(0)? as usize - 1];
+            let flags = row.try_get::<Option<bool>, _>(1)?.zip(row.try_get::<Option<bool>, _>(2)?);
+            answers[item.nth] = match flags {
+                Some((cancel_requested, superseded))
+                    if item.recovers_dead.is_none() || flags_differ(item, flags) =>
+                {
+                    Settled::Flagged(Flags { cancel_requested, superseded })
+                }
+                // The lease lives, with the flags as seen: its holder is not
+                // dead, and keeps it.
+                Some(_) => Settled::LeaseLost,
+                None if item.recovers_dead.is_none() && row.try_get(3)? => Settled::Stored,
+                None => Settled::LeaseLost,
+            };
+        }
+        Ok(())
+    }
+}
+
+fn flags_differ(item: &Item<'_>, found: Option<(bool, bool)>) -> bool {
+    item.settlement.seen.map(|seen| (seen.cancel_requested, seen.superseded)) != found
+}
+
+/// What a stored settlement leaves behind: its outcome, its history entry.
+struct Trace {
+    outcome: Option<&'static str>,
+    history: Option<&'static str>,
+    error: Option<String>,
+}
+
+impl Trace {
+    fn of(item: &Item<'_>) -> Self {
+        match &item.settlement.leave {
+            Leave::Finish(finish) => Trace {
+                outcome: Some(finish.outcome.as_str()),
+                history: finish.history.map(AttemptEnd::as_str),
+                error: finish.error.as_deref().map(|error| clean(error).into_owned()),
+            },
+            Leave::Requeue(requeue) => Trace {
+                outcome: None,
+                history: Some(requeue.history.as_str()),
+                error: requeue.error.as_deref().map(|error| clean(error).into_owned()),
+            },
+        }
+    }
+}
+
+/// Remembers why the database refused one, so that its neighbours still have
+/// their turn, and passes on any other failure.
+fn keep_refusal(done: Done<()>, before: Option<Fault>) -> Done<Option<Fault>> {
+    match done {
+        Ok(()) => Ok(before),
+        Err(fault) if fault.code().is_some() => Ok(before.or(Some(fault))),
+        Err(fault) => Err(fault),
+    }
+}
+
+/// On what condition a statement takes leases; one statement has one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Condition {
+    cancel_seen: Option<bool>,
+    superseded_seen: Option<bool>,
+    recovers_dead: Option<bool>,
+}
+
+impl Condition {
+    fn of(item: &Item<'_>) -> Self {
+        Condition {
+            cancel_seen: item.settlement.seen.map(|seen| seen.cancel_requested),
+            superseded_seen: item.settlement.seen.map(|seen| seen.superseded),
+            recovers_dead: item.recovers_dead,
+        }
+    }
+}
+
+/// Settlements under one condition.
+#[derive(Default)]
+struct Batch<'a> {
+    finishes: BTreeMap<Outcome, Vec<(&'a Item<'a>, &'a Finish)>>,
+    requeues: Vec<(&'a Item<'a>, &'a Requeue)>,
+}
+
+impl<'a> Batch<'a> {
+    fn add(&mut self, item: &'a Item<'a>) {
+        match &item.settlement.leave {
+            Leave::Finish(finish) => self.finishes.entry(finish.outcome).or_default().push((item, finish)),
+            Leave::Requeue(requeue) => self.requeues.push((item, requeue)),
+        }
+    }
+}
+
+/// What attempts that ended alike have in common.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Alike {
+    outcome: Outcome,
+    lease_no: i32,
+    worker: WorkerId,
+    attempts: u16,
+    interruptions: u16,
+}
+
+impl Alike {
+    /// None for what leaves an error, a result or a history entry behind, and
+    /// for a sweeper's word.
+    fn of(item: &Item<'_>, finish: &Finish) -> Option<Self> {
+        let plain = finish.error.is_none() && finish.result.is_none() && finish.history.is_none();
+        (plain && item.recovers_dead.is_none()).then_some(Alike {
+            outcome: finish.outcome,
+            lease_no: item.settlement.lease.lease_no,
+            worker: item.settlement.lease.worker,
+            attempts: finish.attempts,
+            interruptions: finish.interruptions,
+        })
+    }
+}
+
+impl Batch<'_> {
+    /// A statement each is worth it for the few largest groups only.
+    const MOST_ALIKE: usize = 3;
+
+    /// Takes out what ended alike, group by group.
+    fn take_alike(&mut self) -> BTreeMap<Alike, Vec<Uuid>> {
+        let mut groups = BTreeMap::<Alike, Vec<Uuid>>::new();
+        for (item, finish) in self.finishes.values().flatten() {
+            if let Some(alike) = Alike::of(item, finish) {
+                groups.entry(alike).or_default().push(item.settlement.lease.id.0);
+            }
+        }
+        let mut sizes: Vec<usize> = groups.values().map(Vec::len).collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        let least = sizes.get(Batch::MOST_ALIKE).map_or(0, |size| size + 1);
+        groups.retain(|_, ids| ids.len() >= least);
+        for finishes in self.finishes.values_mut() {
+            finishes.retain(|(item, finish)| {
+                Alike::of(item, finish).is_none_or(|alike| !groups.contains_key(&alike))
+            });
+        }
+        self.finishes.retain(|_, finishes| !finishes.is_empty());
+        groups
+    }
+}
+
+type Leases = (Option<Vec<Uuid>>, Option<Vec<i32>>);
+type LeaseQuery<'q> = sqlx::query::QueryAs<'q, sqlx::Postgres, Leases, sqlx::postgres::PgArguments>;
+
+/// The three arrays that both settle statements begin with: whose lease.
+fn bind_leases<'q, 'i>(
+    query: LeaseQuery<'q>,
+    items: impl Iterator<Item = &'i Item<'i>> + Clone,
+) -> LeaseQuery<'q> {
+    let leases = items.map(|item| item.settlement.lease);
+    query
+        .bind(leases.clone().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(leases.clone().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .bind(leases.map(|lease| lease.worker.0).collect::<Vec<_>>())
+}
+
+/// A column that is mostly absent: an array without elements stands for one of
+/// nothing but nulls, because `unnest` fills up the shorter ones.
+fn column<T>(values: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
+    let values: Vec<Option<T>> = values.collect();
+    if values.iter().all(Option::is_none) { Vec::new() } else { values }
+}
+
+fn pairs((ids, lease_nos): Leases) -> Vec<(Uuid, i32)> {
+    ids.unwrap_or_default().into_iter().zip(lease_nos.unwrap_or_default()).collect()
+}

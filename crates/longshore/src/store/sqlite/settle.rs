@@ -1,0 +1,416 @@
+//! Settle: how attempts end, each under its own lease. A sweeper's decision
+//! about somebody else's lease takes the same statements.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use rusqlite::params;
+
+use super::enqueue::{Ready, enqueue};
+use super::flow::raised_flags;
+use super::*;
+use crate::job::AttemptEnd;
+use crate::lifecycle::{Finish, Leave, Requeue};
+
+pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> {
+    end_leases(tx, settlements.iter().map(|settlement| (By::Holder, settlement)))
+}
+
+/// Who ends a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Holder,
+    Sweeper(Interruptor),
+}
+
+/// Ends leases, each if it is live; the tallies are written once for all.
+///
+/// The inner error says that the follow-ups of an item could not be stored.
+/// That item is undone and the others stay, so the call may be repeated: those
+/// others answer `Stored` again.
+pub(super) fn end_leases<'s>(
+    tx: &Tx<'_>,
+    ends: impl Iterator<Item = (By, &'s Settlement)>,
+) -> Sql<Result<Vec<Settled>>> {
+    let mut tallies = Tallies::default();
+    let mut answers = Vec::new();
+    let mut refused = None;
+    for (by, settlement) in ends {
+        let end = match settlement.follow_ups.is_empty() {
+            true => end_lease(tx, by, settlement)?,
+            false => {
+                tx.conn.execute_batch("savepoint item")?;
+                let end = end_with_follow_ups(tx, by, settlement);
+                let undo = if end.is_err() { "rollback to item; release item" } else { "release item" };
+                tx.conn.execute_batch(undo)?;
+                match end {
+                    Ok(end) => end,
+                    Err(fault) => {
+                        refused = refused.or(Some(Error::from(fault)));
+                        continue;
+                    }
+                }
+            }
+        };
+        answers.push(end.settled());
+        if let End::Finished { held, outcome } = end {
+            let bucket = run_bucket(held.claimed_at, tx.now()?);
+            tallies.add(held.queue, held.kind, outcome, bucket);
+        }
+    }
+    tallies.store(tx)?;
+    Ok(match refused {
+        Some(error) => Err(error),
+        None => Ok(answers),
+    })
+}
+
+/// How ending a lease went.
+enum End {
+    Finished {
+        held: Held,
+        outcome: Outcome,
+    },
+    Requeued,
+    /// The lease was not there to end.
+    Other(Settled),
+}
+
+impl End {
+    fn settled(&self) -> Settled {
+        match self {
+            End::Finished { .. } | End::Requeued => Settled::Stored,
+            End::Other(settled) => *settled,
+        }
+    }
+}
+
+/// The row that was in `running`.
+struct Held {
+    queue: String,
+    kind: String,
+    flags: Option<String>,
+    claimed_at: i64,
+    timeout_ms: Option<i64>,
+    priority: i16,
+    attempt: u16,
+    max_attempts: u16,
+    keyed: bool,
+}
+
+fn end_with_follow_ups(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<End> {
+    let end = end_lease(tx, by, settlement)?;
+    // If it had been stored before, so had they.
+    if !matches!(end, End::Other(_)) {
+        enqueue(tx, &settlement.follow_ups)?;
+    }
+    Ok(end)
+}
+
+fn end_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<End> {
+    let Settlement { lease, leave, .. } = settlement;
+    let Some(held) = take_lease(tx, by, settlement)? else {
+        return why_not(tx, by, settlement).map(End::Other);
+    };
+    match leave {
+        Leave::Finish(finish) => {
+            let error = finish.error.as_deref().map(clean);
+            if let Some(what) = finish.history {
+                record_attempt(tx, lease, &held, what, error.as_deref())?;
+            }
+            finish_job(tx, by, lease, &held, finish, error)?;
+            Ok(End::Finished { held, outcome: finish.outcome })
+        }
+        Leave::Requeue(requeue) => {
+            let error = requeue.error.as_deref().map(clean);
+            record_attempt(tx, lease, &held, requeue.history, error.as_deref())?;
+            requeue_job(tx, lease, &held, requeue)?;
+            Ok(End::Requeued)
+        }
+    }
+}
+
+/// Takes the row out of `running` if the fence lets it.
+fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<Held>> {
+    const HELD: &str = "
+        select queue,
+               kind,
+               flags,
+               claimed_at,
+               timeout_ms,
+               priority,
+               attempt,
+               max_attempts,
+               keyed
+          from running
+         where id = ?1
+           and lease_no = ?2   -- fence: a newer lease owns the row
+           and worker = ?3
+           and (?4 is null or (cancel_requested = ?4 and superseded = ?5))
+           and (?6 or not exists (
+                select 1
+                  from workers w
+                 where w.id = ?3
+                   and w.dead_at is null))";
+    // Apart from the read, as in a claim: `returning` costs twice as much, and
+    // nobody can come in between.
+    const LEAVE: &str = "
+        delete from running
+         where id = ?1";
+    let Settlement { lease, seen, .. } = settlement;
+    let holder_may_live = matches!(by, By::Holder | By::Sweeper(Interruptor::HungHandler));
+    let params = params![
+        lease.id.0.as_bytes(),
+        lease.lease_no,
+        lease.worker.0.as_bytes(),
+        seen.map(|flags| flags.cancel_requested),
+        seen.map(|flags| flags.superseded),
+        holder_may_live,
+    ];
+    let held = tx.row(HELD, params, |row| {
+        Ok(Held {
+            queue: row.get(0)?,
+            kind: row.get(1)?,
+            flags: row.get(2)?,
+            claimed_at: row.get(3)?,
+            timeout_ms: row.get(4)?,
+            priority: row.get(5)?,
+            attempt: row.get(6)?,
+            max_attempts: row.get(7)?,
+            keyed: row.get(8)?,
+        })
+    })?;
+    if held.is_some() {
+        tx.execute(LEAVE, [lease.id.0.as_bytes()])?;
+    }
+    Ok(held)
+}
+
+/// Why there was no such lease to end: flags were raised, this very move was
+/// stored before its answer got lost, or somebody else was first.
+fn why_not(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Settled> {
+    const FINISHED: &str = "
+        select 1
+          from finished
+         where id = ?1
+           and lease_no = ?2
+           and finished_by is ?3
+           and outcome = ?4";
+    // The error is compared, too: a sweeper may have charged the attempt in
+    // the holder's name.
+    const ATTEMPTED: &str = "
+        select 1
+          from attempts
+         where job = ?1
+           and lease_no = ?2
+           and worker = ?3
+           and what = ?4
+           and error is ?5";
+    let Settlement { lease, seen, leave, .. } = settlement;
+    if let Some(flags) = raised_flags(tx, lease)? {
+        // Unchanged flags mean that its holder, thought dead, is alive.
+        return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
+    }
+    if by != By::Holder {
+        // Another sweeper was first; the job is recovered, but not by us.
+        return Ok(Settled::LeaseLost);
+    }
+    let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
+    let (history, error) = match leave {
+        Leave::Finish(finish) => {
+            let params = params![id, lease.lease_no, finished_by(by, lease), finish.outcome.as_str()];
+            if tx.row(FINISHED, params, |_| Ok(()))?.is_some() {
+                return Ok(Settled::Stored);
+            }
+            (finish.history, &finish.error)
+        }
+        Leave::Requeue(requeue) => (Some(requeue.history), &requeue.error),
+    };
+    let Some(what) = history else { return Ok(Settled::LeaseLost) };
+    let params = params![id, lease.lease_no, worker, what.as_str(), error.as_deref().map(clean)];
+    Ok(match tx.row(ATTEMPTED, params, |_| Ok(()))? {
+        Some(()) => Settled::Stored,
+        None => Settled::LeaseLost,
+    })
+}
+
+fn finished_by(by: By, lease: &Lease) -> Option<[u8; 16]> {
+    (by == By::Holder).then_some(lease.worker.0.into_bytes())
+}
+
+fn record_attempt(tx: &Tx<'_>, lease: &Lease, held: &Held, what: AttemptEnd, error: Option<&str>) -> Sql<()> {
+    const RECORD: &str = "
+        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    tx.execute(
+        RECORD,
+        params![
+            lease.id.0.as_bytes(),
+            lease.lease_no,
+            held.attempt,
+            what.as_str(),
+            lease.worker.0.as_bytes(),
+            held.claimed_at,
+            tx.now()?,
+            error,
+        ],
+    )?;
+    Ok(())
+}
+
+fn finish_job(
+    tx: &Tx<'_>,
+    by: By,
+    lease: &Lease,
+    held: &Held,
+    finish: &Finish,
+    error: Option<Cow<'_, str>>,
+) -> Sql<()> {
+    // Only a job that was leased before can have an older error.
+    let last_error = match error {
+        None if lease.lease_no > 1 => newest_error(tx, lease.id)?.map(Cow::Owned),
+        error => error,
+    };
+    enter_finished(
+        tx,
+        &Ended {
+            id: lease.id,
+            started_at: Some(held.claimed_at),
+            finished_by: finished_by(by, lease),
+            lease_no: lease.lease_no,
+            outcome: finish.outcome,
+            attempts: finish.attempts,
+            max_attempts: held.max_attempts,
+            interruptions: finish.interruptions,
+            last_error: last_error.as_deref(),
+            result: finish.result.as_deref().map(RawValue::get),
+        },
+    )?;
+    if held.keyed { free_key(tx, lease.id) } else { Ok(()) }
+}
+
+/// A row of `finished` on its way in.
+pub(super) struct Ended<'a> {
+    pub(super) id: JobId,
+    pub(super) started_at: Option<i64>,
+    pub(super) finished_by: Option<[u8; 16]>,
+    pub(super) lease_no: i32,
+    pub(super) outcome: Outcome,
+    pub(super) attempts: u16,
+    pub(super) max_attempts: u16,
+    pub(super) interruptions: u16,
+    pub(super) last_error: Option<&'a str>,
+    pub(super) result: Option<&'a str>,
+}
+
+pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
+    const INSERT: &str = "
+        insert into finished
+               (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
+                interruptions, last_error, result)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    tx.execute(
+        INSERT,
+        params![
+            ended.id.0.as_bytes(),
+            ended.started_at,
+            tx.now()?,
+            ended.finished_by,
+            ended.lease_no,
+            ended.outcome.as_str(),
+            ended.attempts,
+            ended.max_attempts,
+            ended.interruptions,
+            ended.last_error,
+            ended.result,
+        ],
+    )?;
+    Ok(())
+}
+
+pub(super) fn newest_error(tx: &Tx<'_>, id: JobId) -> Sql<Option<String>> {
+    const NEWEST: &str = "
+        select error
+          from attempts
+         where job = ?1
+           and error is not null
+         order by lease_no desc
+         limit 1";
+    tx.row(NEWEST, [id.0.as_bytes()], |row| row.get(0))
+}
+
+/// Frees the unique key of a job that ends. One that was superseded has none.
+pub(super) fn free_key(tx: &Tx<'_>, owner: JobId) -> Sql<()> {
+    const FREE: &str = "
+        delete from keys
+         where job = ?1";
+    tx.execute(FREE, [owner.0.as_bytes()])?;
+    Ok(())
+}
+
+fn requeue_job(tx: &Tx<'_>, lease: &Lease, held: &Held, requeue: &Requeue) -> Sql<()> {
+    let ready = Ready {
+        id: lease.id,
+        run_at: tx.due(requeue.when)?,
+        timeout_ms: held.timeout_ms,
+        lease_no: lease.lease_no,
+        priority: held.priority,
+        attempt: requeue.attempts,
+        max_attempts: held.max_attempts,
+        interruptions: requeue.interruptions,
+        keyed: held.keyed,
+        kind: &held.kind,
+        queue: &held.queue,
+        flags: held.flags.as_deref(),
+    };
+    ready.insert(tx)
+}
+
+/// What ended in this transaction, added up by what it was.
+#[derive(Default)]
+struct Tallies(HashMap<(String, String, Outcome, i32), i64>);
+
+impl Tallies {
+    fn add(&mut self, queue: String, kind: String, outcome: Outcome, run_bucket: i32) {
+        *self.0.entry((queue, kind, outcome, run_bucket)).or_default() += 1;
+    }
+
+    fn store(self, tx: &Tx<'_>) -> Sql<()> {
+        for ((queue, kind, outcome, run_bucket), n) in self.0 {
+            tally(tx, &queue, &kind, outcome, run_bucket, n, n)?;
+        }
+        Ok(())
+    }
+}
+
+/// Counts `ended` jobs, and by how much the number of those kept changed.
+pub(super) fn tally(
+    tx: &Tx<'_>,
+    queue: &str,
+    kind: &str,
+    outcome: Outcome,
+    run_bucket: i32,
+    ended: i64,
+    kept: i64,
+) -> Sql<()> {
+    let now = tx.now()?;
+    let minute = now - now.rem_euclid(60 * 1_000_000);
+    add_tally(tx, params![minute, queue, kind, outcome.as_str(), run_bucket, ended, kept])
+}
+
+pub(super) fn add_tally(tx: &Tx<'_>, row: &[&dyn rusqlite::ToSql]) -> Sql<()> {
+    const ADD: &str = "
+        insert into tallies (minute, queue, kind, outcome, run_bucket, ended, kept)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+            on conflict do update
+           set ended = ended + excluded.ended,
+               kept = kept + excluded.kept";
+    tx.execute(ADD, row)?;
+    Ok(())
+}
+
+/// Four buckets an octave of milliseconds: within a fifth of the truth.
+fn run_bucket(started: i64, ended: i64) -> i32 {
+    let ms = (ended - started).max(0) as f64 / 1000.0;
+    (4.0 * (1.0 + ms).log2()).floor() as i32
+}
