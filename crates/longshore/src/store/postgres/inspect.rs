@@ -60,16 +60,22 @@ impl PostgresStore {
 
     pub(super) async fn list_on(&self, connection: &mut PgConnection, filter: &ListFilter) -> Done<Page> {
         let driver = driver(filter);
+        // Rows of `jobs` bring what is asked about; others are joined to it.
+        let asked = match driver.contains("from longshore.jobs") {
+            true => "",
+            false => "join longshore.jobs j on j.id = e.id",
+        };
+        let column = if asked.is_empty() { "e" } else { "j" };
         // The page is chosen before anything is joined to it.
         let page = format!(
             "(select e.id
                 from {driver}
-                join longshore.jobs j on j.id = e.id
-               where ($4::text is null or j.kind = $4)
-                 and ($5::text is null or j.queue = $5)
-                 and ($6::text is null or case json_typeof(j.options -> 'tags') when 'array' then exists (
+                {asked}
+               where ($4::text is null or {column}.kind = $4)
+                 and ($5::text is null or {column}.queue = $5)
+                 and ($6::text is null or case json_typeof({column}.options -> 'tags') when 'array' then exists (
                        select 1
-                         from json_array_elements_text(j.options -> 'tags') as tag
+                         from json_array_elements_text({column}.options -> 'tags') as tag
                         where tag = $6) end)
                order by e.id desc
               offset $7
@@ -122,12 +128,12 @@ fn driver(filter: &ListFilter) -> &'static str {
                   where key = $3 and job < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
     }
     if filter.idempotency_key.is_some() {
-        return "(select id from longshore.jobs
+        return "(select id, kind, queue, options from longshore.jobs
                   where idempotency_key = $3 and id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
     }
     match filter.status {
         None => {
-            "(select id from longshore.jobs
+            "(select id, kind, queue, options from longshore.jobs
                where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
                order by id desc limit $2) e"
         }
