@@ -5,14 +5,19 @@
 //! [`lifecycle`] what follows, and stores that only if the
 //! job still stands there; otherwise it looks again.
 
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+
 use crate::enqueue::lanes::Lanes;
-use crate::enqueue::{Edit, Enqueued, NewJob, ValidEdit, ValidJob, check_name};
+use crate::enqueue::{Edit, Enqueued, NewJob, UniqueMode, ValidEdit, ValidJob, check_name};
 use crate::error::{Error, Result};
-use crate::job::{JobId, JobRecord, WorkerId};
-use crate::lifecycle::{self, Ending, Event, Flags, State, Transition};
+use crate::job::{AttemptEnd, JobId, JobRecord, Outcome, WorkerId};
+use crate::lifecycle::{self, Ending, Event, Flags, Leave, State, Transition};
+use crate::retry::RetryPolicy;
 use crate::store::{
     CheckReport, Claimed, Count, DeadFilter, Fenced, Lease, ListFilter, Migrated, Operated, Operation, Page,
     QueueChange, QueueRecord, Settled, Settlement, Store, WorkerRecord, keepable,
@@ -73,6 +78,100 @@ pub trait CallerTransaction {
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
 }
 
+/// One job on its way; await it to store it.
+#[must_use = "nothing is stored until this is awaited"]
+pub struct Enqueueing<'a> {
+    client: &'a Client,
+    job: NewJob,
+}
+
+impl<'a> Enqueueing<'a> {
+    /// Stores it inside the caller's own transaction instead.
+    pub async fn in_tx(self, transaction: impl CallerTransaction) -> Result<Enqueued> {
+        let mut answers = self.client.enqueue_in(transaction, [self.job]).await?;
+        Ok(answers.remove(0))
+    }
+
+    /// Changes anything that a [`NewJob`] lets one say.
+    pub fn with(self, change: impl FnOnce(NewJob) -> NewJob) -> Self {
+        Enqueueing { job: change(self.job), ..self }
+    }
+
+    /// See [`NewJob::id`].
+    pub fn id(self, id: JobId) -> Self {
+        self.with(|job| job.id(id))
+    }
+
+    /// See [`NewJob::queue`].
+    pub fn queue(self, queue: impl Into<String>) -> Self {
+        self.with(|job| job.queue(queue))
+    }
+
+    /// See [`NewJob::priority`].
+    pub fn priority(self, priority: i64) -> Self {
+        self.with(|job| job.priority(priority))
+    }
+
+    /// See [`NewJob::max_attempts`].
+    pub fn max_attempts(self, max_attempts: i64) -> Self {
+        self.with(|job| job.max_attempts(max_attempts))
+    }
+
+    /// See [`NewJob::run_at`].
+    pub fn run_at(self, at: DateTime<Utc>) -> Self {
+        self.with(|job| job.run_at(at))
+    }
+
+    /// See [`NewJob::delay`].
+    pub fn delay(self, delay: Duration) -> Self {
+        self.with(|job| job.delay(delay))
+    }
+
+    /// See [`NewJob::idempotency_key`].
+    pub fn idempotency_key(self, key: impl Into<String>) -> Self {
+        self.with(|job| job.idempotency_key(key))
+    }
+
+    /// See [`NewJob::unique_key`].
+    pub fn unique_key(self, key: impl Into<String>, mode: UniqueMode) -> Self {
+        self.with(|job| job.unique_key(key, mode))
+    }
+
+    /// See [`NewJob::timeout`].
+    pub fn timeout(self, timeout: Option<Duration>) -> Self {
+        self.with(|job| job.timeout(timeout))
+    }
+
+    /// See [`NewJob::retry`].
+    pub fn retry(self, policy: RetryPolicy) -> Self {
+        self.with(|job| job.retry(policy))
+    }
+
+    /// See [`NewJob::flags`].
+    pub fn flags<S: Into<String>>(self, flags: impl IntoIterator<Item = S>) -> Self {
+        self.with(|job| job.flags(flags))
+    }
+
+    /// See [`NewJob::tags`].
+    pub fn tags<S: Into<String>>(self, tags: impl IntoIterator<Item = S>) -> Self {
+        self.with(|job| job.tags(tags))
+    }
+
+    /// See [`NewJob::context`].
+    pub fn context(self, context: impl Into<String>) -> Self {
+        self.with(|job| job.context(context))
+    }
+}
+
+impl<'a> IntoFuture for Enqueueing<'a> {
+    type Output = Result<Enqueued>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Enqueued>> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.client.lanes.enqueue(self.job.validate()?).await })
+    }
+}
+
 impl Client {
     /// Connects to `postgres://…` or `sqlite:…`.
     pub async fn connect(url: &str) -> Result<Self> {
@@ -96,14 +195,28 @@ impl Client {
 
     // ---- enqueue ---------------------------------------------------------
 
-    /// Stores one job durably. Concurrent callers share a commit.
-    pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued> {
-        self.lanes.enqueue(job.validate()?).await
+    /// Asks for one job, which is stored durably when this is awaited.
+    /// Concurrent callers share a commit.
+    ///
+    /// ```
+    /// # use longshore::{Client, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// client.enqueue(NewJob::new("greet", "Ada")).priority(10).queue("mail").await?;
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn enqueue(&self, job: impl Into<NewJob>) -> Enqueueing<'_> {
+        Enqueueing { client: self, job: job.into() }
     }
 
     /// Stores many jobs in one commit: all or none. One answer per job, in
     /// the order given.
-    pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>> {
+    pub async fn enqueue_many<J: Into<NewJob>>(
+        &self,
+        jobs: impl IntoIterator<Item = J>,
+    ) -> Result<Vec<Enqueued>> {
         let jobs = validate_all(jobs)?;
         let enqueued = self.store.enqueue(&jobs).await?;
         self.lanes.announce(&jobs);
@@ -114,7 +227,7 @@ impl Client {
     pub async fn enqueue_in(
         &self,
         transaction: impl CallerTransaction,
-        jobs: impl IntoIterator<Item = NewJob>,
+        jobs: impl IntoIterator<Item = impl Into<NewJob>>,
     ) -> Result<Vec<Enqueued>> {
         transaction.enqueue(&*self.store, &validate_all(jobs)?).await
     }
@@ -131,23 +244,29 @@ impl Client {
     /// job that was cancelled meanwhile is decided from the flag that the
     /// database holds when the end is stored.
     pub async fn settle(&self, reports: Vec<Report<'_>>) -> Result<Vec<Fenced>> {
-        let mut answers = vec![Fenced::LeaseLost; reports.len()];
+        let fenced = |kept| if kept == Kept::LeaseLost { Fenced::LeaseLost } else { Fenced::Held };
+        Ok(self.settle_as(&reports).await?.into_iter().map(fenced).collect())
+    }
+
+    /// As [`settle`](Self::settle), and says what became of each job.
+    pub(crate) async fn settle_as(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
+        let mut answers = vec![Kept::LeaseLost; reports.len()];
         let mut open: Vec<(usize, Flags)> = (0..reports.len()).map(|i| (i, Flags::default())).collect();
         // Both flags only ever rise, so an item is decided at most three times.
         while !open.is_empty() {
             let batch: Vec<Settlement> = open.iter().map(|(i, flags)| decide(&reports[*i], *flags)).collect();
             let settled = self.store.settle(&batch).await?;
             let mut again = Vec::new();
-            for ((i, _), settled) in open.into_iter().zip(settled) {
+            for (((i, _), settled), settlement) in open.into_iter().zip(settled).zip(&batch) {
                 match settled {
-                    Settled::Stored => answers[i] = Fenced::Held,
-                    Settled::LeaseLost => answers[i] = Fenced::LeaseLost,
+                    Settled::Stored => answers[i] = Kept::from(&settlement.leave),
+                    Settled::LeaseLost => {}
                     Settled::Flagged(flags) => again.push((i, flags)),
                 }
             }
             open = again;
         }
-        for report in &reports {
+        for report in reports {
             self.lanes.announce(&report.follow_ups);
         }
         Ok(answers)
@@ -328,6 +447,23 @@ impl Client {
     }
 }
 
+/// What became of a job whose attempt was settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Finished(Outcome),
+    Requeued(AttemptEnd),
+    LeaseLost,
+}
+
+impl From<&Leave> for Kept {
+    fn from(leave: &Leave) -> Self {
+        match leave {
+            Leave::Finish(finish) => Kept::Finished(finish.outcome),
+            Leave::Requeue(requeue) => Kept::Requeued(requeue.history),
+        }
+    }
+}
+
 /// What an operator wants of a job.
 enum Command {
     Cancel,
@@ -382,9 +518,9 @@ fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
 }
 
 /// Checks a batch, naming the job that is wrong by its place.
-fn validate_all(jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<ValidJob>> {
+fn validate_all(jobs: impl IntoIterator<Item = impl Into<NewJob>>) -> Result<Vec<ValidJob>> {
     let checked = jobs.into_iter().enumerate().map(|(i, job)| {
-        job.validate().map_err(|error| match error.field() {
+        job.into().validate().map_err(|error| match error.field() {
             Some(field) => Error::invalid(format!("jobs[{i}].{field}"), format!("jobs[{i}]: {error}")),
             None => error,
         })

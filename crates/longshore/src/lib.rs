@@ -11,13 +11,14 @@
 //! | [`enqueue`] | what a caller asks for, its checks, group commit |
 //! | [`client`] | the one door: enqueue, settle, cancel, retry, inspect |
 //! | [`recovery`] | jobs of dead workers |
+//! | `worker` | the runtime: claim, execute, settle, heartbeat, upkeep |
 //! | [`store`] | the storage contract and its engines |
 //! | [`error`] | the one error type |
 //!
 //! # Features
 //!
-//! `postgres` (default) and `sqlite` choose engines; `tls` encrypts
-//! connections to Postgres.
+//! `postgres` (default) and `sqlite` choose engines; `worker` (default) brings
+//! the runtime; `tls` encrypts connections to Postgres.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // Without an engine nothing reads what the engines would store.
 #![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code, unused_imports))]
@@ -30,14 +31,18 @@ pub mod lifecycle;
 pub mod recovery;
 pub mod retry;
 pub mod store;
+#[cfg(feature = "worker")]
+pub mod worker;
 
-pub use client::{CallerTransaction, Cancelled, Client, Report};
+pub use client::{CallerTransaction, Cancelled, Client, Enqueueing, Report};
 pub use enqueue::{Edit, Enqueued, EnqueuedAs, NewJob, UniqueMode, ValidJob};
 pub use error::{Error, Result};
 pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
 pub use lifecycle::{Ending, Interruption, When};
-pub use recovery::{Decision, SweepMode, SweepOptions, SweepReport};
+pub use recovery::{Decision, Referee, SweepMode, SweepOptions, SweepReport};
 pub use retry::RetryPolicy;
+#[cfg(feature = "worker")]
+pub use worker::{Context, Failure, Job, Worker};
 
 /// The documents' examples are compiled and run.
 #[cfg(all(doctest, feature = "sqlite", feature = "postgres"))]

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde::Serialize;
 
 use crate::client::Client;
@@ -64,6 +65,25 @@ pub enum Decision {
     Skip,
 }
 
+/// Has a say about each job that a sweep would recover. A closure that takes an
+/// [`Interrupted`] and gives a [`Decision`] is one.
+#[async_trait]
+pub trait Referee: Send {
+    /// What should become of the job. May be asked twice about the same one; one
+    /// decision applies.
+    async fn decide(&mut self, job: &Interrupted) -> Decision;
+
+    /// The decision is stored.
+    async fn recovered(&mut self, _job: &Interrupted) {}
+}
+
+#[async_trait]
+impl<F: FnMut(&Interrupted) -> Decision + Send> Referee for F {
+    async fn decide(&mut self, job: &Interrupted) -> Decision {
+        self(job)
+    }
+}
+
 /// What a sweep did, or would do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SweepReport {
@@ -78,16 +98,11 @@ pub struct SweepReport {
 impl Client {
     /// Recovers the jobs of dead workers, and of hung handlers.
     pub async fn sweep(&self, options: &SweepOptions) -> Result<SweepReport> {
-        self.sweep_with(options, |_| Decision::Default).await
+        self.sweep_with(options, &mut |_: &Interrupted| Decision::Default).await
     }
 
-    /// As [`sweep`](Client::sweep), with a say about each job. `decide` may be
-    /// asked twice about the same job; one decision applies.
-    pub async fn sweep_with(
-        &self,
-        options: &SweepOptions,
-        mut decide: impl FnMut(&Interrupted) -> Decision,
-    ) -> Result<SweepReport> {
+    /// As [`sweep`](Client::sweep), with a say about each job.
+    pub async fn sweep_with(&self, options: &SweepOptions, referee: &mut dyn Referee) -> Result<SweepReport> {
         let mut report = SweepReport::default();
         // Dead first, then the leases: a worker that comes back in between is
         // told so at its next beat and cannot claim.
@@ -109,7 +124,7 @@ impl Client {
                     report.workers.extend(found.iter().map(|job| job.running.worker));
                 }
                 SweepMode::Recover => {
-                    self.recover_page(found, options, &mut decide, &mut report).await?;
+                    self.recover_page(found, options, referee, &mut report).await?;
                 }
             }
         }
@@ -119,7 +134,7 @@ impl Client {
         &self,
         mut found: Vec<Interrupted>,
         options: &SweepOptions,
-        decide: &mut impl FnMut(&Interrupted) -> Decision,
+        referee: &mut dyn Referee,
         report: &mut SweepReport,
     ) -> Result<()> {
         // A flag raised since the listing makes another round; flags only
@@ -128,7 +143,7 @@ impl Client {
             let mut asked = Vec::with_capacity(found.len());
             let mut batch: Vec<(Interruptor, Settlement)> = Vec::with_capacity(found.len());
             for job in found {
-                match recovery(&job, &decide(&job), options.interruption) {
+                match recovery(&job, &referee.decide(&job).await, options.interruption) {
                     Some(recovery) => {
                         batch.push((job.why, settlement(&job, recovery)));
                         asked.push(job);
@@ -143,6 +158,7 @@ impl Client {
                     Settled::Stored => {
                         report.recovered += 1;
                         report.workers.insert(job.running.worker);
+                        referee.recovered(&job).await;
                     }
                     Settled::LeaseLost => {}
                     Settled::Flagged(flags) => {

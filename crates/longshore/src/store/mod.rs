@@ -111,6 +111,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// neighbours in the batch.
     async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
 
+    /// The same tables by a connection of its own, for a heartbeat that must not
+    /// wait behind other work.
+    fn aside(&self) -> Arc<dyn Store>;
+
     /// Tells subscribers, in this and other processes, that these queues have
     /// new work. A hint: it may be lost, and polling finds the work anyway.
     async fn wake(&self, queues: &[String]) -> Result<()>;

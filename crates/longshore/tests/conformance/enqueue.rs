@@ -215,7 +215,7 @@ pub(crate) async fn the_extremes_of_priority_are_kept(bench: Bench) {
 
 pub(crate) async fn an_empty_batch_is_no_error(bench: Bench) {
     assert_eq!(bench.store().enqueue(&[]).await.expect("enqueue"), []);
-    assert_eq!(bench.enqueue_many([]).await.expect("enqueue_many"), []);
+    assert_eq!(bench.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
 }
 
 pub(crate) async fn many_jobs_are_stored_in_one_call(bench: Bench) {

@@ -1,7 +1,7 @@
 //! Only the live lease counts. Each case makes a holder stale in another way
 //! and lets it try everything a holder can do.
 
-use longshore::store::{Beat, Claimed, Fenced, Lease, Settled};
+use longshore::store::{Beat, Claimed, Fenced, Interrupted, Lease, Settled};
 use longshore::{Decision, Ending, JobId, NewJob, Outcome, Status, SweepOptions};
 
 use crate::bench::*;
@@ -107,7 +107,10 @@ pub(crate) async fn a_late_failure_is_not_mistaken_for_the_one_a_hook_decided(be
         let stale = bench.running(job("mail").max_attempts(max_attempts)).await;
         bench.advance(61 * SECOND).await;
         let options = SweepOptions::default();
-        let report = bench.sweep_with(&options, |_| Decision::FailWithBackoff).await.expect("sweep");
+        let report = bench
+            .sweep_with(&options, &mut |_: &Interrupted| Decision::FailWithBackoff)
+            .await
+            .expect("sweep");
         assert_eq!(report.recovered, 1);
         for ending in endings() {
             assert_eq!(bench.finish(&stale, ending.clone()).await, Fenced::LeaseLost, "{ending:?}");

@@ -28,6 +28,7 @@ mod sql;
 mod transactions;
 mod wake;
 mod walk;
+mod worker;
 mod workers;
 
 /// Makes a test of every case, for each of the engines named.
@@ -485,6 +486,32 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
     walk {
         any_order_of_operations_follows_the_model,
         a_walk_of_one_job_to_the_end_of_its_budget,
+    }
+    worker {
+        a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state,
+        the_dynamic_executor_takes_what_has_no_handler,
+        a_kind_without_a_handler_is_left_alone,
+        a_batch_is_one_call_and_each_job_ends_by_itself,
+        any_error_is_a_failed_attempt_with_its_causes,
+        a_handler_may_say_when_to_retry_or_never,
+        a_panic_is_a_failed_attempt_with_its_message,
+        a_payload_of_an_old_shape_is_a_dead_letter,
+        a_result_is_kept_with_the_job,
+        follow_ups_exist_only_after_a_success,
+        a_checkpoint_is_there_for_the_next_attempt,
+        progress_is_seen_while_the_job_runs,
+        a_cancel_reaches_the_handler_and_ends_the_job,
+        a_timeout_is_a_failed_attempt,
+        a_stop_lets_running_jobs_finish,
+        what_outlives_the_grace_goes_back_uncharged,
+        a_worker_declared_dead_stops_its_handlers_and_begins_anew,
+        a_thousand_jobs_run_once_each,
+        a_queues_own_limit_holds,
+        suspects_start_one_at_a_time_and_their_start_is_written_down,
+        hooks_are_told_and_have_their_say,
+        hooks_decide_about_jobs_of_dead_workers,
+        recovery_can_be_switched_off,
+        what_is_wrong_with_a_worker_is_named_when_it_is_built,
     }
 });
 

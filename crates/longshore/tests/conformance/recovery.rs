@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use longshore::lifecycle::{self, Recovery};
-use longshore::store::{Beat, Claimed, Fenced, Interruptor, Settled, Settlement, SweepScope};
+use longshore::store::{Beat, Claimed, Fenced, Interrupted, Interruptor, Settled, Settlement, SweepScope};
 use longshore::{
     AttemptEnd, Decision, Interruption, JobId, NewJob, RetryPolicy, Status, SweepMode, SweepOptions,
     SweepReport, When, WorkerId,
@@ -261,7 +261,7 @@ async fn decided(bench: &Bench, claimed: &Claimed, decision: Decision) -> SweepR
     let id = claimed.lease().id;
     let options = SweepOptions::default();
     let report = bench
-        .sweep_with(&options, |lease| {
+        .sweep_with(&options, &mut |lease: &Interrupted| {
             assert_eq!(lease.id, id);
             decision.clone()
         })

@@ -29,6 +29,10 @@ impl Listener {
         Listener { channel, pool, sender: Mutex::default() }
     }
 
+    pub(super) fn aside(&self) -> Self {
+        Listener { channel: self.channel.clone(), pool: self.pool.clone(), sender: Mutex::default() }
+    }
+
     pub(super) async fn subscribe(&self) -> Result<Wakeups> {
         let mut slot = self.sender.lock().await;
         if let Some(sender) = slot.as_ref().and_then(broadcast::WeakSender::upgrade) {

@@ -532,6 +532,15 @@ impl Store for PostgresStore {
         self.run_here(jobs.to_vec(), work, forget).await
     }
 
+    fn aside(&self) -> Arc<dyn Store> {
+        Arc::new(PostgresStore(Arc::new(Inner {
+            pool: self.0.pool.aside(),
+            schema: Schema { name: self.0.schema.name.clone(), filled: RwLock::default() },
+            listener: self.0.listener.aside(),
+            notify: self.0.notify,
+        })))
+    }
+
     async fn wake(&self, queues: &[String]) -> Result<()> {
         self.run(queues.to_vec(), |store, connection, queues| Box::pin(store.notify_on(connection, queues)))
             .await

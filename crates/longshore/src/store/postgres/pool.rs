@@ -43,6 +43,11 @@ impl Pool {
         Arc::new(Pool { options, patience, permits, idle: Mutex::default() })
     }
 
+    /// Another pool of the same server, for one user.
+    pub(super) fn aside(&self) -> Arc<Self> {
+        Pool::new(self.options.clone(), 1, self.patience)
+    }
+
     /// A connection to use and [`give back`](Held::give_back); one that is
     /// dropped instead is closed.
     pub(super) async fn acquire(self: &Arc<Self>) -> Done<Held> {

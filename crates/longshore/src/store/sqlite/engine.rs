@@ -49,7 +49,7 @@ pub(super) enum Place {
 }
 
 /// Hands work to the threads. When the last handle is dropped, they end.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Engine {
     writer: Sender<Message>,
     /// None in memory: there the writer reads, too.

@@ -57,7 +57,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] =
 /// # Ok::<(), longshore::Error>(())
 /// # }).unwrap();
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SqliteStore {
     engine: Engine,
 }
@@ -407,6 +407,12 @@ impl Store for SqliteStore {
     async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let jobs = jobs.to_vec();
         self.engine.write(move |tx| enqueue::enqueue(tx, &jobs)).await
+    }
+
+    fn aside(&self) -> Arc<dyn Store> {
+        // The one writing thread serves everybody, and never waits for a
+        // handler.
+        Arc::new(self.clone())
     }
 
     async fn wake(&self, queues: &[String]) -> Result<()> {

@@ -1,0 +1,311 @@
+//! Claim: as many due jobs as there are free slots, and a few more when the
+//! handlers are so quick that a claim takes longer than they do.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::context::Attempt;
+use super::shared::{Phase, Shared};
+use crate::lifecycle::Ending;
+use crate::store::{ClaimCursor, ClaimRequest, Suspects, Wakeups};
+
+/// The most that one claim asks for.
+const MAX_CLAIM: usize = 1000;
+/// The most that wait in this process beyond the free slots.
+const MAX_BUFFER: usize = 2000;
+/// When so many have run and wait to be settled, no more are claimed.
+const MAX_UNSETTLED: usize = 4000;
+/// A buffered job that has not begun after this part of the threshold goes back.
+const BUFFERED_AT_MOST: u32 = 4;
+/// How long a claim that failed waits before the next.
+const AFTER_ERROR: Duration = Duration::from_millis(500);
+
+/// In a drain, how soon to look again while the last jobs run.
+const DRAIN_LOOKS_EVERY: Duration = Duration::from_millis(50);
+
+/// Claims until the worker finishes; in a drain, until nothing is due.
+pub(super) async fn run(shared: Arc<Shared>) {
+    // Subscribe before claiming: a job enqueued between the two would otherwise
+    // wait a full poll interval.
+    let mut wakeups = subscribe(&shared).await;
+    let mut claimer = Claimer::new(shared.clone());
+    loop {
+        if shared.phase() >= Phase::Finishing {
+            return;
+        }
+        if wakeups.is_none() {
+            wakeups = subscribe(&shared).await;
+        }
+        // Before the claim: what is settled meanwhile may be due again.
+        let idle = shared.held.len() == 0;
+        if idle && shared.phase() == Phase::Draining {
+            claimer.start_at_the_head();
+        }
+        let found = tokio::select! {
+            found = claimer.claim() => found,
+            () = shared.reached(Phase::Finishing) => return,
+        };
+        match found {
+            Found::Full => {
+                tokio::select! {
+                    () = shared.buffer.demand.notified() => {}
+                    () = shared.held.settled.notified() => {}
+                    () = shared.reached(Phase::Finishing) => return,
+                    () = tokio::time::sleep(shared.settings.max_poll_interval) => {}
+                }
+            }
+            Found::More => {}
+            Found::Nothing if shared.phase() == Phase::Draining && idle => {
+                shared.phase.send_if_modified(|phase| {
+                    let draining = *phase == Phase::Draining;
+                    if draining {
+                        *phase = Phase::Finishing;
+                    }
+                    draining
+                });
+                return;
+            }
+            Found::Some | Found::Nothing if shared.phase() == Phase::Draining => {
+                tokio::select! {
+                    () = shared.held.settled.notified() => {}
+                    () = tokio::time::sleep(DRAIN_LOOKS_EVERY) => {}
+                    () = shared.reached(Phase::Finishing) => return,
+                }
+            }
+            Found::Some | Found::Nothing => {
+                tokio::select! {
+                    () = woken(&mut wakeups, &shared.settings.queues) => claimer.rested = None,
+                    () = tokio::time::sleep(claimer.rest()) => {}
+                    () = shared.reached(Phase::Finishing) => return,
+                }
+            }
+            Found::Failed => {
+                if !shared.sleep_unless(Phase::Finishing, AFTER_ERROR).await {
+                    return;
+                }
+            }
+        }
+        claimer.give_back_what_waits_too_long();
+    }
+}
+
+async fn subscribe(shared: &Shared) -> Option<Wakeups> {
+    match shared.client.store().subscribe().await {
+        Ok(wakeups) => Some(wakeups),
+        Err(error) => {
+            tracing::warn!(%error, "cannot listen for new work; polling finds it");
+            None
+        }
+    }
+}
+
+/// Waits until one of our queues has work.
+async fn woken(wakeups: &mut Option<Wakeups>, queues: &[String]) {
+    let Some(wakeups) = wakeups else { return std::future::pending().await };
+    loop {
+        match wakeups.next().await {
+            Some(queue) if !queues.contains(&queue) => {}
+            _ => return,
+        }
+    }
+}
+
+/// What a claim found.
+enum Found {
+    /// There is no room for more.
+    Full,
+    /// As much as was asked for, and there may be more.
+    More,
+    /// Some, but no more are due.
+    Some,
+    Nothing,
+    Failed,
+}
+
+/// Queues that are claimed from together.
+struct Group {
+    queues: Vec<String>,
+    /// How many of its jobs may run here at once, where that is limited.
+    most: Option<usize>,
+    cursor: ClaimCursor,
+}
+
+struct Claimer {
+    shared: Arc<Shared>,
+    groups: Vec<Group>,
+    kinds: Option<Vec<String>>,
+    pace: Pace,
+    /// How long the last rest was; `None` after work.
+    rested: Option<Duration>,
+    /// A claim's answer was lost, and with it perhaps leases.
+    lost_answer: bool,
+}
+
+impl Claimer {
+    fn new(shared: Arc<Shared>) -> Self {
+        let settings = &shared.settings;
+        let limited = |queue: &String| settings.queue_concurrency.get(queue).map(|most| *most as usize);
+        let group = |queues: Vec<String>, most| Group { queues, most, cursor: ClaimCursor::default() };
+        let free: Vec<String> =
+            settings.queues.iter().filter(|queue| limited(queue).is_none()).cloned().collect();
+        let mut groups = Vec::new();
+        if !free.is_empty() {
+            groups.push(group(free, None));
+        }
+        for queue in &settings.queues {
+            if let Some(most) = limited(queue) {
+                groups.push(group(vec![queue.clone()], Some(most)));
+            }
+        }
+        let kinds = shared.registry.kinds();
+        Claimer { shared, groups, kinds, pace: Pace::new(), rested: None, lost_answer: false }
+    }
+
+    async fn claim(&mut self) -> Found {
+        if self.lost_answer && !self.give_back_unknown().await {
+            return Found::Failed;
+        }
+        let shared = self.shared.clone();
+        let mut room = self.room();
+        if room == 0 {
+            return Found::Full;
+        }
+        let (mut any, mut more) = (false, false);
+        for group in &mut self.groups {
+            let most = group.most.map(|most| most.saturating_sub(shared.held.of_queue(&group.queues[0])));
+            let limit = room.min(most.unwrap_or(room));
+            if limit == 0 {
+                continue;
+            }
+            let request = ClaimRequest {
+                worker: shared.worker(),
+                queues: group.queues.clone(),
+                kinds: self.kinds.clone(),
+                accept_flags: shared.settings.accept_flags.clone(),
+                forbid_flags: shared.settings.forbid_flags.clone(),
+                limit: limit as u32,
+                suspects: if shared.held.has_suspect() { Suspects::Leave } else { Suspects::One },
+            };
+            let began = Instant::now();
+            match shared.client.store().claim(&request, &mut group.cursor).await {
+                Ok(claims) => {
+                    shared.metrics.claimed(claims.jobs.len(), began.elapsed());
+                    self.pace.claimed(began.elapsed());
+                    room -= claims.jobs.len().min(room);
+                    any |= !claims.jobs.is_empty();
+                    more |= claims.more;
+                    let attempt = |job| Attempt::new(job, shared.client.clone(), shared.progress.clone());
+                    let attempts: Vec<Arc<Attempt>> = claims.jobs.into_iter().map(attempt).collect();
+                    shared.held.insert(&attempts);
+                    shared.buffer.push(attempts);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "could not claim; trying again");
+                    self.lost_answer = true;
+                    return Found::Failed;
+                }
+            }
+        }
+        if any {
+            self.rested = None;
+        }
+        match (any, more) {
+            (_, true) => Found::More,
+            (true, false) => Found::Some,
+            (false, false) => Found::Nothing,
+        }
+    }
+
+    /// Leaves nothing behind the cursors: this claim decides whether any is due.
+    fn start_at_the_head(&mut self) {
+        self.groups.iter_mut().for_each(|group| group.cursor = ClaimCursor::default());
+    }
+
+    /// How many more may be claimed now.
+    fn room(&mut self) -> usize {
+        let buffer = &self.shared.buffer;
+        let (busy, waiting) = (buffer.busy(), buffer.len());
+        let target = self.pace.buffer(buffer.ended(), &self.shared.settings);
+        buffer.set_low(target / 2);
+        let unsettled = self.shared.held.len().saturating_sub(busy + waiting);
+        let slots = self.shared.settings.concurrency as usize;
+        let wanted = (slots + target).saturating_sub(busy + waiting);
+        // Half of the buffer at a time, so that claims stay large.
+        if unsettled > MAX_UNSETTLED || (waiting > target / 2 && waiting > 0) {
+            return 0;
+        }
+        wanted.min(MAX_CLAIM)
+    }
+
+    async fn give_back_unknown(&mut self) -> bool {
+        let worker = self.shared.worker();
+        let held = self.shared.held.leases(worker);
+        match self.shared.client.give_back_unknown(worker, &held).await {
+            Ok(given_back) => {
+                if given_back > 0 {
+                    tracing::info!(
+                        jobs = given_back,
+                        "gave back jobs whose claim was answered into the void"
+                    );
+                }
+                self.lost_answer = false;
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot reach the database");
+                false
+            }
+        }
+    }
+
+    /// How long to wait for work that nobody announces.
+    fn rest(&mut self) -> Duration {
+        let settings = &self.shared.settings;
+        let next = match self.rested {
+            None => settings.poll_interval,
+            Some(last) => (last * 2).min(settings.max_poll_interval),
+        };
+        self.rested = Some(next);
+        next
+    }
+
+    fn give_back_what_waits_too_long(&self) {
+        let most = self.shared.settings.stale_after / BUFFERED_AT_MOST;
+        for attempt in self.shared.buffer.take_older(most) {
+            self.shared.report(attempt, Ending::Released, None);
+        }
+    }
+}
+
+/// How many jobs to keep at hand: what the handlers will have done by the time
+/// the next claim is back.
+struct Pace {
+    looked: Instant,
+    ended: u64,
+    per_second: f64,
+    claim: Duration,
+}
+
+impl Pace {
+    const WINDOW: Duration = Duration::from_millis(5);
+
+    fn new() -> Self {
+        Pace { looked: Instant::now(), ended: 0, per_second: 0.0, claim: Duration::from_millis(5) }
+    }
+
+    fn claimed(&mut self, took: Duration) {
+        self.claim = (self.claim * 3 + took) / 4;
+    }
+
+    fn buffer(&mut self, ended: u64, settings: &super::Settings) -> usize {
+        let passed = self.looked.elapsed();
+        if passed >= Pace::WINDOW {
+            let rate = (ended - self.ended) as f64 / passed.as_secs_f64();
+            self.per_second = (self.per_second + rate) / 2.0;
+            (self.looked, self.ended) = (Instant::now(), ended);
+        }
+        let ahead = (self.claim * 4).clamp(Duration::from_millis(20), Duration::from_millis(200));
+        let ahead = ahead.min(settings.stale_after / 20);
+        ((self.per_second * ahead.as_secs_f64()) as usize).min(MAX_BUFFER)
+    }
+}

@@ -1,0 +1,119 @@
+//! Which handler runs which kind. Everything is checked when the worker is
+//! built, so that nothing is missing when the first job comes.
+
+use std::any::{Any, TypeId, type_name};
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::handler::{BatchHandler, Handler};
+use crate::enqueue::check_name;
+use crate::error::{Error, Result};
+
+/// How a kind is run.
+#[derive(Clone)]
+pub(super) enum Route {
+    One(Arc<dyn Handler>),
+    /// Up to `size` jobs in one call.
+    Batch {
+        handler: Arc<dyn BatchHandler>,
+        size: usize,
+    },
+}
+
+/// The handlers of a worker.
+pub(super) struct Registry {
+    routes: BTreeMap<String, Route>,
+    any: Option<Arc<dyn Handler>>,
+}
+
+impl Registry {
+    pub(super) fn route(&self, kind: &str) -> Option<Route> {
+        self.routes.get(kind).cloned().or_else(|| self.any.clone().map(Route::One))
+    }
+
+    /// What to claim: `None` means any kind.
+    pub(super) fn kinds(&self) -> Option<Vec<String>> {
+        match self.any {
+            Some(_) => None,
+            None => Some(self.routes.keys().cloned().collect()),
+        }
+    }
+}
+
+/// The application's state, one value of each type.
+pub(super) struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+
+impl Default for States {
+    fn default() -> Self {
+        let nothing: Arc<dyn Any + Send + Sync> = Arc::new(());
+        States(HashMap::from([(TypeId::of::<()>(), nothing)]))
+    }
+}
+
+impl States {
+    pub(super) fn put<S: Send + Sync + 'static>(&mut self, state: Arc<S>) {
+        self.0.insert(TypeId::of::<S>(), state);
+    }
+
+    pub(super) fn get<S: Send + Sync + 'static>(&self, kind: &str) -> Result<Arc<S>> {
+        let found = self.0.get(&TypeId::of::<S>()).cloned().and_then(|state| state.downcast::<S>().ok());
+        found.ok_or_else(|| {
+            let name = type_name::<S>();
+            Error::invalid(
+                "state",
+                format!(
+                    "job kind `{kind}` needs state of type `{name}`; give it to the builder with .state(…)"
+                ),
+            )
+        })
+    }
+}
+
+type Entry = Box<dyn FnOnce(&States) -> Result<Route> + Send>;
+
+/// Handlers as they are registered, before the state is complete.
+#[derive(Default)]
+pub(super) struct Entries {
+    entries: Vec<(String, Entry)>,
+    any: Vec<Arc<dyn Handler>>,
+}
+
+impl Entries {
+    pub(super) fn add(&mut self, kind: &str, entry: impl FnOnce(&States) -> Result<Route> + Send + 'static) {
+        self.entries.push((kind.to_owned(), Box::new(entry)));
+    }
+
+    pub(super) fn add_any(&mut self, handler: Arc<dyn Handler>) {
+        self.any.push(handler);
+    }
+
+    pub(super) fn build(self, states: &States) -> Result<Registry> {
+        let mut routes = BTreeMap::new();
+        for (kind, entry) in self.entries {
+            check_name("kind", &kind)?;
+            if routes.insert(kind.clone(), entry(states)?).is_some() {
+                return Err(Error::invalid(
+                    "kind",
+                    format!(
+                        "job kind `{kind}` is registered twice; a kind has one handler, remove the other"
+                    ),
+                ));
+            }
+        }
+        if self.any.len() > 1 {
+            return Err(Error::invalid(
+                "executor",
+                "executor: two catch-all executors are registered; remove one",
+            ));
+        }
+        let any = self.any.into_iter().next();
+        if routes.is_empty() && any.is_none() {
+            return Err(Error::invalid(
+                "kind",
+                "worker: no handler is registered, so it would never claim; register a job first",
+            ));
+        }
+        Ok(Registry { routes, any })
+    }
+}

@@ -1,0 +1,322 @@
+//! What the parts of one worker share: the leases it holds, the jobs that wait
+//! for a free slot, its name in the database, and whether it is to go on.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, mpsc, watch};
+
+use super::Settings;
+use super::context::Attempt;
+use super::hooks::Hooks;
+use super::metrics::Metrics;
+use super::progress::ProgressLane;
+use super::registry::Registry;
+use super::settle::Report;
+use crate::client::Client;
+use crate::job::WorkerId;
+use crate::store::Lease;
+
+pub(super) struct Shared {
+    pub(super) client: Client,
+    pub(super) settings: Settings,
+    pub(super) registry: Registry,
+    pub(super) hooks: Option<Arc<dyn Hooks>>,
+    pub(super) metrics: Metrics,
+    pub(super) progress: ProgressLane,
+    pub(super) reports: mpsc::UnboundedSender<Report>,
+    pub(super) held: Held,
+    pub(super) buffer: Buffer,
+    pub(super) contact: Contact,
+    pub(super) phase: watch::Sender<Phase>,
+    identity: Mutex<WorkerId>,
+}
+
+/// How far a worker is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Phase {
+    Working,
+    /// Takes what is due until nothing is, then ends.
+    Draining,
+    /// Takes nothing more; what runs may finish.
+    Finishing,
+    /// Everything that can be settled is; the last tasks may go.
+    Ended,
+}
+
+impl Shared {
+    pub(super) fn new(
+        client: Client,
+        settings: Settings,
+        registry: Registry,
+        hooks: Option<Arc<dyn Hooks>>,
+        reports: mpsc::UnboundedSender<Report>,
+        worker: WorkerId,
+        phase: Phase,
+    ) -> Arc<Self> {
+        Arc::new(Shared {
+            client,
+            settings,
+            registry,
+            hooks,
+            metrics: Metrics::default(),
+            progress: ProgressLane::default(),
+            reports,
+            held: Held::default(),
+            buffer: Buffer::default(),
+            contact: Contact::new(),
+            phase: watch::Sender::new(phase),
+            identity: Mutex::new(worker),
+        })
+    }
+
+    /// This boot's id; a new one after the old was declared dead.
+    pub(super) fn worker(&self) -> WorkerId {
+        *lock(&self.identity)
+    }
+
+    pub(super) fn become_worker(&self, worker: WorkerId) {
+        *lock(&self.identity) = worker;
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Waits until the worker has come at least this far.
+    pub(super) async fn reached(&self, phase: Phase) {
+        let mut changes = self.phase.subscribe();
+        // Fails only when the sender is gone, which we hold.
+        let _ = changes.wait_for(|now| *now >= phase).await;
+    }
+
+    /// Sleeps, unless the worker reaches `phase` first; says whether it slept.
+    pub(super) async fn sleep_unless(&self, phase: Phase, time: Duration) -> bool {
+        tokio::select! {
+            () = tokio::time::sleep(time) => true,
+            () = self.reached(phase) => false,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---- leases ---------------------------------------------------------------
+
+/// The leases of this process, from the claim's answer to the settlement's.
+#[derive(Default)]
+pub(super) struct Held {
+    attempts: Mutex<HashMap<Lease, Arc<Attempt>>>,
+    suspects: AtomicUsize,
+    /// Told whenever leases have been settled.
+    pub(super) settled: Notify,
+}
+
+impl Held {
+    pub(super) fn insert(&self, attempts: &[Arc<Attempt>]) {
+        let mut held = lock(&self.attempts);
+        for attempt in attempts {
+            if attempt.claimed.interruptions() > 0 {
+                self.suspects.fetch_add(1, Ordering::Relaxed);
+            }
+            held.insert(attempt.claimed.lease(), attempt.clone());
+        }
+    }
+
+    pub(super) fn remove<'a>(&self, attempts: impl Iterator<Item = &'a Arc<Attempt>>) {
+        let mut held = lock(&self.attempts);
+        for attempt in attempts {
+            if held.remove(&attempt.claimed.lease()).is_some() && attempt.claimed.interruptions() > 0 {
+                self.suspects.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        drop(held);
+        self.settled.notify_waiters();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.attempts).len()
+    }
+
+    pub(super) fn has_suspect(&self) -> bool {
+        self.suspects.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn get(&self, lease: &Lease) -> Option<Arc<Attempt>> {
+        lock(&self.attempts).get(lease).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Attempt>> {
+        lock(&self.attempts).values().cloned().collect()
+    }
+
+    pub(super) fn leases(&self, worker: WorkerId) -> Vec<Lease> {
+        lock(&self.attempts).keys().filter(|lease| lease.worker == worker).copied().collect()
+    }
+
+    /// How many come from this queue.
+    pub(super) fn of_queue(&self, queue: &str) -> usize {
+        lock(&self.attempts).values().filter(|attempt| attempt.claimed.queue() == queue).count()
+    }
+}
+
+// ---- jobs that wait for a slot ---------------------------------------------
+
+/// Claimed jobs in the order in which they should start.
+#[derive(Default)]
+pub(super) struct Buffer {
+    waiting: Mutex<VecDeque<Arc<Attempt>>>,
+    arrived: Notify,
+    /// Told when fewer than `low` are left.
+    pub(super) demand: Notify,
+    low: AtomicUsize,
+    idle: AtomicUsize,
+    busy: AtomicUsize,
+    done: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Buffer {
+    pub(super) fn push(&self, attempts: Vec<Arc<Attempt>>) {
+        lock(&self.waiting).extend(attempts);
+        self.arrived.notify_one();
+    }
+
+    /// The next job to run, which makes its runner busy; `None` when there will
+    /// be no more.
+    pub(super) async fn next(&self) -> Option<Arc<Attempt>> {
+        loop {
+            let arrived = self.arrived.notified();
+            if let Some(attempt) = self.pop() {
+                return Some(attempt);
+            }
+            if self.closed.load(Ordering::Acquire) {
+                return None;
+            }
+            self.idle.fetch_add(1, Ordering::AcqRel);
+            arrived.await;
+            self.idle.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn pop(&self) -> Option<Arc<Attempt>> {
+        let mut waiting = lock(&self.waiting);
+        let attempt = waiting.pop_front()?;
+        let left = waiting.len();
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        drop(waiting);
+        // Whoever gets up wakes the next, so that a push wakes as many as it
+        // has work for.
+        if left > 0 && self.idle.load(Ordering::Acquire) > 0 {
+            self.arrived.notify_one();
+        }
+        if left <= self.low.load(Ordering::Relaxed) {
+            self.demand.notify_one();
+        }
+        Some(attempt)
+    }
+
+    /// More jobs of the same kind, for a batch that has begun.
+    pub(super) fn more_of(&self, kind: &str, most: usize) -> Vec<Arc<Attempt>> {
+        let mut waiting = lock(&self.waiting);
+        let mut taken = Vec::new();
+        let mut left = VecDeque::with_capacity(waiting.len());
+        for attempt in waiting.drain(..) {
+            match taken.len() < most && attempt.claimed.kind() == kind {
+                true => taken.push(attempt),
+                false => left.push_back(attempt),
+            }
+        }
+        *waiting = left;
+        taken
+    }
+
+    /// A runner has ended `jobs` jobs and is free.
+    pub(super) fn done(&self, jobs: usize) {
+        self.done.fetch_add(jobs as u64, Ordering::Relaxed);
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+        if self.len() <= self.low.load(Ordering::Relaxed) {
+            self.demand.notify_one();
+        }
+    }
+
+    /// Takes out all that have not begun.
+    pub(super) fn take_all(&self) -> Vec<Arc<Attempt>> {
+        lock(&self.waiting).drain(..).collect()
+    }
+
+    /// Takes out those that have waited for longer than this.
+    pub(super) fn take_older(&self, than: Duration) -> Vec<Arc<Attempt>> {
+        let mut waiting = lock(&self.waiting);
+        let (old, young) = waiting.drain(..).partition(|attempt| attempt.since.elapsed() > than);
+        *waiting = young;
+        Vec::from(old)
+    }
+
+    /// Lets runners go once nothing waits.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.arrived.notify_waiters();
+    }
+
+    pub(super) fn set_low(&self, low: usize) {
+        self.low.store(low, Ordering::Relaxed);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.waiting).len()
+    }
+
+    pub(super) fn busy(&self) -> usize {
+        self.busy.load(Ordering::Acquire)
+    }
+
+    /// How many jobs have ended so far.
+    pub(super) fn ended(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+}
+
+// ---- contact with the database ----------------------------------------------
+
+/// When the database last heard from us, on the monotonic clock.
+pub(super) struct Contact(Mutex<Heard>);
+
+#[derive(Clone, Copy)]
+struct Heard {
+    /// When the last beat that was acknowledged was sent.
+    last: Instant,
+    /// Since when no beat has failed.
+    unbroken_since: Option<Instant>,
+}
+
+impl Contact {
+    fn new() -> Self {
+        let now = Instant::now();
+        Contact(Mutex::new(Heard { last: now, unbroken_since: Some(now) }))
+    }
+
+    pub(super) fn heard(&self, sent: Instant) {
+        let mut heard = lock(&self.0);
+        heard.last = sent;
+        heard.unbroken_since.get_or_insert(sent);
+    }
+
+    pub(super) fn broke(&self) {
+        lock(&self.0).unbroken_since = None;
+    }
+
+    /// How long ago the last acknowledged beat was sent.
+    pub(super) fn silence(&self) -> Duration {
+        lock(&self.0).last.elapsed()
+    }
+
+    /// For how long contact has not been broken.
+    pub(super) fn unbroken(&self) -> Option<Duration> {
+        lock(&self.0).unbroken_since.map(|since| since.elapsed())
+    }
+}

@@ -1,0 +1,719 @@
+//! The worker runtime on a real engine: what handlers are given, how attempts
+//! end, and how a worker stops.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use longshore::store::{Claimed, Interrupted};
+use longshore::worker::{Batched, Builder, Executor, Hooks, Recovery, Settings, StopReason};
+use longshore::{
+    AttemptEnd, Context, Decision, Ending, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode,
+    Worker,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::Notify;
+
+use crate::bench::*;
+
+/// Waits for something that another task brings about.
+async fn until<F: Future<Output = bool>>(what: &str, mut there: impl FnMut() -> F) {
+    let began = Instant::now();
+    while !there().await {
+        assert!(began.elapsed() < 20 * SECOND, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn until_status(bench: &Bench, id: JobId, status: Status) {
+    until(status.as_str(), || async { bench.status(id).await == status }).await;
+}
+
+/// Quick intervals, so that nothing takes seconds.
+fn quick() -> Settings {
+    Settings {
+        poll_interval: Duration::from_millis(20),
+        max_poll_interval: Duration::from_millis(50),
+        heartbeat_interval: Duration::from_millis(100),
+        stale_after: 60 * SECOND,
+        sweep_interval: Duration::from_millis(100),
+        ..Settings::default()
+    }
+}
+
+fn worker(bench: &Bench) -> Builder {
+    Worker::builder(bench.handle()).settings(quick())
+}
+
+// ---- what users write ----------------------------------------------------------
+
+struct App {
+    greeting: String,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Greet {
+    name: String,
+}
+
+impl Job for Greet {
+    const KIND: &'static str = "greet";
+    const QUEUE: &'static str = "polite";
+    const PRIORITY: i16 = 7;
+    const MAX_ATTEMPTS: u16 = 5;
+    const TIMEOUT: Option<Duration> = Some(MINUTE);
+    type State = App;
+
+    fn retry() -> Option<RetryPolicy> {
+        Some(RetryPolicy::fixed(HOUR))
+    }
+
+    fn unique_key(&self) -> Option<(String, UniqueMode)> {
+        Some((format!("greet-{}", self.name), UniqueMode::Dedupe))
+    }
+
+    async fn run(self, ctx: Context<App>) -> Result<(), Failure> {
+        let said = format!("{}, {}", ctx.state().greeting, self.name);
+        ctx.state().said.lock().expect("said").push(said);
+        Ok(())
+    }
+}
+
+pub(crate) async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state(bench: Bench) {
+    let id = bench.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
+    let again = bench.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
+    let other = bench.enqueue(Greet { name: "Bob".into() }).priority(9).await.expect("enqueue").id;
+    assert_eq!(id, again, "its unique key is taken");
+    let job = bench.job(id).await;
+    assert_eq!((job.queue.as_str(), job.priority, job.max_attempts), ("polite", 7, 5));
+    assert_eq!(bench.job(other).await.priority, 9);
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let done = worker(&bench)
+        .queues(["polite"])
+        .state(App { greeting: "Hello".into(), said: said.clone() })
+        .register::<Greet>()
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    assert_eq!(done.succeeded, 2);
+    said.lock().expect("said").sort();
+    assert_eq!(*said.lock().expect("said"), ["Hello, Ada", "Hello, Bob"]);
+    assert_eq!(bench.status(id).await, Status::Succeeded);
+}
+
+pub(crate) async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench) {
+    struct Echo(Arc<Mutex<Vec<String>>>);
+    #[async_trait]
+    impl Executor for Echo {
+        async fn execute(&self, ctx: Context) -> Result<(), Failure> {
+            self.0.lock().expect("seen").push(format!("{} {}", ctx.job().kind(), ctx.job().payload()));
+            Ok(())
+        }
+    }
+    bench.add(NewJob::new("known", &1)).await;
+    bench.add(NewJob::new("unknown", &2)).await;
+    let (seen, own) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
+    let count = own.clone();
+    let done = worker(&bench)
+        .executor(Echo(seen.clone()))
+        .function("known", move |_: u32, _: Context| {
+            let count = count.clone();
+            async move {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    assert_eq!((done.succeeded, own.load(Ordering::Relaxed)), (2, 1));
+    assert_eq!(*seen.lock().expect("seen"), ["unknown 2"]);
+}
+
+pub(crate) async fn a_kind_without_a_handler_is_left_alone(bench: Bench) {
+    let id = bench.enqueue_kind("theirs").await;
+    bench.add(NewJob::new("ours", &())).await;
+    let done = worker(&bench).function("ours", |_: (), _: Context| async { Ok(()) }).build().expect("build");
+    assert_eq!(done.drain().await.expect("drain").succeeded, 1);
+    let job = bench.job(id).await;
+    assert_eq!((job.status, job.attempts), (Status::Queued, 0));
+}
+
+pub(crate) async fn a_batch_is_one_call_and_each_job_ends_by_itself(bench: Bench) {
+    for n in 0..10 {
+        bench.add(NewJob::new("index", &n)).await;
+    }
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let seen = sizes.clone();
+    let done = worker(&bench)
+        .concurrency(1)
+        .settings(Settings { concurrency: 10, ..quick() })
+        .batch("index", 4, move |jobs: Vec<Batched<u32>>| {
+            let seen = seen.clone();
+            async move {
+                seen.lock().expect("sizes").push(jobs.len());
+                jobs.iter()
+                    .map(|job| if job.payload == 3 { Err("no three".into()) } else { Ok(()) })
+                    .collect()
+            }
+        })
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    assert_eq!((done.succeeded, done.retrying), (9, 1));
+    let sizes = sizes.lock().expect("sizes");
+    assert_eq!(sizes.iter().sum::<usize>(), 10);
+    assert!(sizes.iter().all(|size| *size <= 4) && sizes.len() < 10, "{sizes:?}");
+}
+
+// ---- how attempts end ------------------------------------------------------------
+
+/// Runs one job once with a handler that answers like this.
+async fn ended_with(
+    bench: &Bench,
+    job: NewJob,
+    answer: impl Fn(Context) -> Result<(), Failure> + Send + Sync + 'static,
+) -> longshore::JobRecord {
+    let id = bench.add(job).await;
+    let answer = Arc::new(answer);
+    worker(bench)
+        .function("mail", move |_: serde_json::Value, ctx: Context| {
+            let answer = answer.clone();
+            async move { answer(ctx) }
+        })
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    bench.job(id).await
+}
+
+pub(crate) async fn any_error_is_a_failed_attempt_with_its_causes(bench: Bench) {
+    let job = ended_with(&bench, job("mail"), |_| {
+        let number = "seven".parse::<u32>();
+        let wrapped = number.map_err(std::io::Error::other);
+        wrapped?;
+        Ok(())
+    })
+    .await;
+    assert_eq!((job.status, job.attempts), (Status::Retrying, 1));
+    assert_eq!(job.last_error.as_deref(), Some("invalid digit found in string"));
+}
+
+pub(crate) async fn a_handler_may_say_when_to_retry_or_never(bench: Bench) {
+    let job1 = ended_with(&bench, job("mail"), |_| Err(Failure::retry_after(3 * HOUR, "busy"))).await;
+    assert_eq!((job1.status, job1.run_at), (Status::Retrying, start() + 3 * HOUR));
+    let job2 = ended_with(&bench, job("mail"), |_| Err(Failure::permanent("gone"))).await;
+    assert_eq!((job2.status, job2.attempts), (Status::FailedPermanent, 1));
+    let job3 = ended_with(&bench, job("mail"), |_| Err(Failure::snooze(2 * HOUR))).await;
+    assert_eq!((job3.status, job3.attempts, job3.run_at), (Status::Queued, 0, start() + 2 * HOUR));
+    let job4 = ended_with(&bench, job("mail"), |_| Err(Failure::cancelled("not wanted"))).await;
+    assert_eq!(job4.status, Status::Cancelled);
+}
+
+pub(crate) async fn a_panic_is_a_failed_attempt_with_its_message(bench: Bench) {
+    let job = ended_with(&bench, job("mail"), |_| panic!("at the disco")).await;
+    assert_eq!(job.status, Status::Retrying);
+    assert_eq!(job.last_error.as_deref(), Some("panicked: at the disco"));
+}
+
+pub(crate) async fn a_payload_of_an_old_shape_is_a_dead_letter(bench: Bench) {
+    let id = bench.add(NewJob::new("mail", &json!({ "old": true }))).await;
+    let done =
+        worker(&bench).function("mail", |_: Vec<u32>, _: Context| async { Ok(()) }).build().expect("build");
+    assert_eq!(done.drain().await.expect("drain").failed_permanent, 1);
+    let job = bench.job(id).await;
+    let error = job.last_error.expect("an error");
+    assert!(error.contains("does not fit the handler of `mail`"), "{error}");
+}
+
+pub(crate) async fn a_result_is_kept_with_the_job(bench: Bench) {
+    let job = ended_with(&bench, job("mail"), |ctx| {
+        ctx.set_result(&json!({ "sent": 3 }))?;
+        Ok(())
+    })
+    .await;
+    assert_eq!(job.result.expect("a result").get(), r#"{"sent":3}"#);
+}
+
+pub(crate) async fn follow_ups_exist_only_after_a_success(bench: Bench) {
+    let failed = ended_with(&bench, job("mail"), |ctx| {
+        ctx.enqueue(NewJob::new("after_failure", &()))?;
+        Err("no".into())
+    })
+    .await;
+    assert_eq!(failed.status, Status::Retrying);
+    assert_eq!(bench.counted(Status::Queued).await, 0);
+    ended_with(&bench, job("mail"), |ctx| {
+        ctx.enqueue(NewJob::new("after_success", &()))?;
+        Ok(())
+    })
+    .await;
+    assert_eq!(bench.counted(Status::Queued).await, 1);
+}
+
+pub(crate) async fn a_checkpoint_is_there_for_the_next_attempt(bench: Bench) {
+    let id = bench.add(job("walk").retry(RetryPolicy::fixed(Duration::ZERO))).await;
+    worker(&bench)
+        .function("walk", |_: serde_json::Value, ctx: Context| async move {
+            match ctx.checkpoint::<u32>().await? {
+                None => {
+                    ctx.save_checkpoint(&41).await?;
+                    Err("half way".into())
+                }
+                Some(n) => Ok(ctx.set_result(&(n + 1))?),
+            }
+        })
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    let job = bench.job(id).await;
+    assert_eq!((job.status, job.attempts), (Status::Succeeded, 2));
+    assert_eq!(job.result.expect("a result").get(), "42");
+}
+
+pub(crate) async fn progress_is_seen_while_the_job_runs(bench: Bench) {
+    let id = bench.add(job("slow")).await;
+    let go = Arc::new(Notify::new());
+    let wait = go.clone();
+    let running = worker(&bench)
+        .function("slow", move |_: serde_json::Value, ctx: Context| {
+            let wait = wait.clone();
+            async move {
+                ctx.progress(&json!({ "percent": 10 }))?;
+                ctx.progress(&json!({ "percent": 20 }))?;
+                wait.notified().await;
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    until("progress", || async {
+        bench.job(id).await.progress.is_some_and(|p| p.get().replace(' ', "") == r#"{"percent":20}"#)
+    })
+    .await;
+    go.notify_one();
+    until_status(&bench, id, Status::Succeeded).await;
+    running.stop().await;
+}
+
+// ---- being told to stop ------------------------------------------------------------
+
+/// Handlers that wait to be told, and what they were told.
+fn waiting(
+    told: Arc<Mutex<Vec<StopReason>>>,
+) -> impl Fn(serde_json::Value, Context) -> Waiting + Send + Sync {
+    move |_, ctx| {
+        let told = told.clone();
+        Box::pin(async move {
+            let reason = ctx.stopped().await;
+            told.lock().expect("told").push(reason);
+            Err("stopped".into())
+        })
+    }
+}
+
+type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
+
+pub(crate) async fn a_cancel_reaches_the_handler_and_ends_the_job(bench: Bench) {
+    let id = bench.add(job("mail")).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let running =
+        worker(&bench).function("mail", waiting(told.clone())).build().expect("build").start().await;
+    let running = running.expect("start");
+    until_status(&bench, id, Status::Running).await;
+    bench.cancel(id).await.expect("cancel");
+    until_status(&bench, id, Status::Cancelled).await;
+    assert_eq!(*told.lock().expect("told"), [StopReason::Cancelled]);
+    running.stop().await;
+}
+
+pub(crate) async fn a_timeout_is_a_failed_attempt(bench: Bench) {
+    let id = bench.add(job("mail").timeout(Some(Duration::from_millis(50)))).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let running =
+        worker(&bench).function("mail", waiting(told.clone())).build().expect("build").start().await;
+    let running = running.expect("start");
+    until_status(&bench, id, Status::Retrying).await;
+    assert_eq!(*told.lock().expect("told"), [StopReason::TimedOut]);
+    assert_eq!(bench.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
+    running.stop().await;
+}
+
+pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
+    let id = bench.add(job("slow")).await;
+    let go = Arc::new(Notify::new());
+    let wait = go.clone();
+    let running = worker(&bench)
+        .function("slow", move |_: serde_json::Value, _: Context| {
+            let wait = wait.clone();
+            async move {
+                wait.notified().await;
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    until_status(&bench, id, Status::Running).await;
+    let later = bench.add(job("slow")).await;
+    let stop = tokio::spawn(running.stop());
+    go.notify_one();
+    assert!(stop.await.expect("stop").succeeded <= 2);
+    assert_eq!(bench.status(id).await, Status::Succeeded);
+    assert_ne!(bench.status(later).await, Status::Running);
+    assert!(bench.workers(None).await.expect("workers").is_empty(), "it has signed off");
+}
+
+pub(crate) async fn what_outlives_the_grace_goes_back_uncharged(bench: Bench) {
+    let (polite, stubborn) = (bench.add(job("polite")).await, bench.add(job("stubborn")).await);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let running = worker(&bench)
+        .shutdown_grace(Duration::from_millis(50))
+        .function("polite", waiting(told.clone()))
+        .function("stubborn", |_: serde_json::Value, _: Context| async { std::future::pending().await })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    until_status(&bench, polite, Status::Running).await;
+    until_status(&bench, stubborn, Status::Running).await;
+    let began = Instant::now();
+    assert_eq!(running.stop().await.put_back, 2);
+    assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
+    assert_eq!(*told.lock().expect("told"), [StopReason::Shutdown]);
+    for id in [polite, stubborn] {
+        let job = bench.job(id).await;
+        assert_eq!((job.status, job.attempts), (Status::Queued, 0));
+        assert_eq!(bench.history(id).await, [AttemptEnd::Released]);
+    }
+}
+
+pub(crate) async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(bench: Bench) {
+    let id = bench.add(job("mail").max_attempts(9)).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (seen, first) = (told.clone(), Arc::new(AtomicUsize::new(0)));
+    let running = worker(&bench)
+        .function("mail", move |_: serde_json::Value, ctx: Context| {
+            let (seen, nth) = (seen.clone(), first.fetch_add(1, Ordering::Relaxed));
+            async move {
+                if nth > 0 {
+                    return Ok(());
+                }
+                let reason = ctx.stopped().await;
+                seen.lock().expect("told").push(reason);
+                ctx.assert_lease().await?;
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    let before = running.id();
+    until_status(&bench, id, Status::Running).await;
+    // A sweeper elsewhere, which has not heard of it for long; a beat may come
+    // in between.
+    until("told", || async {
+        bench.advance(61 * SECOND).await;
+        bench.sweep(&longshore::SweepOptions::default()).await.expect("sweep");
+        !told.lock().expect("told").is_empty()
+    })
+    .await;
+    assert_eq!(*told.lock().expect("told"), [StopReason::LeaseLost]);
+    until("another id", || async { running.id() != before }).await;
+    bench.advance(10 * SECOND).await;
+    until_status(&bench, id, Status::Succeeded).await;
+    let job = bench.job(id).await;
+    assert_eq!((job.attempts, job.interruptions), (1, 1));
+    running.stop().await;
+}
+
+// ---- how many at once ---------------------------------------------------------------
+
+pub(crate) async fn a_thousand_jobs_run_once_each(bench: Bench) {
+    bench.enqueue_many((0..1000).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let runs = Arc::new(Mutex::new(BTreeMap::<u32, u32>::new()));
+    let seen = runs.clone();
+    let done = worker(&bench)
+        .concurrency(24)
+        .function("mail", move |n: u32, _: Context| {
+            let seen = seen.clone();
+            async move {
+                *seen.lock().expect("runs").entry(n).or_default() += 1;
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    assert_eq!(done.succeeded, 1000);
+    let runs = runs.lock().expect("runs");
+    assert!(runs.len() == 1000 && runs.values().all(|times| *times == 1));
+}
+
+pub(crate) async fn a_queues_own_limit_holds(bench: Bench) {
+    for n in 0..30 {
+        bench.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
+    }
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (at_once, highest) = (now.clone(), most.clone());
+    let done = worker(&bench)
+        .queues(["narrow", "wide"])
+        .concurrency(8)
+        .queue_concurrency("narrow", 2)
+        .function("mail", move |n: u32, _: Context| {
+            let (at_once, highest) = (at_once.clone(), highest.clone());
+            async move {
+                if n.is_multiple_of(2) {
+                    highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    at_once.fetch_sub(1, Ordering::SeqCst);
+                }
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    assert_eq!(done.succeeded, 30);
+    assert!(most.load(Ordering::SeqCst) <= 2, "{most:?} at once");
+}
+
+pub(crate) async fn suspects_start_one_at_a_time_and_their_start_is_written_down(bench: Bench) {
+    for _ in 0..3 {
+        bench.add(job("mail").max_attempts(9)).await;
+    }
+    let doomed = bench.worker().await;
+    assert_eq!(bench.claim(doomed, 3).await.len(), 3);
+    assert_eq!(bench.crash_all_workers().await.recovered, 3);
+    bench.advance(HOUR).await;
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (at_once, highest) = (now.clone(), most.clone());
+    let done = worker(&bench)
+        .concurrency(8)
+        .function("mail", move |_: serde_json::Value, _: Context| {
+            let (at_once, highest) = (at_once.clone(), highest.clone());
+            async move {
+                highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                at_once.fetch_sub(1, Ordering::SeqCst);
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .drain()
+        .await
+        .expect("drain");
+    assert_eq!((done.succeeded, most.load(Ordering::SeqCst)), (3, 1));
+}
+
+// ---- hooks ------------------------------------------------------------------------
+
+#[derive(Clone, Default)]
+struct Diary(Arc<Mutex<Vec<String>>>);
+
+impl Diary {
+    fn note(&self, line: impl Into<String>) {
+        self.0.lock().expect("diary").push(line.into());
+    }
+
+    fn has(&self, line: &str) -> bool {
+        self.0.lock().expect("diary").iter().any(|noted| noted == line)
+    }
+}
+
+#[async_trait]
+impl Hooks for Diary {
+    async fn on_worker_start(&self, _: longshore::WorkerId) {
+        self.note("start");
+    }
+
+    async fn on_worker_stop(&self, _: longshore::WorkerId) {
+        self.note("stop");
+    }
+
+    async fn before_run(&self, job: &Claimed) -> Result<(), Failure> {
+        match job.kind() {
+            "vetoed" => Err(Failure::permanent("not on my watch")),
+            "shaky" => panic!("the hook fell over"),
+            _ => Ok(()),
+        }
+    }
+
+    async fn after_run(&self, job: &Claimed, ending: Ending) -> Ending {
+        match job.kind() {
+            "reshaped" => Ending::Snoozed { delay: HOUR },
+            "trembling" => panic!("the hook fell over"),
+            _ => ending,
+        }
+    }
+
+    async fn on_success(&self, job: &Claimed) {
+        self.note(format!("{} succeeded", job.kind()));
+    }
+
+    async fn on_failure(&self, job: &Claimed, error: &str) {
+        self.note(format!("{} failed: {error}", job.kind()));
+    }
+
+    async fn on_permanent_failure(&self, job: &Claimed, error: &str) {
+        self.note(format!("{} is dead: {error}", job.kind()));
+    }
+
+    async fn on_cancel(&self, job: &Claimed) {
+        self.note(format!("{} cancelled", job.kind()));
+    }
+
+    async fn on_interrupted_job(&self, _: longshore::WorkerId, job: &Interrupted) -> Decision {
+        self.note(format!("{} interrupted", job.kind));
+        match job.kind.as_str() {
+            "skipped" => Decision::Skip,
+            "charged" => Decision::FailWithBackoff,
+            _ => Decision::Default,
+        }
+    }
+
+    async fn on_interruption(&self, job: &Interrupted) {
+        self.note(format!("{} recovered", job.kind));
+    }
+
+    async fn on_sweep(&self, report: &longshore::SweepReport) {
+        self.note(format!("sweep: {} of {}", report.recovered, report.workers.len()));
+    }
+}
+
+pub(crate) async fn hooks_are_told_and_have_their_say(bench: Bench) {
+    let mut ids = BTreeMap::new();
+    for kind in ["good", "bad", "hopeless", "unwanted", "vetoed", "shaky", "reshaped", "trembling"] {
+        ids.insert(kind, bench.add(job(kind)).await);
+    }
+    let diary = Diary::default();
+    let mut builder = worker(&bench).hooks(diary.clone());
+    for kind in ids.keys().copied() {
+        builder = builder.function(kind, move |_: serde_json::Value, _: Context| async move {
+            match kind {
+                "bad" => Err("oh".into()),
+                "hopeless" => Err(Failure::permanent("never")),
+                "unwanted" => Err(Failure::cancelled("no")),
+                _ => Ok(()),
+            }
+        });
+    }
+    builder.build().expect("build").drain().await.expect("drain");
+    let expected = [
+        "start",
+        "stop",
+        "good succeeded",
+        "trembling succeeded",
+        "bad failed: oh",
+        "hopeless is dead: never",
+        "unwanted cancelled",
+        "vetoed is dead: not on my watch",
+        "shaky failed: a before_run hook panicked: the hook fell over",
+    ];
+    for line in expected {
+        until(line, || async { diary.has(line) }).await;
+    }
+    let job = bench.job(ids["reshaped"]).await;
+    assert_eq!((job.status, job.run_at), (Status::Queued, start() + HOUR));
+}
+
+pub(crate) async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
+    let mut ids = BTreeMap::new();
+    for kind in ["plain", "skipped", "charged"] {
+        ids.insert(kind, bench.running(job(kind)).await.lease().id);
+    }
+    bench.advance(61 * SECOND).await;
+    let diary = Diary::default();
+    let running = worker(&bench)
+        .hooks(diary.clone())
+        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    for line in ["plain interrupted", "plain recovered", "charged recovered", "skipped interrupted"] {
+        until(line, || async { diary.has(line) }).await;
+    }
+    running.stop().await;
+    assert!(!diary.has("skipped recovered"));
+    assert_eq!(bench.status(ids["skipped"]).await, Status::Running);
+    let plain = bench.job(ids["plain"]).await;
+    assert_eq!((plain.status, plain.attempts), (Status::Retrying, 0));
+    assert_eq!(plain.last_error.as_deref(), Some("Job recovered after worker interruption"));
+    assert_eq!(bench.job(ids["charged"]).await.attempts, 1);
+}
+
+pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
+    let id = bench.running(job("plain")).await.lease().id;
+    bench.advance(DAY / 2).await;
+    let diary = Diary::default();
+    let running = worker(&bench)
+        .recovery(Recovery { enabled: false, ..Recovery::default() })
+        .hooks(diary.clone())
+        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    let marker = bench.add(job("other")).await;
+    until_status(&bench, marker, Status::Succeeded).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    running.stop().await;
+    assert_eq!(bench.status(id).await, Status::Running);
+    assert!(!diary.has("plain interrupted"));
+}
+
+// ---- bad input ----------------------------------------------------------------------
+
+pub(crate) async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(bench: Bench) {
+    let noop = |_: serde_json::Value, _: Context| async { Ok::<(), Failure>(()) };
+    let refused = |builder: Builder, field: &str, part: &str| {
+        let error = builder.build().err().expect("refused");
+        assert_eq!(error.field(), Some(field), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    let with = |settings: Settings| Worker::builder(bench.handle()).settings(settings).function("a", noop);
+    refused(worker(&bench), "kind", "no handler");
+    refused(worker(&bench).function("a", noop).function("a", noop), "kind", "registered twice");
+    refused(worker(&bench).register::<Greet>(), "state", "App");
+    refused(with(Settings { concurrency: 0, ..quick() }), "concurrency", "at least 1");
+    refused(with(Settings { queues: Vec::new(), ..quick() }), "queues", "at least one");
+    refused(with(Settings { stale_after: SECOND / 4, ..quick() }), "stale_after", "three heartbeats");
+    refused(with(Settings { max_poll_interval: SECOND / 100, ..quick() }), "max_poll_interval", "below");
+    refused(worker(&bench).function("a", noop).queue_concurrency("x", 1), "queue_concurrency", "not among");
+    refused(
+        worker(&bench).function("a", noop).queue_concurrency("default", 0),
+        "queue_concurrency",
+        "at least 1",
+    );
+    refused(worker(&bench).batch("a", 0, |_: Vec<Batched<u32>>| async { Vec::new() }), "size", "at least 1");
+}
