@@ -41,7 +41,7 @@ pub use cursor::ClaimCursor;
 pub use flow::{Beat, NewWorker, Settled, Settlement, WorkerRecord};
 pub use inspect::{CheckReport, Count, ListFilter, Page};
 pub use operate::{DeadFilter, Operated, Operation, QueueChange, QueueRecord};
-pub use upkeep::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope};
+pub use upkeep::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, Ticking};
 
 pub(crate) use claim::{releases, shared};
 pub(crate) use flow::{clean, keepable};
@@ -239,25 +239,35 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- schedules -------------------------------------------------------
 
-    /// Creates a schedule or replaces the one of that name.
-    async fn put_schedule(&self, schedule: &Schedule) -> Result<()>;
+    /// Creates a schedule, or gives the one of that name another line, policy
+    /// or template. One that exists keeps its last tick and whether it is
+    /// paused, and, unless the line or the zone differs, its next tick: many
+    /// processes may put the same schedule at any time and disturb nothing.
+    /// Returns what is stored.
+    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule>;
 
     /// All schedules by name.
     async fn schedules(&self) -> Result<Vec<Schedule>>;
 
+    /// Holds a schedule's ticks back or lets them come again; says whether
+    /// there is one of that name.
+    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool>;
+
     /// Removes a schedule; says whether there was one.
     async fn remove_schedule(&self, name: &str) -> Result<bool>;
 
-    /// Moves a schedule from the tick at `expected` to the one at `next` and
-    /// enqueues `jobs`, in one transaction, if nobody else has and the
-    /// schedule is not paused. Exactly one caller gets `true` for a tick.
+    /// Moves a schedule on from the tick it was seen with to the one at
+    /// `next` and enqueues `jobs`, in one transaction, if it is not paused and
+    /// nobody has moved or changed it since. `fired` is the newest tick with a
+    /// job among these, or none if they were all let go. Exactly one caller
+    /// gets an answer for a tick, the others get `None`.
     async fn fire(
         &self,
-        name: &str,
-        expected: DateTime<Utc>,
+        seen: &Schedule,
         next: DateTime<Utc>,
+        fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
-    ) -> Result<bool>;
+    ) -> Result<Option<Vec<Enqueued>>>;
 
     // ---- retain ----------------------------------------------------------
 

@@ -110,7 +110,8 @@ pub struct Schedule {
     pub template: String,
     /// Whether ticks are held back.
     pub paused: bool,
-    /// The next tick.
+    /// The next tick. While the schedule is paused, or nobody is there to fire
+    /// it, this stays at the first one that did not.
     pub next_at: DateTime<Utc>,
     /// The last tick that fired.
     pub last_at: Option<DateTime<Utc>>,
@@ -124,6 +125,15 @@ impl Schedule {
         check_name("missed", &self.missed)?;
         check_json("template", &self.template, MAX_PAYLOAD)
     }
+}
+
+/// Whether a schedule's ticks come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ticking {
+    /// They come.
+    Running,
+    /// They are held back: the schedule is paused.
+    Held,
 }
 
 // ---- retain --------------------------------------------------------------

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use longshore::store::{
-    ClaimRequest, DeadFilter, ListFilter, NewWorker, QueueChange, Retention, Schedule, SweepScope,
+    ClaimRequest, DeadFilter, ListFilter, NewWorker, QueueChange, Retention, Schedule, SweepScope, Ticking,
 };
 use longshore::{Client, Error, JobId, NewJob, Result, RetryPolicy, Status, UniqueMode};
 
@@ -112,6 +112,7 @@ pub(crate) async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
     harmless(bench.store().wake(&["a\0b".into()]).await, "wake");
     harmless(bench.store().register(&NewWorker::new("a\0b")).await, "register");
     harmless(bench.store().remove_schedule("a\0b").await, "remove_schedule");
+    harmless(bench.store().set_ticking("a\0b", Ticking::Held).await, "set_ticking");
     for name in ["a\0b", "", &"x".repeat(129)] {
         let schedule = Schedule {
             name: name.into(),

@@ -401,14 +401,16 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
     schedules {
         schedules_are_kept_as_given_and_listed_by_name,
         a_schedule_of_the_same_name_is_replaced,
-        a_replaced_schedule_keeps_its_last_tick,
+        a_schedule_put_again_keeps_its_ticks_and_its_pause,
         a_removed_schedule_is_gone_and_says_so,
         a_tick_fires_once_and_stores_its_jobs,
         another_tick_than_the_next_does_not_fire,
         a_paused_schedule_does_not_fire,
+        a_tick_decided_from_what_is_no_longer_so_does_not_fire,
+        a_tick_that_is_let_go_is_not_the_last_that_fired,
         an_unknown_schedule_does_not_fire,
         of_many_callers_one_gets_each_tick,
-        a_ticks_jobs_obey_their_keys,
+        a_ticks_jobs_obey_their_keys_and_are_answered,
     }
     wake {
         a_subscriber_hears_a_wake_of_its_own_handle,

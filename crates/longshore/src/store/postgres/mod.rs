@@ -689,7 +689,7 @@ impl Store for PostgresStore {
         self.run_within(PATIENCE, (), |store, connection, ()| Box::pin(store.check_on(connection))).await
     }
 
-    async fn put_schedule(&self, schedule: &Schedule) -> Result<()> {
+    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {
         schedule.validate()?;
         self.run(schedule.clone(), |store, connection, schedule| {
             Box::pin(store.put_schedule_on(connection, schedule))
@@ -701,6 +701,13 @@ impl Store for PostgresStore {
         self.run((), |store, connection, ()| Box::pin(store.schedules_on(connection))).await
     }
 
+    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {
+        self.run((name.to_owned(), ticking), |store, connection, (name, ticking)| {
+            Box::pin(store.set_ticking_on(connection, name, *ticking))
+        })
+        .await
+    }
+
     async fn remove_schedule(&self, name: &str) -> Result<bool> {
         self.run(name.to_owned(), |store, connection, name| {
             Box::pin(store.remove_schedule_on(connection, name))
@@ -710,15 +717,15 @@ impl Store for PostgresStore {
 
     async fn fire(
         &self,
-        name: &str,
-        expected: DateTime<Utc>,
+        seen: &Schedule,
         next: DateTime<Utc>,
+        fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
-    ) -> Result<bool> {
+    ) -> Result<Option<Vec<Enqueued>>> {
         self.run(
-            (name.to_owned(), expected, next, jobs.to_vec()),
-            |store, connection, (name, expected, next, jobs)| {
-                Box::pin(store.fire_on(connection, name, *expected, *next, jobs))
+            (seen.clone(), next, fired, jobs.to_vec()),
+            |store, connection, (seen, next, fired, jobs)| {
+                Box::pin(store.fire_on(connection, seen, *next, *fired, jobs))
             },
         )
         .await

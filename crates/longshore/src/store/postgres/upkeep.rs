@@ -10,11 +10,11 @@ use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
 use super::{Done, PostgresStore};
-use crate::enqueue::{Options, ValidJob};
+use crate::enqueue::{Enqueued, Options, ValidJob};
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Flags, Running};
-use crate::store::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, millis};
+use crate::store::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, Ticking, millis};
 
 // ---- recovery -----------------------------------------------------------
 
@@ -138,29 +138,42 @@ fn interrupted(row: &PgRow) -> Done<Interrupted> {
 // ---- schedules ----------------------------------------------------------
 
 const PUT_SCHEDULE: &str = "
-    insert into longshore.schedules (name, expression, zone, missed, template, paused, next_at, last_at)
+    insert into longshore.schedules as s (name, expression, zone, missed, template, paused, next_at, last_at)
     values ($1, $2, $3, $4, $5, $6, $7, $8)
         on conflict (name) do update
        set expression = excluded.expression,
            zone = excluded.zone,
            missed = excluded.missed,
            template = excluded.template,
-           paused = excluded.paused,
-           next_at = excluded.next_at,
-           last_at = coalesce(excluded.last_at, longshore.schedules.last_at)";
+           next_at = case
+             when (s.expression, s.zone) = (excluded.expression, excluded.zone) then s.next_at
+             else excluded.next_at
+           end
+    returning name, expression, zone, missed, template, paused, next_at, last_at";
 
 const SCHEDULES: &str = "
     select name, expression, zone, missed, template, paused, next_at, last_at
       from longshore.schedules
      order by name";
 
+const SET_TICKING: &str = "
+    update longshore.schedules
+       set paused = $2
+     where name = $1";
+
 /// Compare and set: of all the processes that see this tick, one moves it on.
+/// The rest of what it was decided from is compared too, because a tick after
+/// an old line would be none of the new one's.
 const FIRE: &str = "
     update longshore.schedules
        set next_at = $3,
-           last_at = $2
+           last_at = coalesce($4, last_at)
      where name = $1
        and next_at = $2
+       and expression = $5
+       and zone = $6
+       and missed = $7
+       and template = $8
        and not paused";
 
 impl PostgresStore {
@@ -168,8 +181,8 @@ impl PostgresStore {
         &self,
         connection: &mut PgConnection,
         schedule: &Schedule,
-    ) -> Done<()> {
-        sqlx::query(self.sql(PUT_SCHEDULE))
+    ) -> Done<Schedule> {
+        let stored = sqlx::query(self.sql(PUT_SCHEDULE))
             .bind(&schedule.name)
             .bind(&schedule.expression)
             .bind(&schedule.zone)
@@ -178,27 +191,28 @@ impl PostgresStore {
             .bind(schedule.paused)
             .bind(schedule.next_at)
             .bind(schedule.last_at)
-            .execute(connection)
+            .fetch_one(connection)
             .await?;
-        Ok(())
+        read_schedule(&stored)
     }
 
     pub(super) async fn schedules_on(&self, connection: &mut PgConnection) -> Done<Vec<Schedule>> {
         let rows = sqlx::query(self.sql(SCHEDULES)).fetch_all(connection).await?;
-        let mut schedules = Vec::with_capacity(rows.len());
-        for row in rows {
-            schedules.push(Schedule {
-                name: row.try_get(0)?,
-                expression: row.try_get(1)?,
-                zone: row.try_get(2)?,
-                missed: row.try_get(3)?,
-                template: row.try_get(4)?,
-                paused: row.try_get(5)?,
-                next_at: row.try_get(6)?,
-                last_at: row.try_get(7)?,
-            });
-        }
-        Ok(schedules)
+        rows.iter().map(read_schedule).collect()
+    }
+
+    pub(super) async fn set_ticking_on(
+        &self,
+        connection: &mut PgConnection,
+        name: &str,
+        ticking: Ticking,
+    ) -> Done<bool> {
+        let set = sqlx::query(self.sql(SET_TICKING))
+            .bind(name)
+            .bind(ticking == Ticking::Held)
+            .execute(connection)
+            .await?;
+        Ok(set.rows_affected() > 0)
     }
 
     pub(super) async fn remove_schedule_on(&self, connection: &mut PgConnection, name: &str) -> Done<bool> {
@@ -212,21 +226,43 @@ impl PostgresStore {
     pub(super) async fn fire_on(
         &self,
         connection: &mut PgConnection,
-        name: &str,
-        expected: DateTime<Utc>,
+        seen: &Schedule,
         next: DateTime<Utc>,
+        fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
-    ) -> Done<bool> {
+    ) -> Done<Option<Vec<Enqueued>>> {
         let mut tx = connection.begin().await?;
-        let moved =
-            sqlx::query(self.sql(FIRE)).bind(name).bind(expected).bind(next).execute(&mut *tx).await?;
+        let moved = sqlx::query(self.sql(FIRE))
+            .bind(&seen.name)
+            .bind(seen.next_at)
+            .bind(next)
+            .bind(fired)
+            .bind(&seen.expression)
+            .bind(&seen.zone)
+            .bind(&seen.missed)
+            .bind(&seen.template)
+            .execute(&mut *tx)
+            .await?;
         if moved.rows_affected() == 0 {
-            return Ok(false);
+            return Ok(None);
         }
-        self.insert_any(&mut tx, jobs).await?;
+        let enqueued = self.insert_any(&mut tx, jobs).await?;
         tx.commit().await?;
-        Ok(true)
+        Ok(Some(enqueued))
     }
+}
+
+fn read_schedule(row: &PgRow) -> Done<Schedule> {
+    Ok(Schedule {
+        name: row.try_get(0)?,
+        expression: row.try_get(1)?,
+        zone: row.try_get(2)?,
+        missed: row.try_get(3)?,
+        template: row.try_get(4)?,
+        paused: row.try_get(5)?,
+        next_at: row.try_get(6)?,
+        last_at: row.try_get(7)?,
+    })
 }
 
 // ---- retain -------------------------------------------------------------

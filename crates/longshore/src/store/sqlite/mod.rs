@@ -548,7 +548,7 @@ impl Store for SqliteStore {
         self.engine.read(inspect::check).await
     }
 
-    async fn put_schedule(&self, schedule: &Schedule) -> Result<()> {
+    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {
         schedule.validate()?;
         let schedule = schedule.clone();
         self.engine.write(move |tx| upkeep::put_schedule(tx, &schedule)).await
@@ -558,6 +558,11 @@ impl Store for SqliteStore {
         self.engine.read(upkeep::schedules).await
     }
 
+    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {
+        let name = name.to_owned();
+        self.engine.write(move |tx| upkeep::set_ticking(tx, &name, ticking)).await
+    }
+
     async fn remove_schedule(&self, name: &str) -> Result<bool> {
         let name = name.to_owned();
         self.engine.write(move |tx| upkeep::remove_schedule(tx, &name)).await
@@ -565,13 +570,13 @@ impl Store for SqliteStore {
 
     async fn fire(
         &self,
-        name: &str,
-        expected: DateTime<Utc>,
+        seen: &Schedule,
         next: DateTime<Utc>,
+        fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
-    ) -> Result<bool> {
-        let (name, jobs) = (name.to_owned(), jobs.to_vec());
-        self.engine.write(move |tx| upkeep::fire(tx, &name, expected, next, &jobs)).await
+    ) -> Result<Option<Vec<Enqueued>>> {
+        let (seen, jobs) = (seen.clone(), jobs.to_vec());
+        self.engine.write(move |tx| upkeep::fire(tx, &seen, next, fired, &jobs)).await
     }
 
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
