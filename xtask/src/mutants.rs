@@ -376,6 +376,25 @@ const MUTANTS: &[Mutant] = &[
         new: "",
         red: &["postgres::schedules::of_many_callers_one_gets_each_tick"],
     },
+    Mutant {
+        name: "postgres: a tick of an old line fires",
+        file: PG_UPKEEP,
+        after: "const FIRE",
+        old: "and expression = $5",
+        new: "and (expression = $5 or true)",
+        red: &["postgres::schedules::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
+    },
+    Mutant {
+        name: "postgres: a put moves the next tick",
+        file: PG_UPKEEP,
+        after: "const PUT_SCHEDULE",
+        old: "then s.next_at",
+        new: "then excluded.next_at",
+        red: &[
+            "postgres::schedules::a_schedule_put_again_keeps_its_ticks_and_its_pause",
+            "postgres::schedules::putting_what_is_there_disturbs_nothing",
+        ],
+    },
     // ---- SQLite ----------------------------------------------------------------
     Mutant {
         name: "sqlite: a settle ignores the lease number",
@@ -547,6 +566,25 @@ const MUTANTS: &[Mutant] = &[
         old: "and next_at = ?2",
         new: "",
         red: &["sqlite::schedules::of_many_callers_one_gets_each_tick"],
+    },
+    Mutant {
+        name: "sqlite: a tick of an old line fires",
+        file: LITE_UPKEEP,
+        after: "const MOVE_ON",
+        old: "and expression = ?5",
+        new: "and (expression = ?5 or 1)",
+        red: &["sqlite::schedules::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
+    },
+    Mutant {
+        name: "sqlite: a put moves the next tick",
+        file: LITE_UPKEEP,
+        after: "const PUT",
+        old: "then next_at",
+        new: "then excluded.next_at",
+        red: &[
+            "sqlite::schedules::a_schedule_put_again_keeps_its_ticks_and_its_pause",
+            "sqlite::schedules::putting_what_is_there_disturbs_nothing",
+        ],
     },
 ];
 

@@ -51,7 +51,7 @@ const MAX_LABELS: usize = 64;
 /// assert_eq!(job.queue(), "mail");
 /// # Ok::<(), longshore::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct NewJob {
     id: JobId,
     kind: String,

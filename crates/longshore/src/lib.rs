@@ -11,6 +11,7 @@
 //! | [`enqueue`] | what a caller asks for, its checks, group commit |
 //! | [`client`] | the one door: enqueue, settle, cancel, retry, inspect |
 //! | [`recovery`] | jobs of dead workers |
+//! | `cron` | schedules: when they tick, and one job for each tick |
 //! | `worker` | the runtime: claim, execute, settle, heartbeat, upkeep |
 //! | [`store`] | the storage contract and its engines |
 //! | [`error`] | the one error type |
@@ -18,12 +19,14 @@
 //! # Features
 //!
 //! `postgres` (default) and `sqlite` choose engines; `worker` (default) brings
-//! the runtime; `tls` encrypts connections to Postgres.
+//! the runtime and schedules; `tls` encrypts connections to Postgres.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // Without an engine nothing reads what the engines would store.
 #![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code, unused_imports))]
 
 pub mod client;
+#[cfg(feature = "worker")]
+pub mod cron;
 pub mod enqueue;
 pub mod error;
 pub mod job;
@@ -35,6 +38,8 @@ pub mod store;
 pub mod worker;
 
 pub use client::{CallerTransaction, Cancelled, Client, Enqueueing, Report};
+#[cfg(feature = "worker")]
+pub use cron::{CronLine, FiredReport, Missed, NewSchedule};
 pub use enqueue::{Edit, Enqueued, EnqueuedAs, NewJob, UniqueMode, ValidJob};
 pub use error::{Error, Result};
 pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
@@ -45,10 +50,12 @@ pub use retry::RetryPolicy;
 pub use worker::{Context, Failure, Job, Worker};
 
 /// The documents' examples are compiled and run.
-#[cfg(all(doctest, feature = "sqlite", feature = "postgres"))]
+#[cfg(all(doctest, feature = "sqlite", feature = "postgres", feature = "worker"))]
 mod documents {
     #[doc = include_str!("../../../README.md")]
     struct Readme;
     #[doc = include_str!("../../../docs/guides/enqueue.md")]
     struct EnqueueGuide;
+    #[doc = include_str!("../../../docs/guides/cron.md")]
+    struct CronGuide;
 }

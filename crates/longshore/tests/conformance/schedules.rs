@@ -1,10 +1,17 @@
-//! Schedules: each tick goes to one caller, and its jobs with it.
+//! Schedules: each tick goes to one caller, and its jobs with it. First what
+//! the engine keeps and gives away, then what the client makes of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, Utc};
-use longshore::store::{Schedule, Ticking};
-use longshore::{EnqueuedAs, Status, ValidJob};
+use longshore::cron::Tick;
+use longshore::store::{ListFilter, Schedule, Ticking};
+use longshore::{EnqueuedAs, FiredReport, JobRecord, Missed, NewJob, NewSchedule, Status, ValidJob};
 
 use crate::bench::*;
+
+// ---- the store ---------------------------------------------------------------
 
 fn schedule(name: &str, next_at: DateTime<Utc>) -> Schedule {
     Schedule {
@@ -193,4 +200,332 @@ pub(crate) async fn a_ticks_jobs_obey_their_keys_and_are_answered(bench: Bench) 
     assert_eq!(answers[0].id, answers[1].id);
     assert_eq!([answers[0].how, answers[1].how], [EnqueuedAs::Created, EnqueuedAs::Existing]);
     assert_eq!(bench.counted(Status::Queued).await, 1);
+}
+
+// ---- the client --------------------------------------------------------------
+
+/// Ticks at 07:10, 07:20 and so on; the bench starts at 07:08:09.
+fn ten_minutes(missed: Missed) -> NewSchedule {
+    NewSchedule::new("ten", "*/10 * * * *", job("report")).missed(missed)
+}
+
+fn at(time: &str) -> DateTime<Utc> {
+    format!("2031-05-06T{time}Z").parse().expect("a time")
+}
+
+async fn put(bench: &Bench, schedule: NewSchedule) -> Schedule {
+    bench.put_schedule(schedule).await.expect("put")
+}
+
+/// Lets it be this time, and makes a pass.
+async fn fire_at(bench: &Bench, time: &str) -> FiredReport {
+    bench.store().pin_clock(Some(at(time))).await.expect("the clock moves");
+    bench.fire_due().await.expect("fire")
+}
+
+fn fired(report: &FiredReport) -> Vec<(&str, DateTime<Utc>)> {
+    report.fired.iter().map(|fired| (fired.schedule.as_str(), fired.tick)).collect()
+}
+
+async fn stored(bench: &Bench, name: &str) -> Schedule {
+    let schedules = bench.schedules().await.expect("schedules");
+    schedules.into_iter().find(|schedule| schedule.name == name).expect("the schedule exists")
+}
+
+/// Every job there is, oldest due first.
+async fn jobs(bench: &Bench) -> Vec<JobRecord> {
+    let filter = ListFilter { limit: 200, ..ListFilter::default() };
+    let mut jobs = bench.list(&filter).await.expect("list").jobs;
+    jobs.sort_by_key(|job| job.run_at);
+    jobs
+}
+
+pub(crate) async fn a_pass_fires_what_is_due_and_says_when_to_look_again(bench: Bench) {
+    put(&bench, ten_minutes(Missed::Skip)).await;
+    put(&bench, NewSchedule::new("hour", "0 * * * *", job("report"))).await;
+    let early = fire_at(&bench, "07:09:59").await;
+    assert_eq!(early, FiredReport { fired: vec![], next_wake: Some(at("07:10:00")) });
+    let ten = fire_at(&bench, "07:10:00").await;
+    assert_eq!((fired(&ten), ten.next_wake), (vec![("ten", at("07:10:00"))], Some(at("07:20:00"))));
+    assert_eq!(bench.fire_due().await.expect("fire").fired, []);
+    let kept = stored(&bench, "ten").await;
+    assert_eq!((kept.next_at, kept.last_at), (at("07:20:00"), Some(at("07:10:00"))));
+    assert_eq!(stored(&bench, "hour").await.last_at, None);
+}
+
+pub(crate) async fn without_schedules_there_is_nothing_to_wake_for(bench: Bench) {
+    assert_eq!(bench.fire_due().await.expect("fire"), FiredReport::default());
+}
+
+pub(crate) async fn a_tick_has_what_the_template_says_and_tells_its_origin(bench: Bench) {
+    let template = NewJob::from_json("report", r#"{"pages":  7}"#)
+        .queue("slow")
+        .priority(-3)
+        .max_attempts(9)
+        .timeout(Some(7 * SECOND))
+        .retry(longshore::RetryPolicy::exponential())
+        .flags(["big"])
+        .tags(["paper"])
+        .metadata(raw(r#"{"team": "a"}"#));
+    put(&bench, NewSchedule::new("it's 1", "0 9 * * *", template).zone("Europe/Berlin")).await;
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    let tick = at("07:00:00") + DAY; // 09:00 in Berlin has been, today
+    bench.store().pin_clock(Some(tick)).await.expect("the clock moves");
+    let report = bench.fire_due().await.expect("fire");
+    assert_eq!(fired(&report), [("it's 1", tick)]);
+    assert_eq!(wakeups.next().await.as_deref(), Some("slow"));
+    let job = bench.job(report.fired[0].job.id).await;
+    assert_eq!(
+        (job.kind.as_str(), job.queue.as_str(), job.payload.get()),
+        ("report", "slow", r#"{"pages":  7}"#)
+    );
+    assert_eq!((job.priority, job.max_attempts, job.timeout), (-3, 9, Some(7 * SECOND)));
+    assert_eq!(job.retry, Some(longshore::RetryPolicy::exponential()));
+    assert_eq!((job.flags, job.tags), (vec!["big".to_owned()], vec!["paper".to_owned()]));
+    assert_eq!(job.run_at, tick);
+    assert_eq!(job.idempotency_key.as_deref(), Some("cron:it's 1:2031-05-07T07:00:00Z"));
+    assert_eq!(job.context.as_deref(), Some("tick 2031-05-07T07:00:00Z of schedule `it's 1`"));
+    let metadata: serde_json::Value =
+        serde_json::from_str(job.metadata.expect("metadata").get()).expect("JSON");
+    let origin = serde_json::json!({ "schedule": "it's 1", "tick": "2031-05-07T07:00:00Z" });
+    assert_eq!(metadata, serde_json::json!({ "team": "a", "cron": origin }));
+}
+
+// ---- missed ticks ------------------------------------------------------------
+
+pub(crate) async fn a_tick_found_within_a_minute_is_on_time(bench: Bench) {
+    put(&bench, ten_minutes(Missed::Skip)).await;
+    assert_eq!(fired(&fire_at(&bench, "07:10:59.999999").await), [("ten", at("07:10:00"))]);
+    assert_eq!(fired(&fire_at(&bench, "07:21:00").await), []);
+    assert_eq!(fired(&fire_at(&bench, "07:30:01").await), [("ten", at("07:30:00"))]);
+}
+
+pub(crate) async fn skipped_ticks_leave_no_job(bench: Bench) {
+    put(&bench, ten_minutes(Missed::Skip)).await;
+    let report = fire_at(&bench, "23:05:00").await;
+    assert_eq!(report, FiredReport { fired: vec![], next_wake: Some(at("23:10:00")) });
+    assert_eq!(bench.counted(Status::Queued).await, 0);
+    let kept = stored(&bench, "ten").await;
+    assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), None));
+}
+
+pub(crate) async fn one_job_makes_up_for_all_missed_ticks(bench: Bench) {
+    put(&bench, ten_minutes(Missed::One)).await;
+    let report = fire_at(&bench, "23:05:00").await;
+    assert_eq!((fired(&report), report.next_wake), (vec![("ten", at("23:00:00"))], Some(at("23:10:00"))));
+    let made = jobs(&bench).await;
+    assert_eq!(made.len(), 1);
+    let origin =
+        r#"{"cron":{"schedule":"ten","tick":"2031-05-06T23:00:00Z","since":"2031-05-06T07:10:00Z"}}"#;
+    let metadata: serde_json::Value =
+        serde_json::from_str(made[0].metadata.as_ref().expect("metadata").get()).expect("JSON");
+    assert_eq!(metadata, serde_json::from_str::<serde_json::Value>(origin).expect("JSON"));
+    let kept = stored(&bench, "ten").await;
+    assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), Some(at("23:00:00"))));
+}
+
+pub(crate) async fn the_newest_missed_ticks_are_backfilled(bench: Bench) {
+    put(&bench, ten_minutes(Missed::All { limit: 3 })).await;
+    let report = fire_at(&bench, "23:05:00").await;
+    let newest = [at("22:40:00"), at("22:50:00"), at("23:00:00")];
+    assert_eq!(fired(&report), newest.map(|tick| ("ten", tick)));
+    assert_eq!(jobs(&bench).await.iter().map(|job| job.run_at).collect::<Vec<_>>(), newest);
+    let kept = stored(&bench, "ten").await;
+    assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), Some(at("23:00:00"))));
+    assert_eq!(fired(&fire_at(&bench, "23:10:00").await), [("ten", at("23:10:00"))]);
+}
+
+// ---- exactly one job a tick ----------------------------------------------------
+
+pub(crate) async fn many_processes_fire_each_tick_once(bench: Bench) {
+    const TICKS: u32 = 40;
+    for name in ["a", "b"] {
+        let every_minute = NewSchedule::new(name, "* * * * *", job("report"));
+        put(&bench, every_minute.missed(Missed::All { limit: 1000 })).await;
+    }
+    let over = Arc::new(AtomicBool::new(false));
+    let handles = [bench.handle(), bench.second().await, bench.second().await];
+    let processes: Vec<_> = (0..8)
+        .map(|process| {
+            let (client, over) = (handles[process % handles.len()].clone(), over.clone());
+            tokio::spawn(async move {
+                let mut fired = Vec::new();
+                loop {
+                    let last_pass = over.load(Ordering::SeqCst);
+                    fired.extend(client.fire_due().await.expect("fire").fired);
+                    if last_pass {
+                        return fired;
+                    }
+                }
+            })
+        })
+        .collect();
+    for _ in 0..TICKS {
+        bench.advance(MINUTE).await;
+    }
+    over.store(true, Ordering::SeqCst);
+    let mut fired = Vec::new();
+    for process in processes {
+        fired.extend(process.await.expect("task"));
+    }
+    assert!(fired.iter().all(|fired| fired.job.how == EnqueuedAs::Created));
+    fired.sort_by_key(|fired| (fired.schedule.clone(), fired.tick));
+    let minutes = |name| (0..TICKS).map(move |n| (name, at("07:09:00") + n * MINUTE));
+    let expected: Vec<_> = minutes("a").chain(minutes("b")).collect();
+    assert_eq!(fired.iter().map(|fired| (fired.schedule.as_str(), fired.tick)).collect::<Vec<_>>(), expected);
+    assert_eq!(bench.counted(Status::Queued).await, u64::from(2 * TICKS));
+}
+
+pub(crate) async fn a_tick_that_is_fired_again_makes_no_second_job(bench: Bench) {
+    put(&bench, ten_minutes(Missed::Skip)).await;
+    let first = fire_at(&bench, "07:10:00").await;
+    bench.sql("update schedules set next_at = last_at", None).await;
+    let second = bench.fire_due().await.expect("fire");
+    assert_eq!(fired(&second), fired(&first));
+    assert_eq!(second.fired[0].job.id, first.fired[0].job.id);
+    assert_eq!(second.fired[0].job.how, EnqueuedAs::Existing);
+    assert_eq!(bench.counted(Status::Queued).await, 1);
+}
+
+// ---- put, pause, run ---------------------------------------------------------
+
+pub(crate) async fn putting_what_is_there_disturbs_nothing(bench: Bench) {
+    let first = put(&bench, ten_minutes(Missed::One)).await;
+    bench.advance(HOUR).await;
+    // Eight processes start with the same code, and ticks are due.
+    let others = [bench.handle(), bench.second().await];
+    let puts: Vec<_> = (0..8)
+        .map(|n| {
+            let client = others[n % 2].clone();
+            tokio::spawn(async move { client.put_schedule(ten_minutes(Missed::One)).await.expect("put") })
+        })
+        .collect();
+    for put in puts {
+        assert_eq!(put.await.expect("task"), first);
+    }
+    let other = NewSchedule::new("ten", "*/10  * * * *", job("letter")).missed(Missed::Skip);
+    let other = put(&bench, other).await;
+    assert_eq!((other.next_at, other.missed.as_str()), (first.next_at, "skip"));
+    assert!(other.template.contains("letter"), "{}", other.template);
+}
+
+pub(crate) async fn another_line_or_zone_counts_from_now(bench: Bench) {
+    put(&bench, ten_minutes(Missed::One)).await;
+    bench.advance(HOUR).await;
+    let daily = |zone| NewSchedule::new("ten", "30 10 * * *", job("report")).zone(zone);
+    assert_eq!(put(&bench, daily("UTC")).await.next_at, at("10:30:00"));
+    assert_eq!(put(&bench, daily("Europe/Berlin")).await.next_at, at("08:30:00"));
+    assert_eq!(fired(&bench.fire_due().await.expect("fire")), []);
+}
+
+pub(crate) async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(bench: Bench) {
+    let policies = [("all", Missed::All { limit: 9 }), ("one", Missed::One), ("skip", Missed::Skip)];
+    for (name, missed) in policies {
+        put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report")).missed(missed)).await;
+        bench.pause_schedule(name).await.expect("pause");
+    }
+    assert_eq!(fire_at(&bench, "07:35:00").await, FiredReport::default());
+    for (name, missed) in policies {
+        let again = NewSchedule::new(name, "*/10 * * * *", job("report")).missed(missed);
+        assert!(put(&bench, again).await.paused, "a put does not resume");
+        bench.resume_schedule(name).await.expect("resume");
+    }
+    let report = bench.fire_due().await.expect("fire");
+    let ticks = [at("07:10:00"), at("07:20:00"), at("07:30:00")];
+    let mut expected: Vec<_> = ticks.map(|tick| ("all", tick)).into();
+    expected.push(("one", ticks[2]));
+    assert_eq!((fired(&report), report.next_wake), (expected, Some(at("07:40:00"))));
+}
+
+pub(crate) async fn a_run_by_hand_is_extra(bench: Bench) {
+    let before = put(&bench, ten_minutes(Missed::One)).await;
+    let first = bench.run_schedule_now("ten").await.expect("run");
+    bench.pause_schedule("ten").await.expect("pause");
+    let second = bench.run_schedule_now("ten").await.expect("run");
+    assert_ne!(first.id, second.id);
+    assert_eq!([first.how, second.how], [EnqueuedAs::Created; 2]);
+    let job = bench.job(second.id).await;
+    assert_eq!((job.kind.as_str(), job.run_at, job.idempotency_key), ("report", start(), None));
+    assert_eq!(job.context.as_deref(), Some("schedule `ten` was run by hand"));
+    assert_eq!(job.metadata.expect("metadata").get().replace(' ', ""), r#"{"cron":{"schedule":"ten"}}"#);
+    bench.resume_schedule("ten").await.expect("resume");
+    assert_eq!(stored(&bench, "ten").await, before);
+    assert_eq!(fired(&fire_at(&bench, "07:10:00").await), [("ten", at("07:10:00"))]);
+    assert_eq!(bench.counted(Status::Queued).await, 3);
+}
+
+pub(crate) async fn an_unknown_schedule_is_not_found(bench: Bench) {
+    put(&bench, ten_minutes(Missed::One)).await;
+    bench.remove_schedule("ten").await.expect("remove");
+    let refusals = [
+        bench.remove_schedule("ten").await.expect_err("gone"),
+        bench.pause_schedule("ten").await.expect_err("gone"),
+        bench.resume_schedule("ten").await.expect_err("gone"),
+        bench.run_schedule_now("ten").await.expect_err("gone"),
+    ];
+    for refusal in refusals {
+        assert!(refusal.is_not_found() && refusal.to_string().contains("`ten`"), "{refusal:?}");
+    }
+    assert_eq!(fire_at(&bench, "07:10:00").await, FiredReport::default());
+}
+
+pub(crate) async fn a_refused_schedule_is_not_stored(bench: Bench) {
+    let refusal = bench.put_schedule(ten_minutes(Missed::All { limit: 0 })).await.expect_err("no limit");
+    assert_eq!(refusal.field(), Some("missed"));
+    assert_eq!(bench.schedules().await.expect("schedules"), []);
+}
+
+// ---- bad rows, hooks ---------------------------------------------------------
+
+pub(crate) async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(bench: Bench) {
+    for name in ["a", "b", "c", "d", "e"] {
+        put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
+    }
+    bench
+        .sql(
+            "update schedules set expression = 'at dawn' where name = 'a';
+             update schedules set zone = 'Mars/Olympus' where name = 'b';
+             update schedules set missed = 'never' where name = 'c';
+             update schedules set template = '{}' where name = 'd'",
+            None,
+        )
+        .await;
+    let report = fire_at(&bench, "07:10:00").await;
+    assert_eq!((fired(&report), report.next_wake), (vec![("e", at("07:10:00"))], Some(at("07:20:00"))));
+    let refused = bench.run_schedule_now("d").await.expect_err("no template");
+    assert_eq!(refused.field(), Some("template"));
+    // Put anew, they tick again; what had been due is still there unless the line was lost.
+    for name in ["a", "b", "c", "d"] {
+        put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
+    }
+    let report = bench.fire_due().await.expect("fire");
+    assert_eq!(fired(&report), [("c", at("07:10:00")), ("d", at("07:10:00"))]);
+}
+
+pub(crate) async fn whoever_makes_the_pass_may_veto_or_reshape_a_tick(bench: Bench) {
+    put(&bench, ten_minutes(Missed::All { limit: 9 })).await;
+    bench.store().pin_clock(Some(at("07:35:00"))).await.expect("the clock moves");
+    let mut asked = Vec::new();
+    let report = bench
+        .fire_due_with(&mut |schedule: &Schedule, tick: DateTime<Utc>, job: NewJob| {
+            asked.push((schedule.name.clone(), tick));
+            match tick == at("07:20:00") {
+                true => Tick::Fire(job.priority(7).idempotency_key("another")),
+                false => Tick::Veto,
+            }
+        })
+        .await
+        .expect("fire");
+    assert_eq!(asked, [at("07:10:00"), at("07:20:00"), at("07:30:00")].map(|tick| ("ten".to_owned(), tick)));
+    assert_eq!(fired(&report), [("ten", at("07:20:00"))]);
+    let job = bench.job(report.fired[0].job.id).await;
+    assert_eq!((job.priority, job.run_at), (7, at("07:20:00")));
+    assert_eq!(job.idempotency_key.as_deref(), Some("cron:ten:2031-05-06T07:20:00Z"));
+    let kept = stored(&bench, "ten").await;
+    assert_eq!((kept.next_at, kept.last_at), (at("07:40:00"), Some(at("07:20:00"))));
+    bench.store().pin_clock(Some(at("07:40:00"))).await.expect("the clock moves");
+    let mut veto = |_: &Schedule, _: DateTime<Utc>, _: NewJob| Tick::Veto;
+    assert_eq!(bench.fire_due_with(&mut veto).await.expect("fire").fired, []);
+    let kept = stored(&bench, "ten").await;
+    assert_eq!((kept.next_at, kept.last_at), (at("07:50:00"), Some(at("07:20:00"))));
 }
