@@ -13,6 +13,7 @@
 //! | [`recovery`] | jobs of dead workers |
 //! | `cron` | schedules: when they tick, and one job for each tick |
 //! | `worker` | the runtime: claim, execute, settle, heartbeat, upkeep |
+//! | `testing` | a queue in memory for the tests of your own program |
 //! | [`store`] | the storage contract and its engines |
 //! | [`error`] | the one error type |
 //!
@@ -34,6 +35,8 @@ pub mod lifecycle;
 pub mod recovery;
 pub mod retry;
 pub mod store;
+#[cfg(all(feature = "worker", feature = "sqlite"))]
+pub mod testing;
 #[cfg(feature = "worker")]
 pub mod worker;
 
@@ -54,6 +57,14 @@ pub use worker::{Context, Failure, Job, Worker};
 mod documents {
     #[doc = include_str!("../../../README.md")]
     struct Readme;
+    #[doc = include_str!("../../../docs/guides/first-job.md")]
+    struct FirstJobGuide;
+    #[doc = include_str!("../../../docs/guides/retries.md")]
+    struct RetriesGuide;
+    #[doc = include_str!("../../../docs/guides/recovery.md")]
+    struct RecoveryGuide;
+    #[doc = include_str!("../../../docs/guides/testing.md")]
+    struct TestingGuide;
     #[doc = include_str!("../../../docs/guides/enqueue.md")]
     struct EnqueueGuide;
     #[doc = include_str!("../../../docs/guides/cron.md")]

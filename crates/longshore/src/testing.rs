@@ -1,0 +1,160 @@
+//! For the tests of programs that use Longshore: a queue in memory, a clock that
+//! stands still, what was enqueued, and one job run to its end.
+//!
+//! Everything here is the real thing: the same statements, the same rules, the
+//! same worker, on SQLite in memory.
+//!
+//! ```
+//! use longshore::testing::Queue;
+//! use longshore::{Context, Failure, Job, Status, Worker};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Debug, Serialize, Deserialize)]
+//! struct Welcome { user: u32 }
+//!
+//! impl Job for Welcome {
+//!     const KIND: &'static str = "welcome";
+//!     type State = ();
+//!     async fn run(self, _: Context) -> Result<(), Failure> {
+//!         if self.user == 0 { Err(Failure::permanent("no such user")) } else { Ok(()) }
+//!     }
+//! }
+//!
+//! // The code under test.
+//! async fn sign_up(queue: &longshore::Client) -> longshore::Result<()> {
+//!     queue.enqueue(Welcome { user: 7 }).await?;
+//!     Ok(())
+//! }
+//!
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! let queue = Queue::new().await;
+//! sign_up(&queue).await?;
+//! queue.assert_enqueued(|job: &Welcome| job.user == 7).await;
+//!
+//! let worker = |client| Worker::builder(client).register::<Welcome>();
+//! assert_eq!(queue.run(worker, Welcome { user: 0 }).await.status, Status::FailedPermanent);
+//! # Ok::<(), longshore::Error>(())
+//! # }).unwrap();
+//! ```
+
+use std::ops::Deref;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use chrono::{DateTime, TimeZone, Utc};
+
+use crate::client::Client;
+use crate::enqueue::NewJob;
+use crate::job::{JobRecord, Status};
+use crate::store::ListFilter;
+use crate::worker::{Builder, Job, Summary};
+
+/// A queue of its own for one test, in memory. It is a [`Client`] in all
+/// respects; whatever goes wrong here panics, because a test is what is running.
+pub struct Queue {
+    client: Client,
+    now: Mutex<Option<DateTime<Utc>>>,
+}
+
+impl Deref for Queue {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Queue {
+    /// An empty queue on the real clock.
+    pub async fn new() -> Self {
+        let client = Client::connect("sqlite::memory:").await.unwrap_or_else(|error| stop("open", &error));
+        client.migrate().await.unwrap_or_else(|error| stop("migrate", &error));
+        Queue { client, now: Mutex::default() }
+    }
+
+    /// An empty queue whose clock stands at 2030-01-01 00:00 UTC until it is
+    /// [advanced](Self::advance).
+    pub async fn with_stopped_clock() -> Self {
+        let queue = Queue::new().await;
+        queue.set_clock(Utc.with_ymd_and_hms(2030, 1, 1, 0, 0, 0).single().unwrap_or_default()).await;
+        queue
+    }
+
+    /// Stops the queue's clock at `at`.
+    pub async fn set_clock(&self, at: DateTime<Utc>) {
+        self.client.store().pin_clock(Some(at)).await.unwrap_or_else(|error| stop("set the clock", &error));
+        *self.now.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(at);
+    }
+
+    /// Moves the stopped clock on.
+    pub async fn advance(&self, by: Duration) {
+        let now = *self.now.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Some(now) = now else { panic!("the clock runs by itself; make the queue with a stopped clock") };
+        self.set_clock(now + by).await;
+    }
+
+    /// The waiting jobs of a type, oldest first.
+    pub async fn enqueued<J: Job>(&self) -> Vec<J> {
+        let mut jobs = self.waiting(J::KIND).await;
+        jobs.reverse();
+        jobs.iter().map(decode).collect()
+    }
+
+    /// Panics unless a job of this type waits for which `matches` holds.
+    pub async fn assert_enqueued<J: Job>(&self, matches: impl Fn(&J) -> bool) {
+        let jobs = self.waiting(J::KIND).await;
+        let payloads: Vec<&str> = jobs.iter().map(|job| job.payload.get()).collect();
+        assert!(
+            jobs.iter().any(|job| matches(&decode(job))),
+            "no waiting `{}` job is as expected; waiting are: {payloads:?}",
+            J::KIND
+        );
+    }
+
+    /// Panics if any job of this type waits.
+    pub async fn assert_not_enqueued<J: Job>(&self) {
+        let jobs = self.waiting(J::KIND).await;
+        assert!(jobs.is_empty(), "{} waiting `{}` jobs, none expected", jobs.len(), J::KIND);
+    }
+
+    /// Enqueues one job, runs what is due until nothing is, and gives the job as
+    /// it then stands.
+    pub async fn run(&self, worker: impl FnOnce(Client) -> Builder, job: impl Into<NewJob>) -> JobRecord {
+        let id = self.client.enqueue(job).await.unwrap_or_else(|error| stop("enqueue", &error)).id;
+        self.drain(worker).await;
+        self.client.get(id).await.unwrap_or_else(|error| stop("look", &error))
+    }
+
+    /// Runs what is due until nothing is.
+    pub async fn drain(&self, worker: impl FnOnce(Client) -> Builder) -> Summary {
+        let worker = worker(self.client.clone()).build().unwrap_or_else(|error| stop("build the worker", &error));
+        worker.drain().await.unwrap_or_else(|error| stop("drain", &error))
+    }
+
+    async fn waiting(&self, kind: &str) -> Vec<JobRecord> {
+        let mut found = Vec::new();
+        for status in [Status::Queued, Status::Retrying] {
+            let mut filter = ListFilter { status: Some(status), kind: Some(kind.to_owned()), ..ListFilter::default() };
+            loop {
+                let page = self.client.list(&filter).await.unwrap_or_else(|error| stop("list", &error));
+                found.extend(page.jobs);
+                filter.cursor = page.next;
+                if filter.cursor.is_none() {
+                    break;
+                }
+            }
+        }
+        found.sort_by_key(|job| std::cmp::Reverse(job.id));
+        found
+    }
+}
+
+fn decode<J: Job>(job: &JobRecord) -> J {
+    serde_json::from_str(job.payload.get()).unwrap_or_else(|error| {
+        panic!("job {}: its payload is no `{}`: {error}: {}", job.id, J::KIND, job.payload.get())
+    })
+}
+
+fn stop(what: &str, error: &crate::Error) -> ! {
+    panic!("the test queue could not {what}: {error}")
+}
