@@ -272,8 +272,10 @@ impl NewJob {
     }
 
     /// Checks everything that both engines rely on. The first thing that is
-    /// wrong is named, with what would be right.
-    pub fn validate(self) -> Result<ValidJob> {
+    /// wrong is named, with what would be right. A job that names no trace
+    /// context gets that of the current span, where there is one.
+    pub fn validate(mut self) -> Result<ValidJob> {
+        self.more.trace = self.more.trace.or_else(crate::trace::current);
         // The ends of the range are where walks by id begin and end.
         if self.id.0.is_nil() || self.id.0.is_max() {
             return Err(Error::invalid(

@@ -20,7 +20,8 @@
 //! # Features
 //!
 //! `postgres` (default) and `sqlite` choose engines; `worker` (default) brings
-//! the runtime and schedules; `tls` encrypts connections to Postgres.
+//! the runtime and schedules; `otel` carries trace context from enqueue to run;
+//! `tls` encrypts connections to Postgres.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // Without an engine nothing reads what the engines would store.
 #![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code, unused_imports))]
@@ -32,6 +33,12 @@ pub mod enqueue;
 pub mod error;
 pub mod job;
 pub mod lifecycle;
+#[cfg(feature = "otel")]
+#[path = "trace/otel.rs"]
+mod trace;
+#[cfg(not(feature = "otel"))]
+#[path = "trace/none.rs"]
+mod trace;
 pub mod recovery;
 pub mod retry;
 pub mod store;

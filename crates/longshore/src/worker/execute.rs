@@ -31,6 +31,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
                     attempt = claimed.attempt(),
                     worker_id = %claimed.lease().worker,
                 );
+                if let Some(traceparent) = claimed.trace() {
+                    crate::trace::adopt(&span, traceparent);
+                }
                 run_attempt(&shared, &*handler, attempt).instrument(span).await;
             }
             Some(Route::Batch { handler, size }) => {

@@ -1,0 +1,52 @@
+//! Trace context from enqueue to run, by the subscriber's OpenTelemetry layer. It
+//! is stored with the job as a W3C `traceparent`.
+
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+/// The `traceparent` of the current span, where it has one.
+pub(crate) fn current() -> Option<String> {
+    let context = tracing::Span::current().context();
+    let span = context.span().span_context().clone();
+    let (trace, id, flags) = (span.trace_id(), span.span_id(), span.trace_flags().to_u8());
+    span.is_valid().then(|| format!("00-{trace:032x}-{id:016x}-{flags:02x}"))
+}
+
+/// Makes `span` a child of the enqueuer's. What is no `traceparent` is left alone.
+pub(crate) fn adopt(span: &tracing::Span, traceparent: &str) {
+    if let Some(parent) = parse(traceparent) {
+        let context = opentelemetry::Context::new().with_remote_span_context(parent);
+        // Fails only where no layer listens.
+        let _ = span.set_parent(context);
+    }
+}
+
+fn parse(traceparent: &str) -> Option<SpanContext> {
+    let mut parts = traceparent.split('-');
+    let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let sized = version.len() == 2 && trace.len() == 32 && span.len() == 16 && flags.len() == 2;
+    // A later version may add parts; this one has four.
+    if !sized || version == "ff" || (version == "00" && parts.next().is_some()) {
+        return None;
+    }
+    let flags = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?);
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    let context = SpanContext::new(trace, span, flags, true, TraceState::default());
+    context.is_valid().then_some(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_traceparent_is_taken_for_one() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert!(parse(good).is_some());
+        assert!(parse(&good.replacen("00", "cc", 1)).is_some(), "a later version");
+        for bad in ["", "nonsense", "00-1-2-3", &format!("{good}-more"), &good.replacen("00", "ff", 1)] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+        assert!(parse("00-00000000000000000000000000000000-b7ad6b7169203331-01").is_none());
+    }
+}
