@@ -166,13 +166,13 @@ pub struct NewSchedule {
 
 impl NewSchedule {
     /// A schedule that enqueues `job` at every tick of the line.
-    pub fn new(name: impl Into<String>, expression: impl Into<String>, job: NewJob) -> Self {
+    pub fn new(name: impl Into<String>, expression: impl Into<String>, job: impl Into<NewJob>) -> Self {
         NewSchedule {
             name: name.into(),
             expression: expression.into(),
             zone: "UTC".into(),
             missed: Missed::default(),
-            job,
+            job: job.into(),
         }
     }
 
@@ -246,6 +246,8 @@ pub struct FiredReport {
     /// schedule that ticks. A schedule put meanwhile may come earlier, so look
     /// again after some while in any case.
     pub next_wake: Option<DateTime<Utc>>,
+    /// When the pass looked, by the same clock.
+    pub looked_at: DateTime<Utc>,
 }
 
 /// One tick that fired.
@@ -333,7 +335,7 @@ impl Client {
     pub async fn fire_due_with(&self, referee: &mut dyn TickReferee) -> Result<FiredReport> {
         let schedules = self.store().schedules().await?;
         let now = self.store().now().await?;
-        let mut report = FiredReport::default();
+        let mut report = FiredReport { looked_at: now, ..FiredReport::default() };
         for schedule in schedules.iter().filter(|schedule| !schedule.paused) {
             let next = if schedule.next_at > now {
                 Ok(schedule.next_at)

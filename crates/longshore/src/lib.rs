@@ -33,17 +33,17 @@ pub mod enqueue;
 pub mod error;
 pub mod job;
 pub mod lifecycle;
+pub mod recovery;
+pub mod retry;
+pub mod store;
+#[cfg(all(feature = "worker", feature = "sqlite"))]
+pub mod testing;
 #[cfg(feature = "otel")]
 #[path = "trace/otel.rs"]
 mod trace;
 #[cfg(not(feature = "otel"))]
 #[path = "trace/none.rs"]
 mod trace;
-pub mod recovery;
-pub mod retry;
-pub mod store;
-#[cfg(all(feature = "worker", feature = "sqlite"))]
-pub mod testing;
 #[cfg(feature = "worker")]
 pub mod worker;
 

@@ -127,14 +127,16 @@ impl Queue {
 
     /// Runs what is due until nothing is.
     pub async fn drain(&self, worker: impl FnOnce(Client) -> Builder) -> Summary {
-        let worker = worker(self.client.clone()).build().unwrap_or_else(|error| stop("build the worker", &error));
+        let worker =
+            worker(self.client.clone()).build().unwrap_or_else(|error| stop("build the worker", &error));
         worker.drain().await.unwrap_or_else(|error| stop("drain", &error))
     }
 
     async fn waiting(&self, kind: &str) -> Vec<JobRecord> {
         let mut found = Vec::new();
         for status in [Status::Queued, Status::Retrying] {
-            let mut filter = ListFilter { status: Some(status), kind: Some(kind.to_owned()), ..ListFilter::default() };
+            let mut filter =
+                ListFilter { status: Some(status), kind: Some(kind.to_owned()), ..ListFilter::default() };
             loop {
                 let page = self.client.list(&filter).await.unwrap_or_else(|error| stop("list", &error));
                 found.extend(page.jobs);

@@ -27,7 +27,8 @@ async fn the_run_is_a_child_of_the_enqueue() {
     provider.force_flush().expect("flush");
 
     let spans = exporter.get_finished_spans().expect("spans");
-    let span = |name: &str| spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no span {name}"));
+    let span =
+        |name: &str| spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no span {name}"));
     let (request, job, inside) = (span("request"), span("job"), span("inside"));
     assert_eq!(job.span_context.trace_id(), request.span_context.trace_id());
     assert_eq!(job.parent_span_id, request.span_context.span_id());

@@ -31,7 +31,7 @@
 //! | `execute` | one attempt: timeout, panic, stop |
 //! | `settle`, `progress` | what attempts leave behind, in batches |
 //! | `heartbeat` | the sign of life, on its own thread |
-//! | `upkeep` | recovery, retention, gauges |
+//! | `upkeep` | recovery, schedules, retention, gauges |
 //! | `hooks` | the application's say |
 //! | `shared` | what these have in common |
 
@@ -45,6 +45,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::client::Client;
+use crate::cron::NewSchedule;
 use crate::enqueue::{DEFAULT_QUEUE, check_name};
 use crate::error::{Error, Result};
 use crate::job::WorkerId;
@@ -242,6 +243,7 @@ pub struct Builder {
     settings: Settings,
     states: States,
     entries: Entries,
+    schedules: Vec<NewSchedule>,
     hooks: Option<Arc<dyn Hooks>>,
 }
 
@@ -305,6 +307,13 @@ impl Builder {
         self
     }
 
+    /// Puts a schedule in place when the worker starts. Declared alike by every
+    /// process, it is stored once and keeps its next tick.
+    pub fn cron(mut self, schedule: NewSchedule) -> Self {
+        self.schedules.push(schedule);
+        self
+    }
+
     /// Gives the application a say in what the worker does.
     pub fn hooks(mut self, hooks: impl Hooks) -> Self {
         self.hooks = Some(Arc::new(hooks));
@@ -353,7 +362,13 @@ impl Builder {
     pub fn build(self) -> Result<Worker> {
         self.settings.validate()?;
         let registry = self.entries.build(&self.states)?;
-        Ok(Worker { client: self.client, settings: self.settings, registry, hooks: self.hooks })
+        Ok(Worker {
+            client: self.client,
+            settings: self.settings,
+            registry,
+            schedules: self.schedules,
+            hooks: self.hooks,
+        })
     }
 }
 
@@ -362,6 +377,7 @@ pub struct Worker {
     client: Client,
     settings: Settings,
     registry: Registry,
+    schedules: Vec<NewSchedule>,
     hooks: Option<Arc<dyn Hooks>>,
 }
 
@@ -388,6 +404,7 @@ impl Worker {
             settings: Settings::default(),
             states: States::default(),
             entries: Entries::default(),
+            schedules: Vec::new(),
             hooks: None,
         }
     }
@@ -421,6 +438,9 @@ impl Worker {
     async fn begin(self, phase: Phase) -> Result<Running> {
         let worker = WorkerId::new();
         let store = self.client.store().clone();
+        for schedule in self.schedules {
+            self.client.put_schedule(schedule).await?;
+        }
         store.register(&heartbeat::registration(&self.settings, self.registry.kinds(), worker)).await?;
         let (reports, inbox) = mpsc::unbounded_channel();
         let shared =
@@ -517,6 +537,7 @@ async fn supervise(
     }
     let mut upkeep = JoinSet::new();
     upkeep.spawn(upkeep::sweep(shared.clone()));
+    upkeep.spawn(upkeep::cron(shared.clone()));
     upkeep.spawn(upkeep::retain(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));
     upkeep.spawn(shared.progress.clone().run(shared.client.clone()));

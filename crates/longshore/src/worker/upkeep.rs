@@ -1,19 +1,24 @@
-//! Upkeep, in every worker process: recovery of dead workers' jobs, retention,
-//! tallies and what the gauges show. Each step is bounded, and one that fails is
+//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules,
+//! retention, tallies and what the gauges show. Each step is bounded, and one that fails is
 //! tried again at its next turn.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 
 use super::hooks::{Hooks, call};
 use super::shared::{Phase, Shared};
+use crate::cron::{Tick, TickReferee};
+use crate::enqueue::NewJob;
 use crate::job::WorkerId;
 use crate::lifecycle::Interruption;
 use crate::recovery::{Decision, Referee, SweepMode, SweepOptions, SweepReport};
-use crate::store::{Interrupted, SweepScope};
+use crate::store::{Interrupted, Schedule, SweepScope};
 
+/// A schedule put by another process is noticed this soon.
+const SCHEDULES_EVERY: Duration = Duration::from_secs(5);
 /// How many rows one step of retention looks at.
 const STEP: u32 = 1000;
 /// How many steps one turn of retention takes at most.
@@ -87,6 +92,50 @@ impl Referee for Asking {
 
     async fn recovered(&mut self, job: &Interrupted) {
         call("on_interruption", self.hooks.on_interruption(job)).await;
+    }
+}
+
+/// Fires the schedules that are due. Every process does; the database gives each
+/// tick to one.
+pub(super) async fn cron(shared: Arc<Shared>) {
+    loop {
+        let fired = match shared.hooks.clone() {
+            None => shared.client.fire_due().await,
+            Some(hooks) => shared.client.fire_due_with(&mut AskingTicks(hooks)).await,
+        };
+        let wait = match fired {
+            Ok(report) => {
+                for tick in &report.fired {
+                    tracing::debug!(schedule = tick.schedule, tick = %tick.tick, job_id = %tick.job.id, "a tick fired");
+                }
+                let next = report.next_wake.and_then(|next| (next - report.looked_at).to_std().ok());
+                next.unwrap_or(SCHEDULES_EVERY).clamp(Duration::from_millis(1), SCHEDULES_EVERY)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "could not look at the schedules; trying again");
+                Duration::from_secs(1)
+            }
+        };
+        if !shared.sleep_unless(Phase::Finishing, wait).await {
+            return;
+        }
+    }
+}
+
+/// Lets the hooks decide about each tick.
+struct AskingTicks(Arc<dyn Hooks>);
+
+#[async_trait]
+impl TickReferee for AskingTicks {
+    async fn decide(&mut self, schedule: &Schedule, tick: DateTime<Utc>, job: NewJob) -> Tick {
+        match call("on_cron_tick", self.0.on_cron_tick(schedule, tick, job.clone())).await {
+            Some(Ok(changed)) => Tick::Fire(changed),
+            Some(Err(why)) => {
+                tracing::info!(schedule = schedule.name, %tick, ?why, "a hook held a tick back");
+                Tick::Veto
+            }
+            None => Tick::Fire(job),
+        }
     }
 }
 

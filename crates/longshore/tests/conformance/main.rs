@@ -530,6 +530,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         hooks_are_told_and_have_their_say,
         hooks_decide_about_jobs_of_dead_workers,
         recovery_can_be_switched_off,
+        a_schedule_declared_in_code_ticks_in_a_running_worker,
+        an_invalid_schedule_is_refused_when_the_worker_starts,
         what_is_wrong_with_a_worker_is_named_when_it_is_built,
     }
 });

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use longshore::cron::NewSchedule;
 use longshore::store::{Claimed, Interrupted};
 use longshore::worker::{Batched, Builder, Executor, Hooks, Recovery, Settings, StopReason};
 use longshore::{
@@ -690,6 +691,35 @@ pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
     running.stop().await;
     assert_eq!(bench.status(id).await, Status::Running);
     assert!(!diary.has("plain interrupted"));
+}
+
+// ---- schedules ------------------------------------------------------------------
+
+pub(crate) async fn a_schedule_declared_in_code_ticks_in_a_running_worker(bench: Bench) {
+    let declared = || {
+        let every_minute =
+            NewSchedule::new("minutely", "* * * * *", NewJob::new("report", &json!({ "n": 1 })));
+        worker(&bench)
+            .cron(every_minute)
+            .function("report", |_: serde_json::Value, _: Context| async { Ok(()) })
+    };
+    let running = declared().build().expect("build").start().await.expect("start");
+    let other = declared().build().expect("build").start().await.expect("start");
+    let first = bench.schedules().await.expect("schedules")[0].next_at;
+    bench.advance((first - bench.now().await).to_std().expect("it lies ahead")).await;
+    until("the tick's job", || async { bench.counted(Status::Succeeded).await == 1 }).await;
+    running.stop().await;
+    other.stop().await;
+    assert_eq!(bench.schedules().await.expect("schedules")[0].last_at, Some(first));
+}
+
+pub(crate) async fn an_invalid_schedule_is_refused_when_the_worker_starts(bench: Bench) {
+    let wrong = NewSchedule::new("never", "99 * * * *", NewJob::new("report", &1));
+    let started =
+        worker(&bench).cron(wrong).function("report", |_: u32, _: Context| async { Ok(()) }).build();
+    let error = started.expect("build").start().await.err().expect("refused");
+    assert!(error.is_invalid(), "{error}");
+    assert!(bench.workers(None).await.expect("workers").is_empty());
 }
 
 // ---- bad input ----------------------------------------------------------------------
