@@ -424,15 +424,18 @@ impl Worker {
     /// Works until the process is told to end (SIGINT or SIGTERM); a second
     /// signal cuts the grace short.
     pub async fn run(self) -> Result<Summary> {
-        let running = self.start().await?;
-        signal().await;
-        tracing::info!("stopping; what runs may finish, a second signal cuts it short");
-        let stop = running.stopper();
-        tokio::spawn(async move {
-            signal().await;
-            stop.stop_now();
-        });
-        Ok(running.stop().await)
+        let signals = Signals::new()?;
+        let running = self.begin(Phase::Working).await?;
+        tokio::spawn(signals.stop(running.stopper()));
+        Ok(running.wait().await)
+    }
+
+    /// As [`drain`](Self::drain), and heeds signals as [`run`](Self::run) does.
+    pub async fn run_drain(self) -> Result<Summary> {
+        let signals = Signals::new()?;
+        let running = self.begin(Phase::Draining).await?;
+        tokio::spawn(signals.stop(running.stopper()));
+        Ok(running.wait().await)
     }
 
     async fn begin(self, phase: Phase) -> Result<Running> {
@@ -601,23 +604,50 @@ async fn settle_the_rest(shared: &Shared) {
     let _ = tokio::time::timeout(SETTLE_WITHIN, all_settled).await;
 }
 
-/// Waits for SIGINT or SIGTERM.
-async fn signal() {
+/// SIGINT and SIGTERM. Listened for from the beginning to the end, so that none
+/// comes between two looks.
+struct Signals {
     #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let (Ok(mut interrupt), Ok(mut terminate)) =
-            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-        else {
-            return std::future::pending().await;
-        };
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+    either: [tokio::signal::unix::Signal; 2],
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let listen = |kind| {
+                signal(kind)
+                    .map_err(|error| Error::unavailable("cannot listen for signals").with_source(error))
+            };
+            Ok(Signals { either: [listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?] })
+        }
+        #[cfg(not(unix))]
+        Ok(Signals {})
+    }
+
+    async fn next(&mut self) {
+        #[cfg(unix)]
+        {
+            let [interrupt, terminate] = &mut self.either;
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        #[cfg(not(unix))]
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
-    #[cfg(not(unix))]
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
+
+    /// The first signal stops the worker, the second at once.
+    async fn stop(mut self, stopper: Stopper) {
+        self.next().await;
+        tracing::info!("stopping; what runs may finish, a second signal cuts it short");
+        stopper.stop();
+        self.next().await;
+        tracing::info!("stopping now");
+        stopper.stop_now();
     }
 }
