@@ -1,6 +1,8 @@
 //! The command line: what can be typed, and how each value is read. Owns no
 //! behaviour; that is in [`commands`](crate::commands).
 
+mod worker;
+
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -9,7 +11,9 @@ use longshore::{JobId, RetryPolicy, Status, UniqueMode, When};
 
 use crate::duration;
 
-/// Enqueue jobs and operate a Longshore queue.
+pub(crate) use worker::{LogFormat, Worker};
+
+/// Enqueue jobs, run them and operate a Longshore queue.
 #[derive(Debug, Parser)]
 #[command(
     name = "longshore",
@@ -21,6 +25,7 @@ Examples:
   longshore migrate
   longshore enqueue send_email --payload '{\"to\":\"ada@example.com\"}'
   longshore jobs list --status queued
+  longshore worker --simulate
 
 Exit codes:
   0  done
@@ -66,6 +71,16 @@ Examples:
   longshore migrate
   longshore migrate --check    # in a deploy script: exits 1 if a migration is pending")]
     Migrate(Migrate),
+
+    /// Claim jobs and run them, until told to end
+    ///
+    /// SIGINT or SIGTERM: claims no more, lets running jobs finish within the grace, then stops them
+    /// and gives them back to the queue, uncharged. A second signal does so at once. The jobs of a
+    /// worker that dies without a word are recovered by the others.
+    ///
+    /// Every setting is a flag and a variable; the flag wins.
+    #[command(after_help = worker::EXAMPLES)]
+    Worker(Box<Worker>),
 
     /// Put a job in the queue
     ///

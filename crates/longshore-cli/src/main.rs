@@ -3,6 +3,7 @@
 //! programs can act on.
 
 mod args;
+mod builtin;
 mod commands;
 mod duration;
 mod failure;
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::Cli;
+use args::{Cli, Command};
 use failure::{Code, Failure, Outcome, redact};
 use output::{Out, note};
 
@@ -29,12 +30,19 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    let mut builder = match cli.command {
+        Command::Worker(_) => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Code::Problem, format_args!("the runtime does not start: {error}")))?;
     let out = Out::new(cli.json);
-    runtime.block_on(commands::run(cli, out))
+    let outcome = runtime.block_on(commands::run(cli, out));
+    // A handler that blocks its thread must not keep a worker that has ended.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Help and version go to standard output as they are; a refused command line

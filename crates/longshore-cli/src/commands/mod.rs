@@ -5,6 +5,7 @@ mod dead;
 mod enqueue;
 mod jobs;
 mod queues;
+mod worker;
 mod workers;
 
 use std::collections::BTreeMap;
@@ -45,6 +46,7 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
     let client = Client::connect(url).await?;
     match cli.command {
         Command::Migrate(args) => migrate(&client, &args, out).await,
+        Command::Worker(args) => worker::run(client, *args, out).await,
         Command::Enqueue(args) => enqueue::enqueue(&client, *args, out).await,
         Command::Jobs(command) => jobs::run(&client, command, out).await,
         Command::Queues(command) => queues::run(&client, command, out).await,

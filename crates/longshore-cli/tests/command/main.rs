@@ -7,3 +7,4 @@ mod enqueue;
 mod jobs;
 mod operate;
 mod terminal;
+mod worker;

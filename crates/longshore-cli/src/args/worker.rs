@@ -1,0 +1,231 @@
+//! What `longshore worker` can be told, and the settings that come of it.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use longshore::worker::{Recovery, Settings};
+
+use crate::duration;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  longshore worker --simulate                           # rehearse the built-in kinds
+  longshore worker --simulate --queues mail,images --concurrency 16
+  longshore worker --simulate --drain --json            # run what is due, then exit
+  longshore worker --simulate --metrics-addr 0.0.0.0:9091
+  LONGSHORE_SWEEP_THRESHOLD=90s RUST_LOG_FORMAT=json longshore worker --simulate
+
+Metrics: curl http://127.0.0.1:9091/metrics
+
+The same machine, a second worker: give it --metrics-addr 127.0.0.1:9092, or off.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Worker {
+    /// Let the built-in kinds only pretend: short steps, first attempts that fail now and then
+    ///
+    /// send_email, resize_image, summarize_text and webhook_delivery. Which attempt fails where
+    /// follows from the job's id, so a run can be repeated.
+    #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) simulate: bool,
+
+    /// Run what is due, tell what became of it, and exit
+    #[arg(long)]
+    pub(crate) drain: bool,
+
+    /// The queues to claim from
+    #[arg(
+        long,
+        value_name = "A,B",
+        value_delimiter = ',',
+        default_value = longshore::enqueue::DEFAULT_QUEUE,
+        env = "LONGSHORE_QUEUES"
+    )]
+    queues: Vec<String>,
+
+    /// How many jobs run at once
+    #[arg(long, value_name = "N", default_value_t = 4, env = "WORKER_CONCURRENCY")]
+    concurrency: u32,
+
+    /// How soon an idle worker looks for work that nobody announced
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration::parse,
+          env = "LONGSHORE_POLL_INTERVAL")]
+    poll_interval: Duration,
+
+    /// How far that doubles while there is none
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse,
+          env = "LONGSHORE_MAX_POLL_INTERVAL")]
+    max_poll_interval: Duration,
+
+    /// How often the worker says that it lives
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse,
+          env = "LONGSHORE_HEARTBEAT_INTERVAL")]
+    heartbeat_interval: Duration,
+
+    /// How often dead workers are looked for
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration::parse,
+          env = "LONGSHORE_SWEEP_INTERVAL")]
+    sweep_interval: Duration,
+
+    /// After this silence the worker is dead and its jobs are recovered; at least three heartbeats
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration::parse,
+          env = "LONGSHORE_SWEEP_THRESHOLD")]
+    sweep_threshold: Duration,
+
+    /// How long a recovered job waits before it is due again
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse,
+          env = "LONGSHORE_RECOVERY_DELAY")]
+    recovery_delay: Duration,
+
+    /// The interruption with this number ends a job as failed_permanent: it may be what kills workers
+    #[arg(long, value_name = "N", default_value_t = 3, env = "LONGSHORE_MAX_INTERRUPTIONS")]
+    max_interruptions: u16,
+
+    /// How long running jobs may go on after a signal
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse,
+          env = "LONGSHORE_SHUTDOWN_GRACE")]
+    shutdown_grace: Duration,
+
+    /// What the worker's name begins with
+    #[arg(long, value_name = "TEXT", default_value = "worker", env = "LONGSHORE_WORKER_ID_PREFIX")]
+    worker_id_prefix: String,
+
+    /// Where Prometheus finds GET /metrics; off for nowhere [default: 127.0.0.1:9091, with --drain off]
+    #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR")]
+    metrics_addr: Option<MetricsAddr>,
+
+    /// What is logged, to standard error: info, debug, longshore=debug,info …
+    #[arg(long = "log", value_name = "FILTER", default_value = "info", env = "RUST_LOG")]
+    pub(crate) log: String,
+
+    /// How it is logged
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Pretty,
+          env = "RUST_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// Where metrics are served; `None` is nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MetricsAddr(Option<SocketAddr>);
+
+const DEFAULT_METRICS_ADDR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Pretty,
+    /// One JSON object a line
+    Json,
+}
+
+impl Worker {
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            queues: self.queues.clone(),
+            concurrency: self.concurrency,
+            poll_interval: self.poll_interval,
+            max_poll_interval: self.max_poll_interval,
+            heartbeat_interval: self.heartbeat_interval,
+            stale_after: self.sweep_threshold,
+            sweep_interval: self.sweep_interval,
+            recovery: Recovery {
+                delay: self.recovery_delay,
+                max_interruptions: self.max_interruptions,
+                ..Recovery::default()
+            },
+            shutdown_grace: self.shutdown_grace,
+            name_prefix: self.worker_id_prefix.clone(),
+            ..Settings::default()
+        }
+    }
+
+    /// Where to serve metrics. A drain has ended before anybody asks, and may
+    /// run beside a worker that has the address.
+    pub(crate) fn metrics_addr(&self) -> Option<SocketAddr> {
+        match self.metrics_addr {
+            Some(MetricsAddr(asked)) => asked,
+            None if self.drain => None,
+            None => Some(DEFAULT_METRICS_ADDR),
+        }
+    }
+
+    /// The flag that sets a field of the settings.
+    pub(crate) fn flag(field: &str) -> String {
+        match field {
+            "stale_after" => "--sweep-threshold".into(),
+            "name_prefix" => "--worker-id-prefix".into(),
+            _ => format!("--{}", field.replace('_', "-")),
+        }
+    }
+}
+
+fn metrics_addr(text: &str) -> Result<MetricsAddr, String> {
+    match text {
+        "off" => Ok(MetricsAddr(None)),
+        _ => text.parse().map(|addr| MetricsAddr(Some(addr))).map_err(|_| {
+            format!("`{text}` is not an address; write an IP address and a port, like 127.0.0.1:9091, or off")
+        }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::{Cli, Command};
+
+    use super::*;
+
+    fn worker(line: &str) -> Worker {
+        let words = ["longshore", "worker"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Worker(worker) => *worker,
+            _ => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_the_librarys() {
+        let (ours, theirs) = (worker("").settings(), Settings::default());
+        assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    }
+
+    #[test]
+    fn every_flag_reaches_its_setting() {
+        let settings = worker(
+            "--queues mail,images --concurrency 7 --poll-interval 11ms --max-poll-interval 12ms \
+             --heartbeat-interval 13s --sweep-interval 14s --sweep-threshold 15m --recovery-delay 16s \
+             --max-interruptions 17 --shutdown-grace 18s --worker-id-prefix crane",
+        )
+        .settings();
+        let (milli, second) = (Duration::from_millis(1), Duration::from_secs(1));
+        let expected = Settings {
+            queues: vec!["mail".into(), "images".into()],
+            concurrency: 7,
+            poll_interval: 11 * milli,
+            max_poll_interval: 12 * milli,
+            heartbeat_interval: 13 * second,
+            sweep_interval: 14 * second,
+            stale_after: 15 * 60 * second,
+            recovery: Recovery { delay: 16 * second, max_interruptions: 17, ..Recovery::default() },
+            shutdown_grace: 18 * second,
+            name_prefix: "crane".into(),
+            ..Settings::default()
+        };
+        assert_eq!(format!("{settings:?}"), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn metrics_have_an_address_or_are_off() {
+        assert_eq!(worker("").metrics_addr().unwrap().to_string(), "127.0.0.1:9091");
+        assert_eq!(worker("--metrics-addr off").metrics_addr(), None);
+        assert_eq!(worker("--drain").metrics_addr(), None);
+        assert_eq!(worker("--drain --metrics-addr 127.0.0.1:1").metrics_addr().unwrap().port(), 1);
+        assert_eq!(metrics_addr("[::1]:9091").unwrap().0.unwrap().port(), 9091);
+        for text in ["", "9091", "localhost", "127.0.0.1"] {
+            assert!(metrics_addr(text).unwrap_err().contains("like 127.0.0.1:9091, or off"), "{text}");
+        }
+    }
+}

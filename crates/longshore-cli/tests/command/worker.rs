@@ -1,0 +1,165 @@
+//! `longshore worker`, as a process of its own.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use longshore::Status;
+use serde_json::json;
+
+use crate::bench::{Bench, binary, on_every_engine};
+
+on_every_engine!(
+    a_drain_runs_what_is_due_and_tells,
+    a_worker_shows_metrics_and_goes_when_told,
+    settings_are_refused_by_the_name_of_their_flag,
+    without_work_of_its_own_a_worker_says_what_to_do,
+);
+
+/// The first attempt of this job fails, the second does not.
+const FAILS_ONCE: &str = "01990000-0000-7000-8000-000000000001";
+const MAIL: &str = r#"{"to":"ada@example.com","subject":"Hi","body":"…"}"#;
+
+fn enqueue_one_that_fails_once(bench: &Bench) {
+    bench.library(async |client| {
+        let job = longshore::NewJob::new("send_email", &json!({ "to": "a@b", "subject": "", "body": "" }))
+            .id(FAILS_ONCE.parse()?)
+            .retry(longshore::RetryPolicy::fixed(Duration::ZERO));
+        client.enqueue(job).await
+    });
+}
+
+fn a_drain_runs_what_is_due_and_tells(bench: &Bench) {
+    bench.migrated();
+    enqueue_one_that_fails_once(bench);
+    let elsewhere =
+        bench.words(&["enqueue", "send_email", "--payload", MAIL, "--queue", "elsewhere", "--json"]);
+    let later = bench.words(&["enqueue", "send_email", "--payload", MAIL, "--delay", "1h", "--json"]);
+    let unknown = bench.enqueue("greet");
+
+    let done = bench.run("worker --simulate --drain --json --log off").json();
+    let expected =
+        json!({ "succeeded": 1, "retrying": 1, "failed_permanent": 0, "cancelled": 0, "put_back": 0 });
+    assert_eq!(done, expected);
+    let job = bench.run(&format!("jobs show {FAILS_ONCE} --json")).json();
+    assert_eq!((&job["status"], &job["attempts"]), (&json!("succeeded"), &json!(2)));
+    assert_eq!(job["result"]["simulated"], true);
+    assert!(job["errors"][0]["error"].as_str().unwrap().contains("simulated failure at step"), "{job}");
+    for left in
+        [elsewhere.json()["job_id"].as_str().unwrap(), later.json()["job_id"].as_str().unwrap(), &unknown]
+    {
+        assert_eq!(bench.run(&format!("jobs show {left} --json")).json()["status"], "queued");
+    }
+    let told = bench.run("worker --simulate --drain --log off").ok().out;
+    assert_eq!(told, "succeeded 0, retrying 0, failed_permanent 0, cancelled 0, put back 0\n");
+}
+
+fn a_worker_shows_metrics_and_goes_when_told(bench: &Bench) {
+    bench.migrated();
+    enqueue_one_that_fails_once(bench);
+    let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut worker =
+        Process::start(binary().env("DATABASE_URL", &bench.url).env("RUST_LOG_FORMAT", "json").args([
+            "worker",
+            "--simulate",
+            "--json",
+            "--metrics-addr",
+            &addr,
+        ]));
+    bench.library(async |client| {
+        let began = Instant::now();
+        while client.get(FAILS_ONCE.parse()?).await?.status != Status::Succeeded {
+            assert!(began.elapsed() < Duration::from_secs(30), "the job never succeeded");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    });
+    let metrics = fetch(&addr, "/metrics");
+    for line in [
+        r#"worker_jobs_started_total{kind="send_email"} 2"#,
+        r#"worker_jobs_completed_total{kind="send_email",outcome="retrying"} 1"#,
+        r#"worker_job_duration_seconds_count{kind="send_email",outcome="retrying"} 1"#,
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line}\n{metrics}");
+    }
+    let taken = bench.words(&["worker", "--simulate", "--metrics-addr", &addr, "--log", "off"]);
+    taken.refused(1, &[&addr, "--metrics-addr", "off"]);
+
+    worker.signal("TERM");
+    let (code, out, err) = worker.ended();
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&out).unwrap()["succeeded"], 1);
+    for line in err.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    }
+    assert!(err.contains("stopping"), "{err}");
+    assert_eq!(bench.run("workers list --json").json(), json!([]), "it has signed off");
+}
+
+fn settings_are_refused_by_the_name_of_their_flag(bench: &Bench) {
+    bench.migrated();
+    let cases = [
+        ("--sweep-threshold 20s", "--sweep-threshold: 20s is under three heartbeats"),
+        ("--concurrency 0", "--concurrency: must be at least 1"),
+        ("--heartbeat-interval 0s", "--heartbeat-interval: must be longer than nothing"),
+        ("--max-poll-interval 1ms", "--max-poll-interval"),
+        ("--queues a,,b", "--queues"),
+        ("--log a=b=c", "RUST_LOG"),
+        ("--metrics-addr everywhere", "like 127.0.0.1:9091, or off"),
+        ("--shutdown-grace 5", "like 500ms"),
+    ];
+    for (flags, told) in cases {
+        bench.run(&format!("worker --simulate --drain {flags}")).refused(2, &[told]);
+    }
+    let mut command = binary();
+    command.env("DATABASE_URL", &bench.url).env("LONGSHORE_SWEEP_THRESHOLD", "29s");
+    let output = command.args(["worker", "--simulate", "--drain"]).output().unwrap();
+    crate::bench::Answer::of(output).refused(2, &["29s is under three heartbeats"]);
+}
+
+fn without_work_of_its_own_a_worker_says_what_to_do(bench: &Bench) {
+    bench.migrated();
+    bench.run("worker").refused(2, &["send_email", "longshore serve", "--simulate", "longshore::worker"]);
+}
+
+/// A process that is killed if the case does not end it.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command) -> Self {
+        Process(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.0.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    fn ended(&mut self) -> (Option<i32>, String, String) {
+        let (mut out, mut err) = (String::new(), String::new());
+        BufReader::new(self.0.stdout.take().unwrap()).read_to_string(&mut out).unwrap();
+        BufReader::new(self.0.stderr.take().unwrap()).read_to_string(&mut err).unwrap();
+        (self.0.wait().unwrap().code(), out, err)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The body of an answer to GET.
+fn fetch(addr: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = BufReader::new(stream);
+    let mut status = String::new();
+    answer.read_line(&mut status).unwrap();
+    assert!(status.starts_with("HTTP/1.1 200"), "{status}");
+    let mut rest = String::new();
+    answer.read_to_string(&mut rest).unwrap();
+    rest
+}
