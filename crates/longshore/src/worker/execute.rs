@@ -21,6 +21,10 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 pub(super) async fn run(shared: Arc<Shared>) {
     while let Some(attempt) = shared.buffer.next().await {
         let mut slot = Slot { shared: &shared, jobs: 1 };
+        // Whom this runner has just woken, the settler or the claimer, waits
+        // where only this thread looks for work; a handler that blocks the
+        // thread would hold them up for as long as it takes.
+        tokio::task::yield_now().await;
         match shared.registry.route(attempt.claimed.kind()) {
             Some(Route::One(handler)) => {
                 let claimed = &attempt.claimed;

@@ -548,8 +548,9 @@ async fn supervise(
     let claimer = tokio::spawn(claim::run(shared.clone()));
 
     shared.reached(Phase::Finishing).await;
-    // The claim that may be under way is given back by its engine.
-    let _ = claimer.await;
+    // The claim that may be under way is given back by its engine. A claimer
+    // that hangs on the database claims nothing more either.
+    let _ = tokio::time::timeout(STOP_WITHIN, claimer).await;
     for attempt in shared.buffer.take_all() {
         shared.report(attempt, Ending::Released, None);
     }
