@@ -21,10 +21,6 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 pub(super) async fn run(shared: Arc<Shared>) {
     while let Some(attempt) = shared.buffer.next().await {
         let mut slot = Slot { shared: &shared, jobs: 1 };
-        // Whom this runner has just woken, the settler or the claimer, waits
-        // where only this thread looks for work; a handler that blocks the
-        // thread would hold them up for as long as it takes.
-        tokio::task::yield_now().await;
         match shared.registry.route(attempt.claimed.kind()) {
             Some(Route::One(handler)) => {
                 let claimed = &attempt.claimed;
@@ -38,12 +34,14 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 if let Some(traceparent) = claimed.trace() {
                     crate::trace::adopt(&span, traceparent);
                 }
+                step_aside().await;
                 run_attempt(&shared, &*handler, attempt).instrument(span).await;
             }
             Some(Route::Batch { handler, size }) => {
                 let mut attempts = shared.buffer.more_of(attempt.claimed.kind(), size - 1);
                 attempts.insert(0, attempt);
                 slot.jobs = attempts.len();
+                step_aside().await;
                 run_batch(&shared, &*handler, attempts).await;
             }
             None => {
@@ -56,6 +54,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
         }
     }
+}
+
+/// Whom this runner has just woken, the settler or the claimer, waits where only
+/// this thread looks for work; a handler that blocks the thread would hold them
+/// up for as long as it takes.
+async fn step_aside() {
+    tokio::task::yield_now().await;
 }
 
 /// A runner's slot, given back however the attempt ends.
