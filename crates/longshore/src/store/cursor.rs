@@ -123,6 +123,13 @@ impl ClaimCursor {
         self.head.is_none_or(|head| now.duration_since(head.ended) >= head.took * HEAD_SHARE)
     }
 
+    /// When the head may be looked at again, if it has not been since `began`:
+    /// what was announced meanwhile may lie there unseen.
+    #[cfg(feature = "worker")]
+    pub(crate) fn head_due(&self, began: Instant) -> Option<Instant> {
+        self.head.filter(|head| head.ended < began).map(|head| head.ended + head.took * HEAD_SHARE)
+    }
+
     /// The places to claim from, highest priority first.
     pub(crate) fn places(&self) -> &[Place] {
         &self.places

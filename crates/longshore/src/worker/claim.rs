@@ -75,6 +75,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Found::Some | Found::Nothing => {
                 tokio::select! {
                     () = woken(&mut wakeups, &shared.settings.queues) => claimer.rested = None,
+                    () = free_of_suspects(&shared, claimer.left_suspects) => {}
                     () = tokio::time::sleep(claimer.rest()) => {}
                     () = shared.reached(Phase::Finishing) => return,
                 }
@@ -96,6 +97,21 @@ async fn subscribe(shared: &Shared) -> Option<Wakeups> {
             tracing::warn!(%error, "cannot listen for new work; polling finds it");
             None
         }
+    }
+}
+
+/// Waits until no suspect runs here, if others may have been left where they are
+/// because of one.
+async fn free_of_suspects(shared: &Shared, left: bool) {
+    if !left {
+        return std::future::pending().await;
+    }
+    loop {
+        let settled = shared.held.settled.notified();
+        if !shared.held.has_suspect() {
+            return;
+        }
+        settled.await;
     }
 }
 
@@ -137,6 +153,10 @@ struct Claimer {
     pace: Pace,
     /// How long the last rest was; `None` after work.
     rested: Option<Duration>,
+    /// When to look at the head of the queue, where the last claim did not.
+    head_due: Option<Instant>,
+    /// The last claim may have passed over suspects, because one runs here.
+    left_suspects: bool,
     /// A claim's answer was lost, and with it perhaps leases.
     lost_answer: bool,
 }
@@ -158,7 +178,16 @@ impl Claimer {
             }
         }
         let kinds = shared.registry.kinds();
-        Claimer { shared, groups, kinds, pace: Pace::new(), rested: None, lost_answer: false }
+        Claimer {
+            shared,
+            groups,
+            kinds,
+            pace: Pace::new(),
+            rested: None,
+            head_due: None,
+            left_suspects: false,
+            lost_answer: false,
+        }
     }
 
     async fn claim(&mut self) -> Found {
@@ -171,6 +200,8 @@ impl Claimer {
             return Found::Full;
         }
         let (mut any, mut more) = (false, false);
+        let looked = Instant::now();
+        self.left_suspects = false;
         for group in &mut self.groups {
             let most = group.most.map(|most| most.saturating_sub(shared.held.of_queue(&group.queues[0])));
             let limit = room.min(most.unwrap_or(room));
@@ -194,6 +225,8 @@ impl Claimer {
                     room -= claims.jobs.len().min(room);
                     any |= !claims.jobs.is_empty();
                     more |= claims.more;
+                    self.left_suspects |= request.suspects == Suspects::Leave
+                        || claims.jobs.iter().any(|job| job.interruptions() > 0);
                     let attempt = |job| Attempt::new(job, shared.client.clone(), shared.progress.clone());
                     let attempts: Vec<Arc<Attempt>> = claims.jobs.into_iter().map(attempt).collect();
                     shared.held.insert(&attempts);
@@ -206,6 +239,7 @@ impl Claimer {
                 }
             }
         }
+        self.head_due = self.groups.iter().filter_map(|group| group.cursor.head_due(looked)).min();
         if any {
             self.rested = None;
         }
@@ -265,6 +299,13 @@ impl Claimer {
             None => settings.poll_interval,
             Some(last) => (last * 2).min(settings.max_poll_interval),
         };
+        // A claim keeps from looking at the head too often. What woke us may
+        // lie there, so it must not wait for the next poll.
+        if let Some(due) = self.head_due.take().map(|at| at.saturating_duration_since(Instant::now()))
+            && due < next
+        {
+            return due;
+        }
         self.rested = Some(next);
         next
     }

@@ -527,6 +527,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_thousand_jobs_run_once_each,
         a_queues_own_limit_holds,
         suspects_start_one_at_a_time_and_their_start_is_written_down,
+        suspects_follow_one_another_without_a_poll,
+        what_is_announced_is_found_without_a_poll,
         hooks_are_told_and_have_their_say,
         hooks_decide_about_jobs_of_dead_workers,
         recovery_can_be_switched_off,

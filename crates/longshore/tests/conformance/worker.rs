@@ -534,6 +534,40 @@ pub(crate) async fn suspects_start_one_at_a_time_and_their_start_is_written_down
     assert_eq!((done.succeeded, most.load(Ordering::SeqCst)), (3, 1));
 }
 
+/// One that never looks unless something makes it.
+fn patient(bench: &Bench) -> Builder {
+    worker(bench).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..quick() })
+}
+
+async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
+    Ok(())
+}
+
+pub(crate) async fn suspects_follow_one_another_without_a_poll(bench: Bench) {
+    for _ in 0..5 {
+        bench.add(job("mail").max_attempts(9)).await;
+    }
+    let doomed = bench.worker().await;
+    assert_eq!(bench.claim(doomed, 5).await.len(), 5);
+    assert_eq!(bench.crash_all_workers().await.recovered, 5);
+    bench.advance(HOUR).await;
+    let running =
+        patient(&bench).function("mail", nothing).build().expect("build").start().await.expect("start");
+    until("five successes", || async { bench.counted(Status::Succeeded).await == 5 }).await;
+    running.stop().await;
+}
+
+pub(crate) async fn what_is_announced_is_found_without_a_poll(bench: Bench) {
+    let running =
+        patient(&bench).function("mail", nothing).build().expect("build").start().await.expect("start");
+    // One right after another: a moment ago the claimer has looked in vain.
+    for _ in 0..20 {
+        let id = bench.enqueue_kind("mail").await;
+        until_status(&bench, id, Status::Succeeded).await;
+    }
+    running.stop().await;
+}
+
 // ---- hooks ------------------------------------------------------------------------
 
 #[derive(Clone, Default)]
