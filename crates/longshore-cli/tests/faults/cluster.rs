@@ -1,0 +1,118 @@
+//! A Postgres server of one case's own, to be stopped and started. It does not
+//! outlive the test: a shell waits for the end of its input and cleans up.
+
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use longshore::JobId;
+
+pub(crate) struct Cluster {
+    programs: PathBuf,
+    home: PathBuf,
+    /// Whom the server runs as, if not us: it refuses to be root.
+    account: Option<(u32, u32)>,
+    port: u16,
+    watchdog: Child,
+}
+
+impl Cluster {
+    /// `None` where there are no server programs.
+    pub(crate) fn start() -> Option<Self> {
+        let programs = programs()?;
+        let home = Path::new("/tmp").join(format!("longshore-faults-pg-{}", JobId::new().0.simple()));
+        std::fs::create_dir(&home).unwrap();
+        let account = if std::fs::metadata(&home).unwrap().uid() == 0 { Some(unprivileged()?) } else { None };
+        if let Some((uid, gid)) = account {
+            chown(&home, Some(uid), Some(gid)).unwrap();
+        }
+        let stop =
+            format!("{} -D {}/data -m immediate stop", programs.join("pg_ctl").display(), home.display());
+        let mut watchdog = Command::new("sh");
+        watchdog
+            .args(["-c", &format!("trap '' HUP INT TERM; read -r _; {stop}; rm -rf {}", home.display())])
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0);
+        if let Some((uid, gid)) = account {
+            watchdog.uid(uid).gid(gid);
+        }
+        let watchdog = watchdog.spawn().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let cluster = Cluster { programs, home, account, port, watchdog };
+        cluster.run(
+            "initdb",
+            &["-A", "trust", "-U", "postgres", "--no-sync", "--encoding", "UTF8", "--locale", "C"],
+        );
+        cluster.up();
+        Some(cluster)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// Starts the server and waits until it is ready.
+    pub(crate) fn up(&self) {
+        let settings = format!(
+            "-c listen_addresses=127.0.0.1 -c port={} -c unix_socket_directories='' -c max_connections=100 \
+             -c fsync=off -c shared_buffers=32MB",
+            self.port
+        );
+        let log = self.home.join("log").display().to_string();
+        self.run("pg_ctl", &["-w", "-l", &log, "-o", &settings, "start"]);
+    }
+
+    /// Stops the server as a crash would; what was committed stays.
+    pub(crate) fn down(&self) {
+        self.run("pg_ctl", &["-w", "-m", "immediate", "stop"]);
+    }
+
+    fn run(&self, program: &str, args: &[&str]) {
+        let mut command = Command::new(self.programs.join(program));
+        command.arg("-D").arg(self.home.join("data")).args(args).current_dir("/");
+        // The server inherits them, and nobody should wait for it to let go.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Some((uid, gid)) = self.account {
+            command.uid(uid).gid(gid);
+        }
+        let ended = command.status().unwrap();
+        let log = std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
+        assert!(ended.success(), "{program} {args:?}: {ended}\n{log}");
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        drop(self.watchdog.stdin.take());
+        let _ = self.watchdog.wait();
+        // In a directory that was ours the shell could not remove the last one.
+        let _ = std::fs::remove_dir_all(&self.home);
+    }
+}
+
+fn programs() -> Option<PathBuf> {
+    let said = Command::new("pg_config").arg("--bindir").output().ok();
+    let told = said.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
+    let installed = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let installed = installed.map(|version| version.path().join("bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places: Vec<PathBuf> =
+        told.into_iter().chain(installed).chain(std::env::split_paths(&path)).collect();
+    places
+        .into_iter()
+        .find(|place| ["initdb", "pg_ctl", "postgres"].iter().all(|name| place.join(name).exists()))
+}
+
+fn unprivileged() -> Option<(u32, u32)> {
+    let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
+    ["postgres", "nobody"].iter().find_map(|name| {
+        let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
+        let mut ids = line.split(':').skip(2);
+        Some((ids.next()?.parse().ok()?, ids.next()?.parse().ok()?))
+    })
+}

@@ -1,0 +1,89 @@
+//! Processes that die: their jobs run again elsewhere, and a job that kills its
+//! process ends while its neighbours do not suffer.
+
+use std::time::Duration;
+
+use longshore::{AttemptEnd, Status};
+
+use crate::crew::{Crew, ms, on_every_engine, on_postgres};
+use crate::worker::What;
+
+on_every_engine!(the_jobs_of_a_killed_worker_run_again_elsewhere);
+on_postgres!(poison_ends_quarantined_and_its_neighbours_succeed);
+
+const RECOVERED: &str = "Job recovered after worker interruption";
+
+async fn the_jobs_of_a_killed_worker_run_again_elsewhere(crew: &mut Crew) {
+    let held = 50;
+    let ids = crew.enqueue("sleep", &[600_000, 1], held).await;
+    crew.orders.concurrency = held as u32;
+    let victim = crew.start();
+    crew.until("it holds them all", async |crew| crew.of(&What::Start).len() == held).await;
+    let other = crew.started().await;
+
+    crew.worker(victim).signal("KILL");
+    let killed_at = crew.client().store().now().await.unwrap();
+    crew.until_succeeded(held).await;
+
+    let orders = &crew.orders;
+    let bound = orders.threshold + orders.recovery_delay + 2 * orders.sweep + BUSY;
+    let pid = crew.worker(other).pid();
+    for id in ids {
+        let job = crew.get(id).await;
+        assert_eq!((job.attempts, job.interruptions, job.lease_no), (1, 1, 2), "counted, not charged");
+        assert_eq!(job.last_error.as_deref(), Some(RECOVERED));
+        let [once] = &job.errors[..] else { panic!("one entry in the history: {:?}", job.errors) };
+        assert_eq!((once.what, once.error.as_deref()), (AttemptEnd::Interrupted, Some(RECOVERED)));
+        let took = (once.ended_at - killed_at).to_std().unwrap_or_default();
+        assert!(took < bound, "recovered after {took:?}");
+    }
+    let again = crew.of(&What::Start).into_iter().filter(|event| event.lease_no == 2);
+    assert!(again.clone().all(|event| event.pid == pid));
+    assert_eq!(again.count(), held, "each once more");
+}
+
+/// What a busy machine may add.
+const BUSY: Duration = Duration::from_secs(5);
+
+async fn poison_ends_quarantined_and_its_neighbours_succeed(crew: &mut Crew) {
+    let (poisons, neighbours) = (10, 500);
+    let mut poison = Vec::new();
+    for _ in 0..poisons {
+        poison.extend(crew.enqueue("poison", &[], 1).await);
+        crew.enqueue("sleep", &[5], neighbours / poisons).await;
+    }
+    crew.orders.heartbeat = ms(100);
+    crew.orders.threshold = ms(1000);
+    crew.orders.sweep = ms(100);
+    crew.orders.concurrency = 8;
+
+    // Who dies is replaced, as a service manager would.
+    let mut alive = [crew.start(), crew.start()];
+    let mut deaths = 0;
+    crew.until("all have ended", async |crew| {
+        for nth in &mut alive {
+            if crew.worker(*nth).ended().is_some() {
+                deaths += 1;
+                *nth = crew.start();
+            }
+        }
+        crew.count(Status::FailedPermanent).await + crew.count(Status::Succeeded).await
+            == (poisons + neighbours) as u64
+    })
+    .await;
+
+    assert!(deaths >= poisons, "{deaths} deaths");
+    for id in poison {
+        let job = crew.get(id).await;
+        assert_eq!((job.status, job.interruptions), (Status::FailedPermanent, 3));
+        let why = job.last_error.unwrap();
+        assert!(why.starts_with("Quarantined after 3 worker interruptions"), "{why}");
+        let starts = crew.of(&What::Start).iter().filter(|event| event.job == id).count();
+        assert_eq!(starts, 3, "it ran no more often than that");
+    }
+    let jobs = crew.jobs().await;
+    let sleeps: Vec<_> = jobs.iter().filter(|job| job.kind == "sleep").collect();
+    assert!(sleeps.iter().all(|job| job.status == Status::Succeeded && job.attempts == 1));
+    let interrupted = sleeps.iter().filter(|job| job.interruptions > 0).count();
+    assert!(interrupted > 0, "some neighbours were interrupted");
+}
