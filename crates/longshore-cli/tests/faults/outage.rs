@@ -8,7 +8,7 @@ use crate::cluster::Cluster;
 use crate::crew::{Crew, ms};
 use crate::worker::What;
 
-const POLL: Duration = Duration::from_secs(8);
+const POLL: Duration = Duration::from_secs(600);
 /// Work goes on this soon after the server is ready again.
 const RESUMES_WITHIN: Duration = Duration::from_secs(10);
 

@@ -220,6 +220,7 @@ impl Claimer {
             let began = Instant::now();
             match shared.client.store().claim(&request, &mut group.cursor).await {
                 Ok(claims) => {
+                    tracing::debug!(jobs = claims.jobs.len(), more = claims.more, "claimed");
                     shared.metrics.claimed(claims.jobs.len(), began.elapsed());
                     self.pace.claimed(began.elapsed());
                     room -= claims.jobs.len().min(room);

@@ -169,49 +169,60 @@ impl Held {
 /// Claimed jobs in the order in which they should start.
 #[derive(Default)]
 pub(super) struct Buffer {
-    waiting: Mutex<VecDeque<Arc<Attempt>>>,
+    waiting: Mutex<Waiting>,
     arrived: Notify,
     /// Told when fewer than `low` are left.
     pub(super) demand: Notify,
     low: AtomicUsize,
-    idle: AtomicUsize,
     busy: AtomicUsize,
     done: AtomicU64,
     closed: AtomicBool,
 }
 
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Arc<Attempt>>,
+    /// Runners that looked, found nothing, and wait. Under the same lock: who
+    /// takes a job must know of everybody who will not look again by himself.
+    idle: usize,
+}
+
 impl Buffer {
     pub(super) fn push(&self, attempts: Vec<Arc<Attempt>>) {
-        lock(&self.waiting).extend(attempts);
+        lock(&self.waiting).jobs.extend(attempts);
         self.arrived.notify_one();
     }
 
     /// The next job to run, which makes its runner busy; `None` when there will
     /// be no more.
     pub(super) async fn next(&self) -> Option<Arc<Attempt>> {
+        let mut waits = false;
         loop {
             let arrived = self.arrived.notified();
-            if let Some(attempt) = self.pop() {
+            if let Some(attempt) = self.pop(&mut waits) {
                 return Some(attempt);
             }
             if self.closed.load(Ordering::Acquire) {
                 return None;
             }
-            self.idle.fetch_add(1, Ordering::AcqRel);
             arrived.await;
-            self.idle.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    fn pop(&self) -> Option<Arc<Attempt>> {
+    /// `waits` says whether this runner is counted among the idle.
+    fn pop(&self, waits: &mut bool) -> Option<Arc<Attempt>> {
         let mut waiting = lock(&self.waiting);
-        let attempt = waiting.pop_front()?;
-        let left = waiting.len();
+        let Some(attempt) = waiting.jobs.pop_front() else {
+            waiting.idle += usize::from(!std::mem::replace(waits, true));
+            return None;
+        };
+        waiting.idle -= usize::from(*waits);
+        let (left, idle) = (waiting.jobs.len(), waiting.idle);
         self.busy.fetch_add(1, Ordering::AcqRel);
         drop(waiting);
         // Whoever gets up wakes the next, so that a push wakes as many as it
         // has work for.
-        if left > 0 && self.idle.load(Ordering::Acquire) > 0 {
+        if left > 0 && idle > 0 {
             self.arrived.notify_one();
         }
         if left <= self.low.load(Ordering::Relaxed) {
@@ -224,14 +235,14 @@ impl Buffer {
     pub(super) fn more_of(&self, kind: &str, most: usize) -> Vec<Arc<Attempt>> {
         let mut waiting = lock(&self.waiting);
         let mut taken = Vec::new();
-        let mut left = VecDeque::with_capacity(waiting.len());
-        for attempt in waiting.drain(..) {
+        let mut left = VecDeque::with_capacity(waiting.jobs.len());
+        for attempt in waiting.jobs.drain(..) {
             match taken.len() < most && attempt.claimed.kind() == kind {
                 true => taken.push(attempt),
                 false => left.push_back(attempt),
             }
         }
-        *waiting = left;
+        waiting.jobs = left;
         taken
     }
 
@@ -246,14 +257,14 @@ impl Buffer {
 
     /// Takes out all that have not begun.
     pub(super) fn take_all(&self) -> Vec<Arc<Attempt>> {
-        lock(&self.waiting).drain(..).collect()
+        lock(&self.waiting).jobs.drain(..).collect()
     }
 
     /// Takes out those that have waited for longer than this.
     pub(super) fn take_older(&self, than: Duration) -> Vec<Arc<Attempt>> {
         let mut waiting = lock(&self.waiting);
-        let (old, young) = waiting.drain(..).partition(|attempt| attempt.since.elapsed() > than);
-        *waiting = young;
+        let (old, young) = waiting.jobs.drain(..).partition(|attempt| attempt.since.elapsed() > than);
+        waiting.jobs = young;
         Vec::from(old)
     }
 
@@ -268,7 +279,7 @@ impl Buffer {
     }
 
     pub(super) fn len(&self) -> usize {
-        lock(&self.waiting).len()
+        lock(&self.waiting).jobs.len()
     }
 
     pub(super) fn busy(&self) -> usize {

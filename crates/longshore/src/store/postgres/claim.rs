@@ -263,8 +263,9 @@ impl PostgresStore {
         }
         let taken = jobs.len();
         match self.claim_from_head(connection, request, cursor, &mut jobs).await {
-            // What the resumed scan took is committed and must be told.
-            Err(_) if taken > 0 => Ok(Claims { jobs, more: false }),
+            // What the resumed scan took is committed and must be told; what
+            // else there is, nobody has seen.
+            Err(_) if taken > 0 => Ok(Claims { jobs, more: true }),
             done => done.map(|more| Claims { jobs, more }),
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::PgConnection;
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::{Mutex, broadcast};
 
 use super::{Done, PostgresStore};
@@ -14,23 +14,26 @@ use crate::store::Wakeups;
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const CAPACITY: usize = 256;
 
+/// How long a connection may take to come about.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Between tries while none comes about.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// One listening connection per store, made when somebody first subscribes.
 #[derive(Debug)]
 pub(super) struct Listener {
     channel: String,
-    /// For the one connection; the verbs have theirs.
-    pool: PgPool,
+    options: PgConnectOptions,
     sender: Mutex<Option<broadcast::WeakSender<String>>>,
 }
 
 impl Listener {
     pub(super) fn new(channel: String, options: PgConnectOptions) -> Self {
-        let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
-        Listener { channel, pool, sender: Mutex::default() }
+        Listener { channel, options, sender: Mutex::default() }
     }
 
     pub(super) fn aside(&self) -> Self {
-        Listener { channel: self.channel.clone(), pool: self.pool.clone(), sender: Mutex::default() }
+        Listener::new(self.channel.clone(), self.options.clone())
     }
 
     pub(super) async fn subscribe(&self) -> Result<Wakeups> {
@@ -40,8 +43,8 @@ impl Listener {
         }
         let (sender, receiver) = broadcast::channel(CAPACITY);
         *slot = Some(sender.downgrade());
-        let first = connect(&self.pool, &self.channel).await;
-        tokio::spawn(listen(first.ok(), self.pool.clone(), self.channel.clone(), sender));
+        let first = connect(&self.options, &self.channel).await;
+        tokio::spawn(listen(first.ok(), self.options.clone(), self.channel.clone(), sender));
         Ok(Wakeups(receiver))
     }
 }
@@ -51,15 +54,16 @@ impl Listener {
 /// everywhere, because wake-ups may have been missed meanwhile.
 async fn listen(
     mut listener: Option<PgListener>,
-    pool: PgPool,
+    options: PgConnectOptions,
     channel: String,
     sender: broadcast::Sender<String>,
 ) {
     while sender.receiver_count() > 0 {
         let Some(open) = listener.as_mut() else {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            listener = connect(&pool, &channel).await.ok();
+            tokio::time::sleep(AGAIN_AFTER).await;
+            listener = connect(&options, &channel).await.ok();
             if listener.is_some() {
+                tracing::info!("listening for new work again");
                 let _ = sender.send(Wakeups::EVERYWHERE.into());
             }
             continue;
@@ -68,17 +72,27 @@ async fn listen(
             Ok(Ok(Some(notification))) => {
                 let _ = sender.send(notification.payload().to_owned());
             }
-            Ok(Ok(None) | Err(_)) => listener = None,
-            Err(_) if !alive(open).await => listener = None,
-            Err(_) => {}
+            Err(_) if alive(open).await => {}
+            Ok(Ok(None) | Err(_)) | Err(_) => {
+                tracing::warn!("cannot listen for new work; polling finds it meanwhile");
+                listener = None;
+            }
         }
     }
 }
 
-async fn connect(pool: &PgPool, channel: &str) -> sqlx::Result<PgListener> {
-    let mut listener = PgListener::connect_with(pool).await?;
-    listener.listen(channel).await?;
-    Ok(listener)
+/// The driver lends a listener its connection from a pool, and a lost one may
+/// keep its place there for ever; so each has a pool of its own.
+async fn connect(options: &PgConnectOptions, channel: &str) -> sqlx::Result<PgListener> {
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_WITHIN);
+    let pool = pool.connect_lazy_with(options.clone());
+    let listening = async {
+        let mut listener = PgListener::connect_with(&pool).await?;
+        listener.eager_reconnect(false);
+        listener.listen(channel).await?;
+        Ok(listener)
+    };
+    tokio::time::timeout(CONNECT_WITHIN, listening).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 async fn alive(listener: &mut PgListener) -> bool {
