@@ -30,9 +30,10 @@
 //!
 //! # Missed ticks
 //!
-//! A tick is on time if a pass finds it less than a minute ([`ON_TIME`]) late,
-//! and then it has its job, whatever the policy. A tick found later, because no
-//! process ran or the schedule was paused, is missed, and [`Missed`] decides.
+//! A tick is on time until the next one is due, but for no longer than a minute
+//! ([`ON_TIME`]); one that is found on time has its job, whatever the policy. A
+//! tick found later, because no process ran or the schedule was paused, is
+//! missed, and [`Missed`] decides.
 //! The ticks of one schedule that a pass finds due are dealt with in one
 //! transaction.
 
@@ -57,9 +58,7 @@ mod line;
 
 pub use line::CronLine;
 
-/// A tick that is found less late than this is on time. As long as the finest
-/// step of a line without seconds, and as a worker may be silent before others
-/// take over.
+/// A tick is on time until the next one is due, but for no longer than this.
 pub const ON_TIME: Duration = Duration::from_secs(60);
 /// The most ticks that [`Missed::All`] makes up for.
 pub const MAX_BACKFILL: u32 = 1000;
@@ -77,8 +76,7 @@ pub const MAX_BACKFILL: u32 = 1000;
 pub enum Missed {
     /// They are dropped.
     Skip,
-    /// One job makes up for all of them: that of the newest missed tick, or of
-    /// the tick that is on time, if one is.
+    /// One job makes up for all of them: that of the newest tick that is due.
     #[default]
     One,
     /// Each has its job, oldest first: a backfill. Of more than `limit`, the
@@ -441,29 +439,18 @@ impl Due {
     /// Decides about the ticks from `first`, the one the schedule stands at, up
     /// to now.
     fn of(line: &CronLine, policy: Missed, first: DateTime<Utc>, now: DateTime<Utc>) -> Result<Due> {
-        let late = now - TimeDelta::seconds(ON_TIME.as_secs() as i64);
-        let has_missed = first <= late;
-        let head = (!has_missed).then_some(first);
-        let on_time = line.ticks_after(first.max(late)).take_while(|tick| *tick <= now);
-        let mut ticks: Vec<_> = head.into_iter().chain(on_time).map(|tick| (tick, None)).collect();
-        if has_missed {
-            match policy {
-                Missed::Skip => {}
-                Missed::One => {
-                    if ticks.is_empty() {
-                        ticks.extend(newest(line, first, late, 1).map(|tick| (tick, None)));
-                    }
-                    if let Some((tick, since)) = ticks.first_mut() {
-                        *since = Some(first).filter(|first| first < tick);
-                    }
-                }
-                Missed::All { limit } => {
-                    let missed = newest(line, first, late, limit as usize).map(|tick| (tick, None));
-                    ticks.splice(..0, missed);
-                }
+        let next = line.next_after(now).ok_or_else(past_the_calendar)?;
+        let last = newest(line, first, now, 1).next().unwrap_or(first);
+        let on_time = now - last < TimeDelta::seconds(ON_TIME.as_secs() as i64);
+        let ticks = match policy {
+            Missed::Skip => on_time.then_some((last, None)).into_iter().collect(),
+            Missed::One => vec![(last, Some(first).filter(|first| *first < last))],
+            Missed::All { limit } => {
+                let most = limit as usize + usize::from(on_time);
+                newest(line, first, now, most).map(|tick| (tick, None)).collect()
             }
-        }
-        Ok(Due { ticks, next: line.next_after(now).ok_or_else(past_the_calendar)? })
+        };
+        Ok(Due { ticks, next })
     }
 }
 
@@ -657,9 +644,16 @@ mod tests {
         for policy in EVERY {
             assert_eq!(times(&due("*/10 * * * *", policy, "08:00:00", "08:00:00")), ["08:00:00"]);
             assert_eq!(times(&due("*/10 * * * *", policy, "08:00:00", "08:00:59.999")), ["08:00:00"]);
-            let seconds = due("*/20 * * * * *", policy, "08:00:00", "08:00:45");
-            assert_eq!(times(&seconds), ["08:00:00", "08:00:20", "08:00:40"]);
         }
+    }
+
+    #[test]
+    fn a_tick_is_missed_once_the_next_one_is_due() {
+        let seconds = |policy| due("*/20 * * * * *", policy, "08:00:00", "08:00:45");
+        assert_eq!(times(&seconds(Missed::Skip)), ["08:00:40"]);
+        assert_eq!(seconds(Missed::One), [("08:00:40".into(), Some("08:00:00".into()))]);
+        assert_eq!(times(&seconds(Missed::All { limit: 1 })), ["08:00:20", "08:00:40"]);
+        assert_eq!(times(&seconds(Missed::All { limit: 9 })), ["08:00:00", "08:00:20", "08:00:40"]);
     }
 
     #[test]
@@ -693,7 +687,7 @@ mod tests {
         let now = at("08:00:00");
         let due = Due::of(&line, Missed::All { limit: 1000 }, now - TimeDelta::days(365), now).unwrap();
         let ticks: Vec<_> = due.ticks.iter().map(|(tick, _)| *tick).collect();
-        assert_eq!((ticks.len(), ticks[0], ticks[1059]), (1060, at("07:42:21"), now));
+        assert_eq!((ticks.len(), ticks[0], ticks[1000]), (1001, at("07:43:20"), now));
     }
 
     #[test]

@@ -77,6 +77,7 @@ impl Crew {
         let orders = Orders {
             url,
             events: folder.join("events").display().to_string(),
+            queues: vec!["default".into()],
             concurrency: 4,
             threads: 2,
             poll: ms(50),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use longshore::{AttemptEnd, Status};
+use longshore::{AttemptEnd, NewJob, Status};
 
 use crate::crew::{Crew, ms, on_every_engine, on_postgres};
 use crate::worker::What;
@@ -47,28 +47,40 @@ const BUSY: Duration = Duration::from_secs(5);
 
 async fn poison_ends_quarantined_and_its_neighbours_succeed(crew: &mut Crew) {
     let (poisons, neighbours) = (10, 500);
-    let mut poison = Vec::new();
-    for _ in 0..poisons {
-        poison.extend(crew.enqueue("poison", &[], 1).await);
-        crew.enqueue("sleep", &[5], neighbours / poisons).await;
-    }
     crew.orders.heartbeat = ms(100);
     crew.orders.threshold = ms(1000);
     crew.orders.sweep = ms(100);
     crew.orders.concurrency = 8;
+    // One of the two takes poison, and whoever dies is replaced, as a service
+    // manager would.
+    let safe = crew.orders.clone();
+    let mut doomed = crew.orders.clone();
+    doomed.queues.push("poison".into());
+    crew.start_as(&safe);
+    let mut victim = crew.start_as(&doomed);
+    // A job that was interrupted takes long enough to be interrupted again.
+    crew.enqueue("sleep", &[150, 500, 500, 5], neighbours).await;
 
-    // Who dies is replaced, as a service manager would.
-    let mut alive = [crew.start(), crew.start()];
-    let mut deaths = 0;
+    let (mut poison, mut deaths) = (Vec::new(), 0);
     crew.until("all have ended", async |crew| {
-        for nth in &mut alive {
-            if crew.worker(*nth).ended().is_some() {
-                deaths += 1;
-                *nth = crew.start();
-            }
+        if crew.worker(victim).ended().is_some() {
+            deaths += 1;
+            victim = crew.start_as(&doomed);
         }
-        crew.count(Status::FailedPermanent).await + crew.count(Status::Succeeded).await
-            == (poisons + neighbours) as u64
+        // The next dose comes when it will hit somebody: anybody at first, then
+        // one that was hit before.
+        let pid = crew.worker(victim).pid();
+        let events = crew.events();
+        let hit = events.iter().filter(|event| event.pid == pid && event.what == What::Start);
+        let lease_no = if poison.is_empty() { 1 } else { 2 };
+        let again = hit.filter(|event| event.lease_no >= lease_no && !poison.contains(&event.job));
+        let enough = crew.count(Status::Succeeded).await > (neighbours * 9 / 10) as u64;
+        if poison.len() < poisons && (enough || again.count() > 0) {
+            let dose = NewJob::new("poison", &[0]).queue("poison").priority(9);
+            poison.push(crew.client().enqueue(dose).await.unwrap().id);
+        }
+        let ended = crew.count(Status::FailedPermanent).await + crew.count(Status::Succeeded).await;
+        ended == (poisons + neighbours) as u64
     })
     .await;
 
@@ -79,11 +91,14 @@ async fn poison_ends_quarantined_and_its_neighbours_succeed(crew: &mut Crew) {
         let why = job.last_error.unwrap();
         assert!(why.starts_with("Quarantined after 3 worker interruptions"), "{why}");
         let starts = crew.of(&What::Start).iter().filter(|event| event.job == id).count();
-        assert_eq!(starts, 3, "it ran no more often than that");
+        // The first interruption makes a suspect of whoever was at hand.
+        assert!((2..=3).contains(&starts), "it ran {starts} times");
     }
-    let jobs = crew.jobs().await;
-    let sleeps: Vec<_> = jobs.iter().filter(|job| job.kind == "sleep").collect();
-    assert!(sleeps.iter().all(|job| job.status == Status::Succeeded && job.attempts == 1));
-    let interrupted = sleeps.iter().filter(|job| job.interruptions > 0).count();
-    assert!(interrupted > 0, "some neighbours were interrupted");
+    let mut often = 0;
+    for job in crew.jobs().await.iter().filter(|job| job.kind == "sleep") {
+        assert_eq!((job.status, job.attempts), (Status::Succeeded, 1), "{job:?}");
+        often += usize::from(crew.get(job.id).await.errors.len() > 1);
+    }
+    eprintln!("{deaths} deaths, {often} neighbours interrupted several times");
+    assert!(often > 0, "some neighbours were interrupted several times");
 }

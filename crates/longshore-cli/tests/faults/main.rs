@@ -17,6 +17,7 @@ mod pause;
 mod proxy;
 mod share;
 mod shutdown;
+mod ticks;
 mod worker;
 
 /// Not a case: what the cases' worker processes run. They are this program,

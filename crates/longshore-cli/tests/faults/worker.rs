@@ -32,6 +32,7 @@ pub(crate) struct Orders {
     pub(crate) url: String,
     /// The file all processes of a case append their events to.
     pub(crate) events: String,
+    pub(crate) queues: Vec<String>,
     pub(crate) concurrency: u32,
     /// Of the runtime.
     pub(crate) threads: usize,
@@ -54,6 +55,7 @@ impl Orders {
 
     fn settings(&self) -> Settings {
         Settings {
+            queues: self.queues.clone(),
             concurrency: self.concurrency,
             poll_interval: self.poll,
             max_poll_interval: self.poll,

@@ -142,9 +142,17 @@ impl ClaimCursor {
         self.suspects
     }
 
-    /// Begins at the head with these places.
-    pub(crate) fn set_places(&mut self, mut places: Vec<Place>, suspects: bool) {
+    /// Begins at the head with these places, which were found at `now`. If there
+    /// are none, the old ones stay: what comes next will most likely lie there,
+    /// and is then found without another look at the head.
+    pub(crate) fn set_places(&mut self, mut places: Vec<Place>, suspects: bool, now: DateTime<Utc>) {
         self.suspects = suspects;
+        if places.is_empty() {
+            let here = Some(Position { run_at: now, id: Uuid::nil() });
+            self.places.retain(|place| !place.limited);
+            self.places.iter_mut().for_each(|place| place.after = place.after.max(here));
+            return;
+        }
         places.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
         self.places = places;
     }
@@ -202,9 +210,11 @@ mod tests {
 
     fn cursor(places: Vec<Place>) -> ClaimCursor {
         let mut cursor = ClaimCursor::default();
-        cursor.set_places(places, false);
+        cursor.set_places(places, false, NOW);
         cursor
     }
+
+    const NOW: DateTime<Utc> = DateTime::UNIX_EPOCH;
 
     fn after(cursor: &ClaimCursor) -> Vec<Option<i64>> {
         cursor.places().iter().map(|place| place.after.map(|at| at.run_at.timestamp())).collect()
@@ -237,6 +247,21 @@ mod tests {
         let mut cursor = cursor(vec![limited, place("a", 0)]);
         cursor.advance(&[taken("serial", 9, 20), taken("a", 0, 30)], false, DateTime::from_timestamp(100, 0));
         assert_eq!(after(&cursor), [Some(20), Some(100)]);
+    }
+
+    #[test]
+    fn a_place_is_remembered_while_nothing_waits_anywhere() {
+        let limited = Place { limited: true, ..place("serial", 9) };
+        let mut cursor = cursor(vec![limited, place("a", 0)]);
+        cursor.advance(&[taken("a", 0, 50)], false, DateTime::from_timestamp(60, 0));
+        let now = DateTime::from_timestamp(70, 0).unwrap();
+        cursor.set_places(Vec::new(), false, now);
+        assert_eq!(
+            cursor.places(),
+            [Place { after: Some(Position { run_at: now, id: Uuid::nil() }), ..place("a", 0) }]
+        );
+        cursor.set_places(vec![place("b", 0)], false, now);
+        assert_eq!(cursor.places(), [place("b", 0)], "and no longer");
     }
 
     #[test]

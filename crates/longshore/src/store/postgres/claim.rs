@@ -257,17 +257,14 @@ impl PostgresStore {
         if cursor.start(request, Instant::now()) == Start::Resume {
             let limited = cursor.places().iter().any(|place| place.limited);
             let more = self.take_any(connection, request, cursor, &mut jobs, limited).await?;
-            if more || jobs.len() >= wanted || !cursor.may_scan_head(Instant::now()) {
-                return Ok(Claims { jobs, more });
+            let head = cursor.may_scan_head(Instant::now());
+            // What was found need not wait for another look at the head.
+            if more || !jobs.is_empty() || !head {
+                return Ok(Claims { jobs, more: more || head });
             }
         }
-        let taken = jobs.len();
-        match self.claim_from_head(connection, request, cursor, &mut jobs).await {
-            // What the resumed scan took is committed and must be told; what
-            // else there is, nobody has seen.
-            Err(_) if taken > 0 => Ok(Claims { jobs, more: true }),
-            done => done.map(|more| Claims { jobs, more }),
-        }
+        let more = self.claim_from_head(connection, request, cursor, &mut jobs).await?;
+        Ok(Claims { jobs, more })
     }
 
     async fn claim_from_head(
@@ -280,14 +277,12 @@ impl PostgresStore {
         let began = Instant::now();
         let found = self.discover(connection, request, cursor).await?;
         let mut more = false;
-        if !cursor.places().is_empty() || found.suspects {
+        if found.any {
             more = self.take_any(connection, request, cursor, jobs, found.limited).await?;
         } else {
             cursor.advance(&[], false, Some(found.now));
         }
         cursor.head_scanned(began, Instant::now());
-        // After a resumed scan the head may have shown jobs that come first.
-        jobs.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
         Ok(more)
     }
 
@@ -299,8 +294,7 @@ impl PostgresStore {
     ) -> Done<Discovered> {
         let rows = sqlx::query(self.sql(DISCOVER)).bind(&request.queues).fetch_all(connection).await?;
         let first = rows.first().ok_or_else(|| Error::internal("the discovery of queues gave no answer"))?;
-        let found =
-            Discovered { now: first.try_get(0)?, suspects: first.try_get(1)?, limited: first.try_get(2)? };
+        let (now, suspects, limited) = (first.try_get(0)?, first.try_get(1)?, first.try_get(2)?);
         let mut places = Vec::with_capacity(rows.len());
         for row in &rows {
             if let Some(queue) = row.try_get::<Option<String>, _>(3)? {
@@ -312,8 +306,9 @@ impl PostgresStore {
                 });
             }
         }
-        cursor.set_places(places, found.suspects);
-        Ok(found)
+        let any = suspects || !places.is_empty();
+        cursor.set_places(places, suspects, now);
+        Ok(Discovered { now, limited, any })
     }
 
     async fn take_any(
@@ -477,8 +472,9 @@ fn bind_take<'q>(
 
 struct Discovered {
     now: DateTime<Utc>,
-    suspects: bool,
     limited: bool,
+    /// Whether anything waits at all.
+    any: bool,
 }
 
 fn taken(job: &Claimed) -> Taken<'_> {

@@ -147,7 +147,7 @@ impl<'a> Hunt<'a> {
 
     fn take_from_head(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
         let began = Instant::now();
-        cursor.set_places(self.find_places()?, !self.suspects.is_empty());
+        cursor.set_places(self.find_places()?, !self.suspects.is_empty(), instant(self.now));
         let picked = self.pick(cursor.places())?;
         // Leasing is work done, not time spent looking; nor is waiting for a
         // processor, which can make a scan of three rows look dear.
