@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use clap::{ArgGroup, Args, Parser, Subcommand};
-use longshore::{JobId, RetryPolicy, Status, UniqueMode, When};
+use longshore::{JobId, Missed, RetryPolicy, Status, UniqueMode, When};
 
 use crate::duration;
 
@@ -105,6 +105,12 @@ Examples:
     /// Look at dead letters (failed_permanent jobs) and let them run again
     #[command(subcommand)]
     Dead(Dead),
+
+    /// Look at schedules, put, pause, resume, run and remove them
+    ///
+    /// Workers fire them: each tick makes one job, however many processes run.
+    #[command(subcommand)]
+    Cron(Cron),
 
     /// Look at worker processes
     #[command(subcommand)]
@@ -405,6 +411,92 @@ pub(crate) struct QueueName {
     pub(crate) queue: String,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cron {
+    /// List schedules with their next and last tick
+    #[command(after_help = "\
+Examples:
+  longshore cron list
+  longshore cron list --json | jq -r '.[] | select(.paused) | .name'")]
+    List,
+
+    /// Put a schedule, or change the one of that name
+    ///
+    /// An unchanged schedule keeps its next tick.
+    #[command(after_help = "\
+Examples:
+  longshore cron add nightly '30 2 * * *' report --zone Europe/Berlin
+  longshore cron add pulse '*/10 * * * * *' ping --missed skip           # six fields: seconds first
+  longshore cron add backfill '0 * * * *' import --missed all:24 --payload @import.json")]
+    Add(Box<CronAdd>),
+
+    /// Hold back a schedule's ticks
+    #[command(after_help = "\
+Examples:
+  longshore cron pause nightly")]
+    Pause(ScheduleName),
+
+    /// Let a schedule tick again, from its next tick on
+    #[command(after_help = "\
+Examples:
+  longshore cron resume nightly")]
+    Resume(ScheduleName),
+
+    /// Enqueue a schedule's job now, beside its ticks
+    #[command(after_help = "\
+Examples:
+  longshore cron run nightly")]
+    Run(ScheduleName),
+
+    /// Remove a schedule; jobs it has enqueued stay
+    #[command(after_help = "\
+Examples:
+  longshore cron remove nightly")]
+    Remove(ScheduleName),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScheduleName {
+    /// The schedule
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CronAdd {
+    /// What to call it
+    pub(crate) name: String,
+
+    /// The cron line: five fields, or six with seconds first
+    pub(crate) line: String,
+
+    /// The kind of the job that each tick enqueues
+    pub(crate) kind: String,
+
+    /// The job's payload: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "JSON|@FILE|-", default_value = "{}", allow_hyphen_values = true)]
+    pub(crate) payload: String,
+
+    /// The time zone whose wall clocks the line means
+    #[arg(long, default_value = "UTC")]
+    pub(crate) zone: String,
+
+    /// What becomes of missed ticks: skip, one, or all:N for the N newest
+    #[arg(long, default_value = "one", value_name = "skip|one|all:N")]
+    pub(crate) missed: Missed,
+
+    /// The queue the jobs wait in
+    #[arg(long, default_value = longshore::enqueue::DEFAULT_QUEUE)]
+    pub(crate) queue: String,
+
+    /// Their priority; higher runs first
+    #[arg(long, default_value_t = 0, allow_hyphen_values = true)]
+    pub(crate) priority: i64,
+
+    /// How many attempts each may have
+    #[arg(long, value_name = "N")]
+    pub(crate) max_attempts: Option<i64>,
+}
+
 /// How many jobs of a queue may run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueLimit(pub(crate) Option<u32>);
@@ -544,8 +636,19 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, String> {
-        let words = std::iter::once("longshore").chain(line.split_whitespace());
+        let words = std::iter::once("longshore").chain(words(line));
         Cli::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    /// As a shell would: what is in quotes is one word.
+    fn words(line: &str) -> Vec<&str> {
+        let parts = line.split('\'').enumerate();
+        parts
+            .flat_map(|(nth, part)| match nth % 2 {
+                0 => part.split_whitespace().collect(),
+                _ => vec![part],
+            })
+            .collect()
     }
 
     fn refused(line: &str) -> String {
@@ -572,7 +675,7 @@ mod tests {
                     help.lines().filter_map(|line| line.trim().strip_prefix(path.trim())).collect();
                 assert!(!examples.is_empty(), "{path}: shows an example");
                 for example in examples {
-                    let words = example.split(['#', '|']).next().unwrap().replace('\'', "");
+                    let words = example.split(['#', '|']).next().unwrap();
                     parse(&format!("{} {words}", path.trim().strip_prefix("longshore").unwrap()))
                         .unwrap_or_else(|error| panic!("{path}{example}: {error}"));
                     *seen += 1;

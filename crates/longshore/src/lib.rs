@@ -74,6 +74,8 @@ mod documents {
     struct TestingGuide;
     #[doc = include_str!("../../../docs/guides/enqueue.md")]
     struct EnqueueGuide;
+    #[doc = include_str!("../../../docs/guides/axum.md")]
+    struct AxumGuide;
     #[doc = include_str!("../../../docs/guides/cron.md")]
     struct CronGuide;
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use longshore::enqueue::MAX_PAYLOAD;
-use longshore::{Client, EnqueuedAs, NewJob, When};
+use longshore::{Client, Enqueued, EnqueuedAs, NewJob, When};
 use serde_json::json;
 use serde_json::value::RawValue;
 
@@ -21,11 +21,16 @@ pub(crate) async fn enqueue(client: &Client, args: Enqueue, out: Out) -> Outcome
         // may be gone before it has. A hint: polling finds the job anyway.
         let _ = client.store().wake(&[queue]).await;
     }
+    tell(&enqueued, out);
+    Ok(Code::Done)
+}
+
+/// Says which job it is now, and how it came to be.
+pub(super) fn tell(enqueued: &Enqueued, out: Out) {
     match out.json {
         true => out.document(&json!({ "job_id": enqueued.id, "how": enqueued.how })),
         false => out.line(format_args!("{} {}", how(enqueued.how), enqueued.id)),
     }
-    Ok(Code::Done)
 }
 
 fn how(how: EnqueuedAs) -> &'static str {

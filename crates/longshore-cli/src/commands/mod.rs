@@ -1,6 +1,7 @@
 //! What each command does, through [`Client`] alone. Here: the way from the
 //! command line to a command, and the commands about the queue as a whole.
 
+mod cron;
 mod dead;
 mod enqueue;
 mod jobs;
@@ -51,6 +52,7 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
         Command::Jobs(command) => jobs::run(&client, command, out).await,
         Command::Queues(command) => queues::run(&client, command, out).await,
         Command::Dead(command) => dead::run(&client, command, out).await,
+        Command::Cron(command) => cron::run(&client, command, out).await,
         Command::Workers(command) => workers::run(&client, command, out).await,
         Command::Sweep(args) => workers::sweep(&client, &args, out).await,
         Command::Counts => counts(&client, out).await,

@@ -9,6 +9,7 @@ use crate::bench::{Bench, on_every_engine};
 
 on_every_engine!(
     queues_are_paused_resumed_and_limited,
+    schedules_are_put_paused_run_and_removed,
     dead_letters_are_listed_and_redriven,
     dead_letters_are_redriven_by_filter,
     workers_are_listed_with_their_state,
@@ -40,6 +41,32 @@ fn queues_are_paused_resumed_and_limited(bench: &Bench) {
     bench.run("queues limit mail some").refused(2, &["N|none", "or none"]);
     bench.run(&format!("queues pause {}", "x".repeat(129))).refused(2, &["queue", "at most 128"]);
     bench.words(&["queues", "resume", ""]).refused(2, &["queue", "1 to 128 bytes"]);
+}
+
+fn schedules_are_put_paused_run_and_removed(bench: &Bench) {
+    bench.migrated();
+    assert_eq!(bench.run("cron list --json").json(), json!([]));
+    assert!(bench.run("cron list").ok().out.starts_with("no schedules"));
+
+    let nightly =
+        ["cron", "add", "nightly", "30 2 * * *", "report", "--zone", "Europe/Berlin", "--missed", "all:7"];
+    let put = bench.words(&nightly).ok().out;
+    assert!(put.contains("nightly") && put.contains("Europe/Berlin") && put.contains("all:7"), "{put}");
+    let listed = bench.run("cron list --json").json();
+    assert_eq!((&listed[0]["name"], &listed[0]["paused"]), (&json!("nightly"), &json!(false)));
+    bench.words(&nightly).ok();
+    assert_eq!(bench.run("cron list --json").json()[0]["next_at"], listed[0]["next_at"]);
+
+    assert_eq!(bench.run("cron pause nightly --json").json()["paused"], json!(true));
+    assert!(bench.run("cron run nightly").ok().out.starts_with("created "));
+    assert_eq!(bench.run("cron resume nightly --json").json()["paused"], json!(false));
+    assert_eq!(bench.run("jobs list --kind report --json").json()["jobs"].as_array().unwrap().len(), 1);
+    assert_eq!(bench.run("cron remove nightly").ok().out, "removed nightly\n");
+
+    bench.run("cron pause nightly").refused(3, &["nightly"]);
+    bench.words(&["cron", "add", "x", "99 * * * *", "report"]).refused(2, &["99"]);
+    bench.words(&["cron", "add", "x", "* * * * *", "report", "--zone", "Mars/Base"]).refused(2, &["zone"]);
+    bench.words(&["cron", "add", "x", "* * * * *", "report", "--missed", "some"]).refused(2, &["missed"]);
 }
 
 fn dead_letters_are_listed_and_redriven(bench: &Bench) {

@@ -1,0 +1,29 @@
+//! A worker that vanished: a dry run says what would be recovered, a sweep does it.
+
+use std::time::Duration;
+
+use longshore::store::{ClaimCursor, ClaimRequest, NewWorker};
+use longshore::{Client, NewJob, Status, SweepMode, SweepOptions};
+
+#[tokio::main]
+async fn main() -> longshore::Result<()> {
+    let client = Client::connect("sqlite::memory:").await?;
+    client.migrate().await?;
+    let id = client.enqueue(NewJob::new("greet", "Ada")).await?.id;
+
+    // A worker that claims a job and is never heard of again.
+    let doomed = NewWorker { stale_after: Duration::from_millis(50), ..NewWorker::new("doomed") };
+    client.store().register(&doomed).await?;
+    client.store().claim(&ClaimRequest::new(doomed.id, 1), &mut ClaimCursor::default()).await?;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+
+    let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
+    let would = client.sweep(&dry).await?;
+    assert!(would.workers.contains(&doomed.id));
+    assert_eq!(client.sweep(&SweepOptions::default()).await?.recovered, 1);
+
+    let job = client.get(id).await?;
+    assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1));
+    println!("{}", job.last_error.unwrap_or_default());
+    Ok(())
+}
