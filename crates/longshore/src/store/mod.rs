@@ -306,6 +306,13 @@ impl Wakeups {
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }
     }
+
+    /// Forgets those that have arrived: whoever looks now sees what they are
+    /// about.
+    #[cfg(feature = "worker")]
+    pub(crate) fn forget_arrived(&mut self) {
+        while let Ok(_) | Err(broadcast::error::TryRecvError::Lagged(_)) = self.0.try_recv() {}
+    }
 }
 
 /// A duration as both engines store it and reckon with it: within ten years,

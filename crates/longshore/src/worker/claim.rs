@@ -41,6 +41,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if idle && shared.phase() == Phase::Draining {
             claimer.start_at_the_head();
         }
+        if let Some(wakeups) = &mut wakeups {
+            wakeups.forget_arrived();
+        }
         let found = tokio::select! {
             found = claimer.claim() => found,
             () = shared.reached(Phase::Finishing) => return,

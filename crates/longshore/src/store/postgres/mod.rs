@@ -542,8 +542,7 @@ impl Store for PostgresStore {
     }
 
     async fn wake(&self, queues: &[String]) -> Result<()> {
-        self.run(queues.to_vec(), |store, connection, queues| Box::pin(store.notify_on(connection, queues)))
-            .await
+        self.announce(queues).await
     }
 
     async fn subscribe(&self) -> Result<Wakeups> {
