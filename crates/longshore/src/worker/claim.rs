@@ -243,7 +243,7 @@ impl Claimer {
                 }
             }
         }
-        self.head_due = self.groups.iter().filter_map(|group| group.cursor.head_due(looked)).min();
+        self.head_due = self.groups.iter().filter_map(|group| group.cursor.head_due(looked, any)).min();
         if any {
             self.rested = None;
         }
