@@ -38,6 +38,7 @@ pub struct ClaimCursor {
     head: Option<Head>,
     suspects: bool,
     short: bool,
+    announced: bool,
     always_head: bool,
 }
 
@@ -83,6 +84,9 @@ pub(crate) struct Taken<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
+    /// Look whether what was announced lies in the one known place, unless some
+    /// of a higher priority wait; then at the head.
+    Probe,
     /// Find the places anew and claim each from its first due job.
     Head,
     /// Go on in the known places.
@@ -116,13 +120,28 @@ impl ClaimCursor {
                 ..ClaimCursor::default()
             };
         }
+        let announced = std::mem::take(&mut self.announced);
         let Some(head) = self.head else { return Start::Head };
+        if announced && self.short && !self.always_head && self.knows_the_only_place(request) {
+            return Start::Probe;
+        }
         let due = now.duration_since(head.ended) >= HEAD_EVERY;
         if self.always_head || ((self.short || due) && self.may_scan_head(now)) {
             Start::Head
         } else {
             Start::Resume
         }
+    }
+
+    /// Work was announced, and is likely to lie where the last was found.
+    #[cfg(feature = "worker")]
+    pub(crate) fn announce(&mut self) {
+        self.announced = true;
+    }
+
+    fn knows_the_only_place(&self, request: &ClaimRequest) -> bool {
+        let single = matches!(&self.places[..], [place] if !place.limited);
+        single && request.queues.len() == 1 && !self.suspects
     }
 
     /// Whether another head scan now would keep their share of time small.
@@ -307,6 +326,28 @@ mod tests {
         cursor.advance(&[], false, None);
         assert_eq!(cursor.start(&request(), t0 + 500 * TOOK), Start::Resume);
         assert_eq!(cursor.start(&request(), t0 + 1100 * TOOK), Start::Head);
+    }
+
+    #[test]
+    #[cfg(feature = "worker")]
+    fn what_was_announced_is_looked_for_in_the_only_place_once() {
+        let (mut cursor, t0) = (ClaimCursor::default(), Instant::now());
+        cursor.start(&request(), t0);
+        cursor.set_places(vec![place("default", 0)], false, NOW);
+        cursor.head_scanned(t0, t0 + TOOK);
+        cursor.advance(&[taken("default", 0, 1)], true, None);
+        cursor.announce();
+        assert_eq!(cursor.start(&request(), t0 + 20 * TOOK), Start::Resume, "there was more anyway");
+        cursor.advance(&[], false, DateTime::from_timestamp(100, 0));
+        cursor.announce();
+        assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Probe);
+        assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head);
+        cursor.set_places(vec![place("default", 0), place("default", 9)], false, NOW);
+        cursor.announce();
+        assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head, "it may lie in either");
+        cursor.set_places(vec![place("default", 0)], true, NOW);
+        cursor.announce();
+        assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head, "a suspect may come first");
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
             Found::Some | Found::Nothing => {
                 tokio::select! {
-                    () = woken(&mut wakeups, &shared.settings.queues) => claimer.rested = None,
+                    () = woken(&mut wakeups, &shared.settings.queues) => claimer.announced(),
                     () = free_of_suspects(&shared, claimer.left_suspects) => {}
                     () = tokio::time::sleep(claimer.rest()) => {}
                     () = shared.reached(Phase::Finishing) => return,
@@ -252,6 +252,12 @@ impl Claimer {
             (true, false) => Found::Some,
             (false, false) => Found::Nothing,
         }
+    }
+
+    /// There is work again.
+    fn announced(&mut self) {
+        self.rested = None;
+        self.groups.iter_mut().for_each(|group| group.cursor.announce());
     }
 
     /// Leaves nothing behind the cursors: this claim decides whether any is due.

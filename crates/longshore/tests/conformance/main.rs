@@ -529,6 +529,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         suspects_start_one_at_a_time_and_their_start_is_written_down,
         suspects_follow_one_another_without_a_poll,
         what_is_announced_is_found_without_a_poll,
+        what_is_announced_together_starts_in_order_of_priority,
         hooks_are_told_and_have_their_say,
         hooks_decide_about_jobs_of_dead_workers,
         recovery_can_be_switched_off,

@@ -568,6 +568,31 @@ pub(crate) async fn what_is_announced_is_found_without_a_poll(bench: Bench) {
     running.stop().await;
 }
 
+pub(crate) async fn what_is_announced_together_starts_in_order_of_priority(bench: Bench) {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let seen = order.clone();
+    let note = move |priority: i64, _: Context| {
+        seen.lock().expect("lock").push(priority);
+        async { Ok::<(), Failure>(()) }
+    };
+    let settings = Settings { poll_interval: HOUR, max_poll_interval: HOUR, concurrency: 1, ..quick() };
+    let builder = worker(&bench).settings(settings).function("mail", note);
+    let running = builder.build().expect("build").start().await.expect("start");
+    let mail = |priority: i64| NewJob::new("mail", &priority).priority(priority);
+    let mut done = 0;
+    for _ in 0..5 {
+        // The worker has just found that the place of priority 0 is empty.
+        for batch in [vec![mail(0)], vec![mail(0), mail(9), mail(-9)]] {
+            done += batch.len() as u64;
+            bench.enqueue_many(batch).await.expect("enqueue");
+            until("all succeed", || async { bench.counted(Status::Succeeded).await == done }).await;
+        }
+    }
+    running.stop().await;
+    let order = std::mem::take(&mut *order.lock().expect("lock"));
+    assert!(order.chunks(4).all(|round| *round == [0, 9, 0, -9]), "{order:?}");
+}
+
 // ---- hooks ------------------------------------------------------------------------
 
 #[derive(Clone, Default)]

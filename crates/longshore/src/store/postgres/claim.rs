@@ -197,7 +197,8 @@ const TAKE: &str = "
 
 /// As [`TAKE`], from the one place there is, when there is no other to merge
 /// with: the common case, at half the cost. What all its rows have in common
-/// (queue, priority, no interruptions) is not sent with each.
+/// (queue, priority, no interruptions) is not sent with each. A probe takes
+/// nothing while any of a higher priority wait.
 const TAKE_FROM_ONE: &str = "
     with picked as (
       select place
@@ -222,6 +223,12 @@ const TAKE_FROM_ONE: &str = "
                          from longshore.queues s
                         where s.name = (select $1::text)
                           and (s.paused or s.max_running is not null))
+                 and (not (select $10::bool) or not exists (
+                       select 1
+                         from longshore.ready h
+                        where h.queue = (select $1::text)
+                          and h.priority > (select $2::int2)
+                          and h.interruptions = 0))
                order by r.run_at, r.id
                limit 1000
                  for update of r skip locked) as r
@@ -254,9 +261,10 @@ impl PostgresStore {
         if wanted == 0 || request.queues.is_empty() {
             return Ok(Claims { jobs, more: false });
         }
-        if cursor.start(request, Instant::now()) == Start::Resume {
+        let start = cursor.start(request, Instant::now());
+        if start != Start::Head {
             let limited = cursor.places().iter().any(|place| place.limited);
-            let more = self.take_any(connection, request, cursor, &mut jobs, limited).await?;
+            let more = self.take_any(connection, request, cursor, &mut jobs, start, limited).await?;
             let head = cursor.may_scan_head(Instant::now());
             // What was found need not wait for another look at the head.
             if more || !jobs.is_empty() || !head {
@@ -278,7 +286,7 @@ impl PostgresStore {
         let found = self.discover(connection, request, cursor).await?;
         let mut more = false;
         if found.any {
-            more = self.take_any(connection, request, cursor, jobs, found.limited).await?;
+            more = self.take_any(connection, request, cursor, jobs, Start::Head, found.limited).await?;
         } else {
             cursor.advance(&[], false, Some(found.now));
         }
@@ -317,11 +325,12 @@ impl PostgresStore {
         request: &ClaimRequest,
         cursor: &mut ClaimCursor,
         jobs: &mut Vec<Claimed>,
+        start: Start,
         limited: bool,
     ) -> Done<bool> {
         match limited {
-            false => self.take(connection, request, cursor, jobs, Vec::new()).await,
-            true => self.take_limited(connection, request, cursor, jobs).await,
+            false => self.take(connection, request, cursor, jobs, start, Vec::new()).await,
+            true => self.take_limited(connection, request, cursor, jobs, start).await,
         }
     }
 
@@ -334,6 +343,7 @@ impl PostgresStore {
         request: &ClaimRequest,
         cursor: &mut ClaimCursor,
         jobs: &mut Vec<Claimed>,
+        start: Start,
     ) -> Done<bool> {
         let mut tx = connection.begin().await?;
         let locked = sqlx::query(self.sql(LOCK_LIMITED)).bind(&request.queues).fetch_all(&mut *tx).await?;
@@ -350,7 +360,7 @@ impl PostgresStore {
         }
         let caps =
             free.into_iter().map(|(queue, left)| (queue, left.clamp(0, i32::MAX.into()) as i32)).collect();
-        let more = self.take(&mut tx, request, cursor, jobs, caps).await?;
+        let more = self.take(&mut tx, request, cursor, jobs, start, caps).await?;
         tx.commit().await?;
         Ok(more)
     }
@@ -363,6 +373,7 @@ impl PostgresStore {
         request: &ClaimRequest,
         cursor: &mut ClaimCursor,
         jobs: &mut Vec<Claimed>,
+        start: Start,
         caps: Vec<(String, i32)>,
     ) -> Done<bool> {
         let wanted = (request.limit as usize).min(MAX_CLAIM) - jobs.len();
@@ -373,7 +384,10 @@ impl PostgresStore {
             _ => None,
         };
         let query = match single {
-            Some(place) => bind_take_from_one(sqlx::query(self.sql(TAKE_FROM_ONE)), request, place, wanted),
+            Some(place) => {
+                let probe = start == Start::Probe;
+                bind_take_from_one(sqlx::query(self.sql(TAKE_FROM_ONE)), request, place, wanted, probe)
+            }
             None => bind_take(sqlx::query(self.sql(TAKE)), request, cursor, &caps, wanted, suspect),
         };
         let rows = query.fetch_all(connection).await?;
@@ -431,6 +445,7 @@ fn bind_take_from_one<'q>(
     request: &ClaimRequest,
     place: &Place,
     wanted: usize,
+    probe: bool,
 ) -> Query<'q> {
     query
         .bind(place.queue.clone())
@@ -442,6 +457,7 @@ fn bind_take_from_one<'q>(
         .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
         .bind(request.worker.0)
         .bind(wanted as i64)
+        .bind(probe)
 }
 
 /// The twelve parameters of [`TAKE`].

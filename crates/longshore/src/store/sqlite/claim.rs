@@ -24,7 +24,8 @@ pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCurso
         _ => return Ok(Claims { jobs: Vec::new(), more: false }),
     };
     let mut start = cursor.start(request, Instant::now());
-    if start == Start::Resume && !hunt.still_fits(cursor.places()) {
+    // The head is near enough to do without a probe.
+    if start == Start::Probe || !hunt.still_fits(cursor.places()) {
         start = Start::Head;
     }
     if start == Start::Resume {
