@@ -139,6 +139,13 @@ impl ClaimCursor {
         self.announced = true;
     }
 
+    /// Whether a queue that was found has a limit, so that more may wait there
+    /// than could be claimed.
+    #[cfg(feature = "worker")]
+    pub(crate) fn knows_a_limit(&self) -> bool {
+        self.places.iter().any(|place| place.limited)
+    }
+
     fn knows_the_only_place(&self, request: &ClaimRequest) -> bool {
         let single = matches!(&self.places[..], [place] if !place.limited);
         single && request.queues.len() == 1 && !self.suspects

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::context::Attempt;
+use super::context::{Attempt, StopReason};
 use super::shared::{Phase, Shared};
 use crate::lifecycle::Ending;
 use crate::store::{ClaimCursor, ClaimRequest, Suspects, Wakeups};
@@ -44,6 +44,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if let Some(wakeups) = &mut wakeups {
             wakeups.forget_arrived();
         }
+        // From before the claim: what is settled meanwhile may make room.
+        let settled = shared.held.settled.notified();
+        tokio::pin!(settled);
+        settled.as_mut().enable();
         let found = tokio::select! {
             found = claimer.claim() => found,
             () = shared.reached(Phase::Finishing) => return,
@@ -52,9 +56,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Found::Full => {
                 tokio::select! {
                     () = shared.buffer.demand.notified() => {}
-                    () = shared.held.settled.notified() => {}
+                    () = &mut settled => {}
                     () = shared.reached(Phase::Finishing) => return,
-                    () = tokio::time::sleep(shared.settings.max_poll_interval) => {}
+                    () = tokio::time::sleep(claimer.longest_in_the_buffer()) => {}
                 }
             }
             Found::More => {}
@@ -70,7 +74,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
             Found::Some | Found::Nothing if shared.phase() == Phase::Draining => {
                 tokio::select! {
-                    () = shared.held.settled.notified() => {}
+                    () = &mut settled => {}
                     () = tokio::time::sleep(DRAIN_LOOKS_EVERY) => {}
                     () = shared.reached(Phase::Finishing) => return,
                 }
@@ -79,6 +83,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 tokio::select! {
                     () = woken(&mut wakeups, &shared.settings.queues) => claimer.announced(),
                     () = free_of_suspects(&shared, claimer.left_suspects) => {}
+                    () = &mut settled, if claimer.capped => {}
                     () = tokio::time::sleep(claimer.rest()) => {}
                     () = shared.reached(Phase::Finishing) => return,
                 }
@@ -160,6 +165,9 @@ struct Claimer {
     head_due: Option<Instant>,
     /// The last claim may have passed over suspects, because one runs here.
     left_suspects: bool,
+    /// The last claim may have passed over jobs of a queue of which no more may
+    /// run.
+    capped: bool,
     /// A claim's answer was lost, and with it perhaps leases.
     lost_answer: bool,
 }
@@ -189,6 +197,7 @@ impl Claimer {
             rested: None,
             head_due: None,
             left_suspects: false,
+            capped: false,
             lost_answer: false,
         }
     }
@@ -198,17 +207,22 @@ impl Claimer {
             return Found::Failed;
         }
         let shared = self.shared.clone();
+        if shared.contact.is_out_of_reach(&shared.settings) {
+            // What is claimed now would be stopped at once.
+            return Found::Failed;
+        }
         let mut room = self.room();
         if room == 0 {
             return Found::Full;
         }
         let (mut any, mut more) = (false, false);
         let looked = Instant::now();
-        self.left_suspects = false;
+        (self.left_suspects, self.capped, self.head_due) = (false, false, None);
         for group in &mut self.groups {
             let most = group.most.map(|most| most.saturating_sub(shared.held.of_queue(&group.queues[0])));
             let limit = room.min(most.unwrap_or(room));
             if limit == 0 {
+                self.capped = true;
                 continue;
             }
             let request = ClaimRequest {
@@ -234,7 +248,15 @@ impl Claimer {
                     let attempt = |job| Attempt::new(job, shared.client.clone(), shared.progress.clone());
                     let attempts: Vec<Arc<Attempt>> = claims.jobs.into_iter().map(attempt).collect();
                     shared.held.insert(&attempts);
+                    if request.worker != shared.worker() {
+                        // Declared dead meanwhile: the beat no longer speaks of
+                        // these.
+                        attempts.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
+                    }
                     shared.buffer.push(attempts);
+                    self.capped |= group.cursor.knows_a_limit() || most.is_some();
+                    let head_due = group.cursor.head_due(looked, any);
+                    self.head_due = self.head_due.into_iter().chain(head_due).min();
                 }
                 Err(error) => {
                     tracing::warn!(%error, "could not claim; trying again");
@@ -243,7 +265,6 @@ impl Claimer {
                 }
             }
         }
-        self.head_due = self.groups.iter().filter_map(|group| group.cursor.head_due(looked, any)).min();
         if any {
             self.rested = None;
         }
@@ -272,8 +293,10 @@ impl Claimer {
         let target = self.pace.buffer(buffer.ended(), &self.shared.settings);
         buffer.set_low(target / 2);
         let unsettled = self.shared.held.len().saturating_sub(busy + waiting);
-        let slots = self.shared.settings.concurrency as usize;
-        let wanted = (slots + target).saturating_sub(busy + waiting);
+        // A slot whose handler takes batches has room for one.
+        let batch = self.shared.registry.batch();
+        let free = (self.shared.settings.concurrency as usize).saturating_sub(busy) * batch;
+        let wanted = (free + target).saturating_sub(waiting);
         // Half of the buffer at a time, so that claims stay large.
         if unsettled > MAX_UNSETTLED || (waiting > target / 2 && waiting > 0) {
             return 0;
@@ -307,7 +330,7 @@ impl Claimer {
         let settings = &self.shared.settings;
         let next = match self.rested {
             None => settings.poll_interval,
-            Some(last) => (last * 2).min(settings.max_poll_interval),
+            Some(last) => last.saturating_mul(2).min(settings.max_poll_interval),
         };
         // A claim keeps from looking at the head too often. What woke us may
         // lie there, so it must not wait for the next poll.
@@ -320,9 +343,13 @@ impl Claimer {
         next
     }
 
+    /// How long a claimed job may wait for a slot.
+    fn longest_in_the_buffer(&self) -> Duration {
+        self.shared.settings.stale_after / BUFFERED_AT_MOST
+    }
+
     fn give_back_what_waits_too_long(&self) {
-        let most = self.shared.settings.stale_after / BUFFERED_AT_MOST;
-        for attempt in self.shared.buffer.take_older(most) {
+        for attempt in self.shared.buffer.take_older(self.longest_in_the_buffer()) {
             self.shared.report(attempt, Ending::Released, None);
         }
     }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::progress::ProgressLane;
 use crate::client::Client;
-use crate::enqueue::{NewJob, ValidJob};
+use crate::enqueue::{MAX_PAYLOAD, NewJob, ValidJob, check_json};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::store::{Claimed, Fenced};
@@ -56,6 +56,10 @@ impl Attempt {
     /// True for the first caller: an attempt ends once, whoever ends it.
     pub(super) fn end(&self) -> bool {
         !self.reported.swap(true, Ordering::AcqRel)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.reported.load(Ordering::Acquire)
     }
 }
 
@@ -120,8 +124,9 @@ impl Control {
         }
     }
 
-    /// Drops the handler at its next await.
-    pub(super) fn abort(&self) {
+    /// Drops the handler at its next await. Whoever sees that finds the reason.
+    pub(super) fn abort(&self, reason: StopReason) {
+        self.stop(reason);
         self.aborted.store(true, Ordering::Release);
         self.abort.notify_waiters();
     }
@@ -217,14 +222,23 @@ impl<S> Context<S> {
     pub fn enqueue(&self, job: impl Into<NewJob>) -> Result<JobId> {
         let job = job.into().validate()?;
         let id = job.id();
-        lock(&self.attempt.follow_ups).push(job);
+        let mut follow_ups = lock(&self.attempt.follow_ups);
+        if self.attempt.has_ended() {
+            return Err(Error::conflict(format!(
+                "job {}: this attempt has ended, so nothing can follow from it; enqueue with the client",
+                self.id()
+            )));
+        }
+        follow_ups.push(job);
         Ok(id)
     }
 
     /// Shows how far the work has come. The newest report of each job is stored
     /// soon, together with others'; older ones may be passed over.
     pub fn progress(&self, progress: &(impl Serialize + ?Sized)) -> Result<()> {
-        self.attempt.progress.put(&self.attempt, json("progress", progress)?);
+        let progress = json("progress", progress)?;
+        check_json("progress", progress.get(), MAX_PAYLOAD)?;
+        self.attempt.progress.put(&self.attempt, progress);
         Ok(())
     }
 

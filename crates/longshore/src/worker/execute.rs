@@ -1,17 +1,19 @@
 //! Execute: one runner per slot takes the next job, runs its handler within the
 //! job's timeout, and reports how the attempt ended.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tracing::Instrument;
 
 use super::context::{Attempt, StopReason};
-use super::handler::{Failure, Verdict};
-use super::hooks::{CatchPanic, call, panic_message};
+use super::handler::{BatchHandler, Failure, Handler, Verdict};
+use super::hooks::{CatchPanic, Hooks, call, panic_message};
 use super::registry::Route;
 use super::shared::Shared;
-use crate::lifecycle::{Ending, Interruption};
+use crate::lifecycle::Ending;
 use crate::store::Fenced;
 
 /// A handler that was told of its timeout may use this long to stop by itself.
@@ -20,7 +22,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 /// Runs jobs until there will be no more.
 pub(super) async fn run(shared: Arc<Shared>) {
     while let Some(attempt) = shared.buffer.next().await {
-        let mut slot = Slot { shared: &shared, jobs: 1 };
+        let mut slot = Slot { shared: &shared, first: attempt.clone(), others: Vec::new() };
         match shared.registry.route(attempt.claimed.kind()) {
             Some(Route::One(handler)) => {
                 let claimed = &attempt.claimed;
@@ -38,9 +40,8 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 run_attempt(&shared, &*handler, attempt).instrument(span).await;
             }
             Some(Route::Batch { handler, size }) => {
-                let mut attempts = shared.buffer.more_of(attempt.claimed.kind(), size - 1);
-                attempts.insert(0, attempt);
-                slot.jobs = attempts.len();
+                slot.others = shared.buffer.more_of(attempt.claimed.kind(), size - 1);
+                let attempts = std::iter::once(attempt).chain(slot.others.iter().cloned()).collect();
                 step_aside().await;
                 run_batch(&shared, &*handler, attempts).await;
             }
@@ -66,89 +67,123 @@ async fn step_aside() {
 /// A runner's slot, given back however the attempt ends.
 struct Slot<'a> {
     shared: &'a Shared,
-    jobs: usize,
+    first: Arc<Attempt>,
+    others: Vec<Arc<Attempt>>,
 }
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        self.shared.buffer.done(self.jobs);
+        if std::thread::panicking() {
+            // A bug of ours; even so no lease may be left without an end.
+            for attempt in self.others.drain(..).chain([self.first.clone()]) {
+                let error = "the worker panicked while it ran this attempt".to_owned();
+                let retry_in = attempt.claimed.backoff();
+                self.shared.report(attempt, Ending::Failed { error, retry_in }, None);
+            }
+        }
+        self.shared.buffer.done(1 + self.others.len());
     }
 }
 
-async fn run_attempt(shared: &Arc<Shared>, handler: &dyn super::handler::Handler, attempt: Arc<Attempt>) {
+async fn run_attempt(shared: &Arc<Shared>, handler: &dyn Handler, attempt: Arc<Attempt>) {
     let began = Instant::now();
     let claimed = &attempt.claimed;
     if attempt.control.reason().is_some() {
         // Told to stop before it began.
-        let ending = unfinished(shared, &attempt);
+        let ending = unfinished(&attempt, None);
         return shared.report(attempt, ending, None);
     }
     if !may_start(shared, &attempt).await {
         return shared.report(attempt, Ending::Released, None);
     }
     shared.metrics.started(claimed.kind());
-    let end = match before_run(shared, &attempt).await {
-        Err(failure) => End::Answered(Err(failure)),
-        Ok(()) => within_timeout(&attempt, claimed.timeout(), handler.run(attempt.clone())).await,
-    };
-    let ending = match end {
-        End::Answered(answer) => ending(shared, &attempt, answer, handler.backoff(claimed.attempt())),
-        End::Panicked(message) => {
-            let failure = Failure::retry(format!("panicked: {message}"));
-            ending(shared, &attempt, Err(failure), handler.backoff(claimed.attempt()))
+    let work = match shared.hooks.clone() {
+        None => handler.run(attempt.clone()),
+        Some(hooks) => {
+            let (run, attempt) = (handler.run(attempt.clone()), attempt.clone());
+            Box::pin(async move {
+                before_run(&*hooks, &attempt).await?;
+                run.await
+            })
         }
-        End::CutOff => unfinished(shared, &attempt),
+    };
+    let timeout = claimed.timeout();
+    let timed_out = || attempt.control.stop(StopReason::TimedOut);
+    let end = within_timeout(timeout, timed_out, attempt.control.aborted(), work).await;
+    let ending = match end {
+        End::Answered(answer) => ending(&attempt, answer, |attempt| handler.backoff(attempt)),
+        End::Panicked(message) => {
+            ending(&attempt, Err(panicked(&message)), |attempt| handler.backoff(attempt))
+        }
+        End::CutOff => unfinished(&attempt, timeout),
     };
     let ending = after_run(shared, &attempt, ending).await;
     shared.report(attempt, ending, Some(began.elapsed()));
 }
 
-async fn run_batch(
-    shared: &Arc<Shared>,
-    handler: &dyn super::handler::BatchHandler,
-    attempts: Vec<Arc<Attempt>>,
-) {
+async fn run_batch(shared: &Arc<Shared>, handler: &dyn BatchHandler, attempts: Vec<Arc<Attempt>>) {
     let began = Instant::now();
     let mut ready = Vec::with_capacity(attempts.len());
     for attempt in attempts {
         let stopped = attempt.control.reason().is_some();
         if stopped || !may_start(shared, &attempt).await {
-            let ending = if stopped { unfinished(shared, &attempt) } else { Ending::Released };
+            let ending = if stopped { unfinished(&attempt, None) } else { Ending::Released };
             shared.report(attempt, ending, None);
             continue;
         }
         shared.metrics.started(attempt.claimed.kind());
-        match before_run(shared, &attempt).await {
-            Ok(()) => ready.push(attempt),
-            Err(failure) => {
-                let ending = ending(shared, &attempt, Err(failure), None);
+        match veto(shared, &attempt).await {
+            None => ready.push(attempt),
+            Some(failure) => {
+                let ending = ending(&attempt, Err(failure), |_| None);
                 shared.report(attempt, ending, Some(began.elapsed()));
             }
         }
     }
-    let Some(first) = ready.first().cloned() else { return };
+    if ready.is_empty() {
+        return;
+    }
     // One call has one end; the shortest timeout is that of all.
     let timeout = ready.iter().filter_map(|attempt| attempt.claimed.timeout()).min();
-    let end = within_timeout(&first, timeout, handler.run(ready.clone())).await;
+    let timed_out = || ready.iter().for_each(|attempt| attempt.control.stop(StopReason::TimedOut));
+    let end = within_timeout(timeout, timed_out, none_may_go_on(&ready), handler.run(ready.clone())).await;
     let answers: Vec<Option<Result<(), Failure>>> = match end {
         End::Answered(answers) => answers.into_iter().map(Some).collect(),
-        End::Panicked(message) => {
-            ready.iter().map(|_| Some(Err(Failure::retry(format!("panicked: {message}"))))).collect()
-        }
+        End::Panicked(message) => ready.iter().map(|_| Some(Err(panicked(&message)))).collect(),
         End::CutOff => ready.iter().map(|_| None).collect(),
     };
-    let reason = first.control.reason();
     for (attempt, answer) in ready.into_iter().zip(answers) {
-        if let (None, Some(reason)) = (&answer, reason) {
-            attempt.control.stop(reason);
-        }
         let ending = match answer {
-            Some(answer) => ending(shared, &attempt, answer, None),
-            None => unfinished(shared, &attempt),
+            Some(answer) => ending(&attempt, answer, |_| None),
+            None => unfinished(&attempt, timeout),
         };
         let ending = after_run(shared, &attempt, ending).await;
         shared.report(attempt, ending, Some(began.elapsed()));
     }
+}
+
+fn panicked(message: &str) -> Failure {
+    Failure::retry(format!("panicked: {message}"))
+}
+
+/// Waits until a batch has to be dropped: when one of its jobs has to stop for a
+/// reason that concerns this process, or every one has. That one has lost its
+/// lease is no harm to the others; its own end is fenced off.
+async fn none_may_go_on(attempts: &[Arc<Attempt>]) {
+    let mut waiting: Vec<_> =
+        attempts.iter().map(|attempt| (attempt, Box::pin(attempt.control.aborted()))).collect();
+    std::future::poll_fn(|context| {
+        let mut all = false;
+        waiting.retain_mut(|(attempt, aborted)| match aborted.as_mut().poll(context) {
+            Poll::Pending => true,
+            Poll::Ready(()) => {
+                all |= attempt.control.reason() != Some(StopReason::LeaseLost);
+                false
+            }
+        });
+        if all || waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// A suspect's start is written down first: if this process dies now, the job
@@ -179,25 +214,27 @@ enum End<T> {
 }
 
 async fn within_timeout<T>(
-    attempt: &Attempt,
     timeout: Option<Duration>,
+    timed_out: impl FnOnce(),
+    aborted: impl Future<Output = ()>,
     work: super::handler::Running<T>,
 ) -> End<T> {
-    let mut work = CatchPanic(work);
+    let mut work = CatchPanic::new(work);
     let answered = |done: Result<T, Box<dyn std::any::Any + Send>>| match done {
         Ok(answer) => End::Answered(answer),
         Err(panic) => End::Panicked(panic_message(&*panic).to_owned()),
     };
+    tokio::pin!(aborted);
     tokio::select! {
         biased;
         done = &mut work => return answered(done),
-        () = attempt.control.aborted() => return End::CutOff,
-        () = sleep(timeout) => attempt.control.stop(StopReason::TimedOut),
+        () = &mut aborted => return End::CutOff,
+        () = sleep(timeout) => timed_out(),
     }
     tokio::select! {
         biased;
         done = &mut work => answered(done),
-        () = attempt.control.aborted() => End::CutOff,
+        () = &mut aborted => End::CutOff,
         () = tokio::time::sleep(STOP_WITHIN) => End::CutOff,
     }
 }
@@ -209,12 +246,12 @@ async fn sleep(time: Option<Duration>) {
     }
 }
 
-/// What a handler's answer means for the job.
+/// What a handler's answer means for the job. The handler's own backoff is asked
+/// where it matters; if it panics, the job's policy decides.
 fn ending(
-    shared: &Shared,
     attempt: &Attempt,
     answer: Result<(), Failure>,
-    backoff: Option<Duration>,
+    backoff: impl FnOnce(u16) -> Option<Duration>,
 ) -> Ending {
     let claimed = &attempt.claimed;
     let verdict = match answer {
@@ -224,11 +261,23 @@ fn ending(
     // Whatever it says after it was told to stop, it says because of that.
     match attempt.control.reason() {
         None | Some(StopReason::Cancelled) => {}
-        Some(_) => return unfinished(shared, attempt),
+        Some(_) => return unfinished(attempt, claimed.timeout()),
     }
     match verdict {
         Verdict::Retry { error, after } => {
-            Ending::Failed { error, retry_in: after.or(backoff).or_else(|| claimed.backoff()) }
+            let backoff = || {
+                let asked = std::panic::catch_unwind(AssertUnwindSafe(|| backoff(claimed.attempt())));
+                asked.unwrap_or_else(|panic| {
+                    let panic = panic_message(&*panic);
+                    tracing::error!(
+                        kind = claimed.kind(),
+                        panic,
+                        "the job's backoff panicked; its policy applies"
+                    );
+                    None
+                })
+            };
+            Ending::Failed { error, retry_in: after.or_else(backoff).or_else(|| claimed.backoff()) }
         }
         Verdict::Permanent { error } => Ending::Failed { error, retry_in: None },
         Verdict::Snooze { delay } => Ending::Snoozed { delay },
@@ -237,28 +286,38 @@ fn ending(
 }
 
 /// What becomes of a job whose handler was stopped.
-fn unfinished(shared: &Shared, attempt: &Attempt) -> Ending {
-    let claimed = &attempt.claimed;
+fn unfinished(attempt: &Attempt, timeout: Option<Duration>) -> Ending {
     match attempt.control.reason() {
         Some(StopReason::TimedOut) => Ending::Failed {
-            error: format!("timed out after {:?}", claimed.timeout().unwrap_or_default()),
-            retry_in: claimed.backoff(),
+            error: format!("timed out after {:?}", timeout.unwrap_or_default()),
+            retry_in: attempt.claimed.backoff(),
         },
         Some(StopReason::Cancelled) => Ending::Cancelled { reason: None },
         // If the lease is still ours when the database is back, the job lost
-        // time through no fault of its own.
-        Some(StopReason::Shutdown | StopReason::Disconnected | StopReason::LeaseLost) => Ending::Released,
-        None => Ending::Interrupted(Interruption {
-            delay: shared.settings.recovery.delay,
-            max_interruptions: shared.settings.recovery.max_interruptions,
-        }),
+        // time through no fault of its own. Without a reason, it was dropped
+        // together with another that had one.
+        Some(StopReason::Shutdown | StopReason::Disconnected | StopReason::LeaseLost) | None => {
+            Ending::Released
+        }
     }
 }
 
+/// Why a hook does not let an attempt begin. For jobs of a batch, whose call has
+/// not begun and so has no timeout yet.
+async fn veto(shared: &Shared, attempt: &Attempt) -> Option<Failure> {
+    let hooks = shared.hooks.as_ref()?;
+    let said = tokio::select! {
+        biased;
+        said = before_run(&**hooks, attempt) => said,
+        () = attempt.control.aborted() => Err(Failure::retry("dropped before it began")),
+        () = sleep(attempt.claimed.timeout()) => Err(Failure::retry("a before_run hook took longer than the job may")),
+    };
+    said.err()
+}
+
 /// The hook's say before an attempt; its panic is a failed attempt.
-async fn before_run(shared: &Shared, attempt: &Attempt) -> Result<(), Failure> {
-    let Some(hooks) = &shared.hooks else { return Ok(()) };
-    match CatchPanic(hooks.before_run(&attempt.claimed)).await {
+async fn before_run(hooks: &dyn Hooks, attempt: &Attempt) -> Result<(), Failure> {
+    match CatchPanic::new(hooks.before_run(&attempt.claimed)).await {
         Ok(said) => said,
         Err(panic) => Err(Failure::retry(format!("a before_run hook panicked: {}", panic_message(&*panic)))),
     }

@@ -48,10 +48,10 @@ async fn beat(shared: &Shared, store: &dyn Store) {
         let held = shared.held.leases(worker);
         let answer = tokio::time::timeout(interval.max(AGAIN_AFTER), store.beat(worker, &held)).await;
         // Whoever did not stop within a heartbeat is dropped.
-        told_off.drain(..).for_each(|attempt| attempt.control.abort());
+        told_off.drain(..).for_each(|attempt| attempt.control.abort(StopReason::LeaseLost));
         let wait = match answer {
             Ok(Ok(Beat::Alive { lost, cancel })) => {
-                shared.contact.heard(sent);
+                shared.contact.heard(sent, interval);
                 for attempt in lost.iter().filter_map(|lease| shared.held.get(lease)) {
                     attempt.control.stop(StopReason::LeaseLost);
                     told_off.push(attempt);
@@ -83,11 +83,13 @@ async fn beat(shared: &Shared, store: &dyn Store) {
 
 /// Goes on under a new id after the old one was declared dead.
 async fn register_anew(shared: &Shared, store: &dyn Store, dead: WorkerId) -> Duration {
-    let worker = WorkerId::new();
+    let (worker, sent) = (WorkerId::new(), Instant::now());
     tracing::warn!(old = %dead, new = %worker, "this worker was declared dead; it begins anew under another id");
     match store.register(&registration(&shared.settings, shared.registry.kinds(), worker)).await {
         Ok(()) => {
-            shared.contact.heard(Instant::now());
+            // Whoever was taken for dead is not the one to judge others yet.
+            shared.contact.broke();
+            shared.contact.heard(sent, shared.settings.heartbeat_interval);
             shared.become_worker(worker);
             shared.settings.heartbeat_interval
         }
@@ -116,21 +118,21 @@ async fn watch(shared: &Shared) {
     let interval = settings.heartbeat_interval;
     loop {
         tokio::time::sleep(interval / 10).await;
-        let silence = shared.contact.silence();
-        if silence + interval * 2 < settings.stale_after {
+        if !shared.contact.is_out_of_reach(settings) {
             continue;
         }
+        let silence = shared.contact.silence();
         for attempt in shared.held.all() {
             let threshold = settings.stale_after * settings.recovery.patience_for(attempt.claimed.flags());
-            if silence + interval >= threshold {
-                attempt.control.abort();
-            }
             if silence + interval * 2 >= threshold {
                 if attempt.control.reason().is_none() {
                     let job_id = attempt.claimed.lease().id;
                     tracing::warn!(%job_id, ?silence, "the database is out of reach; stopping the handler before its lease can be given away");
                 }
                 attempt.control.stop(StopReason::Disconnected);
+            }
+            if silence + interval >= threshold {
+                attempt.control.abort(StopReason::Disconnected);
             }
         }
     }

@@ -11,6 +11,9 @@
 //! | `on_worker_start`, `on_worker_stop` | once each | logged |
 //! | `on_cron_tick` | before a tick's job is enqueued; may veto or change it | logged; the tick fires |
 //!
+//! A hook that takes longer than half a minute is given up on, as if it had
+//! failed; `before_run` has the job's own timeout.
+//!
 //! Hooks run outside any transaction. Those that come after something was stored
 //! are told at most once: a process that dies in between has told nobody. Those
 //! that decide may be asked twice about the same thing; one answer applies.
@@ -20,6 +23,7 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -86,28 +90,55 @@ pub trait Hooks: Send + Sync + 'static {
     }
 }
 
-/// Runs a hook; a panic is logged and answered with `None`.
+/// A hook that hangs must not stop the worker's own work.
+const HOOK_WITHIN: Duration = Duration::from_secs(30);
+
+/// Runs a hook; a panic is logged and answered with `None`, and so is a hook
+/// that does not come to an end.
 pub(super) async fn call<T>(name: &'static str, hook: impl Future<Output = T>) -> Option<T> {
-    match CatchPanic(Box::pin(hook)).await {
-        Ok(answer) => Some(answer),
-        Err(panic) => {
+    match tokio::time::timeout(HOOK_WITHIN, CatchPanic::new(Box::pin(hook))).await {
+        Ok(Ok(answer)) => Some(answer),
+        Ok(Err(panic)) => {
             tracing::error!(hook = name, panic = panic_message(&*panic), "a hook panicked");
+            None
+        }
+        Err(_) => {
+            tracing::error!(hook = name, "a hook took longer than {HOOK_WITHIN:?}; going on without it");
             None
         }
     }
 }
 
-/// A future whose panic is its answer.
-pub(super) struct CatchPanic<F>(pub(super) Pin<Box<F>>)
+/// A future whose panic is its answer. Dropped before its end, it does not
+/// panic either.
+pub(super) struct CatchPanic<F>(Option<Pin<Box<F>>>)
 where
     F: Future + ?Sized;
+
+impl<F: Future + ?Sized> CatchPanic<F> {
+    pub(super) fn new(inner: Pin<Box<F>>) -> Self {
+        CatchPanic(Some(inner))
+    }
+}
+
+impl<F: Future + ?Sized> Drop for CatchPanic<F> {
+    fn drop(&mut self) {
+        let inner = self.0.take();
+        if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(inner))) {
+            tracing::error!(
+                panic = panic_message(&*panic),
+                "what a handler left behind panicked when it was dropped"
+            );
+        }
+    }
+}
 
 impl<F: Future + ?Sized> Future for CatchPanic<F> {
     type Output = Result<F::Output, Box<dyn Any + Send>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let inner = self.0.as_mut();
-        match std::panic::catch_unwind(AssertUnwindSafe(|| inner.poll(context))) {
+        let Some(inner) = self.0.as_mut() else { return Poll::Pending };
+        match std::panic::catch_unwind(AssertUnwindSafe(|| inner.as_mut().poll(context))) {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(done)) => Poll::Ready(Ok(done)),
             Err(panic) => Poll::Ready(Err(panic)),

@@ -70,8 +70,10 @@ pub use handler::{Batched, Executor, Failure, Job};
 pub use hooks::Hooks;
 
 use registry::{Entries, Registry, Route, States};
-use shared::{Phase, Shared};
+use shared::{EndsAll, Phase, Shared};
 
+/// More tasks than this would wait for the database, not for work.
+const MAX_CONCURRENCY: u32 = 100_000;
 /// After the grace, handlers that were told to stop have this long.
 const STOP_WITHIN: Duration = Duration::from_millis(800);
 /// What has ended by then has this long to be stored.
@@ -186,6 +188,12 @@ impl Settings {
         if self.concurrency == 0 {
             return wrong("concurrency", "must be at least 1".into());
         }
+        if self.concurrency > MAX_CONCURRENCY {
+            return wrong(
+                "concurrency",
+                format!("at most {MAX_CONCURRENCY} in one process; start more of them"),
+            );
+        }
         for (queue, most) in &self.queue_concurrency {
             if *most == 0 {
                 return wrong(
@@ -221,7 +229,7 @@ impl Settings {
                 ),
             );
         }
-        if self.stale_after < self.heartbeat_interval * 3 {
+        if self.stale_after < self.heartbeat_interval.saturating_mul(3) {
             return wrong(
                 "stale_after",
                 format!(
@@ -424,16 +432,21 @@ impl Worker {
     /// Works until the process is told to end (SIGINT or SIGTERM); a second
     /// signal cuts the grace short.
     pub async fn run(self) -> Result<Summary> {
-        let signals = Signals::new()?;
-        let running = self.begin(Phase::Working).await?;
-        tokio::spawn(signals.stop(running.stopper()));
-        Ok(running.wait().await)
+        self.run_as(Phase::Working).await
     }
 
     /// As [`drain`](Self::drain), and heeds signals as [`run`](Self::run) does.
     pub async fn run_drain(self) -> Result<Summary> {
-        let signals = Signals::new()?;
-        let running = self.begin(Phase::Draining).await?;
+        self.run_as(Phase::Draining).await
+    }
+
+    async fn run_as(self, phase: Phase) -> Result<Summary> {
+        let mut signals = Signals::new()?;
+        let running = tokio::select! {
+            begun = self.begin(phase) => begun?,
+            // Nothing has been claimed yet.
+            () = signals.next() => return Ok(Summary::default()),
+        };
         tokio::spawn(signals.stop(running.stopper()));
         Ok(running.wait().await)
     }
@@ -448,12 +461,13 @@ impl Worker {
         let (reports, inbox) = mpsc::unbounded_channel();
         let shared =
             Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker, phase);
+        let ends_all = EndsAll(shared.clone());
         heartbeat::spawn(shared.clone(), store.aside())?;
         if let Some(hooks) = &shared.hooks {
             hooks::call("on_worker_start", hooks.on_worker_start(worker)).await;
         }
         let now = watch::Sender::new(false);
-        let task = tokio::spawn(supervise(shared.clone(), inbox, now.subscribe()));
+        let task = tokio::spawn(supervise(ends_all, inbox, now.subscribe()));
         Ok(Running { shared, now, task })
     }
 }
@@ -530,10 +544,11 @@ impl Running {
 
 /// Runs the parts of a worker, and takes them down in order.
 async fn supervise(
-    shared: Arc<Shared>,
+    ends_all: EndsAll,
     inbox: mpsc::UnboundedReceiver<settle::Report>,
     mut now: watch::Receiver<bool>,
 ) {
+    let shared = ends_all.0.clone();
     let mut runners = JoinSet::new();
     for _ in 0..shared.settings.concurrency {
         runners.spawn(execute::run(shared.clone()));
@@ -544,10 +559,18 @@ async fn supervise(
     upkeep.spawn(upkeep::retain(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));
     upkeep.spawn(shared.progress.clone().run(shared.client.clone()));
-    let settler = tokio::spawn(settle::run(shared.clone(), inbox));
+    let mut settler = tokio::spawn(settle::run(shared.clone(), inbox));
     let claimer = tokio::spawn(claim::run(shared.clone()));
 
-    shared.reached(Phase::Finishing).await;
+    loop {
+        tokio::select! {
+            () = shared.reached(Phase::Finishing) => break,
+            Some(Err(died)) = runners.join_next() => {
+                tracing::error!(%died, "a runner died; another takes its place");
+                runners.spawn(execute::run(shared.clone()));
+            }
+        }
+    }
     // The claim that may be under way is given back by its engine. A claimer
     // that hangs on the database claims nothing more either.
     let _ = tokio::time::timeout(STOP_WITHIN, claimer).await;
@@ -561,14 +584,14 @@ async fn supervise(
     let in_time = tokio::select! {
         () = &mut all_done => true,
         () = tokio::time::sleep(shared.settings.shutdown_grace) => false,
-        _ = now.wait_for(|now| *now) => false,
+        () = cut_short(&mut now) => false,
     };
     if !in_time {
         let running = shared.held.all();
         tracing::warn!(jobs = running.len(), "the grace is over; telling handlers to stop");
         running.iter().for_each(|attempt| attempt.control.stop(StopReason::Shutdown));
         if tokio::time::timeout(STOP_WITHIN, &mut all_done).await.is_err() {
-            running.iter().for_each(|attempt| attempt.control.abort());
+            running.iter().for_each(|attempt| attempt.control.abort(StopReason::Shutdown));
             // A handler that blocks its thread cannot even be dropped; its job
             // goes back all the same, and the fence keeps it out.
             let _ = tokio::time::timeout(Duration::from_millis(100), &mut all_done).await;
@@ -580,14 +603,35 @@ async fn supervise(
     settle_the_rest(&shared).await;
     shared.phase.send_replace(Phase::Ended);
     upkeep.abort_all();
-    let _ = settler.await;
+    if tokio::time::timeout(SETTLE_WITHIN, &mut settler).await.is_err() {
+        settler.abort();
+    }
     let worker = shared.worker();
     let retired = tokio::time::timeout(SETTLE_WITHIN, shared.client.store().retire(worker)).await;
     if !matches!(retired, Ok(Ok(()))) {
         tracing::debug!("could not sign off; recovery will clear the worker's row");
     }
     if let Some(hooks) = &shared.hooks {
-        hooks::call("on_worker_stop", hooks.on_worker_stop(worker)).await;
+        let telling = async {
+            shared.telling.all().await;
+            hooks::call("on_worker_stop", hooks.on_worker_stop(worker)).await;
+        };
+        let in_time = tokio::select! {
+            () = telling => true,
+            () = tokio::time::sleep(shared.settings.shutdown_grace) => false,
+            () = cut_short(&mut now) => false,
+        };
+        if !in_time {
+            tracing::warn!("stopped before every hook had heard what was stored");
+        }
+    }
+}
+
+/// Waits until somebody wants it to end without grace.
+async fn cut_short(now: &mut watch::Receiver<bool>) {
+    if now.wait_for(|now| *now).await.is_err() {
+        // Nobody is left who could want it.
+        std::future::pending().await
     }
 }
 

@@ -32,6 +32,16 @@ impl Registry {
         self.routes.get(kind).cloned().or_else(|| self.any.clone().map(Route::One))
     }
 
+    /// How many jobs a slot can take at once: of a worker that has nothing but
+    /// batch handlers. Others could be handed more than they have slots for.
+    pub(super) fn batch(&self) -> usize {
+        let sizes = self.routes.values().map(|route| match route {
+            Route::One(_) => 1,
+            Route::Batch { size, .. } => *size,
+        });
+        if self.any.is_some() { 1 } else { sizes.min().unwrap_or(1).max(1) }
+    }
+
     /// What to claim: `None` means any kind.
     pub(super) fn kinds(&self) -> Option<Vec<String>> {
         match self.any {

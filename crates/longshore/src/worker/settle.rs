@@ -1,6 +1,7 @@
 //! Settle: ended attempts are stored in batches by back-pressure, and tried
 //! again until they are stored or turn out to be fenced off.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,9 @@ use crate::job::{AttemptEnd, Outcome};
 use crate::lifecycle::Ending;
 
 const MAX_BATCH: usize = 1000;
+const MAX_BATCH_BYTES: usize = 8 << 20;
+/// How often a refusal that has no name is taken for a passing one.
+const GIVE_IT: u32 = 5;
 /// Between tries while the database cannot be reached.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
@@ -27,6 +31,18 @@ pub(super) struct Report {
     follow_ups: Vec<ValidJob>,
     /// How long the handler ran, if it did.
     ran: Option<Duration>,
+}
+
+impl Report {
+    /// How much it adds to a message, roughly.
+    fn size(&self) -> usize {
+        let result = match &self.ending {
+            Ending::Succeeded { result: Some(result) } => result.get().len(),
+            Ending::Failed { error, .. } => error.len(),
+            _ => 0,
+        };
+        result + self.follow_ups.iter().map(|job| job.payload.len()).sum::<usize>()
+    }
 }
 
 impl Shared {
@@ -46,52 +62,91 @@ impl Shared {
 
 /// Settles until the worker has ended.
 pub(super) async fn run(shared: Arc<Shared>, mut reports: mpsc::UnboundedReceiver<Report>) {
+    let mut inbox = VecDeque::new();
     let mut batch = Vec::new();
     loop {
-        tokio::select! {
-            biased;
-            _ = reports.recv_many(&mut batch, MAX_BATCH) => {}
-            () = shared.reached(Phase::Ended) => return,
+        if inbox.is_empty() {
+            tokio::select! {
+                biased;
+                _ = reports.recv_many(&mut batch, MAX_BATCH) => {}
+                () = shared.reached(Phase::Ended) => return,
+            }
+            inbox.extend(batch.drain(..));
+            // Runners that are about to report still join.
+            tokio::task::yield_now().await;
         }
-        // Runners that are about to report still join.
-        tokio::task::yield_now().await;
-        while batch.len() < MAX_BATCH
+        while inbox.len() < MAX_BATCH
             && let Ok(report) = reports.try_recv()
         {
+            inbox.push_back(report);
+        }
+        let mut bytes = 0;
+        while batch.len() < MAX_BATCH
+            && bytes < MAX_BATCH_BYTES
+            && let Some(report) = inbox.pop_front()
+        {
+            bytes += report.size();
             batch.push(report);
         }
         settle(&shared, std::mem::take(&mut batch)).await;
     }
 }
 
-async fn settle(shared: &Arc<Shared>, mut batch: Vec<Report>) {
+/// Stores a batch. As long as the database cannot be reached there is nothing
+/// else to do; but if it can, what it will not take now (a row that somebody has
+/// locked, a value it refuses) is tried again apart, and holds up nobody.
+async fn settle(shared: &Arc<Shared>, batch: Vec<Report>) {
     let mut wait = FIRST_WAIT;
     loop {
         let began = Instant::now();
-        match store(shared, &batch).await {
+        let error = match store(shared, &batch).await {
             Ok(kept) => {
                 shared.metrics.settled(batch.len(), began.elapsed());
                 return finish(shared, batch, kept);
             }
-            // One of many was refused: each goes alone, so that it fails alone.
-            Err(error) if !error.is_unavailable() && batch.len() > 1 => {
-                for report in batch {
-                    Box::pin(settle(shared, vec![report])).await;
-                }
-                return;
+            Err(error) => error,
+        };
+        if !is_for_all(shared, &error).await {
+            for report in batch {
+                tokio::spawn(settle_alone(shared.clone(), report));
             }
-            Err(error) if !error.is_unavailable() => match without_what_was_refused(&mut batch[0], &error) {
-                true => {}
-                false => return give_up(shared, batch, &error),
-            },
-            Err(error) => {
-                tracing::warn!(%error, jobs = batch.len(), "could not settle; trying again");
-                if !shared.sleep_unless(Phase::Ended, wait).await {
-                    return give_up(shared, batch, &error);
-                }
-                wait = (wait * 2).min(LONGEST_WAIT);
-            }
+            return;
         }
+        tracing::warn!(%error, jobs = batch.len(), "could not settle; trying again");
+        if !shared.sleep_unless(Phase::Ended, wait).await {
+            return give_up(shared, batch, &error);
+        }
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// Whether any other batch would fare the same.
+async fn is_for_all(shared: &Shared, error: &Error) -> bool {
+    match error.is_read_only() || error.is_schema() {
+        true => true,
+        false => error.is_unavailable() && shared.client.store().now().await.is_err(),
+    }
+}
+
+async fn settle_alone(shared: Arc<Shared>, mut report: Report) {
+    let (mut wait, mut tries) = (FIRST_WAIT, 0);
+    loop {
+        tries += 1;
+        let error = match store(&shared, std::slice::from_ref(&report)).await {
+            Ok(kept) => return finish(&shared, vec![report], kept),
+            Err(error) => error,
+        };
+        let may_pass = error.is_unavailable() || error.is_read_only() || error.is_schema();
+        let refused = error.is_invalid() || (!may_pass && tries >= GIVE_IT);
+        if refused && without_what_was_refused(&mut report, &error) {
+            continue;
+        }
+        let job_id = report.attempt.claimed.lease().id;
+        tracing::warn!(%error, %job_id, "could not settle; trying again");
+        if !shared.sleep_unless(Phase::Ended, wait).await {
+            return give_up(&shared, vec![report], &error);
+        }
+        wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 
@@ -109,20 +164,18 @@ async fn store(shared: &Shared, batch: &[Report]) -> crate::Result<Vec<Kept>> {
 }
 
 /// The database will not have what the handler left behind: the attempt has
-/// failed then. Says whether anything could be left out.
+/// failed then. Says whether there was anything to leave out.
 fn without_what_was_refused(report: &mut Report, error: &Error) -> bool {
-    let plain = Ending::Failed {
-        error: format!("what the handler left behind could not be stored: {error}"),
-        retry_in: report.attempt.claimed.backoff(),
-    };
-    match (&report.ending, report.follow_ups.is_empty()) {
-        (Ending::Failed { .. }, true) => false,
-        _ => {
-            report.ending = plain;
-            report.follow_ups = Vec::new();
-            true
-        }
+    let left_behind =
+        matches!(&report.ending, Ending::Succeeded { result: Some(_) }) || !report.follow_ups.is_empty();
+    if left_behind {
+        report.ending = Ending::Failed {
+            error: format!("what the handler left behind could not be stored: {error}"),
+            retry_in: report.attempt.claimed.backoff(),
+        };
+        report.follow_ups = Vec::new();
     }
+    left_behind
 }
 
 /// The leases are left to recovery.
@@ -147,7 +200,11 @@ fn finish(shared: &Arc<Shared>, batch: Vec<Report>, kept: Vec<Kept>) {
         }
         if shared.hooks.is_some() {
             let shared = shared.clone();
-            tokio::spawn(async move { tell(&shared, &report, kept).await });
+            shared.telling.begin();
+            tokio::spawn(async move {
+                tell(&shared, &report, kept).await;
+                shared.telling.end();
+            });
         }
     }
 }

@@ -30,6 +30,7 @@ pub(super) struct Shared {
     pub(super) held: Held,
     pub(super) buffer: Buffer,
     pub(super) contact: Contact,
+    pub(super) telling: Telling,
     pub(super) phase: watch::Sender<Phase>,
     identity: Mutex<WorkerId>,
 }
@@ -67,6 +68,7 @@ impl Shared {
             held: Held::default(),
             buffer: Buffer::default(),
             contact: Contact::new(),
+            telling: Telling::default(),
             phase: watch::Sender::new(phase),
             identity: Mutex::new(worker),
         })
@@ -97,6 +99,45 @@ impl Shared {
         tokio::select! {
             () = tokio::time::sleep(time) => true,
             () = self.reached(phase) => false,
+        }
+    }
+}
+
+/// Ends the worker's threads with its last task, however that comes about: a
+/// heartbeat alone would keep leases that nobody works on.
+pub(super) struct EndsAll(pub(super) Arc<Shared>);
+
+impl Drop for EndsAll {
+    fn drop(&mut self) {
+        self.0.phase.send_replace(Phase::Ended);
+    }
+}
+
+/// Hooks that are being told what was stored.
+#[derive(Default)]
+pub(super) struct Telling {
+    open: AtomicUsize,
+    told: Notify,
+}
+
+impl Telling {
+    pub(super) fn begin(&self) {
+        self.open.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn end(&self) {
+        self.open.fetch_sub(1, Ordering::AcqRel);
+        self.told.notify_waiters();
+    }
+
+    /// Waits until all have been told.
+    pub(super) async fn all(&self) {
+        loop {
+            let told = self.told.notified();
+            if self.open.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            told.await;
         }
     }
 }
@@ -243,6 +284,11 @@ impl Buffer {
             }
         }
         waiting.jobs = left;
+        let left = waiting.jobs.len();
+        drop(waiting);
+        if left <= self.low.load(Ordering::Relaxed) {
+            self.demand.notify_one();
+        }
         taken
     }
 
@@ -311,8 +357,14 @@ impl Contact {
         Contact(Mutex::new(Heard { last: now, unbroken_since: Some(now) }))
     }
 
-    pub(super) fn heard(&self, sent: Instant) {
+    /// A beat was acknowledged. After a longer silence than beats leave, such as
+    /// that of a process which stood still, contact begins anew: others may have
+    /// stood still as well.
+    pub(super) fn heard(&self, sent: Instant, interval: Duration) {
         let mut heard = lock(&self.0);
+        if sent.duration_since(heard.last) > interval.saturating_mul(2) {
+            heard.unbroken_since = None;
+        }
         heard.last = sent;
         heard.unbroken_since.get_or_insert(sent);
     }
@@ -329,5 +381,10 @@ impl Contact {
     /// For how long contact has not been broken.
     pub(super) fn unbroken(&self) -> Option<Duration> {
         lock(&self.0).unbroken_since.map(|since| since.elapsed())
+    }
+
+    /// Whether leases may soon be given away.
+    pub(super) fn is_out_of_reach(&self, settings: &Settings) -> bool {
+        self.silence() + settings.heartbeat_interval * 2 >= settings.stale_after
     }
 }

@@ -35,7 +35,10 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
     while shared.sleep_unless(Phase::Finishing, settings.sweep_interval).await {
         // After an outage that all shared, the others need time to say that
         // they live.
-        if shared.contact.unbroken().is_none_or(|time| time < settings.heartbeat_interval * 2) {
+        let two_beats = settings.heartbeat_interval * 2;
+        if shared.contact.unbroken().is_none_or(|time| time < two_beats)
+            || shared.contact.silence() > two_beats
+        {
             continue;
         }
         match sweep_once(&shared).await {

@@ -18,6 +18,7 @@ mod keys;
 mod limits;
 mod matrix;
 mod migrate;
+mod mishaps;
 mod operate;
 mod races;
 mod recovery;
@@ -506,6 +507,17 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         any_order_of_operations_follows_the_model,
         a_walk_of_one_job_to_the_end_of_its_budget,
     }
+    mishaps {
+        a_backoff_that_panics_leaves_it_to_the_policy,
+        a_handler_that_panics_when_dropped_costs_its_own_attempt_only,
+        a_cancelled_job_takes_none_of_its_batch_along,
+        a_batch_handler_gets_batches_however_few_its_slots,
+        a_hook_that_hangs_has_no_longer_than_the_job,
+        a_stop_hook_that_hangs_ends_with_the_grace,
+        hooks_have_heard_of_every_end_before_a_drain_returns,
+        nobody_left_to_ask_for_haste_leaves_the_grace,
+        jobs_of_a_limited_queue_follow_one_another_without_a_poll,
+    }
     worker {
         a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state,
         the_dynamic_executor_takes_what_has_no_handler,
@@ -541,6 +553,10 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
 
 // What only Postgres has: functions for callers that speak SQL.
 cases!(on Postgres as postgres_only: {
+    mishaps {
+        a_locked_row_holds_up_no_other_end,
+        a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt,
+    }
     sql {
         the_cancel_function_follows_the_table,
         the_retry_function_follows_the_table,

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use crate::bench::*;
 
 /// Waits for something that another task brings about.
-async fn until<F: Future<Output = bool>>(what: &str, mut there: impl FnMut() -> F) {
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut there: impl FnMut() -> F) {
     let began = Instant::now();
     while !there().await {
         assert!(began.elapsed() < 20 * SECOND, "never: {what}");
@@ -29,12 +29,12 @@ async fn until<F: Future<Output = bool>>(what: &str, mut there: impl FnMut() -> 
     }
 }
 
-async fn until_status(bench: &Bench, id: JobId, status: Status) {
+pub(crate) async fn until_status(bench: &Bench, id: JobId, status: Status) {
     until(status.as_str(), || async { bench.status(id).await == status }).await;
 }
 
 /// Quick intervals, so that nothing takes seconds.
-fn quick() -> Settings {
+pub(crate) fn quick() -> Settings {
     Settings {
         poll_interval: Duration::from_millis(20),
         max_poll_interval: Duration::from_millis(50),

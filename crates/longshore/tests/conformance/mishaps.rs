@@ -1,0 +1,273 @@
+//! What a worker survives: handlers and hooks that misbehave, and a database that
+//! will not take an attempt's end at once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use longshore::store::Claimed;
+use longshore::worker::{Batched, Builder, Hooks, Settings, StopReason};
+use longshore::{Context, Failure, Job, JobId, NewJob, Status, UniqueMode, Worker, WorkerId};
+use serde::{Deserialize, Serialize};
+use sqlx::{Connection, Executor};
+
+use crate::bench::*;
+use crate::worker::{quick, until, until_status};
+
+fn worker(bench: &Bench) -> Builder {
+    Worker::builder(bench.handle()).settings(quick())
+}
+
+/// One that never looks unless something makes it.
+fn patient(bench: &Bench) -> Builder {
+    worker(bench).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..quick() })
+}
+
+async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
+    Ok(())
+}
+
+// ---- handlers --------------------------------------------------------------------
+
+#[derive(Serialize, Deserialize)]
+struct Rash {
+    fails: bool,
+}
+
+impl Job for Rash {
+    const KIND: &'static str = "rash";
+    type State = ();
+
+    fn backoff(_: u16) -> Option<Duration> {
+        panic!("no such attempt")
+    }
+
+    async fn run(self, _: Context) -> Result<(), Failure> {
+        if self.fails { Err("it failed".into()) } else { Ok(()) }
+    }
+}
+
+pub(crate) async fn a_backoff_that_panics_leaves_it_to_the_policy(bench: Bench) {
+    let fails = bench.enqueue(Rash { fails: true }).await.expect("enqueue").id;
+    let succeeds = bench.enqueue(Rash { fails: false }).await.expect("enqueue").id;
+    let running = worker(&bench)
+        .concurrency(1)
+        .register::<Rash>()
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    until_status(&bench, succeeds, Status::Succeeded).await;
+    until_status(&bench, fails, Status::Retrying).await;
+    running.stop().await;
+    assert_eq!(bench.job(fails).await.last_error.as_deref(), Some("it failed"));
+}
+
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("dropped");
+        }
+    }
+}
+
+pub(crate) async fn a_handler_that_panics_when_dropped_costs_its_own_attempt_only(bench: Bench) {
+    let id = bench.add(NewJob::new("rash", &()).timeout(Some(Duration::from_millis(50)))).await;
+    let rash = |_: (), _: Context| async {
+        let _held = PanicsWhenDropped;
+        std::future::pending().await
+    };
+    let builder = worker(&bench).concurrency(1).function("rash", rash).function("mail", nothing);
+    let running = builder.build().expect("build").start().await.expect("start");
+    until_status(&bench, id, Status::Retrying).await;
+    // Its slot is free again.
+    let next = bench.enqueue_kind("mail").await;
+    until_status(&bench, next, Status::Succeeded).await;
+    running.stop().await;
+    assert_eq!(bench.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
+}
+
+pub(crate) async fn a_cancelled_job_takes_none_of_its_batch_along(bench: Bench) {
+    let mut ids = Vec::new();
+    for n in 0..3 {
+        ids.push(bench.add(NewJob::new("mail", &n).timeout(Some(SECOND))).await);
+    }
+    let told = Arc::new(Mutex::new(Vec::<(JobId, StopReason)>::new()));
+    let tell = told.clone();
+    let batch = move |jobs: Vec<Batched<u32>>| {
+        for job in jobs {
+            let (ctx, tell) = (job.ctx.clone(), tell.clone());
+            tokio::spawn(async move {
+                let reason = ctx.stopped().await;
+                tell.lock().expect("lock").push((ctx.id(), reason));
+            });
+        }
+        std::future::pending::<Vec<Result<(), Failure>>>()
+    };
+    let builder = worker(&bench).concurrency(1).batch("mail", 3, batch);
+    let running = builder.build().expect("build").start().await.expect("start");
+    until_status(&bench, ids[2], Status::Running).await;
+    bench.cancel(ids[0]).await.expect("cancel");
+    for id in &ids[1..] {
+        until_status(&bench, *id, Status::Retrying).await;
+    }
+    until_status(&bench, ids[0], Status::Cancelled).await;
+    running.stop_now().await;
+    let mut told = std::mem::take(&mut *told.lock().expect("lock"));
+    told.sort_by_key(|(id, _)| *id);
+    let reasons = [StopReason::Cancelled, StopReason::TimedOut, StopReason::TimedOut];
+    assert_eq!(told, ids.into_iter().zip(reasons).collect::<Vec<_>>());
+}
+
+pub(crate) async fn a_batch_handler_gets_batches_however_few_its_slots(bench: Bench) {
+    bench.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let seen = sizes.clone();
+    let batch = move |jobs: Vec<Batched<u32>>| {
+        seen.lock().expect("lock").push(jobs.len());
+        async move { jobs.iter().map(|_| Ok(())).collect::<Vec<Result<(), Failure>>>() }
+    };
+    let builder = worker(&bench).concurrency(1).batch("mail", 20, batch);
+    let done = builder.build().expect("build").drain().await.expect("drain");
+    assert_eq!(done.succeeded, 60);
+    assert_eq!(*sizes.lock().expect("lock"), [20, 20, 20]);
+}
+
+// ---- hooks -----------------------------------------------------------------------
+
+#[derive(Default)]
+struct Slow {
+    before_run: bool,
+    on_worker_stop: bool,
+    heard: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Hooks for Slow {
+    async fn before_run(&self, _: &Claimed) -> Result<(), Failure> {
+        if self.before_run { std::future::pending().await } else { Ok(()) }
+    }
+
+    async fn on_success(&self, _: &Claimed) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        self.heard.fetch_add(1, Ordering::SeqCst);
+    }
+
+    async fn on_worker_stop(&self, _: WorkerId) {
+        if self.on_worker_stop {
+            std::future::pending().await
+        }
+    }
+}
+
+pub(crate) async fn a_hook_that_hangs_has_no_longer_than_the_job(bench: Bench) {
+    let id = bench.add(NewJob::new("mail", &()).timeout(Some(Duration::from_millis(50)))).await;
+    let builder = worker(&bench).hooks(Slow { before_run: true, ..Slow::default() });
+    let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
+    until_status(&bench, id, Status::Retrying).await;
+    running.stop().await;
+}
+
+pub(crate) async fn a_stop_hook_that_hangs_ends_with_the_grace(bench: Bench) {
+    let builder = worker(&bench).hooks(Slow { on_worker_stop: true, ..Slow::default() });
+    let builder = builder.shutdown_grace(Duration::from_millis(50)).function("mail", nothing);
+    let running = builder.build().expect("build").start().await.expect("start");
+    let ended = tokio::time::timeout(20 * SECOND, running.stop()).await;
+    assert!(ended.is_ok(), "it never ended");
+}
+
+pub(crate) async fn hooks_have_heard_of_every_end_before_a_drain_returns(bench: Bench) {
+    bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let heard = Arc::new(AtomicUsize::new(0));
+    let builder = worker(&bench).hooks(Slow { heard: heard.clone(), ..Slow::default() });
+    builder.function("mail", nothing).build().expect("build").drain().await.expect("drain");
+    assert_eq!(heard.load(Ordering::SeqCst), 5);
+}
+
+// ---- stops and stalls --------------------------------------------------------------
+
+pub(crate) async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) {
+    let id = bench.enqueue_kind("mail").await;
+    let slow = |_: serde_json::Value, _: Context| async {
+        tokio::time::sleep(SECOND).await;
+        Ok(())
+    };
+    let running = worker(&bench).function("mail", slow).build().expect("build").start().await.expect("start");
+    until_status(&bench, id, Status::Running).await;
+    let stopper = running.stopper();
+    drop(running);
+    stopper.stop();
+    drop(stopper);
+    until_status(&bench, id, Status::Succeeded).await;
+    assert_eq!(bench.job(id).await.lease_no, 1);
+}
+
+pub(crate) async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(bench: Bench) {
+    bench.limit("serial", Some(1)).await.expect("limit");
+    for queue in ["serial", "narrow"] {
+        bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n).queue(queue))).await.expect("enqueue");
+    }
+    let builder = patient(&bench).queues(["serial", "narrow"]).queue_concurrency("narrow", 1).concurrency(8);
+    let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
+    until("ten successes", || async { bench.counted(Status::Succeeded).await == 10 }).await;
+    running.stop().await;
+}
+
+// ---- on Postgres -------------------------------------------------------------------
+
+pub(crate) async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
+    let replacing = || NewJob::new("slow", &()).unique_key("key", UniqueMode::Replace);
+    let held = bench.enqueue(replacing()).await.expect("enqueue").id;
+    let go = Arc::new(tokio::sync::Notify::new());
+    let gone = go.clone();
+    let slow = move |_: (), _: Context| {
+        let gone = gone.clone();
+        async move {
+            gone.notified().await;
+            Ok(())
+        }
+    };
+    let builder = worker(&bench).function("slow", slow).function("mail", nothing);
+    let running = builder.build().expect("build").start().await.expect("start");
+    until_status(&bench, held, Status::Running).await;
+    let mut connection = bench.postgres().await;
+    let mut tx = connection.begin().await.expect("begin");
+    bench.enqueue(replacing()).in_tx(&mut *tx).await.expect("enqueue");
+    go.notify_one();
+    let other = bench.enqueue_kind("mail").await;
+    until_status(&bench, other, Status::Succeeded).await;
+    assert_eq!(bench.status(held).await, Status::Running, "its row is locked");
+    tx.rollback().await.expect("rollback");
+    until_status(&bench, held, Status::Succeeded).await;
+    running.stop().await;
+}
+
+pub(crate) async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(bench: Bench) {
+    let mut connection = bench.postgres().await;
+    let read_only = "
+        create function read_only() returns trigger language plpgsql as $$
+          begin
+            raise exception 'read-only' using errcode = '25006';
+          end $$;
+        create trigger read_only before insert on finished for each row execute function read_only()";
+    connection.execute(read_only).await.expect("trigger");
+    let id = bench.add(NewJob::new("mail", &()).max_attempts(1)).await;
+    let ran = Arc::new(AtomicUsize::new(0));
+    let runs = ran.clone();
+    let mail = move |_: (), _: Context| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        async { Ok(()) }
+    };
+    let running = worker(&bench).function("mail", mail).build().expect("build").start().await.expect("start");
+    until("it has run", || async { ran.load(Ordering::SeqCst) == 1 }).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(bench.status(id).await, Status::Running);
+    connection.execute("drop trigger read_only on finished").await.expect("drop");
+    until_status(&bench, id, Status::Succeeded).await;
+    running.stop().await;
+    assert_eq!(ran.load(Ordering::SeqCst), 1);
+}
