@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 
 use longshore::{JobId, Status};
 
-use crate::crew::{Crew, on_every_engine};
+use crate::crew::{Crew, ms, on_every_engine};
 use crate::worker::{Event, What};
 
-on_every_engine!(a_worker_that_wakes_up_late_settles_nothing_and_tells_its_handlers);
+on_every_engine!(
+    a_worker_that_wakes_up_late_settles_nothing_and_tells_its_handlers,
+    nobody_is_robbed_after_a_pause_that_all_shared,
+);
 
 async fn a_worker_that_wakes_up_late_settles_nothing_and_tells_its_handlers(crew: &mut Crew) {
     // Some will still wait for their stop when the process goes on, others will
@@ -51,6 +54,30 @@ async fn a_worker_that_wakes_up_late_settles_nothing_and_tells_its_handlers(crew
     crew.until_succeeded(all + 1).await;
     let ran = crew.of(&What::Start).into_iter().find(|event| event.job == more[0]).unwrap();
     assert_eq!(ran.pid, crew.worker(sleeper).pid());
+}
+
+async fn nobody_is_robbed_after_a_pause_that_all_shared(crew: &mut Crew) {
+    crew.orders.heartbeat = ms(500);
+    crew.orders.threshold = ms(2000);
+    crew.orders.sweep = ms(100);
+    let all = [crew.start(), crew.start(), crew.start(), crew.start()];
+    let held = 4 * crew.orders.concurrency as usize;
+    let ids = crew.enqueue("sleep", &[600_000, 1], held).await;
+    crew.until("they hold them all", async |crew| crew.of(&What::Start).len() == held).await;
+    for nth in all {
+        crew.worker(nth).signal("STOP");
+    }
+    // The pause itself, longer than any threshold.
+    tokio::time::sleep(crew.orders.threshold * 2).await;
+    for nth in all {
+        crew.worker(nth).signal("CONT");
+    }
+    // Each knows by its own clock that its leases could have been given away.
+    crew.until_succeeded(held).await;
+    for id in ids {
+        let job = crew.get(id).await;
+        assert_eq!((job.attempts, job.interruptions), (1, 0), "nobody was taken for dead: {:?}", job.errors);
+    }
 }
 
 /// Who was told to stop. The process knows by its own clock that it has been
