@@ -1,11 +1,11 @@
 //! The benchmark: built in release mode, run on a Postgres that keeps its
 //! promises.
 
-use std::{env, ffi::OsString};
+use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
 use crate::{
     postgres::{Binaries, Scratch, ThrowAway, Tuning},
-    run::{Result, cargo, last_step, step},
+    run::{Result, cargo, last_step, step, workspace},
 };
 
 const URL_VARIABLE: &str = "DATABASE_URL";
@@ -17,6 +17,15 @@ pub(crate) fn bench(args: &[OsString]) -> Result {
 
     // Apart from the run, so that the run's output is the benchmark's alone.
     step("build", &mut cargo(["build", "--release", "-p", "bench"]))?;
+    let args = match bare_peers(args) {
+        Some(at) => {
+            step("build peers", &mut build_peers())?;
+            let mut args = args.to_vec();
+            args.insert(at + 1, peers_folder().join("release/bench-peers").into());
+            args
+        }
+        None => args.to_vec(),
+    };
 
     let mut bench = cargo(["run", "--quiet", "--release", "-p", "bench", "--"]);
     bench.args(args);
@@ -26,4 +35,41 @@ pub(crate) fn bench(args: &[OsString]) -> Result {
         bench.env(URL_VARIABLE, cluster.url());
     }
     last_step("bench", &mut bench)
+}
+
+/// Where a `--peers` stands that names no program, which then is ours to build.
+fn bare_peers(args: &[OsString]) -> Option<usize> {
+    let at = args.iter().position(|arg| arg == "--peers")?;
+    let named = args.get(at + 1).is_some_and(|next| !next.to_string_lossy().starts_with('-'));
+    (!named).then_some(at)
+}
+
+/// The other job queues are a workspace of their own, with a lock file of their
+/// own; what they build goes beside what we build.
+fn build_peers() -> Command {
+    let mut build = cargo(["build", "--release", "--locked", "--manifest-path"]);
+    build.arg(workspace().join("crates/bench-peers/Cargo.toml"));
+    build.arg("--target-dir").arg(peers_folder());
+    build
+}
+
+fn peers_folder() -> PathBuf {
+    workspace().join("target/bench-peers")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn peers_are_built_unless_a_program_is_named() {
+        assert_eq!(bare_peers(&words("worker --peers")), Some(1));
+        assert_eq!(bare_peers(&words("worker --peers --quick")), Some(1));
+        assert_eq!(bare_peers(&words("worker --peers ./mine --quick")), None);
+        assert_eq!(bare_peers(&words("core")), None);
+    }
 }

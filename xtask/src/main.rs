@@ -35,6 +35,9 @@ Usage: cargo xtask <task> [arguments]
                     cargo xtask mutants sqlite lease
   bench [args]  Build the benchmark in release mode and run it:
                     cargo xtask bench -- --help
+                `worker --peers` also builds and measures other job queues,
+                whose many dependencies stay out of the workspace:
+                    cargo xtask bench worker --peers
   pg [verb]     A database to play with, kept under target/pg between runs:
                     start     start it, making it the first time (the default)
                     stop      stop it; the data stays

@@ -1,28 +1,22 @@
 //! `bench core`: enqueue, claim and settle, our way and by hand, in turns.
 
-use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use longshore::Client;
-use longshore::store::ClaimCursor;
 use serde_json::json;
-use tokio::task::JoinHandle;
 
-use crate::report::{self, Cell, Sample, client_cpu};
+use crate::claims::{self, WARM_UP};
+use crate::files::{Files, blocking};
+use crate::report::{self, Cell, Sample};
 use crate::server::Admin;
-use crate::{Engine, Result, Server, ours, raw_postgres, raw_sqlite, scratch_folder};
+use crate::{Engine, Result, Server, ours, raw_postgres, raw_sqlite, together};
 
 const OURS: &str = "bench_ours";
 const BULK: u64 = 10_000;
 const CALLERS: [usize; 3] = [1, 8, 64];
 const BATCHES: [u32; 4] = [1, 10, 100, 500];
 const CLAIMERS: [usize; 2] = [1, 2];
-/// Batches before the clock starts: connections are open, statements prepared,
-/// and Postgres has settled on their plans.
-const WARM_UP: u64 = 8;
-
 /// Options of `bench core`.
 #[derive(Args)]
 pub(crate) struct Options {
@@ -83,16 +77,9 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
         }
     }
     if options.engine != Engine::Postgres {
-        let folder = scratch_folder()?;
-        let (mode, synchronous) = raw_sqlite::durability(&raw_sqlite::open(&folder.join("probe.db"))?)?;
-        remove(&folder.join("probe.db"));
-        println!(
-            "SQLite {}: journal_mode {mode}, synchronous {synchronous} (2 is full)",
-            rusqlite::version()
-        );
-        let cells = Sqlite { options, folder, files: 0 }.measure().await?;
-        let facts =
-            json!({ "version": rusqlite::version(), "journal_mode": mode, "synchronous": synchronous });
+        let files = Files::new("core")?;
+        let facts = files.tell_durability()?;
+        let cells = Sqlite { options, files }.measure().await?;
         engines.push(report::compare("SQLite", facts, &cells));
     }
     let figures = json!({
@@ -119,39 +106,6 @@ fn claim_name(batch: u32, claimers: usize) -> String {
 
 fn progress(cell: &str) {
     eprintln!("measuring: {cell}");
-}
-
-async fn together(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
-    let mut jobs = 0;
-    for task in tasks {
-        jobs += task.await??;
-    }
-    Ok(jobs)
-}
-
-/// Registers claimers and lets all of them warm up at once, so that each has a
-/// connection with its statements.
-async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<Vec<ours::Claimer>> {
-    let mut tasks = Vec::new();
-    for _ in 0..claimers {
-        let mut claimer = ours::Claimer::register(client, None, batch, ClaimCursor::default()).await?;
-        tasks.push(tokio::spawn(async move {
-            for _ in 0..WARM_UP {
-                claimer.round().await?;
-            }
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(claimer)
-        }));
-    }
-    let mut warm = Vec::new();
-    for task in tasks {
-        warm.push(task.await??);
-    }
-    Ok(warm)
-}
-
-/// How many jobs the tables must hold for `jobs` to be left after warming up.
-fn with_warm_up(jobs: u64, batch: u32, claimers: usize) -> u64 {
-    jobs + WARM_UP * u64::from(batch) * claimers as u64
 }
 
 // ---- Postgres ------------------------------------------------------------
@@ -185,16 +139,6 @@ impl Postgres<'_> {
         Ok(cells)
     }
 
-    async fn timed(&mut self, work: impl Future<Output = Result<u64>>) -> Result<Sample> {
-        let wal = self.admin.wal_position().await?;
-        let (cpu, began) = (client_cpu(), Instant::now());
-        let jobs = work.await?;
-        let took = began.elapsed();
-        let client_cpu = client_cpu().zip(cpu).map(|(after, before)| after - before);
-        let wal_bytes = Some(self.admin.wal_position().await? - wal);
-        Ok(Sample { jobs, took, wal_bytes, client_cpu })
-    }
-
     async fn bulk(&mut self, mut cell: Cell) -> Result<Cell> {
         progress("Postgres, bulk enqueue");
         let calls = self.options.bulk_calls();
@@ -206,7 +150,7 @@ impl Postgres<'_> {
                 ours::enqueue_bulk(&client, calls * BULK, BULK).await?;
                 Ok(calls * BULK)
             };
-            let sample = self.timed(work).await?;
+            let sample = self.admin.timed(work).await?;
             cell.ours.samples.push(sample);
 
             let mut connection = self.fresh_raw().await?;
@@ -218,7 +162,7 @@ impl Postgres<'_> {
                 }
                 Ok(calls * BULK)
             };
-            let sample = self.timed(work).await?;
+            let sample = self.admin.timed(work).await?;
             cell.raw[0].samples.push(sample);
 
             let mut connection = self.fresh_raw().await?;
@@ -230,7 +174,7 @@ impl Postgres<'_> {
                 }
                 Ok(calls * BULK)
             };
-            let sample = self.timed(work).await?;
+            let sample = self.admin.timed(work).await?;
             cell.raw[1].samples.push(sample);
         }
         Ok(cell)
@@ -266,7 +210,7 @@ impl Postgres<'_> {
                 let call = |_| tokio::spawn(ours::enqueue_singly(client.clone(), until));
                 together((0..callers).map(call).collect()).await
             };
-            let sample = self.timed(work).await?;
+            let sample = self.admin.timed(work).await?;
             cell.ours.samples.push(sample);
 
             for (nth, how) in raw_postgres::Single::ALL.into_iter().enumerate() {
@@ -287,7 +231,7 @@ impl Postgres<'_> {
                         |connection| tokio::spawn(raw_postgres::enqueue_singly(connection, how, until));
                     together(connections.into_iter().map(call).collect()).await
                 };
-                let sample = self.timed(work).await?;
+                let sample = self.admin.timed(work).await?;
                 cell.raw[nth].samples.push(sample);
             }
         }
@@ -299,34 +243,10 @@ impl Postgres<'_> {
         progress(&format!("Postgres, {name}"));
         let bar = (batch == 500).then_some(0.85);
         let mut cell = Cell::new(name).against("four-table SQL", bar);
-        let waiting = with_warm_up(self.options.claim_jobs(batch), batch, claimers);
+        let jobs = self.options.claim_jobs(batch);
         for _ in 0..self.options.rounds {
-            let client = self.admin.fresh(OURS).await?;
-            ours::enqueue_bulk(&client, waiting, BULK).await?;
-            self.admin.settle_statistics(OURS).await?;
-            let warm = warm_claimers(&client, batch, claimers).await?;
-            let work = async {
-                together(warm.into_iter().map(|claimer| tokio::spawn(claimer.drain())).collect()).await
-            };
-            let sample = self.timed(work).await?;
-            cell.ours.samples.push(sample);
-
-            let mut connection = self.fresh_raw().await?;
-            raw_postgres::insert_many(&mut connection, 0, waiting).await?;
-            self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
-            let mut warm = Vec::new();
-            for _ in 0..claimers {
-                let mut claimer = raw_postgres::Claimer::new(self.admin.raw_connection().await?, batch);
-                for _ in 0..WARM_UP {
-                    claimer.round().await?;
-                }
-                warm.push(claimer);
-            }
-            let work = async {
-                together(warm.into_iter().map(|claimer| tokio::spawn(claimer.drain())).collect()).await
-            };
-            let sample = self.timed(work).await?;
-            cell.raw[0].samples.push(sample);
+            cell.ours.samples.push(claims::ours_on_postgres(self.admin, OURS, jobs, batch, claimers).await?);
+            cell.raw[0].samples.push(claims::raw_on_postgres(self.admin, jobs, batch, claimers).await?);
         }
         Ok(cell)
     }
@@ -342,8 +262,7 @@ impl Postgres<'_> {
 
 struct Sqlite<'a> {
     options: &'a Options,
-    folder: PathBuf,
-    files: u32,
+    files: Files,
 }
 
 impl Sqlite<'_> {
@@ -372,20 +291,20 @@ impl Sqlite<'_> {
         let mut cell = bulk_cell().against("two inserts a job, one transaction", None);
         let calls = self.options.bulk_calls();
         for _ in 0..self.options.rounds {
-            let file = self.fresh().await?;
+            let file = self.files.fresh().await?;
             let client = file.client().await?;
             let began = Instant::now();
             ours::enqueue_bulk(&client, calls * BULK, BULK).await?;
-            cell.ours.samples.push(sample(calls * BULK, began));
+            cell.ours.samples.push(Sample::since(began, calls * BULK));
 
-            let file = self.fresh().await?;
+            let file = self.files.fresh().await?;
             let raw = blocking(move || {
                 let mut connection = raw_sqlite::open(&file.path)?;
                 let began = Instant::now();
                 for call in 0..calls {
                     raw_sqlite::enqueue(&mut connection, call * BULK, BULK)?;
                 }
-                Ok(sample(calls * BULK, began))
+                Ok(Sample::since(began, calls * BULK))
             });
             cell.raw[0].samples.push(raw.await?);
         }
@@ -398,19 +317,19 @@ impl Sqlite<'_> {
         let mut cell = Cell::new(name).against("a transaction a job, 1 connection", None);
         let time = self.options.single_time();
         for _ in 0..self.options.rounds {
-            let file = self.fresh().await?;
+            let file = self.files.fresh().await?;
             let client = file.client().await?;
             let began = Instant::now();
             let call = |_| tokio::spawn(ours::enqueue_singly(client.clone(), began + time));
             let jobs = together((0..callers).map(call).collect()).await?;
-            cell.ours.samples.push(sample(jobs, began));
+            cell.ours.samples.push(Sample::since(began, jobs));
 
-            let file = self.fresh().await?;
+            let file = self.files.fresh().await?;
             let raw = blocking(move || {
                 let mut connection = raw_sqlite::open(&file.path)?;
                 let began = Instant::now();
                 let jobs = raw_sqlite::enqueue_singly(&mut connection, began + time)?;
-                Ok(sample(jobs, began))
+                Ok(Sample::since(began, jobs))
             });
             cell.raw[0].samples.push(raw.await?);
         }
@@ -422,88 +341,11 @@ impl Sqlite<'_> {
         progress(&format!("SQLite, {name}"));
         let bar = (batch == 100).then_some(0.7);
         let mut cell = Cell::new(name).against("four-table SQL, a statement a row", bar);
-        let waiting = with_warm_up(self.options.claim_jobs(batch), batch, claimers);
+        let jobs = self.options.claim_jobs(batch);
         for _ in 0..self.options.rounds {
-            let file = self.filled(waiting).await?;
-            let client = file.client().await?;
-            let warm = warm_claimers(&client, batch, claimers).await?;
-            let began = Instant::now();
-            let jobs =
-                together(warm.into_iter().map(|claimer| tokio::spawn(claimer.drain())).collect()).await?;
-            cell.ours.samples.push(sample(jobs, began));
-
-            let file = self.filled(waiting).await?;
-            let mut warm = Vec::new();
-            for _ in 0..claimers {
-                let path = file.path.clone();
-                let claimer = blocking(move || {
-                    let mut claimer = raw_sqlite::Claimer::open(&path, batch)?;
-                    for _ in 0..WARM_UP {
-                        claimer.round()?;
-                    }
-                    Ok(claimer)
-                });
-                warm.push(claimer.await?);
-            }
-            let began = Instant::now();
-            let drain = |claimer: raw_sqlite::Claimer| tokio::task::spawn_blocking(|| claimer.drain());
-            let jobs = together(warm.into_iter().map(drain).collect()).await?;
-            cell.raw[0].samples.push(sample(jobs, began));
+            cell.ours.samples.push(claims::ours_on_sqlite(&mut self.files, jobs, batch, claimers).await?);
+            cell.raw[0].samples.push(claims::raw_on_sqlite(&mut self.files, jobs, batch, claimers).await?);
         }
         Ok(cell)
     }
-
-    /// A new file with empty tables.
-    async fn fresh(&mut self) -> Result<File> {
-        self.files += 1;
-        let file = File { path: self.folder.join(format!("core-{}-{}.db", std::process::id(), self.files)) };
-        file.client().await?.migrate().await?;
-        Ok(file)
-    }
-
-    /// A new file with jobs that wait, all of it out of the log.
-    async fn filled(&mut self, waiting: u64) -> Result<File> {
-        let file = self.fresh().await?;
-        let path = file.path.clone();
-        blocking(move || {
-            let mut connection = raw_sqlite::open(&path)?;
-            raw_sqlite::enqueue(&mut connection, 0, waiting)?;
-            connection.query_row("pragma wal_checkpoint(truncate)", [], |_| Ok(()))?;
-            Ok(())
-        })
-        .await?;
-        Ok(file)
-    }
-}
-
-/// A database file that goes when the measurement is over.
-struct File {
-    path: PathBuf,
-}
-
-impl File {
-    async fn client(&self) -> Result<Client> {
-        Ok(Client::connect(&format!("sqlite:{}", self.path.display())).await?)
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        remove(&self.path);
-    }
-}
-
-/// Removes a database file and its companions, if they are there.
-fn remove(path: &Path) {
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{}{end}", path.display()));
-    }
-}
-
-fn sample(jobs: u64, began: Instant) -> Sample {
-    Sample { jobs, took: began.elapsed(), wal_bytes: None, client_cpu: None }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await?
 }

@@ -8,8 +8,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tokio::task::JoinHandle;
 
+mod claims;
 mod core;
+mod files;
 mod flat;
 mod held;
 mod ours;
@@ -17,6 +20,7 @@ mod raw_postgres;
 mod raw_sqlite;
 mod report;
 mod server;
+mod worker;
 
 /// Whatever goes wrong ends the run; nobody handles it.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
@@ -42,6 +46,9 @@ enum What {
     /// Throughput while a transaction elsewhere holds back vacuum, with and
     /// without the claim cursor.
     Held(held::Options),
+    /// The worker: drain, produce and consume, pick-up, sleeping jobs, idle cost;
+    /// against raw SQL, a bare loop and, if given, other job queues.
+    Worker(worker::Options),
     /// Claims, lookups and counts beside millions of other jobs.
     Flat(flat::Options),
 }
@@ -82,6 +89,15 @@ fn scratch_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// Waits for all of them; the jobs they did.
+async fn together(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
+    let mut jobs = 0;
+    for task in tasks {
+        jobs += task.await??;
+    }
+    Ok(jobs)
+}
+
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     report::introduce();
@@ -89,6 +105,7 @@ fn main() -> Result<()> {
     runtime.block_on(async {
         match arguments.what {
             What::Core(options) => core::run(&options).await,
+            What::Worker(options) => worker::run(&options).await,
             What::Held(options) => held::run(&options).await,
             What::Flat(options) => flat::run(&options).await,
         }

@@ -1,7 +1,7 @@
 //! Figures and how they are told: medians, tables, JSON.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -19,6 +19,11 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
+    /// A phase of which only the time is told.
+    pub(crate) fn since(began: Instant, jobs: u64) -> Self {
+        Sample { jobs, took: began.elapsed(), wal_bytes: None, client_cpu: None }
+    }
+
     fn rate(&self) -> f64 {
         rate(self.jobs, self.took)
     }
@@ -54,12 +59,12 @@ impl Side {
         median(self.samples.iter().map(Sample::rate).collect()).unwrap_or(0.0)
     }
 
-    fn wal_per_job(&self) -> Option<f64> {
+    pub(crate) fn wal_per_job(&self) -> Option<f64> {
         median(self.samples.iter().filter_map(Sample::wal_per_job).collect())
     }
 
     /// Over all rounds, because one is too short for the kernel's clock.
-    fn client_micros_per_job(&self) -> Option<f64> {
+    pub(crate) fn client_micros_per_job(&self) -> Option<f64> {
         let used: Option<Duration> = self.samples.iter().map(|sample| sample.client_cpu).sum();
         let jobs: u64 = self.samples.iter().map(|sample| sample.jobs).sum();
         used.map(|used| used.as_secs_f64() * 1e6 / jobs.max(1) as f64)
@@ -91,6 +96,16 @@ impl Cell {
 
     pub(crate) fn against(mut self, name: impl Into<String>, bar: Option<f64>) -> Self {
         self.raw.push(Side { name: name.into(), bar, samples: Vec::new() });
+        self
+    }
+
+    pub(crate) fn side(&mut self, name: &str) -> Option<&mut Side> {
+        self.raw.iter_mut().find(|side| side.name == name)
+    }
+
+    /// Leaves out sides that could not be measured.
+    pub(crate) fn measured(mut self) -> Self {
+        self.raw.retain(|side| !side.samples.is_empty());
         self
     }
 
@@ -142,7 +157,19 @@ impl Cell {
                 bar,
             ]
         };
+        if self.raw.is_empty() {
+            return vec![self.row_alone()];
+        }
         self.raw.iter().enumerate().map(row).collect()
+    }
+
+    fn row_alone(&self) -> [String; 8] {
+        let mut row: [String; 8] = Default::default();
+        row[0] = self.name.clone();
+        row[1] = thousands(self.ours.rate());
+        row[5] = self.ours.wal_per_job().map_or(String::new(), |wal| format!("{wal:.0}"));
+        row[6] = self.ours.client_micros_per_job().map_or(String::new(), |cpu| format!("{cpu:.1}"));
+        row
     }
 }
 
@@ -153,6 +180,41 @@ pub(crate) fn compare(engine: &str, facts: Value, cells: &[Cell]) -> Value {
     let rows: Vec<[String; 8]> = cells.iter().flat_map(Cell::rows).collect();
     table(head, &rows);
     json!({ "engine": engine, "facts": facts, "cells": cells.iter().map(Cell::figures).collect::<Vec<_>>() })
+}
+
+/// A figure that must stay below a bar, whatever others reach.
+pub(crate) struct Limit {
+    pub(crate) name: String,
+    pub(crate) value: f64,
+    pub(crate) bar: Option<f64>,
+}
+
+impl Limit {
+    pub(crate) fn new(name: impl Into<String>, value: f64, bar: impl Into<Option<f64>>) -> Self {
+        Limit { name: name.into(), value, bar: bar.into() }
+    }
+
+    fn met(&self) -> Option<bool> {
+        self.bar.map(|bar| self.value <= bar)
+    }
+}
+
+/// Tells figures with bars of their own as a table and as JSON.
+pub(crate) fn limits(limits: &[Limit]) -> Value {
+    let row = |limit: &Limit| {
+        let bar = match (limit.bar, limit.met()) {
+            (Some(bar), Some(true)) => format!("≤ {bar} met"),
+            (Some(bar), _) => format!("≤ {bar} MISSED"),
+            _ => String::new(),
+        };
+        [limit.name.clone(), format!("{:.2}", limit.value), bar]
+    };
+    if !limits.is_empty() {
+        println!();
+        table(["figure", "value", "bar"], &limits.iter().map(row).collect::<Vec<_>>());
+    }
+    let figures = |limit: &Limit| json!({ "figure": limit.name, "value": limit.value, "bar": limit.bar, "met": limit.met() });
+    limits.iter().map(figures).collect()
 }
 
 /// Prints rows under a head, columns as wide as they need; numbers to the right.

@@ -1,11 +1,16 @@
 //! The Postgres server around the measurements: its settings, fresh schemas,
 //! and the same ground for every timed phase.
 
+use std::collections::HashMap;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
 use longshore::Client;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::Result;
+use crate::report::{Sample, client_cpu};
 
 /// What is read out before anything is measured.
 const SETTINGS: &[&str] = &[
@@ -34,6 +39,25 @@ const GUESTS: &str = "
       from pg_stat_activity
      where backend_type = 'client backend'
        and pid <> pg_backend_pid()";
+
+const OTHERS_HERE: &str = "
+    select count(*)
+      from pg_stat_activity
+     where datname = current_database()
+       and pid <> pg_backend_pid()
+       and backend_type = 'client backend'";
+
+const COMMITS: &str = "
+    select xact_commit
+      from pg_stat_database
+     where datname = current_database()";
+
+const STATEMENTS: &str = "
+    select query, sum(calls)::int8
+      from pg_stat_statements
+     where dbid = (select oid from pg_database where datname = current_database())
+       and query not like '%pg_stat_statements%'
+     group by query";
 
 impl Admin {
     pub(crate) async fn connect(url: &str) -> Result<Self> {
@@ -80,6 +104,19 @@ impl Admin {
         facts
     }
 
+    /// An empty database on the same server, in the place of whatever had its
+    /// name.
+    pub(crate) async fn fresh_database(&mut self, name: &str) -> Result<String> {
+        self.drop_database(name).await?;
+        self.execute(&format!("create database {name}")).await?;
+        self.execute("checkpoint").await?;
+        Ok(in_database(&self.url, name))
+    }
+
+    pub(crate) async fn drop_database(&mut self, name: &str) -> Result<()> {
+        self.execute(&format!("drop database if exists {name} with (force)")).await
+    }
+
     /// A connection of its own, as a program without a library would have.
     pub(crate) async fn raw_connection(&self) -> Result<PgConnection> {
         Ok(PgConnection::connect(&self.url).await?)
@@ -91,10 +128,15 @@ impl Admin {
         // Before the tables are filled, not after: every page that is then
         // touched again, as in a busy queue, is already in the log in full.
         self.execute("checkpoint").await?;
-        let joint = if self.url.contains('?') { '&' } else { '?' };
-        let client = Client::connect(&format!("{}{joint}schema={schema}", self.url)).await?;
+        let client = self.client(schema).await?;
         client.migrate().await?;
         Ok(client)
+    }
+
+    /// A client of the tables in `schema`.
+    pub(crate) async fn client(&self, schema: &str) -> Result<Client> {
+        let joint = if self.url.contains('?') { '&' } else { '?' };
+        Ok(Client::connect(&format!("{}{joint}schema={schema}", self.url)).await?)
     }
 
     pub(crate) async fn drop(&mut self, schema: &str) -> Result<()> {
@@ -115,11 +157,69 @@ impl Admin {
         Ok(())
     }
 
+    /// Times some work on the server.
+    pub(crate) async fn timed(&mut self, work: impl Future<Output = Result<u64>>) -> Result<Sample> {
+        let wal = self.wal_position().await?;
+        let (cpu, began) = (client_cpu(), Instant::now());
+        let jobs = work.await?;
+        let took = began.elapsed();
+        let client_cpu = client_cpu().zip(cpu).map(|(after, before)| after - before);
+        let wal_bytes = Some(self.wal_position().await? - wal);
+        Ok(Sample { jobs, took, wal_bytes, client_cpu })
+    }
+
     /// How many bytes the log has grown to so far.
     pub(crate) async fn wal_position(&mut self) -> Result<u64> {
         let bytes: i64 = sqlx::query_scalar("select (pg_current_wal_lsn() - '0/0'::pg_lsn)::int8")
             .fetch_one(&mut self.connection)
             .await?;
         Ok(bytes as u64)
+    }
+
+    /// How many transactions have committed in this database. Sessions report
+    /// theirs now and then, and at the latest when they end: call this when the
+    /// others have left.
+    pub(crate) async fn commits(&mut self) -> Result<u64> {
+        for _ in 0..100 {
+            let others: i64 = sqlx::query_scalar(OTHERS_HERE).fetch_one(&mut self.connection).await?;
+            if others == 0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let commits: i64 = sqlx::query_scalar(COMMITS).fetch_one(&mut self.connection).await?;
+        Ok(commits as u64)
+    }
+
+    /// How often each statement has run in this database, if the server keeps
+    /// count (`pg_stat_statements`).
+    pub(crate) async fn statements(&mut self) -> Option<HashMap<String, i64>> {
+        self.execute("create extension if not exists pg_stat_statements").await.ok()?;
+        let counted: Vec<(String, i64)> =
+            sqlx::query_as(STATEMENTS).fetch_all(&mut self.connection).await.ok()?;
+        Some(counted.into_iter().collect())
+    }
+}
+
+/// The same server and settings, another database.
+fn in_database(url: &str, name: &str) -> String {
+    let (place, settings) = url.split_once('?').map_or((url, None), |(place, after)| (place, Some(after)));
+    let host_at = place.find("://").map_or(0, |at| at + 3);
+    let server = place[host_at..].find('/').map_or(place, |at| &place[..host_at + at]);
+    match settings {
+        Some(settings) => format!("{server}/{name}?{settings}"),
+        None => format!("{server}/{name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_database;
+
+    #[test]
+    fn another_database_keeps_the_server_and_the_settings() {
+        assert_eq!(in_database("postgres://me@host:5433/mine", "other"), "postgres://me@host:5433/other");
+        assert_eq!(in_database("postgres://host", "other"), "postgres://host/other");
+        assert_eq!(in_database("postgres://host/mine?a=/b", "other"), "postgres://host/other?a=/b");
     }
 }

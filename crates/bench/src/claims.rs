@@ -1,0 +1,119 @@
+//! Claim and settle in batches until nothing is left: our way and by hand, on
+//! either engine, timed from warm claimers on.
+
+use std::time::Instant;
+
+use longshore::Client;
+use longshore::store::ClaimCursor;
+
+use crate::files::{Files, blocking};
+use crate::report::Sample;
+use crate::server::Admin;
+use crate::{Result, ours, raw_postgres, raw_sqlite, together};
+
+const BULK: u64 = 10_000;
+/// Batches before the clock starts: connections are open, statements prepared,
+/// and Postgres has settled on their plans.
+pub(crate) const WARM_UP: u64 = 8;
+
+/// How many jobs the tables must hold for `jobs` to be left after warming up.
+fn with_warm_up(jobs: u64, batch: u32, claimers: usize) -> u64 {
+    jobs + WARM_UP * u64::from(batch) * claimers as u64
+}
+
+/// Registers claimers and lets all of them warm up at once, so that each has a
+/// connection with its statements.
+async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<Vec<ours::Claimer>> {
+    let mut tasks = Vec::new();
+    for _ in 0..claimers {
+        let mut claimer = ours::Claimer::register(client, None, batch, ClaimCursor::default()).await?;
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..WARM_UP {
+                claimer.round().await?;
+            }
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(claimer)
+        }));
+    }
+    let mut warm = Vec::new();
+    for task in tasks {
+        warm.push(task.await??);
+    }
+    Ok(warm)
+}
+
+pub(crate) async fn ours_on_postgres(
+    admin: &mut Admin,
+    schema: &str,
+    jobs: u64,
+    batch: u32,
+    claimers: usize,
+) -> Result<Sample> {
+    let client = admin.fresh(schema).await?;
+    ours::enqueue_bulk(&client, with_warm_up(jobs, batch, claimers), BULK).await?;
+    admin.settle_statistics(schema).await?;
+    let warm = warm_claimers(&client, batch, claimers).await?;
+    let drain = |claimer: ours::Claimer| tokio::spawn(claimer.drain());
+    admin.timed(async { together(warm.into_iter().map(drain).collect()).await }).await
+}
+
+pub(crate) async fn raw_on_postgres(
+    admin: &mut Admin,
+    jobs: u64,
+    batch: u32,
+    claimers: usize,
+) -> Result<Sample> {
+    admin.fresh(raw_postgres::SCHEMA).await?;
+    let mut connection = admin.raw_connection().await?;
+    raw_postgres::insert_many(&mut connection, 0, with_warm_up(jobs, batch, claimers)).await?;
+    admin.settle_statistics(raw_postgres::SCHEMA).await?;
+    let mut warm = Vec::new();
+    for _ in 0..claimers {
+        let mut claimer = raw_postgres::Claimer::new(admin.raw_connection().await?, batch);
+        for _ in 0..WARM_UP {
+            claimer.round().await?;
+        }
+        warm.push(claimer);
+    }
+    let drain = |claimer: raw_postgres::Claimer| tokio::spawn(claimer.drain());
+    admin.timed(async { together(warm.into_iter().map(drain).collect()).await }).await
+}
+
+pub(crate) async fn ours_on_sqlite(
+    files: &mut Files,
+    jobs: u64,
+    batch: u32,
+    claimers: usize,
+) -> Result<Sample> {
+    let file = files.filled(with_warm_up(jobs, batch, claimers)).await?;
+    let client = file.client().await?;
+    let warm = warm_claimers(&client, batch, claimers).await?;
+    let began = Instant::now();
+    let drain = |claimer: ours::Claimer| tokio::spawn(claimer.drain());
+    let jobs = together(warm.into_iter().map(drain).collect()).await?;
+    Ok(Sample::since(began, jobs))
+}
+
+pub(crate) async fn raw_on_sqlite(
+    files: &mut Files,
+    jobs: u64,
+    batch: u32,
+    claimers: usize,
+) -> Result<Sample> {
+    let file = files.filled(with_warm_up(jobs, batch, claimers)).await?;
+    let mut warm = Vec::new();
+    for _ in 0..claimers {
+        let path = file.path.clone();
+        let claimer = blocking(move || {
+            let mut claimer = raw_sqlite::Claimer::open(&path, batch)?;
+            for _ in 0..WARM_UP {
+                claimer.round()?;
+            }
+            Ok(claimer)
+        });
+        warm.push(claimer.await?);
+    }
+    let began = Instant::now();
+    let drain = |claimer: raw_sqlite::Claimer| tokio::task::spawn_blocking(|| claimer.drain());
+    let jobs = together(warm.into_iter().map(drain).collect()).await?;
+    Ok(Sample::since(began, jobs))
+}
