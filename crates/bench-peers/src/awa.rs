@@ -95,14 +95,10 @@ impl Peer for Awa {
     }
 
     async fn settle_statistics(&self) -> Result<()> {
-        for statement in server::SETTLE_STATISTICS {
-            sqlx_0_8::raw_sql(statement).execute(&self.pool).await?;
-        }
-        Ok(())
+        server::settle_statistics_0_8(&self.pool).await
     }
 
     async fn wal_position(&self) -> Result<Option<u64>> {
-        let bytes: i64 = sqlx_0_8::query_scalar(server::WAL_POSITION).fetch_one(&self.pool).await?;
-        Ok(Some(bytes as u64))
+        server::wal_position_0_8(&self.pool).await
     }
 }

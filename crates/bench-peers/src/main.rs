@@ -13,6 +13,7 @@ use clap::{Parser, ValueEnum};
 
 mod awa;
 mod graphile;
+mod job_queue;
 mod jobs;
 mod river;
 mod scenario;
@@ -60,6 +61,7 @@ enum Name {
     Riverqueue,
     RiverqueueSqlite,
     Awa,
+    RustJobQueue,
 }
 
 /// What the scenarios need of a queue. Handlers call [`jobs::ran`].
@@ -108,6 +110,9 @@ fn main() -> Result<()> {
                 scenario::run(&arguments, river::River::install_sqlite(url, connections).await?).await
             }
             Name::Awa => scenario::run(&arguments, awa::Awa::install(url, connections).await?).await,
+            Name::RustJobQueue => {
+                scenario::run(&arguments, job_queue::JobQueue::install(url, connections).await?).await
+            }
         }
     })?;
     println!("{}", serde_json::to_string(&outcome)?);

@@ -59,6 +59,13 @@ const STATEMENTS: &str = "
        and query not like '%pg_stat_statements%'
      group by query";
 
+const COUNT_STATEMENTS: &str = "
+    do $$
+    begin
+        execute format('alter database %I set pg_stat_statements.track = top', current_database());
+    end
+    $$";
+
 impl Admin {
     pub(crate) async fn connect(url: &str) -> Result<Self> {
         let mut connection = PgConnection::connect(url).await?;
@@ -187,17 +194,33 @@ impl Admin {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        self.commits_so_far().await
+    }
+
+    /// As [`commits`](Self::commits), while others are at it: what their
+    /// sessions did within the last second may be missing.
+    pub(crate) async fn commits_so_far(&mut self) -> Result<u64> {
         let commits: i64 = sqlx::query_scalar(COMMITS).fetch_one(&mut self.connection).await?;
         Ok(commits as u64)
     }
 
-    /// How often each statement has run in this database, if the server keeps
-    /// count (`pg_stat_statements`).
-    pub(crate) async fn statements(&mut self) -> Option<HashMap<String, i64>> {
-        self.execute("create extension if not exists pg_stat_statements").await.ok()?;
-        let counted: Vec<(String, i64)> =
-            sqlx::query_as(STATEMENTS).fetch_all(&mut self.connection).await.ok()?;
-        Some(counted.into_iter().collect())
+    /// Has the server count the statements of sessions that begin after this;
+    /// whether it can (`pg_stat_statements`).
+    pub(crate) async fn count_statements(&mut self) -> bool {
+        self.execute("create extension if not exists pg_stat_statements").await.is_ok()
+            && sqlx::query(STATEMENTS).execute(&mut self.connection).await.is_ok()
+            && self.execute(COUNT_STATEMENTS).await.is_ok()
+    }
+
+    /// How often each statement has run in this database, as far as they are
+    /// counted.
+    pub(crate) async fn statements(&mut self) -> Result<HashMap<String, i64>> {
+        let is_there = "select to_regclass('pg_stat_statements') is not null";
+        if !sqlx::query_scalar(is_there).fetch_one(&mut self.connection).await? {
+            return Ok(HashMap::new());
+        }
+        let counted: Vec<(String, i64)> = sqlx::query_as(STATEMENTS).fetch_all(&mut self.connection).await?;
+        Ok(counted.into_iter().collect())
     }
 }
 

@@ -40,6 +40,13 @@ impl Binaries {
         self.dir.join(name)
     }
 
+    /// Whether a module for the server lies where packages and builds put them.
+    pub(crate) fn have_library(&self, name: &str) -> bool {
+        let Some(root) = self.dir.parent() else { return false };
+        let there = |folder: &str| root.join(folder).join(format!("{name}.so")).is_file();
+        ["lib", "lib/postgresql"].into_iter().any(there)
+    }
+
     fn in_dir(dir: &Path) -> Option<Binaries> {
         let complete =
             |dir: &Path| ["initdb", "postgres", "pg_ctl"].iter().all(|program| dir.join(program).is_file());

@@ -151,6 +151,11 @@ impl Cluster {
         for (name, value) in settings(tuning, memory_mb()) {
             command.arg("-c").arg(format!("{name}={value}"));
         }
+        if tuning == Tuning::Durable && self.binaries.have_library("pg_stat_statements") {
+            // At hand for who wants to count, and off, because counting costs.
+            command.args(["-c", "shared_preload_libraries=pg_stat_statements"]);
+            command.args(["-c", "pg_stat_statements.track=none"]);
+        }
         command
             .args(["-c", "listen_addresses=127.0.0.1"])
             .args(["-c", &format!("port={port}")])

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use longshore::Client;
 use serde_json::{Value, json};
 
@@ -34,6 +34,29 @@ const CLAIMERS: usize = 2;
 const PRODUCERS: [usize; 2] = [4, 64];
 const CALLERS: [usize; 2] = [8, 64];
 
+/// What is measured, by the names that the bars have.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Figure {
+    /// What a worker costs that has nothing to do.
+    #[value(alias = "p11")]
+    Idle,
+    /// No-op jobs wait; from the worker's start until the last is settled.
+    #[value(alias = "p1")]
+    W1,
+    /// Producers enqueue one by one while the worker consumes.
+    #[value(alias = "p2")]
+    W3,
+    /// Callers enqueue one by one; nobody consumes.
+    #[value(alias = "p3")]
+    Enqueue,
+    /// Jobs that sleep, 200 at once.
+    #[value(alias = "p8")]
+    W9,
+    /// From the enqueue call to the handler's first line, on an idle worker.
+    #[value(alias = "p5")]
+    W2,
+}
+
 /// Options of `bench worker`.
 #[derive(Args)]
 pub(crate) struct Options {
@@ -54,10 +77,9 @@ pub(crate) struct Options {
     /// Which engines.
     #[arg(long, value_enum, default_value = "both")]
     engine: Engine,
-    /// Only figures whose name contains this: `W1 drain`, `W3 sustained`,
-    /// `single enqueue`, `W9 sleeping`, `W2 pick-up`, `idle`.
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    /// Only these figures, such as `w1,w3`.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "FIGURES")]
+    only: Vec<Figure>,
     /// The program that knows other job queues, to measure them in turns;
     /// `cargo xtask bench worker --peers` builds it and fills this in.
     #[arg(long, value_name = "PROGRAM")]
@@ -84,15 +106,16 @@ impl Options {
     }
 
     fn idle_time(&self) -> Duration {
-        Duration::from_secs(if self.quick { 10 } else { 20 })
+        // Whole numbers of beats and of sweeps, which are 10 and 15 seconds apart.
+        Duration::from_secs(if self.quick { 10 } else { 30 })
     }
 
     fn samples(&self) -> u64 {
         self.samples.unwrap_or(if self.quick { 200 } else { 2000 })
     }
 
-    fn wants(&self, figure: &str) -> bool {
-        self.only.as_deref().is_none_or(|only| figure.contains(only))
+    fn wants(&self, figure: Figure) -> bool {
+        self.only.is_empty() || self.only.contains(&figure)
     }
 }
 
@@ -282,7 +305,6 @@ struct Measured<'a> {
     ground: Ground,
     bars: Bars,
     peers: Option<Peers>,
-    names: &'static [&'static str],
     cells: Vec<Cell>,
     limits: Vec<Limit>,
     idle: Value,
@@ -291,38 +313,37 @@ struct Measured<'a> {
 
 impl<'a> Measured<'a> {
     fn new(options: &'a Options, ground: Ground, peers: Option<Peers>) -> Self {
-        let (bars, names) = match &ground {
-            Ground::Postgres { .. } => (ON_POSTGRES, peers::ON_POSTGRES),
-            Ground::Sqlite(_) => (ON_SQLITE, peers::ON_SQLITE),
+        let bars = match &ground {
+            Ground::Postgres { .. } => ON_POSTGRES,
+            Ground::Sqlite(_) => ON_SQLITE,
         };
-        let names = if peers.is_some() { names } else { &[] };
         let (cells, limits) = (Vec::new(), Vec::new());
-        Measured { options, ground, bars, peers, names, cells, limits, idle: Value::Null, pickups: None }
+        Measured { options, ground, bars, peers, cells, limits, idle: Value::Null, pickups: None }
     }
 
     /// In this order: the idle worker's memory is what the process has used.
     async fn all(&mut self) -> Result<()> {
-        if self.options.wants("idle") {
+        if self.options.wants(Figure::Idle) {
             self.idle().await?;
         }
-        if self.options.wants("W1 drain") {
+        if self.options.wants(Figure::W1) {
             self.drain().await?;
         }
         for (nth, producers) in PRODUCERS.into_iter().enumerate() {
-            if self.options.wants("W3 sustained") {
+            if self.options.wants(Figure::W3) {
                 self.sustained(producers, self.bars.sustained_peers[nth]).await?;
             }
         }
         for (nth, callers) in CALLERS.into_iter().enumerate() {
             // Against raw inserts, `bench core` has it.
-            if !self.names.is_empty() && self.options.wants("single enqueue") {
+            if self.peers.is_some() && self.options.wants(Figure::Enqueue) {
                 self.enqueue(callers, self.bars.enqueue_peers[nth]).await?;
             }
         }
-        if self.options.wants("W9 sleeping") {
+        if self.options.wants(Figure::W9) {
             self.sleepers().await?;
         }
-        if self.options.wants("W2 pick-up") {
+        if self.options.wants(Figure::W2) {
             self.pickup().await?;
         }
         Ok(())
@@ -360,7 +381,8 @@ impl<'a> Measured<'a> {
         let mut cell = Cell::new(name)
             .against("four-table SQL", self.bars.drain_by_hand)
             .against("claim+settle, no worker", Some(0.8));
-        cell = self.against_peers(cell, Some(self.bars.drain_peers));
+        let scenario = Scenario::Drain { jobs };
+        cell = self.against_peers(cell, scenario, Some(self.bars.drain_peers));
         for round in 0..self.options.rounds {
             let site = self.ground.filled(jobs).await?;
             let mut running = None;
@@ -378,7 +400,7 @@ impl<'a> Measured<'a> {
             cell.raw[0].samples.push(sample);
             let sample = self.ground.without_worker(jobs).await?;
             cell.raw[1].samples.push(sample);
-            self.peers_round(&mut cell, round, Scenario::Drain { jobs }).await?;
+            self.peers_round(&mut cell, round, scenario).await?;
         }
         if let Ground::Postgres { .. } = self.ground {
             let cpu = cell.ours.client_micros_per_job();
@@ -394,7 +416,8 @@ impl<'a> Measured<'a> {
         let name = format!("W3 sustained, {producers} producers");
         self.progress(&name);
         let time = self.options.time();
-        let mut cell = self.against_peers(Cell::new(name.clone()), Some(bar));
+        let scenario = Scenario::Sustained { callers: producers, time };
+        let mut cell = self.against_peers(Cell::new(name.clone()), scenario, Some(bar));
         let mut commits_per_job = Vec::new();
         for round in 0..self.options.rounds {
             let (site, before) = self.ground.alone().await?;
@@ -406,7 +429,7 @@ impl<'a> Measured<'a> {
             if let Some((after, before)) = self.ground.commits().await?.zip(before) {
                 commits_per_job.push((after - before) as f64 / settled.max(1) as f64);
             }
-            self.peers_round(&mut cell, round, Scenario::Sustained { callers: producers, time }).await?;
+            self.peers_round(&mut cell, round, scenario).await?;
         }
         if let Some(commits) = median(commits_per_job) {
             let bar = (producers == 64).then_some(0.1);
@@ -420,7 +443,8 @@ impl<'a> Measured<'a> {
         let name = format!("single enqueue, {callers} callers");
         self.progress(&name);
         let time = self.options.enqueue_time();
-        let mut cell = self.against_peers(Cell::new(name), bar);
+        let scenario = Scenario::Enqueue { callers, time };
+        let mut cell = self.against_peers(Cell::new(name), scenario, bar);
         for round in 0..self.options.rounds {
             let site = self.ground.filled(1000).await?;
             let call = |time: Duration| {
@@ -431,7 +455,7 @@ impl<'a> Measured<'a> {
             call(scenarios::GET_GOING).await?;
             let sample = self.ground.timed(async { call(time).await }).await?;
             cell.ours.samples.push(sample);
-            self.peers_round(&mut cell, round, Scenario::Enqueue { callers, time }).await?;
+            self.peers_round(&mut cell, round, scenario).await?;
         }
         self.cells.push(cell);
         Ok(())
@@ -465,14 +489,15 @@ impl<'a> Measured<'a> {
         self.progress("W2 pick-up");
         let samples = self.options.samples();
         let mut ours = Pickups::new("longshore");
-        let mut peers: Vec<Pickups> = self.names.iter().copied().map(Pickups::new).collect();
+        let scenario = Scenario::Pickup { samples };
+        let mut peers: Vec<Pickups> = self.names(scenario).iter().copied().map(Pickups::new).collect();
         for round in 0..self.options.rounds {
             let site = self.ground.filled(0).await?;
             ours.rounds.push(scenarios::pickup(&site.client, samples).await?);
             drop(site);
             for peer in &mut peers {
                 if peer.rounds.len() == round as usize
-                    && let Some(outcome) = self.peer(peer.system, Scenario::Pickup { samples }).await?
+                    && let Some(outcome) = self.peer(peer.system, scenario).await?
                 {
                     peer.rounds.push(outcome.latencies_micros);
                 }
@@ -485,14 +510,23 @@ impl<'a> Measured<'a> {
 
     // ---- peers -------------------------------------------------------------
 
-    fn against_peers(&self, cell: Cell, bar: Option<f64>) -> Cell {
-        self.names.iter().fold(cell, |cell, peer| cell.against(*peer, bar))
+    /// Those that are put through the scenario, if there are any.
+    fn names(&self, scenario: Scenario) -> &'static [&'static str] {
+        match (&self.peers, &self.ground) {
+            (None, _) => &[],
+            (Some(_), Ground::Postgres { .. }) => scenario.peers_on_postgres(),
+            (Some(_), Ground::Sqlite(_)) => peers::ON_SQLITE,
+        }
+    }
+
+    fn against_peers(&self, cell: Cell, scenario: Scenario, bar: Option<f64>) -> Cell {
+        self.names(scenario).iter().fold(cell, |cell, peer| cell.against(*peer, bar))
     }
 
     /// Takes every peer through a round. One that failed in an earlier round is
     /// left out, so that what remains is still paired round by round.
     async fn peers_round(&mut self, cell: &mut Cell, round: u32, scenario: Scenario) -> Result<()> {
-        for peer in self.names {
+        for peer in self.names(scenario) {
             let Some(side) = cell.side(peer) else { continue };
             if side.samples.len() == round as usize
                 && let Some(outcome) = self.peer(peer, scenario).await?

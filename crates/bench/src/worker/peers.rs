@@ -11,7 +11,10 @@ use tokio::process::Command;
 use crate::Result;
 use crate::report::Sample;
 
-pub(super) const ON_POSTGRES: &[&str] = &["graphile_worker", "riverqueue", "awa"];
+const ON_POSTGRES: &[&str] = &["graphile_worker", "riverqueue", "awa", "rust_job_queue"];
+/// Without the one that stores and claims one by one: for minutes, and for a
+/// twentieth of the others' rate.
+const DRAINED_ON_POSTGRES: &[&str] = &["graphile_worker", "riverqueue", "awa"];
 pub(super) const ON_SQLITE: &[&str] = &["riverqueue_sqlite"];
 
 /// A run that takes longer is ended.
@@ -27,6 +30,13 @@ pub(super) enum Scenario {
 }
 
 impl Scenario {
+    pub(super) fn peers_on_postgres(self) -> &'static [&'static str] {
+        match self {
+            Scenario::Drain { .. } => DRAINED_ON_POSTGRES,
+            _ => ON_POSTGRES,
+        }
+    }
+
     fn arguments(self) -> Vec<String> {
         let callers = |name: &str, callers: usize, time: Duration| {
             let seconds = time.as_secs_f64().to_string();
