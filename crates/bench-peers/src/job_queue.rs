@@ -1,8 +1,8 @@
-//! rust-job-queue-api-worker-system: as many workers as our side runs jobs, each
-//! with a connection of its own, as its documentation sizes the pool. It has no
-//! notifications and polls every 500 ms by default; here every 20, with which
-//! one of the workers looks every millisecond. Its kinds are given: the jobs are
-//! of the one that comes closest to the payload of the others.
+//! rust-job-queue-api-worker-system: 16 workers, the most in its own
+//! `benches/throughput.rs`, each with a connection of its own. It has no
+//! notifications and polls every 500 ms by default; here every 10, so that there
+//! is a look in every millisecond. Its kinds are given: the jobs are of the one
+//! that comes closest to the payload of the others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use crate::jobs::{self, Payload};
 use crate::{Peer, Result, server};
 
-const WORKERS: usize = 24;
-const POLL: Duration = Duration::from_millis(20);
+const WORKERS: usize = 16;
+const POLL: Duration = Duration::from_millis(10);
 /// It has no call for many; so many callers share the jobs of one.
 const CALLERS: u64 = 8;
 

@@ -88,9 +88,10 @@ trait Peer: Clone + Send + Sync + 'static {
     fn wal_position(&self) -> impl Future<Output = Result<Option<u64>>> + Send;
 }
 
-/// Connections of a peer's pool: one for each caller, and what the worker needs.
+/// Connections of a peer's pool: one for each caller, what the worker needs, and
+/// some for who looks on.
 fn connections(callers: usize) -> u32 {
-    callers as u32 + 24
+    callers as u32 + 32
 }
 
 fn main() -> Result<()> {

@@ -45,7 +45,7 @@ pub(super) async fn measure(admin: &mut Admin, schema: &str, time: Duration) -> 
     let mut which: Vec<(String, i64)> = statements_after.into_iter().filter_map(more).collect();
     which.sort_by_key(|(_, calls)| -calls);
     let count: i64 = which.iter().map(|(_, calls)| calls).sum();
-    let facts = json!({ "counted_by": "pg_stat_statements", "statements": which, "commits": commits });
+    let facts = json!({ "counted_by": "pg_stat_statements", "statements": which });
     Ok((limits("statements", per_second(count as f64), resident), facts))
 }
 
