@@ -18,14 +18,17 @@ fn an_outage_costs_nobody_a_job_or_an_attempt() {
         return eprintln!("skipped: there are no Postgres server programs (initdb, pg_ctl, postgres)");
     };
     Crew::postgres(&cluster.url()).run(async |crew| {
-        crew.orders.threshold = Duration::from_secs(4);
-        crew.orders.heartbeat = ms(400);
+        // `LONGSHORE_FAULTS_OUTAGE=20` for one of twenty seconds.
+        let seconds = std::env::var("LONGSHORE_FAULTS_OUTAGE").map(|seconds| seconds.parse().unwrap());
+        let lasts = seconds.map_or(ms(1500), Duration::from_secs);
+        crew.orders.threshold = lasts + ms(2500);
+        crew.orders.heartbeat = crew.orders.threshold / 10;
         // Long enough to tell a listener from a poll.
         crew.orders.poll = POLL;
         let workers = [crew.start(), crew.start()];
         crew.until("both register", async |crew| crew.registered().await == 2).await;
 
-        short(crew, &cluster).await;
+        short(crew, &cluster, lasts).await;
         long(crew, &cluster).await;
 
         for nth in workers {
@@ -43,9 +46,9 @@ fn an_outage_costs_nobody_a_job_or_an_attempt() {
 }
 
 /// Shorter than any threshold: nobody notices but by the delay.
-async fn short(crew: &mut Crew, cluster: &Cluster) {
+async fn short(crew: &mut Crew, cluster: &Cluster, lasts: Duration) {
     let ids = crew.enqueue("sleep", &[20], 600).await;
-    outage(crew, cluster, ms(1500)).await;
+    outage(crew, cluster, lasts).await;
     crew.until_succeeded(ids.len()).await;
     for id in ids {
         let job = crew.get(id).await;
@@ -81,5 +84,6 @@ async fn outage(crew: &mut Crew, cluster: &Cluster, lasts: Duration) {
     crew.until("the server answers us", async |crew| crew.client().store().now().await.is_ok()).await;
     let (ready, done) = (Instant::now(), crew.of(&What::Success).len());
     crew.until("work goes on", async |crew| crew.of(&What::Success).len() > done).await;
+    eprintln!("after {lasts:?} without a server, work went on within {:?}", ready.elapsed());
     assert!(ready.elapsed() < RESUMES_WITHIN, "work goes on after {:?}", ready.elapsed());
 }
