@@ -433,6 +433,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
     wake {
         a_subscriber_hears_a_wake_of_its_own_handle,
         every_subscriber_hears_every_wake,
+        a_wake_among_many_at_once_is_heard,
         a_subscriber_hears_an_enqueue_of_another_handle,
         an_enqueue_through_the_client_wakes,
         a_keyed_enqueue_wakes,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use longshore::store::Wakeups;
 use longshore::{Client, NewJob};
+use tokio::sync::mpsc;
 
 use crate::bench::*;
 
@@ -40,6 +41,36 @@ pub(crate) async fn every_subscriber_hears_every_wake(bench: Bench) {
         heard(wakeups, "letters").await;
         heard(wakeups, "phones").await;
     }
+}
+
+/// Announcers of one process must not get in each other's way.
+pub(crate) async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
+    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    let (hear, mut ear) = mpsc::unbounded_channel();
+    // Reads all the time, so that none are missed for being too many.
+    let reader = tokio::spawn(async move {
+        loop {
+            heard(&mut wakeups, "letters").await;
+            let _ = hear.send(());
+        }
+    });
+    let announcer = bench.handle();
+    let others = tokio::spawn(async move {
+        let noise: Vec<_> = (0..20).map(|n| format!("noise {n}")).collect();
+        let store = announcer.store();
+        loop {
+            let _ = tokio::join!(store.wake(&noise), store.wake(&noise), store.wake(&noise));
+            tokio::task::yield_now().await;
+        }
+    });
+    for round in 0..400 {
+        while ear.try_recv().is_ok() {}
+        wake(&bench, "letters").await;
+        let heard = tokio::time::timeout(Duration::from_secs(5), ear.recv()).await;
+        assert_eq!(heard, Ok(Some(())), "round {round}: nobody heard the wake-up");
+    }
+    others.abort();
+    reader.abort();
 }
 
 /// Another process may know only that something was written; so it writes.

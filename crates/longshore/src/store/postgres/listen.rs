@@ -1,6 +1,6 @@
 //! Wake-ups by `LISTEN`: a hint beside polling, never relied on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,13 +30,14 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct Listener {
     channel: String,
     options: PgConnectOptions,
-    sender: tokio::sync::Mutex<Option<broadcast::WeakSender<String>>>,
-    echoes: Arc<Echoes>,
+    ears: Arc<Slot>,
+    /// One subscriber connects; the others wait until it has.
+    connecting: tokio::sync::Mutex<()>,
 }
 
 impl Listener {
     pub(super) fn new(channel: String, options: PgConnectOptions) -> Self {
-        Listener { channel, options, sender: tokio::sync::Mutex::default(), echoes: Arc::default() }
+        Listener { channel, options, ears: Arc::default(), connecting: tokio::sync::Mutex::default() }
     }
 
     pub(super) fn aside(&self) -> Self {
@@ -44,27 +45,67 @@ impl Listener {
     }
 
     pub(super) async fn subscribe(&self) -> Result<Wakeups> {
-        let mut slot = self.sender.lock().await;
-        if let Some(sender) = slot.as_ref().and_then(broadcast::WeakSender::upgrade) {
-            return Ok(Wakeups(sender.subscribe()));
+        let _connecting = self.connecting.lock().await;
+        if let Some(receiver) = self.ears.join() {
+            return Ok(Wakeups(receiver));
         }
         let (sender, receiver) = broadcast::channel(CAPACITY);
-        *slot = Some(sender.downgrade());
+        // What this process announces while the connection comes about is heard.
+        let echoes = self.ears.open(&sender);
         let first = connect(&self.options, &self.channel).await.ok();
-        self.echoes.listening(first.is_some());
+        echoes.listening(first.is_some());
         let (options, channel) = (self.options.clone(), self.channel.clone());
-        tokio::spawn(listen(first, options, channel, sender, self.echoes.clone()));
+        tokio::spawn(listen(first, options, channel, sender, self.ears.clone(), echoes));
         Ok(Wakeups(receiver))
     }
+}
 
-    /// Tells subscribers in this process.
-    fn tell_ours(&self, queues: &[String]) {
-        // Whoever is just subscribing will look by itself.
-        let Ok(slot) = self.sender.try_lock() else { return };
-        let Some(sender) = slot.as_ref().and_then(broadcast::WeakSender::upgrade) else { return };
-        for queue in queues {
-            let _ = sender.send(queue.clone());
+/// Who listens in this process. Locked for moments only and never while
+/// something is awaited: an announcement must not pass a listener by because
+/// another one is just being made.
+#[derive(Debug, Default)]
+struct Slot(Mutex<Option<Ears>>);
+
+#[derive(Debug)]
+struct Ears {
+    sender: broadcast::WeakSender<String>,
+    echoes: Arc<Echoes>,
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, Option<Ears>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, sender: &broadcast::Sender<String>) -> Arc<Echoes> {
+        let echoes = Arc::<Echoes>::default();
+        *self.lock() = Some(Ears { sender: sender.downgrade(), echoes: echoes.clone() });
+        echoes
+    }
+
+    fn join(&self) -> Option<broadcast::Receiver<String>> {
+        let sender = self.lock().as_ref()?.sender.upgrade()?;
+        Some(sender.subscribe())
+    }
+
+    /// Whether somebody still listens. If not, the next subscriber begins anew.
+    fn in_use(&self, sender: &broadcast::Sender<String>) -> bool {
+        let mut slot = self.lock();
+        let in_use = sender.receiver_count() > 0;
+        if !in_use {
+            *slot = None;
         }
+        in_use
+    }
+
+    /// Tells subscribers in this process. If there are any, the server need not
+    /// tell them again: the echoes are theirs.
+    fn tell(&self, queues: &[String]) -> Option<Arc<Echoes>> {
+        let slot = self.lock();
+        let ears = slot.as_ref()?;
+        let sender = ears.sender.upgrade()?;
+        let told = queues.iter().filter(|queue| sender.send(String::clone(queue)).is_ok()).count();
+        (told > 0).then(|| ears.echoes.clone())
     }
 }
 
@@ -91,16 +132,20 @@ impl Echoes {
         *self.lock() = Expected { listening, from: HashMap::new() };
     }
 
-    fn expect(&self, queues: &[String]) {
+    fn expect<'q>(self: Arc<Self>, queues: &'q [String]) -> Awaited<'q> {
         let mut expected = self.lock();
         if expected.listening {
-            for queue in queues {
+            // The server says the same thing once in a transaction.
+            for queue in queues.iter().collect::<HashSet<_>>() {
                 *expected.from.entry(queue.clone()).or_default() += 1;
             }
         }
+        drop(expected);
+        Awaited { echoes: self, queues }
     }
 
-    /// It is not certain whether anything was announced.
+    /// It is not certain whether anything was announced. An echo too many wakes
+    /// somebody for nothing; one that is missed would swallow another's word.
     fn give_up(&self, queues: &[String]) {
         let mut expected = self.lock();
         expected.from.retain(|queue, _| !queues.contains(queue));
@@ -119,6 +164,25 @@ impl Echoes {
     }
 }
 
+/// Echoes of an announcement under way. Given up unless it is known to have
+/// gone through, also when the announcer goes away in the middle.
+struct Awaited<'q> {
+    echoes: Arc<Echoes>,
+    queues: &'q [String],
+}
+
+impl Awaited<'_> {
+    fn announced(mut self) {
+        self.queues = &[];
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.echoes.give_up(self.queues);
+    }
+}
+
 /// Passes notifications on until nobody listens any more. A connection that
 /// is lost, or answers no probe, is replaced; whoever waits is told to look
 /// everywhere, because wake-ups may have been missed meanwhile.
@@ -127,9 +191,10 @@ async fn listen(
     options: PgConnectOptions,
     channel: String,
     sender: broadcast::Sender<String>,
+    ears: Arc<Slot>,
     echoes: Arc<Echoes>,
 ) {
-    while sender.receiver_count() > 0 {
+    while ears.in_use(&sender) {
         let Some(open) = listener.as_mut() else {
             tokio::time::sleep(AGAIN_AFTER).await;
             listener = connect(&options, &channel).await.ok();
@@ -153,7 +218,6 @@ async fn listen(
             }
         }
     }
-    echoes.listening(false);
 }
 
 /// The driver lends a listener its connection from a pool, and a lost one may
@@ -182,19 +246,18 @@ const NOTIFY: &str = "
 impl PostgresStore {
     /// Tells this process, and by way of the server all others.
     pub(super) async fn announce(&self, queues: &[String]) -> Result<()> {
-        let listener = &self.0.listener;
-        listener.tell_ours(queues);
+        let told = self.0.listener.ears.tell(queues);
         if !self.0.notify || queues.is_empty() {
             return Ok(());
         }
-        listener.echoes.expect(queues);
+        let awaited = told.map(|echoes| echoes.expect(queues));
         let notify: Work<Vec<String>, ()> =
             |store, connection, queues| Box::pin(store.notify_on(connection, queues));
-        let told = self.run(queues.to_vec(), notify).await;
-        if told.is_err() {
-            listener.echoes.give_up(queues);
+        self.run(queues.to_vec(), notify).await?;
+        if let Some(awaited) = awaited {
+            awaited.announced();
         }
-        told
+        Ok(())
     }
 
     /// Announces in the transaction of this connection.
@@ -209,24 +272,66 @@ impl PostgresStore {
 
 #[cfg(test)]
 mod tests {
-    use super::Echoes;
+    use super::*;
+
+    fn mail() -> [String; 1] {
+        ["mail".to_owned()]
+    }
 
     #[test]
     fn as_many_echoes_are_passed_over_as_were_sent_while_somebody_listened() {
-        let echoes = Echoes::default();
-        let mail = ["mail".to_owned()];
-        echoes.expect(&mail);
+        let echoes = Arc::<Echoes>::default();
+        let announce = || echoes.clone().expect(&mail()).announced();
+        announce();
         assert!(!echoes.is_ours("mail"), "nobody was listening");
         echoes.listening(true);
-        echoes.expect(&mail);
-        echoes.expect(&mail);
+        announce();
+        announce();
         assert!(!echoes.is_ours("other"));
         assert_eq!([(); 3].map(|()| echoes.is_ours("mail")), [true, true, false]);
-        echoes.expect(&mail);
-        echoes.give_up(&mail);
-        assert!(!echoes.is_ours("mail"), "it may never have been sent");
-        echoes.expect(&mail);
+        announce();
         echoes.listening(true);
         assert!(!echoes.is_ours("mail"), "another connection does not hear it");
+    }
+
+    #[test]
+    fn a_queue_named_twice_is_echoed_once() {
+        let echoes = Arc::<Echoes>::default();
+        echoes.listening(true);
+        echoes.clone().expect(&[mail(), mail()].concat()).announced();
+        assert_eq!([(); 2].map(|()| echoes.is_ours("mail")), [true, false]);
+    }
+
+    #[test]
+    fn an_announcement_that_is_dropped_expects_no_echo() {
+        let echoes = Arc::<Echoes>::default();
+        echoes.listening(true);
+        drop(echoes.clone().expect(&mail()));
+        assert!(!echoes.is_ours("mail"), "it may never have been sent");
+    }
+
+    #[test]
+    fn an_echo_belongs_to_us_only_if_somebody_here_was_told() {
+        let ears = Slot::default();
+        assert!(ears.tell(&mail()).is_none(), "nobody ever listened");
+        let (sender, mut receiver) = broadcast::channel(CAPACITY);
+        ears.open(&sender);
+        assert!(ears.tell(&mail()).is_some());
+        assert_eq!(receiver.try_recv(), Ok("mail".into()));
+        drop(receiver);
+        assert!(ears.tell(&mail()).is_none(), "nobody listens any more");
+    }
+
+    #[test]
+    fn a_subscriber_joins_a_listener_or_finds_none_but_never_one_that_has_ended() {
+        let ears = Slot::default();
+        let (sender, receiver) = broadcast::channel(CAPACITY);
+        ears.open(&sender);
+        drop(receiver);
+        let joined = ears.join();
+        assert!(joined.is_some() && ears.in_use(&sender), "it goes on for the one who came");
+        drop(joined);
+        assert!(!ears.in_use(&sender));
+        assert!(ears.join().is_none());
     }
 }
