@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 
 use super::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
@@ -22,6 +23,8 @@ const MAX_BATCH: usize = 1000;
 /// A busy queue is announced this often at most. The first job after a lull is
 /// announced at once, and whoever it woke goes on claiming until none is left.
 const WAKE_EVERY: Duration = Duration::from_millis(2);
+/// As often other processes are told of it, while one here is.
+const OTHERS_EVERY: Duration = Duration::from_millis(10);
 /// How long a lane waits for one job with a key before it serves the next.
 const PATIENCE: Duration = Duration::from_millis(200);
 const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
@@ -202,11 +205,20 @@ fn announce(store: &Arc<dyn Store>, wakes: &Inbox<Wake>, jobs: &[ValidJob]) {
 }
 
 /// Passes on which queues have due work. While one wake-up is on its way, the
-/// next ones gather.
+/// next ones gather. When a worker of this process is told and things are busy,
+/// others are told less often: each time costs the server a transaction.
 async fn run_wakes(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Wake>) {
-    while let Some(first) = inbox.recv().await {
+    let mut others = BTreeSet::new();
+    let mut due = Instant::now();
+    loop {
+        let mut next = match others.is_empty() {
+            true => inbox.recv().await,
+            false => timeout_at(due, inbox.recv()).await.unwrap_or_default(),
+        };
+        if next.is_none() && others.is_empty() {
+            return;
+        }
         let (mut queues, mut flushes) = (BTreeSet::new(), Vec::new());
-        let mut next = Some(first);
         while let Some(wake) = next {
             match wake {
                 Wake::Queue(queue) => drop(queues.insert(queue)),
@@ -215,10 +227,15 @@ async fn run_wakes(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Wak
             next = inbox.try_recv().ok();
         }
         let queues: Vec<_> = queues.into_iter().collect();
-        if !queues.is_empty()
-            && let Err(error) = store.wake(&queues).await
-        {
-            tracing::debug!(%error, "could not announce new work; polling will find it");
+        let is_due = Instant::now() >= due || !flushes.is_empty() || inbox.is_closed();
+        let told_here = !is_due && store.wake_here(&queues);
+        others.extend(queues);
+        if !told_here && !others.is_empty() {
+            let queues: Vec<_> = std::mem::take(&mut others).into_iter().collect();
+            if let Err(error) = store.wake(&queues).await {
+                tracing::debug!(%error, "could not announce new work; polling will find it");
+            }
+            due = Instant::now() + OTHERS_EVERY;
         }
         for reply in flushes {
             let _ = reply.send(());

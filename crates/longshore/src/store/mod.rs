@@ -119,6 +119,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// new work. A hint: it may be lost, and polling finds the work anyway.
     async fn wake(&self, queues: &[String]) -> Result<()>;
 
+    /// As [`wake`](Store::wake), in this process only, where that is cheaper.
+    /// Says whether anybody was told.
+    fn wake_here(&self, _queues: &[String]) -> bool {
+        false
+    }
+
     /// Listens for [`wake`](Store::wake). Subscribe before claiming: a job
     /// enqueued between the two would otherwise wait a full poll interval.
     async fn subscribe(&self) -> Result<Wakeups>;

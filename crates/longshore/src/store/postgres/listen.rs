@@ -44,6 +44,11 @@ impl Listener {
         Listener::new(self.channel.clone(), self.options.clone())
     }
 
+    /// Tells subscribers in this process, if there are any.
+    pub(super) fn tell_ours(&self, queues: &[String]) -> bool {
+        self.ears.tell(queues).is_some()
+    }
+
     pub(super) async fn subscribe(&self) -> Result<Wakeups> {
         let _connecting = self.connecting.lock().await;
         if let Some(receiver) = self.ears.join() {

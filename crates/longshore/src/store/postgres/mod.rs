@@ -545,6 +545,10 @@ impl Store for PostgresStore {
         self.announce(queues).await
     }
 
+    fn wake_here(&self, queues: &[String]) -> bool {
+        self.0.listener.tell_ours(queues)
+    }
+
     async fn subscribe(&self) -> Result<Wakeups> {
         self.0.listener.subscribe().await
     }
