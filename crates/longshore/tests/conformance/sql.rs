@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use longshore::lifecycle::{self, Event, State, Transition};
-use longshore::store::{ClaimRequest, Claimed, Fenced, ListFilter, NewWorker, Retention};
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, ListFilter, NewWorker, Retention};
 use longshore::{
     Client, Ending, EnqueuedAs, JobId, NewJob, Outcome, Report, RetryPolicy, Status, SweepOptions, UniqueMode,
 };
@@ -487,6 +487,68 @@ pub(crate) async fn a_claim_does_not_wait_for_rows_that_others_hold(bench: Bench
     assert_eq!(bench.claim(worker, 2).await.len(), 2);
     sqlx::raw_sql("rollback").execute(&mut other).await.expect("let go");
     assert_eq!(bench.claim(worker, 9).await.len(), 2);
+}
+
+/// A transaction that keeps the most urgent job to itself keeps only that one:
+/// those below are claimed in order, nothing else is, and then there is rest.
+pub(crate) async fn a_locked_job_holds_up_none_below_it(bench: Bench) {
+    let top = bench.add(job("own").priority(10)).await;
+    let next = bench.add(job("own").priority(9)).await;
+    bench.add(job("foreign").priority(5)).await;
+    bench.add(job("own").priority(5).delay(MINUTE)).await;
+    let late = bench.add(job("own").queue("letters").run_at(start() - SECOND)).await;
+    let early = bench.add(job("own").run_at(start() - MINUTE)).await;
+    let last = bench.add(job("own").priority(-3)).await;
+    let other = holding(&bench, "select 1 from ready where priority >= 9 for update").await;
+    let request = ClaimRequest {
+        queues: vec!["default".into(), "letters".into()],
+        kinds: Some(vec!["own".into()]),
+        ..ClaimRequest::new(bench.worker().await, 1)
+    };
+    let mut cursor = ClaimCursor::default();
+    let mut claimed = Vec::new();
+    for _ in 0..3 {
+        let claims = bench.store().claim(&request, &mut cursor).await.expect("claim");
+        claimed.extend(ids(&claims.jobs));
+    }
+    assert_eq!(claimed, [early, late, last]);
+    let claims = bench.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim");
+    assert_eq!((claims.jobs.len(), claims.more), (0, false), "what is locked cannot be had by asking again");
+    let_go(other).await;
+    let request = ClaimRequest { limit: 9, ..request };
+    assert_eq!(ids(&bench.claim_as(&request).await), [top, next]);
+}
+
+/// Nor may what is taken in place of a locked job exceed the queue's limit.
+pub(crate) async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other(bench: Bench) {
+    bench.limit("letters", Some(2)).await.expect("limit");
+    let letters = |priority| job("mail").queue("letters").priority(priority);
+    bench.add(letters(10)).await;
+    let first = bench.add(letters(9)).await;
+    let second = bench.add(letters(8)).await;
+    bench.add(letters(7)).await;
+    let free = bench.add(job("mail").priority(8)).await;
+    let other = holding(&bench, "select 1 from ready where priority = 10 for update").await;
+    let worker = bench.worker().await;
+    let queues = vec!["default".into(), "letters".into()];
+    let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 9) };
+    let mut claimed = ids(&bench.claim_as(&request).await);
+    claimed.sort();
+    assert_eq!(claimed, [first, second, free]);
+    assert_eq!(bench.claim_as(&request).await.len(), 0, "two of the queue run");
+    let_go(other).await;
+}
+
+pub(crate) async fn a_locked_suspect_holds_up_no_other(bench: Bench) {
+    let held = bench.add(job("mail").priority(20)).await;
+    let other = bench.add(job("mail").priority(10)).await;
+    bench.claim(bench.worker().await, 2).await;
+    assert_eq!(bench.crash_all_workers().await.recovered, 2);
+    let plain = bench.add(job("mail").priority(5)).await;
+    let lock = holding(&bench, &format!("select 1 from ready where id = '{held}' for update")).await;
+    let worker = bench.worker().await;
+    assert_eq!(ids(&bench.claim(worker, 5).await), [other, plain]);
+    let_go(lock).await;
 }
 
 /// A transaction of the user's own that does `sql` and stays open.

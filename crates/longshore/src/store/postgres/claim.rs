@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use uuid::Uuid;
 
-use super::{Done, PostgresStore, Query};
+use super::{Done, Fault, PostgresStore, Query, translate};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
@@ -181,6 +181,94 @@ const TAKE: &str = "
     taken as (
       delete from longshore.ready
        where ctid = any(array(select place from picked) || array(select place from picked_suspect))
+      returning *),
+    leased as (
+      insert into longshore.running
+             (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select t.id, $3, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
+             t.interruptions, t.keyed, t.kind, t.queue, t.flags
+        from taken t)
+    select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
+           t.run_at, j.payload::text, j.options::text,
+           t.queue, t.priority, t.interruptions, (select count(*) from chosen)
+      from (select 1) as always
+      left join (taken t join longshore.jobs j on j.id = t.id) on true";
+
+/// As [`TAKE`], but locks while it looks, and so sees only what can be had: for
+/// what [`TAKE`] chose and found in the hands of others, who may keep it for as
+/// long as their transaction lasts. Where several queues have the last priority
+/// it reaches, it locks some rows that it then leaves; hence not the usual way.
+const TAKE_FREE: &str = "
+    with asked as (
+      select q.queue, q.cap
+        from unnest((select $1::text[]), (select $2::int4[])) as q(queue, cap)
+        left join longshore.queues s on s.name = q.queue
+       where s.paused is not true
+         and (s.max_running is null or q.cap is not null)
+         and exists (
+               select 1
+                 from longshore.workers w
+                where w.id = $3
+                  and w.dead_at is null)),
+    place as materialized (
+      select p.queue, p.priority, a.cap,
+             coalesce(p.run_at, '-infinity') as after_run_at,
+             coalesce(p.id, '00000000-0000-0000-0000-000000000000') as after_id
+        from unnest((select $4::text[]), (select $5::int2[]), (select $6::timestamptz[]), (select $7::uuid[])) as p(queue, priority, run_at, id)
+        join asked a on a.queue = p.queue
+       order by p.priority desc),
+    free as materialized (
+      select p.queue, p.priority, c.run_at, c.id, p.cap, c.place
+        from (select * from place order by priority desc) p
+       cross join lateral (
+               select n.run_at, n.id, n.place
+                 from (select r.run_at, r.id, r.ctid as place
+                         from longshore.ready r
+                        where r.queue = p.queue
+                          and r.priority = p.priority
+                          and r.interruptions = 0
+                          and (r.run_at, r.id) > (p.after_run_at, p.after_id)
+                          and r.run_at <= longshore.clock()
+                          and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
+                          and ((select $9::text[]) is null or r.flags && (select $9::text[]))
+                          and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
+                        order by r.run_at, r.id
+                        limit 1000
+                          for update skip locked) as n
+                limit least((select $11::int4), p.cap)) c
+       order by p.priority desc
+       fetch first (select $11::int8) rows with ties),
+    free_suspect as materialized (
+      select a.queue, c.priority, c.run_at, c.id, a.cap, c.place
+        from asked a
+       cross join lateral (
+               select r.priority, r.run_at, r.id, r.ctid as place
+                 from longshore.ready r
+                where r.queue = a.queue
+                  and r.interruptions > 0
+                  and r.run_at <= longshore.clock()
+                  and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
+                  and ((select $9::text[]) is null or r.flags && (select $9::text[]))
+                  and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
+                order by r.priority desc, r.run_at, r.id
+                limit least((select $12::int4), a.cap)
+                  for update skip locked) c
+       order by c.priority desc, c.run_at, c.id
+       limit (select $12::int8)),
+    chosen as materialized (
+      select place
+        from (select *,
+                     row_number() over (partition by queue order by priority desc, run_at, id) as nth
+                from (select * from free
+                      union all
+                      select * from free_suspect) as seen) as ranked
+       where cap is null or nth <= cap
+       order by priority desc, run_at, id
+       limit (select $11::int8)),
+    taken as (
+      delete from longshore.ready
+       where ctid = any(array(select place from chosen))
       returning *),
     leased as (
       insert into longshore.running
@@ -374,11 +462,11 @@ impl PostgresStore {
         cursor: &mut ClaimCursor,
         jobs: &mut Vec<Claimed>,
         start: Start,
-        caps: Vec<(String, i32)>,
+        mut caps: Vec<(String, i32)>,
     ) -> Done<bool> {
-        let wanted = (request.limit as usize).min(MAX_CLAIM) - jobs.len();
-        // One suspect at a time, counting one that this call took already.
-        let suspect = request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0);
+        let before = jobs.len();
+        let wanted = (request.limit as usize).min(MAX_CLAIM) - before;
+        let suspect = may_take_suspect(request, jobs);
         let single = match cursor.places() {
             [place] if caps.is_empty() && !(suspect && cursor.saw_suspects()) => Some(place),
             _ => None,
@@ -390,30 +478,35 @@ impl PostgresStore {
             }
             None => bind_take(sqlx::query(self.sql(TAKE)), request, cursor, &caps, wanted, suspect),
         };
-        let rows = query.fetch_all(connection).await?;
-        let first = rows.first().ok_or_else(|| Error::internal("a claim gave no answer"))?;
-        let mut reader = Reader::new(request.worker, first.try_get(0)?, single);
-        let before = jobs.len();
-        jobs.reserve(rows.len());
-        for row in &rows {
-            if let Some(id) = row.try_get::<Option<Uuid>, _>(1)? {
-                jobs.push(reader.read(row, JobId(id))?);
+        let rows = query.fetch_all(&mut *connection).await?;
+        let Looked { at, chosen } = read_taken(&rows, request.worker, single, jobs)?;
+        let missing = wanted - (jobs.len() - before);
+        let mut full = chosen >= wanted;
+        // Others hold some of what was chosen, perhaps for long. If that is not
+        // all there is, what comes after it must not wait for them.
+        let cut = full || !caps.is_empty() || (suspect && cursor.saw_suspects());
+        if wanted - missing < chosen && cut {
+            for (queue, left) in &mut caps {
+                *left -= jobs[before..].iter().filter(|job| *job.queue == **queue).count() as i32;
             }
+            let suspect = may_take_suspect(request, jobs);
+            let query = bind_take(sqlx::query(self.sql(TAKE_FREE)), request, cursor, &caps, missing, suspect);
+            // The first step is stored: another round of both, after a fault that
+            // may pass, would forget its leases. The caller asks for them.
+            let rows = query.fetch_all(connection).await.map_err(|error| Fault::Ours(translate(error)))?;
+            full = read_taken(&rows, request.worker, None, jobs)?.chosen >= missing;
         }
-        let scanned_at = Some(reader.claimed_at);
-        // Full is what was there to take, not what was left of it after
-        // others had locked theirs. In a single place it is the same.
-        let looked: i64 = match single {
-            Some(_) => (jobs.len() - before) as i64,
-            None => first.try_get(14)?,
-        };
         jobs[before..].sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
-        let full = looked >= wanted as i64;
         let taken: Vec<Taken> =
             jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
-        cursor.advance(&taken, full, scanned_at);
+        cursor.advance(&taken, full, Some(at));
         Ok(full)
     }
+}
+
+/// One suspect at a time, counting one that this call took already.
+fn may_take_suspect(request: &ClaimRequest, jobs: &[Claimed]) -> bool {
+    request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0)
 }
 
 impl PostgresStore {
@@ -460,7 +553,7 @@ fn bind_take_from_one<'q>(
         .bind(probe)
 }
 
-/// The twelve parameters of [`TAKE`].
+/// The twelve parameters of [`TAKE`] and [`TAKE_FREE`].
 fn bind_take<'q>(
     query: Query<'q>,
     request: &ClaimRequest,
@@ -499,6 +592,36 @@ fn taken(job: &Claimed) -> Taken<'_> {
         priority: job.priority,
         at: Position { run_at: job.run_at, id: job.lease.id.0 },
     }
+}
+
+/// What a claim statement says beside the jobs.
+struct Looked {
+    at: DateTime<Utc>,
+    /// How many were there to take, whether or not others had locked them.
+    chosen: usize,
+}
+
+fn read_taken(
+    rows: &[PgRow],
+    worker: WorkerId,
+    single: Option<&Place>,
+    jobs: &mut Vec<Claimed>,
+) -> Done<Looked> {
+    let first = rows.first().ok_or_else(|| Error::internal("a claim gave no answer"))?;
+    let mut reader = Reader::new(worker, first.try_get(0)?, single);
+    let before = jobs.len();
+    jobs.reserve(rows.len());
+    for row in rows {
+        if let Some(id) = row.try_get::<Option<Uuid>, _>(1)? {
+            jobs.push(reader.read(row, JobId(id))?);
+        }
+    }
+    let chosen = match single {
+        // Looks and locks in one.
+        Some(_) => jobs.len() - before,
+        None => first.try_get::<i64, _>(14)? as usize,
+    };
+    Ok(Looked { at: reader.claimed_at, chosen })
 }
 
 /// Reads the rows of a claim. Names that repeat from row to row are shared.
