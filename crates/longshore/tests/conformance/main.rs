@@ -20,6 +20,7 @@ mod matrix;
 mod migrate;
 mod mishaps;
 mod operate;
+mod outage;
 mod races;
 mod recovery;
 mod retention;
@@ -586,6 +587,7 @@ cases!(on Postgres as postgres_only: {
         a_locked_job_of_a_limited_queue_gives_its_place_to_one_other,
         a_locked_suspect_holds_up_no_other,
         a_settle_stores_the_neighbours_of_a_locked_lease,
+        what_a_handler_reports_does_not_wait_long_for_a_locked_lease,
         a_sweep_recovers_the_neighbours_of_a_locked_lease,
         retention_passes_over_a_locked_job,
         a_key_that_a_transaction_holds_holds_up_no_other,
@@ -595,6 +597,11 @@ cases!(on Postgres as postgres_only: {
         any_proper_schema_name_works_from_end_to_end,
         a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name,
         a_role_that_may_make_no_schema_can_migrate_its_own,
+    }
+    outage {
+        a_heartbeat_given_up_leaves_room_for_the_next,
+        a_heartbeat_that_nobody_gives_up_ends_by_itself,
+        a_worker_is_soon_done_with_dead_connections,
     }
 });
 

@@ -617,6 +617,20 @@ pub(crate) async fn a_settle_stores_the_neighbours_of_a_locked_lease(bench: Benc
     }
 }
 
+pub(crate) async fn what_a_handler_reports_does_not_wait_long_for_a_locked_lease(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let other = lock_lease(&bench, &claimed).await;
+    let lease = claimed.lease();
+    let progress = [(lease, raw("1"))];
+    let (reported, started) = in_time(async {
+        tokio::join!(bench.store().progress(&progress), bench.store().mark_started(&lease))
+    })
+    .await;
+    assert!(reported.expect_err("locked").is_unavailable());
+    assert!(started.expect_err("locked").is_unavailable());
+    let_go(other).await;
+}
+
 pub(crate) async fn a_sweep_recovers_the_neighbours_of_a_locked_lease(bench: Bench) {
     let claimed = four_running(&bench, "default").await;
     bench.advance(61 * SECOND).await;

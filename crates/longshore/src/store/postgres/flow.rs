@@ -16,17 +16,19 @@ use crate::store::{Beat, Fenced, Lease, NewWorker, WorkerRecord, millis};
 
 // ---- while it runs ------------------------------------------------------
 
+/// Here as in `settle`, nobody waits long for a row that a transaction of the
+/// user's own has locked: a statement that is given up on waits on in the server.
 const MARK_STARTED: &str = "
     update longshore.running
        set started_at = longshore.clock()
-     where id = $1
+     where id = (select $1::uuid where set_config('lock_timeout', '2s', true) <> '')
        and lease_no = $2
        and worker = $3";
 
 const PROGRESS: &str = "
     with input as (
       select *
-        from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[]), (select $4::text[])) as input(id, lease_no, worker, progress)),
+        from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::text[])) as input(id, lease_no, worker, progress)),
     held as (
       select r.id, i.lease_no, i.progress
         from longshore.running r
@@ -164,7 +166,7 @@ const BEAT: &str = "
     with alive as (
       update longshore.workers
          set heartbeat_at = longshore.clock()
-       where id = $1
+       where id = (select $1::uuid where set_config('lock_timeout', '2s', true) <> '')
          and dead_at is null
       returning id)
     select exists (select 1 from alive), h.nth, r.id is null

@@ -258,7 +258,7 @@ impl PostgresStore {
         let awaited = told.map(|echoes| echoes.expect(queues));
         let notify: Work<Vec<String>, ()> =
             |store, connection, queues| Box::pin(store.notify_on(connection, queues));
-        self.run(queues.to_vec(), notify).await?;
+        self.run_quick(queues.to_vec(), notify).await?;
         if let Some(awaited) = awaited {
             awaited.announced();
         }

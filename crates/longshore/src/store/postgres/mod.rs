@@ -42,6 +42,12 @@ const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/postg
 const DEFAULT_SCHEMA: &str = "longshore";
 /// No verb but `check` may hold a connection longer than this.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// The verbs that a worker lives on touch a few rows. When one of them hears
+/// nothing for so long, the connection is dead, whatever TCP believes.
+const QUICK: Duration = Duration::from_secs(10);
+/// As long as a heartbeat or a registration may take in all, unless its caller
+/// gives up sooner.
+const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How often a deadlock or a serialisation failure is tried again.
 const TRIES: u32 = 6;
 
@@ -165,6 +171,26 @@ impl PostgresStore {
         self.run_within(DEADLINE, args, work).await
     }
 
+    /// As [`run`](Self::run), for what takes no time where the database is well.
+    async fn run_quick<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.run_within(QUICK, args, work).await
+    }
+
+    /// As [`run`](Self::run), but ends with its caller, connection and all: a
+    /// heartbeat that waits for the last one to end is none. Only for work that
+    /// does no harm when it is done and nobody hears of it.
+    async fn run_while_awaited<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+    {
+        let done = tokio::time::timeout(HEARTBEAT, self.clone().persist(HEARTBEAT, args, work)).await;
+        done.unwrap_or_else(|_| Err(Fault::Silent(HEARTBEAT).into()))
+    }
+
     async fn run_within<A, T>(&self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
@@ -180,13 +206,19 @@ impl PostgresStore {
     /// As [`run`](Self::run), but in the caller's task for as long as the
     /// caller waits: the verbs that lanes and workers live on save two changes
     /// of thread. An answer that nobody waits for any more goes to `leftover`.
-    async fn run_here<A, T>(&self, args: A, work: Work<A, T>, leftover: Leftover<T>) -> Result<T>
+    async fn run_here<A, T>(
+        &self,
+        deadline: Duration,
+        args: A,
+        work: Work<A, T>,
+        leftover: Leftover<T>,
+    ) -> Result<T>
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
         let runtime = tokio::runtime::Handle::current();
-        let work = Box::pin(self.clone().persist(DEADLINE, args, work));
+        let work = Box::pin(self.clone().persist(deadline, args, work));
         Here { store: self.clone(), runtime, work: Some(work), leftover }.await
     }
 
@@ -210,16 +242,15 @@ impl PostgresStore {
 
     async fn attempt<A: Sync, T>(&self, deadline: Duration, args: &A, work: Work<A, T>) -> Done<T> {
         let mut connection = self.0.pool.acquire().await?;
-        match tokio::time::timeout(deadline, work(self, &mut connection, args)).await {
-            Ok(done) => {
-                connection.give_back(done.as_ref().err()).await;
-                done
-            }
-            Err(_) => {
-                Err(Error::unavailable(format!("the database did not answer within {deadline:?}")).into())
-            }
-        }
+        let done = within(deadline, work(self, &mut connection, args)).await;
+        connection.give_back(done.as_ref().err()).await;
+        done
     }
+}
+
+/// Gives up on a database that does not answer.
+async fn within<T>(deadline: Duration, work: impl Future<Output = Done<T>>) -> Done<T> {
+    tokio::time::timeout(deadline, work).await.unwrap_or(Err(Fault::Silent(deadline)))
 }
 
 /// Work that goes on in a task of its own when its owner drops it.
@@ -277,6 +308,8 @@ type Done<T> = std::result::Result<T, Fault>;
 enum Fault {
     Sql(sqlx::Error),
     Ours(Error),
+    /// Nothing was heard for so long; the connection is in the middle of a reply.
+    Silent(Duration),
 }
 
 impl Fault {
@@ -289,6 +322,15 @@ impl Fault {
 
     fn is_lock_timeout(&self) -> bool {
         self.code().as_deref() == Some("55P03")
+    }
+
+    /// Whether the connection is of no more use, and others like it neither.
+    fn is_broken_connection(&self) -> bool {
+        match self {
+            Fault::Sql(error) => !matches!(error, sqlx::Error::Database(_)),
+            Fault::Silent(_) => true,
+            Fault::Ours(_) => false,
+        }
     }
 
     fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
@@ -316,6 +358,9 @@ impl From<Fault> for Error {
         match fault {
             Fault::Sql(error) => translate(error),
             Fault::Ours(error) => error,
+            Fault::Silent(deadline) => {
+                Error::unavailable(format!("the database did not answer within {deadline:?}"))
+            }
         }
     }
 }
@@ -507,7 +552,7 @@ impl Store for PostgresStore {
     }
 
     async fn now(&self) -> Result<DateTime<Utc>> {
-        self.run((), |store, connection, ()| {
+        self.run_quick((), |store, connection, ()| {
             Box::pin(async move {
                 Ok(sqlx::query_scalar(store.sql("select longshore.clock()")).fetch_one(connection).await?)
             })
@@ -529,7 +574,7 @@ impl Store for PostgresStore {
     async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let work: Work<_, _> =
             |store, connection, jobs: &Vec<ValidJob>| Box::pin(store.enqueue_on(connection, jobs));
-        self.run_here(jobs.to_vec(), work, forget).await
+        self.run_here(DEADLINE, jobs.to_vec(), work, forget).await
     }
 
     fn aside(&self) -> Arc<dyn Store> {
@@ -554,7 +599,8 @@ impl Store for PostgresStore {
     }
 
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
-        self.run(worker, |store, connection, worker| Box::pin(store.leases_on(connection, *worker))).await
+        self.run_quick(worker, |store, connection, worker| Box::pin(store.leases_on(connection, *worker)))
+            .await
     }
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
@@ -563,18 +609,19 @@ impl Store for PostgresStore {
         // the head.
         let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
         let give_back = |store: PostgresStore, (claims, _)| Box::pin(store.give_back(claims)) as _;
-        let (claims, moved) = self.run_here(args, claim_with_cursor, give_back).await?;
+        let (claims, moved) = self.run_here(QUICK, args, claim_with_cursor, give_back).await?;
         *cursor = moved;
         Ok(claims)
     }
 
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
-        self.run(*lease, |store, connection, lease| Box::pin(store.mark_started_on(connection, lease))).await
+        self.run_quick(*lease, |store, connection, lease| Box::pin(store.mark_started_on(connection, lease)))
+            .await
     }
 
     async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
         reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
-        self.run(reports.to_vec(), |store, connection, reports| {
+        self.run_quick(reports.to_vec(), |store, connection, reports| {
             Box::pin(store.progress_on(connection, reports))
         })
         .await
@@ -582,41 +629,46 @@ impl Store for PostgresStore {
 
     async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
         check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
-        self.run((*lease, data.to_owned()), |store, connection, (lease, data)| {
+        self.run_quick((*lease, data.to_owned()), |store, connection, (lease, data)| {
             Box::pin(store.save_checkpoint_on(connection, lease, data))
         })
         .await
     }
 
     async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
-        self.run(id, |store, connection, id| Box::pin(store.checkpoint_on(connection, *id))).await
+        self.run_quick(id, |store, connection, id| Box::pin(store.checkpoint_on(connection, *id))).await
     }
 
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
-        self.run(*lease, |store, connection, lease| Box::pin(store.assert_lease_on(connection, lease))).await
+        self.run_quick(*lease, |store, connection, lease| Box::pin(store.assert_lease_on(connection, lease)))
+            .await
     }
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
         let work: Work<_, _> = |store, connection, settlements: &Vec<Settlement>| {
             Box::pin(store.settle_on(connection, settlements))
         };
-        self.run_here(settlements.to_vec(), work, forget).await
+        // Each of its statements is quick; of many locked leases, each has its turn.
+        self.run_here(DEADLINE, settlements.to_vec(), work, forget).await
     }
 
     async fn register(&self, worker: &NewWorker) -> Result<()> {
-        self.run(worker.clone(), |store, connection, worker| Box::pin(store.register_on(connection, worker)))
-            .await
+        self.run_while_awaited(worker.clone(), |store, connection, worker| {
+            Box::pin(store.register_on(connection, worker))
+        })
+        .await
     }
 
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
-        self.run((worker, held.to_vec()), |store, connection, (worker, held)| {
+        self.run_while_awaited((worker, held.to_vec()), |store, connection, (worker, held)| {
             Box::pin(store.beat_on(connection, *worker, held))
         })
         .await
     }
 
     async fn retire(&self, worker: WorkerId) -> Result<()> {
-        self.run(worker, |store, connection, worker| Box::pin(store.retire_on(connection, *worker))).await
+        self.run_quick(worker, |store, connection, worker| Box::pin(store.retire_on(connection, *worker)))
+            .await
     }
 
     async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
@@ -625,7 +677,7 @@ impl Store for PostgresStore {
     }
 
     async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>> {
-        self.run(threshold, |store, connection, threshold| {
+        self.run_quick(threshold, |store, connection, threshold| {
             Box::pin(store.mark_dead_on(connection, *threshold))
         })
         .await
@@ -644,7 +696,7 @@ impl Store for PostgresStore {
     }
 
     async fn locate(&self, id: JobId) -> Result<Option<State>> {
-        self.run(id, |store, connection, id| Box::pin(store.locate_on(connection, *id))).await
+        self.run_quick(id, |store, connection, id| Box::pin(store.locate_on(connection, *id))).await
     }
 
     async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
@@ -673,7 +725,7 @@ impl Store for PostgresStore {
     }
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
-        self.run(id, |store, connection, id| Box::pin(store.get_on(connection, *id))).await
+        self.run_quick(id, |store, connection, id| Box::pin(store.get_on(connection, *id))).await
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
@@ -701,7 +753,7 @@ impl Store for PostgresStore {
     }
 
     async fn schedules(&self) -> Result<Vec<Schedule>> {
-        self.run((), |store, connection, ()| Box::pin(store.schedules_on(connection))).await
+        self.run_quick((), |store, connection, ()| Box::pin(store.schedules_on(connection))).await
     }
 
     async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {

@@ -68,6 +68,7 @@ impl Pool {
             if idle.since.elapsed() < PROBE_AFTER || answers(&mut idle.connection).await {
                 return Ok(self.held(idle.connection, idle.opened, permit));
             }
+            self.clear();
         }
         let connection = PgConnection::connect_with(&self.options).await?;
         Ok(self.held(connection, Instant::now(), permit))
@@ -86,6 +87,8 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
+    /// What broke one connection has probably broken the others: better to open
+    /// a fresh one than to find out one by one.
     fn clear(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -111,8 +114,7 @@ impl Held {
     /// Makes the connection available again, if what happened on it leaves it
     /// usable.
     pub(super) async fn give_back(mut self, fault: Option<&Fault>) {
-        if matches!(fault, Some(Fault::Sql(error)) if !matches!(error, sqlx::Error::Database(_))) {
-            // What broke this one has probably broken the others.
+        if fault.is_some_and(Fault::is_broken_connection) {
             return self.pool.clear();
         }
         if self.opened.elapsed() > LIFETIME {

@@ -8,7 +8,7 @@ use sqlx::{Connection, PgConnection, Row};
 use uuid::Uuid;
 
 use super::enqueue::split;
-use super::{Done, Fault, PostgresStore};
+use super::{Done, Fault, PostgresStore, QUICK, within};
 use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::lifecycle::{Finish, Flags, Leave, Requeue};
 use crate::store::{Interruptor, Settled, Settlement, clean};
@@ -231,17 +231,17 @@ impl PostgresStore {
         // Rows are locked in the order of their ids, here as everywhere.
         together.sort_by_key(|item| item.settlement.lease.id);
         let mut refused = None;
-        match self.end_together(connection, &together, &mut answers).await {
+        match within(QUICK, self.end_together(connection, &together, &mut answers)).await {
             Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
                 for item in &together {
-                    let done = self.end_together(connection, &[*item], &mut answers).await;
+                    let done = within(QUICK, self.end_together(connection, &[*item], &mut answers)).await;
                     refused = keep_refusal(done.map(drop), refused)?;
                 }
             }
             done => drop(done?),
         }
         for item in alone {
-            let done = self.end_with_follow_ups(connection, item, &mut answers).await;
+            let done = within(QUICK, self.end_with_follow_ups(connection, item, &mut answers)).await;
             refused = keep_refusal(done, refused)?;
         }
         // What could be stored is; asked again, it says so.
