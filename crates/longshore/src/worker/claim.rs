@@ -19,6 +19,8 @@ const MAX_UNSETTLED: usize = 4000;
 const BUFFERED_AT_MOST: u32 = 4;
 /// How long a claim that failed waits before the next.
 const AFTER_ERROR: Duration = Duration::from_millis(500);
+/// A claim that was given up may still be stored within this time.
+const LOST_CLAIM_STORED_WITHIN: Duration = Duration::from_secs(60);
 
 /// In a drain, how soon to look again while the last jobs run.
 const DRAIN_LOOKS_EVERY: Duration = Duration::from_millis(50);
@@ -168,8 +170,10 @@ struct Claimer {
     /// The last claim may have passed over jobs of a queue of which no more may
     /// run.
     capped: bool,
-    /// A claim's answer was lost, and with it perhaps leases.
-    lost_answer: bool,
+    /// When to look for leases that this process does not know of: a claim's
+    /// answer was lost.
+    look_for_lost: Option<Instant>,
+    looks_for_lost: u8,
 }
 
 impl Claimer {
@@ -198,12 +202,13 @@ impl Claimer {
             head_due: None,
             left_suspects: false,
             capped: false,
-            lost_answer: false,
+            look_for_lost: None,
+            looks_for_lost: 0,
         }
     }
 
     async fn claim(&mut self) -> Found {
-        if self.lost_answer && !self.give_back_unknown().await {
+        if self.look_for_lost.is_some_and(|at| at <= Instant::now()) && !self.give_back_unknown().await {
             return Found::Failed;
         }
         let shared = self.shared.clone();
@@ -260,7 +265,8 @@ impl Claimer {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "could not claim; trying again");
-                    self.lost_answer = true;
+                    self.look_for_lost = Some(began);
+                    self.looks_for_lost = 2;
                     return Found::Failed;
                 }
             }
@@ -315,7 +321,10 @@ impl Claimer {
                         "gave back jobs whose claim was answered into the void"
                     );
                 }
-                self.lost_answer = false;
+                // The server may have stored the claim after we gave it up.
+                self.looks_for_lost -= 1;
+                self.look_for_lost =
+                    (self.looks_for_lost > 0).then(|| Instant::now() + LOST_CLAIM_STORED_WITHIN);
                 true
             }
             Err(error) => {
