@@ -23,7 +23,7 @@ const MAX_BATCH: usize = 1000;
 /// A busy queue is announced this often at most. The first job after a lull is
 /// announced at once, and whoever it woke goes on claiming until none is left.
 const WAKE_EVERY: Duration = Duration::from_millis(2);
-/// As often other processes are told of it, while one here is.
+/// Other processes are told of it this often at most, while one here is.
 const OTHERS_EVERY: Duration = Duration::from_millis(10);
 /// How long a lane waits for one job with a key before it serves the next.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -205,8 +205,9 @@ fn announce(store: &Arc<dyn Store>, wakes: &Inbox<Wake>, jobs: &[ValidJob]) {
 }
 
 /// Passes on which queues have due work. While one wake-up is on its way, the
-/// next ones gather. When a worker of this process is told and things are busy,
-/// others are told less often: each time costs the server a transaction.
+/// next ones gather. When a worker of this process can be told, it is at once,
+/// and others a moment later and less often: each time costs the server a
+/// transaction, just when it is to hand out the job.
 async fn run_wakes(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Wake>) {
     let mut others = BTreeSet::new();
     let mut due = Instant::now();
@@ -227,19 +228,33 @@ async fn run_wakes(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Wak
             next = inbox.try_recv().ok();
         }
         let queues: Vec<_> = queues.into_iter().collect();
-        let is_due = Instant::now() >= due || !flushes.is_empty() || inbox.is_closed();
-        let told_here = !is_due && store.wake_here(&queues);
+        let (now, is_new) = (Instant::now(), !queues.is_empty());
+        let told_here = is_new && store.wake_here(&queues);
+        if told_here && others.is_empty() {
+            due = due.max(now + WAKE_EVERY);
+        }
         others.extend(queues);
-        if !told_here && !others.is_empty() {
-            let queues: Vec<_> = std::mem::take(&mut others).into_iter().collect();
-            if let Err(error) = store.wake(&queues).await {
-                tracing::debug!(%error, "could not announce new work; polling will find it");
+        let is_due = now >= due || !flushes.is_empty() || inbox.is_closed();
+        if !others.is_empty() && (is_due || (is_new && !told_here)) {
+            let sent = tokio::spawn(tell_others(store.clone(), std::mem::take(&mut others)));
+            // The next to be told here need not wait for that.
+            if is_new || !flushes.is_empty() {
+                let _ = sent.await;
             }
             due = Instant::now() + OTHERS_EVERY;
         }
         for reply in flushes {
             let _ = reply.send(());
         }
-        tokio::time::sleep(WAKE_EVERY).await;
+        if is_new {
+            tokio::time::sleep(WAKE_EVERY).await;
+        }
+    }
+}
+
+async fn tell_others(store: Arc<dyn Store>, queues: BTreeSet<String>) {
+    let queues: Vec<_> = queues.into_iter().collect();
+    if let Err(error) = store.wake_others(&queues).await {
+        tracing::debug!(%error, "could not announce new work; polling will find it");
     }
 }

@@ -119,10 +119,15 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// new work. A hint: it may be lost, and polling finds the work anyway.
     async fn wake(&self, queues: &[String]) -> Result<()>;
 
-    /// As [`wake`](Store::wake), in this process only, where that is cheaper.
-    /// Says whether anybody was told.
+    /// The first half of [`wake`](Store::wake): tells this process, where that is
+    /// cheaper, and says whether anybody heard.
     fn wake_here(&self, _queues: &[String]) -> bool {
         false
+    }
+
+    /// The second half: tells all that [`wake_here`](Store::wake_here) has not.
+    async fn wake_others(&self, queues: &[String]) -> Result<()> {
+        self.wake(queues).await
     }
 
     /// Listens for [`wake`](Store::wake). Subscribe before claiming: a job

@@ -46,7 +46,7 @@ impl Listener {
 
     /// Tells subscribers in this process, if there are any.
     pub(super) fn tell_ours(&self, queues: &[String]) -> bool {
-        self.ears.tell(queues).is_some()
+        self.ears.tell(queues)
     }
 
     pub(super) async fn subscribe(&self) -> Result<Wakeups> {
@@ -103,14 +103,21 @@ impl Slot {
         in_use
     }
 
-    /// Tells subscribers in this process. If there are any, the server need not
-    /// tell them again: the echoes are theirs.
-    fn tell(&self, queues: &[String]) -> Option<Arc<Echoes>> {
+    /// Tells subscribers in this process, if there are any.
+    fn tell(&self, queues: &[String]) -> bool {
+        let sender = self.lock().as_ref().and_then(|ears| ears.sender.upgrade());
+        let tell = |sender: broadcast::Sender<String>| {
+            queues.iter().filter(|queue| sender.send(String::clone(queue)).is_ok()).count() > 0
+        };
+        sender.is_some_and(tell)
+    }
+
+    /// What subscribers in this process were told, the server need not tell them
+    /// again.
+    fn echoes(&self) -> Option<Arc<Echoes>> {
         let slot = self.lock();
         let ears = slot.as_ref()?;
-        let sender = ears.sender.upgrade()?;
-        let told = queues.iter().filter(|queue| sender.send(String::clone(queue)).is_ok()).count();
-        (told > 0).then(|| ears.echoes.clone())
+        ears.sender.upgrade().map(|_| ears.echoes.clone())
     }
 }
 
@@ -249,13 +256,12 @@ const NOTIFY: &str = "
       from unnest($1::text[]) as queue";
 
 impl PostgresStore {
-    /// Tells this process, and by way of the server all others.
+    /// Tells other processes, by way of the server.
     pub(super) async fn announce(&self, queues: &[String]) -> Result<()> {
-        let told = self.0.listener.ears.tell(queues);
         if !self.0.notify || queues.is_empty() {
             return Ok(());
         }
-        let awaited = told.map(|echoes| echoes.expect(queues));
+        let awaited = self.0.listener.ears.echoes().map(|echoes| echoes.expect(queues));
         let notify: Work<Vec<String>, ()> =
             |store, connection, queues| Box::pin(store.notify_on(connection, queues));
         self.run_quick(queues.to_vec(), notify).await?;
@@ -318,13 +324,13 @@ mod tests {
     #[test]
     fn an_echo_belongs_to_us_only_if_somebody_here_was_told() {
         let ears = Slot::default();
-        assert!(ears.tell(&mail()).is_none(), "nobody ever listened");
+        assert!(!ears.tell(&mail()), "nobody ever listened");
         let (sender, mut receiver) = broadcast::channel(CAPACITY);
         ears.open(&sender);
-        assert!(ears.tell(&mail()).is_some());
+        assert!(ears.tell(&mail()));
         assert_eq!(receiver.try_recv(), Ok("mail".into()));
         drop(receiver);
-        assert!(ears.tell(&mail()).is_none(), "nobody listens any more");
+        assert!(!ears.tell(&mail()), "nobody listens any more");
     }
 
     #[test]

@@ -587,6 +587,11 @@ impl Store for PostgresStore {
     }
 
     async fn wake(&self, queues: &[String]) -> Result<()> {
+        self.wake_here(queues);
+        self.wake_others(queues).await
+    }
+
+    async fn wake_others(&self, queues: &[String]) -> Result<()> {
         self.announce(queues).await
     }
 
