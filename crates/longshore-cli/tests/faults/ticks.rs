@@ -93,7 +93,7 @@ async fn after_an_outage_of_all_the_policy_decides(crew: &mut Crew) {
         let newest = made.last().copied().unwrap();
         assert!(ended - newest < TimeDelta::seconds(2), "{name}: {newest} was fired at {ended}");
         let before = *fired.keys().rfind(|tick| **tick < gone_at).unwrap();
-        let since = tick(&fired[&newest][0]).1;
+        let since = tick(fired[&newest][0]).1;
         let back_to = |seconds: i64| (0..=seconds).rev().map(|ago| newest - TimeDelta::seconds(ago));
         match name {
             "skip" => assert_eq!((made, since), (vec![newest], None), "those that were missed are dropped"),
