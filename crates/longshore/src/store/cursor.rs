@@ -23,7 +23,7 @@ use super::ClaimRequest;
 const HEAD_EVERY: Duration = Duration::from_millis(250);
 const HEAD_SHARE: u32 = 10;
 #[cfg(feature = "worker")]
-const HEAD_AFTER_WORK: Duration = Duration::from_millis(50);
+const HEAD_AFTER_WORK: Duration = Duration::from_millis(5);
 /// How long after it was dated a job may be committed and still be found without
 /// a head scan.
 const LATE_COMMIT: TimeDelta = TimeDelta::milliseconds(100);
@@ -162,8 +162,8 @@ impl ClaimCursor {
     #[cfg(feature = "worker")]
     pub(crate) fn head_due(&self, began: Instant, some: bool) -> Option<Instant> {
         let head = self.head.filter(|head| head.ended < began)?;
-        let wait = head.took * HEAD_SHARE;
-        Some(head.ended + if some { wait.max(HEAD_AFTER_WORK) } else { wait })
+        let due = head.ended + head.took * HEAD_SHARE;
+        Some(if some { due.max(began + HEAD_AFTER_WORK) } else { due })
     }
 
     /// The places to claim from, highest priority first.

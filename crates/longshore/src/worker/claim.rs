@@ -247,7 +247,10 @@ impl Claimer {
                     self.pace.claimed(began.elapsed());
                     room -= claims.jobs.len().min(room);
                     any |= !claims.jobs.is_empty();
-                    more |= claims.more;
+                    // Whether the head is still to be looked at. What was found
+                    // should start before that.
+                    let head_due = group.cursor.head_due(looked, !claims.jobs.is_empty());
+                    more |= claims.more && (claims.jobs.len() >= limit || head_due.is_none());
                     self.left_suspects |= request.suspects == Suspects::Leave
                         || claims.jobs.iter().any(|job| job.interruptions() > 0);
                     let attempt = |job| Attempt::new(job, shared.client.clone(), shared.progress.clone());
@@ -260,7 +263,6 @@ impl Claimer {
                     }
                     shared.buffer.push(attempts);
                     self.capped |= group.cursor.knows_a_limit() || most.is_some();
-                    let head_due = group.cursor.head_due(looked, any);
                     self.head_due = self.head_due.into_iter().chain(head_due).min();
                 }
                 Err(error) => {
