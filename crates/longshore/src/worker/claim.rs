@@ -50,11 +50,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
         let settled = shared.held.settled.notified();
         tokio::pin!(settled);
         settled.as_mut().enable();
-        let found = tokio::select! {
-            found = claimer.claim() => found,
-            () = shared.reached(Phase::Finishing) => return,
-        };
-        match found {
+        // Not dropped when the worker is told to stop: what it has claimed must
+        // go back before the worker signs off.
+        match claimer.claim().await {
             Found::Full => {
                 tokio::select! {
                     () = shared.buffer.demand.notified() => {}
@@ -224,6 +222,9 @@ impl Claimer {
         let looked = Instant::now();
         (self.left_suspects, self.capped, self.head_due) = (false, false, None);
         for group in &mut self.groups {
+            if shared.phase() >= Phase::Finishing {
+                break;
+            }
             let most = group.most.map(|most| most.saturating_sub(shared.held.of_queue(&group.queues[0])));
             let limit = room.min(most.unwrap_or(room));
             if limit == 0 {
@@ -261,7 +262,12 @@ impl Claimer {
                         // these.
                         attempts.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
                     }
-                    shared.buffer.push(attempts);
+                    match shared.phase() >= Phase::Finishing {
+                        true => attempts.into_iter().for_each(|attempt| {
+                            shared.report(attempt, Ending::Released, None);
+                        }),
+                        false => shared.buffer.push(attempts),
+                    }
                     self.capped |= group.cursor.knows_a_limit() || most.is_some();
                     self.head_due = self.head_due.into_iter().chain(head_due).min();
                 }

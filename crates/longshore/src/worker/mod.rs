@@ -560,7 +560,7 @@ async fn supervise(
     upkeep.spawn(upkeep::sample(shared.clone()));
     upkeep.spawn(shared.progress.clone().run(shared.client.clone()));
     let mut settler = tokio::spawn(settle::run(shared.clone(), inbox));
-    let claimer = tokio::spawn(claim::run(shared.clone()));
+    let mut claimer = tokio::spawn(claim::run(shared.clone()));
 
     loop {
         tokio::select! {
@@ -571,9 +571,12 @@ async fn supervise(
             }
         }
     }
-    // The claim that may be under way is given back by its engine. A claimer
-    // that hangs on the database claims nothing more either.
-    let _ = tokio::time::timeout(STOP_WITHIN, claimer).await;
+    // A claim that is under way gives back what it found. One that hangs on the
+    // database is left to its engine, which does the same when the answer comes.
+    let grace_ends = tokio::time::Instant::now() + shared.settings.shutdown_grace;
+    if tokio::time::timeout(STOP_WITHIN, &mut claimer).await.is_err() {
+        claimer.abort();
+    }
     for attempt in shared.buffer.take_all() {
         shared.report(attempt, Ending::Released, None);
     }
@@ -583,7 +586,7 @@ async fn supervise(
     tokio::pin!(all_done);
     let in_time = tokio::select! {
         () = &mut all_done => true,
-        () = tokio::time::sleep(shared.settings.shutdown_grace) => false,
+        () = tokio::time::sleep_until(grace_ends) => false,
         () = cut_short(&mut now) => false,
     };
     if !in_time {
