@@ -293,7 +293,7 @@ const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["postgres_only::sql::nor_does_one_from_many_places"],
+        red: &["postgres_only::locks::nor_does_one_from_many_places"],
     },
     Mutant {
         name: "postgres: a claim from many places takes without the kinds",
@@ -301,7 +301,7 @@ const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["postgres_only::sql::nor_does_one_from_many_places"],
+        red: &["postgres_only::locks::nor_does_one_from_many_places"],
     },
     Mutant {
         name: "postgres: a claim is held up by locked jobs",
@@ -310,9 +310,9 @@ const MUTANTS: &[Mutant] = &[
         old: "if wanted - missing < chosen && cut",
         new: "if wanted - missing < chosen && cut && jobs.len() == usize::MAX",
         red: &[
-            "postgres_only::sql::a_locked_job_holds_up_none_below_it",
-            "postgres_only::sql::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other",
-            "postgres_only::sql::a_locked_suspect_holds_up_no_other",
+            "postgres_only::locks::a_locked_job_holds_up_none_below_it",
+            "postgres_only::locks::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other",
+            "postgres_only::locks::a_locked_suspect_holds_up_no_other",
         ],
     },
     Mutant {
@@ -321,7 +321,7 @@ const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["postgres_only::sql::a_locked_job_holds_up_none_below_it"],
+        red: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs takes without the kinds",
@@ -329,7 +329,7 @@ const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["postgres_only::sql::a_locked_job_holds_up_none_below_it"],
+        red: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs overdraws a limit",
@@ -337,7 +337,7 @@ const MUTANTS: &[Mutant] = &[
         after: "async fn take(",
         old: "count() as i32;",
         new: "count() as i32 * 0;",
-        red: &["postgres_only::sql::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other"],
+        red: &["postgres_only::locks::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other"],
     },
     Mutant {
         name: "postgres: the dead may claim from many places",

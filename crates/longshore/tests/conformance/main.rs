@@ -12,10 +12,12 @@ mod counts;
 mod cursor;
 mod enqueue;
 mod fence;
+mod hooks;
 mod input;
 mod inspect;
 mod keys;
 mod limits;
+mod locks;
 mod matrix;
 mod migrate;
 mod mishaps;
@@ -509,6 +511,11 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         any_order_of_operations_follows_the_model,
         a_walk_of_one_job_to_the_end_of_its_budget,
     }
+    hooks {
+        hooks_are_told_and_have_their_say,
+        hooks_decide_about_jobs_of_dead_workers,
+        recovery_can_be_switched_off,
+    }
     mishaps {
         a_backoff_that_panics_leaves_it_to_the_policy,
         a_handler_that_panics_when_dropped_costs_its_own_attempt_only,
@@ -544,9 +551,6 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         suspects_follow_one_another_without_a_poll,
         what_is_announced_is_found_without_a_poll,
         what_is_announced_together_starts_in_order_of_priority,
-        hooks_are_told_and_have_their_say,
-        hooks_decide_about_jobs_of_dead_workers,
-        recovery_can_be_switched_off,
         a_schedule_declared_in_code_ticks_in_a_running_worker,
         an_invalid_schedule_is_refused_when_the_worker_starts,
         what_is_wrong_with_a_worker_is_named_when_it_is_built,
@@ -555,6 +559,22 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
 
 // What only Postgres has: functions for callers that speak SQL.
 cases!(on Postgres as postgres_only: {
+    locks {
+        a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place,
+        nor_does_one_from_many_places,
+        a_claim_does_not_wait_for_rows_that_others_hold,
+        a_locked_job_holds_up_none_below_it,
+        a_locked_job_of_a_limited_queue_gives_its_place_to_one_other,
+        a_locked_suspect_holds_up_no_other,
+        a_settle_stores_the_neighbours_of_a_locked_lease,
+        what_a_handler_reports_does_not_wait_long_for_a_locked_lease,
+        a_sweep_recovers_the_neighbours_of_a_locked_lease,
+        retention_passes_over_a_locked_job,
+        a_key_that_a_transaction_holds_holds_up_no_other,
+        a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all,
+        a_claim_in_flight_counts_against_the_limit_set_meanwhile,
+        a_retry_beside_a_replacement_queues_the_new_contents,
+    }
     mishaps {
         a_locked_row_holds_up_no_other_end,
         a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt,
@@ -580,20 +600,6 @@ cases!(on Postgres as postgres_only: {
         ids_made_in_sql_are_version_seven_and_sort_with_the_librarys,
         a_job_enqueued_from_sql_wakes_subscribers,
         a_rolled_back_sql_enqueue_leaves_nothing,
-        a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place,
-        nor_does_one_from_many_places,
-        a_claim_does_not_wait_for_rows_that_others_hold,
-        a_locked_job_holds_up_none_below_it,
-        a_locked_job_of_a_limited_queue_gives_its_place_to_one_other,
-        a_locked_suspect_holds_up_no_other,
-        a_settle_stores_the_neighbours_of_a_locked_lease,
-        what_a_handler_reports_does_not_wait_long_for_a_locked_lease,
-        a_sweep_recovers_the_neighbours_of_a_locked_lease,
-        retention_passes_over_a_locked_job,
-        a_key_that_a_transaction_holds_holds_up_no_other,
-        a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all,
-        a_claim_in_flight_counts_against_the_limit_set_meanwhile,
-        a_retry_beside_a_replacement_queues_the_new_contents,
         any_proper_schema_name_works_from_end_to_end,
         a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name,
         a_role_that_may_make_no_schema_can_migrate_its_own,

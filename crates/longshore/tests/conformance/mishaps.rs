@@ -7,26 +7,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use longshore::store::Claimed;
-use longshore::worker::{Batched, Builder, Hooks, Settings, StopReason};
-use longshore::{Context, Failure, Job, JobId, NewJob, Status, UniqueMode, Worker, WorkerId};
+use longshore::worker::{Batched, Hooks, StopReason};
+use longshore::{Context, Failure, Job, JobId, NewJob, Status, UniqueMode, WorkerId};
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection, Executor};
 
 use crate::bench::*;
-use crate::worker::{quick, until, until_status};
-
-fn worker(bench: &Bench) -> Builder {
-    Worker::builder(bench.handle()).settings(quick())
-}
-
-/// One that never looks unless something makes it.
-fn patient(bench: &Bench) -> Builder {
-    worker(bench).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..quick() })
-}
-
-async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
-    Ok(())
-}
+use crate::worker::{nothing, patient, until, until_status, worker};
 
 // ---- handlers --------------------------------------------------------------------
 
@@ -248,9 +235,12 @@ pub(crate) async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
 
 pub(crate) async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(bench: Bench) {
     let mut connection = bench.postgres().await;
+    // Sequences are not rolled back.
     let read_only = "
+        create sequence refusals;
         create function read_only() returns trigger language plpgsql as $$
           begin
+            perform nextval(format('%I.refusals', tg_table_schema)::regclass);
             raise exception 'read-only' using errcode = '25006';
           end $$;
         create trigger read_only before insert on finished for each row execute function read_only()";
@@ -263,8 +253,7 @@ pub(crate) async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_
         async { Ok(()) }
     };
     let running = worker(&bench).function("mail", mail).build().expect("build").start().await.expect("start");
-    until("it has run", || async { ran.load(Ordering::SeqCst) == 1 }).await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    until("refused twice", || async { bench.ask("select last_value from refusals", None).await > 1 }).await;
     assert_eq!(bench.status(id).await, Status::Running);
     connection.execute("drop trigger read_only on finished").await.expect("drop");
     until_status(&bench, id, Status::Succeeded).await;

@@ -583,7 +583,7 @@ async fn kill_a_child(bench: &Bench) {
     use std::process::{Command, Stdio};
 
     let mut child = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "--ignored", "--nocapture", "races::the_victim"])
+        .args(["--exact", "--nocapture", "races::the_victim"])
         .env(VICTIM, bench.file())
         .stdout(Stdio::piped())
         .spawn()
@@ -595,9 +595,8 @@ async fn kill_a_child(bench: &Bench) {
     assert!(ready, "the child never began");
 }
 
-/// Not a test: what [`kill_a_child`] starts and kills.
+/// Not a case: what [`kill_a_child`] starts and kills.
 #[test]
-#[ignore = "runs only as the child of another test"]
 fn the_victim() {
     let Some(file) = std::env::var_os(VICTIM) else { return };
     let connection = rusqlite::Connection::open(file).expect("open");

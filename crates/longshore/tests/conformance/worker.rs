@@ -8,12 +8,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use longshore::cron::NewSchedule;
-use longshore::store::{Claimed, Interrupted};
-use longshore::worker::{Batched, Builder, Executor, Hooks, Recovery, Settings, StopReason};
-use longshore::{
-    AttemptEnd, Context, Decision, Ending, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode,
-    Worker,
-};
+use longshore::worker::{Batched, Builder, Executor, Settings, StopReason};
+use longshore::{AttemptEnd, Context, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode, Worker};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::Notify;
@@ -34,7 +30,7 @@ pub(crate) async fn until_status(bench: &Bench, id: JobId, status: Status) {
 }
 
 /// Quick intervals, so that nothing takes seconds.
-pub(crate) fn quick() -> Settings {
+fn quick() -> Settings {
     Settings {
         poll_interval: Duration::from_millis(20),
         max_poll_interval: Duration::from_millis(50),
@@ -45,7 +41,7 @@ pub(crate) fn quick() -> Settings {
     }
 }
 
-fn worker(bench: &Bench) -> Builder {
+pub(crate) fn worker(bench: &Bench) -> Builder {
     Worker::builder(bench.handle()).settings(quick())
 }
 
@@ -359,13 +355,13 @@ pub(crate) async fn a_timeout_is_a_failed_attempt(bench: Bench) {
 
 pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
     let id = bench.add(job("slow")).await;
-    let go = Arc::new(Notify::new());
+    let go = tokio::sync::watch::Sender::new(false);
     let wait = go.clone();
     let running = worker(&bench)
         .function("slow", move |_: serde_json::Value, _: Context| {
-            let wait = wait.clone();
+            let mut wait = wait.subscribe();
             async move {
-                wait.notified().await;
+                wait.wait_for(|go| *go).await.expect("the case goes on");
                 Ok(())
             }
         })
@@ -375,9 +371,10 @@ pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
         .await
         .expect("start");
     until_status(&bench, id, Status::Running).await;
+    // A claim of this one may be under way when the stop comes.
     let later = bench.add(job("slow")).await;
     let stop = tokio::spawn(running.stop());
-    go.notify_one();
+    go.send_replace(true);
     assert!(stop.await.expect("stop").succeeded <= 2);
     assert_eq!(bench.status(id).await, Status::Succeeded);
     assert_ne!(bench.status(later).await, Status::Running);
@@ -535,11 +532,11 @@ pub(crate) async fn suspects_start_one_at_a_time_and_their_start_is_written_down
 }
 
 /// One that never looks unless something makes it.
-fn patient(bench: &Bench) -> Builder {
+pub(crate) fn patient(bench: &Bench) -> Builder {
     worker(bench).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..quick() })
 }
 
-async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
+pub(crate) async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
     Ok(())
 }
 
@@ -591,165 +588,6 @@ pub(crate) async fn what_is_announced_together_starts_in_order_of_priority(bench
     running.stop().await;
     let order = std::mem::take(&mut *order.lock().expect("lock"));
     assert!(order.chunks(4).all(|round| *round == [0, 9, 0, -9]), "{order:?}");
-}
-
-// ---- hooks ------------------------------------------------------------------------
-
-#[derive(Clone, Default)]
-struct Diary(Arc<Mutex<Vec<String>>>);
-
-impl Diary {
-    fn note(&self, line: impl Into<String>) {
-        self.0.lock().expect("diary").push(line.into());
-    }
-
-    fn has(&self, line: &str) -> bool {
-        self.0.lock().expect("diary").iter().any(|noted| noted == line)
-    }
-}
-
-#[async_trait]
-impl Hooks for Diary {
-    async fn on_worker_start(&self, _: longshore::WorkerId) {
-        self.note("start");
-    }
-
-    async fn on_worker_stop(&self, _: longshore::WorkerId) {
-        self.note("stop");
-    }
-
-    async fn before_run(&self, job: &Claimed) -> Result<(), Failure> {
-        match job.kind() {
-            "vetoed" => Err(Failure::permanent("not on my watch")),
-            "shaky" => panic!("the hook fell over"),
-            _ => Ok(()),
-        }
-    }
-
-    async fn after_run(&self, job: &Claimed, ending: Ending) -> Ending {
-        match job.kind() {
-            "reshaped" => Ending::Snoozed { delay: HOUR },
-            "trembling" => panic!("the hook fell over"),
-            _ => ending,
-        }
-    }
-
-    async fn on_success(&self, job: &Claimed) {
-        self.note(format!("{} succeeded", job.kind()));
-    }
-
-    async fn on_failure(&self, job: &Claimed, error: &str) {
-        self.note(format!("{} failed: {error}", job.kind()));
-    }
-
-    async fn on_permanent_failure(&self, job: &Claimed, error: &str) {
-        self.note(format!("{} is dead: {error}", job.kind()));
-    }
-
-    async fn on_cancel(&self, job: &Claimed) {
-        self.note(format!("{} cancelled", job.kind()));
-    }
-
-    async fn on_interrupted_job(&self, _: longshore::WorkerId, job: &Interrupted) -> Decision {
-        self.note(format!("{} interrupted", job.kind));
-        match job.kind.as_str() {
-            "skipped" => Decision::Skip,
-            "charged" => Decision::FailWithBackoff,
-            _ => Decision::Default,
-        }
-    }
-
-    async fn on_interruption(&self, job: &Interrupted) {
-        self.note(format!("{} recovered", job.kind));
-    }
-
-    async fn on_sweep(&self, report: &longshore::SweepReport) {
-        self.note(format!("sweep: {} of {}", report.recovered, report.workers.len()));
-    }
-}
-
-pub(crate) async fn hooks_are_told_and_have_their_say(bench: Bench) {
-    let mut ids = BTreeMap::new();
-    for kind in ["good", "bad", "hopeless", "unwanted", "vetoed", "shaky", "reshaped", "trembling"] {
-        ids.insert(kind, bench.add(job(kind)).await);
-    }
-    let diary = Diary::default();
-    let mut builder = worker(&bench).hooks(diary.clone());
-    for kind in ids.keys().copied() {
-        builder = builder.function(kind, move |_: serde_json::Value, _: Context| async move {
-            match kind {
-                "bad" => Err("oh".into()),
-                "hopeless" => Err(Failure::permanent("never")),
-                "unwanted" => Err(Failure::cancelled("no")),
-                _ => Ok(()),
-            }
-        });
-    }
-    builder.build().expect("build").drain().await.expect("drain");
-    let expected = [
-        "start",
-        "stop",
-        "good succeeded",
-        "trembling succeeded",
-        "bad failed: oh",
-        "hopeless is dead: never",
-        "unwanted cancelled",
-        "vetoed is dead: not on my watch",
-        "shaky failed: a before_run hook panicked: the hook fell over",
-    ];
-    for line in expected {
-        until(line, || async { diary.has(line) }).await;
-    }
-    let job = bench.job(ids["reshaped"]).await;
-    assert_eq!((job.status, job.run_at), (Status::Queued, start() + HOUR));
-}
-
-pub(crate) async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
-    let mut ids = BTreeMap::new();
-    for kind in ["plain", "skipped", "charged"] {
-        ids.insert(kind, bench.running(job(kind)).await.lease().id);
-    }
-    bench.advance(61 * SECOND).await;
-    let diary = Diary::default();
-    let running = worker(&bench)
-        .hooks(diary.clone())
-        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
-    for line in ["plain interrupted", "plain recovered", "charged recovered", "skipped interrupted"] {
-        until(line, || async { diary.has(line) }).await;
-    }
-    running.stop().await;
-    assert!(!diary.has("skipped recovered"));
-    assert_eq!(bench.status(ids["skipped"]).await, Status::Running);
-    let plain = bench.job(ids["plain"]).await;
-    assert_eq!((plain.status, plain.attempts), (Status::Retrying, 0));
-    assert_eq!(plain.last_error.as_deref(), Some("Job recovered after worker interruption"));
-    assert_eq!(bench.job(ids["charged"]).await.attempts, 1);
-}
-
-pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
-    let id = bench.running(job("plain")).await.lease().id;
-    bench.advance(DAY / 2).await;
-    let diary = Diary::default();
-    let running = worker(&bench)
-        .recovery(Recovery { enabled: false, ..Recovery::default() })
-        .hooks(diary.clone())
-        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
-    let marker = bench.add(job("other")).await;
-    until_status(&bench, marker, Status::Succeeded).await;
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    running.stop().await;
-    assert_eq!(bench.status(id).await, Status::Running);
-    assert!(!diary.has("plain interrupted"));
 }
 
 // ---- schedules ------------------------------------------------------------------

@@ -1,0 +1,170 @@
+//! What an application hears of its worker, and has a say in.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use longshore::store::{Claimed, Interrupted};
+use longshore::worker::{Hooks, Recovery};
+use longshore::{Context, Decision, Ending, Failure, Status};
+
+use crate::bench::*;
+use crate::worker::{until, until_status, worker};
+
+#[derive(Clone, Default)]
+struct Diary(Arc<Mutex<Vec<String>>>);
+
+impl Diary {
+    fn note(&self, line: impl Into<String>) {
+        self.0.lock().expect("diary").push(line.into());
+    }
+
+    fn has(&self, line: &str) -> bool {
+        self.0.lock().expect("diary").iter().any(|noted| noted == line)
+    }
+}
+
+#[async_trait]
+impl Hooks for Diary {
+    async fn on_worker_start(&self, _: longshore::WorkerId) {
+        self.note("start");
+    }
+
+    async fn on_worker_stop(&self, _: longshore::WorkerId) {
+        self.note("stop");
+    }
+
+    async fn before_run(&self, job: &Claimed) -> Result<(), Failure> {
+        match job.kind() {
+            "vetoed" => Err(Failure::permanent("not on my watch")),
+            "shaky" => panic!("the hook fell over"),
+            _ => Ok(()),
+        }
+    }
+
+    async fn after_run(&self, job: &Claimed, ending: Ending) -> Ending {
+        match job.kind() {
+            "reshaped" => Ending::Snoozed { delay: HOUR },
+            "trembling" => panic!("the hook fell over"),
+            _ => ending,
+        }
+    }
+
+    async fn on_success(&self, job: &Claimed) {
+        self.note(format!("{} succeeded", job.kind()));
+    }
+
+    async fn on_failure(&self, job: &Claimed, error: &str) {
+        self.note(format!("{} failed: {error}", job.kind()));
+    }
+
+    async fn on_permanent_failure(&self, job: &Claimed, error: &str) {
+        self.note(format!("{} is dead: {error}", job.kind()));
+    }
+
+    async fn on_cancel(&self, job: &Claimed) {
+        self.note(format!("{} cancelled", job.kind()));
+    }
+
+    async fn on_interrupted_job(&self, _: longshore::WorkerId, job: &Interrupted) -> Decision {
+        self.note(format!("{} interrupted", job.kind));
+        match job.kind.as_str() {
+            "skipped" => Decision::Skip,
+            "charged" => Decision::FailWithBackoff,
+            _ => Decision::Default,
+        }
+    }
+
+    async fn on_interruption(&self, job: &Interrupted) {
+        self.note(format!("{} recovered", job.kind));
+    }
+
+    async fn on_sweep(&self, report: &longshore::SweepReport) {
+        self.note(format!("sweep: {} of {}", report.recovered, report.workers.len()));
+    }
+}
+
+pub(crate) async fn hooks_are_told_and_have_their_say(bench: Bench) {
+    let mut ids = BTreeMap::new();
+    for kind in ["good", "bad", "hopeless", "unwanted", "vetoed", "shaky", "reshaped", "trembling"] {
+        ids.insert(kind, bench.add(job(kind)).await);
+    }
+    let diary = Diary::default();
+    let mut builder = worker(&bench).hooks(diary.clone());
+    for kind in ids.keys().copied() {
+        builder = builder.function(kind, move |_: serde_json::Value, _: Context| async move {
+            match kind {
+                "bad" => Err("oh".into()),
+                "hopeless" => Err(Failure::permanent("never")),
+                "unwanted" => Err(Failure::cancelled("no")),
+                _ => Ok(()),
+            }
+        });
+    }
+    builder.build().expect("build").drain().await.expect("drain");
+    let expected = [
+        "start",
+        "stop",
+        "good succeeded",
+        "trembling succeeded",
+        "bad failed: oh",
+        "hopeless is dead: never",
+        "unwanted cancelled",
+        "vetoed is dead: not on my watch",
+        "shaky failed: a before_run hook panicked: the hook fell over",
+    ];
+    for line in expected {
+        until(line, || async { diary.has(line) }).await;
+    }
+    let job = bench.job(ids["reshaped"]).await;
+    assert_eq!((job.status, job.run_at), (Status::Queued, start() + HOUR));
+}
+
+pub(crate) async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
+    let mut ids = BTreeMap::new();
+    for kind in ["plain", "skipped", "charged"] {
+        ids.insert(kind, bench.running(job(kind)).await.lease().id);
+    }
+    bench.advance(61 * SECOND).await;
+    let diary = Diary::default();
+    let running = worker(&bench)
+        .hooks(diary.clone())
+        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    for line in ["plain interrupted", "plain recovered", "charged recovered", "skipped interrupted"] {
+        until(line, || async { diary.has(line) }).await;
+    }
+    running.stop().await;
+    assert!(!diary.has("skipped recovered"));
+    assert_eq!(bench.status(ids["skipped"]).await, Status::Running);
+    let plain = bench.job(ids["plain"]).await;
+    assert_eq!((plain.status, plain.attempts), (Status::Retrying, 0));
+    assert_eq!(plain.last_error.as_deref(), Some("Job recovered after worker interruption"));
+    assert_eq!(bench.job(ids["charged"]).await.attempts, 1);
+}
+
+pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
+    let id = bench.running(job("plain")).await.lease().id;
+    bench.advance(DAY / 2).await;
+    let diary = Diary::default();
+    let running = worker(&bench)
+        .recovery(Recovery { enabled: false, ..Recovery::default() })
+        .hooks(diary.clone())
+        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    let marker = bench.add(job("other")).await;
+    until_status(&bench, marker, Status::Succeeded).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    running.stop().await;
+    assert_eq!(bench.status(id).await, Status::Running);
+    assert!(!diary.has("plain interrupted"));
+}

@@ -1,0 +1,351 @@
+//! Postgres while somebody's transaction holds rows: whoever can do without them
+//! does not wait.
+
+use std::future::Future;
+use std::time::Instant;
+
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, Retention};
+use longshore::{Ending, EnqueuedAs, NewJob, Outcome, Report, Status, SweepOptions, UniqueMode};
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use crate::bench::*;
+use crate::sql::call;
+
+/// Others hold the due jobs for a moment: a claimer passes them over, and must
+/// not make up for them with jobs it may not have.
+async fn claim_while_due_jobs_are_locked(bench: &Bench) {
+    let due = bench.enqueue_kind("own").await;
+    bench.add(job("own").delay(MINUTE)).await;
+    bench.enqueue_kind("foreign").await;
+    let mut other = bench.postgres().await;
+    sqlx::raw_sql("begin; select id from ready where run_at <= clock() and kind = 'own' for update")
+        .execute(&mut other)
+        .await
+        .expect("lock");
+    let worker = bench.worker().await;
+    let kinds = Some(vec!["own".into()]);
+    let request = ClaimRequest { kinds, ..ClaimRequest::new(worker, 5) };
+    assert_eq!(bench.claim_as(&request).await.len(), 0);
+    sqlx::raw_sql("rollback").execute(&mut other).await.expect("unlock");
+    assert_eq!(ids(&bench.claim_as(&request).await), [due]);
+}
+
+pub(crate) async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place(bench: Bench) {
+    claim_while_due_jobs_are_locked(&bench).await;
+}
+
+pub(crate) async fn nor_does_one_from_many_places(bench: Bench) {
+    bench.add(job("elsewhere").priority(-5)).await;
+    claim_while_due_jobs_are_locked(&bench).await;
+}
+
+/// One claimer never waits for another.
+pub(crate) async fn a_claim_does_not_wait_for_rows_that_others_hold(bench: Bench) {
+    for _ in 0..4 {
+        bench.enqueue_kind("mail").await;
+    }
+    let mut other = bench.postgres().await;
+    sqlx::raw_sql("begin; delete from ready where id in (select id from ready order by id limit 2)")
+        .execute(&mut other)
+        .await
+        .expect("hold");
+    let worker = bench.worker().await;
+    assert_eq!(bench.claim(worker, 2).await.len(), 2);
+    sqlx::raw_sql("rollback").execute(&mut other).await.expect("let go");
+    assert_eq!(bench.claim(worker, 9).await.len(), 2);
+}
+
+/// A transaction that keeps the most urgent job to itself keeps only that one:
+/// those below are claimed in order, nothing else is, and then there is rest.
+pub(crate) async fn a_locked_job_holds_up_none_below_it(bench: Bench) {
+    let top = bench.add(job("own").priority(10)).await;
+    let next = bench.add(job("own").priority(9)).await;
+    bench.add(job("foreign").priority(5)).await;
+    bench.add(job("own").priority(5).delay(MINUTE)).await;
+    let late = bench.add(job("own").queue("letters").run_at(start() - SECOND)).await;
+    let early = bench.add(job("own").run_at(start() - MINUTE)).await;
+    let last = bench.add(job("own").priority(-3)).await;
+    let other = holding(&bench, "select 1 from ready where priority >= 9 for update").await;
+    let request = ClaimRequest {
+        queues: vec!["default".into(), "letters".into()],
+        kinds: Some(vec!["own".into()]),
+        ..ClaimRequest::new(bench.worker().await, 1)
+    };
+    let mut cursor = ClaimCursor::default();
+    let mut claimed = Vec::new();
+    for _ in 0..3 {
+        let claims = bench.store().claim(&request, &mut cursor).await.expect("claim");
+        claimed.extend(ids(&claims.jobs));
+    }
+    assert_eq!(claimed, [early, late, last]);
+    let claims = bench.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim");
+    assert_eq!((claims.jobs.len(), claims.more), (0, false), "what is locked cannot be had by asking again");
+    let_go(other).await;
+    let request = ClaimRequest { limit: 9, ..request };
+    assert_eq!(ids(&bench.claim_as(&request).await), [top, next]);
+}
+
+/// Nor may what is taken in place of a locked job exceed the queue's limit.
+pub(crate) async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other(bench: Bench) {
+    bench.limit("letters", Some(2)).await.expect("limit");
+    let letters = |priority| job("mail").queue("letters").priority(priority);
+    bench.add(letters(10)).await;
+    let first = bench.add(letters(9)).await;
+    let second = bench.add(letters(8)).await;
+    bench.add(letters(7)).await;
+    let free = bench.add(job("mail").priority(8)).await;
+    let other = holding(&bench, "select 1 from ready where priority = 10 for update").await;
+    let worker = bench.worker().await;
+    let queues = vec!["default".into(), "letters".into()];
+    let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 9) };
+    let mut claimed = ids(&bench.claim_as(&request).await);
+    claimed.sort();
+    assert_eq!(claimed, [first, second, free]);
+    assert_eq!(bench.claim_as(&request).await.len(), 0, "two of the queue run");
+    let_go(other).await;
+}
+
+pub(crate) async fn a_locked_suspect_holds_up_no_other(bench: Bench) {
+    let held = bench.add(job("mail").priority(20)).await;
+    let other = bench.add(job("mail").priority(10)).await;
+    bench.claim(bench.worker().await, 2).await;
+    assert_eq!(bench.crash_all_workers().await.recovered, 2);
+    let plain = bench.add(job("mail").priority(5)).await;
+    let lock = holding(&bench, &format!("select 1 from ready where id = '{held}' for update")).await;
+    let worker = bench.worker().await;
+    assert_eq!(ids(&bench.claim(worker, 5).await), [other, plain]);
+    let_go(lock).await;
+}
+
+/// A transaction of the user's own that does `sql` and stays open.
+async fn holding(bench: &Bench, sql: &str) -> PgConnection {
+    let mut other = bench.postgres().await;
+    sqlx::raw_sql(AssertSqlSafe(format!("begin; {sql}"))).execute(&mut other).await.expect("hold");
+    other
+}
+
+async fn let_go(mut other: PgConnection) {
+    sqlx::raw_sql("rollback").execute(&mut other).await.expect("let go");
+}
+
+/// Waits until somebody waits for what `other` holds.
+async fn until_somebody_waits(bench: &Bench, other: &mut PgConnection) {
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(other).await.expect("pid");
+    let waiting = format!("select count(*) from pg_stat_activity where {pid} = any(pg_blocking_pids(pid))");
+    let began = Instant::now();
+    while bench.ask(&waiting, None).await == 0 {
+        assert!(began.elapsed() < 8 * SECOND, "nobody waits");
+        tokio::time::sleep(SECOND / 100).await;
+    }
+}
+
+pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(10 * SECOND, work).await.expect("an answer in time")
+}
+
+async fn four_running(bench: &Bench, queue: &str) -> Vec<Claimed> {
+    for _ in 0..4 {
+        bench.add(job("mail").queue(queue)).await;
+    }
+    let worker = bench.worker().await;
+    bench.claim_from(queue, worker, 4).await
+}
+
+async fn lock_lease(bench: &Bench, claimed: &Claimed) -> PgConnection {
+    let id = claimed.lease().id;
+    holding(bench, &format!("select 1 from running where id = '{id}' for update")).await
+}
+
+async fn settle_beside_a_locked_lease(bench: Bench, queue: &str, ending: Ending) {
+    let claimed = four_running(&bench, queue).await;
+    let reports = || {
+        let report = |claimed| Report { claimed, ending: ending.clone(), follow_ups: Vec::new() };
+        claimed.iter().map(report).collect::<Vec<_>>()
+    };
+    let other = lock_lease(&bench, &claimed[1]).await;
+    let error = in_time(bench.settle(reports())).await.expect_err("one is locked");
+    assert!(error.is_unavailable(), "{error:?}");
+    for (i, job) in claimed.iter().enumerate() {
+        let runs = bench.status(job.lease().id).await == Status::Running;
+        assert_eq!(runs, i == 1, "{i} after {ending:?}");
+    }
+    let_go(other).await;
+    assert_eq!(in_time(bench.settle(reports())).await.expect("settle"), [Fenced::Held; 4], "{ending:?}");
+}
+
+pub(crate) async fn a_settle_stores_the_neighbours_of_a_locked_lease(bench: Bench) {
+    let tasks: Vec<_> = [("a", done()), ("b", failed()), ("c", failed_for_good()), ("d", Ending::Released)]
+        .into_iter()
+        .map(|(queue, ending)| tokio::spawn(settle_beside_a_locked_lease(bench.clone(), queue, ending)))
+        .collect();
+    for task in tasks {
+        task.await.expect("task");
+    }
+}
+
+pub(crate) async fn what_a_handler_reports_does_not_wait_long_for_a_locked_lease(bench: Bench) {
+    let claimed = bench.running(job("mail")).await;
+    let other = lock_lease(&bench, &claimed).await;
+    let lease = claimed.lease();
+    let progress = [(lease, raw("1"))];
+    let (reported, started) = in_time(async {
+        tokio::join!(bench.store().progress(&progress), bench.store().mark_started(&lease))
+    })
+    .await;
+    assert!(reported.expect_err("locked").is_unavailable());
+    assert!(started.expect_err("locked").is_unavailable());
+    let_go(other).await;
+}
+
+pub(crate) async fn a_sweep_recovers_the_neighbours_of_a_locked_lease(bench: Bench) {
+    let claimed = four_running(&bench, "default").await;
+    bench.advance(61 * SECOND).await;
+    let other = lock_lease(&bench, &claimed[1]).await;
+    // Whether it tells of the one it could not have is its own business.
+    let _ = in_time(bench.sweep(&SweepOptions::default())).await;
+    for (i, job) in claimed.iter().enumerate() {
+        let expected = if i == 1 { Status::Running } else { Status::Retrying };
+        assert_eq!(bench.status(job.lease().id).await, expected, "{i}");
+    }
+    let_go(other).await;
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+}
+
+pub(crate) async fn retention_passes_over_a_locked_job(bench: Bench) {
+    let claimed = four_running(&bench, "default").await;
+    for job in &claimed {
+        bench.must_finish(job, done()).await;
+    }
+    bench.advance(8 * DAY).await;
+    let id = claimed[1].lease().id;
+    let other = holding(&bench, &format!("select 1 from finished where id = '{id}' for update")).await;
+    let retain = async || in_time(bench.store().retain(&Retention::default(), 100)).await.expect("retain");
+    assert_eq!(retain().await.removed, 3);
+    assert_eq!(bench.status(id).await, Status::Succeeded);
+    let_go(other).await;
+    // The walk may have to come to its end before it begins anew.
+    let mut removed = 0;
+    for _ in 0..3 {
+        removed += retain().await.removed;
+    }
+    assert_eq!(removed, 1);
+}
+
+pub(crate) async fn a_key_that_a_transaction_holds_holds_up_no_other(bench: Bench) {
+    let other = holding(&bench, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
+    let mut waiting = Vec::new();
+    for held in [job("a").idempotency_key("held"), job("b").unique_key("held", UniqueMode::Replace)] {
+        let client = bench.handle();
+        waiting.push(tokio::spawn(async move { client.enqueue(held).await }));
+    }
+    let mut free = Vec::new();
+    for n in 0..6 {
+        let client = bench.handle();
+        let free_job = match n % 2 {
+            0 => job("free").idempotency_key(format!("free-{n}")),
+            _ => job("free").unique_key(format!("free-{n}"), UniqueMode::Replace),
+        };
+        free.push(tokio::spawn(async move { client.enqueue(free_job).await }));
+    }
+    let began = Instant::now();
+    for task in free {
+        let enqueued = in_time(task).await.expect("task").expect("nobody holds its key");
+        assert_eq!(enqueued.how, EnqueuedAs::Created);
+    }
+    assert!(began.elapsed() < 6 * SECOND, "{:?}", began.elapsed());
+    let_go(other).await;
+    for task in waiting {
+        in_time(task).await.expect("task").expect("the key is free now");
+    }
+    assert_eq!(bench.counted(Status::Queued).await, 8);
+}
+
+pub(crate) async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all(bench: Bench) {
+    let other = holding(&bench, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
+    let by_request = |key: &str| job("mail").idempotency_key(key);
+    let by_owner = |key: &str| job("mail").unique_key(key, UniqueMode::Dedupe);
+    for keyed in [by_request as fn(&str) -> NewJob, by_owner] {
+        let batch = || ["b-1", "b-2", "held", "b-3"].map(keyed);
+        let error = in_time(bench.enqueue_many(batch())).await.expect_err("one key is held");
+        assert!(error.is_unavailable(), "{error:?}");
+        assert_eq!(bench.check().await.expect("check").jobs, 0);
+    }
+    let_go(other).await;
+    for keyed in [by_request as fn(&str) -> NewJob, by_owner] {
+        bench.enqueue_many(["b-1", "b-2", "held", "b-3"].map(keyed)).await.expect("enqueue");
+    }
+    assert_eq!(bench.counted(Status::Queued).await, 8);
+}
+
+/// The claim has begun while there was no limit, and commits when there is one.
+pub(crate) async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(bench: Bench) {
+    let first = bench.enqueue_kind("mail").await;
+    for _ in 0..4 {
+        bench.enqueue_kind("mail").await;
+    }
+    let worker = bench.worker_with(DAY).await;
+    // A lease of the same job, never committed: the claim has to wait for it.
+    let mut other = holding(
+        &bench,
+        &format!(
+            "insert into running (id, worker, claimed_at, lease_no, priority, attempt, max_attempts,
+                                  interruptions, keyed, kind, queue)
+             values ('{first}', '{first}', now(), 1, 0, 1, 3, 0, false, 'x', 'elsewhere')"
+        ),
+    )
+    .await;
+    let (claimer, limiter) = (bench.handle(), bench.handle());
+    let claim = tokio::spawn(async move {
+        claimer.store().claim(&ClaimRequest::new(worker, 2), &mut Default::default()).await
+    });
+    until_somebody_waits(&bench, &mut other).await;
+    let mut limit = tokio::spawn(async move { limiter.limit("default", Some(1)).await });
+    // It may go ahead or wait for the claim; both are right.
+    let early = tokio::time::timeout(SECOND / 2, &mut limit).await;
+    let_go(other).await;
+    let mut held = in_time(claim).await.expect("task").expect("claim").jobs;
+    match early {
+        Ok(done) => done.expect("task").expect("limit"),
+        Err(_) => in_time(limit).await.expect("task").expect("limit"),
+    }
+    let more = bench.claim(worker, 5).await;
+    assert!(held.is_empty() || more.is_empty(), "{} more beside {}", more.len(), held.len());
+    held.extend(more);
+    while let Some(job) = held.pop() {
+        assert_eq!(bench.claim(worker, 5).await.len(), 0);
+        bench.must_finish(&job, done()).await;
+    }
+    assert_eq!(bench.claim(worker, 5).await.len(), 1);
+}
+
+/// The retry has to wait for a transaction that changes what it is about.
+pub(crate) async fn a_retry_beside_a_replacement_queues_the_new_contents(bench: Bench) {
+    // By a lock on the table it waits after it has begun to look.
+    let lock = "lock table finished in access exclusive mode";
+    let variants = [("", ""), ("", "select cancel('{id}')"), (lock, "select cancel('{id}')")];
+    for (n, (begin, end)) in variants.into_iter().enumerate() {
+        let key = format!("customer-{n}");
+        let id =
+            bench.ended(job("old").unique_key(key.as_str(), UniqueMode::Dedupe), Outcome::Cancelled).await;
+        let sql = format!(
+            "{begin};
+             select retry('{id}');
+             select enqueue('new', '[2]', priority => 5, queue => 'other', timeout => '7 s', flags => '{{gpu}}',
+                            unique_key => '{key}', unique_mode => 'replace');
+             {}",
+            end.replace("{id}", &id.to_string())
+        );
+        let mut other = holding(&bench, &sql).await;
+        let caller = bench.clone();
+        let retry = tokio::spawn(async move { call(&caller, "retry", id).await });
+        until_somebody_waits(&bench, &mut other).await;
+        sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
+        assert_eq!(in_time(retry).await.expect("task"), "queued");
+        assert_eq!(bench.check().await.expect("check").problems, Vec::<String>::new());
+        let worker = bench.worker().await;
+        let claimed = bench.claim_from("other", worker, 9).await;
+        assert_eq!((ids(&claimed), kinds(&claimed)), (vec![id], vec!["new"]));
+        assert_eq!((claimed[0].payload(), claimed[0].priority()), ("[2]", 5));
+        assert_eq!((claimed[0].timeout(), claimed[0].flags()), (Some(7 * SECOND), &["gpu".to_owned()][..]));
+    }
+}
