@@ -493,7 +493,7 @@ fn check_long_text(field: &'static str, text: &str, most: usize) -> Result<()> {
     Ok(())
 }
 
-fn check_labels(field: &'static str, labels: &[String]) -> Result<()> {
+pub(crate) fn check_labels(field: &'static str, labels: &[String]) -> Result<()> {
     if labels.len() > MAX_LABELS {
         return Err(Error::invalid(
             field,

@@ -26,7 +26,8 @@ pub const WORKER_CRASHED: &str = "WorkerCrashed";
 pub const SUPERSEDED: &str = "superseded by a newer job with the same unique key";
 
 /// The end of the year 9999.
-const FAR_FUTURE: DateTime<Utc> = DateTime::from_timestamp(253_402_300_799, 0).expect("within range");
+pub(crate) const FAR_FUTURE: DateTime<Utc> =
+    DateTime::from_timestamp(253_402_300_799, 0).expect("within range");
 
 /// Where a job stands.
 #[derive(Clone, Debug, PartialEq, Eq)]

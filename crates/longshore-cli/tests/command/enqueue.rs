@@ -16,12 +16,12 @@ on_every_engine!(
 );
 
 fn migrate_does_its_work_once(bench: &Bench) {
-    assert_eq!(bench.run("migrate --json").json(), json!({ "from": 0, "to": 1 }));
-    assert_eq!(bench.run("migrate").ok().out, "already at schema version 1; nothing to do\n");
-    assert_eq!(bench.run("migrate --check").ok().out, "up to date at schema version 1\n");
+    assert_eq!(bench.run("migrate --json").json(), json!({ "from": 0, "to": 2 }));
+    assert_eq!(bench.run("migrate").ok().out, "already at schema version 2; nothing to do\n");
+    assert_eq!(bench.run("migrate --check").ok().out, "up to date at schema version 2\n");
     assert_eq!(
         bench.run("migrate --check --json").json(),
-        json!({ "version": 1, "wanted": 1, "pending": false })
+        json!({ "version": 2, "wanted": 2, "pending": false })
     );
 }
 
@@ -29,7 +29,7 @@ fn a_check_tells_a_pending_migration_and_changes_nothing(bench: &Bench) {
     for _ in 0..2 {
         let check = bench.run("migrate --check");
         assert_eq!(check.code, 1);
-        assert_eq!(check.out, "pending: schema version 0, wanted 1; run `longshore migrate`\n");
+        assert_eq!(check.out, "pending: schema version 0, wanted 2; run `longshore migrate`\n");
     }
     let check = bench.run("migrate --check --json");
     assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));

@@ -8,7 +8,8 @@
 //!
 //! What a verb takes and answers is in the file that each engine has for it:
 //! `claim.rs` (leases), `flow.rs` (settle, workers), `operate.rs` (operators,
-//! queues), `upkeep.rs` (recovery, schedules, retention), `inspect.rs`.
+//! queues), `upkeep.rs` (recovery, schedules, retention), `inspect.rs`,
+//! `access.rs` (tokens, kinds).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::sync::broadcast;
+use uuid::Uuid;
 
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
@@ -25,6 +27,7 @@ use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
+mod access;
 mod claim;
 pub mod cursor;
 mod flow;
@@ -36,18 +39,21 @@ pub mod postgres;
 pub mod sqlite;
 mod upkeep;
 
+pub use access::{KindRecord, MAX_SCHEMA, NewKind, NewToken, SCOPES, TokenRecord};
 pub use claim::{ClaimRequest, Claimed, Claims, Fenced, Lease, Suspects};
 pub use cursor::ClaimCursor;
 pub use flow::{Beat, NewWorker, Settled, Settlement, WorkerRecord};
-pub use inspect::{CheckReport, Count, ListFilter, Page};
+pub use inspect::{CheckReport, Count, ListFilter, Page, Tallied};
 pub use operate::{DeadFilter, Operated, Operation, QueueChange, QueueRecord};
 pub use upkeep::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, Ticking};
 
+pub(crate) use access::by_name;
 pub(crate) use claim::{releases, shared};
 pub(crate) use flow::{clean, keepable};
+pub(crate) use inspect::{Tally, add_up, start_of};
 
 /// The newest schema this build knows; both engines count the same numbers.
-pub const SCHEMA_VERSION: i64 = 1;
+pub const SCHEMA_VERSION: i64 = 2;
 
 /// Opens the engine that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Nothing is created or migrated, except that
@@ -142,6 +148,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// that was interrupted before is among them. A worker that is unknown or
     /// was declared dead gets nothing.
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims>;
+
+    /// The claims behind live leases, as [`claim`](Store::claim) gave them, for
+    /// workers that keep none in memory; `None` where the lease is not live. Only
+    /// `run_at` may differ: when a retry was due is forgotten once it is claimed,
+    /// so this is when the job was first asked to run.
+    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>>;
 
     /// Records that the handler of a suspect job is about to begin, so that an
     /// interruption from here on counts. `LeaseLost` if the lease is gone.
@@ -244,6 +256,17 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// How many jobs are in each status, by queue and kind.
     async fn counts(&self) -> Result<Vec<Count>>;
 
+    /// How many jobs of the same queue would be claimed before this waiting one
+    /// if all were due and anybody could run them, counted up to `most`; `None` if
+    /// it does not wait.
+    async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>>;
+
+    /// What ended since then, by minute (or by hour where upkeep has already
+    /// added minutes up), queue, kind and outcome, oldest first. Begins with the
+    /// whole minute or hour that `since` falls into. Bounded by the tallies,
+    /// never reads jobs.
+    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>>;
+
     /// Proves, in one snapshot, that every job is in exactly one place, that
     /// keys belong to live jobs and that the tallies agree with the rows.
     async fn check(&self) -> Result<CheckReport>;
@@ -288,6 +311,35 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Adds up old tallies so that counting stays fast; up to `step` rows.
     async fn fold_tallies(&self, step: u32) -> Result<u64>;
+
+    // ---- tokens ----------------------------------------------------------
+
+    /// Stores a token. The same one again changes nothing; an id or a hash that
+    /// belongs to another is a conflict.
+    async fn put_token(&self, token: &NewToken) -> Result<()>;
+
+    /// The live token of this hash: neither revoked nor expired by the engine's
+    /// clock.
+    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>>;
+
+    /// All tokens, newest first, dead ones included.
+    async fn tokens(&self) -> Result<Vec<TokenRecord>>;
+
+    /// Ends a token for good; says whether there is one of that id. One that was
+    /// revoked before stays revoked since then.
+    async fn revoke_token(&self, id: Uuid) -> Result<bool>;
+
+    // ---- kinds -----------------------------------------------------------
+
+    /// Creates or replaces what is known of kinds. What is left out stays: a
+    /// worker that only says that it handles a kind must not wipe its schema.
+    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()>;
+
+    /// All kinds by name.
+    async fn kinds(&self) -> Result<Vec<KindRecord>>;
+
+    /// Forgets a kind; says whether there was one.
+    async fn remove_kind(&self, name: &str) -> Result<bool>;
 }
 
 /// What [`Store::migrate`] did.

@@ -1,8 +1,10 @@
 //! How many jobs are where, without counting rows.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use longshore::store::{ClaimRequest, Count};
+use chrono::{DateTime, Utc};
+use longshore::store::{ClaimRequest, Count, Tallied};
 use longshore::{Ending, NewJob, Outcome, Status};
 
 use crate::bench::*;
@@ -165,4 +167,116 @@ pub(crate) async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(ben
     let claimed = bench.claim_from("blue", worker, 1).await;
     bench.must_finish(&claimed[0], Ending::Succeeded { result: None }).await;
     assert_eq!(counts(&bench).await, BTreeMap::from([(key(Status::Succeeded, "blue", "mail"), 1)]));
+}
+
+// ---- what ended when ---------------------------------------------------------
+
+/// What ended since then, without how long it took.
+async fn tallied(bench: &Bench, since: DateTime<Utc>) -> Vec<(DateTime<Utc>, String, String, Outcome, u64)> {
+    let tallied = bench.store().tallied(since).await.expect("tallied");
+    let each = |t: Tallied| {
+        assert_eq!(t.run_ms.iter().map(|(_, jobs)| jobs).sum::<u64>(), t.jobs);
+        assert!(t.run_ms.is_sorted_by(|a, b| a.0 < b.0), "{:?}", t.run_ms);
+        (t.minute, t.queue, t.kind, t.outcome, t.jobs)
+    };
+    tallied.into_iter().map(each).collect()
+}
+
+/// The start of the minute that every case begins in.
+fn first_minute() -> DateTime<Utc> {
+    start() - 9 * SECOND
+}
+
+pub(crate) async fn ends_are_tallied_by_minute_queue_kind_and_outcome(bench: Bench) {
+    let (mail, sms) = ("mail".to_owned(), "sms".to_owned());
+    let (default, letters) = ("default".to_owned(), "letters".to_owned());
+    assert_eq!(tallied(&bench, start()).await, []);
+    for outcome in Outcome::ALL {
+        bench.ended(job("mail"), outcome).await;
+    }
+    bench.ended(job("mail"), Outcome::Succeeded).await;
+    bench.ended(job("sms"), Outcome::Succeeded).await;
+    bench.advance(MINUTE).await;
+    let waiting = bench.add(job("mail").queue("letters")).await;
+    bench.cancel(waiting).await.expect("cancel");
+    // Neither is an end.
+    let snoozing = bench.running(job("mail")).await;
+    bench.must_finish(&snoozing, snoozed()).await;
+    let (first, second) = (first_minute(), first_minute() + MINUTE);
+    let expected = vec![
+        (first, default.clone(), mail.clone(), Outcome::Succeeded, 2),
+        (first, default.clone(), mail.clone(), Outcome::FailedPermanent, 1),
+        (first, default.clone(), mail.clone(), Outcome::Cancelled, 1),
+        (first, default, sms, Outcome::Succeeded, 1),
+        (second, letters, mail, Outcome::Cancelled, 1),
+    ];
+    assert_eq!(tallied(&bench, start()).await, expected);
+    assert_eq!(tallied(&bench, DateTime::<Utc>::MIN_UTC).await, expected);
+    assert_eq!(tallied(&bench, second).await, expected[4..]);
+    assert_eq!(tallied(&bench, second + MINUTE).await, []);
+    assert_eq!(tallied(&bench, DateTime::<Utc>::MAX_UTC).await, []);
+}
+
+pub(crate) async fn tallies_tell_how_long_the_attempts_took(bench: Bench) {
+    let took = [Duration::ZERO, Duration::from_millis(6), 3 * SECOND, 3 * SECOND, 40 * MINUTE];
+    let worker = bench.worker_with(DAY).await;
+    for took in took {
+        bench.enqueue_kind("mail").await;
+        let claimed = bench.claim_one(worker).await;
+        bench.advance(took).await;
+        bench.must_finish(&claimed, done()).await;
+    }
+    let mut found = BTreeMap::<u64, u64>::new();
+    for tallied in bench.store().tallied(start()).await.expect("tallied") {
+        for (bound, jobs) in tallied.run_ms {
+            *found.entry(bound.ceil() as u64).or_default() += jobs;
+        }
+    }
+    // Bounds are above the truth, by a fifth at most.
+    let expected = BTreeMap::from([(1, 1), (7, 1), (3444, 2), (2_493_948, 1)]);
+    assert_eq!(found, expected);
+}
+
+pub(crate) async fn an_end_stays_tallied_whatever_becomes_of_the_job(bench: Bench) {
+    let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
+    bench.retry(id).await.expect("retry");
+    bench.cancel(id).await.expect("cancel");
+    bench.delete(id).await.expect("delete");
+    let of = |outcome| (first_minute(), "default".to_owned(), "mail".to_owned(), outcome, 1);
+    let expected = [of(Outcome::FailedPermanent), of(Outcome::Cancelled)];
+    assert_eq!(tallied(&bench, start()).await, expected);
+}
+
+pub(crate) async fn minutes_that_were_added_up_are_told_by_the_hour(bench: Bench) {
+    // 07:08:09, 07:28:09, 07:48:09, 08:08:09, 08:28:09.
+    for _ in 0..5 {
+        bench.ended(job("mail"), Outcome::Succeeded).await;
+        bench.advance(20 * MINUTE).await;
+    }
+    let whole = bench.store().tallied(start()).await.expect("tallied");
+    assert_eq!(whole.len(), 5);
+    bench.advance(DAY).await;
+    while bench.store().fold_tallies(2).await.expect("fold") > 0 {}
+    let seven = first_minute() - 8 * MINUTE;
+    let hour = |at, jobs| (at, "default".to_owned(), "mail".to_owned(), Outcome::Succeeded, jobs);
+    let hours = [hour(seven, 3), hour(seven + HOUR, 2)];
+    assert_eq!(tallied(&bench, seven).await, hours);
+    // Whole hours, as nothing finer is kept.
+    assert_eq!(tallied(&bench, start() + 30 * MINUTE).await, hours);
+    assert_eq!(tallied(&bench, seven + HOUR).await, hours[1..]);
+    assert_eq!(tallied(&bench, seven + 2 * HOUR).await, []);
+    bench.advance(30 * DAY).await;
+    while bench.store().fold_tallies(100).await.expect("fold") > 0 {}
+    assert_eq!(tallied(&bench, seven).await, [], "after a week only what is kept is counted");
+}
+
+pub(crate) async fn minutes_of_the_present_hour_are_told_apart(bench: Bench) {
+    bench.advance(52 * MINUTE).await;
+    bench.ended(job("mail"), Outcome::Succeeded).await;
+    bench.advance(10 * MINUTE).await;
+    bench.ended(job("mail"), Outcome::Succeeded).await;
+    let ten_past = first_minute() + 62 * MINUTE;
+    let expected = [(ten_past, "default".to_owned(), "mail".to_owned(), Outcome::Succeeded, 1)];
+    // 08:00 is the first minute of an hour, and not all of it.
+    assert_eq!(tallied(&bench, ten_past - MINUTE).await, expected);
 }

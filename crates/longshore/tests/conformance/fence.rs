@@ -2,7 +2,7 @@
 //! and lets it try everything a holder can do.
 
 use longshore::store::{Beat, Claimed, Fenced, Interrupted, Lease, Settled};
-use longshore::{Decision, Ending, JobId, NewJob, Outcome, Status, SweepOptions};
+use longshore::{Decision, Ending, JobId, NewJob, Outcome, RetryPolicy, Status, SweepOptions};
 
 use crate::bench::*;
 use crate::settle::settlement;
@@ -24,6 +24,7 @@ async fn assert_powerless(bench: &Bench, lease: Lease) {
     assert_eq!(store.progress(&[(lease, raw("7"))]).await.expect("progress"), [Fenced::LeaseLost]);
     assert_eq!(store.save_checkpoint(&lease, &raw("7")).await.expect("checkpoint"), Fenced::LeaseLost);
     assert_eq!(store.assert_lease(&lease).await.expect("assert"), Fenced::LeaseLost);
+    assert!(store.claims(&[lease]).await.expect("claims")[0].is_none(), "a claim behind a stale lease");
     assert_eq!(picture(&bench.job(id).await), before);
     assert_eq!(self::checkpoint(bench, id).await, checkpoint);
 }
@@ -269,6 +270,80 @@ pub(crate) async fn the_live_holder_can_do_everything(bench: Bench) {
     assert_eq!(checkpoint(&bench, lease.id).await.as_deref(), Some(r#"{"page":5}"#));
     let beat = store.beat(lease.worker, &[lease]).await.expect("beat");
     assert_eq!(beat, Beat::Alive { lost: Vec::new(), cancel: Vec::new() });
+}
+
+/// All that a worker reads off its claim.
+fn face(claimed: &Claimed) -> String {
+    format!(
+        "{:?} {} {} {} {} {} {} {} {:?} {:?} {:?} {:?} {} {:?}",
+        claimed.lease(),
+        claimed.kind(),
+        claimed.queue(),
+        claimed.priority(),
+        claimed.payload(),
+        claimed.attempt(),
+        claimed.max_attempts(),
+        claimed.interruptions(),
+        claimed.timeout(),
+        claimed.flags(),
+        claimed.tags(),
+        claimed.trace(),
+        claimed.claimed_at(),
+        claimed.backoff(),
+    )
+}
+
+pub(crate) async fn the_claims_behind_live_leases_are_as_they_were_given(bench: Bench) {
+    let worker = bench.worker().await;
+    let everything = job("mail")
+        .priority(9)
+        .max_attempts(5)
+        .timeout(Some(17 * SECOND))
+        .retry(RetryPolicy::fixed(HOUR))
+        .flags(["gpu", "eu"])
+        .tags(["red"])
+        .trace("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    bench.add(everything).await;
+    bench.add(job("sms").timeout(None)).await;
+    let first = bench.claim(worker, 2).await;
+    bench.must_finish(&first[1], failed()).await;
+    bench.advance(10 * SECOND).await;
+    bench.add(job("fax").queue("letters").priority(-3)).await;
+    let second = bench.claim_one(worker).await;
+    let letters = bench.claim_from("letters", worker, 1).await;
+    let given = [&letters[0], &first[0], &second];
+    let leases: Vec<_> = given.iter().map(|claimed| claimed.lease()).collect();
+    let found = bench.store().claims(&leases).await.expect("claims");
+    for (given, found) in given.into_iter().zip(&found) {
+        let found = found.as_ref().expect("a live lease");
+        assert_eq!(face(found), face(given));
+        // When a retry was due is not kept; when it was asked for is.
+        assert_eq!(found.run_at(), bench.job(given.lease().id).await.run_at);
+    }
+    let found = bench.store().claims(&leases[..1]).await.expect("claims").remove(0).expect("live");
+    bench.must_finish(&found, done()).await;
+}
+
+pub(crate) async fn a_suspect_is_found_by_its_lease_as_a_suspect(bench: Bench) {
+    bench.suspect(job("mail")).await;
+    let worker = bench.worker().await;
+    let claimed = bench.claim_one(worker).await;
+    let found = bench.store().claims(&[claimed.lease()]).await.expect("claims").remove(0).expect("live");
+    assert_eq!((found.interruptions(), face(&found)), (1, face(&claimed)));
+}
+
+pub(crate) async fn claims_are_answered_lease_by_lease(bench: Bench) {
+    let (stale, live) = reclaimed(&bench).await;
+    let future = Lease { lease_no: live.lease().lease_no + 1, ..live.lease() };
+    let thief = bench.worker().await;
+    let nobody = Lease { id: JobId::new(), ..live.lease() };
+    let leases = [stale.lease(), live.lease(), future, stolen(live.lease(), thief), nobody, live.lease()];
+    let found = bench.store().claims(&leases).await.expect("claims");
+    let found: Vec<_> = found.iter().map(|claimed| claimed.as_ref().map(Claimed::lease)).collect();
+    assert_eq!(found, [None, Some(live.lease()), None, None, None, Some(live.lease())]);
+    assert!(bench.store().claims(&[]).await.expect("claims").is_empty());
+    bench.must_finish(&live, done()).await;
+    assert!(bench.store().claims(&[live.lease()]).await.expect("claims")[0].is_none());
 }
 
 pub(crate) async fn progress_is_answered_report_by_report(bench: Bench) {

@@ -184,6 +184,64 @@ pub(crate) async fn a_cursor_of_a_job_that_is_gone_still_works(bench: Bench) {
     assert_eq!(listed(&page), [old]);
 }
 
+// ---- how many come first -----------------------------------------------------
+
+async fn ahead(bench: &Bench, id: JobId) -> Option<u32> {
+    bench.store().ahead(id, 100).await.expect("ahead")
+}
+
+/// The jobs of one queue in every order of priority, time and id, one of them
+/// interrupted before: each has as many ahead as a claim takes first.
+pub(crate) async fn the_jobs_ahead_are_those_a_claim_would_take_first(bench: Bench) {
+    bench.suspect(job("suspect").priority(3)).await;
+    for priority in [3, -5, 0, 3, 7] {
+        for delay in [20 * SECOND, SECOND, 20 * SECOND] {
+            bench.add(job("mail").priority(priority).delay(delay)).await;
+        }
+    }
+    bench.add(job("mail").queue("other").priority(9)).await;
+    bench.advance(MINUTE / 2).await;
+    let page = bench.list(&ListFilter { queue: Some("default".into()), ..filter() }).await.expect("list");
+    let mut by_ahead = Vec::new();
+    for id in listed(&page) {
+        by_ahead.push((ahead(&bench, id).await.expect("it waits"), id));
+    }
+    by_ahead.sort();
+    let worker = bench.worker().await;
+    let expected: Vec<_> = (0..).zip(ids(&bench.claim(worker, 100).await)).collect();
+    assert_eq!(expected.len(), 16);
+    assert_eq!(by_ahead, expected);
+}
+
+/// All suspects are ahead, though a claim takes one of them at a time.
+pub(crate) async fn interrupted_jobs_count_among_those_ahead(bench: Bench) {
+    bench.add(job("a")).await;
+    bench.add(job("b").priority(2)).await;
+    let worker = bench.worker().await;
+    assert_eq!(bench.claim(worker, 9).await.len(), 2);
+    assert_eq!(bench.crash_all_workers().await.recovered, 2);
+    let last = bench.add(job("c").delay(SECOND)).await;
+    assert_eq!(ahead(&bench, last).await, Some(2));
+    let first = bench.add(job("d").priority(1)).await;
+    assert_eq!((ahead(&bench, first).await, ahead(&bench, last).await), (Some(1), Some(3)));
+}
+
+pub(crate) async fn those_ahead_are_counted_up_to_a_bound(bench: Bench) {
+    bench.enqueue_many((0..30).map(|_| job("mail").priority(1))).await.expect("enqueue");
+    let last = bench.enqueue_kind("mail").await;
+    for (most, counted) in [(0, 0), (1, 1), (29, 29), (30, 30), (31, 30), (u32::MAX, 30)] {
+        assert_eq!(bench.store().ahead(last, most).await.expect("ahead"), Some(counted), "{most}");
+    }
+}
+
+pub(crate) async fn a_job_that_does_not_wait_has_nobody_ahead(bench: Bench) {
+    for (status, id) in one_of_each(&bench).await {
+        let waits = matches!(status, Status::Queued | Status::Retrying);
+        assert_eq!(ahead(&bench, id).await.is_some(), waits, "{status}");
+    }
+    assert_eq!(ahead(&bench, JobId::new()).await, None);
+}
+
 // ---- a proof -----------------------------------------------------------------
 
 pub(crate) async fn a_healthy_queue_has_no_problems(bench: Bench) {

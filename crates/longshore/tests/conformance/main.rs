@@ -5,6 +5,7 @@
 //! `sqlite::module::case`; a case that is not on the list is dead code, which
 //! the compiler tells. Run them with `cargo xtask test`.
 
+mod access;
 mod bench;
 mod cancel;
 mod claim;
@@ -58,6 +59,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
     migrate {
         migrating_again_changes_nothing,
         a_database_without_tables_is_at_version_zero,
+        a_database_of_the_first_version_keeps_its_jobs,
+        what_the_first_version_lacks_says_to_migrate,
         processes_that_migrate_at_once_all_succeed,
         without_tables_a_verb_says_to_migrate,
         a_schema_newer_than_this_build_is_refused,
@@ -256,6 +259,9 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         an_unknown_job_has_no_holder,
         a_deleted_job_has_no_holder,
         the_live_holder_can_do_everything,
+        the_claims_behind_live_leases_are_as_they_were_given,
+        a_suspect_is_found_by_its_lease_as_a_suspect,
+        claims_are_answered_lease_by_lease,
         progress_is_answered_report_by_report,
         the_newest_of_two_reports_in_one_batch_shows,
         what_the_database_could_choke_on_is_refused_by_name_and_harms_nothing,
@@ -369,6 +375,10 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         an_offset_passes_over_matches_up_to_its_bound,
         a_rare_match_is_found_by_following_short_pages,
         a_cursor_of_a_job_that_is_gone_still_works,
+        the_jobs_ahead_are_those_a_claim_would_take_first,
+        interrupted_jobs_count_among_those_ahead,
+        those_ahead_are_counted_up_to_a_bound,
+        a_job_that_does_not_wait_has_nobody_ahead,
         a_healthy_queue_has_no_problems,
         a_job_in_no_place_is_found,
         a_job_in_two_places_is_found,
@@ -388,6 +398,11 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         folding_keeps_the_sums,
         folding_ends_and_leaves_few_rows,
         a_job_moved_to_another_queue_by_its_key_is_counted_there,
+        ends_are_tallied_by_minute_queue_kind_and_outcome,
+        tallies_tell_how_long_the_attempts_took,
+        an_end_stays_tallied_whatever_becomes_of_the_job,
+        minutes_that_were_added_up_are_told_by_the_hour,
+        minutes_of_the_present_hour_are_told_apart,
     }
     retention {
         each_outcome_is_kept_for_its_own_time,
@@ -432,6 +447,24 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_refused_schedule_is_not_stored,
         a_schedule_that_cannot_be_understood_does_not_stop_the_others,
         whoever_makes_the_pass_may_veto_or_reshape_a_tick,
+    }
+    access {
+        a_token_is_found_by_its_hash_as_it_was_given,
+        a_token_never_shows_its_hash,
+        a_revoked_token_is_dead_and_stays_listed,
+        a_token_revoked_again_stays_revoked_since_the_first_time,
+        a_token_is_good_until_the_instant_it_expires,
+        tokens_are_listed_newest_first,
+        the_same_token_again_changes_nothing,
+        an_id_or_a_hash_of_another_token_is_a_conflict,
+        a_bad_token_is_refused_by_name,
+        kinds_are_kept_as_given_and_listed_by_name,
+        a_kind_put_again_is_replaced,
+        a_kind_put_without_a_schema_keeps_the_one_it_has,
+        of_two_words_about_a_kind_in_one_call_the_last_counts,
+        a_removed_kind_is_gone_and_says_so,
+        a_bad_kind_is_refused_by_name_and_nothing_is_written,
+        many_may_put_the_same_kinds_at_once,
     }
     wake {
         a_subscriber_hears_a_wake_of_its_own_handle,

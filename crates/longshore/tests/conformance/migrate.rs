@@ -1,22 +1,65 @@
 //! The ground: tables, versions, the clock.
 
 use chrono::Utc;
-use longshore::store::Migrated;
+use longshore::store::{Migrated, NewKind, SCHEMA_VERSION};
 use longshore::{Client, NewJob, Status};
 
 use crate::bench::*;
 
 pub(crate) async fn migrating_again_changes_nothing(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
-    assert_eq!(bench.migrate().await.expect("migrate"), Migrated { from: 1, to: 1 });
+    assert_eq!(
+        bench.migrate().await.expect("migrate"),
+        Migrated { from: SCHEMA_VERSION, to: SCHEMA_VERSION }
+    );
     assert_eq!(bench.status(id).await, Status::Queued);
 }
 
 pub(crate) async fn a_database_without_tables_is_at_version_zero(bench: Bench) {
     let bare = Client::connect(&bench.bare_url()).await.expect("open");
     assert_eq!(bare.store().schema_version().await.expect("version"), 0);
-    assert_eq!(bare.migrate().await.expect("migrate"), Migrated { from: 0, to: 1 });
-    assert_eq!(bare.store().schema_version().await.expect("version"), 1);
+    assert_eq!(bare.migrate().await.expect("migrate"), Migrated { from: 0, to: SCHEMA_VERSION });
+    assert_eq!(bare.store().schema_version().await.expect("version"), SCHEMA_VERSION);
+}
+
+/// Takes the tables back to where version 1 left them.
+async fn as_of_version_one(bench: &Bench) {
+    bench.sql("drop table tokens; drop table kinds; delete from migrations where version > 1", None).await;
+    assert_eq!(bench.store().schema_version().await.expect("version"), 1);
+}
+
+pub(crate) async fn a_database_of_the_first_version_keeps_its_jobs(bench: Bench) {
+    as_of_version_one(&bench).await;
+    let old = bench.second().await;
+    let waiting = old.enqueue(job("mail").queue("letters")).await.expect("enqueue").id;
+    let running = bench.running(job("sms").priority(3)).await;
+    let before = [picture(&bench.job(waiting).await), picture(&bench.job(running.lease().id).await)];
+    assert_eq!(old.migrate().await.expect("migrate"), Migrated { from: 1, to: SCHEMA_VERSION });
+    assert_eq!(
+        bench.migrate().await.expect("migrate"),
+        Migrated { from: SCHEMA_VERSION, to: SCHEMA_VERSION }
+    );
+    let after = [picture(&bench.job(waiting).await), picture(&bench.job(running.lease().id).await)];
+    assert_eq!(after, before);
+    // Whoever worked before goes on, and what is new is there.
+    bench.must_finish(&running, done()).await;
+    bench.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
+}
+
+pub(crate) async fn what_the_first_version_lacks_says_to_migrate(bench: Bench) {
+    as_of_version_one(&bench).await;
+    let store = bench.store();
+    let errors = [
+        store.put_kinds(&[NewKind::new("mail")]).await.expect_err("put_kinds"),
+        store.kinds().await.expect_err("kinds"),
+        store.tokens().await.expect_err("tokens"),
+        store.token(&[7; 32]).await.expect_err("token"),
+    ];
+    for error in errors {
+        assert!(error.is_schema(), "{error:?}");
+        assert!(error.to_string().contains("longshore migrate"), "{error}");
+    }
+    bench.enqueue_kind("mail").await;
 }
 
 pub(crate) async fn processes_that_migrate_at_once_all_succeed(bench: Bench) {
@@ -51,8 +94,12 @@ pub(crate) async fn without_tables_a_verb_says_to_migrate(bench: Bench) {
     }
 }
 
+fn renumbered(from: i64, to: i64) -> String {
+    format!("update migrations set version = {to} where version = {from}")
+}
+
 pub(crate) async fn a_schema_newer_than_this_build_is_refused(bench: Bench) {
-    bench.sql("update migrations set version = 99", None).await;
+    bench.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
     let error = bench.migrate().await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
@@ -60,13 +107,13 @@ pub(crate) async fn a_schema_newer_than_this_build_is_refused(bench: Bench) {
 
 pub(crate) async fn a_schema_newer_than_this_build_is_refused_at_connect(bench: Bench) {
     bench.enqueue_kind("mail").await;
-    bench.sql("update migrations set version = 99", None).await;
+    bench.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
     let error = Client::connect(&bench.url()).await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
     assert_eq!(bench.ask("select max(version) from migrations", None).await, 99);
     assert_eq!(bench.ask("select count(*) from jobs", None).await, 1);
-    bench.sql("update migrations set version = 1", None).await;
+    bench.sql(&renumbered(99, SCHEMA_VERSION), None).await;
     bench.second().await;
 }
 

@@ -504,6 +504,45 @@ impl PostgresStore {
     }
 }
 
+/// One probe a lease, whatever the planner believes of the table. The columns are
+/// those of a claim, then which lease it is about.
+const CLAIMS: &str = "
+    select r.claimed_at, r.id, r.kind, r.attempt::int4, r.max_attempts, r.lease_no, r.timeout_ms, r.flags,
+           j.run_at, j.payload::text, j.options::text,
+           r.queue, r.priority, r.interruptions, i.nth
+      from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[])) with ordinality
+        as i(id, lease_no, worker, nth)
+     cross join lateral (
+             select *
+               from longshore.running h
+              where h.id = i.id
+                and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                and h.worker = i.worker
+              limit 1) as r
+      join longshore.jobs j on j.id = r.id";
+
+impl PostgresStore {
+    pub(super) async fn claims_on(
+        &self,
+        connection: &mut PgConnection,
+        leases: &[Lease],
+    ) -> Done<Vec<Option<Claimed>>> {
+        let rows = sqlx::query(self.sql(CLAIMS))
+            .bind(leases.iter().map(|lease| lease.id.0).collect::<Vec<_>>())
+            .bind(leases.iter().map(|lease| lease.lease_no).collect::<Vec<_>>())
+            .bind(leases.iter().map(|lease| lease.worker.0).collect::<Vec<_>>())
+            .fetch_all(connection)
+            .await?;
+        let mut claims: Vec<_> = leases.iter().map(|_| None).collect();
+        for row in &rows {
+            let nth = row.try_get::<i64, _>(14)? as usize - 1;
+            let Lease { id, worker, .. } = leases[nth];
+            claims[nth] = Some(Reader::new(worker, row.try_get(0)?, None).read(row, id)?);
+        }
+        Ok(claims)
+    }
+}
+
 /// One suspect at a time, counting one that this call took already.
 fn may_take_suspect(request: &ClaimRequest, jobs: &[Claimed]) -> bool {
     request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0)

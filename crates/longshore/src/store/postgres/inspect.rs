@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
@@ -12,7 +13,7 @@ use super::{Done, PostgresStore};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::store::{CheckReport, Count, ListFilter, Page};
+use crate::store::{CheckReport, Count, ListFilter, Page, Tallied, Tally, add_up, start_of};
 
 /// What a [`JobRecord`] is made of; `from` gives a row `e(id)` per job.
 const JOB: &str = "
@@ -337,6 +338,96 @@ impl PostgresStore {
         }
         counts.sort_by(|a, b| (a.status, &a.queue, &a.kind).cmp(&(b.status, &b.queue, &b.kind)));
         Ok(counts)
+    }
+}
+
+// ---- ahead --------------------------------------------------------------
+
+/// In the order of a claim. Jobs that were interrupted before wait in an index of
+/// their own; each index is read from its head, all together up to `$2` entries.
+const AHEAD: &str = "
+    select (
+             select count(*)
+               from (select 1
+                       from (select r.id
+                               from longshore.ready r
+                              where r.queue = m.queue
+                                and r.priority > m.priority
+                                and r.interruptions = 0
+                             union all
+                             select r.id
+                               from longshore.ready r
+                              where r.queue = m.queue
+                                and r.priority = m.priority
+                                and (r.run_at, r.id) < (m.run_at, m.id)
+                                and r.interruptions = 0
+                             union all
+                             select r.id
+                               from longshore.ready r
+                              where r.queue = m.queue
+                                and r.priority > m.priority
+                                and r.interruptions > 0
+                             union all
+                             select r.id
+                               from longshore.ready r
+                              where r.queue = m.queue
+                                and r.priority = m.priority
+                                and (r.run_at, r.id) < (m.run_at, m.id)
+                                and r.interruptions > 0) as earlier
+                      limit $2) as counted)
+      from longshore.ready m
+     where m.id = $1";
+
+impl PostgresStore {
+    pub(super) async fn ahead_on(
+        &self,
+        connection: &mut PgConnection,
+        id: JobId,
+        most: u32,
+    ) -> Done<Option<u32>> {
+        let ahead: Option<i64> = sqlx::query_scalar(self.sql(AHEAD))
+            // Planned for this `most`, because how little is read decides the plan.
+            .persistent(false)
+            .bind(id.0)
+            .bind(i64::from(most))
+            .fetch_optional(connection)
+            .await?;
+        Ok(ahead.map(|ahead| ahead as u32))
+    }
+}
+
+// ---- tallied ------------------------------------------------------------
+
+const TALLIED: &str = "
+    select minute, queue, kind, outcome::text, run_bucket, sum(ended)::int8
+      from longshore.tallies
+     where ended > 0
+       and ((level in (0, 1) and minute >= $1)
+         or (level = 2 and minute >= $2))   -- an hour, added up
+     group by minute, queue, kind, outcome, run_bucket";
+
+impl PostgresStore {
+    pub(super) async fn tallied_on(
+        &self,
+        connection: &mut PgConnection,
+        since: DateTime<Utc>,
+    ) -> Done<Vec<Tallied>> {
+        let rows = sqlx::query(self.sql(TALLIED))
+            .bind(start_of(60, since))
+            .bind(start_of(60 * 60, since))
+            .fetch_all(connection)
+            .await?;
+        let tally = |row: &PgRow| -> Done<Tally> {
+            Ok(Tally {
+                minute: row.try_get(0)?,
+                queue: row.try_get(1)?,
+                kind: row.try_get(2)?,
+                outcome: Outcome::from_stored(row.try_get(3)?)?,
+                run_bucket: row.try_get::<i16, _>(4)?.into(),
+                ended: row.try_get(5)?,
+            })
+        };
+        Ok(add_up(rows.iter().map(tally).collect::<Done<Vec<_>>>()?))
     }
 }
 

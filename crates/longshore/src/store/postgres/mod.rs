@@ -5,7 +5,7 @@
 //! `run` has how database work is run and its faults are told. The verbs are in
 //! `enqueue`, `claim`, `flow` (progress, heartbeat),
 //! `settle`, `operate` (an operator's moves), `upkeep` (recovery, schedules,
-//! retention) and `inspect` (get, list, count).
+//! retention), `inspect` (get, list, count) and `access` (tokens, kinds).
 //!
 //! No session state is relied on: no session locks, no temporary tables, no
 //! `search_path`, and `LISTEN` only as a hint. Behind PgBouncer in transaction
@@ -26,6 +26,7 @@ use super::*;
 use crate::enqueue::{MAX_PAYLOAD, check_json};
 use run::{DEADLINE, Doing, Done, Fault, QUICK, Query, Work, forget, translate, within};
 
+mod access;
 mod claim;
 mod enqueue;
 mod flow;
@@ -37,7 +38,10 @@ mod run;
 mod settle;
 mod upkeep;
 
-const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/postgres/0001_queue.sql"))];
+const MIGRATIONS: &[(i64, &str)] = &[
+    (1, include_str!("../../../migrations/postgres/0001_queue.sql")),
+    (2, include_str!("../../../migrations/postgres/0002_server.sql")),
+];
 
 const DEFAULT_SCHEMA: &str = "longshore";
 /// The queue in a Postgres database.
@@ -368,6 +372,13 @@ impl Store for PostgresStore {
         Ok(claims)
     }
 
+    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
+        self.run_quick(leases.to_vec(), |store, connection, leases| {
+            Box::pin(store.claims_on(connection, leases))
+        })
+        .await
+    }
+
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
         self.run_quick(*lease, |store, connection, lease| Box::pin(store.mark_started_on(connection, lease)))
             .await
@@ -492,6 +503,15 @@ impl Store for PostgresStore {
         self.run((), |store, connection, ()| Box::pin(store.counts_on(connection))).await
     }
 
+    async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
+        self.run((id, most), |store, connection, (id, most)| Box::pin(store.ahead_on(connection, *id, *most)))
+            .await
+    }
+
+    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
+        self.run(since, |store, connection, since| Box::pin(store.tallied_on(connection, *since))).await
+    }
+
     async fn check(&self) -> Result<CheckReport> {
         // Reads everything there is.
         const PATIENCE: Duration = Duration::from_secs(60 * 60);
@@ -549,6 +569,45 @@ impl Store for PostgresStore {
 
     async fn fold_tallies(&self, step: u32) -> Result<u64> {
         self.run(step, |store, connection, step| Box::pin(store.fold_tallies_on(connection, *step))).await
+    }
+
+    async fn put_token(&self, token: &NewToken) -> Result<()> {
+        token.validate()?;
+        self.run_quick(token.clone(), |store, connection, token| {
+            Box::pin(store.put_token_on(connection, token))
+        })
+        .await
+    }
+
+    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
+        self.run_quick(*hash, |store, connection, hash| Box::pin(store.token_on(connection, hash))).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        self.run((), |store, connection, ()| Box::pin(store.tokens_on(connection))).await
+    }
+
+    async fn revoke_token(&self, id: Uuid) -> Result<bool> {
+        self.run_quick(id, |store, connection, id| Box::pin(store.revoke_token_on(connection, *id))).await
+    }
+
+    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
+        kinds.iter().try_for_each(NewKind::validate)?;
+        self.run_quick(kinds.to_vec(), |store, connection, kinds| {
+            Box::pin(store.put_kinds_on(connection, kinds))
+        })
+        .await
+    }
+
+    async fn kinds(&self) -> Result<Vec<KindRecord>> {
+        self.run((), |store, connection, ()| Box::pin(store.kinds_on(connection))).await
+    }
+
+    async fn remove_kind(&self, name: &str) -> Result<bool> {
+        self.run_quick(name.to_owned(), |store, connection, name| {
+            Box::pin(store.remove_kind_on(connection, name))
+        })
+        .await
     }
 }
 

@@ -392,10 +392,6 @@ impl<'a> Hunt<'a> {
     }
 
     fn claimed(&self, candidate: &Candidate<'_>, row: &Row<'_>) -> Sql<Claimed> {
-        let options = Options::from_stored(row.get_ref(1)?.as_str_or_null()?).unwrap_or_else(|error| {
-            tracing::error!(job_id = %candidate.id, %error, "running the job without its options");
-            Options::default()
-        });
         let (mut kind, mut queue): (Arc<str>, Arc<str>) =
             self.leased.last().map_or_else(Default::default, |job| (job.kind.clone(), job.queue.clone()));
         let kind = shared(&mut kind, row.get_ref(2)?.as_str()?);
@@ -415,7 +411,7 @@ impl<'a> Hunt<'a> {
             interruptions: row.get(7)?,
             timeout: row.timeout(3)?,
             flags: row.list(9)?,
-            options,
+            options: read_options(row, 1, JobId(candidate.id))?,
             run_at: instant(candidate.run_at),
             claimed_at: instant(self.now),
         })
@@ -426,6 +422,63 @@ impl<'a> Hunt<'a> {
         self.leased.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
         Claims { jobs: self.leased, more: self.wanted == 0 }
     }
+}
+
+fn read_options(row: &Row<'_>, column: usize, id: JobId) -> Sql<Options> {
+    let options = Options::from_stored(row.get_ref(column)?.as_str_or_null()?);
+    Ok(options.unwrap_or_else(|error| {
+        tracing::error!(job_id = %id, %error, "running the job without its options");
+        Options::default()
+    }))
+}
+
+/// The claims behind live leases.
+pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {
+    const HELD: &str = "
+        select j.payload,
+               j.options,
+               r.kind,
+               r.timeout_ms,
+               r.queue,
+               r.attempt,
+               r.max_attempts,
+               r.interruptions,
+               r.priority,
+               r.flags,
+               j.run_at,
+               r.claimed_at
+          from running r
+         cross join jobs j on j.id = r.id
+         where r.id = ?1
+           and r.lease_no = ?2   -- fence: a newer lease owns the row
+           and r.worker = ?3";
+    let (mut kind, mut queue) = <(Arc<str>, Arc<str>)>::default();
+    let mut held = tx.prepare(HELD)?;
+    let mut claims = Vec::with_capacity(leases.len());
+    for lease in leases {
+        let Lease { id, lease_no, worker } = lease;
+        let mut rows = held.query(params![id.0.as_bytes(), lease_no, worker.0.as_bytes()])?;
+        let Some(row) = rows.next()? else {
+            claims.push(None);
+            continue;
+        };
+        claims.push(Some(Claimed {
+            lease: *lease,
+            kind: shared(&mut kind, row.get_ref(2)?.as_str()?),
+            queue: shared(&mut queue, row.get_ref(4)?.as_str()?),
+            priority: row.get(8)?,
+            payload: row.get(0)?,
+            attempt: row.get(5)?,
+            max_attempts: row.get(6)?,
+            interruptions: row.get(7)?,
+            timeout: row.timeout(3)?,
+            flags: row.list(9)?,
+            options: read_options(row, 1, *id)?,
+            run_at: row.time(10)?,
+            claimed_at: row.time(11)?,
+        }));
+    }
+    Ok(claims)
 }
 
 /// How many more jobs of a queue may run: `None` if it is paused, `Some(None)`

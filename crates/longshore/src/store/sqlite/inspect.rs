@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use rusqlite::params;
 
+use super::upkeep::minutes_fold_before;
 use super::*;
 use crate::enqueue::Options;
 use crate::job::{AttemptEnd, AttemptRecord, Status};
@@ -42,10 +43,7 @@ pub(super) fn workers(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Worke
             id: row.worker(0)?,
             name: row.get(1)?,
             queues: row.list(2)?,
-            kinds: match row.get_ref(3)? {
-                ValueRef::Null => None,
-                _ => Some(row.list(3)?),
-            },
+            kinds: row.maybe_list(3)?,
             concurrency: row.get(4)?,
             stale_after: row.timeout(5)?.unwrap_or_default(),
             started_at: row.time(6)?,
@@ -532,6 +530,86 @@ fn estimated(tx: &Tx<'_>, counted: Vec<Count>) -> Sql<Vec<Count>> {
         Count { status, queue, kind, jobs, estimated: true }
     };
     Ok(counts.into_iter().map(count).collect())
+}
+
+// ---- ahead ---------------------------------------------------------------
+
+/// In the order of a claim. Jobs that were interrupted before wait in an index of
+/// their own; each index is read from its head, all together up to `most` entries.
+pub(super) fn ahead(tx: &Tx<'_>, id: JobId, most: u32) -> Sql<Option<u32>> {
+    const WAITING: &str = "
+        select queue,
+               priority,
+               run_at
+          from ready
+         where id = ?1";
+    const AHEAD: &str = "
+        select count(*)
+          from (select id
+                  from ready indexed by ready_claim
+                 where queue = ?1
+                   and priority > ?2
+                   and interruptions = 0
+                union all
+                select id
+                  from ready indexed by ready_claim
+                 where queue = ?1
+                   and priority = ?2
+                   and (run_at, id) < (?3, ?4)
+                   and interruptions = 0
+                union all
+                select id
+                  from ready indexed by ready_suspects
+                 where queue = ?1
+                   and priority > ?2
+                   and interruptions > 0
+                union all
+                select id
+                  from ready indexed by ready_suspects
+                 where queue = ?1
+                   and priority = ?2
+                   and (run_at, id) < (?3, ?4)
+                   and interruptions > 0
+                 limit ?5)";
+    let id = id.0.as_bytes();
+    let waiting = tx.row(WAITING, [id], |row| {
+        Ok((row.get::<_, String>(0)?, row.get::<_, i16>(1)?, row.get::<_, i64>(2)?))
+    })?;
+    let Some((queue, priority, run_at)) = waiting else { return Ok(None) };
+    tx.row(AHEAD, params![queue, priority, run_at, id, most], |row| row.get(0))
+}
+
+// ---- tallied -------------------------------------------------------------
+
+pub(super) fn tallied(tx: &Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Tallied>> {
+    // A row of the full hour may be its first minute or all of it: there are
+    // whole hours only as far back as minutes fold.
+    const ENDED: &str = "
+        select minute,
+               queue,
+               kind,
+               outcome,
+               run_bucket,
+               ended
+          from tallies
+         where ended > 0
+           and (minute >= ?1 or (minute = ?2 and minute < ?3))";
+    let params = params![
+        start_of(60, since).timestamp_micros(),
+        start_of(60 * 60, since).timestamp_micros(),
+        minutes_fold_before(tx.now()?),
+    ];
+    let tallies = tx.rows(ENDED, params, |row| {
+        Ok(Tally {
+            minute: row.time(0)?,
+            queue: row.get(1)?,
+            kind: row.get(2)?,
+            outcome: row.outcome(3)?,
+            run_bucket: row.get(4)?,
+            ended: row.get(5)?,
+        })
+    })?;
+    Ok(add_up(tallies))
 }
 
 // ---- check ---------------------------------------------------------------

@@ -3,8 +3,9 @@
 //!
 //! Owns the store and its ground: opening, migrating, the clock, how faults are
 //! told. The verbs are in `enqueue`, `claim`, `flow` (progress, settle, heartbeat), `upkeep` (recovery,
-//! schedules, retention), `operate` (operators' moves) and `inspect`
-//! (looking), in the order of the trait; the threads are in `engine`.
+//! schedules, retention), `operate` (operators' moves), `inspect` (looking) and
+//! `access` (tokens, kinds), in the order of the trait; the threads are in
+//! `engine`.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use crate::job::Outcome;
 use crate::lifecycle::When;
 use engine::{Engine, Place, Unawaited};
 
+mod access;
 mod claim;
 mod engine;
 mod enqueue;
@@ -38,8 +40,10 @@ mod tests;
 /// Older ones have a bug that can lose commits in WAL mode.
 const OLDEST_SQLITE: i32 = 3_051_003;
 
-const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] =
-    [(1, include_str!("../../../migrations/sqlite/0001_queue.sql"))];
+const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
+    (1, include_str!("../../../migrations/sqlite/0001_queue.sql")),
+    (2, include_str!("../../../migrations/sqlite/0002_server.sql")),
+];
 
 /// The queue in an SQLite file. Cheap to share behind an `Arc`; its threads
 /// end when it is dropped.
@@ -249,6 +253,7 @@ trait Columns {
     fn timeout(&self, column: usize) -> rusqlite::Result<Option<Duration>>;
     fn outcome(&self, column: usize) -> rusqlite::Result<Outcome>;
     fn list(&self, column: usize) -> rusqlite::Result<Vec<String>>;
+    fn maybe_list(&self, column: usize) -> rusqlite::Result<Option<Vec<String>>>;
     fn json(&self, column: usize) -> rusqlite::Result<Option<Box<RawValue>>>;
 }
 
@@ -286,6 +291,13 @@ impl Columns for Row<'_> {
         match self.get_ref(column)? {
             ValueRef::Null => Ok(Vec::new()),
             text => decoded(text, |text| serde_json::from_str(text)),
+        }
+    }
+
+    fn maybe_list(&self, column: usize) -> rusqlite::Result<Option<Vec<String>>> {
+        match self.get_ref(column)? {
+            ValueRef::Null => Ok(None),
+            _ => self.list(column).map(Some),
         }
     }
 
@@ -440,6 +452,11 @@ impl Store for SqliteStore {
         Ok(claims.accept())
     }
 
+    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
+        let leases = leases.to_vec();
+        self.engine.read(move |tx| claim::claims(tx, &leases)).await
+    }
+
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
         let lease = *lease;
         self.engine.write(move |tx| flow::mark_started(tx, &lease)).await
@@ -544,6 +561,14 @@ impl Store for SqliteStore {
         self.engine.read(inspect::counts).await
     }
 
+    async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
+        self.engine.read(move |tx| inspect::ahead(tx, id, most)).await
+    }
+
+    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
+        self.engine.read(move |tx| inspect::tallied(tx, since)).await
+    }
+
     async fn check(&self) -> Result<CheckReport> {
         self.engine.read(inspect::check).await
     }
@@ -586,6 +611,40 @@ impl Store for SqliteStore {
 
     async fn fold_tallies(&self, step: u32) -> Result<u64> {
         self.engine.write(move |tx| upkeep::fold_tallies(tx, step)).await
+    }
+
+    async fn put_token(&self, token: &NewToken) -> Result<()> {
+        token.validate()?;
+        let token = token.clone();
+        self.engine.write(move |tx| access::put_token(tx, &token)).await
+    }
+
+    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
+        let hash = *hash;
+        self.engine.read(move |tx| access::token(tx, &hash)).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        self.engine.read(access::tokens).await
+    }
+
+    async fn revoke_token(&self, id: Uuid) -> Result<bool> {
+        self.engine.write(move |tx| access::revoke_token(tx, id)).await
+    }
+
+    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
+        kinds.iter().try_for_each(NewKind::validate)?;
+        let kinds = kinds.to_vec();
+        self.engine.write(move |tx| access::put_kinds(tx, &kinds)).await
+    }
+
+    async fn kinds(&self) -> Result<Vec<KindRecord>> {
+        self.engine.read(access::kinds).await
+    }
+
+    async fn remove_kind(&self, name: &str) -> Result<bool> {
+        let name = name.to_owned();
+        self.engine.write(move |tx| access::remove_kind(tx, &name)).await
     }
 }
 

@@ -411,9 +411,8 @@ pub(super) fn fold_tallies(tx: &Tx<'_>, step: u32) -> Sql<u64> {
            and kept = 0";
     type Tally = (i64, String, String, String, i64, i64, i64);
     let read = |row: &Row<'_>| -> rusqlite::Result<Tally> { row.try_into() };
-    let hour_of = |at: i64| at - at.rem_euclid(HOUR);
     let now = tx.now()?;
-    let (hours_from, hours_to) = (hour_of(now - 7 * DAY), hour_of(now - 2 * HOUR));
+    let (hours_from, hours_to) = (hour_of(now - 7 * DAY), minutes_fold_before(now));
 
     let mut rows = tx.rows(OLD, params![hours_from, step], read)?;
     let room = i64::from(step) - rows.len() as i64;
@@ -428,4 +427,13 @@ pub(super) fn fold_tallies(tx: &Tx<'_>, step: u32) -> Sql<u64> {
     }
     tx.execute(EMPTY, [])?;
     Ok(rows.len() as u64)
+}
+
+/// Minutes before this instant are added up to hours.
+pub(super) fn minutes_fold_before(now: i64) -> i64 {
+    hour_of(now - 2 * HOUR)
+}
+
+fn hour_of(at: i64) -> i64 {
+    at - at.rem_euclid(HOUR)
 }
