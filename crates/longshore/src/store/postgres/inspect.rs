@@ -344,36 +344,45 @@ impl PostgresStore {
 // ---- ahead --------------------------------------------------------------
 
 /// In the order of a claim. Jobs that were interrupted before wait in an index of
-/// their own; each index is read from its head, all together up to `$2` entries.
+/// their own. Each part is read in the order of its index, which the planner would
+/// else read whole into a bitmap, and all together no further than `$2`.
 const AHEAD: &str = "
     select (
              select count(*)
                from (select 1
-                       from (select r.id
-                               from longshore.ready r
-                              where r.queue = m.queue
-                                and r.priority > m.priority
-                                and r.interruptions = 0
+                       from ((select r.id
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority > m.priority
+                                 and r.interruptions = 0
+                               order by r.priority desc, r.run_at, r.id
+                               limit $2)
                              union all
-                             select r.id
-                               from longshore.ready r
-                              where r.queue = m.queue
-                                and r.priority = m.priority
-                                and (r.run_at, r.id) < (m.run_at, m.id)
-                                and r.interruptions = 0
+                             (select r.id
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority = m.priority
+                                 and (r.run_at, r.id) < (m.run_at, m.id)
+                                 and r.interruptions = 0
+                               order by r.run_at, r.id
+                               limit $2)
                              union all
-                             select r.id
-                               from longshore.ready r
-                              where r.queue = m.queue
-                                and r.priority > m.priority
-                                and r.interruptions > 0
+                             (select r.id
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority > m.priority
+                                 and r.interruptions > 0
+                               order by r.priority desc, r.run_at, r.id
+                               limit $2)
                              union all
-                             select r.id
-                               from longshore.ready r
-                              where r.queue = m.queue
-                                and r.priority = m.priority
-                                and (r.run_at, r.id) < (m.run_at, m.id)
-                                and r.interruptions > 0) as earlier
+                             (select r.id
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority = m.priority
+                                 and (r.run_at, r.id) < (m.run_at, m.id)
+                                 and r.interruptions > 0
+                               order by r.run_at, r.id
+                               limit $2)) as earlier
                       limit $2) as counted)
       from longshore.ready m
      where m.id = $1";
@@ -386,8 +395,6 @@ impl PostgresStore {
         most: u32,
     ) -> Done<Option<u32>> {
         let ahead: Option<i64> = sqlx::query_scalar(self.sql(AHEAD))
-            // Planned for this `most`, because how little is read decides the plan.
-            .persistent(false)
             .bind(id.0)
             .bind(i64::from(most))
             .fetch_optional(connection)
