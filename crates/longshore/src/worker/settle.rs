@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::context::{Attempt, StopReason};
 use super::hooks::call;
 use super::shared::{Phase, Shared};
-use crate::client::{self, Kept};
+use crate::client::{self, settle::Kept};
 use crate::enqueue::ValidJob;
 use crate::error::Error;
 use crate::job::{AttemptEnd, Outcome};

@@ -1,0 +1,176 @@
+//! Enqueue: one job with a shared commit, many at once, or inside the caller's own
+//! transaction.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+
+use super::Client;
+use crate::enqueue::{Enqueued, NewJob, UniqueMode, ValidJob};
+use crate::error::{Error, Result};
+use crate::job::JobId;
+use crate::retry::RetryPolicy;
+use crate::store::Store;
+
+impl Client {
+    /// Asks for one job, which is stored durably when this is awaited.
+    /// Concurrent callers share a commit.
+    ///
+    /// ```
+    /// # use longshore::{Client, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// client.enqueue(NewJob::new("greet", "Ada")).priority(10).queue("mail").await?;
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn enqueue(&self, job: impl Into<NewJob>) -> Enqueueing<'_> {
+        Enqueueing { client: self, job: job.into() }
+    }
+
+    /// Stores many jobs in one commit: all or none. One answer per job, in
+    /// the order given.
+    pub async fn enqueue_many<J: Into<NewJob>>(
+        &self,
+        jobs: impl IntoIterator<Item = J>,
+    ) -> Result<Vec<Enqueued>> {
+        let jobs = validate_all(jobs)?;
+        let enqueued = self.store.enqueue(&jobs).await?;
+        self.lanes.announce(&jobs);
+        Ok(enqueued)
+    }
+
+    /// Stores jobs inside the caller's own transaction.
+    pub async fn enqueue_in(
+        &self,
+        transaction: impl CallerTransaction,
+        jobs: impl IntoIterator<Item = impl Into<NewJob>>,
+    ) -> Result<Vec<Enqueued>> {
+        transaction.enqueue(&*self.store, &validate_all(jobs)?).await
+    }
+
+    /// Waits until workers have been told of everything enqueued so far. For
+    /// programs that exit right after: polling would find the jobs anyway.
+    pub async fn flush(&self) {
+        self.lanes.flush().await;
+    }
+}
+
+/// A caller's own transaction, in which jobs become visible when it commits
+/// and never exist if it rolls back. `&mut PgConnection` (what `&mut *tx` of a
+/// sqlx transaction is) and `&rusqlite::Connection` (what a rusqlite
+/// transaction derefs to) are such.
+#[expect(async_fn_in_trait, reason = "implemented by the engines only")]
+pub trait CallerTransaction {
+    /// Stores the jobs by the caller's connection.
+    #[doc(hidden)]
+    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
+}
+
+/// One job on its way; await it to store it.
+#[must_use = "nothing is stored until this is awaited"]
+pub struct Enqueueing<'a> {
+    client: &'a Client,
+    job: NewJob,
+}
+
+impl<'a> Enqueueing<'a> {
+    /// Stores it inside the caller's own transaction instead.
+    pub async fn in_tx(self, transaction: impl CallerTransaction) -> Result<Enqueued> {
+        let mut answers = self.client.enqueue_in(transaction, [self.job]).await?;
+        Ok(answers.remove(0))
+    }
+
+    /// Changes anything that a [`NewJob`] lets one say.
+    pub fn with(self, change: impl FnOnce(NewJob) -> NewJob) -> Self {
+        Enqueueing { job: change(self.job), ..self }
+    }
+
+    /// See [`NewJob::id`].
+    pub fn id(self, id: JobId) -> Self {
+        self.with(|job| job.id(id))
+    }
+
+    /// See [`NewJob::queue`].
+    pub fn queue(self, queue: impl Into<String>) -> Self {
+        self.with(|job| job.queue(queue))
+    }
+
+    /// See [`NewJob::priority`].
+    pub fn priority(self, priority: i64) -> Self {
+        self.with(|job| job.priority(priority))
+    }
+
+    /// See [`NewJob::max_attempts`].
+    pub fn max_attempts(self, max_attempts: i64) -> Self {
+        self.with(|job| job.max_attempts(max_attempts))
+    }
+
+    /// See [`NewJob::run_at`].
+    pub fn run_at(self, at: DateTime<Utc>) -> Self {
+        self.with(|job| job.run_at(at))
+    }
+
+    /// See [`NewJob::delay`].
+    pub fn delay(self, delay: Duration) -> Self {
+        self.with(|job| job.delay(delay))
+    }
+
+    /// See [`NewJob::idempotency_key`].
+    pub fn idempotency_key(self, key: impl Into<String>) -> Self {
+        self.with(|job| job.idempotency_key(key))
+    }
+
+    /// See [`NewJob::unique_key`].
+    pub fn unique_key(self, key: impl Into<String>, mode: UniqueMode) -> Self {
+        self.with(|job| job.unique_key(key, mode))
+    }
+
+    /// See [`NewJob::timeout`].
+    pub fn timeout(self, timeout: Option<Duration>) -> Self {
+        self.with(|job| job.timeout(timeout))
+    }
+
+    /// See [`NewJob::retry`].
+    pub fn retry(self, policy: RetryPolicy) -> Self {
+        self.with(|job| job.retry(policy))
+    }
+
+    /// See [`NewJob::flags`].
+    pub fn flags<S: Into<String>>(self, flags: impl IntoIterator<Item = S>) -> Self {
+        self.with(|job| job.flags(flags))
+    }
+
+    /// See [`NewJob::tags`].
+    pub fn tags<S: Into<String>>(self, tags: impl IntoIterator<Item = S>) -> Self {
+        self.with(|job| job.tags(tags))
+    }
+
+    /// See [`NewJob::context`].
+    pub fn context(self, context: impl Into<String>) -> Self {
+        self.with(|job| job.context(context))
+    }
+}
+
+impl<'a> IntoFuture for Enqueueing<'a> {
+    type Output = Result<Enqueued>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Enqueued>> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.client.lanes.enqueue(self.job.validate()?).await })
+    }
+}
+
+/// Checks a batch, naming the job that is wrong by its place.
+fn validate_all(jobs: impl IntoIterator<Item = impl Into<NewJob>>) -> Result<Vec<ValidJob>> {
+    let checked = jobs.into_iter().enumerate().map(|(i, job)| {
+        job.into().validate().map_err(|error| match error.field() {
+            Some(field) => Error::invalid(format!("jobs[{i}].{field}"), format!("jobs[{i}]: {error}")),
+            None => error,
+        })
+    });
+    checked.collect()
+}

@@ -1,0 +1,180 @@
+//! What operators want of jobs and queues.
+//!
+//! A moving job is chased: an operation looks where the job stands, asks
+//! [`lifecycle`] what follows, and stores that only if the
+//! job still stands there; otherwise it looks again.
+
+use super::Client;
+use crate::enqueue::{Edit, ValidEdit, check_name};
+use crate::error::{Error, Result};
+use crate::job::JobId;
+use crate::lifecycle::{self, Event, State, Transition};
+use crate::store::{DeadFilter, Operated, Operation, QueueChange};
+
+/// How often a moving job is looked for again before giving up.
+const ROUNDS: usize = 5;
+
+/// What a cancel did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// The job waited and is cancelled.
+    Now,
+    /// The job runs; its handler has been told.
+    Pending,
+}
+
+impl Client {
+    // ---- jobs ------------------------------------------------------------
+
+    /// Cancels a waiting job at once and tells a running one to stop. A job
+    /// that has ended is a conflict, an unknown one is not found.
+    pub async fn cancel(&self, id: JobId) -> Result<Cancelled> {
+        match self.chase(id, &Command::Cancel).await? {
+            Operation::RequestCancel => Ok(Cancelled::Pending),
+            _ => Ok(Cancelled::Now),
+        }
+    }
+
+    /// Lets a finished job run again with a fresh budget, and a waiting one
+    /// run now. A running job is a conflict.
+    pub async fn retry(&self, id: JobId) -> Result<()> {
+        self.chase(id, &Command::Retry).await?;
+        self.wake_queue_of(id).await;
+        Ok(())
+    }
+
+    /// Changes a waiting job: a claim gets the old job whole or the new one.
+    pub async fn edit(&self, id: JobId, edit: Edit) -> Result<()> {
+        self.chase(id, &Command::Edit(edit.validate()?)).await.map(|_| ())
+    }
+
+    /// Removes a finished job and its history.
+    pub async fn delete(&self, id: JobId) -> Result<()> {
+        self.chase(id, &Command::Delete).await.map(|_| ())
+    }
+
+    /// Lets a dead letter run again with a fresh budget.
+    pub async fn redrive(&self, id: JobId) -> Result<()> {
+        self.chase(id, &Command::Redrive).await?;
+        self.wake_queue_of(id).await;
+        Ok(())
+    }
+
+    /// Redrives up to `filter.limit` dead letters, oldest first; how many. Ones
+    /// whose unique key meanwhile belongs to another job, or that somebody else
+    /// redrives, are passed over.
+    pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64> {
+        const STEP: u32 = 500;
+        let (mut redriven, mut left) = (0, filter.limit);
+        let mut page = filter.clone();
+        while left > 0 {
+            page.limit = left.min(STEP);
+            let ids = self.store.dead_letters(&page).await?;
+            for id in &ids {
+                match self.chase(*id, &Command::Redrive).await {
+                    Ok(_) => redriven += 1,
+                    Err(error) if error.is_conflict() || error.is_not_found() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if (ids.len() as u32) < page.limit {
+                break;
+            }
+            left -= ids.len() as u32;
+            page.after = ids.last().copied();
+        }
+        Ok(redriven)
+    }
+
+    async fn chase(&self, id: JobId, command: &Command) -> Result<Operation> {
+        for _ in 0..ROUNDS {
+            let Some(state) = self.store.locate(id).await? else {
+                return Err(Error::not_found(format!("job {id} does not exist, or is no longer kept")));
+            };
+            let operation = command.follow(&state).map_err(|refusal| refusal.into_error(id))?;
+            match self.store.operate(id, &state, &operation).await? {
+                Operated::Done => return Ok(operation),
+                Operated::Moved => {}
+                Operated::KeyTaken(holder) => {
+                    return Err(Error::conflict(format!(
+                        "job {id}: its unique key belongs to live job {holder}; cancel that, or wait for it to end"
+                    )));
+                }
+            }
+        }
+        Err(Error::unavailable(format!("job {id} kept moving; try again")))
+    }
+
+    async fn wake_queue_of(&self, id: JobId) {
+        if let Ok(Some(job)) = self.store.get(id).await
+            && let Err(error) = self.store.wake(&[job.queue]).await
+        {
+            tracing::debug!(%error, "could not announce new work; polling will find it");
+        }
+    }
+
+    // ---- queues ----------------------------------------------------------
+
+    /// Stops claims from a queue; running jobs go on.
+    pub async fn pause(&self, queue: &str) -> Result<()> {
+        self.set_queue(queue, QueueChange { paused: Some(true), ..QueueChange::default() }).await
+    }
+
+    /// Lets claims from a queue go on.
+    pub async fn resume(&self, queue: &str) -> Result<()> {
+        self.set_queue(queue, QueueChange { paused: Some(false), ..QueueChange::default() }).await?;
+        self.store.wake(&[queue.to_owned()]).await
+    }
+
+    /// Lets at most `limit` jobs of a queue run at once, in all processes
+    /// together; 1 makes it serial, `None` lifts the limit.
+    pub async fn limit(&self, queue: &str, limit: Option<u32>) -> Result<()> {
+        if limit == Some(0) {
+            return Err(Error::invalid(
+                "limit",
+                format!("queue `{queue}`: limit must be at least 1; pause the queue to stop it"),
+            ));
+        }
+        self.set_queue(queue, QueueChange { limit: Some(limit), ..QueueChange::default() }).await
+    }
+
+    async fn set_queue(&self, queue: &str, change: QueueChange) -> Result<()> {
+        check_name("queue", queue)?;
+        self.store.set_queue(queue, &change).await
+    }
+}
+
+/// What an operator wants of a job.
+enum Command {
+    Cancel,
+    Retry,
+    Redrive,
+    Edit(ValidEdit),
+    Delete,
+}
+
+impl Command {
+    fn event(&self) -> Event {
+        match self {
+            Command::Cancel => Event::Cancel,
+            Command::Retry => Event::Retry,
+            Command::Redrive => Event::Redrive,
+            Command::Edit(_) => Event::Edit,
+            Command::Delete => Event::Delete,
+        }
+    }
+
+    fn follow(&self, state: &State) -> Result<Operation, lifecycle::Refusal> {
+        Ok(match (lifecycle::next(state, self.event())?, self) {
+            (Transition::Finish(finish), _) => Operation::Cancel { attempts: finish.attempts },
+            (Transition::RequestCancel, _) => Operation::RequestCancel,
+            (Transition::Reopen, _) => Operation::Reopen,
+            (Transition::RunNow, _) => Operation::RunNow,
+            (Transition::Rewrite, Command::Edit(edit)) => Operation::Rewrite(edit.clone()),
+            (Transition::Remove, _) => Operation::Remove,
+            (Transition::Rewrite | Transition::Lease { .. } | Transition::Requeue(_), _) => {
+                unreachable!("no operator's command leads there")
+            }
+        })
+    }
+}
