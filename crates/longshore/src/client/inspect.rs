@@ -1,11 +1,13 @@
-//! Looking: jobs, counts, workers, queues, and the proof that nothing is lost.
+//! Looking: jobs, counts, what has ended, workers, queues, and the proof that nothing is lost.
 
 use std::time::Duration;
+
+use chrono::{DateTime, Utc};
 
 use super::Client;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord};
-use crate::store::{CheckReport, Count, ListFilter, Page, QueueRecord, WorkerRecord};
+use crate::store::{CheckReport, Count, ListFilter, Page, QueueRecord, Tallied, WorkerRecord};
 
 impl Client {
     /// One job with its history.
@@ -22,6 +24,31 @@ impl Client {
     /// How many jobs are in each status, by queue and kind.
     pub async fn counts(&self) -> Result<Vec<Count>> {
         self.store.counts().await
+    }
+
+    /// How many jobs of the same queue would be claimed before this waiting one
+    /// if all were due and anybody could run them, counted up to `most`; `None` if
+    /// it does not wait.
+    ///
+    /// ```
+    /// # use longshore::{Client, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let job = client.enqueue(NewJob::new("greet", "Ada")).await?;
+    /// client.enqueue(NewJob::new("greet", "Grace")).priority(1).await?;
+    /// assert_eq!(client.ahead(job.id, 100).await?, Some(1));
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
+        self.store.ahead(id, most).await
+    }
+
+    /// What ended since then, by minute (by hour where minutes have been added
+    /// up), queue, kind and outcome, oldest first.
+    pub async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
+        self.store.tallied(since).await
     }
 
     /// Proves that every job is in exactly one place.

@@ -2,8 +2,9 @@
 //! through [`Client`] and nothing else.
 //!
 //! What it can do is told along a job's life: `enqueue`, `settle`, `operate` (what
-//! operators want of jobs and queues) and `inspect` (looking). Recovery and
-//! schedules are in modules of their own.
+//! operators want of jobs and queues), `inspect` (looking) and `access` (who may
+//! call, and what is known of kinds). Recovery and schedules are in modules of
+//! their own.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use crate::enqueue::lanes::Lanes;
 use crate::error::Result;
 use crate::store::{Migrated, Store};
 
+mod access;
 mod enqueue;
 mod inspect;
 mod operate;

@@ -5,7 +5,7 @@ use super::Client;
 use crate::enqueue::ValidJob;
 use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome, WorkerId};
-use crate::lifecycle::{self, Ending, Flags, Leave, State};
+use crate::lifecycle::{self, Ending, Flags, Leave, Running, State};
 use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, keepable};
 
 /// How an attempt ended, in its holder's words.
@@ -48,6 +48,58 @@ impl Client {
         }
         for report in reports {
             self.lanes.announce(&report.follow_ups);
+        }
+        Ok(answers)
+    }
+
+    /// As [`settle`](Self::settle), for holders that keep nothing but their leases:
+    /// workers in other processes, whose words arrive over a wire. Each report is
+    /// the lease, how the attempt ended, and jobs that exist only if this is
+    /// stored. One that was stored before, and whose answer was lost, is `Held`
+    /// again.
+    ///
+    /// ```
+    /// # use longshore::store::{ClaimCursor, ClaimRequest, Fenced, NewWorker};
+    /// # use longshore::{Client, Ending, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// # let worker = NewWorker::new("far away");
+    /// # client.store().register(&worker).await?;
+    /// client.enqueue(NewJob::new("greet", "Ada")).await?;
+    /// let request = ClaimRequest::new(worker.id, 1);
+    /// let claims = client.store().claim(&request, &mut ClaimCursor::default()).await?;
+    /// let lease = claims.jobs[0].lease();
+    /// for _ in 0..2 {
+    ///     let done = (lease, Ending::Succeeded { result: None }, Vec::new());
+    ///     assert_eq!(client.settle_leases(vec![done]).await?, [Fenced::Held]);
+    /// }
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn settle_leases(&self, reports: Vec<(Lease, Ending, Vec<ValidJob>)>) -> Result<Vec<Fenced>> {
+        let leases: Vec<Lease> = reports.iter().map(|(lease, ..)| *lease).collect();
+        let claims = self.store.claims(&leases).await?;
+        let mut answers = vec![Fenced::LeaseLost; reports.len()];
+        let (mut live, mut before) = (Vec::new(), Vec::new());
+        for (i, ((lease, ending, follow_ups), claimed)) in reports.into_iter().zip(&claims).enumerate() {
+            match claimed {
+                Some(claimed) => live.push((i, Report { claimed, ending, follow_ups })),
+                // A lease that has ended stays so: this can only find its traces.
+                None => before.extend(may_have_been(lease, ending).map(|settlement| (i, settlement))),
+            }
+        }
+        let (of, live): (Vec<usize>, Vec<Report<'_>>) = live.into_iter().unzip();
+        for (i, fenced) in of.into_iter().zip(self.settle(live).await?) {
+            answers[i] = fenced;
+        }
+        if !before.is_empty() {
+            let (of, before): (Vec<usize>, Vec<Settlement>) = before.into_iter().unzip();
+            for (i, settled) in of.into_iter().zip(self.store.settle(&before).await?) {
+                if settled == Settled::Stored {
+                    answers[i] = Fenced::Held;
+                }
+            }
         }
         Ok(answers)
     }
@@ -96,7 +148,7 @@ fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
         Ending::Succeeded { .. } => None,
         _ => Some(flags),
     };
-    let running = lifecycle::Running { flags, ..report.claimed.running() };
+    let running = Running { flags, ..report.claimed.running() };
     let ending = match report.ending.clone() {
         Ending::Succeeded { result } => Ending::Succeeded { result: result.map(keepable) },
         ending => ending,
@@ -107,4 +159,40 @@ fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
         leave: lifecycle::settle(&running, ending),
         follow_ups: report.follow_ups.clone(),
     }
+}
+
+/// What this report has come to, if it was stored before. Where the job stood then
+/// is not known any more; but only in these three places do the rules leave traces
+/// that differ: a job that had nothing against it, one that had lost its unique
+/// key, and one at its last interruption.
+fn may_have_been(lease: Lease, ending: Ending) -> impl Iterator<Item = Settlement> {
+    let plain = Running {
+        lease_no: lease.lease_no,
+        worker: lease.worker,
+        attempt: 1,
+        max_attempts: u16::MAX,
+        interruptions: 0,
+        started: true,
+        flags: Flags::default(),
+    };
+    let mut stood = vec![plain.clone()];
+    match &ending {
+        Ending::Snoozed { .. } | Ending::Released => {
+            let flags = Flags { superseded: true, ..Flags::default() };
+            stood.push(Running { flags, ..plain });
+        }
+        Ending::Interrupted(how) => {
+            let interruptions = how.max_interruptions.saturating_sub(1);
+            stood.push(Running { interruptions, ..plain });
+        }
+        Ending::Succeeded { .. } | Ending::Failed { .. } | Ending::Cancelled { .. } => {}
+    }
+    let settlement = move |running: Running| Settlement {
+        lease,
+        seen: Some(running.flags),
+        leave: lifecycle::settle(&running, ending.clone()),
+        // Stored with the end, or not at all.
+        follow_ups: Vec::new(),
+    };
+    stood.into_iter().map(settlement)
 }

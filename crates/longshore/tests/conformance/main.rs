@@ -17,6 +17,7 @@ mod hooks;
 mod input;
 mod inspect;
 mod keys;
+mod leases;
 mod limits;
 mod locks;
 mod matrix;
@@ -268,6 +269,14 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_checkpoint_outlives_the_attempt_and_is_replaced_by_the_next,
         a_checkpoint_goes_with_its_job,
         a_released_lease_is_gone_at_once,
+    }
+    leases {
+        a_lease_alone_settles_as_its_claim_does,
+        a_lease_settled_again_is_held_again_and_nothing_changes,
+        a_last_failure_and_a_quarantine_settled_again_are_held_again,
+        another_word_about_an_ended_lease_is_lost,
+        a_lost_lease_alone_settles_nothing,
+        leases_settled_in_one_batch_are_answered_one_by_one,
     }
     cancel {
         a_waiting_job_is_cancelled_at_once,
