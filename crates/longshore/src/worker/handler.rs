@@ -69,6 +69,30 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
         None
     }
 
+    /// A JSON schema of what it carries, published when a worker starts, for people
+    /// and programs that enqueue it from elsewhere.
+    ///
+    /// ```
+    /// # use longshore::{Context, Failure, Job};
+    /// # #[derive(serde::Serialize, serde::Deserialize)]
+    /// # struct SendEmail { to: String }
+    /// # impl Job for SendEmail {
+    /// #     const KIND: &'static str = "send_email";
+    /// #     type State = ();
+    /// fn schema() -> Option<serde_json::Value> {
+    ///     Some(serde_json::json!({
+    ///         "type": "object",
+    ///         "properties": { "to": { "type": "string" } },
+    ///         "required": ["to"]
+    ///     }))
+    /// }
+    /// #     async fn run(self, _: Context) -> Result<(), Failure> { Ok(()) }
+    /// # }
+    /// ```
+    fn schema() -> Option<serde_json::Value> {
+        None
+    }
+
     /// A key of which at most one live job may exist.
     fn unique_key(&self) -> Option<(String, UniqueMode)> {
         None

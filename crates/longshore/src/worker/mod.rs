@@ -267,7 +267,7 @@ impl Builder {
         let entry = |states: &States| -> Result<Route> {
             Ok(Route::One(Arc::new(handler::Typed::<J>::new(states.get(J::KIND)?))))
         };
-        self.entries.add(J::KIND, entry);
+        self.entries.add(J::KIND, J::schema(), entry);
         self
     }
 
@@ -282,7 +282,7 @@ impl Builder {
         let entry = move |states: &States| -> Result<Route> {
             Ok(Route::One(Arc::new(handler::Function::<P, S, F>::new(states.get(kind)?, function))))
         };
-        self.entries.add(kind, entry);
+        self.entries.add(kind, None, entry);
         self
     }
 
@@ -305,7 +305,7 @@ impl Builder {
             let handler = Arc::new(handler::BatchFunction::<P, S, F>::new(states.get(kind)?, function));
             Ok(Route::Batch { handler, size })
         };
-        self.entries.add(kind, entry);
+        self.entries.add(kind, None, entry);
         self
     }
 
@@ -463,6 +463,9 @@ impl Worker {
             Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker, phase);
         let ends_all = EndsAll(shared.clone());
         heartbeat::spawn(shared.clone(), store.aside())?;
+        if let Err(error) = store.put_kinds(shared.registry.published()).await {
+            tracing::warn!(%error, "could not publish the worker's kinds; it works all the same");
+        }
         if let Some(hooks) = &shared.hooks {
             hooks::call("on_worker_start", hooks.on_worker_start(worker)).await;
         }

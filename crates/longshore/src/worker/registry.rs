@@ -6,9 +6,13 @@ use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde_json::Value;
+use serde_json::value::to_raw_value;
+
 use super::handler::{BatchHandler, Handler};
 use crate::enqueue::check_name;
 use crate::error::{Error, Result};
+use crate::store::NewKind;
 
 /// How a kind is run.
 #[derive(Clone)]
@@ -25,6 +29,8 @@ pub(super) enum Route {
 pub(super) struct Registry {
     routes: BTreeMap<String, Route>,
     any: Option<Arc<dyn Handler>>,
+    /// What is told to the world of the kinds that have a handler of their own.
+    published: Vec<NewKind>,
 }
 
 impl Registry {
@@ -40,6 +46,11 @@ impl Registry {
             Route::Batch { size, .. } => *size,
         });
         if self.any.is_some() { 1 } else { sizes.min().unwrap_or(1).max(1) }
+    }
+
+    /// What to tell of the kinds that have a handler of their own.
+    pub(super) fn published(&self) -> &[NewKind] {
+        &self.published
     }
 
     /// What to claim: `None` means any kind.
@@ -85,13 +96,18 @@ type Entry = Box<dyn FnOnce(&States) -> Result<Route> + Send>;
 /// Handlers as they are registered, before the state is complete.
 #[derive(Default)]
 pub(super) struct Entries {
-    entries: Vec<(String, Entry)>,
+    entries: Vec<(String, Option<Value>, Entry)>,
     any: Vec<Arc<dyn Handler>>,
 }
 
 impl Entries {
-    pub(super) fn add(&mut self, kind: &str, entry: impl FnOnce(&States) -> Result<Route> + Send + 'static) {
-        self.entries.push((kind.to_owned(), Box::new(entry)));
+    pub(super) fn add(
+        &mut self,
+        kind: &str,
+        schema: Option<Value>,
+        entry: impl FnOnce(&States) -> Result<Route> + Send + 'static,
+    ) {
+        self.entries.push((kind.to_owned(), schema, Box::new(entry)));
     }
 
     pub(super) fn add_any(&mut self, handler: Arc<dyn Handler>) {
@@ -99,9 +115,10 @@ impl Entries {
     }
 
     pub(super) fn build(self, states: &States) -> Result<Registry> {
-        let mut routes = BTreeMap::new();
-        for (kind, entry) in self.entries {
+        let (mut routes, mut published) = (BTreeMap::new(), Vec::new());
+        for (kind, schema, entry) in self.entries {
             check_name("kind", &kind)?;
+            published.push(publication(&kind, schema)?);
             if routes.insert(kind.clone(), entry(states)?).is_some() {
                 return Err(Error::invalid(
                     "kind",
@@ -124,6 +141,15 @@ impl Entries {
                 "worker: no handler is registered, so it would never claim; register a job first",
             ));
         }
-        Ok(Registry { routes, any })
+        Ok(Registry { routes, any, published })
     }
+}
+
+fn publication(kind: &str, schema: Option<Value>) -> Result<NewKind> {
+    let wrong =
+        |error: &dyn std::fmt::Display| Error::invalid("schema", format!("job kind `{kind}`: {error}"));
+    let schema = schema.map(|schema| to_raw_value(&schema)).transpose().map_err(|error| wrong(&error))?;
+    let publication = NewKind { schema, ..NewKind::new(kind) };
+    publication.validate().map_err(|error| wrong(&error))?;
+    Ok(publication)
 }

@@ -596,6 +596,9 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_schedule_declared_in_code_ticks_in_a_running_worker,
         an_invalid_schedule_is_refused_when_the_worker_starts,
         what_is_wrong_with_a_worker_is_named_when_it_is_built,
+        a_worker_publishes_its_kinds_when_it_starts,
+        a_worker_that_cannot_publish_its_kinds_works_all_the_same,
+        a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built,
     }
 });
 

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use longshore::cron::NewSchedule;
+use longshore::store::NewKind;
 use longshore::worker::{Batched, Builder, Executor, Settings, StopReason};
 use longshore::{AttemptEnd, Context, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode, Worker};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use serde_json::value::RawValue;
 use tokio::sync::Notify;
 
 use crate::bench::*;
@@ -43,6 +45,63 @@ fn quick() -> Settings {
 
 pub(crate) fn worker(bench: &Bench) -> Builder {
     Worker::builder(bench.handle()).settings(quick())
+}
+
+// ---- what is told of its kinds -------------------------------------------------
+
+#[derive(Serialize, Deserialize)]
+struct Described<const TOO_LONG: bool>;
+
+impl<const TOO_LONG: bool> Job for Described<TOO_LONG> {
+    const KIND: &'static str = "described";
+    type State = ();
+
+    fn schema() -> Option<serde_json::Value> {
+        Some(if TOO_LONG { json!("x".repeat(70_000)) } else { json!({ "type": "null" }) })
+    }
+
+    async fn run(self, _: Context) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+pub(crate) async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
+    let known = NewKind { schema: Some(raw("true")), defaults: Some(raw("5")), ..NewKind::new("mail") };
+    bench.put_kinds(&[known, NewKind::new("elsewhere")]).await.expect("put_kinds");
+    let running = worker(&bench)
+        .register::<Described<false>>()
+        .function("mail", nothing)
+        .executor(Echo(Arc::default()))
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    let text = |json: &Option<Box<RawValue>>| json.as_ref().map(|json| json.get().to_owned());
+    let kinds = bench.kinds().await.expect("kinds");
+    let kinds: Vec<_> =
+        kinds.iter().map(|kind| (&*kind.name, text(&kind.schema), text(&kind.defaults))).collect();
+    let expected = [
+        ("described", Some(r#"{"type":"null"}"#.to_owned()), None),
+        ("elsewhere", None, None),
+        ("mail", Some("true".to_owned()), Some("5".to_owned())),
+    ];
+    assert_eq!(kinds, expected);
+    running.stop_now().await;
+}
+
+pub(crate) async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(bench: Bench) {
+    bench.sql("drop table kinds", None).await;
+    let id = bench.enqueue_kind("mail").await;
+    let done = worker(&bench).function("mail", nothing).build().expect("build").drain().await.expect("drain");
+    assert_eq!((done.succeeded, bench.status(id).await), (1, Status::Succeeded));
+}
+
+pub(crate) async fn a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built(bench: Bench) {
+    let refused = worker(&bench).register::<Described<true>>().build();
+    let error = refused.err().expect("too long a schema");
+    assert_eq!(error.field(), Some("schema"));
+    assert!(error.to_string().contains("`described`"), "{error}");
 }
 
 // ---- what users write ----------------------------------------------------------
@@ -104,15 +163,17 @@ pub(crate) async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_
     assert_eq!(bench.status(id).await, Status::Succeeded);
 }
 
-pub(crate) async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench) {
-    struct Echo(Arc<Mutex<Vec<String>>>);
-    #[async_trait]
-    impl Executor for Echo {
-        async fn execute(&self, ctx: Context) -> Result<(), Failure> {
-            self.0.lock().expect("seen").push(format!("{} {}", ctx.job().kind(), ctx.job().payload()));
-            Ok(())
-        }
+struct Echo(Arc<Mutex<Vec<String>>>);
+
+#[async_trait]
+impl Executor for Echo {
+    async fn execute(&self, ctx: Context) -> Result<(), Failure> {
+        self.0.lock().expect("seen").push(format!("{} {}", ctx.job().kind(), ctx.job().payload()));
+        Ok(())
     }
+}
+
+pub(crate) async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench) {
     bench.add(NewJob::new("known", &1)).await;
     bench.add(NewJob::new("unknown", &2)).await;
     let (seen, own) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
