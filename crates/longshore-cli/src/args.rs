@@ -1,6 +1,7 @@
 //! The command line: what can be typed, and how each value is read. Owns no
 //! behaviour; that is in [`commands`](crate::commands).
 
+mod builtin;
 mod worker;
 
 use std::time::Duration;
@@ -23,9 +24,9 @@ pub(crate) use worker::{LogFormat, Worker};
 Examples:
   export DATABASE_URL=sqlite:./jobs.db
   longshore migrate
-  longshore enqueue send_email --payload '{\"to\":\"ada@example.com\"}'
+  longshore enqueue summarize_text --payload '{\"text\":\"Ships come in. Ships go out.\"}'
   longshore jobs list --status queued
-  longshore worker --simulate
+  longshore worker
 
 Exit codes:
   0  done
@@ -88,7 +89,7 @@ Examples:
     /// was there before.
     #[command(after_help = "\
 Examples:
-  longshore enqueue send_email --payload '{\"to\":\"ada@example.com\"}'
+  longshore enqueue send_email --payload '{\"to\":\"ada@example.com\",\"subject\":\"Hi\",\"body\":\"…\"}'
   longshore enqueue report --payload @report.json --delay 5m --queue slow --priority -5
   generate | longshore enqueue import --payload - --retry list:1s,10s,1m --max-attempts 4
   longshore enqueue sync --unique-key account-7 --unique-mode replace")]

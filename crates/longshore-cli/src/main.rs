@@ -8,6 +8,7 @@ mod commands;
 mod duration;
 mod failure;
 mod output;
+mod secret;
 
 use std::process::ExitCode;
 

@@ -6,15 +6,22 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use longshore::worker::{Recovery, Settings};
 
+use super::builtin::Builtin;
 use crate::duration;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  longshore worker --simulate                           # rehearse the built-in kinds
-  longshore worker --simulate --queues mail,images --concurrency 16
-  longshore worker --simulate --drain --json            # run what is due, then exit
-  longshore worker --simulate --metrics-addr 0.0.0.0:9091
-  LONGSHORE_SWEEP_THRESHOLD=90s RUST_LOG_FORMAT=json longshore worker --simulate
+  longshore worker                                      # run the built-in kinds
+  longshore worker --queues mail,images --concurrency 16
+  longshore worker --outbox /var/spool/mail-out --image-output /srv/pictures
+  longshore worker --allow-http --allow-outbound 127.0.0.1,10.0.0.0/8
+  longshore worker --drain --json                       # run what is due, then exit
+  longshore worker --simulate                           # only rehearse them
+  longshore worker --metrics-addr 0.0.0.0:9091
+  LONGSHORE_SWEEP_THRESHOLD=90s RUST_LOG_FORMAT=json longshore worker
+
+The built-in kinds: send_email, resize_image, summarize_text and webhook_delivery. For kinds of your
+own, write a worker with the library (`longshore::worker`).
 
 Metrics: curl http://127.0.0.1:9091/metrics
 
@@ -24,8 +31,8 @@ The same machine, a second worker: give it --metrics-addr 127.0.0.1:9092, or off
 pub(crate) struct Worker {
     /// Let the built-in kinds only pretend: short steps, first attempts that fail now and then
     ///
-    /// send_email, resize_image, summarize_text and webhook_delivery. Which attempt fails where
-    /// follows from the job's id, so a run can be repeated.
+    /// Nothing is sent, fetched or written. Which attempt fails where follows from the job's id, so a
+    /// run can be repeated.
     #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
 
@@ -102,6 +109,9 @@ pub(crate) struct Worker {
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Pretty,
           env = "RUST_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
+
+    #[command(flatten)]
+    pub(crate) builtin: Builtin,
 }
 
 /// Where metrics are served; `None` is nowhere.

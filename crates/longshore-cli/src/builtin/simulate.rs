@@ -16,8 +16,6 @@ use super::{Kind, ResizeImage, SendEmail, SummarizeText, WebhookDelivery};
 const STEP: Duration = Duration::from_millis(60);
 /// Of a hundred steps of the first attempt, and of the second, so many fail.
 const FAILING: [u64; 2] = [25, 10];
-/// What a summary holds when nobody says.
-const DEFAULT_WORDS: u32 = 50;
 
 /// Registers the built-in kinds as simulations.
 pub(crate) fn simulate(builder: Builder) -> Builder {
@@ -102,8 +100,7 @@ impl Rehearsal for SummarizeText {
         &[("read", "the text is locked"), ("summarize", "the model is busy")];
 
     fn result(&self) -> Value {
-        let most = self.max_words.unwrap_or(DEFAULT_WORDS) as usize;
-        let words: Vec<&str> = self.text.split_whitespace().take(most).collect();
+        let words: Vec<&str> = self.text.split_whitespace().take(self.most_words()).collect();
         json!({ "summary": words.join(" "), "words": words.len() })
     }
 }
@@ -113,7 +110,7 @@ impl Rehearsal for WebhookDelivery {
         &[("sign", "the signing key is being rotated"), ("deliver", "the receiver answers 502")];
 
     fn result(&self) -> Value {
-        json!({ "url": self.url, "status": 200, "bytes": self.body.to_string().len() })
+        json!({ "url": self.url, "status": 200, "bytes": self.body.get().len() })
     }
 }
 

@@ -14,17 +14,13 @@ use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
 pub(super) async fn run(client: Client, args: args::Worker, out: Out) -> Outcome {
-    if !args.simulate {
-        return Err(Failure::usage(format_args!(
-            "this worker has nothing to run: the built-in kinds ({}) do their real work once there is \
-             `longshore serve`; add --simulate to rehearse them, or write a worker for kinds of your own \
-             with the library (`longshore::worker`)",
-            builtin::KINDS.join(", ")
-        )));
-    }
     log(&args)?;
     let settings = args.settings();
-    let builder = builtin::simulate(Worker::builder(client).settings(settings.clone()));
+    let builder = Worker::builder(client).settings(settings.clone());
+    let builder = match args.simulate {
+        true => builtin::simulate(builder),
+        false => builtin::register(builder, &args.builtin.settings())?,
+    };
     let worker = builder.build().map_err(by_flag)?;
     if let Some(addr) = args.metrics_addr() {
         serve_metrics(addr)?;

@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod bench;
+mod builtin;
 mod enqueue;
 mod jobs;
+#[path = "../mail/server.rs"]
+mod mail;
 mod operate;
 mod terminal;
 mod worker;

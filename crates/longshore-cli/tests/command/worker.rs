@@ -14,7 +14,6 @@ on_every_engine!(
     a_drain_runs_what_is_due_and_tells,
     a_worker_shows_metrics_and_goes_when_told,
     settings_are_refused_by_the_name_of_their_flag,
-    without_work_of_its_own_a_worker_says_what_to_do,
 );
 
 /// The first attempt of this job fails, the second does not.
@@ -116,11 +115,6 @@ fn settings_are_refused_by_the_name_of_their_flag(bench: &Bench) {
     command.env("DATABASE_URL", &bench.url).env("LONGSHORE_SWEEP_THRESHOLD", "29s");
     let output = command.args(["worker", "--simulate", "--drain"]).output().unwrap();
     crate::bench::Answer::of(output).refused(2, &["29s is under three heartbeats"]);
-}
-
-fn without_work_of_its_own_a_worker_says_what_to_do(bench: &Bench) {
-    bench.migrated();
-    bench.run("worker").refused(2, &["send_email", "longshore serve", "--simulate", "longshore::worker"]);
 }
 
 /// A process that is killed if the case does not end it.

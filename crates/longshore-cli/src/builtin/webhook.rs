@@ -1,0 +1,225 @@
+//! `webhook_delivery`: posts a JSON body, signed so that the receiver can tell
+//! who sent it and that it is no copy of an old one.
+
+use chrono::Utc;
+use longshore::worker::{Context, Failure};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::outbound::Outbound;
+use super::signature::Keys;
+use super::{Kind, Settings, check_url, unless_stopped};
+use crate::failure;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WebhookDelivery {
+    pub(super) url: String,
+    /// Any JSON, sent as it was enqueued.
+    pub(super) body: Box<RawValue>,
+}
+
+impl Kind for WebhookDelivery {
+    const NAME: &'static str = "webhook_delivery";
+
+    fn check(&self) -> Result<(), String> {
+        check_url("url", &self.url, &["https://", "http://"])
+    }
+
+    fn schema() -> Value {
+        json!({
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "webhook_delivery",
+            "type": "object",
+            "properties": {
+                "url": {
+                    "type": "string",
+                    "pattern": "^https?://\\S+$",
+                    "description": "Who is called. http and inner addresses only if the worker allows them.",
+                },
+                "body": { "description": "Any JSON; posted as it is." },
+            },
+            "required": ["url", "body"],
+            "additionalProperties": false,
+        })
+    }
+}
+
+/// Who carries webhooks.
+pub(super) struct Courier {
+    outbound: Outbound,
+    keys: Keys,
+}
+
+impl Courier {
+    pub(super) fn open(settings: &Settings, outbound: Outbound) -> Result<Self, failure::Failure> {
+        let keys = Keys::read(&settings.webhook_secrets)
+            .map_err(|wrong| failure::Failure::usage(format_args!("--webhook-secret: {wrong}")))?;
+        if keys.is_empty() {
+            tracing::info!("webhooks go unsigned: no --webhook-secret (LONGSHORE_WEBHOOK_SECRETS) is given");
+        }
+        Ok(Courier { outbound, keys })
+    }
+}
+
+pub(super) async fn deliver(webhook: WebhookDelivery, ctx: Context<Courier>) -> Result<(), Failure> {
+    webhook.check().map_err(Failure::permanent)?;
+    let Courier { outbound, keys } = ctx.state();
+    let target = outbound.target("url", &webhook.url)?;
+    let body = webhook.body.get().as_bytes().to_vec();
+    // The id stays the same over all attempts, so that the receiver knows a
+    // repetition; the time is that of this attempt, or a late one would be
+    // taken for a replay.
+    let (id, timestamp) = (ctx.id().to_string(), Utc::now().timestamp());
+    let signature = keys.sign(&id, timestamp, &body);
+    let headers = headers([
+        ("webhook-id", Some(id)),
+        ("webhook-timestamp", Some(timestamp.to_string())),
+        ("webhook-signature", signature),
+    ])?;
+    let status = unless_stopped(&ctx, outbound.post(&target, headers, body)).await?;
+    ctx.set_result(&json!({ "status": status.as_u16() }))?;
+    Ok(())
+}
+
+fn headers<const N: usize>(fields: [(&'static str, Option<String>); N]) -> Result<HeaderMap, Failure> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        if let Some(value) = value {
+            headers.insert(HeaderName::from_static(name), HeaderValue::try_from(value)?);
+        }
+    }
+    Ok(headers)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use longshore::Status;
+
+    use super::*;
+    use crate::builtin::testing::{Server, run, run_to_the_end};
+    use crate::secret::Secret;
+
+    const SECRETS: [&str; 2] =
+        ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc="];
+
+    fn settings(secrets: &[&str]) -> Settings {
+        Settings {
+            webhook_secrets: secrets.iter().map(|secret| Secret::read(secret).unwrap()).collect(),
+            allow_http: true,
+            allow_outbound: vec!["127.0.0.1".parse().unwrap()],
+            ..Settings::default()
+        }
+    }
+
+    fn payload(server: &Server, body: &Value) -> Value {
+        json!({ "url": format!("http://127.0.0.1:{}/hooks?to=ada", server.port()), "body": body })
+    }
+
+    fn header<'a>(request: &'a str, name: &str) -> Option<&'a str> {
+        let head = request.split_once("\r\n\r\n").unwrap().0;
+        head.lines()
+            .filter_map(|line| line.split_once(": "))
+            .find(|(found, _)| *found == name)
+            .map(|(_, value)| value)
+    }
+
+    #[tokio::test]
+    async fn a_webhook_arrives_signed_by_each_secret() {
+        let mut server = Server::answering(&["HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"]).await;
+        let began = Utc::now().timestamp();
+        let job =
+            run(&settings(&SECRETS), "webhook_delivery", &payload(&server, &json!({ "b": 1, "a": [null] })))
+                .await;
+        assert_eq!(job.status, Status::Succeeded, "{:?}", job.last_error);
+        assert_eq!(job.result.unwrap().get(), r#"{"status":202}"#);
+
+        let request = server.heard().await;
+        assert!(request.starts_with("POST /hooks?to=ada HTTP/1.1\r\n"), "{request}");
+        assert_eq!(header(&request, "content-type"), Some("application/json"));
+        assert_eq!(header(&request, "webhook-id").unwrap(), job.id.to_string());
+        let timestamp = header(&request, "webhook-timestamp").unwrap().parse().unwrap();
+        assert!((began..=Utc::now().timestamp()).contains(&timestamp));
+        let body = request.split_once("\r\n\r\n").unwrap().1;
+        assert_eq!(serde_json::from_str::<Value>(body).unwrap(), json!({ "b": 1, "a": [null] }));
+        let keys = Keys::read(&settings(&SECRETS).webhook_secrets).unwrap();
+        let signature = keys.sign(job.id, timestamp, body.as_bytes()).unwrap();
+        assert_eq!(signature.matches("v1,").count(), 2);
+        assert_eq!(header(&request, "webhook-signature").unwrap(), signature);
+        assert_eq!(header(&request, "referer"), None);
+    }
+
+    #[tokio::test]
+    async fn without_a_secret_it_goes_unsigned() {
+        let mut server = Server::answering(&["HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]).await;
+        run(&settings(&[]), "webhook_delivery", &payload(&server, &json!(1))).await;
+        let request = server.heard().await;
+        assert!(header(&request, "webhook-id").is_some());
+        assert_eq!(header(&request, "webhook-signature"), None);
+    }
+
+    #[tokio::test]
+    async fn retries_have_the_same_id_until_it_is_taken() {
+        let busy = "HTTP/1.1 500 Oops\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+        let mut server =
+            Server::answering(&[busy, busy, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"]).await;
+        let job = run_to_the_end(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
+        assert_eq!((job.status, job.attempts), (Status::Succeeded, 3), "{:?}", job.last_error);
+        for _ in 0..3 {
+            let request = server.heard().await;
+            assert_eq!(header(&request, "webhook-id").unwrap(), job.id.to_string());
+        }
+    }
+
+    #[tokio::test]
+    async fn gone_ends_it_at_once() {
+        let server = Server::answering(&["HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]).await;
+        let job = run_to_the_end(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
+        assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
+        assert!(job.last_error.unwrap().contains("410 Gone"));
+    }
+
+    #[tokio::test]
+    async fn a_busy_receiver_is_left_alone_for_as_long_as_it_asks() {
+        let server = Server::answering(&[
+            "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 4000\r\nContent-Length: 0\r\n\r\n",
+        ])
+        .await;
+        let began = Utc::now();
+        let job = run_to_the_end(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
+        assert_eq!((job.status, job.attempts), (Status::Retrying, 1), "{:?}", job.last_error);
+        let wait = (job.run_at - began).num_seconds();
+        assert!((3999..4030).contains(&wait), "{wait} s");
+    }
+
+    #[tokio::test]
+    async fn an_inner_address_ends_it_at_once() {
+        let settings = Settings { allow_outbound: Vec::new(), ..settings(&[]) };
+        let mut server = Server::answering(&["HTTP/1.1 200 OK\r\n\r\n"]).await;
+        let job = run_to_the_end(&settings, "webhook_delivery", &payload(&server, &json!("s3cret"))).await;
+        assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
+        let told = job.last_error.unwrap();
+        assert!(told.contains("127.0.0.1") && told.contains("--allow-outbound"), "{told}");
+        assert!(!told.contains("s3cret") && !told.contains("to=ada"), "{told}");
+        assert_eq!(server.heard_so_far(), None);
+    }
+
+    #[test]
+    fn the_body_is_sent_as_it_was_written() {
+        let text = r#"{ "z": 1.0, "a": 12345678901234567890123, "z2": "\u00e4" }"#;
+        let webhook: WebhookDelivery =
+            serde_json::from_str(&format!(r#"{{"url":"https://a","body":{text}}}"#)).unwrap();
+        assert_eq!(webhook.body.get(), text);
+    }
+
+    #[test]
+    fn a_wrong_secret_is_refused_by_its_flag() {
+        let outbound = Outbound::new(super::super::Rules::of(&Settings::default())).unwrap();
+        let refused = Courier::open(&settings(&["s3cret"]), outbound).err().unwrap().to_string();
+        assert!(refused.starts_with("--webhook-secret: secret number 1"), "{refused}");
+        assert!(!refused.contains("s3cret"), "{refused}");
+    }
+}
