@@ -13,6 +13,7 @@
 //! | [`recovery`] | jobs of dead workers |
 //! | `cron` | schedules: when they tick, and one job for each tick |
 //! | `worker` | the runtime: claim, execute, settle, heartbeat, upkeep |
+//! | `api` | the HTTP API as a router, and a server for it |
 //! | `testing` | a queue in memory for the tests of your own program |
 //! | [`store`] | the storage contract and its engines |
 //! | [`error`] | the one error type |
@@ -20,12 +21,15 @@
 //! # Features
 //!
 //! `postgres` (default) and `sqlite` choose engines; `worker` (default) brings
-//! the runtime and schedules; `otel` carries trace context from enqueue to run;
+//! the runtime and schedules; `api` (default) the HTTP API, `swagger` pages to read
+//! it by; `otel` carries trace context from enqueue to run;
 //! `tls` encrypts connections to Postgres.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 // Without an engine nothing reads what the engines would store.
 #![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code, unused_imports))]
 
+#[cfg(feature = "api")]
+pub mod api;
 pub mod client;
 #[cfg(feature = "worker")]
 pub mod cron;

@@ -27,6 +27,10 @@ const DRAIN_LOOKS_EVERY: Duration = Duration::from_millis(50);
 
 /// Claims until the worker finishes; in a drain, until nothing is due.
 pub(super) async fn run(shared: Arc<Shared>) {
+    if shared.registry.kinds().is_some_and(|kinds| kinds.is_empty()) && shared.phase() == Phase::Working {
+        // Without handlers it is here for the upkeep alone.
+        return shared.reached(Phase::Finishing).await;
+    }
     // Subscribe before claiming: a job enqueued between the two would otherwise
     // wait a full poll interval.
     let mut wakeups = subscribe(&shared).await;

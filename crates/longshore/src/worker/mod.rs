@@ -405,7 +405,8 @@ pub struct Summary {
 }
 
 impl Worker {
-    /// Begins to put one together.
+    /// Begins to put one together. One without any handler claims nothing, but
+    /// looks after the queue: recovery, schedules, retention.
     pub fn builder(client: Client) -> Builder {
         Builder {
             client,

@@ -14,6 +14,7 @@ mod cursor;
 mod enqueue;
 mod fence;
 mod hooks;
+mod http;
 mod input;
 mod inspect;
 mod keys;
@@ -599,6 +600,49 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_worker_publishes_its_kinds_when_it_starts,
         a_worker_that_cannot_publish_its_kinds_works_all_the_same,
         a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built,
+    }
+    http {
+        a_posted_job_is_created_and_can_be_read,
+        everything_a_request_says_reaches_the_job,
+        one_key_is_one_job_and_the_header_beats_the_body,
+        ten_posts_with_one_key_at_once_make_one_job,
+        what_is_wrong_with_a_job_is_refused_by_name,
+        a_job_that_is_not_there_is_not_found,
+        a_cancel_answers_by_where_the_job_stands,
+        a_list_is_newest_first_filtered_and_paged,
+        a_job_is_changed_retried_and_deleted,
+        a_batch_stores_the_good_and_names_the_bad,
+        the_largest_batch_is_stored,
+        a_kind_that_nobody_has_announced_is_refused,
+        a_job_on_the_wire_has_the_fields_that_the_document_names,
+        a_well_server_says_so,
+        a_database_that_cannot_serve_is_told_without_its_secrets,
+        a_request_keeps_its_id_or_gets_one,
+        a_route_that_is_not_there_is_told_in_the_same_words,
+        a_strangers_host_is_refused,
+        a_request_that_takes_too_long_is_told,
+        a_client_that_sends_its_headers_slowly_is_cut_off,
+        more_connections_than_allowed_wait_their_turn,
+        clients_that_go_away_leave_nothing_behind,
+        too_much_is_told_when_to_come_back,
+        every_route_asks_for_the_scope_that_its_document_names,
+        a_token_that_is_wrong_revoked_or_expired_opens_nothing,
+        a_token_for_some_queues_reaches_no_others,
+        a_key_of_another_queue_tells_a_limited_token_nothing,
+        a_leased_job_is_run_renewed_and_settled,
+        every_outcome_is_what_it_is_for_workers_in_rust,
+        what_cannot_be_settled_is_refused_by_name,
+        follow_ups_exist_only_with_the_success_that_names_them,
+        a_worker_that_fell_silent_is_dead_and_powerless,
+        a_call_is_a_sign_of_life,
+        a_cancel_reaches_a_worker_with_its_next_renewal,
+        a_call_waits_for_work,
+        leases_whose_answer_was_lost_are_given_back,
+        suspects_are_leased_one_at_a_time,
+        a_queue_is_paused_limited_and_resumed,
+        a_schedule_is_put_paused_run_and_removed,
+        dead_letters_are_listed_and_redriven,
+        a_sweep_can_be_rehearsed_and_done,
     }
 });
 

@@ -1,0 +1,218 @@
+//! Who may do what. A route belongs to a scope because it was added under one
+//! (see [`Surface`](super::surface::Surface)); there is no way to add one
+//! without.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use sha2::{Digest, Sha256};
+
+use super::admission::Gate;
+use super::problem::{Answer, Problem, Slug};
+use crate::client::Client;
+use crate::store::TokenRecord;
+
+/// A revoked token is refused after this long at the latest.
+const REMEMBERED_FOR: Duration = Duration::from_secs(2);
+/// How many tokens are remembered; past that all are forgotten.
+const REMEMBERED: usize = 10_000;
+
+/// Who may use the API.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Whoever can reach it. Right for loopback, and behind a server that checks
+    /// for itself.
+    #[default]
+    Open,
+    /// Who brings a token of the database (`longshore tokens create`).
+    Tokens,
+}
+
+/// What a token may be for. `admin` may do everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// Enqueue jobs.
+    Enqueue,
+    /// Lease and settle jobs, as a worker.
+    Work,
+    /// See everything.
+    Read,
+    /// Cancel, retry, edit, delete; queues, schedules, sweeps.
+    Operate,
+    /// Kinds, and all of the above.
+    Admin,
+}
+
+impl Scope {
+    /// All of them.
+    pub const ALL: [Scope; 5] = [Scope::Enqueue, Scope::Work, Scope::Read, Scope::Operate, Scope::Admin];
+
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Scope::Enqueue => "enqueue",
+            Scope::Work => "work",
+            Scope::Read => "read",
+            Scope::Operate => "operate",
+            Scope::Admin => "admin",
+        }
+    }
+}
+
+/// Decides about requests.
+#[derive(Debug)]
+pub(super) struct Guard {
+    access: Access,
+    gate: Arc<Gate>,
+    client: Client,
+    known: Mutex<HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>>,
+}
+
+/// Who asks. Found on every request that a scope let through.
+#[derive(Clone, Debug)]
+pub(super) enum Caller {
+    Anybody,
+    Token(Arc<TokenRecord>),
+}
+
+impl Caller {
+    /// Refuses jobs of queues that the token is not for.
+    pub(super) fn may_use(&self, queue: &str) -> Answer<()> {
+        match self.queues() {
+            Some(queues) if !queues.iter().any(|allowed| allowed == queue) => Err(Problem::new(
+                Slug::Forbidden,
+                format!("queue: this token is for {}, not for `{queue}`", queues.join(", ")),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The only queues it may see; `None` means all.
+    pub(super) fn queues(&self) -> Option<&[String]> {
+        match self {
+            Caller::Anybody => None,
+            Caller::Token(token) => token.queues.as_deref(),
+        }
+    }
+
+    /// Which token it brought.
+    pub(super) fn token(&self) -> Option<uuid::Uuid> {
+        match self {
+            Caller::Anybody => None,
+            Caller::Token(token) => Some(token.id),
+        }
+    }
+
+    /// Refuses what concerns every queue at once.
+    pub(super) fn may_use_all(&self) -> Answer<()> {
+        match self.queues() {
+            None => Ok(()),
+            Some(queues) => Err(Problem::new(
+                Slug::Forbidden,
+                format!(
+                    "this concerns every queue, and this token is for {} only; name one of them where \
+                     there is a `queue` parameter, or use another token",
+                    queues.join(", ")
+                ),
+            )),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        // Absent only on routes without a scope, which ask for no caller.
+        parts
+            .extensions
+            .get::<Caller>()
+            .cloned()
+            .ok_or_else(|| Problem::new(Slug::Forbidden, "this route has no scope, so nobody may use it"))
+    }
+}
+
+impl Guard {
+    pub(super) fn new(access: Access, client: Client, gate: Arc<Gate>) -> Arc<Self> {
+        Arc::new(Guard { access, gate, client, known: Mutex::default() })
+    }
+
+    async fn admit(&self, headers: &HeaderMap, scope: Scope) -> Answer<Caller> {
+        if self.access == Access::Open {
+            return Ok(Caller::Anybody);
+        }
+        let secret = bearer(headers).ok_or_else(|| unauthorized("send `Authorization: Bearer <token>`"))?;
+        let token = self.look_up(secret).await?;
+        let token = token.ok_or_else(|| unauthorized("the token is unknown, expired or revoked"))?;
+        let has = |scope: Scope| token.scopes.iter().any(|held| held == scope.as_str());
+        match has(scope) || has(Scope::Admin) {
+            true => Ok(Caller::Token(token)),
+            false => Err(Problem::new(
+                Slug::Forbidden,
+                format!(
+                    "this needs the scope `{}`, which the token `{}` does not have",
+                    scope.as_str(),
+                    token.name
+                ),
+            )),
+        }
+    }
+
+    /// Found by the hash of what was sent: what a stranger can learn from how
+    /// long that takes is about the hash, not about the secret.
+    async fn look_up(&self, secret: &str) -> Answer<Option<Arc<TokenRecord>>> {
+        let hash = hash_token(secret);
+        let remembered = self.known().get(&hash).cloned();
+        if let Some((at, token)) = remembered
+            && at.elapsed() < REMEMBERED_FOR
+        {
+            return Ok(token);
+        }
+        let token = self.client.store().token(&hash).await?.map(Arc::new);
+        let mut known = self.known();
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(hash, (Instant::now(), token.clone()));
+        Ok(token)
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is stored of a token's secret: SHA-256.
+pub fn hash_token(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret.as_bytes()).into()
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut given = headers.get_all(header::AUTHORIZATION).iter();
+    let (first, None) = (given.next()?, given.next()) else { return None };
+    let (scheme, secret) = first.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+}
+
+fn unauthorized(message: &str) -> Problem {
+    Problem::new(Slug::Unauthorized, message)
+        .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"longshore\""))
+}
+
+/// Lets through who has the scope.
+pub(super) async fn require(
+    State((guard, scope)): State<(Arc<Guard>, Scope)>,
+    mut request: Request,
+    next: Next,
+) -> Answer<Response> {
+    let caller = guard.admit(request.headers(), scope).await?;
+    guard.gate.count(&caller)?;
+    request.extensions_mut().insert(caller);
+    Ok(next.run(request).await)
+}

@@ -1,0 +1,135 @@
+//! Many jobs in one request.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use serde::Serialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::Server;
+use super::auth::Caller;
+use super::body::{MAX_BATCH_BODY, expect_type, parse, read};
+use super::jobs::NewJobBody;
+use super::problem::{Answer, Problem, ProblemBody, Slug};
+use crate::enqueue::{EnqueuedAs, NewJob};
+
+/// How many jobs one request brings at most.
+const MAX_JOBS: usize = 10_000;
+
+/// What became of each job.
+#[derive(Serialize, ToSchema)]
+pub(super) struct BatchAnswer {
+    /// How many are new.
+    created: usize,
+    /// How many were there already, by their keys.
+    existing: usize,
+    /// How many were refused; the others are stored.
+    refused: usize,
+    /// In the order given.
+    items: Vec<BatchItem>,
+}
+
+/// What became of one job.
+#[derive(Serialize, ToSchema)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub(super) enum BatchItem {
+    /// A new job.
+    Created { id: Uuid },
+    /// The job that already had the key.
+    Existing { id: Uuid },
+    /// The waiting job that already had the key, with the new contents.
+    Replaced { id: Uuid },
+    /// Not stored.
+    Refused { error: Slug, message: String },
+}
+
+/// Enqueues many jobs in one commit; those that are wrong are refused one by
+/// one.
+#[utoipa::path(
+    post,
+    path = "/jobs/batch",
+    tag = "jobs",
+    request_body(
+        description = "An array of jobs, or one a line; up to 10,000 jobs or 16 MiB.",
+        content((Vec<NewJobBody> = "application/json"), (String = "application/x-ndjson")),
+    ),
+    responses(
+        (status = 200, description = "What became of each, in the order given.", body = BatchAnswer),
+        (status = 400, description = "Not JSON.", body = ProblemBody),
+        (status = 413, description = "Too large, or too many.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn enqueue(
+    State(server): State<Server>,
+    caller: Caller,
+    request: Request,
+) -> Answer<Json<BatchAnswer>> {
+    expect_type(request.headers(), &["application/json", "application/x-ndjson"])?;
+    let is_lines = expect_type(request.headers(), &["application/x-ndjson"]).is_ok();
+    let bytes = read(request, MAX_BATCH_BODY).await?;
+    let items: Vec<Answer<NewJobBody>> = match is_lines {
+        true => bytes
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.trim_ascii().is_empty())
+            .map(parse)
+            .collect(),
+        false => parse::<Vec<&serde_json::value::RawValue>>(&bytes)?
+            .into_iter()
+            .map(|item| parse(item.get().as_bytes()))
+            .collect(),
+    };
+    if items.len() > MAX_JOBS {
+        return Err(Problem::new(
+            Slug::TooLarge,
+            format!("{} jobs; send at most {MAX_JOBS} in one request", items.len()),
+        ));
+    }
+    let mut answers: Vec<Option<BatchItem>> = Vec::with_capacity(items.len());
+    let (mut jobs, mut places) = (Vec::new(), Vec::new());
+    for (place, item) in items.into_iter().enumerate() {
+        match admit(&server, &caller, item).await {
+            Ok(job) => {
+                jobs.push(job);
+                places.push(place);
+                answers.push(None);
+            }
+            // The database's trouble is the whole request's.
+            Err(problem) if problem.slug() == Slug::Unavailable || problem.slug() == Slug::Internal => {
+                return Err(problem);
+            }
+            Err(problem) => answers.push(Some(BatchItem::Refused {
+                error: problem.slug(),
+                message: problem.message().to_owned(),
+            })),
+        }
+    }
+    if !jobs.is_empty() {
+        let stored = server.client.enqueue_many(jobs).await?;
+        for (place, enqueued) in places.into_iter().zip(stored) {
+            let id = enqueued.id.0;
+            answers[place] = Some(match enqueued.how {
+                EnqueuedAs::Created => BatchItem::Created { id },
+                EnqueuedAs::Existing => BatchItem::Existing { id },
+                EnqueuedAs::Replaced => BatchItem::Replaced { id },
+            });
+        }
+    }
+    let items: Vec<BatchItem> = answers.into_iter().flatten().collect();
+    let count = |is: fn(&BatchItem) -> bool| items.iter().filter(|item| is(item)).count();
+    Ok(Json(BatchAnswer {
+        created: count(|item| matches!(item, BatchItem::Created { .. })),
+        existing: count(|item| matches!(item, BatchItem::Existing { .. } | BatchItem::Replaced { .. })),
+        refused: count(|item| matches!(item, BatchItem::Refused { .. })),
+        items,
+    }))
+}
+
+async fn admit(server: &Server, caller: &Caller, item: Answer<NewJobBody>) -> Answer<NewJob> {
+    let body = item?;
+    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
+    let job = body.into_job(&known.defaults)?;
+    let valid = job.clone().validate()?;
+    caller.may_use(valid.queue())?;
+    server.gate.enqueue(&server.client, valid.queue()).await?;
+    Ok(job)
+}

@@ -1,0 +1,180 @@
+//! What a request carries: bodies, query strings and ids, read with limits and
+//! refused in our own words.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::problem::{Answer, Problem, Slug};
+use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
+use crate::job::JobId;
+
+/// A payload of the largest size with everything around it.
+pub(super) const MAX_BODY: usize = MAX_PAYLOAD + 256 * 1024;
+/// All jobs of a batch together.
+pub(super) const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
+
+/// A JSON body: 415 for another type, 413 for too much, 400 for what is not
+/// JSON, 422 for JSON of another shape.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Answer<Self> {
+        expect_type(request.headers(), &["application/json"])?;
+        let bytes = read(request, MAX_BODY).await?;
+        parse(&bytes).map(Body)
+    }
+}
+
+/// As [`Body`], where none at all means the defaults.
+pub(super) struct OptionalBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Answer<Self> {
+        let typed = request.headers().contains_key(header::CONTENT_TYPE);
+        if typed {
+            expect_type(request.headers(), &["application/json"])?;
+        }
+        let bytes = read(request, MAX_BODY).await?;
+        if bytes.is_empty() {
+            return Ok(OptionalBody(T::default()));
+        }
+        if !typed {
+            expect_type(&HeaderMap::new(), &["application/json"])?;
+        }
+        parse(&bytes).map(OptionalBody)
+    }
+}
+
+pub(super) fn expect_type(headers: &HeaderMap, accepted: &[&str]) -> Answer<()> {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    match accepted.iter().any(|accepted| essence.eq_ignore_ascii_case(accepted)) {
+        true => Ok(()),
+        false => Err(Problem::new(
+            Slug::UnsupportedMediaType,
+            format!("content-type: send {}", accepted.join(" or ")),
+        )),
+    }
+}
+
+pub(super) async fn read(request: Request, most: usize) -> Answer<Bytes> {
+    let too_large = || {
+        Problem::new(
+            Slug::TooLarge,
+            format!(
+                "the body is larger than {most} bytes; store the data elsewhere and enqueue a reference, \
+                 or send it in parts"
+            ),
+        )
+    };
+    // Before the first byte is read.
+    let promised = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    if promised.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > most as u64) {
+        return Err(too_large());
+    }
+    match Limited::new(request.into_body(), most).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(_) => Err(Problem::bad_request("the body ended before its end; send it whole")),
+    }
+}
+
+/// JSON of the expected shape. Payloads stay text, which is checked with the job.
+pub(super) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Answer<T> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| Problem::bad_request("the body is not UTF-8; send JSON as UTF-8"))?;
+    serde_json::from_str(text).map_err(told)
+}
+
+fn told(error: serde_json::Error) -> Problem {
+    use serde_json::error::Category;
+    let words = error.to_string();
+    match error.classify() {
+        Category::Data => Problem::validation(without_place(&error)),
+        // JSON, but not text that a database could keep.
+        _ if words.contains("surrogate") || words.contains("end of hex escape") => {
+            Problem::validation("half a surrogate pair in a string; send the whole character")
+        }
+        _ if words.contains("recursion limit") => {
+            Problem::validation(format!("nested more than {MAX_DEPTH} deep; flatten it"))
+        }
+        _ => Problem::bad_request(format!("the body is not JSON: {words}")),
+    }
+}
+
+/// Serde's words without line and column, which mean little in a small body.
+fn without_place(error: &serde_json::Error) -> String {
+    let told = error.to_string();
+    match told.rfind(" at line ") {
+        Some(at) => told[..at].to_owned(),
+        None => told,
+    }
+}
+
+/// A query string; unknown and malformed parameters are refused by name.
+pub(super) struct Query<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        match axum::extract::Query::<T>::try_from_uri(&parts.uri) {
+            Ok(parsed) => Ok(Query(parsed.0)),
+            Err(error) => {
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                let why = source.unwrap_or_else(|| error.to_string());
+                Err(Problem::bad_request(format!("query string: {why}")))
+            }
+        }
+    }
+}
+
+/// A job's id in the path.
+pub(super) struct IdInPath(pub(super) JobId);
+
+impl<S: Send + Sync> FromRequestParts<S> for IdInPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        let Path(text) = path::<String, S>(parts, state).await?;
+        text.parse().map(IdInPath).map_err(Problem::in_the_url)
+    }
+}
+
+/// A name in the path.
+pub(super) struct NameInPath(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+        let Path(name) = path::<String, S>(parts, state).await?;
+        if name.contains('\0') {
+            return Err(Problem::bad_request("the path holds a NUL character; no name has one"));
+        }
+        Ok(NameInPath(name))
+    }
+}
+
+async fn path<T: DeserializeOwned + Send, S: Send + Sync>(parts: &mut Parts, state: &S) -> Answer<Path<T>> {
+    Path::<T>::from_request_parts(parts, state)
+        .await
+        .map_err(|error| Problem::bad_request(format!("path: {error}")))
+}
+
+/// No name or key holds a NUL character, and Postgres takes no text with one.
+pub(super) fn refuse_nul<'a>(texts: impl IntoIterator<Item = Option<&'a str>>) -> Answer<()> {
+    match texts.into_iter().flatten().any(|text| text.contains('\0')) {
+        true => Err(Problem::bad_request("a name holds a NUL character; none does")),
+        false => Ok(()),
+    }
+}

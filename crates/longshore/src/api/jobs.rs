@@ -1,0 +1,575 @@
+//! Jobs: enqueue, look, cancel, retry, change.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{OriginalUri, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::Server;
+use super::auth::Caller;
+use super::body::{Body, IdInPath, Query, refuse_nul};
+use super::kinds::Defaults;
+use super::problem::{Answer, Problem, ProblemBody, Slug};
+use super::wire::{JobShape, RetryShape, StatusShape};
+use crate::client::Cancelled;
+use crate::enqueue::{Edit, Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode};
+use crate::job::{JobId, JobRecord, Status};
+use crate::lifecycle::When;
+use crate::retry::RetryPolicy;
+use crate::store::ListFilter;
+
+/// A job to be enqueued. Only `kind` and `payload` are needed.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewJobBody {
+    /// Which handler runs it.
+    #[schema(min_length = 1, max_length = 128, example = "summarize_text")]
+    kind: String,
+    /// Any JSON up to 1 MiB, checked against the kind.
+    #[schema(value_type = serde_json::Value)]
+    payload: Box<RawValue>,
+    /// 3 by default, or what the kind says.
+    #[schema(minimum = 1, maximum = 32767)]
+    max_attempts: Option<i64>,
+    /// One key, one job, for as long as the job is kept. The `Idempotency-Key`
+    /// header beats this.
+    #[schema(min_length = 1, max_length = 512)]
+    idempotency_key: Option<String>,
+    /// `default` if absent.
+    #[schema(min_length = 1, max_length = 128)]
+    queue: Option<String>,
+    /// Higher runs first; 0 by default.
+    #[schema(minimum = -32768, maximum = 32767)]
+    priority: Option<i64>,
+    /// Not before this time.
+    run_at: Option<DateTime<Utc>>,
+    /// Not before so many seconds have passed.
+    #[schema(minimum = 0, maximum = 315360000)]
+    delay_seconds: Option<f64>,
+    /// Unique among live jobs.
+    #[schema(min_length = 1, max_length = 512)]
+    unique_key: Option<String>,
+    /// What to do when a live job has the key: `dedupe` (the default),
+    /// `replace` or `preserve_run_at`.
+    #[schema(value_type = Option<UniqueModeShape>)]
+    unique_mode: Option<UniqueMode>,
+    /// How long one attempt may take: seconds, or `none`. Two hours by default.
+    #[schema(value_type = Option<TimeoutShape>)]
+    timeout_seconds: Option<TimeoutSeconds>,
+    /// How long a failed attempt waits.
+    #[schema(value_type = Option<RetryShape>)]
+    retry: Option<RetryPolicy>,
+    /// Labels for people.
+    #[serde(default)]
+    #[schema(max_items = 64)]
+    tags: Vec<String>,
+    /// Labels that workers and recovery act on.
+    #[serde(default)]
+    #[schema(max_items = 64)]
+    flags: Vec<String>,
+    /// Why it was enqueued.
+    context: Option<String>,
+    /// The enqueuer's own data: any JSON up to 64 KiB.
+    #[schema(value_type = Option<serde_json::Value>)]
+    metadata: Option<Box<RawValue>>,
+}
+
+/// Seconds, or the word `none`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum TimeoutSeconds {
+    Seconds(f64),
+    Word(NoTimeout),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum NoTimeout {
+    None,
+}
+
+#[derive(ToSchema)]
+#[schema(as = Timeout)]
+#[serde(untagged)]
+#[derive(Serialize)]
+#[expect(dead_code, reason = "describes `TimeoutSeconds`")]
+pub(super) enum TimeoutShape {
+    Seconds(f64),
+    Word(NoTimeoutShape),
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = NoTimeout)]
+#[serde(rename_all = "lowercase")]
+#[expect(dead_code, reason = "describes `NoTimeout`")]
+pub(super) enum NoTimeoutShape {
+    None,
+}
+
+#[derive(ToSchema)]
+#[schema(as = UniqueMode, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes `UniqueMode`")]
+pub(super) enum UniqueModeShape {
+    Dedupe,
+    Replace,
+    PreserveRunAt,
+}
+
+/// What became of an enqueue.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct EnqueuedJob {
+    /// The job that stands for the request.
+    id: Uuid,
+    kind: String,
+    queue: String,
+    /// Where it stands: `queued`, or wherever an existing one is.
+    #[schema(value_type = StatusShape)]
+    status: Status,
+    priority: i16,
+    attempts: u16,
+    max_attempts: u16,
+    #[schema(required)]
+    idempotency_key: Option<String>,
+    /// Whether this request made it.
+    created: bool,
+}
+
+impl NewJobBody {
+    /// A job of this kind with nothing said about it.
+    pub(super) fn bare(kind: &str) -> Self {
+        NewJobBody {
+            kind: kind.into(),
+            payload: RawValue::NULL.to_owned(),
+            max_attempts: None,
+            idempotency_key: None,
+            queue: None,
+            priority: None,
+            run_at: None,
+            delay_seconds: None,
+            unique_key: None,
+            unique_mode: None,
+            timeout_seconds: None,
+            retry: None,
+            tags: Vec::new(),
+            flags: Vec::new(),
+            context: None,
+            metadata: None,
+        }
+    }
+
+    /// The job, with what the kind says where the request is silent.
+    pub(super) fn into_job(self, defaults: &Defaults) -> Answer<NewJob> {
+        if self.payload.get().len() > MAX_PAYLOAD {
+            return Err(Problem::new(
+                Slug::TooLarge,
+                format!(
+                    "payload: {} bytes of JSON; at most {MAX_PAYLOAD} are kept, so store the data elsewhere \
+                     and enqueue a reference",
+                    self.payload.get().len()
+                ),
+            ));
+        }
+        let mut job = NewJob::from_json(self.kind, self.payload.get());
+        if let Some(queue) = self.queue.or_else(|| defaults.queue.clone()) {
+            job = job.queue(queue);
+        }
+        if let Some(priority) = self.priority.or(defaults.priority) {
+            job = job.priority(priority);
+        }
+        if let Some(max_attempts) = self.max_attempts.or(defaults.max_attempts) {
+            job = job.max_attempts(max_attempts);
+        }
+        match when(self.run_at, self.delay_seconds)? {
+            Some(When::At(at)) => job = job.run_at(at),
+            Some(When::After(delay)) => job = job.delay(delay),
+            None => {}
+        }
+        if let Some(key) = self.idempotency_key {
+            job = job.idempotency_key(key);
+        }
+        match (self.unique_key, self.unique_mode) {
+            (Some(key), mode) => job = job.unique_key(key, mode.unwrap_or_default()),
+            (None, Some(_)) => {
+                return Err(Problem::validation("unique_mode: says nothing without a unique_key; give one"));
+            }
+            (None, None) => {}
+        }
+        match self.timeout_seconds.or(defaults.timeout_seconds) {
+            Some(TimeoutSeconds::Seconds(seconds)) => {
+                job = job.timeout(Some(duration("timeout_seconds", seconds)?));
+            }
+            Some(TimeoutSeconds::Word(NoTimeout::None)) => job = job.timeout(None),
+            None => {}
+        }
+        if let Some(policy) = self.retry.or_else(|| defaults.retry.clone()) {
+            job = job.retry(policy);
+        }
+        job = job.tags(self.tags).flags(self.flags);
+        if let Some(context) = self.context {
+            job = job.context(context);
+        }
+        if let Some(metadata) = self.metadata {
+            job = job.metadata(metadata);
+        }
+        Ok(job)
+    }
+
+    pub(super) fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    pub(super) fn payload(&self) -> &str {
+        self.payload.get()
+    }
+}
+
+fn when(run_at: Option<DateTime<Utc>>, delay_seconds: Option<f64>) -> Answer<Option<When>> {
+    match (run_at, delay_seconds) {
+        (Some(_), Some(_)) => {
+            Err(Problem::validation("run_at: delay_seconds is given as well; give one of the two"))
+        }
+        (Some(at), None) => Ok(Some(When::At(at))),
+        (None, Some(seconds)) => Ok(Some(When::After(duration("delay_seconds", seconds)?))),
+        (None, None) => Ok(None),
+    }
+}
+
+pub(super) fn duration(field: &str, seconds: f64) -> Answer<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| Problem::validation(format!("{field}: {seconds} is not a number of seconds, 0 or more")))
+}
+
+/// Enqueues a job.
+#[utoipa::path(
+    post,
+    path = "/jobs",
+    tag = "jobs",
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Beats the body's field.", max_length = 512),
+        ("traceparent" = Option<String>, Header, description = "W3C trace context; travels with the job."),
+    ),
+    request_body = NewJobBody,
+    responses(
+        (status = 201, description = "A new job.", body = EnqueuedJob,
+         headers(("Location" = String, description = "Where the job is."))),
+        (status = 200, description = "The job that already had the key, unchanged or, by unique_mode, replaced.",
+         body = EnqueuedJob),
+        (status = 400, description = "Not JSON.", body = ProblemBody),
+        (status = 413, description = "Too large.", body = ProblemBody),
+        (status = 415, description = "Not application/json.", body = ProblemBody),
+        (status = 429, description = "Too many requests, or too many jobs wait; `Retry-After` says when to come back.",
+         body = ProblemBody),
+        (status = 422, description = "An unknown kind, a payload that is wrong for it, or a field out of range.",
+         body = ProblemBody),
+    ),
+)]
+pub(super) async fn enqueue(
+    State(server): State<Server>,
+    caller: Caller,
+    OriginalUri(uri): OriginalUri,
+    headers: HeaderMap,
+    Body(mut body): Body<NewJobBody>,
+) -> Answer<Response> {
+    if let Some(key) = headers.get("idempotency-key") {
+        let key = std::str::from_utf8(key.as_bytes());
+        body.idempotency_key =
+            Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8"))?.into());
+    }
+    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
+    let mut job = body.into_job(&known.defaults)?;
+    if let Some(trace) = headers.get("traceparent").and_then(|trace| trace.to_str().ok()) {
+        job = job.trace(trace);
+    }
+    let seen = job.clone().validate()?;
+    caller.may_use(seen.queue())?;
+    server.gate.enqueue(&server.client, seen.queue()).await?;
+    let enqueued = server.client.enqueue(job).await?;
+    let answer = match enqueued.how {
+        EnqueuedAs::Created => EnqueuedJob {
+            id: enqueued.id.0,
+            kind: seen.kind().into(),
+            queue: seen.queue().into(),
+            status: Status::Queued,
+            priority: seen.priority,
+            attempts: 0,
+            max_attempts: seen.max_attempts,
+            idempotency_key: seen.idempotency_key,
+            created: true,
+        },
+        EnqueuedAs::Existing | EnqueuedAs::Replaced => existing(&server, &caller, enqueued).await?,
+    };
+    let status = if answer.created { StatusCode::CREATED } else { StatusCode::OK };
+    let place = format!("{}/{}", uri.path().trim_end_matches('/'), enqueued.id);
+    let place = HeaderValue::from_str(&place).map_err(|_| Problem::bad_request("path: not ASCII"))?;
+    Ok((status, [(header::LOCATION, place)], Json(answer)).into_response())
+}
+
+async fn existing(server: &Server, caller: &Caller, enqueued: Enqueued) -> Answer<EnqueuedJob> {
+    let job = server.client.get(enqueued.id).await?;
+    caller.may_use(&job.queue)?;
+    Ok(EnqueuedJob {
+        id: job.id.0,
+        kind: job.kind,
+        queue: job.queue,
+        status: job.status,
+        priority: job.priority,
+        attempts: job.attempts,
+        max_attempts: job.max_attempts,
+        idempotency_key: job.idempotency_key,
+        created: false,
+    })
+}
+
+/// One job with its history.
+#[utoipa::path(
+    get,
+    path = "/jobs/{id}",
+    tag = "jobs",
+    params(("id" = Uuid, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "The job.", body = JobShape),
+        (status = 404, description = "No such job, or no longer kept.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn get(
+    State(server): State<Server>,
+    caller: Caller,
+    IdInPath(id): IdInPath,
+) -> Answer<Json<JobRecord>> {
+    let job = server.client.get(id).await?;
+    caller.may_use(&job.queue)?;
+    Ok(Json(job))
+}
+
+/// Which jobs, and where the page begins.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ListQuery {
+    /// In this status.
+    #[param(value_type = Option<StatusShape>)]
+    status: Option<String>,
+    /// Of this kind.
+    kind: Option<String>,
+    /// Of this queue.
+    queue: Option<String>,
+    /// With this tag.
+    tag: Option<String>,
+    /// With this idempotency key.
+    idempotency_key: Option<String>,
+    /// With this unique key; live jobs only.
+    unique_key: Option<String>,
+    /// How many, 1 to 200; others are clamped. 50 by default.
+    limit: Option<i64>,
+    /// Past so many matches, up to 10,000; then use `cursor`.
+    #[param(minimum = 0, maximum = 10000)]
+    offset: Option<u64>,
+    /// Older than this job; the `Link` header has it for the next page.
+    cursor: Option<Uuid>,
+}
+
+/// Jobs, newest first.
+#[utoipa::path(
+    get,
+    path = "/jobs",
+    tag = "jobs",
+    params(ListQuery),
+    responses(
+        (status = 200, description = "A page. `Link` names the next one, if there is one; a page may be short.",
+         body = Vec<JobShape>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+        (status = 400, description = "A parameter that is wrong.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn list(
+    State(server): State<Server>,
+    caller: Caller,
+    OriginalUri(uri): OriginalUri,
+    Query(query): Query<ListQuery>,
+) -> Answer<Response> {
+    match &query.queue {
+        Some(queue) => caller.may_use(queue)?,
+        None => caller.may_use_all()?,
+    }
+    let offset = query.offset.unwrap_or(0);
+    let filter = ListFilter {
+        status: query.status.as_deref().map(str::parse).transpose().map_err(Problem::in_the_url)?,
+        kind: query.kind.clone(),
+        queue: query.queue.clone(),
+        tag: query.tag.clone(),
+        idempotency_key: query.idempotency_key.clone(),
+        unique_key: query.unique_key.clone(),
+        cursor: query.cursor.map(JobId),
+        offset: u32::try_from(offset).unwrap_or(u32::MAX),
+        limit: query.limit.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32,
+        ..ListFilter::default()
+    };
+    refuse_nul(
+        [&filter.kind, &filter.queue, &filter.tag, &filter.idempotency_key, &filter.unique_key]
+            .map(|text| text.as_deref()),
+    )?;
+    let page = server.client.list(&filter).await.map_err(Problem::in_the_url)?;
+    let mut response = Json(&page.jobs).into_response();
+    if let Some(next) = page.next {
+        let link = format!("<{}>; rel=\"next\"", with_cursor(uri.path(), uri.query(), next));
+        // What is in a request's own URL fits into a header.
+        if let Ok(link) = HeaderValue::from_str(&link) {
+            response.headers_mut().insert(header::LINK, link);
+        }
+    }
+    Ok(response)
+}
+
+/// The same query from another place on.
+fn with_cursor(path: &str, query: Option<&str>, next: JobId) -> String {
+    let kept = query.unwrap_or_default().split('&').filter(|pair| {
+        let name = pair.split('=').next().unwrap_or_default();
+        !name.is_empty() && name != "cursor" && name != "offset"
+    });
+    let mut all: Vec<String> = kept.map(str::to_owned).collect();
+    all.push(format!("cursor={next}"));
+    format!("{path}?{}", all.join("&"))
+}
+
+/// What a cancel did.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct CancelledJob {
+    /// `cancelled`, or `pending` while the handler has yet to stop.
+    #[schema(example = "cancelled")]
+    status: &'static str,
+    job_id: Uuid,
+}
+
+/// Cancels a waiting job at once and tells a running one to stop.
+#[utoipa::path(
+    post,
+    path = "/jobs/{id}/cancel",
+    tag = "jobs",
+    params(("id" = Uuid, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "It waited and is cancelled.", body = CancelledJob),
+        (status = 202, description = "It runs; its handler will see it.", body = CancelledJob),
+        (status = 404, description = "No such job.", body = ProblemBody),
+        (status = 409, description = "It has ended.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn cancel(
+    State(server): State<Server>,
+    caller: Caller,
+    IdInPath(id): IdInPath,
+) -> Answer<(StatusCode, Json<CancelledJob>)> {
+    reach(&server, &caller, id).await?;
+    let (code, status) = match server.client.cancel(id).await? {
+        Cancelled::Now => (StatusCode::OK, "cancelled"),
+        Cancelled::Pending => (StatusCode::ACCEPTED, "pending"),
+    };
+    Ok((code, Json(CancelledJob { status, job_id: id.0 })))
+}
+
+/// Lets a finished job run again with a fresh budget, and a waiting one run now.
+#[utoipa::path(
+    post,
+    path = "/jobs/{id}/retry",
+    tag = "jobs",
+    params(("id" = Uuid, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "The job as it stands now.", body = JobShape),
+        (status = 404, description = "No such job.", body = ProblemBody),
+        (status = 409, description = "It runs, or its unique key belongs to another.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn retry(
+    State(server): State<Server>,
+    caller: Caller,
+    IdInPath(id): IdInPath,
+) -> Answer<Json<JobRecord>> {
+    reach(&server, &caller, id).await?;
+    server.client.retry(id).await?;
+    Ok(Json(server.client.get(id).await?))
+}
+
+/// What to change about a waiting job; what is absent stays.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EditBody {
+    #[schema(minimum = -32768, maximum = 32767)]
+    priority: Option<i64>,
+    run_at: Option<DateTime<Utc>>,
+    #[schema(minimum = 0, maximum = 315360000)]
+    delay_seconds: Option<f64>,
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<Box<RawValue>>,
+}
+
+/// Changes a waiting job: a claim gets the old job whole or the new one.
+#[utoipa::path(
+    patch,
+    path = "/jobs/{id}",
+    tag = "jobs",
+    params(("id" = Uuid, Path, description = "The job.")),
+    request_body = EditBody,
+    responses(
+        (status = 200, description = "The job as it stands now.", body = JobShape),
+        (status = 404, description = "No such job.", body = ProblemBody),
+        (status = 409, description = "It does not wait.", body = ProblemBody),
+        (status = 422, description = "A value out of range, or a payload that is wrong for the kind.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn edit(
+    State(server): State<Server>,
+    caller: Caller,
+    IdInPath(id): IdInPath,
+    Body(body): Body<EditBody>,
+) -> Answer<Json<JobRecord>> {
+    let mut edit = Edit::default();
+    if let Some(priority) = body.priority {
+        edit = edit.priority(priority);
+    }
+    if let Some(when) = when(body.run_at, body.delay_seconds)? {
+        edit = edit.when(when);
+    }
+    let job = server.client.get(id).await?;
+    caller.may_use(&job.queue)?;
+    if let Some(payload) = body.payload {
+        server.kinds.admit(&server.client, &job.kind, payload.get()).await?;
+        edit = edit.payload(payload.get());
+    }
+    server.client.edit(id, edit).await?;
+    Ok(Json(server.client.get(id).await?))
+}
+
+/// Removes a finished job and its history.
+#[utoipa::path(
+    delete,
+    path = "/jobs/{id}",
+    tag = "jobs",
+    params(("id" = Uuid, Path, description = "The job.")),
+    responses(
+        (status = 204, description = "It is gone."),
+        (status = 404, description = "No such job.", body = ProblemBody),
+        (status = 409, description = "It has not ended; cancel it first.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn delete(
+    State(server): State<Server>,
+    caller: Caller,
+    IdInPath(id): IdInPath,
+) -> Answer<StatusCode> {
+    reach(&server, &caller, id).await?;
+    server.client.delete(id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Refuses jobs of queues that the caller may not touch.
+pub(super) async fn reach(server: &Server, caller: &Caller, id: JobId) -> Answer<()> {
+    if caller.queues().is_some() {
+        caller.may_use(&server.client.get(id).await?.queue)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! The HTTP API: a router to mount in a server of your own, and a server to run
+//! it by. Enters the queue through [`Client`] and nothing else.
+//!
+//! ```no_run
+//! # #[tokio::main] async fn main() -> longshore::Result<()> {
+//! use longshore::{Client, api::Api};
+//!
+//! let client = Client::connect("sqlite:queue.db").await?;
+//! client.migrate().await?;
+//! let app: axum::Router = axum::Router::new().nest("/queue", Api::new(client).router());
+//! # Ok(()) }
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state};
+use utoipa_axum::routes;
+
+use crate::client::Client;
+
+mod admission;
+mod auth;
+mod batch;
+mod body;
+mod cron;
+mod edge;
+mod explain;
+mod jobs;
+mod kinds;
+mod leases;
+mod openapi;
+mod operate;
+mod problem;
+mod serve;
+mod stats;
+mod surface;
+#[cfg(feature = "swagger")]
+mod swagger;
+mod watch;
+mod wire;
+
+pub use admission::Admission;
+pub use auth::{Access, Scope, hash_token};
+pub use serve::{Limits, serve};
+
+use auth::{Guard, Scope as For};
+use surface::Surface;
+
+/// The API, before it becomes a router.
+pub struct Api {
+    client: Client,
+    access: Access,
+    admission: Admission,
+    hosts: Option<Vec<String>>,
+    check: Option<Arc<CheckPayload>>,
+    unknown_kinds: UnknownKinds,
+    metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
+    public: Vec<Public>,
+    timeout: Duration,
+}
+
+/// Checks payloads of kinds that the program itself knows; `None` for another
+/// kind, else what is wrong.
+pub type CheckPayload = dyn Fn(&str, &str) -> Option<Result<(), String>> + Send + Sync;
+
+/// What happens to jobs of a kind that nobody has announced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnknownKinds {
+    /// They are refused: a misspelt kind would wait for ever.
+    #[default]
+    Refuse,
+    /// They wait until somebody handles the kind.
+    Allow,
+}
+
+/// What may be read without a token, beside `/health`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Public {
+    /// `/metrics`.
+    Metrics,
+    /// `/docs` and the OpenAPI document.
+    Docs,
+}
+
+impl Api {
+    /// An open API of this queue.
+    pub fn new(client: Client) -> Self {
+        Api {
+            client,
+            access: Access::Open,
+            admission: Admission::default(),
+            hosts: None,
+            check: None,
+            unknown_kinds: UnknownKinds::Refuse,
+            metrics: None,
+            public: Vec::new(),
+            timeout: Duration::from_secs(30),
+        }
+    }
+
+    /// Who may use it.
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// How much is let in; without this, everything.
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
+    }
+
+    /// The names it answers to. A page of a stranger that reaches a server on
+    /// loopback by a name of its own is refused (DNS rebinding).
+    pub fn hosts<S: Into<String>>(mut self, hosts: impl IntoIterator<Item = S>) -> Self {
+        self.hosts = Some(hosts.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Checks payloads of kinds that this program knows.
+    pub fn check(
+        mut self,
+        check: impl Fn(&str, &str) -> Option<Result<(), String>> + Send + Sync + 'static,
+    ) -> Self {
+        self.check = Some(Arc::new(check));
+        self
+    }
+
+    /// What happens to jobs of a kind that nobody has announced.
+    pub fn unknown_kinds(mut self, unknown: UnknownKinds) -> Self {
+        self.unknown_kinds = unknown;
+        self
+    }
+
+    /// What `/metrics` answers; without this there is no such route.
+    pub fn metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        self.metrics = Some(Arc::new(render));
+        self
+    }
+
+    /// Lets everybody read this.
+    pub fn public(mut self, what: Public) -> Self {
+        self.public.push(what);
+        self
+    }
+
+    /// How long a request may take; 30 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The router, to be served or nested in another.
+    pub fn router(self) -> Router {
+        let gate = Arc::new(admission::Gate::new(self.admission.clone()));
+        let guard = Guard::new(self.access, self.client.clone(), gate.clone());
+        let (routes, document) = self.surface(guard).finish();
+        let server = Server(Arc::new(Shared {
+            client: self.client,
+            kinds: kinds::Kinds::new(self.check, self.unknown_kinds),
+            metrics: self.metrics,
+            document: openapi::render(document),
+            sessions: leases::Sessions::default(),
+            gate,
+        }));
+        routes
+            .fallback(edge::not_found)
+            .method_not_allowed_fallback(edge::method_not_allowed)
+            .with_state(server)
+            .layer(from_fn_with_state(self.timeout, edge::time_out))
+            .layer(from_fn_with_state(self.hosts.map(Arc::from), edge::check_host))
+            .layer(from_fn(edge::request_id))
+    }
+
+    /// Every route there is, under what it takes to use it.
+    fn surface(&self, guard: Arc<Guard>) -> Surface {
+        let scope = |what: Public| (!self.public.contains(&what)).then_some(For::Read);
+        let mut surface = Surface::new(guard, openapi::document())
+            .public([routes!(watch::health)])
+            .under(For::Enqueue, [routes!(jobs::enqueue), routes!(batch::enqueue)])
+            .under(
+                For::Read,
+                [
+                    routes!(jobs::list),
+                    routes!(jobs::get),
+                    routes!(explain::explain),
+                    routes!(stats::stats),
+                    routes!(operate::queues),
+                    routes!(operate::workers),
+                    routes!(operate::dead_letters),
+                    routes!(cron::list),
+                    routes!(cron::get),
+                    routes!(kinds::list),
+                ],
+            )
+            .under(
+                For::Operate,
+                [
+                    routes!(jobs::edit),
+                    routes!(jobs::delete),
+                    routes!(jobs::cancel),
+                    routes!(jobs::retry),
+                    routes!(operate::pause),
+                    routes!(operate::resume),
+                    routes!(operate::limit),
+                    routes!(operate::sweep),
+                    routes!(operate::redrive_all),
+                    routes!(operate::redrive),
+                    routes!(cron::put),
+                    routes!(cron::remove),
+                    routes!(cron::pause),
+                    routes!(cron::resume),
+                    routes!(cron::run),
+                ],
+            )
+            .under(For::Admin, [routes!(kinds::put), routes!(kinds::remove)])
+            .under(
+                For::Work,
+                [
+                    routes!(leases::lease),
+                    routes!(leases::renew),
+                    routes!(leases::settle),
+                    routes!(leases::sign_off),
+                ],
+            );
+        let docs = || openapi::routes();
+        surface = match scope(Public::Docs) {
+            Some(scope) => surface.under(scope, docs()),
+            None => surface.public(docs()),
+        };
+        if self.metrics.is_some() {
+            surface = match scope(Public::Metrics) {
+                Some(scope) => surface.under(scope, [routes!(watch::metrics)]),
+                None => surface.public([routes!(watch::metrics)]),
+            };
+        }
+        surface
+    }
+}
+
+/// What handlers reach.
+#[derive(Clone)]
+struct Server(Arc<Shared>);
+
+struct Shared {
+    client: Client,
+    kinds: kinds::Kinds,
+    metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
+    document: String,
+    sessions: leases::Sessions,
+    gate: Arc<admission::Gate>,
+}
+
+impl std::ops::Deref for Server {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}

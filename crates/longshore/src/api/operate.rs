@@ -1,0 +1,311 @@
+//! Queues, workers, sweeps and dead letters.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::Server;
+use super::auth::Caller;
+use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query};
+use super::jobs::{duration, reach};
+use super::problem::{Answer, Problem, ProblemBody};
+use super::wire::{JobShape, QueueShape, WorkerShape};
+use crate::job::{JobRecord, Status};
+use crate::lifecycle::Interruption;
+use crate::recovery::{SweepMode, SweepOptions, SweepReport};
+use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord};
+
+// ---- queues ----------------------------------------------------------------
+
+/// Queues that have settings or live jobs.
+#[utoipa::path(
+    get,
+    path = "/queues",
+    tag = "queues",
+    responses((status = 200, description = "By name.", body = Vec<QueueShape>)),
+)]
+pub(super) async fn queues(State(server): State<Server>, caller: Caller) -> Answer<Json<Vec<QueueRecord>>> {
+    let mut queues = server.client.queues().await?;
+    queues.retain(|queue| caller.may_use(&queue.name).is_ok());
+    Ok(Json(queues))
+}
+
+/// Stops claims from a queue; running jobs go on.
+#[utoipa::path(
+    post,
+    path = "/queues/{name}/pause",
+    tag = "queues",
+    params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
+    responses((status = 200, description = "As it is now.", body = QueueShape)),
+)]
+pub(super) async fn pause(
+    State(server): State<Server>,
+    caller: Caller,
+    NameInPath(name): NameInPath,
+) -> Answer<Json<QueueRecord>> {
+    caller.may_use(&name)?;
+    server.client.pause(&name).await.map_err(Problem::in_the_url)?;
+    queue(&server, name).await
+}
+
+/// Lets claims from a queue go on.
+#[utoipa::path(
+    post,
+    path = "/queues/{name}/resume",
+    tag = "queues",
+    params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
+    responses((status = 200, description = "As it is now.", body = QueueShape)),
+)]
+pub(super) async fn resume(
+    State(server): State<Server>,
+    caller: Caller,
+    NameInPath(name): NameInPath,
+) -> Answer<Json<QueueRecord>> {
+    caller.may_use(&name)?;
+    server.client.resume(&name).await.map_err(Problem::in_the_url)?;
+    queue(&server, name).await
+}
+
+/// How many of a queue's jobs may run at once.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LimitBody {
+    /// In all processes together; 1 makes it serial, null lifts the limit.
+    #[schema(required, minimum = 1)]
+    limit: Option<u32>,
+}
+
+/// Limits how many of a queue's jobs run at once, in all processes together.
+#[utoipa::path(
+    put,
+    path = "/queues/{name}/limit",
+    tag = "queues",
+    params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
+    request_body = LimitBody,
+    responses(
+        (status = 200, description = "As it is now.", body = QueueShape),
+        (status = 422, description = "Not 1 or more.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn limit(
+    State(server): State<Server>,
+    caller: Caller,
+    NameInPath(name): NameInPath,
+    Body(body): Body<LimitBody>,
+) -> Answer<Json<QueueRecord>> {
+    caller.may_use(&name)?;
+    server.client.limit(&name, body.limit).await?;
+    queue(&server, name).await
+}
+
+async fn queue(server: &Server, name: String) -> Answer<Json<QueueRecord>> {
+    let queues = server.client.queues().await?;
+    let found = queues.into_iter().find(|queue| queue.name == name);
+    Ok(Json(found.unwrap_or(QueueRecord {
+        name,
+        paused: false,
+        limit: None,
+        waiting: 0,
+        waiting_estimated: false,
+        running: 0,
+    })))
+}
+
+// ---- workers ---------------------------------------------------------------
+
+/// Whose silence counts as death.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WorkersQuery {
+    /// Overrides each worker's own threshold in deciding who is stale.
+    #[param(minimum = 0)]
+    threshold_seconds: Option<f64>,
+}
+
+/// Worker processes, newest first.
+#[utoipa::path(
+    get,
+    path = "/workers",
+    tag = "workers",
+    params(WorkersQuery),
+    responses((status = 200, description = "Live and dead ones.", body = Vec<WorkerShape>)),
+)]
+pub(super) async fn workers(
+    State(server): State<Server>,
+    caller: Caller,
+    Query(query): Query<WorkersQuery>,
+) -> Answer<Json<Vec<WorkerRecord>>> {
+    caller.may_use_all()?;
+    let threshold = query.threshold_seconds.map(|seconds| duration("threshold_seconds", seconds));
+    Ok(Json(server.client.workers(threshold.transpose()?).await?))
+}
+
+/// How to sweep; the defaults are those of a worker.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct SweepBody {
+    /// Overrides every worker's own threshold.
+    #[schema(minimum = 0, maximum = 315360000)]
+    threshold_seconds: Option<f64>,
+    /// How long recovered jobs wait; 5 by default.
+    #[schema(minimum = 0, maximum = 315360000)]
+    delay_seconds: Option<f64>,
+    /// Say what would be done and change nothing.
+    dry_run: bool,
+}
+
+/// What a sweep did, or would do.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Swept {
+    /// The workers whose leases were taken, and those newly declared dead.
+    workers: Vec<Uuid>,
+    /// How many jobs were recovered.
+    recovered: u64,
+    /// Whether nothing was changed.
+    dry_run: bool,
+}
+
+/// Recovers the jobs of dead workers and hung handlers, now.
+#[utoipa::path(
+    post,
+    path = "/sweep",
+    tag = "workers",
+    request_body = Option<SweepBody>,
+    responses((status = 200, description = "What was done.", body = Swept)),
+)]
+pub(super) async fn sweep(
+    State(server): State<Server>,
+    caller: Caller,
+    OptionalBody(body): OptionalBody<SweepBody>,
+) -> Answer<Json<Swept>> {
+    caller.may_use_all()?;
+    let mut options = SweepOptions::default();
+    if let Some(seconds) = body.threshold_seconds {
+        let threshold = duration("threshold_seconds", seconds)?;
+        options.scope = SweepScope { threshold: Some(threshold), orphan_after: threshold, ..options.scope };
+    }
+    if let Some(seconds) = body.delay_seconds {
+        options.interruption =
+            Interruption { delay: duration("delay_seconds", seconds)?, ..options.interruption };
+    }
+    if body.dry_run {
+        options.mode = SweepMode::DryRun;
+    }
+    let SweepReport { workers, recovered, .. } = server.client.sweep(&options).await?;
+    let workers = workers.into_iter().map(|worker| worker.0).collect();
+    Ok(Json(Swept { workers, recovered, dry_run: body.dry_run }))
+}
+
+// ---- dead letters ------------------------------------------------------------
+
+/// Which dead letters.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DeadQuery {
+    /// Of this kind.
+    kind: Option<String>,
+    /// Of this queue.
+    queue: Option<String>,
+    /// How many, 1 to 200; others are clamped. 50 by default.
+    limit: Option<i64>,
+    /// Older than this job.
+    cursor: Option<Uuid>,
+}
+
+/// Jobs that failed for good, newest first.
+#[utoipa::path(
+    get,
+    path = "/dead-letters",
+    tag = "dead letters",
+    params(DeadQuery),
+    responses((status = 200, description = "A page; the last one's id is the next `cursor`.", body = Vec<JobShape>)),
+)]
+pub(super) async fn dead_letters(
+    State(server): State<Server>,
+    caller: Caller,
+    Query(query): Query<DeadQuery>,
+) -> Answer<Json<Vec<JobRecord>>> {
+    match &query.queue {
+        Some(queue) => caller.may_use(queue)?,
+        None => caller.may_use_all()?,
+    }
+    let filter = ListFilter {
+        status: Some(Status::FailedPermanent),
+        kind: query.kind,
+        queue: query.queue,
+        cursor: query.cursor.map(crate::job::JobId),
+        limit: query.limit.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32,
+        ..ListFilter::default()
+    };
+    super::body::refuse_nul([filter.kind.as_deref(), filter.queue.as_deref()])?;
+    Ok(Json(server.client.list(&filter).await.map_err(Problem::in_the_url)?.jobs))
+}
+
+/// Which dead letters to redrive.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RedriveBody {
+    /// Of this kind.
+    kind: Option<String>,
+    /// Of this queue.
+    queue: Option<String>,
+    /// How many at most; 1,000 by default.
+    #[schema(minimum = 1, maximum = 100000)]
+    limit: Option<u32>,
+}
+
+/// How many were redriven.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Redriven {
+    redriven: u64,
+}
+
+/// Lets dead letters run again with a fresh budget, oldest first.
+#[utoipa::path(
+    post,
+    path = "/dead-letters/redrive",
+    tag = "dead letters",
+    request_body = RedriveBody,
+    responses((status = 200, description = "How many.", body = Redriven)),
+)]
+pub(super) async fn redrive_all(
+    State(server): State<Server>,
+    caller: Caller,
+    Body(body): Body<RedriveBody>,
+) -> Answer<Json<Redriven>> {
+    match &body.queue {
+        Some(queue) => caller.may_use(queue)?,
+        None => caller.may_use_all()?,
+    }
+    super::body::refuse_nul([body.kind.as_deref(), body.queue.as_deref()])?;
+    let limit = body.limit.unwrap_or(1000).clamp(1, 100_000);
+    let filter = DeadFilter { kind: body.kind, queue: body.queue, after: None, limit };
+    Ok(Json(Redriven { redriven: server.client.redrive_all(&filter).await? }))
+}
+
+/// Lets one dead letter run again with a fresh budget.
+#[utoipa::path(
+    post,
+    path = "/dead-letters/{id}/redrive",
+    tag = "dead letters",
+    params(("id" = Uuid, Path, description = "The job.")),
+    responses(
+        (status = 200, description = "The job as it stands now.", body = JobShape),
+        (status = 404, description = "No such job.", body = ProblemBody),
+        (status = 409, description = "It is no dead letter.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn redrive(
+    State(server): State<Server>,
+    caller: Caller,
+    IdInPath(id): IdInPath,
+) -> Answer<(StatusCode, Json<JobRecord>)> {
+    reach(&server, &caller, id).await?;
+    server.client.redrive(id).await?;
+    Ok((StatusCode::OK, Json(server.client.get(id).await?)))
+}

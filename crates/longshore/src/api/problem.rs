@@ -1,0 +1,145 @@
+//! What a refused request is told: one shape, a slug for programs and a message
+//! for people. Faults of ours show the request's id and nothing else.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::error::Error;
+
+/// What every handler returns.
+pub(super) type Answer<T> = std::result::Result<T, Problem>;
+
+/// Why a request was not carried out.
+#[derive(Debug)]
+pub(super) struct Problem {
+    slug: Slug,
+    message: String,
+    headers: Vec<(header::HeaderName, HeaderValue)>,
+}
+
+/// What a [`Problem`] looks like on the wire.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(super) struct ProblemBody {
+    /// A word for programs.
+    error: Slug,
+    /// A sentence for people.
+    message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Slug {
+    NotFound,
+    BadRequest,
+    Conflict,
+    Validation,
+    Unauthorized,
+    Forbidden,
+    TooLarge,
+    RateLimited,
+    MethodNotAllowed,
+    UnsupportedMediaType,
+    Misdirected,
+    Timeout,
+    Unavailable,
+    Internal,
+}
+
+impl Slug {
+    fn status(self) -> StatusCode {
+        match self {
+            Slug::NotFound => StatusCode::NOT_FOUND,
+            Slug::BadRequest => StatusCode::BAD_REQUEST,
+            Slug::Conflict => StatusCode::CONFLICT,
+            Slug::Validation => StatusCode::UNPROCESSABLE_ENTITY,
+            Slug::Unauthorized => StatusCode::UNAUTHORIZED,
+            Slug::Forbidden => StatusCode::FORBIDDEN,
+            Slug::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Slug::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            Slug::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Slug::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Slug::Misdirected => StatusCode::MISDIRECTED_REQUEST,
+            Slug::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            Slug::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Slug::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+impl Problem {
+    pub(super) fn new(slug: Slug, message: impl Into<String>) -> Self {
+        Problem { slug, message: message.into(), headers: Vec::new() }
+    }
+
+    pub(super) fn bad_request(message: impl Into<String>) -> Self {
+        Problem::new(Slug::BadRequest, message)
+    }
+
+    pub(super) fn validation(message: impl Into<String>) -> Self {
+        Problem::new(Slug::Validation, message)
+    }
+
+    pub(super) fn with_header(mut self, name: header::HeaderName, value: HeaderValue) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+
+    /// What was wrong with a query string or a path is the request's shape, not
+    /// its contents.
+    pub(super) fn in_the_url(error: Error) -> Self {
+        match error.is_invalid() {
+            true => Problem::bad_request(error.to_string()),
+            false => error.into(),
+        }
+    }
+
+    pub(super) fn slug(&self) -> Slug {
+        self.slug
+    }
+
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        if error.is_invalid() {
+            return Problem::validation(error.to_string());
+        }
+        if error.is_not_found() {
+            return Problem::new(Slug::NotFound, error.to_string());
+        }
+        if error.is_conflict() {
+            return Problem::new(Slug::Conflict, error.to_string());
+        }
+        // The log has the words; a stranger must not read of hosts and tables.
+        if error.is_unavailable() || error.is_read_only() || error.is_schema() {
+            tracing::warn!(%error, "the database cannot serve a request");
+            let after = HeaderValue::from_static("1");
+            return Problem::new(
+                Slug::Unavailable,
+                "the database cannot serve this now; try again in a moment, the log has the reason",
+            )
+            .with_header(header::RETRY_AFTER, after);
+        }
+        tracing::error!(?error, "a request failed");
+        Problem::new(Slug::Internal, "something went wrong here; the log has it under this request's id")
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let Problem { slug, message, headers } = self;
+        let mut response = (slug.status(), Json(ProblemBody { error: slug, message })).into_response();
+        for (name, value) in headers {
+            response.headers_mut().insert(name, value);
+        }
+        response.extensions_mut().insert(slug);
+        response
+    }
+}

@@ -1,0 +1,67 @@
+//! How routes are put together: each under a scope, which guards it and is
+//! written into the OpenAPI document in one go.
+
+use std::sync::Arc;
+
+use axum::middleware::from_fn_with_state;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::SecurityRequirement;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
+
+use super::Server;
+use super::auth::{Guard, Scope, require};
+
+/// The name of the token scheme in the OpenAPI document.
+pub(super) const TOKEN: &str = "token";
+
+/// Routes so far.
+pub(super) struct Surface {
+    guard: Arc<Guard>,
+    router: OpenApiRouter<Server>,
+}
+
+impl Surface {
+    pub(super) fn new(guard: Arc<Guard>, document: utoipa::openapi::OpenApi) -> Self {
+        Surface { guard, router: OpenApiRouter::with_openapi(document) }
+    }
+
+    /// Routes for who has this scope.
+    pub(super) fn under(
+        self,
+        scope: Scope,
+        routes: impl IntoIterator<Item = UtoipaMethodRouter<Server>>,
+    ) -> Self {
+        let mut group = OpenApiRouter::new();
+        for route in routes {
+            group = group.routes(route);
+        }
+        for operation in operations(group.get_openapi_mut()) {
+            operation.security = Some(vec![SecurityRequirement::new(TOKEN, [scope.as_str()])]);
+        }
+        let guarded = group.route_layer(from_fn_with_state((self.guard.clone(), scope), require));
+        Surface { router: self.router.merge(guarded), ..self }
+    }
+
+    /// Routes for everybody. Each is a decision of its own.
+    pub(super) fn public(self, routes: impl IntoIterator<Item = UtoipaMethodRouter<Server>>) -> Self {
+        let mut group = OpenApiRouter::new();
+        for route in routes {
+            group = group.routes(route);
+        }
+        for operation in operations(group.get_openapi_mut()) {
+            operation.security = Some(Vec::new());
+        }
+        Surface { router: self.router.merge(group), ..self }
+    }
+
+    pub(super) fn finish(self) -> (axum::Router<Server>, utoipa::openapi::OpenApi) {
+        self.router.split_for_parts()
+    }
+}
+
+pub(super) fn operations(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = &mut Operation> {
+    document.paths.paths.values_mut().flat_map(|item| {
+        let methods = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
+        methods.into_iter().flatten()
+    })
+}

@@ -1,0 +1,155 @@
+//! Who may do what.
+
+use longshore::api::{Access, Api, Scope, UnknownKinds, hash_token};
+use longshore::store::NewToken;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::web::Web;
+use crate::bench::{Bench, MINUTE, job};
+
+fn guarded(bench: &Bench) -> Web {
+    Web::of(
+        Api::new(bench.handle())
+            .access(Access::Tokens)
+            .unknown_kinds(UnknownKinds::Allow)
+            .metrics(String::new),
+    )
+}
+
+async fn token(bench: &Bench, scope: Scope, queues: Option<&[&str]>) -> (Uuid, String) {
+    let (id, secret) = (Uuid::now_v7(), format!("secret-{}", Uuid::now_v7()));
+    let token = NewToken {
+        id,
+        name: scope.as_str().into(),
+        hash: hash_token(&secret),
+        scopes: vec![scope.as_str().into()],
+        queues: queues.map(|queues| queues.iter().map(|queue| (*queue).to_owned()).collect()),
+        expires_at: None,
+    };
+    bench.store().put_token(&token).await.expect("a token");
+    (id, secret)
+}
+
+/// Every operation of the document with the scope that it names.
+async fn operations(web: &Web) -> Vec<(String, String, Option<String>)> {
+    let document: Value = web.get("/api-docs/openapi.json").await.is(200).json();
+    let mut operations = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let scope = operation["security"][0]["token"][0].as_str().map(str::to_owned);
+            let path = path.replace("{id}", "01990000-0000-7000-8000-000000000000");
+            let path = path.replace("{worker_id}", "01990000-0000-7000-8000-000000000000");
+            let path =
+                path.replace("{name}", "nobody").replace("{kind}", "nobody").replace("{file}", "nothing");
+            operations.push((method.to_uppercase(), path, scope));
+        }
+    }
+    assert!(operations.len() > 25, "{operations:?}");
+    operations
+}
+
+pub(crate) async fn every_route_asks_for_the_scope_that_its_document_names(bench: Bench) {
+    let web = guarded(&bench);
+    let (_, admin) = token(&bench, Scope::Admin, None).await;
+    let admin = web.with_token(&admin);
+    let operations = operations(&admin).await;
+    for (method, path, scope) in &operations {
+        let open = web.send(method, path, &[], "").await;
+        match scope {
+            None => {
+                assert_eq!(path, "/health", "only /health is for everybody");
+                open.is(200);
+            }
+            Some(_) => {
+                let refused = open.is_problem(401, "unauthorized", "Bearer");
+                assert!(refused.header("www-authenticate").starts_with("Bearer"), "{method} {path}");
+            }
+        }
+        assert!(![401, 403].contains(&admin.send(method, path, &[], "").await.status), "{method} {path}");
+    }
+    for scope in Scope::ALL {
+        let (_, secret) = token(&bench, scope, None).await;
+        let web = web.with_token(&secret);
+        for (method, path, needed) in operations.iter().filter(|(_, _, needed)| needed.is_some()) {
+            let answer = web.send(method, path, &[], "").await;
+            let may = scope == Scope::Admin || needed.as_deref() == Some(scope.as_str());
+            match may {
+                true => {
+                    assert!(![401, 403].contains(&answer.status), "{method} {path} by {scope:?}: {answer:?}")
+                }
+                false => drop(answer.is_problem(403, "forbidden", needed.as_deref().expect("a scope"))),
+            }
+        }
+    }
+}
+
+pub(crate) async fn a_token_that_is_wrong_revoked_or_expired_opens_nothing(bench: Bench) {
+    let web = guarded(&bench);
+    for header in ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "Bearer nobody", "bearer"] {
+        web.send("GET", "/jobs", &[("authorization", header)], "").await.is_problem(401, "unauthorized", "");
+    }
+    let (id, secret) = token(&bench, Scope::Read, None).await;
+    guarded(&bench).with_token(&secret).get("/jobs").await.is(200);
+    web.send("GET", "/jobs", &[("authorization", &format!("bearer {secret}"))], "").await.is(200);
+    let twice = [("authorization", "Bearer nobody"), ("authorization", "Bearer nobody either")];
+    web.send("GET", "/jobs", &twice, "").await.is_problem(401, "unauthorized", "");
+    // Never in a URL.
+    web.get(&format!("/jobs?token={secret}")).await.is_problem(401, "unauthorized", "");
+    assert!(bench.store().revoke_token(id).await.expect("revoke"));
+    // A server that has not seen it yet; one that has forgets within seconds.
+    guarded(&bench).with_token(&secret).get("/jobs").await.is_problem(401, "unauthorized", "revoked");
+
+    let secret = "short-lived";
+    let expires_at = Some(bench.now().await + MINUTE);
+    let token = NewToken {
+        id: Uuid::now_v7(),
+        name: "soon over".into(),
+        hash: hash_token(secret),
+        scopes: vec!["read".into()],
+        queues: None,
+        expires_at,
+    };
+    bench.store().put_token(&token).await.expect("a token");
+    guarded(&bench).with_token(secret).get("/jobs").await.is(200);
+    bench.advance(MINUTE).await;
+    guarded(&bench).with_token(secret).get("/jobs").await.is_problem(401, "unauthorized", "expired");
+}
+
+pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
+    let web = guarded(&bench);
+    let (_, secret) = token(&bench, Scope::Admin, Some(&["mail"])).await;
+    let web = web.with_token(&secret);
+    let body = |queue: &str| json!({ "kind": "greet", "payload": 1, "queue": queue });
+    let mine = web.post("/jobs", &body("mail")).await.is(201).json();
+    web.post("/jobs", &body("other")).await.is_problem(403, "forbidden", "mail");
+    web.post("/jobs", &json!({ "kind": "greet", "payload": 1 })).await.is_problem(
+        403,
+        "forbidden",
+        "default",
+    );
+    web.get(&format!("/jobs/{}", mine["id"].as_str().expect("an id"))).await.is(200);
+    let theirs = bench.add(job("greet")).await;
+    let path = format!("/jobs/{theirs}");
+    web.get(&path).await.is_problem(403, "forbidden", "default");
+    web.send("POST", &format!("{path}/cancel"), &[], "").await.is_problem(403, "forbidden", "");
+    web.send("POST", &format!("{path}/retry"), &[], "").await.is_problem(403, "forbidden", "");
+    web.json("PATCH", &path, &json!({ "priority": 1 })).await.is_problem(403, "forbidden", "");
+    web.send("DELETE", &path, &[], "").await.is_problem(403, "forbidden", "");
+    web.get("/jobs").await.is_problem(403, "forbidden", "queue");
+    web.get("/jobs?queue=default").await.is_problem(403, "forbidden", "");
+    web.get("/jobs?queue=mail").await.is(200);
+    web.send("POST", "/queues/default/pause", &[], "").await.is_problem(403, "forbidden", "");
+    web.post("/leases", &json!({ "queues": ["default"] })).await.is_problem(403, "forbidden", "");
+    web.send("POST", "/sweep", &[], "").await.is_problem(403, "forbidden", "");
+    let batch = web.post("/jobs/batch", &json!([body("mail"), body("other")])).await.is(200).json();
+    assert_eq!((&batch["created"], &batch["refused"]), (&json!(1), &json!(1)));
+}
+
+pub(crate) async fn a_key_of_another_queue_tells_a_limited_token_nothing(bench: Bench) {
+    let web = guarded(&bench);
+    bench.add(job("greet").idempotency_key("theirs")).await;
+    let (_, secret) = token(&bench, Scope::Enqueue, Some(&["mail"])).await;
+    let body = json!({ "kind": "greet", "payload": 1, "queue": "mail", "idempotency_key": "theirs" });
+    web.with_token(&secret).post("/jobs", &body).await.is_problem(403, "forbidden", "");
+}

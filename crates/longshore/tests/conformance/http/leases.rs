@@ -1,0 +1,240 @@
+//! Workers in any language.
+
+use std::time::Duration;
+
+use longshore::{RetryPolicy, Status};
+use serde_json::{Value, json};
+
+use super::web::{Answer, Web};
+use crate::bench::{Bench, MINUTE, SECOND, job};
+
+fn worker(answer: &Answer) -> String {
+    answer.json()["worker_id"].as_str().expect("a worker").to_owned()
+}
+
+/// The one job of an answer, as renew and settle name it.
+fn held(answer: &Answer) -> Value {
+    let jobs = answer.json()["jobs"].clone();
+    assert_eq!(jobs.as_array().expect("jobs").len(), 1, "{answer:?}");
+    json!({ "id": jobs[0]["id"], "lease_no": jobs[0]["lease_no"] })
+}
+
+fn ended(lease: &Value, outcome: &str, more: Value) -> Value {
+    let mut item = lease.clone();
+    item["outcome"] = json!(outcome);
+    for (field, value) in more.as_object().expect("an object") {
+        item[field] = value.clone();
+    }
+    item
+}
+
+async fn settle(web: &Web, worker: &str, item: Value) -> String {
+    let answer = web.post("/leases/settle", &json!({ "worker_id": worker, "items": [item] })).await.is(200);
+    answer.json()["items"][0]["settled"].as_str().expect("settled").to_owned()
+}
+
+pub(crate) async fn a_leased_job_is_run_renewed_and_settled(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.add(job("greet").priority(7).tags(["nightly"]).flags(["gpu"])).await;
+    let leased = web.post("/leases", &json!({ "name": "python", "kinds": ["greet"] })).await.is(200);
+    let given = leased.json()["jobs"][0].clone();
+    assert_eq!(given["id"], id.to_string());
+    assert_eq!(
+        (&given["attempt"], &given["payload"], &given["priority"]),
+        (&json!(1), &json!({ "for": "greet" }), &json!(7))
+    );
+    assert_eq!((&given["tags"], &given["flags"]), (&json!(["nightly"]), &json!(["gpu"])));
+    let (me, lease) = (worker(&leased), held(&leased));
+    assert_eq!(bench.workers(None).await.expect("workers")[0].name, "python");
+
+    let progress = [json!({ "id": lease["id"], "lease_no": lease["lease_no"], "progress": { "pages": 3 } })];
+    let renewed = web
+        .post("/leases/renew", &json!({ "worker_id": me, "leases": [lease], "progress": progress }))
+        .await
+        .is(200);
+    assert_eq!(renewed.json(), json!({ "lost": [], "cancel": [] }));
+    assert_eq!(bench.get(id).await.expect("get").progress.expect("progress").get(), r#"{"pages":3}"#);
+
+    let item = ended(&lease, "succeeded", json!({ "result": { "pages": 9 } }));
+    assert_eq!(settle(&web, &me, item.clone()).await, "stored");
+    let done = bench.get(id).await.expect("get");
+    assert_eq!((done.status, done.result.expect("a result").get()), (Status::Succeeded, r#"{"pages":9}"#));
+    // The answer may have been lost.
+    assert_eq!(settle(&web, &me, item).await, "stored");
+    assert_eq!(settle(&web, &me, ended(&lease, "failed", json!({}))).await, "lease_lost");
+    assert_eq!(bench.status(id).await, Status::Succeeded);
+    web.send("DELETE", &format!("/leases/{me}"), &[], "").await.is(204);
+    assert!(bench.workers(None).await.expect("workers").is_empty());
+}
+
+pub(crate) async fn every_outcome_is_what_it_is_for_workers_in_rust(bench: Bench) {
+    let web = Web::new(&bench);
+    let first = web.post("/leases", &json!({})).await.is(200);
+    let me = worker(&first);
+    let policy = RetryPolicy::fixed(3 * SECOND);
+    let cases = [
+        ("failed", json!({ "error": "no paper" }), Status::Retrying, 1, 3),
+        ("failed", json!({ "error": "no paper", "retry_after_seconds": 40 }), Status::Retrying, 1, 40),
+        ("failed", json!({ "error": "no paper", "permanent": true }), Status::FailedPermanent, 1, 0),
+        ("cancelled", json!({ "error": "not wanted" }), Status::Cancelled, 1, 0),
+        ("snoozed", json!({ "delay_seconds": 50 }), Status::Queued, 0, 50),
+        ("released", json!({}), Status::Queued, 0, 0),
+    ];
+    for (outcome, more, status, attempts, later) in cases {
+        let id = bench.add(job("greet").retry(policy.clone())).await;
+        let leased = web.post("/leases", &json!({ "worker_id": me })).await.is(200);
+        let item = ended(&held(&leased), outcome, more);
+        assert_eq!(settle(&web, &me, item).await, "stored", "{outcome}");
+        let job = bench.get(id).await.expect("get");
+        assert_eq!((job.status, job.attempts), (status, attempts), "{outcome}");
+        if later > 0 {
+            assert_eq!(job.run_at, bench.now().await + Duration::from_secs(later), "{outcome}");
+        }
+        if outcome == "failed" {
+            assert_eq!(job.last_error.as_deref(), Some("no paper"));
+        }
+        if !matches!(job.status, Status::FailedPermanent | Status::Cancelled) {
+            bench.cancel(id).await.expect("cancel");
+        }
+    }
+}
+
+pub(crate) async fn what_cannot_be_settled_is_refused_by_name(bench: Bench) {
+    let web = Web::new(&bench);
+    bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({})).await.is(200);
+    let (me, lease) = (worker(&leased), held(&leased));
+    let refuse = |item: Value, part: &'static str| {
+        let (web, me) = (web.clone(), me.clone());
+        async move {
+            let body = json!({ "worker_id": me, "items": [item] });
+            web.post("/leases/settle", &body).await.is_problem(422, "validation", part);
+        }
+    };
+    refuse(ended(&lease, "asleep", json!({})), "asleep").await;
+    refuse(ended(&lease, "snoozed", json!({})), "delay_seconds").await;
+    refuse(ended(&lease, "released", json!({ "result": 1 })), "result").await;
+    refuse(ended(&lease, "failed", json!({ "permanent": true, "retry_after_seconds": 1 })), "permanent")
+        .await;
+    refuse(ended(&lease, "failed", json!({ "follow_ups": [{ "kind": "a", "payload": 1 }] })), "follow_ups")
+        .await;
+    refuse(ended(&lease, "succeeded", json!({ "follow_ups": [{ "kind": "", "payload": 1 }] })), "items[0]")
+        .await;
+    web.post("/leases", &json!({ "limit": 0 })).await.is_problem(422, "validation", "limit");
+    web.post("/leases", &json!({ "limit": 101 })).await.is_problem(422, "validation", "limit");
+    web.post("/leases", &json!({ "queues": [] })).await.is_problem(422, "validation", "queues");
+    web.post("/leases", &json!({ "queues": [""] })).await.is_problem(422, "validation", "queues");
+    web.post("/leases", &json!({ "stale_after_seconds": 1 })).await.is_problem(
+        422,
+        "validation",
+        "stale_after_seconds",
+    );
+    web.post("/leases", &json!({ "wait_seconds": -1 })).await.is_problem(422, "validation", "wait_seconds");
+    web.send("DELETE", "/leases/seven", &[], "").await.is_problem(400, "bad_request", "worker_id");
+    assert_eq!(settle(&web, &me, ended(&lease, "released", json!({}))).await, "stored");
+}
+
+pub(crate) async fn follow_ups_exist_only_with_the_success_that_names_them(bench: Bench) {
+    let web = Web::new(&bench);
+    bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({})).await.is(200);
+    let (me, lease) = (worker(&leased), held(&leased));
+    let more = json!({ "follow_ups": [{ "kind": "next", "payload": 1, "queue": "other" }] });
+    let stale = json!({ "id": lease["id"], "lease_no": 99 });
+    assert_eq!(settle(&web, &me, ended(&stale, "succeeded", more.clone())).await, "lease_lost");
+    assert!(bench.claim_from("other", bench.worker().await, 1).await.is_empty());
+    assert_eq!(settle(&web, &me, ended(&lease, "succeeded", more)).await, "stored");
+    assert_eq!(bench.claim_from("other", bench.worker().await, 1).await.len(), 1);
+}
+
+pub(crate) async fn a_worker_that_fell_silent_is_dead_and_powerless(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({ "stale_after_seconds": 10 })).await.is(200);
+    let (me, lease) = (worker(&leased), held(&leased));
+    bench.advance(11 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+    assert_eq!(bench.status(id).await, Status::Retrying);
+    assert_eq!(settle(&web, &me, ended(&lease, "succeeded", json!({}))).await, "lease_lost");
+    web.post("/leases/renew", &json!({ "worker_id": me, "leases": [lease] }))
+        .await
+        .is_problem(409, "conflict", "dead");
+    web.post("/leases", &json!({ "worker_id": me })).await.is_problem(409, "conflict", "anew");
+    bench.advance(MINUTE).await;
+    let anew = web.post("/leases", &json!({})).await.is(200);
+    assert_eq!(anew.json()["jobs"][0]["interruptions"], 1);
+    assert_eq!(anew.json()["jobs"][0]["lease_no"], 2);
+}
+
+pub(crate) async fn a_call_is_a_sign_of_life(bench: Bench) {
+    let web = Web::new(&bench);
+    bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({ "stale_after_seconds": 10 })).await.is(200);
+    let (me, lease) = (worker(&leased), held(&leased));
+    for _ in 0..3 {
+        bench.advance(8 * SECOND).await;
+        web.post("/leases/renew", &json!({ "worker_id": me, "leases": [lease] })).await.is(200);
+        bench.advance(8 * SECOND).await;
+        web.post("/leases", &json!({ "worker_id": me })).await.is(200);
+        assert_eq!(bench.sweep_now().await.recovered, 0);
+    }
+}
+
+pub(crate) async fn a_cancel_reaches_a_worker_with_its_next_renewal(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({})).await.is(200);
+    let (me, lease) = (worker(&leased), held(&leased));
+    web.send("POST", &format!("/jobs/{id}/cancel"), &[], "").await.is(202);
+    let stale = json!({ "id": lease["id"], "lease_no": 7 });
+    let renewed =
+        web.post("/leases/renew", &json!({ "worker_id": me, "leases": [lease, stale] })).await.is(200);
+    assert_eq!(renewed.json(), json!({ "lost": [stale], "cancel": [lease] }));
+    // From then on every end but success is a cancel.
+    assert_eq!(settle(&web, &me, ended(&lease, "failed", json!({}))).await, "stored");
+    assert_eq!(bench.status(id).await, Status::Cancelled);
+}
+
+pub(crate) async fn a_call_waits_for_work(bench: Bench) {
+    let web = Web::new(&bench);
+    let waiting = tokio::spawn({
+        let web = web.clone();
+        async move { web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200) }
+    });
+    // Registered means that the call has begun.
+    while bench.workers(None).await.expect("workers").is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let id = bench.add(job("greet")).await;
+    assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
+}
+
+pub(crate) async fn leases_whose_answer_was_lost_are_given_back(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({})).await.is(200);
+    let me = worker(&leased);
+    // As if that answer had never come.
+    let again = web.post("/leases", &json!({ "worker_id": me, "held": [] })).await.is(200);
+    assert_eq!(again.json()["jobs"][0]["id"], id.to_string());
+    assert_eq!(again.json()["jobs"][0]["lease_no"], 2);
+    assert_eq!(again.json()["jobs"][0]["attempt"], 1, "not charged");
+}
+
+pub(crate) async fn suspects_are_leased_one_at_a_time(bench: Bench) {
+    let web = Web::new(&bench);
+    for _ in 0..2 {
+        bench.add(job("greet")).await;
+    }
+    let dead = bench.worker_with(10 * SECOND).await;
+    assert_eq!(bench.claim(dead, 2).await.len(), 2);
+    bench.advance(11 * SECOND).await;
+    assert_eq!(bench.sweep_now().await.recovered, 2);
+    bench.advance(MINUTE).await;
+    let first = web.post("/leases", &json!({ "limit": 10 })).await.is(200);
+    let (me, lease) = (worker(&first), held(&first));
+    let none = web.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.is(200);
+    assert_eq!(none.json()["jobs"], json!([]));
+    assert_eq!(settle(&web, &me, ended(&lease, "succeeded", json!({}))).await, "stored");
+    held(&web.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.is(200));
+}

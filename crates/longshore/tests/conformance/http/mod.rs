@@ -1,0 +1,14 @@
+//! The HTTP API, row by row.
+
+mod access;
+mod edge;
+mod jobs;
+mod leases;
+mod operate;
+mod web;
+
+pub(crate) use access::*;
+pub(crate) use edge::*;
+pub(crate) use jobs::*;
+pub(crate) use leases::*;
+pub(crate) use operate::*;

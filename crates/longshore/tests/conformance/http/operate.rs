@@ -1,0 +1,117 @@
+//! Queues, schedules, dead letters, workers and sweeps over HTTP.
+
+use longshore::{Outcome, Status};
+use serde_json::{Value, json};
+
+use super::web::Web;
+use crate::bench::{Bench, SECOND, job};
+
+pub(crate) async fn a_queue_is_paused_limited_and_resumed(bench: Bench) {
+    let web = Web::new(&bench);
+    bench.add(job("greet").queue("mail")).await;
+    assert_eq!(web.send("POST", "/queues/mail/pause", &[], "").await.is(200).json()["paused"], true);
+    let worker = bench.worker().await;
+    assert!(bench.claim_from("mail", worker, 1).await.is_empty());
+    assert_eq!(
+        web.json("PUT", "/queues/mail/limit", &json!({ "limit": 3 })).await.is(200).json()["limit"],
+        3
+    );
+    assert_eq!(
+        web.json("PUT", "/queues/mail/limit", &json!({ "limit": null })).await.is(200).json()["limit"],
+        Value::Null
+    );
+    web.json("PUT", "/queues/mail/limit", &json!({ "limit": 0 })).await.is_problem(
+        422,
+        "validation",
+        "limit",
+    );
+    assert_eq!(web.send("POST", "/queues/mail/resume", &[], "").await.is(200).json()["paused"], false);
+    assert_eq!(bench.claim_from("mail", worker, 1).await.len(), 1);
+    assert_eq!(web.get("/queues").await.is(200).json()[0]["name"], "mail");
+    let long = "q".repeat(129);
+    web.send("POST", &format!("/queues/{long}/pause"), &[], "").await.is_problem(400, "bad_request", "128");
+}
+
+pub(crate) async fn a_schedule_is_put_paused_run_and_removed(bench: Bench) {
+    let web = Web::new(&bench);
+    let schedule = json!({
+        "cron": "*/5 * * * *", "zone": "Europe/Berlin", "missed": "all:7",
+        "job": { "kind": "report", "payload": { "pages": 3 }, "queue": "slow" },
+    });
+    let stored = web.json("PUT", "/cron/nightly", &schedule).await.is(200).json();
+    assert_eq!(
+        (&stored["cron"], &stored["zone"], &stored["missed"]),
+        (&schedule["cron"], &schedule["zone"], &schedule["missed"])
+    );
+    assert_eq!(web.get("/cron").await.is(200).json()[0]["name"], "nightly");
+    assert_eq!(web.send("POST", "/cron/nightly/pause", &[], "").await.is(200).json()["paused"], true);
+    assert_eq!(web.send("POST", "/cron/nightly/resume", &[], "").await.is(200).json()["paused"], false);
+    let ran = web.send("POST", "/cron/nightly/run", &[], "").await.is(201).json();
+    let id = ran["job_id"].as_str().expect("an id").parse().expect("an id");
+    assert_eq!(bench.get(id).await.expect("get").queue, "slow");
+    web.send("DELETE", "/cron/nightly", &[], "").await.is(204);
+    for (method, path) in [
+        ("GET", "/cron/nightly"),
+        ("DELETE", "/cron/nightly"),
+        ("POST", "/cron/nightly/run"),
+        ("POST", "/cron/nightly/pause"),
+    ] {
+        web.send(method, path, &[], "").await.is_problem(404, "not_found", "");
+    }
+    let wrong = |field: &str, value: Value| {
+        let mut body = schedule.clone();
+        body[field] = value;
+        body
+    };
+    web.json("PUT", "/cron/x", &wrong("cron", json!("every day"))).await.is_problem(422, "validation", "");
+    web.json("PUT", "/cron/x", &wrong("zone", json!("Moon/Base"))).await.is_problem(
+        422,
+        "validation",
+        "Moon",
+    );
+    web.json("PUT", "/cron/x", &wrong("missed", json!("some"))).await.is_problem(422, "validation", "missed");
+    web.json("PUT", "/cron/x", &wrong("job", json!({ "kind": "", "payload": 1 }))).await.is_problem(
+        422,
+        "validation",
+        "kind",
+    );
+}
+
+pub(crate) async fn dead_letters_are_listed_and_redriven(bench: Bench) {
+    let web = Web::new(&bench);
+    let one = bench.ended(job("mail"), Outcome::FailedPermanent).await;
+    let two = bench.ended(job("other"), Outcome::FailedPermanent).await;
+    let fine = bench.ended(job("greet"), Outcome::Succeeded).await;
+    assert_eq!(web.get("/dead-letters").await.is(200).json().as_array().expect("jobs").len(), 2);
+    assert_eq!(web.get("/dead-letters?kind=mail").await.is(200).json()[0]["id"], one.to_string());
+    web.send("POST", &format!("/dead-letters/{one}/redrive"), &[], "").await.is(200);
+    assert_eq!(bench.status(one).await, Status::Queued);
+    web.send("POST", &format!("/dead-letters/{fine}/redrive"), &[], "").await.is_problem(409, "conflict", "");
+    assert_eq!(
+        web.post("/dead-letters/redrive", &json!({ "kind": "mail" })).await.is(200).json(),
+        json!({ "redriven": 0 })
+    );
+    assert_eq!(web.post("/dead-letters/redrive", &json!({})).await.is(200).json(), json!({ "redriven": 1 }));
+    assert_eq!(bench.status(two).await, Status::Queued);
+}
+
+pub(crate) async fn a_sweep_can_be_rehearsed_and_done(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.add(job("greet")).await;
+    let dead = bench.worker_with(10 * SECOND).await;
+    bench.claim_one(dead).await;
+    bench.advance(11 * SECOND).await;
+    assert_eq!(web.get("/workers").await.is(200).json()[0]["stale"], true);
+    let would = web.post("/sweep", &json!({ "dry_run": true })).await.is(200).json();
+    assert_eq!((&would["recovered"], &would["workers"]), (&json!(1), &json!([dead.to_string()])));
+    assert_eq!(bench.status(id).await, Status::Running);
+    web.post("/sweep", &json!({ "threshold_seconds": 60 })).await.is(200);
+    assert_eq!(bench.status(id).await, Status::Running, "the threshold is honoured");
+    web.post("/sweep", &json!({ "threshold_seconds": -1 })).await.is_problem(
+        422,
+        "validation",
+        "threshold_seconds",
+    );
+    assert_eq!(web.send("POST", "/sweep", &[], "").await.is(200).json()["recovered"], 1);
+    assert_eq!(bench.status(id).await, Status::Retrying);
+}

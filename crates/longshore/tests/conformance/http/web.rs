@@ -1,0 +1,166 @@
+//! How cases reach the API: by a call in this process, or by a real socket.
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Request};
+use longshore::api::{Api, Limits, UnknownKinds, serve};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tower::ServiceExt;
+
+use crate::bench::Bench;
+
+/// An API of a bench's queue.
+#[derive(Clone)]
+pub(crate) struct Web {
+    router: Router,
+    /// Where it listens, if it does.
+    address: Option<std::net::SocketAddr>,
+    token: Option<String>,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// Fails unless this is what came back; for a problem, the slug and a part of
+    /// its message as well.
+    #[track_caller]
+    pub(crate) fn is(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn is_problem(self, status: u16, slug: &str, part: &str) -> Self {
+        let answer = self.is(status);
+        let problem = answer.json();
+        assert_eq!(problem["error"], slug, "{answer:?}");
+        let message = problem["message"].as_str().expect("a message");
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+        assert!(!answer.header("x-request-id").is_empty(), "{answer:?}");
+        answer
+    }
+}
+
+impl Web {
+    /// An open API that takes any kind, called in this process.
+    pub(crate) fn new(bench: &Bench) -> Self {
+        Web::of(Api::new(bench.handle()).unknown_kinds(UnknownKinds::Allow))
+    }
+
+    pub(crate) fn of(api: Api) -> Self {
+        Web { router: api.router(), address: None, token: None }
+    }
+
+    /// The same, by a socket.
+    pub(crate) async fn listening(self, limits: Limits) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(serve(listener, self.router.clone(), limits, std::future::pending()));
+        Web { address: Some(address), ..self }
+    }
+
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
+        self.address.expect("it listens")
+    }
+
+    pub(crate) fn with_token(&self, token: &str) -> Self {
+        Web { token: Some(token.into()), ..self.clone() }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &[], "").await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.json("POST", path, body).await
+    }
+
+    pub(crate) async fn json(&self, method: &str, path: &str, body: &Value) -> Answer {
+        self.send(method, path, &[("content-type", "application/json")], &body.to_string()).await
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
+        let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        let mut headers = headers.to_vec();
+        if let Some(bearer) = &bearer {
+            headers.push(("authorization", bearer));
+        }
+        match self.address {
+            None => self.call(method, path, &headers, body).await,
+            Some(_) => self.transmit(method, path, &headers, body).await,
+        }
+    }
+
+    async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(body.to_owned())).expect("a request");
+        let response = self.router.clone().oneshot(request).await.expect("infallible");
+        let (parts, body) = response.into_parts();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.expect("a body");
+        Answer {
+            status: parts.status.as_u16(),
+            headers: parts.headers,
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+        }
+    }
+
+    async fn transmit(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let mut request =
+            format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            request += &format!("host: {}\r\n", self.address());
+        }
+        for (name, value) in headers {
+            request += &format!("{name}: {value}\r\n");
+        }
+        let mut stream = TcpStream::connect(self.address()).await.expect("it listens");
+        stream.write_all(request.as_bytes()).await.expect("sent");
+        stream.write_all(b"\r\n").await.expect("sent");
+        // A server that refuses a body may close before it has all of it.
+        let _ = stream.write_all(body.as_bytes()).await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        parse(&answer)
+    }
+}
+
+/// An answer as it came over a socket.
+pub(crate) fn parse(bytes: &[u8]) -> Answer {
+    let text = String::from_utf8_lossy(bytes);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or(0);
+    let mut headers = HeaderMap::new();
+    for (name, value) in lines.filter_map(|line| line.split_once(": ")) {
+        headers.append(
+            axum::http::HeaderName::try_from(name).expect("a name"),
+            axum::http::HeaderValue::try_from(value).expect("a value"),
+        );
+    }
+    Answer { status, headers, text: body.into() }
+}
