@@ -2,6 +2,8 @@
 //! behaviour; that is in [`commands`](crate::commands).
 
 mod builtin;
+mod logging;
+mod serve;
 mod worker;
 
 use std::time::Duration;
@@ -12,7 +14,9 @@ use longshore::{JobId, Missed, RetryPolicy, Status, UniqueMode, When};
 
 use crate::duration;
 
-pub(crate) use worker::{LogFormat, Worker};
+pub(crate) use logging::{LogFormat, Logging};
+pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
+pub(crate) use worker::Worker;
 
 /// Enqueue jobs, run them and operate a Longshore queue.
 #[derive(Debug, Parser)]
@@ -63,6 +67,20 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run everything in one process, with nothing to install
+    ///
+    /// The API, upkeep and a worker with the built-in kinds, on an SQLite file in a folder. Prints
+    /// where it listens and what to try.
+    #[command(after_help = serve::DEV_EXAMPLES)]
+    Dev(Box<Dev>),
+
+    /// Serve the HTTP API
+    ///
+    /// Looks after the queue as well: recovers jobs of dead workers, fires schedules, removes what is
+    /// past its time. Off loopback it asks for tokens, or does not start.
+    #[command(after_help = serve::SERVE_EXAMPLES)]
+    Serve(Box<Serve>),
+
     /// Create the tables or bring them up to date, and exit
     ///
     /// Safe to run again and again, and from several processes at once; on an up-to-date database

@@ -32,7 +32,9 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Outcome {
     let mut builder = match cli.command {
-        Command::Worker(_) => tokio::runtime::Builder::new_multi_thread(),
+        Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
+            tokio::runtime::Builder::new_multi_thread()
+        }
         _ => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use longshore::worker::{Recovery, Settings};
 
+use super::Logging;
 use super::builtin::Builtin;
 use crate::duration;
 
@@ -101,14 +102,8 @@ pub(crate) struct Worker {
     #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR")]
     metrics_addr: Option<MetricsAddr>,
 
-    /// What is logged, to standard error: info, debug, longshore=debug,info …
-    #[arg(long = "log", value_name = "FILTER", default_value = "info", env = "RUST_LOG")]
-    pub(crate) log: String,
-
-    /// How it is logged
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Pretty,
-          env = "RUST_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
+    #[command(flatten)]
+    pub(crate) logging: Logging,
 
     #[command(flatten)]
     pub(crate) builtin: Builtin,
@@ -119,15 +114,6 @@ pub(crate) struct Worker {
 struct MetricsAddr(Option<SocketAddr>);
 
 const DEFAULT_METRICS_ADDR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// For people
-    Pretty,
-    /// One JSON object a line
-    Json,
-}
 
 impl Worker {
     pub(crate) fn settings(&self) -> Settings {

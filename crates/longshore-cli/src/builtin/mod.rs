@@ -96,7 +96,6 @@ pub(crate) fn register(builder: Builder, settings: &Settings) -> Result<Builder,
 }
 
 /// Whether a payload is right for a built-in kind; `None` for any other kind.
-#[cfg_attr(not(test), expect(dead_code, reason = "the HTTP API will ask at enqueue"))]
 pub(crate) fn check_payload(kind: &str, payload: &str) -> Option<Result<(), String>> {
     built_in(kind).map(|kind| (kind.check)(payload))
 }

@@ -5,7 +5,9 @@ mod cron;
 mod dead;
 mod enqueue;
 mod jobs;
+mod process;
 mod queues;
+mod serve;
 mod worker;
 mod workers;
 
@@ -22,6 +24,10 @@ use crate::output::{Fit, Out, Table};
 
 /// Runs what was typed.
 pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
+    let command = match cli.command {
+        Command::Dev(args) => return serve::dev(*args, out).await,
+        command => command,
+    };
     let url = cli.database_url.as_deref().filter(|url| !url.is_empty()).ok_or_else(|| {
         Failure::usage(
             "no database given; set DATABASE_URL or pass --database-url, \
@@ -29,9 +35,10 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
         )
     })?;
     if let Some(file) = missing_file(url) {
-        match &cli.command {
+        match &command {
             Command::Migrate(args) if args.check => return Ok(tell_schema(0, out)),
             Command::Migrate(_) => {}
+            Command::Serve(args) if args.migrate => {}
             _ => {
                 return Err(Failure::new(
                     Code::Schema,
@@ -45,7 +52,10 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
         }
     }
     let client = Client::connect(url).await?;
-    match cli.command {
+    match command {
+        // Has a database of its own.
+        Command::Dev(_) => unreachable!("answered above"),
+        Command::Serve(args) => serve::serve(client, *args, out).await,
         Command::Migrate(args) => migrate(&client, &args, out).await,
         Command::Worker(args) => worker::run(client, *args, out).await,
         Command::Enqueue(args) => enqueue::enqueue(&client, *args, out).await,
@@ -96,6 +106,22 @@ async fn check_schema(client: &Client, out: Out) -> Outcome {
         ));
     }
     Ok(tell_schema(version, out))
+}
+
+/// Refuses tables that are missing, too old or too new, before anything relies on
+/// them.
+async fn expect_schema(client: &Client) -> Result<(), Failure> {
+    let version = client.store().schema_version().await?;
+    match version == SCHEMA_VERSION {
+        true => Ok(()),
+        false => Err(Failure::new(
+            Code::Schema,
+            format_args!(
+                "the database is at schema version {version}, this program needs {SCHEMA_VERSION}; \
+                 run `longshore migrate`, or start with --migrate"
+            ),
+        )),
+    }
 }
 
 fn tell_schema(version: i64, out: Out) -> Code {

@@ -1,0 +1,116 @@
+//! What `longshore dev` and `longshore serve` can be told.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{Logging, Worker};
+use crate::duration;
+
+pub(super) const DEV_EXAMPLES: &str = "\
+Examples:
+  longshore dev
+  longshore dev --bind 127.0.0.1:9000 --data-dir /tmp/try
+  longshore dev --simulate            # let the built-in kinds only pretend
+
+Everything is kept in the data folder; delete it to begin anew.";
+
+pub(super) const SERVE_EXAMPLES: &str = "\
+Examples:
+  export DATABASE_URL=postgres://longshore@db/app
+  longshore migrate && longshore serve
+  longshore serve --with-worker --concurrency 16
+  longshore tokens create ci --scope enqueue --scope read
+  longshore serve --bind 0.0.0.0:8080 --auth tokens";
+
+#[derive(Debug, Args)]
+pub(crate) struct Dev {
+    /// Where everything is kept
+    #[arg(long, value_name = "FOLDER", default_value = "./.longshore", env = "LONGSHORE_DATA_DIR")]
+    pub(crate) data_dir: PathBuf,
+
+    /// Let the built-in kinds only pretend: short steps, first attempts that fail now and then
+    #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) simulate: bool,
+
+    /// How long running jobs may go on after a signal
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse,
+          env = "LONGSHORE_SHUTDOWN_GRACE")]
+    pub(crate) shutdown_grace: Duration,
+
+    #[command(flatten)]
+    pub(crate) listen: Listen,
+
+    #[command(flatten)]
+    pub(crate) logging: Logging,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// Run a worker with the built-in kinds in the same process
+    #[arg(long, env = "LONGSHORE_WITH_WORKER", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) with_worker: bool,
+
+    /// Create the tables or bring them up to date first
+    #[arg(long)]
+    pub(crate) migrate: bool,
+
+    #[command(flatten)]
+    pub(crate) listen: Listen,
+
+    #[command(flatten, next_help_heading = "Worker and upkeep")]
+    pub(crate) worker: Worker,
+}
+
+/// Where the API listens, and to whom.
+#[derive(Debug, Args)]
+pub(crate) struct Listen {
+    /// Where the API listens
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", env = "API_BIND_ADDR")]
+    pub(crate) bind: SocketAddr,
+
+    /// Who may use it
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Auth::Off, env = "LONGSHORE_AUTH")]
+    pub(crate) auth: Auth,
+
+    /// Names it answers to beside its address; * for any. On loopback, others are refused
+    #[arg(long = "host", value_name = "NAME", value_delimiter = ',', env = "LONGSHORE_HOSTS")]
+    pub(crate) hosts: Vec<String>,
+
+    /// Take jobs of kinds that nobody has announced
+    #[arg(long, env = "LONGSHORE_ALLOW_UNKNOWN_KINDS",
+          value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) allow_unknown_kinds: bool,
+
+    /// What may be read without a token, beside /health
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',', env = "LONGSHORE_PUBLIC")]
+    pub(crate) public: Vec<Public>,
+
+    /// How long a request may take
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse,
+          env = "LONGSHORE_REQUEST_TIMEOUT")]
+    pub(crate) request_timeout: Duration,
+
+    /// How many connections at once
+    #[arg(long, value_name = "N", default_value_t = 1024, env = "LONGSHORE_MAX_CONNECTIONS")]
+    pub(crate) max_connections: usize,
+}
+
+/// Who may use the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Auth {
+    /// Whoever can reach it; only on loopback
+    Off,
+    /// Who brings a token (`longshore tokens create`)
+    Tokens,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Public {
+    /// GET /metrics
+    Metrics,
+    /// GET /docs and the OpenAPI document
+    Docs,
+}

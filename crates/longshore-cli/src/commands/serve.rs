@@ -1,0 +1,199 @@
+//! `longshore serve` and `longshore dev`: the API, upkeep and, if asked for, a
+//! worker, in one process.
+
+use std::path::Path;
+
+use longshore::Client;
+use longshore::api::{self, Access, Api, UnknownKinds};
+use longshore::worker::{Running, Settings, Worker};
+use tokio::net::TcpListener;
+
+use super::process::{self, by_flag};
+use crate::args::{self, Auth, Listen};
+use crate::builtin;
+use crate::failure::{Code, Failure, Outcome};
+use crate::output::Out;
+
+/// Everything in one process on SQLite, with nothing to set up.
+pub(super) async fn dev(args: args::Dev, out: Out) -> Outcome {
+    process::log(&args.logging)?;
+    let client = open(&args.data_dir).await?;
+    let settings = Settings { shutdown_grace: args.shutdown_grace, ..Settings::default() };
+    let builder = Worker::builder(client.clone()).settings(settings);
+    let builder = match args.simulate {
+        true => builtin::simulate(builder),
+        false => {
+            let builtin = builtin::Settings {
+                outbox: args.data_dir.join("outbox"),
+                image_output: args.data_dir.join("images"),
+                ..builtin::Settings::default()
+            };
+            builtin::register(builder, &builtin)?
+        }
+    };
+    let listener = bind(&args.listen).await?;
+    greet(&listener, &args.data_dir, out)?;
+    run(client, builder.build().map_err(by_flag)?, listener, &args.listen).await
+}
+
+async fn open(folder: &Path) -> Result<Client, Failure> {
+    let wrong = |error: &dyn std::fmt::Display| {
+        Failure::new(
+            Code::Problem,
+            format_args!(
+                "the data folder `{}` cannot be used: {error}; give another with --data-dir",
+                folder.display()
+            ),
+        )
+    };
+    std::fs::create_dir_all(folder).map_err(|error| wrong(&error))?;
+    let file = folder.join("queue.db");
+    let file = file.to_str().ok_or_else(|| wrong(&"its name is not UTF-8"))?;
+    let client = Client::connect(&format!("sqlite:{file}")).await?;
+    client.migrate().await?;
+    Ok(client)
+}
+
+/// The first thing a newcomer reads.
+fn greet(listener: &TcpListener, folder: &Path, out: Out) -> Result<(), Failure> {
+    let address = local(listener)?;
+    if out.json {
+        out.document(&serde_json::json!({ "url": format!("http://{address}"), "data_dir": folder }));
+        return Ok(());
+    }
+    out.line(format_args!(
+        "\
+Longshore is listening on http://{address}
+  API     http://{address}/docs
+  data    {}
+
+Try it:
+  curl -s http://{address}/jobs -H 'content-type: application/json' \\
+    -d '{{\"kind\":\"summarize_text\",\"payload\":{{\"text\":\"Ships bring goods. Longshoremen unload ships. Nothing is lost.\",\"max_words\":5}}}}'
+  curl -s 'http://{address}/jobs?limit=1'
+
+Ctrl-C ends it.",
+        folder.display()
+    ));
+    Ok(())
+}
+
+/// The API and upkeep, for production.
+pub(super) async fn serve(client: Client, args: args::Serve, out: Out) -> Outcome {
+    process::log(&args.worker.logging)?;
+    if args.migrate {
+        client.migrate().await?;
+    }
+    super::expect_schema(&client).await?;
+    let settings = args.worker.settings();
+    let builder = Worker::builder(client.clone());
+    let builder = match (args.with_worker, args.worker.simulate) {
+        (true, true) => builtin::simulate(builder.settings(settings)),
+        (true, false) => builtin::register(builder.settings(settings), &args.worker.builtin.settings())?,
+        // Without handlers: upkeep alone, so that nothing is stuck while no
+        // other worker runs.
+        (false, _) => builder.settings(Settings { name_prefix: "server".into(), concurrency: 1, ..settings }),
+    };
+    let worker = builder.build().map_err(by_flag)?;
+    let listener = bind(&args.listen).await?;
+    let address = local(&listener)?;
+    match out.json {
+        true => out.document(&serde_json::json!({ "url": format!("http://{address}") })),
+        false => out.line(format_args!("listening on http://{address}")),
+    }
+    run(client, worker, listener, &args.listen).await
+}
+
+async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Listen) -> Outcome {
+    let metrics = process::record_metrics()?;
+    let mut api = Api::new(client)
+        .access(match listen.auth {
+            Auth::Off => Access::Open,
+            Auth::Tokens => Access::Tokens,
+        })
+        .unknown_kinds(match listen.allow_unknown_kinds {
+            true => UnknownKinds::Allow,
+            false => UnknownKinds::Refuse,
+        })
+        .check(builtin::check_payload)
+        .timeout(listen.request_timeout)
+        .metrics(move || metrics.render());
+    for public in &listen.public {
+        api = api.public(match public {
+            args::Public::Metrics => api::Public::Metrics,
+            args::Public::Docs => api::Public::Docs,
+        });
+    }
+    if let Some(hosts) = hosts(&listener, listen)? {
+        api = api.hosts(hosts);
+    }
+    let limits = api::Limits { connections: listen.max_connections, ..api::Limits::default() };
+    let mut signals = process::Signals::new()?;
+    let running = worker.start().await?;
+    let stopper = running.stopper();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(api::serve(listener, api.router(), limits, async {
+        let _ = stopped.await;
+    }));
+    signals.next().await;
+    tracing::info!("stopping; what runs may finish, a second signal cuts it short");
+    let _ = stop.send(());
+    stopper.stop();
+    tokio::spawn(async move {
+        signals.next().await;
+        tracing::info!("stopping now");
+        stopper.stop_now();
+    });
+    end(running, server).await
+}
+
+async fn end(running: Running, server: tokio::task::JoinHandle<()>) -> Outcome {
+    running.wait().await;
+    match server.await {
+        Ok(()) => Ok(Code::Done),
+        Err(died) => Err(Failure::new(Code::Problem, format_args!("the server died: {died}"))),
+    }
+}
+
+async fn bind(listen: &Listen) -> Result<TcpListener, Failure> {
+    let address = listen.bind;
+    if !address.ip().is_loopback() && listen.auth == Auth::Off {
+        return Err(Failure::usage(format_args!(
+            "--bind {address}: others could reach the API, and nobody is asked for a token; \
+             add --auth tokens (LONGSHORE_AUTH=tokens) and make a token with `longshore tokens create`, \
+             or bind to 127.0.0.1"
+        )));
+    }
+    TcpListener::bind(address).await.map_err(|error| {
+        Failure::new(
+            Code::Problem,
+            format_args!(
+                "cannot listen on {address}: {error}; give another address with --bind (API_BIND_ADDR)"
+            ),
+        )
+    })
+}
+
+fn local(listener: &TcpListener) -> Result<std::net::SocketAddr, Failure> {
+    listener
+        .local_addr()
+        .map_err(|error| Failure::new(Code::Problem, format_args!("the listener has no address: {error}")))
+}
+
+/// The names that requests may call this server by. On loopback only its own:
+/// a stranger's page could otherwise reach it by a name of the stranger's.
+fn hosts(listener: &TcpListener, listen: &Listen) -> Result<Option<Vec<String>>, Failure> {
+    let address = local(listener)?;
+    if listen.hosts.iter().any(|host| host == "*") {
+        return Ok(None);
+    }
+    if !address.ip().is_loopback() && listen.hosts.is_empty() {
+        return Ok(None);
+    }
+    let own = match address.ip() {
+        std::net::IpAddr::V4(ip) => ip.to_string(),
+        std::net::IpAddr::V6(ip) => format!("[{ip}]"),
+    };
+    let loopback = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
+    Ok(Some(loopback.into_iter().chain([own]).chain(listen.hosts.iter().cloned()).collect()))
+}
