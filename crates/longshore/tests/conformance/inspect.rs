@@ -1,5 +1,6 @@
 //! Looking at jobs: one, a page, a proof.
 
+use chrono::{DateTime, Utc};
 use longshore::store::{ListFilter, Page};
 use longshore::{JobId, NewJob, Outcome, Status};
 
@@ -156,6 +157,39 @@ pub(crate) async fn an_offset_passes_over_matches_up_to_its_bound(bench: Bench) 
     let error = bench.list(&too_far).await.expect_err("too far");
     assert_eq!(error.field(), Some("offset"));
     assert!(error.to_string().contains("cursor"), "{error}");
+}
+
+/// The time is that of the id, whatever the engine's clock says.
+pub(crate) async fn a_list_by_time_finds_what_was_made_then(bench: Bench) {
+    let at = |n: u64| DateTime::from_timestamp_millis(1_900_000_000_000 + n as i64).expect("an instant");
+    let made = |n: u64| {
+        let bytes: u128 = ((1_900_000_000_000 + u128::from(n)) << 80) | (7 << 76) | (1 << 63) | u128::from(n);
+        JobId(uuid::Uuid::from_u128(bytes))
+    };
+    for n in 0..6 {
+        bench.add(job("mail").id(made(n)).idempotency_key(format!("k-{n}"))).await;
+    }
+    let worker = bench.worker().await;
+    let claimed = bench.claim(worker, 3).await;
+    bench.must_finish(&claimed[0], done()).await;
+    let between = |from, to| ListFilter { newer_than: from, older_than: to, ..filter() };
+    let find = async |by: ListFilter| all(&bench, &by).await;
+    let newest_first = |range: std::ops::Range<u64>| range.rev().map(made).collect::<Vec<_>>();
+    assert_eq!(find(between(None, Some(at(4)))).await, newest_first(0..4));
+    assert_eq!(find(between(Some(at(4)), None)).await, newest_first(4..6));
+    assert_eq!(find(between(Some(at(1)), Some(at(5)))).await, newest_first(1..5));
+    assert_eq!(find(ListFilter { limit: 2, ..between(Some(at(1)), Some(at(5))) }).await, newest_first(1..5));
+    assert_eq!(find(between(Some(at(5)), Some(at(1)))).await, []);
+    let with = |status| ListFilter { status: Some(status), ..between(Some(at(1)), Some(at(5))) };
+    assert_eq!(find(with(Status::Queued)).await, newest_first(3..5));
+    assert_eq!(find(with(Status::Running)).await, newest_first(1..3));
+    assert_eq!(find(with(Status::Succeeded)).await, []);
+    let keyed =
+        |n: u64| ListFilter { idempotency_key: Some(format!("k-{n}")), ..between(Some(at(1)), Some(at(5))) };
+    assert_eq!((find(keyed(0)).await, find(keyed(1)).await), (vec![], vec![made(1)]));
+    let (first, last) = (DateTime::<Utc>::MIN_UTC, DateTime::<Utc>::MAX_UTC);
+    assert_eq!(find(between(Some(first), Some(last))).await, newest_first(0..6));
+    assert_eq!(find(between(Some(last), Some(first))).await, []);
 }
 
 /// A filter that matches almost nothing must not read the whole table for one

@@ -383,6 +383,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         pages_follow_one_another_without_gap_or_overlap,
         a_page_holds_between_one_and_two_hundred,
         an_offset_passes_over_matches_up_to_its_bound,
+        a_list_by_time_finds_what_was_made_then,
         a_rare_match_is_found_by_following_short_pages,
         a_cursor_of_a_job_that_is_gone_still_works,
         the_jobs_ahead_are_those_a_claim_would_take_first,

@@ -298,11 +298,13 @@ pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
 fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, Option<JobId>)> {
     let (walk, outcome) = walk(filter);
     // Past every id: these are 16 bytes long.
-    let before = filter.cursor.map_or(vec![0xff; 17], |id| id.0.as_bytes().to_vec());
+    let (before, from) = filter.id_bounds();
+    let before = before.map_or(vec![0xff; 17], |id| id.as_bytes().to_vec());
+    let from = from.unwrap_or_default().into_bytes();
     let mut statement = tx.prepare(walk)?;
     let mut rows = match (&filter.idempotency_key, &filter.unique_key) {
-        (Some(key), _) | (None, Some(key)) => statement.query(params![before, key])?,
-        (None, None) => statement.query(params![before, outcome])?,
+        (Some(key), _) | (None, Some(key)) => statement.query(params![before, key, from])?,
+        (None, None) => statement.query(params![before, outcome, from])?,
     };
     let (mut ids, mut skipped, mut examined) = (Vec::new(), 0, 0);
     while let Some(row) = rows.next()? {
@@ -328,24 +330,28 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
         select j.id, j.queue, j.kind, j.options
           from jobs j
          where j.id < ?1
+           and j.id >= ?3
            and ?2 is null
          order by j.id desc";
     const BY_IDEMPOTENCY_KEY: &str = "
         select j.id, j.queue, j.kind, j.options
           from jobs j
          where j.id < ?1
+           and j.id >= ?3
            and j.idempotency_key = ?2";
     const BY_UNIQUE_KEY: &str = "
         select j.id, j.queue, j.kind, j.options
           from keys k
           join jobs j on j.id = k.job
          where j.id < ?1
+           and j.id >= ?3
            and k.key = ?2";
     const QUEUED: &str = "
         select w.id, j.queue, j.kind, j.options
           from ready w
           cross join jobs j on j.id = w.id
          where w.id < ?1
+           and w.id >= ?3
            and ?2 is null
            and w.attempt = 0
            and w.interruptions = 0
@@ -355,6 +361,7 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
           from ready w
           cross join jobs j on j.id = w.id
          where w.id < ?1
+           and w.id >= ?3
            and ?2 is null
            and (w.attempt > 0 or w.interruptions > 0)
          order by w.id desc";
@@ -363,6 +370,7 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
           from running r
           cross join jobs j on j.id = r.id
          where r.id < ?1
+           and r.id >= ?3
            and ?2 is null
          order by r.id desc";
     const SUCCEEDED: &str = "
@@ -370,6 +378,7 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
           from finished f
           cross join jobs j on j.id = f.id
          where f.id < ?1
+           and f.id >= ?3
            and f.outcome = ?2
          order by f.id desc";
     const UNSUCCESSFUL: &str = "
@@ -377,6 +386,7 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
           from finished f indexed by finished_unsuccessful
           cross join jobs j on j.id = f.id
          where f.id < ?1
+           and f.id >= ?3
            and f.outcome = ?2
            and f.outcome <> 'succeeded'
          order by f.id desc";
