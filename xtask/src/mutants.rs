@@ -31,12 +31,17 @@ struct Mutant {
 }
 
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
+const SETTLE: &str = "crates/longshore/src/client/settle.rs";
+const PG_ACCESS: &str = "crates/longshore/src/store/postgres/access.rs";
 const PG_FLOW: &str = "crates/longshore/src/store/postgres/flow.rs";
+const PG_INSPECT: &str = "crates/longshore/src/store/postgres/inspect.rs";
 const PG_SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
 const PG_CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const PG_OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
 const PG_UPKEEP: &str = "crates/longshore/src/store/postgres/upkeep.rs";
+const LITE_ACCESS: &str = "crates/longshore/src/store/sqlite/access.rs";
 const LITE_FLOW: &str = "crates/longshore/src/store/sqlite/flow.rs";
+const LITE_INSPECT: &str = "crates/longshore/src/store/sqlite/inspect.rs";
 const LITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const LITE_CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
 const LITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
@@ -53,6 +58,28 @@ const MUTANTS: &[Mutant] = &[
         red: &[
             "postgres::settle::a_release_is_not_charged_and_is_due_at_once",
             "sqlite::settle::a_release_is_not_charged_and_is_due_at_once",
+        ],
+    },
+    Mutant {
+        name: "an end by lease alone is not known again",
+        file: SETTLE,
+        after: "async fn settle_leases",
+        old: "settled == Settled::Stored",
+        new: "settled == Settled::LeaseLost",
+        red: &[
+            "postgres::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "sqlite::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
+        ],
+    },
+    Mutant {
+        name: "a superseded end by lease alone is not known again",
+        file: SETTLE,
+        after: "fn may_have_been",
+        old: "superseded: true",
+        new: "superseded: false",
+        red: &[
+            "postgres::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "sqlite::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
         ],
     },
     // ---- the fence, on Postgres ------------------------------------------------
@@ -221,6 +248,25 @@ const MUTANTS: &[Mutant] = &[
         old: "and a.error is not distinct from i.error",
         new: "",
         red: &["postgres::fence::a_late_failure_is_not_mistaken_for_the_one_a_hook_decided"],
+    },
+    Mutant {
+        name: "postgres: the claims behind leases ignore the lease number",
+        file: PG_CLAIM,
+        after: "const CLAIMS:",
+        old: "and h.lease_no = i.lease_no ",
+        new: "",
+        red: &[
+            "postgres::fence::claims_are_answered_lease_by_lease",
+            "postgres::fence::a_holder_is_powerless_over_its_own_later_lease",
+        ],
+    },
+    Mutant {
+        name: "postgres: the claims behind leases ignore the worker",
+        file: PG_CLAIM,
+        after: "const CLAIMS:",
+        old: "and h.worker = i.worker",
+        new: "",
+        red: &["postgres::fence::the_right_number_in_the_wrong_hands_is_powerless"],
     },
     // ---- claim, on Postgres: from one place, and from many ---------------------------
     Mutant {
@@ -431,6 +477,49 @@ const MUTANTS: &[Mutant] = &[
             "postgres::schedules::putting_what_is_there_disturbs_nothing",
         ],
     },
+    Mutant {
+        name: "postgres: those ahead come in the order of their ids",
+        file: PG_INSPECT,
+        after: "const AHEAD:",
+        old: "and (r.run_at, r.id) < (m.run_at, m.id)",
+        new: "and r.id < m.id",
+        red: &["postgres::inspect::the_jobs_ahead_are_those_a_claim_would_take_first"],
+    },
+    Mutant {
+        name: "postgres: an hour that began before is not told",
+        file: PG_INSPECT,
+        after: "const TALLIED:",
+        old: "level = 2 and minute >= $2",
+        new: "level = 2 and minute >= greatest($1, $2)",
+        red: &["postgres::counts::minutes_that_were_added_up_are_told_by_the_hour"],
+    },
+    Mutant {
+        name: "postgres: a revoked token lives",
+        file: PG_ACCESS,
+        after: "const LIVE_TOKEN",
+        old: "and revoked_at is null",
+        new: "",
+        red: &[
+            "postgres::access::a_revoked_token_is_dead_and_stays_listed",
+            "postgres::access::the_same_token_again_changes_nothing",
+        ],
+    },
+    Mutant {
+        name: "postgres: an expired token lives",
+        file: PG_ACCESS,
+        after: "const LIVE_TOKEN",
+        old: "expires_at > longshore.clock()",
+        new: "true",
+        red: &["postgres::access::a_token_is_good_until_the_instant_it_expires"],
+    },
+    Mutant {
+        name: "postgres: a worker's word wipes a schema",
+        file: PG_ACCESS,
+        after: "const PUT_KINDS",
+        old: "coalesce(excluded.schema, k.schema)",
+        new: "excluded.schema",
+        red: &["postgres::access::a_kind_put_without_a_schema_keeps_the_one_it_has"],
+    },
     // ---- SQLite ----------------------------------------------------------------
     Mutant {
         name: "sqlite: a settle ignores the lease number",
@@ -621,6 +710,60 @@ const MUTANTS: &[Mutant] = &[
             "sqlite::schedules::a_schedule_put_again_keeps_its_ticks_and_its_pause",
             "sqlite::schedules::putting_what_is_there_disturbs_nothing",
         ],
+    },
+    Mutant {
+        name: "sqlite: the claims behind leases ignore the lease number",
+        file: LITE_CLAIM,
+        after: "fn claims(",
+        old: "and r.lease_no = ?2   -- fence: a newer lease owns the row",
+        new: "and r.lease_no <> -?2",
+        red: &[
+            "sqlite::fence::claims_are_answered_lease_by_lease",
+            "sqlite::fence::a_holder_is_powerless_over_its_own_later_lease",
+        ],
+    },
+    Mutant {
+        name: "sqlite: those ahead come in the order of their ids",
+        file: LITE_INSPECT,
+        after: "const AHEAD:",
+        old: "and (run_at, id) < (?3, ?4)",
+        new: "and id < ?4 and ?3 is not null",
+        red: &["sqlite::inspect::the_jobs_ahead_are_those_a_claim_would_take_first"],
+    },
+    Mutant {
+        name: "sqlite: what is removed no longer ended",
+        file: LITE_INSPECT,
+        after: "const ENDED:",
+        old: "               ended\n          from tallies",
+        new: "               kept\n          from tallies",
+        red: &["sqlite::counts::an_end_stays_tallied_whatever_becomes_of_the_job"],
+    },
+    Mutant {
+        name: "sqlite: a revoked token lives",
+        file: LITE_ACCESS,
+        after: "const LIVE:",
+        old: "and revoked_at is null",
+        new: "",
+        red: &[
+            "sqlite::access::a_revoked_token_is_dead_and_stays_listed",
+            "sqlite::access::the_same_token_again_changes_nothing",
+        ],
+    },
+    Mutant {
+        name: "sqlite: an expired token lives",
+        file: LITE_ACCESS,
+        after: "const LIVE:",
+        old: "expires_at > ?2",
+        new: "?2 is not null",
+        red: &["sqlite::access::a_token_is_good_until_the_instant_it_expires"],
+    },
+    Mutant {
+        name: "sqlite: a worker's word wipes a schema",
+        file: LITE_ACCESS,
+        after: "fn put_kinds(",
+        old: "coalesce(excluded.schema, schema)",
+        new: "excluded.schema",
+        red: &["sqlite::access::a_kind_put_without_a_schema_keeps_the_one_it_has"],
     },
 ];
 
