@@ -10,7 +10,6 @@ pub(crate) struct Secret(String);
 impl Secret {
     /// Takes any text: a parser that refuses would have clap repeat the value in
     /// its message. Whoever uses the secret says what is wrong with it.
-    #[allow(clippy::unnecessary_wraps)] // the form that clap takes
     pub(crate) fn read(text: &str) -> Result<Self, Infallible> {
         Ok(Secret(text.trim().to_owned()))
     }

@@ -15,7 +15,7 @@ use url::Url;
 
 use super::folder::Folder;
 use super::outbound::Outbound;
-use super::{Kind, Settings, check_url, unless_stopped};
+use super::{Kind, Payload, Settings, check_url, unless_stopped};
 use crate::failure;
 
 /// The largest side of a picture.
@@ -87,6 +87,7 @@ impl Studio {
     pub(super) fn open(settings: &Settings, outbound: Outbound) -> Result<Self, failure::Failure> {
         let root = settings.image_root.as_deref().map(Root::open).transpose()?;
         let output = Folder::new("--image-output", &settings.image_output)?;
+        tracing::info!("pictures are written to {}", output.path().display());
         Ok(Studio { outbound, root, output })
     }
 
@@ -105,7 +106,7 @@ impl Studio {
     }
 }
 
-pub(super) async fn resize(job: ResizeImage, ctx: Context<Studio>) -> Result<(), Failure> {
+pub(super) async fn resize(Payload(job): Payload<ResizeImage>, ctx: Context<Studio>) -> Result<(), Failure> {
     job.check().map_err(Failure::permanent)?;
     let studio = ctx.state();
     let source = unless_stopped(&ctx, studio.fetch(&ctx, &job.source_url)).await?;
@@ -311,6 +312,7 @@ mod tests {
             format!("file://{root}/../outside.png"),
             format!("file://{root}/%2e%2e/outside.png"),
             format!("file://{root}/sub/..%2f..%2foutside.png"),
+            format!("file://{root}/sub/..%2f..%2fno-such.png"),
             format!("file://{root}-not/a.png"),
             format!("file://{}/outside.png", scratch.path().display()),
             format!("file://example.com{root}/sub/a%20b.png"),
@@ -384,10 +386,15 @@ mod tests {
     #[test]
     fn what_would_take_too_much_memory_is_refused_before_it_does() {
         assert!(fit(&bomb(1, 1), 5, 5).is_ok(), "the sum is right");
-        for (width, height) in [(60_000, 60_000), (16_384, 16_384), (LARGEST_SIDE + 1, 1), (1, u32::MAX / 2)]
-        {
+        for (width, height, told) in [
+            (60_000, 60_000, "exceeds limit"),
+            (LARGEST_SIDE + 1, 1, "exceeds limit"),
+            (1, u32::MAX / 2, "exceeds limit"),
+            (16_384, 16_384, "16384 × 16384 is more than"),
+            (8_192, 4_097, "8192 × 4097 is more than"),
+        ] {
             let refused = format!("{:?}", fit(&bomb(width, height), 5, 5).err().unwrap());
-            assert!(refused.starts_with("permanent: "), "{refused}");
+            assert!(refused.starts_with("permanent: ") && refused.contains(told), "{refused}");
         }
         let small = picture(3, 3, ImageFormat::Png);
         let refused = format!("{:?}", fit(&small, LARGEST_SIDE, LARGEST_SIDE).err().unwrap());

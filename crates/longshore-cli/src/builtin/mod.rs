@@ -17,8 +17,10 @@ use std::path::PathBuf;
 
 use lettre::message::Mailbox;
 use longshore::worker::{Builder, Context, Failure, StopReason};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::failure;
 use crate::secret::Secret;
@@ -131,9 +133,33 @@ fn built_in(kind: &str) -> Option<&'static BuiltIn> {
 }
 
 fn read_and_check<K: Kind>(payload: &str) -> Result<(), String> {
-    let payload: K = serde_json::from_str(payload)
-        .map_err(|error| format!("payload: not what `{}` takes: {error}", K::NAME))?;
+    let payload: K =
+        read(payload).map_err(|error| format!("payload: not what `{}` takes: {error}", K::NAME))?;
     payload.check()
+}
+
+/// A payload as handlers take it: if it does not fit, the error repeats none of
+/// its values.
+struct Payload<K>(K);
+
+impl<'de, K: Kind> Deserialize<'de> for Payload<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let payload = Box::<RawValue>::deserialize(deserializer)?;
+        read(payload.get()).map(Payload).map_err(D::Error::custom)
+    }
+}
+
+fn read<K: Kind>(payload: &str) -> Result<K, String> {
+    serde_json::from_str(payload).map_err(|error| without_value(&error.to_string()))
+}
+
+/// The parser quotes a text that stands where something else should. That may be
+/// the whole payload: JSON in a string is a common mistake.
+fn without_value(error: &str) -> String {
+    match (error.find("string \""), error.rfind("\", expected")) {
+        (Some(begin), Some(end)) => format!("{}a string{}", &error[..begin], &error[end + 1..]),
+        _ => error.to_owned(),
+    }
 }
 
 /// Runs the work of an attempt unless it is told to stop first.
@@ -213,6 +239,22 @@ mod tests {
         assert_eq!(check_payload("greet", "{}"), None);
         assert_eq!(schema("greet"), None);
         assert!(check_payload("send_email", "{").unwrap().unwrap_err().contains("send_email"));
+    }
+
+    #[tokio::test]
+    async fn a_payload_that_does_not_fit_is_not_repeated() {
+        let twice = json!(json!({ "to": "ada", "body": "s3cret\", expected s3cret" }).to_string());
+        let sized = json!({ "source_url": "https://a", "width": "s3cret", "height": 1 });
+        for (kind, payload) in
+            KINDS.map(|kind| (kind.name, twice.clone())).iter().chain(&[("resize_image", sized)])
+        {
+            let refused = check_payload(kind, &payload.to_string()).unwrap().unwrap_err();
+            let job = testing::run(&Settings::default(), kind, payload).await;
+            for told in [refused, job.last_error.unwrap()] {
+                assert!(told.contains("invalid type: a string, expected "), "{told}");
+                assert!(!told.contains("s3cret"), "{told}");
+            }
+        }
     }
 
     /// One payload of each kind, as right as it can be.
