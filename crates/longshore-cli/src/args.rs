@@ -4,6 +4,7 @@
 mod builtin;
 mod logging;
 mod serve;
+mod tokens;
 mod worker;
 
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::duration;
 
 pub(crate) use logging::{LogFormat, Logging};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
+pub(crate) use tokens::{CreateToken, Tokens};
 pub(crate) use worker::Worker;
 
 /// Enqueue jobs, run them and operate a Longshore queue.
@@ -134,6 +136,10 @@ Examples:
     /// Look at worker processes
     #[command(subcommand)]
     Workers(Workers),
+
+    /// Make, list and revoke tokens for the API
+    #[command(subcommand)]
+    Tokens(Tokens),
 
     /// Recover the jobs of dead workers and hung handlers, now
     ///

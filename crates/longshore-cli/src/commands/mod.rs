@@ -8,6 +8,7 @@ mod jobs;
 mod process;
 mod queues;
 mod serve;
+mod tokens;
 mod worker;
 mod workers;
 
@@ -64,6 +65,7 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
         Command::Dead(command) => dead::run(&client, command, out).await,
         Command::Cron(command) => cron::run(&client, command, out).await,
         Command::Workers(command) => workers::run(&client, command, out).await,
+        Command::Tokens(command) => tokens::run(&client, command, out).await,
         Command::Sweep(args) => workers::sweep(&client, &args, out).await,
         Command::Counts => counts(&client, out).await,
         Command::Check => check(&client, out).await,

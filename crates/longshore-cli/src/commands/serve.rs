@@ -61,20 +61,19 @@ fn greet(listener: &TcpListener, folder: &Path, out: Out) -> Result<(), Failure>
         out.document(&serde_json::json!({ "url": format!("http://{address}"), "data_dir": folder }));
         return Ok(());
     }
-    out.line(format_args!(
-        "\
-Longshore is listening on http://{address}
-  API     http://{address}/docs
-  data    {}
-
-Try it:
-  curl -s http://{address}/jobs -H 'content-type: application/json' \\
-    -d '{{\"kind\":\"summarize_text\",\"payload\":{{\"text\":\"Ships bring goods. Longshoremen unload ships. Nothing is lost.\",\"max_words\":5}}}}'
-  curl -s 'http://{address}/jobs?limit=1'
-
-Ctrl-C ends it.",
-        folder.display()
-    ));
+    let job = r#"{"kind":"summarize_text","payload":{"text":"Ships bring goods. Longshoremen unload ships. Nothing is lost.","max_words":5}}"#;
+    let lines = [
+        format!("Longshore is listening on http://{address}"),
+        format!("  API   http://{address}/docs"),
+        format!("  data  {}", folder.display()),
+        String::new(),
+        "Try it:".into(),
+        format!("  curl -s http://{address}/jobs -H 'content-type: application/json' -d '{job}'"),
+        format!("  curl -s 'http://{address}/jobs?limit=1'"),
+        String::new(),
+        "Ctrl-C ends it.".into(),
+    ];
+    lines.iter().for_each(|line| out.line(line));
     Ok(())
 }
 

@@ -1,0 +1,127 @@
+//! `longshore tokens`: who may call the API.
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use chrono::{DateTime, Utc};
+use longshore::Client;
+use longshore::api::hash_token;
+use longshore::store::{NewToken, TokenRecord};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::args::{CreateToken, Tokens};
+use crate::failure::{Code, Failure, Outcome};
+use crate::output::{Fit, Out, Table, instant};
+
+pub(super) async fn run(client: &Client, command: Tokens, out: Out) -> Outcome {
+    match command {
+        Tokens::Create(args) => create(client, args, out).await,
+        Tokens::List => list(client, out).await,
+        Tokens::Revoke { ids } => revoke(client, &ids, out).await,
+    }
+}
+
+async fn create(client: &Client, args: CreateToken, out: Out) -> Outcome {
+    let secret = secret()?;
+    let expires_at = match args.expires_in {
+        None => None,
+        Some(time) => {
+            let time = chrono::Duration::from_std(time).map_err(|_| {
+                Failure::usage("--expires-in: too long; leave it out for a token that never ends")
+            })?;
+            Some(client.store().now().await? + time)
+        }
+    };
+    let token = NewToken {
+        id: Uuid::now_v7(),
+        name: args.name,
+        hash: hash_token(&secret),
+        scopes: args.scopes,
+        queues: (!args.queues.is_empty()).then_some(args.queues),
+        expires_at,
+    };
+    client.create_token(&token).await?;
+    match out.json {
+        true => out.document(&json!({ "id": token.id, "name": token.name, "token": secret })),
+        false => {
+            out.line(&secret);
+            out.note(format_args!(
+                "token {} is shown this once; send it as `Authorization: Bearer <token>`",
+                token.id
+            ));
+        }
+    }
+    Ok(Code::Done)
+}
+
+/// 256 bits that nobody can guess.
+fn secret() -> Result<String, Failure> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Failure::new(Code::Problem, format_args!("this machine gives no random numbers: {error}"))
+    })?;
+    Ok(format!("longshore_{}", BASE64_URL_SAFE_NO_PAD.encode(bytes)))
+}
+
+async fn list(client: &Client, out: Out) -> Outcome {
+    let tokens = client.tokens().await?;
+    match out.json {
+        true => out.document(&tokens),
+        false => {
+            let now = client.store().now().await?;
+            out.table(
+                &table(&tokens, now),
+                "no tokens; `longshore tokens create --help` shows how to make one",
+            );
+        }
+    }
+    Ok(Code::Done)
+}
+
+fn table(tokens: &[TokenRecord], now: DateTime<Utc>) -> Table {
+    let mut table = Table::new([
+        ("id", Fit::Whole),
+        ("name", Fit::Cut),
+        ("state", Fit::Whole),
+        ("scopes", Fit::Cut),
+        ("queues", Fit::CutOrOut),
+        ("created at", Fit::WholeOrOut),
+        ("expires at", Fit::WholeOrOut),
+    ]);
+    for token in tokens {
+        let state = match token {
+            _ if token.revoked_at.is_some() => "revoked",
+            _ if token.expires_at.is_some_and(|at| at <= now) => "expired",
+            _ => "good",
+        };
+        table.row([
+            token.id.to_string(),
+            token.name.clone(),
+            state.into(),
+            token.scopes.join(","),
+            token.queues.as_ref().map_or_else(|| "all".into(), |queues| queues.join(",")),
+            instant(token.created_at),
+            instant(token.expires_at),
+        ]);
+    }
+    table
+}
+
+async fn revoke(client: &Client, ids: &[Uuid], out: Out) -> Outcome {
+    let mut code = Code::Done;
+    let mut revoked = Vec::new();
+    for id in ids {
+        match client.revoke_token(*id).await? {
+            true => revoked.push(*id),
+            false => {
+                out.note(format_args!("error: there is no token {id}; `longshore tokens list` shows them"));
+                code = Code::NotFound;
+            }
+        }
+    }
+    match out.json {
+        true => out.document(&json!({ "revoked": revoked })),
+        false => revoked.iter().for_each(|id| out.line(format_args!("revoked {id}"))),
+    }
+    Ok(code)
+}
