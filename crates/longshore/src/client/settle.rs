@@ -81,21 +81,29 @@ impl Client {
         let leases: Vec<Lease> = reports.iter().map(|(lease, ..)| *lease).collect();
         let claims = self.store.claims(&leases).await?;
         let mut answers = vec![Fenced::LeaseLost; reports.len()];
-        let (mut live, mut before) = (Vec::new(), Vec::new());
+        let (mut live, mut ended) = (Vec::new(), Vec::new());
         for (i, ((lease, ending, follow_ups), claimed)) in reports.into_iter().zip(&claims).enumerate() {
             match claimed {
                 Some(claimed) => live.push((i, Report { claimed, ending, follow_ups })),
-                // A lease that has ended stays so: this can only find its traces.
-                None => before.extend(may_have_been(lease, ending).map(|settlement| (i, settlement))),
+                None => ended.push((i, lease, ending)),
             }
         }
         let (of, live): (Vec<usize>, Vec<Report<'_>>) = live.into_iter().unzip();
-        for (i, fenced) in of.into_iter().zip(self.settle(live).await?) {
-            answers[i] = fenced;
+        let kept = self.settle_as(&live).await?;
+        for ((i, report), kept) in of.into_iter().zip(live).zip(kept) {
+            match kept {
+                // It may be that the same report, sent twice, came in twice at once.
+                Kept::LeaseLost => ended.push((i, report.claimed.lease(), report.ending)),
+                _ => answers[i] = Fenced::Held,
+            }
         }
-        if !before.is_empty() {
-            let (of, before): (Vec<usize>, Vec<Settlement>) = before.into_iter().unzip();
-            for (i, settled) in of.into_iter().zip(self.store.settle(&before).await?) {
+        // A lease that has ended stays so: this can only find its traces.
+        let traces = ended.into_iter().flat_map(|(i, lease, ending)| {
+            may_have_been(lease, ending).map(move |settlement| (i, settlement))
+        });
+        let (of, traces): (Vec<usize>, Vec<Settlement>) = traces.unzip();
+        if !traces.is_empty() {
+            for (i, settled) in of.into_iter().zip(self.store.settle(&traces).await?) {
                 if settled == Settled::Stored {
                     answers[i] = Fenced::Held;
                 }

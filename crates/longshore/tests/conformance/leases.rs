@@ -162,3 +162,22 @@ pub(crate) async fn leases_settled_in_one_batch_are_answered_one_by_one(bench: B
     assert_eq!(bench.counted(Status::Succeeded).await, 2);
     assert_eq!(bench.settle_leases(Vec::new()).await.expect("settle_leases"), []);
 }
+
+pub(crate) async fn a_report_that_comes_in_twice_at_once_is_held_twice(bench: Bench) {
+    for ending in endings() {
+        for flags in all_flags() {
+            let lease = flagged(&bench, flags).await.lease();
+            let sent: Vec<_> = (0..3)
+                .map(|_| {
+                    let (client, report) = (bench.handle(), (lease, ending.clone(), Vec::new()));
+                    tokio::spawn(async move { client.settle_leases(vec![report]).await })
+                })
+                .collect();
+            for sent in sent {
+                let answer = sent.await.expect("task").expect("settle_leases");
+                assert_eq!(answer, [Fenced::Held], "{ending:?} {flags:?}");
+            }
+            put_away(&bench, lease.id).await;
+        }
+    }
+}

@@ -278,6 +278,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         another_word_about_an_ended_lease_is_lost,
         a_lost_lease_alone_settles_nothing,
         leases_settled_in_one_batch_are_answered_one_by_one,
+        a_report_that_comes_in_twice_at_once_is_held_twice,
     }
     cancel {
         a_waiting_job_is_cancelled_at_once,
