@@ -24,6 +24,7 @@ mod admission;
 mod auth;
 mod batch;
 mod body;
+mod bulk;
 mod cron;
 mod edge;
 mod explain;
@@ -199,6 +200,7 @@ impl Api {
                 For::Operate,
                 [
                     routes!(jobs::edit),
+                    routes!(bulk::bulk),
                     routes!(jobs::delete),
                     routes!(jobs::cancel),
                     routes!(jobs::retry),

@@ -645,6 +645,11 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_schedule_is_put_paused_run_and_removed,
         dead_letters_are_listed_and_redriven,
         a_sweep_can_be_rehearsed_and_done,
+        one_order_changes_whatever_a_filter_finds,
+        each_reason_is_told_where_it_is_the_reason,
+        a_suspect_is_told_that_it_waits_as_one,
+        a_place_and_an_estimate_are_given,
+        stats_tell_counts_rates_and_latencies,
     }
 });
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod edge;
+mod explain;
 mod jobs;
 mod leases;
 mod operate;
@@ -9,6 +10,7 @@ mod web;
 
 pub(crate) use access::*;
 pub(crate) use edge::*;
+pub(crate) use explain::*;
 pub(crate) use jobs::*;
 pub(crate) use leases::*;
 pub(crate) use operate::*;

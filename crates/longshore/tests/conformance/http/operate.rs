@@ -115,3 +115,54 @@ pub(crate) async fn a_sweep_can_be_rehearsed_and_done(bench: Bench) {
     assert_eq!(web.send("POST", "/sweep", &[], "").await.is(200).json()["recovered"], 1);
     assert_eq!(bench.status(id).await, Status::Retrying);
 }
+
+pub(crate) async fn one_order_changes_whatever_a_filter_finds(bench: Bench) {
+    let web = Web::new(&bench);
+    for i in 0..5 {
+        bench.add(job("greet").tags(["nightly"]).priority(i)).await;
+    }
+    let other = bench.add(job("other")).await;
+    let order = |action: &str, more: Value| {
+        let mut body = json!({ "action": action, "filter": { "tag": "nightly" } });
+        for (field, value) in more.as_object().expect("an object") {
+            body[field] = value.clone();
+        }
+        body
+    };
+    let counts =
+        |answer: &Value| [&answer["matched"], &answer["changed"], &answer["skipped"]].map(Value::as_u64);
+    let dry = web.post("/jobs/bulk", &order("cancel", json!({ "dry_run": true }))).await.is(200).json();
+    assert_eq!(counts(&dry), [5, 0, 0].map(Some));
+    let part = web.post("/jobs/bulk", &order("cancel", json!({ "limit": 2 }))).await.is(200).json();
+    assert_eq!(counts(&part), [2, 2, 0].map(Some));
+    let rest =
+        web.post("/jobs/bulk", &order("cancel", json!({ "cursor": part["next"] }))).await.is(200).json();
+    assert_eq!((counts(&rest), &rest["next"]), ([3, 3, 0].map(Some), &Value::Null));
+    let again = web.post("/jobs/bulk", &order("cancel", json!({}))).await.is(200).json();
+    assert_eq!(counts(&again), [5, 0, 5].map(Some), "what has ended cannot be cancelled");
+    assert_eq!(
+        counts(&web.post("/jobs/bulk", &order("retry", json!({}))).await.is(200).json()),
+        [5, 5, 0].map(Some)
+    );
+    assert_eq!(
+        counts(&web.post("/jobs/bulk", &order("delete", json!({}))).await.is(200).json()),
+        [5, 0, 5].map(Some)
+    );
+    web.post("/jobs/bulk", &order("cancel", json!({}))).await.is(200);
+    assert_eq!(
+        counts(&web.post("/jobs/bulk", &order("delete", json!({}))).await.is(200).json()),
+        [5, 5, 0].map(Some)
+    );
+    assert_eq!(bench.status(other).await, Status::Queued);
+    web.post("/jobs/bulk", &order("cancel", json!({ "filter": {} }))).await.is_problem(
+        422,
+        "validation",
+        "filter",
+    );
+    web.post("/jobs/bulk", &order("cancel", json!({ "limit": 0 }))).await.is_problem(
+        422,
+        "validation",
+        "limit",
+    );
+    web.post("/jobs/bulk", &order("dance", json!({}))).await.is_problem(422, "validation", "dance");
+}

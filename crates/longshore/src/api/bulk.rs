@@ -1,0 +1,166 @@
+//! One order for many jobs: cancel, retry or delete whatever a filter finds.
+
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::Server;
+use super::auth::Caller;
+use super::body::{Body, refuse_nul};
+use super::problem::{Answer, Problem, ProblemBody};
+use super::wire::StatusShape;
+use crate::client::Client;
+use crate::error::Result;
+use crate::job::{JobId, Status};
+use crate::store::ListFilter;
+
+/// How many jobs one request concerns at most.
+const MOST: u32 = 10_000;
+/// A request that has taken this long goes no further; `next` says where to go on.
+const LONG_ENOUGH: Duration = Duration::from_secs(15);
+
+/// What to do, and to which jobs.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BulkBody {
+    action: Action,
+    /// Which jobs: all that fit everything named here. At least one thing must be
+    /// named.
+    filter: BulkFilter,
+    /// Count what fits and change nothing.
+    #[serde(default)]
+    dry_run: bool,
+    /// How many at most, newest first; 1,000 by default.
+    #[schema(minimum = 1, maximum = 10000)]
+    limit: Option<u32>,
+    /// Older than this job: the `next` of the answer before.
+    cursor: Option<Uuid>,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Action {
+    /// Cancel waiting jobs and tell running ones to stop.
+    Cancel,
+    /// Let finished jobs run again, and waiting ones now.
+    Retry,
+    /// Remove finished jobs.
+    Delete,
+}
+
+/// Which jobs.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BulkFilter {
+    #[schema(value_type = Option<StatusShape>)]
+    status: Option<Status>,
+    kind: Option<String>,
+    queue: Option<String>,
+    tag: Option<String>,
+    /// Made before this time.
+    older_than: Option<DateTime<Utc>>,
+    /// Made after this time.
+    newer_than: Option<DateTime<Utc>>,
+}
+
+/// What was done.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct BulkAnswer {
+    /// How many fit.
+    matched: u64,
+    /// How many were changed; none in a dry run.
+    changed: u64,
+    /// How many could not be: they had moved on, or their state forbids it.
+    skipped: u64,
+    /// Whether nothing was changed.
+    dry_run: bool,
+    /// Where to go on, if there may be more.
+    #[schema(required)]
+    next: Option<Uuid>,
+}
+
+/// Cancels, retries or deletes whatever a filter finds.
+#[utoipa::path(
+    post,
+    path = "/jobs/bulk",
+    tag = "jobs",
+    request_body = BulkBody,
+    responses(
+        (status = 200, description = "What was done.", body = BulkAnswer),
+        (status = 422, description = "A filter that names nothing, or a value out of range.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn bulk(
+    State(server): State<Server>,
+    caller: Caller,
+    Body(body): Body<BulkBody>,
+) -> Answer<Json<BulkAnswer>> {
+    let BulkFilter { status, kind, queue, tag, older_than, newer_than } = body.filter;
+    let texts = [&kind, &queue, &tag];
+    let names_nothing = status.is_none()
+        && texts.iter().all(|text| text.is_none())
+        && older_than.is_none()
+        && newer_than.is_none();
+    if names_nothing {
+        return Err(Problem::validation(
+            "filter: names nothing, which would mean every job; name at least a status, a kind, a queue, a tag or a time",
+        ));
+    }
+    refuse_nul(texts.map(|text| text.as_deref()))?;
+    match &queue {
+        Some(queue) => caller.may_use(queue)?,
+        None => caller.may_use_all()?,
+    }
+    let limit = body.limit.unwrap_or(1000);
+    if !(1..=MOST).contains(&limit) {
+        return Err(Problem::validation(format!("limit: {limit} is out of range; use 1 to {MOST}")));
+    }
+    let mut filter = ListFilter {
+        status,
+        kind,
+        queue,
+        tag,
+        older_than,
+        newer_than,
+        cursor: body.cursor.map(JobId),
+        ..ListFilter::default()
+    };
+    let began = Instant::now();
+    let mut answer = BulkAnswer { dry_run: body.dry_run, ..BulkAnswer::default() };
+    loop {
+        let left = u64::from(limit) - answer.matched;
+        filter.limit = left.min(ListFilter::MAX_LIMIT.into()) as u32;
+        let page = server.client.list(&filter).await?;
+        for job in &page.jobs {
+            answer.matched += 1;
+            if body.dry_run {
+                continue;
+            }
+            match carry_out(&server.client, body.action, job.id).await {
+                Ok(()) => answer.changed += 1,
+                Err(error) if error.is_conflict() || error.is_not_found() => answer.skipped += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        filter.cursor = page.next;
+        let enough = answer.matched >= u64::from(limit) || began.elapsed() > LONG_ENOUGH;
+        if page.next.is_none() || enough {
+            answer.next = page.next.map(|next| next.0);
+            return Ok(Json(answer));
+        }
+    }
+}
+
+async fn carry_out(client: &Client, action: Action, id: JobId) -> Result<()> {
+    match action {
+        Action::Cancel => client.cancel(id).await.map(drop),
+        Action::Retry => client.retry(id).await,
+        Action::Delete => client.delete(id).await,
+    }
+}
