@@ -89,9 +89,11 @@ pub(super) async fn serve(client: Client, args: args::Serve, out: Out) -> Outcom
     let builder = match (args.with_worker, args.worker.simulate) {
         (true, true) => builtin::simulate(builder.settings(settings)),
         (true, false) => builtin::register(builder.settings(settings), &args.worker.builtin.settings())?,
-        // Without handlers: upkeep alone, so that nothing is stuck while no
-        // other worker runs.
-        (false, _) => builder.settings(Settings { name_prefix: "server".into(), concurrency: 1, ..settings }),
+        (false, _) => builder.upkeep_only().settings(Settings {
+            name_prefix: "server".into(),
+            concurrency: 1,
+            ..settings
+        }),
     };
     let worker = builder.build().map_err(by_flag)?;
     let listener = bind(&args.listen).await?;

@@ -71,8 +71,11 @@ pub(super) struct Guard {
     access: Access,
     gate: Arc<Gate>,
     client: Client,
-    known: Mutex<HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>>,
+    known: Mutex<Known>,
 }
+
+/// Tokens by the hash of their secrets, and when each was looked up.
+type Known = HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>;
 
 /// Who asks. Found on every request that a scope let through.
 #[derive(Clone, Debug)]
@@ -143,6 +146,10 @@ impl Guard {
         Arc::new(Guard { access, gate, client, known: Mutex::default() })
     }
 
+    pub(super) fn asks_for_tokens(&self) -> bool {
+        self.access == Access::Tokens
+    }
+
     async fn admit(&self, headers: &HeaderMap, scope: Scope) -> Answer<Caller> {
         if self.access == Access::Open {
             return Ok(Caller::Anybody);
@@ -183,7 +190,7 @@ impl Guard {
         Ok(token)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>> {
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{MAX_BATCH_BODY, expect_type, parse, read};
+use super::body::{MAX_BATCH_BODY, expect_type, object, parse, read};
 use super::jobs::NewJobBody;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use crate::enqueue::{EnqueuedAs, NewJob};
@@ -50,8 +50,9 @@ pub(super) enum BatchItem {
     path = "/jobs/batch",
     tag = "jobs",
     request_body(
-        description = "An array of jobs, or one a line; up to 10,000 jobs or 16 MiB.",
-        content((Vec<NewJobBody> = "application/json"), (String = "application/x-ndjson")),
+        description = "An array of jobs, each as in `POST /jobs`, or, as `application/x-ndjson`, one a line; up to \
+                       10,000 jobs or 16 MiB.",
+        content = Vec<serde_json::Value>,
     ),
     responses(
         (status = 200, description = "What became of each, in the order given.", body = BatchAnswer),
@@ -75,7 +76,7 @@ pub(super) async fn enqueue(
             .collect(),
         false => parse::<Vec<&serde_json::value::RawValue>>(&bytes)?
             .into_iter()
-            .map(|item| parse(item.get().as_bytes()))
+            .map(|item| object(item.get().as_bytes()))
             .collect(),
     };
     if items.len() > MAX_JOBS {

@@ -28,7 +28,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, _: &S) -> Answer<Self> {
         expect_type(request.headers(), &["application/json"])?;
         let bytes = read(request, MAX_BODY).await?;
-        parse(&bytes).map(Body)
+        object(&bytes).map(Body)
     }
 }
 
@@ -50,7 +50,10 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
         if !typed {
             expect_type(&HeaderMap::new(), &["application/json"])?;
         }
-        parse(&bytes).map(OptionalBody)
+        match bytes.trim_ascii() {
+            b"null" => Ok(OptionalBody(T::default())),
+            _ => object(&bytes).map(OptionalBody),
+        }
     }
 }
 
@@ -85,6 +88,17 @@ pub(super) async fn read(request: Request, most: usize) -> Answer<Bytes> {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(_) => Err(Problem::bad_request("the body ended before its end; send it whole")),
+    }
+}
+
+/// As [`parse`], and an object: a list of its values would fit the type as well.
+pub(super) fn object<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Answer<T> {
+    match bytes.trim_ascii_start().first() {
+        None | Some(b'{') => parse(bytes),
+        // Not JSON is told first.
+        Some(_) => parse::<&serde_json::value::RawValue>(bytes).and_then(|_| {
+            Err(Problem::validation("the body is not an object; send one, like {\"kind\": …}"))
+        }),
     }
 }
 

@@ -174,14 +174,14 @@ fn blocked_for_want_of_workers(job: &JobRecord, workers: &[WorkerRecord]) -> Opt
         workers.iter().filter(live).filter(|worker| worker.queues.contains(&job.queue)).collect();
     // A server that only looks after the queue takes no jobs.
     let takes_some = |worker: &&WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
-    if !of_queue.iter().any(|worker| takes_some(worker)) {
+    if !of_queue.iter().any(takes_some) {
         let message =
             format!("no live worker takes jobs of queue `{}`; start one with --queues {0}", job.queue);
         return Some((Reason::NoWorkerForQueue, message));
     }
     let handles =
         |worker: &&WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| kinds.contains(&job.kind));
-    if !of_queue.iter().any(|worker| handles(worker)) {
+    if !of_queue.iter().any(handles) {
         let message = format!(
             "no live worker of queue `{}` handles kind `{}`; start one that does",
             job.queue, job.kind

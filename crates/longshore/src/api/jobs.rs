@@ -22,7 +22,7 @@ use crate::client::Cancelled;
 use crate::enqueue::{Edit, Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode};
 use crate::job::{JobId, JobRecord, Status};
 use crate::lifecycle::When;
-use crate::retry::RetryPolicy;
+use crate::retry::{MAX_DELAY, RetryPolicy};
 use crate::store::ListFilter;
 
 /// A job to be enqueued. Only `kind` and `payload` are needed.
@@ -242,8 +242,13 @@ fn when(run_at: Option<DateTime<Utc>>, delay_seconds: Option<f64>) -> Answer<Opt
 }
 
 pub(super) fn duration(field: &str, seconds: f64) -> Answer<Duration> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Problem::validation(format!("{field}: {seconds} is not a number of seconds, 0 or more")))
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if duration <= MAX_DELAY => Ok(duration),
+        _ => Err(Problem::validation(format!(
+            "{field}: {seconds} is out of range; use seconds, from 0 to {}",
+            MAX_DELAY.as_secs()
+        ))),
+    }
 }
 
 /// Enqueues a job.

@@ -55,8 +55,10 @@ pub(super) struct Kind {
 pub(super) struct Kinds {
     check: Option<Arc<CheckPayload>>,
     unknown: UnknownKinds,
-    known: Mutex<Option<(Instant, Arc<HashMap<String, Arc<Kind>>>)>>,
+    known: Mutex<Option<(Instant, Arc<Known>)>>,
 }
+
+type Known = HashMap<String, Arc<Kind>>;
 
 impl Kinds {
     pub(super) fn new(check: Option<Arc<CheckPayload>>, unknown: UnknownKinds) -> Self {
@@ -99,7 +101,7 @@ impl Kinds {
     }
 }
 
-async fn load(client: &Client) -> Result<HashMap<String, Arc<Kind>>> {
+async fn load(client: &Client) -> Result<Known> {
     let read = |record: KindRecord| {
         let schema = record.schema.as_deref().and_then(|schema| {
             let compiled = compile(schema.get());

@@ -44,7 +44,10 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// What this server remembers of the workers that call it. Nothing of it is
 /// needed: another server would do as well, only slower.
 #[derive(Default)]
-pub(super) struct Sessions(Mutex<HashMap<WorkerId, (Instant, Arc<tokio::sync::Mutex<Session>>)>>);
+pub(super) struct Sessions(Mutex<HashMap<WorkerId, Known>>);
+
+/// When a worker last called, and what is remembered of it.
+type Known = (Instant, Arc<tokio::sync::Mutex<Session>>);
 
 #[derive(Default)]
 struct Session {

@@ -74,7 +74,9 @@ pub(super) async fn resume(
 #[serde(deny_unknown_fields)]
 pub(super) struct LimitBody {
     /// In all processes together; 1 makes it serial, null lifts the limit.
-    #[schema(required, minimum = 1)]
+    // Absent is not null: whoever forgets it must not lift the limit.
+    #[serde(deserialize_with = "Option::deserialize")]
+    #[schema(required, minimum = 1, maximum = 2147483647)]
     limit: Option<u32>,
 }
 
@@ -246,6 +248,9 @@ pub(super) async fn dead_letters(
     Ok(Json(server.client.list(&filter).await.map_err(Problem::in_the_url)?.jobs))
 }
 
+/// How many dead letters one request redrives at most.
+const MOST_REDRIVEN: u32 = 100_000;
+
 /// Which dead letters to redrive.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -283,7 +288,10 @@ pub(super) async fn redrive_all(
         None => caller.may_use_all()?,
     }
     super::body::refuse_nul([body.kind.as_deref(), body.queue.as_deref()])?;
-    let limit = body.limit.unwrap_or(1000).clamp(1, 100_000);
+    let limit = body.limit.unwrap_or(1000);
+    if !(1..=MOST_REDRIVEN).contains(&limit) {
+        return Err(Problem::validation(format!("limit: {limit} is out of range; use 1 to {MOST_REDRIVEN}")));
+    }
     let filter = DeadFilter { kind: body.kind, queue: body.queue, after: None, limit };
     Ok(Json(Redriven { redriven: server.client.redrive_all(&filter).await? }))
 }

@@ -36,7 +36,10 @@ impl Surface {
             group = group.routes(route);
         }
         for operation in operations(group.get_openapi_mut()) {
-            operation.security = Some(vec![SecurityRequirement::new(TOKEN, [scope.as_str()])]);
+            let token = SecurityRequirement::new(TOKEN, [scope.as_str()]);
+            // An open server says that it does without.
+            let none = (!self.guard.asks_for_tokens()).then(SecurityRequirement::default);
+            operation.security = Some(none.into_iter().chain([token]).collect());
         }
         let guarded = group.route_layer(from_fn_with_state((self.guard.clone(), scope), require));
         Surface { router: self.router.merge(guarded), ..self }

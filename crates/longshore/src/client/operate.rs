@@ -129,6 +129,12 @@ impl Client {
     /// Lets at most `limit` jobs of a queue run at once, in all processes
     /// together; 1 makes it serial, `None` lifts the limit.
     pub async fn limit(&self, queue: &str, limit: Option<u32>) -> Result<()> {
+        if limit.is_some_and(|limit| i32::try_from(limit).is_err()) {
+            return Err(Error::invalid(
+                "limit",
+                format!("queue `{queue}`: limit must be at most {}; lift it to let any number run", i32::MAX),
+            ));
+        }
         if limit == Some(0) {
             return Err(Error::invalid(
                 "limit",

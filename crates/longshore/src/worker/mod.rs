@@ -315,6 +315,13 @@ impl Builder {
         self
     }
 
+    /// Runs no jobs, and looks after the queue: recovery, schedules, retention.
+    /// For servers, so that nothing is stuck while no other process of ours runs.
+    pub fn upkeep_only(mut self) -> Self {
+        self.entries.want_none();
+        self
+    }
+
     /// Puts a schedule in place when the worker starts. Declared alike by every
     /// process, it is stored once and keeps its next tick.
     pub fn cron(mut self, schedule: NewSchedule) -> Self {
@@ -405,8 +412,7 @@ pub struct Summary {
 }
 
 impl Worker {
-    /// Begins to put one together. One without any handler claims nothing, but
-    /// looks after the queue: recovery, schedules, retention.
+    /// Begins to put one together.
     pub fn builder(client: Client) -> Builder {
         Builder {
             client,

@@ -98,9 +98,15 @@ type Entry = Box<dyn FnOnce(&States) -> Result<Route> + Send>;
 pub(super) struct Entries {
     entries: Vec<(String, Option<Value>, Entry)>,
     any: Vec<Arc<dyn Handler>>,
+    /// There shall be none.
+    none_wanted: bool,
 }
 
 impl Entries {
+    pub(super) fn want_none(&mut self) {
+        self.none_wanted = true;
+    }
+
     pub(super) fn add(
         &mut self,
         kind: &str,
@@ -135,10 +141,17 @@ impl Entries {
             ));
         }
         let any = self.any.into_iter().next();
-        if routes.is_empty() && any.is_none() {
+        if self.none_wanted && !(routes.is_empty() && any.is_none()) {
+            return Err(Error::invalid(
+                "upkeep_only",
+                "upkeep_only: a handler is registered as well; leave one of the two out",
+            ));
+        }
+        if routes.is_empty() && any.is_none() && !self.none_wanted {
             return Err(Error::invalid(
                 "kind",
-                "worker: no handler is registered, so it would never claim; register a job first",
+                "worker: no handler is registered, so it would never claim; register a job first, \
+                 or say that it is for upkeep only",
             ));
         }
         Ok(Registry { routes, any, published })

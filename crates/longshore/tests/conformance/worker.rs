@@ -705,3 +705,31 @@ pub(crate) async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(bench:
     );
     refused(worker(&bench).batch("a", 0, |_: Vec<Batched<u32>>| async { Vec::new() }), "size", "at least 1");
 }
+
+pub(crate) async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(bench: Bench) {
+    bench.store().pin_clock(None).await.expect("the clock runs");
+    let waiting = bench.add(job("greet").queue("elsewhere")).await;
+    let lost = bench.running(job("greet")).await;
+    bench.store().retire(lost.lease().worker).await.expect("retire");
+    let due = bench.add(job("greet")).await;
+    let settings = longshore::worker::Settings {
+        sweep_interval: Duration::from_millis(20),
+        heartbeat_interval: Duration::from_millis(10),
+        ..longshore::worker::Settings::default()
+    };
+    let running = Worker::builder(bench.handle())
+        .settings(settings)
+        .upkeep_only()
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    until_status(&bench, lost.lease().id, Status::Retrying).await;
+    for id in [waiting, due] {
+        assert_eq!(bench.status(id).await, Status::Queued);
+    }
+    running.stop().await;
+    let both = Worker::builder(bench.handle()).upkeep_only().function("greet", nothing).build();
+    assert_eq!(both.err().expect("refused").field(), Some("upkeep_only"));
+}

@@ -20,6 +20,13 @@ pub(crate) async fn a_queue_is_paused_limited_and_resumed(bench: Bench) {
         web.json("PUT", "/queues/mail/limit", &json!({ "limit": null })).await.is(200).json()["limit"],
         Value::Null
     );
+    web.json("PUT", "/queues/mail/limit", &json!({})).await.is_problem(422, "validation", "limit");
+    web.json("PUT", "/queues/mail/limit", &json!([7])).await.is_problem(422, "validation", "object");
+    web.json("PUT", "/queues/mail/limit", &json!({ "limit": 3_000_000_000_u32 })).await.is_problem(
+        422,
+        "validation",
+        "limit",
+    );
     web.json("PUT", "/queues/mail/limit", &json!({ "limit": 0 })).await.is_problem(
         422,
         "validation",
