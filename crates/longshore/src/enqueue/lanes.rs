@@ -124,7 +124,11 @@ async fn run_lane(
             let _ = tokio::time::timeout(PATIENCE, alone).await;
             continue;
         }
-        match store.enqueue(&jobs).await {
+        let stored = match jobs.len() {
+            1 => store.enqueue(&jobs).await,
+            _ => store.enqueue_or_split(&jobs).await,
+        };
+        match stored {
             Ok(answers) => {
                 for (reply, answer) in replies.into_iter().zip(answers) {
                     // A caller that went away has its job all the same.

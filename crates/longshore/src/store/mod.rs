@@ -117,6 +117,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// neighbours in the batch.
     async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
 
+    /// As [`enqueue`](Store::enqueue), for who can split the batch: gives up soon
+    /// where a key is held by another's open transaction.
+    async fn enqueue_or_split(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        self.enqueue(jobs).await
+    }
+
     /// The same tables by a connection of its own, for a heartbeat that must not
     /// wait behind other work.
     fn aside(&self) -> Arc<dyn Store>;

@@ -85,12 +85,22 @@ const ENQUEUE_UNIQUE: &str = "
              timeout => $11 * interval '1 millisecond',
              flags => $12, options => $13::text::json, id => $14, wake => false) e";
 
+/// How long a batch waits for a key that another transaction holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Patience {
+    /// It is all or none.
+    Long,
+    /// Whoever asks can split it.
+    Short,
+}
+
 impl PostgresStore {
     /// Stores jobs in one commit.
     pub(super) async fn enqueue_on(
         &self,
         connection: &mut PgConnection,
         jobs: &[ValidJob],
+        patience: Patience,
     ) -> Done<Vec<Enqueued>> {
         if jobs.iter().all(|job| !job.is_keyed()) {
             match self.insert_plain(connection, jobs).await {
@@ -99,7 +109,7 @@ impl PostgresStore {
                 done => return done.map(|()| jobs.iter().map(created).collect()),
             }
         }
-        self.insert_keyed(connection, jobs).await
+        self.insert_keyed(connection, jobs, patience).await
     }
 
     /// Stores jobs inside the caller's own transaction: no commit, no retry,
@@ -131,10 +141,17 @@ impl PostgresStore {
         Ok(())
     }
 
-    async fn insert_keyed(&self, connection: &mut PgConnection, jobs: &[ValidJob]) -> Done<Vec<Enqueued>> {
-        // Somebody's open transaction may hold a key of this batch. Here it is
-        // all or none; whoever may split a batch does so when this gives up.
-        let patience = if jobs.len() > 1 { "200ms" } else { "10s" };
+    async fn insert_keyed(
+        &self,
+        connection: &mut PgConnection,
+        jobs: &[ValidJob],
+        patience: Patience,
+    ) -> Done<Vec<Enqueued>> {
+        // Somebody's open transaction may hold a key of this batch.
+        let patience = match patience {
+            Patience::Long => "10s",
+            Patience::Short => "200ms",
+        };
         let mut tx = connection.begin().await?;
         sqlx::query("select set_config('lock_timeout', $1, true)").bind(patience).execute(&mut *tx).await?;
         let answers = self.insert_any(&mut tx, jobs).await?;

@@ -24,6 +24,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
 
 use super::*;
 use crate::enqueue::{MAX_PAYLOAD, check_json};
+use enqueue::Patience;
 use run::{DEADLINE, Doing, Done, Fault, QUICK, Query, Work, forget, translate, within};
 
 mod access;
@@ -325,8 +326,16 @@ impl Store for PostgresStore {
     }
 
     async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        let work: Work<_, _> =
-            |store, connection, jobs: &Vec<ValidJob>| Box::pin(store.enqueue_on(connection, jobs));
+        let work: Work<_, _> = |store, connection, jobs: &Vec<ValidJob>| {
+            Box::pin(store.enqueue_on(connection, jobs, Patience::Long))
+        };
+        self.run_here(DEADLINE, jobs.to_vec(), work, forget).await
+    }
+
+    async fn enqueue_or_split(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        let work: Work<_, _> = |store, connection, jobs: &Vec<ValidJob>| {
+            Box::pin(store.enqueue_on(connection, jobs, Patience::Short))
+        };
         self.run_here(DEADLINE, jobs.to_vec(), work, forget).await
     }
 

@@ -46,6 +46,7 @@ impl Answer {
     }
 
     #[track_caller]
+    #[expect(clippy::wrong_self_convention, reason = "hands the answer on, to be looked at further")]
     pub(crate) fn is_problem(self, status: u16, slug: &str, part: &str) -> Self {
         let answer = self.is(status);
         let problem = answer.json();
