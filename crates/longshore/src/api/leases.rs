@@ -56,6 +56,8 @@ struct Session {
     asked: (Vec<String>, Option<Vec<String>>),
     /// A job that was interrupted before and that this worker holds.
     suspect: Option<Lease>,
+    /// As the worker registered it.
+    stale_after: Option<Duration>,
 }
 
 impl Sessions {
@@ -226,18 +228,31 @@ pub(super) async fn lease(
     };
     let session = server.sessions.of(worker);
     let mut session = session.lock().await;
+    // What it said when it registered holds, not what it says now.
+    let stale_after = match (body.worker_id, session.stale_after) {
+        (None, _) => stale_after,
+        (Some(_), Some(registered)) => registered,
+        (Some(_), None) => registered(&server, worker).await?,
+    };
+    session.stale_after = Some(stale_after);
     if let Some(held) = &body.held {
         let held: Vec<Lease> = held.iter().map(|lease| lease.of(worker)).collect();
         server.client.give_back_unknown(worker, &held).await?;
     }
     let asked = (queues, body.kinds);
     if session.asked != asked {
-        *session = Session { asked, suspect: session.suspect, ..Session::default() };
+        *session = Session {
+            asked,
+            suspect: session.suspect,
+            stale_after: session.stale_after,
+            ..Session::default()
+        };
     }
-    let jobs = find(&server.client, &mut session, worker, limit, wait).await?;
+    let renew_within = stale_after / 4;
+    let jobs = find(&server, &mut session, worker, limit, wait, renew_within).await?;
     Ok(Json(Leased {
         worker_id: worker.0,
-        renew_within_seconds: stale_after.as_secs_f64() / 4.0,
+        renew_within_seconds: renew_within.as_secs_f64(),
         jobs: jobs.into_iter().map(LeasedJob::from).collect(),
     }))
 }
@@ -289,6 +304,13 @@ async fn known(server: &Server, worker: WorkerId) -> Answer<WorkerId> {
     }
 }
 
+/// The threshold of a worker that registered with another server, or long ago.
+async fn registered(server: &Server, worker: WorkerId) -> Answer<Duration> {
+    let workers = server.client.workers(None).await?;
+    let found = workers.into_iter().find(|record| record.id == worker);
+    found.map(|record| record.stale_after).ok_or_else(|| dead(server, worker))
+}
+
 fn dead(server: &Server, worker: WorkerId) -> Problem {
     server.sessions.forget(worker);
     Problem::new(
@@ -301,12 +323,15 @@ fn dead(server: &Server, worker: WorkerId) -> Problem {
 }
 
 async fn find(
-    client: &Client,
+    server: &Server,
     session: &mut Session,
     worker: WorkerId,
     limit: u32,
     wait: Duration,
+    beat_every: Duration,
 ) -> Answer<Vec<Claimed>> {
+    let client = &server.client;
+    let mut beaten = Instant::now();
     let until = tokio::time::Instant::now() + wait;
     // Before the first look: a job enqueued in between would wait otherwise.
     let mut wakeups = match wait.is_zero() {
@@ -337,6 +362,11 @@ async fn find(
         }
         if tokio::time::Instant::now() >= until {
             return Ok(Vec::new());
+        }
+        // Who waits here cannot renew: on its first call it has no id yet.
+        if beaten.elapsed() >= beat_every {
+            known(server, worker).await?;
+            beaten = Instant::now();
         }
     }
 }

@@ -209,6 +209,43 @@ pub(crate) async fn a_call_waits_for_work(bench: Bench) {
     assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
 }
 
+pub(crate) async fn a_call_that_waits_keeps_its_worker_alive(bench: Bench) {
+    let web = Web::new(&bench);
+    let waiting = tokio::spawn({
+        let web = web.clone();
+        let body = json!({ "wait_seconds": 20, "stale_after_seconds": 3 });
+        async move { web.post("/leases", &body).await.is(200) }
+    });
+    let record = async || bench.workers(None).await.expect("workers").pop();
+    while record().await.is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    bench.advance(2 * SECOND).await;
+    let now = bench.now().await;
+    while record().await.expect("the worker").heartbeat_at != now {
+        assert!(!waiting.is_finished(), "the call ended without another sign of life");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let id = bench.add(job("greet")).await;
+    assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
+}
+
+pub(crate) async fn a_worker_renews_as_often_as_it_said_when_it_registered(bench: Bench) {
+    let web = Web::new(&bench);
+    let first = web.post("/leases", &json!({ "stale_after_seconds": 12 })).await.is(200);
+    let me = worker(&first);
+    let elsewhere = Web::new(&bench);
+    for (server, body) in [
+        (&web, json!({ "worker_id": me })),
+        (&web, json!({ "worker_id": me, "queues": ["other"], "stale_after_seconds": 40 })),
+        (&elsewhere, json!({ "worker_id": me })),
+    ] {
+        let answer = server.post("/leases", &body).await.is(200);
+        assert_eq!(answer.json()["renew_within_seconds"], 3.0, "{body}");
+    }
+    assert_eq!(first.json()["renew_within_seconds"], 3.0);
+}
+
 pub(crate) async fn leases_whose_answer_was_lost_are_given_back(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
