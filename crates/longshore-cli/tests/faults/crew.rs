@@ -123,11 +123,19 @@ impl Crew {
     }
 
     pub(crate) fn start_as(&mut self, orders: &Orders) -> usize {
-        let said = self.folder.join(format!("worker-{}", self.workers.len()));
-        let log = File::create(&said).unwrap();
-        let child = orders.command().stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        self.workers.push(Process { child, said });
-        self.workers.len() - 1
+        self.launch(&mut orders.command())
+    }
+
+    /// Starts any process and says how to name it.
+    pub(crate) fn launch(&mut self, command: &mut Command) -> usize {
+        let nth = self.workers.len();
+        let (said, printed) =
+            (self.folder.join(format!("said-{nth}")), self.folder.join(format!("printed-{nth}")));
+        command.stdin(Stdio::null());
+        command.stdout(File::create(&printed).unwrap()).stderr(File::create(&said).unwrap());
+        let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        self.workers.push(Process { child, said, printed });
+        nth
     }
 
     /// Starts a worker process and waits until it has registered.
@@ -245,10 +253,11 @@ fn folder() -> PathBuf {
     folder
 }
 
-/// A worker process; killed when it is dropped.
+/// A process; killed when it is dropped.
 pub(crate) struct Process {
     child: Child,
     said: PathBuf,
+    printed: PathBuf,
 }
 
 impl Process {
@@ -282,6 +291,11 @@ impl Process {
     /// What it wrote to standard error so far.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(&self.said).unwrap_or_default()
+    }
+
+    /// What it wrote to standard output so far.
+    pub(crate) fn printed(&self) -> String {
+        std::fs::read_to_string(&self.printed).unwrap_or_default()
     }
 }
 

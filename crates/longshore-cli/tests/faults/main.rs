@@ -15,6 +15,7 @@ mod death;
 mod outage;
 mod pause;
 mod proxy;
+mod python;
 mod share;
 mod shutdown;
 mod ticks;
