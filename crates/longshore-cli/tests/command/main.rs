@@ -9,5 +9,7 @@ mod jobs;
 #[path = "../mail/server.rs"]
 mod mail;
 mod operate;
+mod process;
+mod serve;
 mod terminal;
 mod worker;

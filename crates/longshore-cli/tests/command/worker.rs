@@ -1,14 +1,13 @@
 //! `longshore worker`, as a process of its own.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use longshore::Status;
 use serde_json::json;
 
 use crate::bench::{Bench, binary, on_every_engine};
+use crate::process::{Process, ask};
 
 on_every_engine!(
     a_drain_runs_what_is_due_and_tells,
@@ -74,7 +73,7 @@ fn a_worker_shows_metrics_and_goes_when_told(bench: &Bench) {
         }
         Ok(())
     });
-    let metrics = fetch(&addr, "/metrics");
+    let metrics = ask(&addr, "GET", "/metrics", None, "").text;
     for line in [
         r#"worker_jobs_started_total{kind="send_email"} 2"#,
         r#"worker_jobs_completed_total{kind="send_email",outcome="retrying"} 1"#,
@@ -115,45 +114,4 @@ fn settings_are_refused_by_the_name_of_their_flag(bench: &Bench) {
     command.env("DATABASE_URL", &bench.url).env("LONGSHORE_SWEEP_THRESHOLD", "29s");
     let output = command.args(["worker", "--simulate", "--drain"]).output().unwrap();
     crate::bench::Answer::of(output).refused(2, &["29s is under three heartbeats"]);
-}
-
-/// A process that is killed if the case does not end it.
-struct Process(Child);
-
-impl Process {
-    fn start(command: &mut Command) -> Self {
-        Process(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.0.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-    }
-
-    fn ended(&mut self) -> (Option<i32>, String, String) {
-        let (mut out, mut err) = (String::new(), String::new());
-        BufReader::new(self.0.stdout.take().unwrap()).read_to_string(&mut out).unwrap();
-        BufReader::new(self.0.stderr.take().unwrap()).read_to_string(&mut err).unwrap();
-        (self.0.wait().unwrap().code(), out, err)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// The body of an answer to GET.
-fn fetch(addr: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(addr).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = BufReader::new(stream);
-    let mut status = String::new();
-    answer.read_line(&mut status).unwrap();
-    assert!(status.starts_with("HTTP/1.1 200"), "{status}");
-    let mut rest = String::new();
-    answer.read_to_string(&mut rest).unwrap();
-    rest
 }

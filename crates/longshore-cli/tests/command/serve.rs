@@ -1,0 +1,174 @@
+//! `longshore dev` and `longshore serve`, as processes that answer.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use longshore::JobId;
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, binary, on_every_engine};
+use crate::process::{Process, Reply, ask, until};
+
+on_every_engine!(
+    a_server_counts_its_requests_and_goes_when_told,
+    a_server_with_a_worker_runs_the_built_in_kinds,
+    a_server_off_loopback_asks_for_tokens_or_does_not_start,
+    a_token_is_good_until_it_is_revoked,
+    a_server_without_tables_says_to_migrate,
+    a_taken_address_is_told_with_the_flag,
+);
+
+/// However busy the machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SUMMARY: &str = r#"{"kind":"summarize_text","payload":{"text":"Ships come. Ships go.","max_words":2}}"#;
+
+fn serve(bench: &Bench, flags: &str) -> (Process, String) {
+    let mut command = binary();
+    command.env("DATABASE_URL", &bench.url).args(["serve", "--bind", "127.0.0.1:0", "--json"]);
+    let mut server = Process::start(command.args(flags.split_whitespace()));
+    let addr = server.address();
+    (server, addr)
+}
+
+fn get(addr: &str, path: &str) -> Reply {
+    ask(addr, "GET", path, None, "")
+}
+
+fn until_succeeded(addr: &str, id: &str) {
+    let path = format!("/jobs/{id}");
+    until(PATIENCE, "the job succeeds", || get(addr, &path).json(200)["status"] == "succeeded");
+}
+
+// ---- dev ---------------------------------------------------------------------
+
+/// A data folder that goes with the case.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        Folder(std::env::temp_dir().join(format!("longshore-dev-{}", JobId::new())))
+    }
+
+    fn dev(&self, flags: &[&str]) -> Process {
+        let folder = self.0.to_str().unwrap();
+        Process::start(binary().args(["dev", "--bind", "127.0.0.1:0", "--data-dir", folder]).args(flags))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn what_dev_says_to_try_works_and_is_there_after_a_restart() {
+    let folder = Folder::new();
+    let mut dev = folder.dev(&[]);
+    let greeting = dev.printed_up_to("Ctrl-C ends it.");
+    let curls: Vec<&str> = greeting.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
+    let typed = |line: &str| -> Value {
+        let said = Command::new("sh").args(["-c", line]).env("no_proxy", "*").output().unwrap();
+        assert!(said.status.success(), "is curl installed? {line}: {said:?}");
+        serde_json::from_slice(&said.stdout).unwrap_or_else(|error| panic!("{error}: {line}: {said:?}"))
+    };
+    let [enqueue, list] = curls[..] else { panic!("two commands to try: {greeting}") };
+    let job = typed(enqueue);
+    assert_eq!(job["created"], true, "{job}");
+    let id = job["id"].as_str().unwrap();
+    assert_eq!(typed(list)[0]["id"], id);
+    let url = greeting.split("http://").nth(1).unwrap();
+    until_succeeded(url.lines().next().unwrap(), id);
+
+    dev.signal("INT");
+    let (code, _, err) = dev.ended();
+    assert_eq!(code, Some(0), "{err}");
+
+    let mut again = folder.dev(&["--json"]);
+    let addr = again.address();
+    let job = get(&addr, &format!("/jobs/{id}")).json(200);
+    assert_eq!(job["status"], "succeeded");
+    assert!(job["result"]["summary"].is_string(), "{job}");
+}
+
+// ---- serve ---------------------------------------------------------------------
+
+fn a_server_counts_its_requests_and_goes_when_told(bench: &Bench) {
+    let (mut server, addr) = serve(bench.migrated(), "");
+    assert_eq!(get(&addr, "/health").json(200), json!({ "status": "ok" }));
+    assert_eq!(get(&addr, "/nowhere").json(404)["error"], "not_found");
+    let metrics = get(&addr, "/metrics").text;
+    let line = r#"http_requests_total{method="GET",path="/health",status="200"} 1"#;
+    assert!(metrics.lines().any(|found| found == line), "{line}\n{metrics}");
+
+    server.signal("TERM");
+    let (code, _, err) = server.ended();
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(bench.run("workers list --json").json(), json!([]), "it has signed off");
+}
+
+fn a_server_with_a_worker_runs_the_built_in_kinds(bench: &Bench) {
+    let (_server, addr) = serve(bench, "--migrate --with-worker");
+    let id = ask(&addr, "POST", "/jobs", None, SUMMARY).json(201)["id"].as_str().unwrap().to_owned();
+    until_succeeded(&addr, &id);
+}
+
+fn a_server_off_loopback_asks_for_tokens_or_does_not_start(bench: &Bench) {
+    bench.migrated();
+    let told =
+        ["--bind 0.0.0.0:0", "--auth tokens", "LONGSHORE_AUTH", "longshore tokens create", "127.0.0.1"];
+    bench.run("serve --bind 0.0.0.0:0").refused(2, &told);
+    let mut command = binary();
+    command.env("DATABASE_URL", &bench.url).args([
+        "serve",
+        "--bind",
+        "0.0.0.0:0",
+        "--auth",
+        "tokens",
+        "--json",
+    ]);
+    let mut server = Process::start(&mut command);
+    let addr = server.address().replace("0.0.0.0", "127.0.0.1");
+    assert_eq!(get(&addr, "/jobs").status, 401);
+    assert_eq!(get(&addr, "/health").status, 200);
+}
+
+fn a_token_is_good_until_it_is_revoked(bench: &Bench) {
+    let (_server, addr) = serve(bench.migrated(), "--auth tokens");
+    let create = |flags: &str| {
+        let made = bench.run(&format!("tokens create {flags} --json")).json();
+        (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
+    };
+    let (id, token) = create("shop --scope enqueue --scope read");
+    let (_, other) = create("watch --scope read --queue mail --expires-in 1h");
+    let enqueue = |token| ask(&addr, "POST", "/jobs", token, SUMMARY).status;
+    assert_eq!(enqueue(None), 401);
+    assert_eq!(enqueue(Some("longshore_guessed")), 401);
+    assert_eq!(enqueue(Some(&other)), 403, "it may only read");
+    assert_eq!(enqueue(Some(&token)), 201);
+    assert_eq!(ask(&addr, "GET", "/jobs", Some(&other), "").status, 403, "it is for one queue");
+    assert_eq!(ask(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200);
+
+    let listed = bench.run("tokens list").ok().out;
+    assert!(listed.contains("shop") && listed.contains(&id) && !listed.contains(&token), "{listed}");
+    let revoked = bench.run(&format!("tokens revoke {id} --json")).json();
+    assert_eq!(revoked, json!({ "revoked": [id] }));
+    until(Duration::from_secs(5), "the revoked token is refused", || enqueue(Some(&token)) == 401);
+    assert_eq!(ask(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200, "the other is not");
+    let listed = bench.run("tokens list --json").json();
+    let record = listed.as_array().unwrap().iter().find(|record| record["id"] == id.as_str());
+    assert!(record.unwrap()["revoked_at"].is_string(), "{listed}");
+    bench.run(&format!("tokens revoke {}", crate::bench::NOBODY)).refused(3, &["longshore tokens list"]);
+}
+
+fn a_server_without_tables_says_to_migrate(bench: &Bench) {
+    bench.run("serve --bind 127.0.0.1:0").refused(6, &["longshore migrate"]);
+}
+
+fn a_taken_address_is_told_with_the_flag(bench: &Bench) {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    bench.migrated().run(&format!("serve --bind {addr}")).refused(1, &[&addr, "--bind", "API_BIND_ADDR"]);
+}
