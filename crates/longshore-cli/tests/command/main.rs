@@ -5,6 +5,7 @@
 mod bench;
 mod builtin;
 mod enqueue;
+mod guide;
 mod jobs;
 #[path = "../mail/server.rs"]
 mod mail;

@@ -1,0 +1,132 @@
+//! The API's guide is typed command by command against a real server.
+//!
+//! Every block marked `sh` is run, in order and in one shell. An answer that is
+//! no success is announced by its status in a comment above, like `# 404`.
+
+use std::path::Path;
+use std::process::Command;
+
+use longshore::JobId;
+
+use crate::bench::binary;
+use crate::process::{Process, ask};
+
+/// Stands before the guide's commands: each curl tells what it asked and got.
+const PRELUDE: &str = r#"
+set -u
+curl() {
+  code=$(command curl -sS --max-time 60 --noproxy '*' -o "$FOLDER/body" -w '%{http_code}' "$@")
+  { printf '%s\037%s' "$EXPECTED" "$code"; printf '\037%s' "$@"; printf '\036'; } >> "$FOLDER/calls"
+  cat "$FOLDER/body"
+  : > "$FOLDER/body"
+}
+"#;
+
+/// One call of curl, as it went.
+struct Call {
+    expected: String,
+    code: String,
+    words: Vec<String>,
+}
+
+impl Call {
+    fn read(record: &str) -> Self {
+        let mut parts = record.split('\u{1f}').map(str::to_owned);
+        let (expected, code) = (parts.next().unwrap(), parts.next().unwrap());
+        Call { expected, code, words: parts.collect() }
+    }
+
+    fn method(&self) -> &str {
+        let named = self.words.iter().position(|word| word == "-X").map(|at| self.words[at + 1].as_str());
+        let sends = self.words.iter().any(|word| word == "-d" || word == "--data-binary");
+        named.unwrap_or(if sends { "POST" } else { "GET" })
+    }
+
+    fn path(&self) -> &str {
+        let url = self.words.iter().find_map(|word| word.strip_prefix("http://")).expect("a URL");
+        let path = url.find('/').map_or("/", |at| &url[at..]);
+        path.split('?').next().unwrap()
+    }
+
+    /// Whether this is a call of a route like `/jobs/{id}/cancel`.
+    fn is_of(&self, method: &str, route: &str) -> bool {
+        let (asked, route): (Vec<_>, Vec<_>) = (self.path().split('/').collect(), route.split('/').collect());
+        let fits = |(asked, part): (&&str, &&str)| asked == part || part.starts_with('{');
+        self.method().eq_ignore_ascii_case(method)
+            && asked.len() == route.len()
+            && asked.iter().zip(&route).all(fits)
+    }
+}
+
+/// The guide's commands as one script.
+fn script(guide: &str, addr: &str) -> String {
+    let (mut script, mut expected) = (PRELUDE.to_owned(), String::new());
+    let (mut inside, mut quoted, mut goes_on) = (false, false, false);
+    for line in guide.lines() {
+        match line {
+            "```sh" => inside = true,
+            "```" => inside = false,
+            _ if !inside => {}
+            _ => {
+                let announced = line.strip_prefix("# ").filter(|status| status.parse::<u16>().is_ok());
+                if let Some(status) = announced {
+                    status.clone_into(&mut expected);
+                }
+                if !goes_on && line.contains("curl ") {
+                    script += &format!("EXPECTED={}\n", std::mem::take(&mut expected));
+                }
+                script += line;
+                script.push('\n');
+                quoted ^= line.matches('\'').count() % 2 == 1;
+                goes_on = quoted || line.ends_with('\\');
+            }
+        }
+    }
+    script.replace("127.0.0.1:8080", addr)
+}
+
+#[test]
+fn every_command_of_the_api_guide_works_and_every_endpoint_has_one() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides/api.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    for tool in ["bash", "curl", "jq"] {
+        let there = Command::new(tool).arg("--version").output().is_ok_and(|said| said.status.success());
+        assert!(there, "{tool} is missing; install it (Debian: apt-get install {tool})");
+    }
+    let folder = std::env::temp_dir().join(format!("longshore-guide-{}", JobId::new()));
+    std::fs::create_dir(&folder).unwrap();
+    let data = folder.join("data");
+    let mut dev = Process::start(binary().args([
+        "dev",
+        "--bind",
+        "127.0.0.1:0",
+        "--json",
+        "--data-dir",
+        data.to_str().unwrap(),
+    ]));
+    let addr = dev.address();
+
+    let ran =
+        Command::new("bash").args(["-c", &script(&guide, &addr)]).env("FOLDER", &folder).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(said, "", "{}", String::from_utf8_lossy(&ran.stdout));
+    let calls = std::fs::read_to_string(folder.join("calls")).unwrap();
+    let calls: Vec<Call> = calls.split_terminator('\u{1e}').map(Call::read).collect();
+    for Call { expected, code, words } in &calls {
+        let fits = if expected.is_empty() { code.starts_with('2') } else { code == expected };
+        assert!(fits, "answered with {code}: curl {}", words.join(" "));
+    }
+
+    let document = ask(&addr, "GET", "/api-docs/openapi.json", None, "").json(200);
+    for (route, methods) in document["paths"].as_object().unwrap() {
+        // Pages for people.
+        if route.starts_with("/docs") {
+            continue;
+        }
+        for method in methods.as_object().unwrap().keys() {
+            let shown = calls.iter().any(|call| call.is_of(method, route));
+            assert!(shown, "the guide has no curl for {method} {route}");
+        }
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+}
