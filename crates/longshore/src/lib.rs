@@ -82,4 +82,7 @@ mod documents {
     struct AxumGuide;
     #[doc = include_str!("../../../docs/guides/cron.md")]
     struct CronGuide;
+    #[cfg(feature = "api")]
+    #[doc = include_str!("../../../docs/guides/api.md")]
+    struct ApiGuide;
 }

@@ -26,7 +26,7 @@ macro_rules! run {
     };
 }
 
-run!(axum_app, cancel_and_stop, cron, handlers, hooks, leave_behind, recovery, typed_job);
+run!(axum_app, cancel_and_stop, cron, handlers, hooks, leave_behind, mounted_api, recovery, typed_job);
 
 #[test]
 fn none_is_forgotten() {
