@@ -11,7 +11,8 @@ use tower::ServiceExt;
 async fn the_document_is_the_one_in_docs() {
     let client = Client::connect("sqlite::memory:").await.expect("a queue");
     client.migrate().await.expect("tables");
-    let api = Api::new(client).access(Access::Tokens).public(longshore::api::Public::Docs).metrics(String::new);
+    let api =
+        Api::new(client).access(Access::Tokens).public(longshore::api::Public::Docs).metrics(String::new);
     let request = Request::get("/api-docs/openapi.json").body(Body::empty()).expect("a request");
     let response = api.router().oneshot(request).await.expect("an answer");
     assert_eq!(response.status(), 200);

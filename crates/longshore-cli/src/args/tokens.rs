@@ -24,6 +24,9 @@ operate (cancel, retry, edit, delete; queues, schedules, sweeps), admin (all of 
     Create(CreateToken),
 
     /// List tokens, newest first; never their secrets
+    #[command(after_help = "\
+Examples:
+  longshore tokens list")]
     List,
 
     /// End tokens for good; servers notice within seconds

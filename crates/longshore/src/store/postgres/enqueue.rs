@@ -149,7 +149,8 @@ impl PostgresStore {
     ) -> Done<Vec<Enqueued>> {
         // Somebody's open transaction may hold a key of this batch.
         let patience = match patience {
-            Patience::Long => "10s",
+            Patience::Long if jobs.len() == 1 => "10s",
+            Patience::Long => "3s",
             Patience::Short => "200ms",
         };
         let mut tx = connection.begin().await?;
