@@ -62,7 +62,9 @@ async fn nobody_is_robbed_after_a_pause_that_all_shared(crew: &mut Crew) {
     crew.orders.sweep = ms(100);
     let all = [crew.start(), crew.start(), crew.start(), crew.start()];
     let held = 4 * crew.orders.concurrency as usize;
-    let ids = crew.enqueue("sleep", &[600_000, 1], held).await;
+    // Longer than the pause, and not for ever: one whose first beat afterwards is
+    // answered before it looks at the clock still holds its leases and goes on.
+    let ids = crew.enqueue("sleep", &[12_000, 1], held).await;
     crew.until("they hold them all", async |crew| crew.of(&What::Start).len() == held).await;
     for nth in all {
         crew.worker(nth).signal("STOP");
@@ -72,7 +74,7 @@ async fn nobody_is_robbed_after_a_pause_that_all_shared(crew: &mut Crew) {
     for nth in all {
         crew.worker(nth).signal("CONT");
     }
-    // Each knows by its own clock that its leases could have been given away.
+    // The others know by their own clocks that theirs could have been given away.
     crew.until_succeeded(held).await;
     for id in ids {
         let job = crew.get(id).await;
