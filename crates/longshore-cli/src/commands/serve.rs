@@ -128,17 +128,19 @@ async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Lis
     if let Some(hosts) = hosts(&listener, listen)? {
         api = api.hosts(hosts);
     }
+    let ending = tokio::sync::watch::Sender::new(false);
+    let api = api.ending(ending.subscribe());
     let limits = api::Limits { connections: listen.max_connections, ..api::Limits::default() };
     let mut signals = process::Signals::new()?;
     let running = worker.start().await?;
     let stopper = running.stopper();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = tokio::spawn(api::serve(listener, api.router(), limits, async {
-        let _ = stopped.await;
+    let mut ended = ending.subscribe();
+    let server = tokio::spawn(api::serve(listener, api.router(), limits, async move {
+        let _ = ended.wait_for(|ended| *ended).await;
     }));
     signals.next().await;
     tracing::info!("stopping; what runs may finish, a second signal cuts it short");
-    let _ = stop.send(());
+    ending.send_replace(true);
     stopper.stop();
     tokio::spawn(async move {
         signals.next().await;

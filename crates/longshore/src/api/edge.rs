@@ -42,6 +42,20 @@ pub(super) async fn request_id(request: Request, next: Next) -> Response {
     response
 }
 
+/// Anybody can make up methods; each would be a series of its own.
+fn known(method: &Method) -> &str {
+    const KNOWN: [Method; 7] = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::PATCH,
+        Method::DELETE,
+        Method::OPTIONS,
+    ];
+    if KNOWN.contains(method) { method.as_str() } else { "other" }
+}
+
 fn is_usable(id: &HeaderValue) -> bool {
     (1..=LONGEST_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }

@@ -223,7 +223,10 @@ pub(super) async fn lease(
     let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(LONGEST_WAIT);
     let stale_after = stale_after(body.stale_after_seconds)?;
     let worker = match body.worker_id {
-        Some(id) => known(&server, WorkerId(id)).await?,
+        Some(id) => {
+            own(&server, &caller, WorkerId(id)).await?;
+            known(&server, WorkerId(id)).await?
+        }
         None => register(&server, &body, &queues, stale_after).await?,
     };
     let session = server.sessions.of(worker);
@@ -296,6 +299,16 @@ async fn register(
     Ok(worker.id)
 }
 
+/// Refuses a token for some queues that speaks for a worker of others.
+async fn own(server: &Server, caller: &Caller, worker: WorkerId) -> Answer<()> {
+    if caller.queues().is_none() {
+        return Ok(());
+    }
+    let workers = server.client.workers(None).await?;
+    let queues = workers.iter().filter(|known| known.id == worker).flat_map(|known| &known.queues);
+    queues.map(|queue| caller.may_use(queue)).collect()
+}
+
 /// A call is a sign of life; one of a dead worker comes too late.
 async fn known(server: &Server, worker: WorkerId) -> Answer<WorkerId> {
     match server.client.store().beat(worker, &[]).await? {
@@ -358,6 +371,7 @@ async fn find(
                     }
                 }
                 () = tokio::time::sleep_until(look.min(until)) => break,
+                () = server.ends() => return Ok(Vec::new()),
             }
         }
         if tokio::time::Instant::now() >= until {
@@ -438,12 +452,13 @@ pub(super) struct Renewed {
 )]
 pub(super) async fn renew(
     State(server): State<Server>,
-    _: Caller,
+    caller: Caller,
     Body(body): Body<RenewBody>,
 ) -> Answer<Json<Renewed>> {
     at_most("leases", body.leases.len())?;
     at_most("progress", body.progress.len())?;
     let worker = WorkerId(body.worker_id);
+    own(&server, &caller, worker).await?;
     let mut reports = Vec::with_capacity(body.progress.len());
     for ProgressItem { id, lease_no, progress } in body.progress {
         crate::enqueue::check_json("progress", progress.get(), 64 * 1024)?;
@@ -566,6 +581,7 @@ pub(super) async fn settle(
 ) -> Answer<Json<SettledBody>> {
     at_most("items", body.items.len())?;
     let worker = WorkerId(body.worker_id);
+    own(&server, &caller, worker).await?;
     let names: Vec<LeaseName> =
         body.items.iter().map(|item| LeaseName { id: item.id, lease_no: item.lease_no }).collect();
     let leases: Vec<Lease> = names.iter().map(|name| name.of(worker)).collect();
@@ -655,11 +671,12 @@ async fn follow_ups(
 )]
 pub(super) async fn sign_off(
     State(server): State<Server>,
-    _: Caller,
+    caller: Caller,
     worker: Result<Path<Uuid>, axum::extract::rejection::PathRejection>,
 ) -> Answer<StatusCode> {
     let Path(worker) = worker.map_err(|_| Problem::bad_request("worker_id: not a UUID"))?;
     let worker = WorkerId(worker);
+    own(&server, &caller, worker).await?;
     server.client.store().retire(worker).await?;
     server.sessions.forget(worker);
     Ok(StatusCode::NO_CONTENT)

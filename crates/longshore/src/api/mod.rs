@@ -60,6 +60,7 @@ pub struct Api {
     metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     public: Vec<Public>,
     timeout: Duration,
+    ending: Option<tokio::sync::watch::Receiver<bool>>,
 }
 
 /// Checks payloads of kinds that the program itself knows; `None` for another
@@ -98,6 +99,7 @@ impl Api {
             metrics: None,
             public: Vec::new(),
             timeout: Duration::from_secs(30),
+            ending: None,
         }
     }
 
@@ -153,6 +155,13 @@ impl Api {
         self
     }
 
+    /// Once this is true, calls that wait for work are answered at once, so that
+    /// the server can end.
+    pub fn ending(mut self, ending: tokio::sync::watch::Receiver<bool>) -> Self {
+        self.ending = Some(ending);
+        self
+    }
+
     /// The router, to be served or nested in another.
     pub fn router(self) -> Router {
         let gate = Arc::new(admission::Gate::new(self.admission.clone()));
@@ -165,6 +174,7 @@ impl Api {
             document: openapi::render(document),
             sessions: leases::Sessions::default(),
             gate,
+            ending: self.ending,
         }));
         routes
             .fallback(edge::not_found)
@@ -253,6 +263,20 @@ struct Shared {
     document: String,
     sessions: leases::Sessions,
     gate: Arc<admission::Gate>,
+    ending: Option<tokio::sync::watch::Receiver<bool>>,
+}
+
+impl Server {
+    /// Waits until the server is about to end.
+    async fn ends(&self) {
+        if let Some(mut ending) = self.ending.clone()
+            && ending.wait_for(|ending| *ending).await.is_ok()
+        {
+            return;
+        }
+        // Nobody is left who could end it.
+        std::future::pending().await
+    }
 }
 
 impl std::ops::Deref for Server {

@@ -640,6 +640,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_call_is_a_sign_of_life,
         a_cancel_reaches_a_worker_with_its_next_renewal,
         a_call_waits_for_work,
+        a_call_that_waits_is_answered_when_the_server_ends,
         a_call_that_waits_keeps_its_worker_alive,
         a_worker_renews_as_often_as_it_said_when_it_registered,
         leases_whose_answer_was_lost_are_given_back,

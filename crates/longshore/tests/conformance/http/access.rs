@@ -120,9 +120,9 @@ pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
     let web = guarded(&bench);
     let (_, secret) = token(&bench, Scope::Admin, Some(&["mail"])).await;
     let web = web.with_token(&secret);
-    let body = |queue: &str| json!({ "kind": "greet", "payload": 1, "queue": queue });
-    let mine = web.post("/jobs", &body("mail")).await.is(201).json();
-    web.post("/jobs", &body("other")).await.is_problem(403, "forbidden", "mail");
+    let job_in = |queue: &str| json!({ "kind": "greet", "payload": 1, "queue": queue });
+    let mine = web.post("/jobs", &job_in("mail")).await.is(201).json();
+    web.post("/jobs", &job_in("other")).await.is_problem(403, "forbidden", "mail");
     web.post("/jobs", &json!({ "kind": "greet", "payload": 1 })).await.is_problem(
         403,
         "forbidden",
@@ -142,7 +142,22 @@ pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
     web.send("POST", "/queues/default/pause", &[], "").await.is_problem(403, "forbidden", "");
     web.post("/leases", &json!({ "queues": ["default"] })).await.is_problem(403, "forbidden", "");
     web.send("POST", "/sweep", &[], "").await.is_problem(403, "forbidden", "");
-    let batch = web.post("/jobs/batch", &json!([body("mail"), body("other")])).await.is(200).json();
+    // A worker of another queue, whose id has become known.
+    let worker = bench.worker().await;
+    let body = json!({ "worker_id": worker.to_string(), "items": [] });
+    web.post("/leases/settle", &body).await.is_problem(403, "forbidden", "default");
+    web.post("/leases/renew", &json!({ "worker_id": worker.to_string() })).await.is_problem(
+        403,
+        "forbidden",
+        "",
+    );
+    web.post("/leases", &json!({ "worker_id": worker.to_string(), "queues": ["mail"] })).await.is_problem(
+        403,
+        "forbidden",
+        "",
+    );
+    web.send("DELETE", &format!("/leases/{worker}"), &[], "").await.is_problem(403, "forbidden", "");
+    let batch = web.post("/jobs/batch", &json!([job_in("mail"), job_in("other")])).await.is(200).json();
     assert_eq!((&batch["created"], &batch["refused"]), (&json!(1), &json!(1)));
 }
 

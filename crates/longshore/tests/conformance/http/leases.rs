@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use longshore::api::Api;
 use longshore::{RetryPolicy, Status};
 use serde_json::{Value, json};
 
@@ -274,4 +275,17 @@ pub(crate) async fn suspects_are_leased_one_at_a_time(bench: Bench) {
     assert_eq!(none.json()["jobs"], json!([]));
     assert_eq!(settle(&web, &me, ended(&lease, "succeeded", json!({}))).await, "stored");
     held(&web.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.is(200));
+}
+
+pub(crate) async fn a_call_that_waits_is_answered_when_the_server_ends(bench: Bench) {
+    let ending = tokio::sync::watch::Sender::new(false);
+    let web = Web::of(Api::new(bench.handle()).ending(ending.subscribe()));
+    let waiting =
+        tokio::spawn(async move { web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200) });
+    while bench.workers(None).await.expect("workers").is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    ending.send_replace(true);
+    let answer = tokio::time::timeout(10 * SECOND, waiting).await.expect("at once").expect("answered");
+    assert_eq!(answer.json()["jobs"], json!([]));
 }
