@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use super::admission::Gate;
 use super::problem::{Answer, Problem, Slug};
 use crate::client::Client;
+use crate::enqueue::{UniqueMode, ValidJob};
 use crate::store::TokenRecord;
 
 /// A revoked token is refused after this long at the latest.
@@ -93,6 +94,20 @@ impl Caller {
                 format!("queue: this token is for {}, not for `{queue}`", queues.join(", ")),
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses keys that would change jobs of other queues: unique keys are shared
+    /// by all of them.
+    pub(super) fn may_key(&self, job: &ValidJob) -> Answer<()> {
+        let replaces = job.unique.as_ref().is_some_and(|(_, mode)| *mode != UniqueMode::Dedupe);
+        match replaces && self.queues().is_some() {
+            true => Err(Problem::new(
+                Slug::Forbidden,
+                "unique_mode: a token for some queues may only dedupe, because the job that has the key may \
+                 be of another queue",
+            )),
+            false => Ok(()),
         }
     }
 

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::body::{MAX_BATCH_BODY, expect_type, object, parse, read};
-use super::jobs::NewJobBody;
+use super::jobs::{NewJobBody, reach};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use crate::enqueue::{EnqueuedAs, NewJob};
 
@@ -98,16 +98,19 @@ pub(super) async fn enqueue(
             Err(problem) if problem.slug() == Slug::Unavailable || problem.slug() == Slug::Internal => {
                 return Err(problem);
             }
-            Err(problem) => answers.push(Some(BatchItem::Refused {
-                error: problem.slug(),
-                message: problem.message().to_owned(),
-            })),
+            Err(problem) => answers.push(Some(refused(&problem))),
         }
     }
     if !jobs.is_empty() {
         let stored = server.client.enqueue_many(jobs).await?;
         for (place, enqueued) in places.into_iter().zip(stored) {
             let id = enqueued.id.0;
+            if enqueued.how != EnqueuedAs::Created
+                && let Err(problem) = reach(&server, &caller, enqueued.id).await
+            {
+                answers[place] = Some(refused(&problem));
+                continue;
+            }
             answers[place] = Some(match enqueued.how {
                 EnqueuedAs::Created => BatchItem::Created { id },
                 EnqueuedAs::Existing => BatchItem::Existing { id },
@@ -125,12 +128,17 @@ pub(super) async fn enqueue(
     }))
 }
 
+fn refused(problem: &Problem) -> BatchItem {
+    BatchItem::Refused { error: problem.slug(), message: problem.message().to_owned() }
+}
+
 async fn admit(server: &Server, caller: &Caller, item: Answer<NewJobBody>) -> Answer<NewJob> {
     let body = item?;
     let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
     let job = body.into_job(&known.defaults)?;
     let valid = job.clone().validate()?;
     caller.may_use(valid.queue())?;
+    caller.may_key(&valid)?;
     server.gate.enqueue(&server.client, valid.queue()).await?;
     Ok(job)
 }

@@ -36,7 +36,7 @@ pub(super) async fn request_id(request: Request, next: Next) -> Response {
     let status = response.status();
     span.in_scope(|| tracing::debug!(status = status.as_u16(), took = ?began.elapsed(), "answered"));
     let labels =
-        [("method", method.as_str().to_owned()), ("path", path), ("status", status.as_u16().to_string())];
+        [("method", known(&method).to_owned()), ("path", path), ("status", status.as_u16().to_string())];
     metrics::counter!("http_requests_total", &labels).increment(1);
     metrics::histogram!("http_request_duration_seconds", &labels).record(began.elapsed().as_secs_f64());
     response
@@ -86,6 +86,23 @@ pub(super) async fn check_host(
          or add the name to its list of hosts",
     )
     .into_response()
+}
+
+/// Refuses changes that a page of another site asks for: a browser says whose
+/// page it is.
+pub(super) async fn check_origin(request: Request, next: Next) -> Response {
+    let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    let headers = request.headers();
+    let of = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let foreign = of(header::ORIGIN).is_some_and(|origin| {
+        let site = origin.split_once("://").map(|(_, site)| site);
+        site.is_none() || site != of(header::HOST)
+    });
+    if is_safe || !foreign {
+        return next.run(request).await;
+    }
+    Problem::new(Slug::Forbidden, "origin: a page of another site may not change anything here")
+        .into_response()
 }
 
 /// `[::1]:8080` and `localhost:8080` without the port.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ use crate::enqueue::{Edit, Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode
 use crate::job::{JobId, JobRecord, Status};
 use crate::lifecycle::When;
 use crate::retry::{MAX_DELAY, RetryPolicy};
-use crate::store::ListFilter;
+use crate::store::{ListFilter, Page};
 
 /// A job to be enqueued. Only `kind` and `payload` are needed.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
@@ -294,6 +294,7 @@ pub(super) async fn enqueue(
     }
     let seen = job.clone().validate()?;
     caller.may_use(seen.queue())?;
+    caller.may_key(&seen)?;
     server.gate.enqueue(&server.client, seen.queue()).await?;
     let enqueued = server.client.enqueue(job).await?;
     let answer = match enqueued.how {
@@ -420,6 +421,11 @@ pub(super) async fn list(
             .map(|text| text.as_deref()),
     )?;
     let page = server.client.list(&filter).await.map_err(Problem::in_the_url)?;
+    Ok(paged(&page, &uri))
+}
+
+/// A page of jobs, with the way to the next in its header.
+pub(super) fn paged(page: &Page, uri: &Uri) -> Response {
     let mut response = Json(&page.jobs).into_response();
     if let Some(next) = page.next {
         let link = format!("<{}>; rel=\"next\"", with_cursor(uri.path(), uri.query(), next));
@@ -428,7 +434,7 @@ pub(super) async fn list(
             response.headers_mut().insert(header::LINK, link);
         }
     }
-    Ok(response)
+    response
 }
 
 /// The same query from another place on.

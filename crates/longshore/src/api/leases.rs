@@ -220,7 +220,9 @@ pub(super) async fn lease(
     if !(1..=MAX_LEASES).contains(&limit) {
         return Err(Problem::validation(format!("limit: {limit} is out of range; use 1 to {MAX_LEASES}")));
     }
-    let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(LONGEST_WAIT);
+    // Well within the time that a request has.
+    let longest = LONGEST_WAIT.min(server.timeout * 2 / 3);
+    let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(longest);
     let stale_after = stale_after(body.stale_after_seconds)?;
     let worker = match body.worker_id {
         Some(id) => {
@@ -305,8 +307,8 @@ async fn own(server: &Server, caller: &Caller, worker: WorkerId) -> Answer<()> {
         return Ok(());
     }
     let workers = server.client.workers(None).await?;
-    let queues = workers.iter().filter(|known| known.id == worker).flat_map(|known| &known.queues);
-    queues.map(|queue| caller.may_use(queue)).collect()
+    let mut queues = workers.iter().filter(|known| known.id == worker).flat_map(|known| &known.queues);
+    queues.try_for_each(|queue| caller.may_use(queue))
 }
 
 /// A call is a sign of life; one of a dead worker comes too late.
@@ -656,6 +658,7 @@ async fn follow_ups(
         let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
         let job = body.clone().into_job(&known.defaults)?.validate()?;
         caller.may_use(job.queue())?;
+        caller.may_key(&job)?;
         jobs.push(job);
     }
     Ok(jobs)

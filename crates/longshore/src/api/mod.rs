@@ -175,12 +175,14 @@ impl Api {
             sessions: leases::Sessions::default(),
             gate,
             ending: self.ending,
+            timeout: self.timeout,
         }));
         routes
             .fallback(edge::not_found)
             .method_not_allowed_fallback(edge::method_not_allowed)
             .with_state(server)
             .layer(from_fn_with_state(self.timeout, edge::time_out))
+            .layer(from_fn(edge::check_origin))
             .layer(from_fn_with_state(self.hosts.map(Arc::from), edge::check_host))
             .layer(from_fn(edge::request_id))
     }
@@ -264,6 +266,7 @@ struct Shared {
     sessions: leases::Sessions,
     gate: Arc<admission::Gate>,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
+    timeout: Duration,
 }
 
 impl Server {

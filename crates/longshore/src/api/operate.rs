@@ -1,8 +1,9 @@
 //! Queues, workers, sweeps and dead letters.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{OriginalUri, State};
 use axum::http::StatusCode;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -10,7 +11,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query};
-use super::jobs::{duration, reach};
+use super::jobs::{duration, paged, reach};
 use super::problem::{Answer, Problem, ProblemBody};
 use super::wire::{JobShape, QueueShape, WorkerShape};
 use crate::job::{JobRecord, Status};
@@ -225,13 +226,17 @@ pub(super) struct DeadQuery {
     path = "/dead-letters",
     tag = "dead letters",
     params(DeadQuery),
-    responses((status = 200, description = "A page; the last one's id is the next `cursor`.", body = Vec<JobShape>)),
+    responses(
+        (status = 200, description = "A page. `Link` names the next one, if there is one; a page may be short.",
+         body = Vec<JobShape>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+    ),
 )]
 pub(super) async fn dead_letters(
     State(server): State<Server>,
     caller: Caller,
+    OriginalUri(uri): OriginalUri,
     Query(query): Query<DeadQuery>,
-) -> Answer<Json<Vec<JobRecord>>> {
+) -> Answer<Response> {
     match &query.queue {
         Some(queue) => caller.may_use(queue)?,
         None => caller.may_use_all()?,
@@ -245,11 +250,12 @@ pub(super) async fn dead_letters(
         ..ListFilter::default()
     };
     super::body::refuse_nul([filter.kind.as_deref(), filter.queue.as_deref()])?;
-    Ok(Json(server.client.list(&filter).await.map_err(Problem::in_the_url)?.jobs))
+    let page = server.client.list(&filter).await.map_err(Problem::in_the_url)?;
+    Ok(paged(&page, &uri))
 }
 
 /// How many dead letters one request redrives at most.
-const MOST_REDRIVEN: u32 = 100_000;
+const MOST_REDRIVEN: u32 = 5_000;
 
 /// Which dead letters to redrive.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -260,7 +266,7 @@ pub(super) struct RedriveBody {
     /// Of this queue.
     queue: Option<String>,
     /// How many at most; 1,000 by default.
-    #[schema(minimum = 1, maximum = 100000)]
+    #[schema(minimum = 1, maximum = 5000)]
     limit: Option<u32>,
 }
 

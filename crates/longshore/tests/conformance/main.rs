@@ -624,6 +624,8 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_route_that_is_not_there_is_told_in_the_same_words,
         a_strangers_host_is_refused,
         a_request_that_takes_too_long_is_told,
+        a_call_that_waits_is_answered_within_its_time,
+        a_page_of_another_site_changes_nothing,
         a_client_that_sends_its_headers_slowly_is_cut_off,
         more_connections_than_allowed_wait_their_turn,
         clients_that_go_away_leave_nothing_behind,

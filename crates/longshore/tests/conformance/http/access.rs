@@ -166,5 +166,11 @@ pub(crate) async fn a_key_of_another_queue_tells_a_limited_token_nothing(bench: 
     bench.add(job("greet").idempotency_key("theirs")).await;
     let (_, secret) = token(&bench, Scope::Enqueue, Some(&["mail"])).await;
     let body = json!({ "kind": "greet", "payload": 1, "queue": "mail", "idempotency_key": "theirs" });
-    web.with_token(&secret).post("/jobs", &body).await.is_problem(403, "forbidden", "");
+    let web = web.with_token(&secret);
+    web.post("/jobs", &body).await.is_problem(403, "forbidden", "");
+    let batch = web.post("/jobs/batch", &json!([body])).await.is(200).json();
+    assert_eq!((&batch["refused"], &batch["items"][0]["id"]), (&json!(1), &Value::Null));
+    let replace = json!({ "kind": "a", "payload": 1, "queue": "mail", "unique_key": "theirs", "unique_mode": "replace" });
+    web.post("/jobs", &replace).await.is_problem(403, "forbidden", "unique_mode");
+    assert_eq!(web.post("/jobs/batch", &json!([replace])).await.is(200).json()["refused"], 1);
 }

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::web::{Web, parse};
-use crate::bench::{Bench, Engine, job};
+use crate::bench::{Bench, Engine, SECOND, job};
 
 pub(crate) async fn a_well_server_says_so(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
@@ -63,9 +63,34 @@ pub(crate) async fn a_strangers_host_is_refused(bench: Bench) {
 }
 
 pub(crate) async fn a_request_that_takes_too_long_is_told(bench: Bench) {
-    let web = Web::of(Api::new(bench.handle()).timeout(Duration::from_millis(50)));
-    let wait = json!({ "wait_seconds": 20 });
-    web.post("/leases", &wait).await.is_problem(504, "timeout", "50ms");
+    let api = Api::new(bench.handle()).timeout(Duration::from_millis(50));
+    let web = Web::of(api).listening(Limits::default()).await;
+    let mut slow = TcpStream::connect(web.address()).await.expect("it listens");
+    let head =
+        "POST /jobs HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
+    slow.write_all(head.as_bytes()).await.expect("sent");
+    // The body never comes.
+    let mut answer = Vec::new();
+    let _ = slow.read_to_end(&mut answer).await;
+    parse(&answer).is_problem(504, "timeout", "50ms");
+}
+
+pub(crate) async fn a_call_that_waits_is_answered_within_its_time(bench: Bench) {
+    let web = Web::of(Api::new(bench.handle()).timeout(3 * SECOND));
+    web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200);
+}
+
+pub(crate) async fn a_page_of_another_site_changes_nothing(bench: Bench) {
+    let web = Web::new(&bench).listening(Limits::default()).await;
+    let own = format!("http://{}", web.address());
+    for (origin, status) in [("https://evil.example", 403), ("null", 403), (own.as_str(), 200)] {
+        assert_eq!(
+            web.send("POST", "/queues/a/pause", &[("origin", origin)], "").await.status,
+            status,
+            "{origin}"
+        );
+        web.send("GET", "/queues", &[("origin", origin)], "").await.is(200);
+    }
 }
 
 pub(crate) async fn a_client_that_sends_its_headers_slowly_is_cut_off(bench: Bench) {
