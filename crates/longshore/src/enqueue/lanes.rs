@@ -24,7 +24,7 @@ const MAX_BATCH: usize = 1000;
 /// announced at once, and whoever it woke goes on claiming until none is left.
 const WAKE_EVERY: Duration = Duration::from_millis(2);
 /// And this often where jobs come in such numbers that fewer, larger claims
-/// leave the server more time for storing them (a fifth more jobs pass through).
+/// leave the server more time for storing them (a tenth more jobs pass through).
 const WAKE_CROWD_EVERY: Duration = Duration::from_millis(5);
 const CROWD: usize = 8;
 /// Other processes are told of it this often at most, while one here is.
