@@ -18,7 +18,7 @@ use crate::duration;
 pub(crate) use logging::{LogFormat, Logging};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
 pub(crate) use tokens::{CreateToken, Tokens};
-pub(crate) use worker::Worker;
+pub(crate) use worker::{Work, Worker};
 
 /// Enqueue jobs, run them and operate a Longshore queue.
 #[derive(Debug, Parser)]

@@ -92,7 +92,7 @@ mod tests {
     fn parse(words: &[&str]) -> Result<Settings, String> {
         let words = ["longshore", "worker"].iter().chain(words);
         match Cli::try_parse_from(words).map_err(|error| error.to_string())?.command {
-            Command::Worker(worker) => Ok(worker.builtin.settings()),
+            Command::Worker(worker) => Ok(worker.work.builtin.settings()),
             _ => unreachable!(),
         }
     }

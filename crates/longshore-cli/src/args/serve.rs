@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{Logging, Worker};
+use super::{Logging, Work};
 use crate::duration;
 
 pub(super) const DEV_EXAMPLES: &str = "\
@@ -61,7 +61,7 @@ pub(crate) struct Serve {
     pub(crate) listen: Listen,
 
     #[command(flatten, next_help_heading = "Worker and upkeep")]
-    pub(crate) worker: Worker,
+    pub(crate) work: Work,
 }
 
 /// Where the API listens, and to whom.

@@ -30,16 +30,27 @@ The same machine, a second worker: give it --metrics-addr 127.0.0.1:9092, or off
 
 #[derive(Debug, Args)]
 pub(crate) struct Worker {
+    /// Run what is due, tell what became of it, and exit
+    #[arg(long)]
+    pub(crate) drain: bool,
+
+    /// Where Prometheus finds GET /metrics; off for nowhere [default: 127.0.0.1:9091, with --drain off]
+    #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR")]
+    metrics_addr: Option<MetricsAddr>,
+
+    #[command(flatten)]
+    pub(crate) work: Work,
+}
+
+/// How jobs are run and the queue is looked after, by whatever command does it.
+#[derive(Debug, Args)]
+pub(crate) struct Work {
     /// Let the built-in kinds only pretend: short steps, first attempts that fail now and then
     ///
     /// Nothing is sent, fetched or written. Which attempt fails where follows from the job's id, so a
     /// run can be repeated.
     #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
-
-    /// Run what is due, tell what became of it, and exit
-    #[arg(long)]
-    pub(crate) drain: bool,
 
     /// The queues to claim from
     #[arg(
@@ -98,10 +109,6 @@ pub(crate) struct Worker {
     #[arg(long, value_name = "TEXT", default_value = "worker", env = "LONGSHORE_WORKER_ID_PREFIX")]
     worker_id_prefix: String,
 
-    /// Where Prometheus finds GET /metrics; off for nowhere [default: 127.0.0.1:9091, with --drain off]
-    #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR")]
-    metrics_addr: Option<MetricsAddr>,
-
     #[command(flatten)]
     pub(crate) logging: Logging,
 
@@ -116,6 +123,18 @@ struct MetricsAddr(Option<SocketAddr>);
 const DEFAULT_METRICS_ADDR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
 
 impl Worker {
+    /// Where to serve metrics. A drain has ended before anybody asks, and may
+    /// run beside a worker that has the address.
+    pub(crate) fn metrics_addr(&self) -> Option<SocketAddr> {
+        match self.metrics_addr {
+            Some(MetricsAddr(asked)) => asked,
+            None if self.drain => None,
+            None => Some(DEFAULT_METRICS_ADDR),
+        }
+    }
+}
+
+impl Work {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             queues: self.queues.clone(),
@@ -133,16 +152,6 @@ impl Worker {
             shutdown_grace: self.shutdown_grace,
             name_prefix: self.worker_id_prefix.clone(),
             ..Settings::default()
-        }
-    }
-
-    /// Where to serve metrics. A drain has ended before anybody asks, and may
-    /// run beside a worker that has the address.
-    pub(crate) fn metrics_addr(&self) -> Option<SocketAddr> {
-        match self.metrics_addr {
-            Some(MetricsAddr(asked)) => asked,
-            None if self.drain => None,
-            None => Some(DEFAULT_METRICS_ADDR),
         }
     }
 
@@ -184,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_the_librarys() {
-        let (ours, theirs) = (worker("").settings(), Settings::default());
+        let (ours, theirs) = (worker("").work.settings(), Settings::default());
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }
 
@@ -195,6 +204,7 @@ mod tests {
              --heartbeat-interval 13s --sweep-interval 14s --sweep-threshold 15m --recovery-delay 16s \
              --max-interruptions 17 --shutdown-grace 18s --worker-id-prefix crane",
         )
+        .work
         .settings();
         let (milli, second) = (Duration::from_millis(1), Duration::from_secs(1));
         let expected = Settings {

@@ -1,4 +1,4 @@
-//! What the commands that stay share: logs, metrics, signals.
+//! What the commands that stay share: logs and metrics.
 
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::failure::{Code, Failure};
 pub(super) fn by_flag(error: longshore::Error) -> Failure {
     let told = error.to_string();
     match error.field() {
-        Some(field) => Failure::usage(told.replacen(field, &args::Worker::flag(field), 1)),
+        Some(field) => Failure::usage(told.replacen(field, &args::Work::flag(field), 1)),
         None => error.into(),
     }
 }
@@ -85,44 +85,4 @@ pub(super) fn record_metrics() -> Result<PrometheusHandle, Failure> {
         }
     });
     Ok(handle)
-}
-
-/// SIGINT and SIGTERM.
-pub(super) struct Signals {
-    #[cfg(unix)]
-    either: [tokio::signal::unix::Signal; 2],
-}
-
-impl Signals {
-    /// Listens from here on.
-    pub(super) fn new() -> Result<Self, Failure> {
-        #[cfg(unix)]
-        {
-            use tokio::signal::unix::{SignalKind, signal};
-            let listen = |kind| {
-                signal(kind).map_err(|error| {
-                    Failure::new(Code::Problem, format_args!("cannot listen for signals: {error}"))
-                })
-            };
-            Ok(Signals { either: [listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?] })
-        }
-        #[cfg(not(unix))]
-        Ok(Signals {})
-    }
-
-    /// Waits for the next one.
-    pub(super) async fn next(&mut self) {
-        #[cfg(unix)]
-        {
-            let [interrupt, terminate] = &mut self.either;
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        #[cfg(not(unix))]
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
 }

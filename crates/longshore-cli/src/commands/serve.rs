@@ -5,7 +5,7 @@ use std::path::Path;
 
 use longshore::Client;
 use longshore::api::{self, Access, Api, UnknownKinds};
-use longshore::worker::{Running, Settings, Worker};
+use longshore::worker::{Settings, Signals, Worker};
 use tokio::net::TcpListener;
 
 use super::process::{self, by_flag};
@@ -79,16 +79,16 @@ fn greet(listener: &TcpListener, folder: &Path, out: Out) -> Result<(), Failure>
 
 /// The API and upkeep, for production.
 pub(super) async fn serve(client: Client, args: args::Serve, out: Out) -> Outcome {
-    process::log(&args.worker.logging)?;
+    process::log(&args.work.logging)?;
     if args.migrate {
         client.migrate().await?;
     }
     super::expect_schema(&client).await?;
-    let settings = args.worker.settings();
+    let settings = args.work.settings();
     let builder = Worker::builder(client.clone());
-    let builder = match (args.with_worker, args.worker.simulate) {
+    let builder = match (args.with_worker, args.work.simulate) {
         (true, true) => builtin::simulate(builder.settings(settings)),
-        (true, false) => builtin::register(builder.settings(settings), &args.worker.builtin.settings())?,
+        (true, false) => builtin::register(builder.settings(settings), &args.work.builtin.settings())?,
         (false, _) => builder.upkeep_only().settings(Settings {
             name_prefix: "server".into(),
             concurrency: 1,
@@ -131,30 +131,24 @@ async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Lis
     let ending = tokio::sync::watch::Sender::new(false);
     let api = api.ending(ending.subscribe());
     let limits = api::Limits { connections: listen.max_connections, ..api::Limits::default() };
-    let mut signals = process::Signals::new()?;
+    let signals = Signals::new()?;
     let running = worker.start().await?;
-    let stopper = running.stopper();
     let mut ended = ending.subscribe();
     let server = tokio::spawn(api::serve(listener, api.router(), limits, async move {
         let _ = ended.wait_for(|ended| *ended).await;
     }));
-    signals.next().await;
-    tracing::info!("stopping; what runs may finish, a second signal cuts it short");
-    ending.send_replace(true);
-    stopper.stop();
-    tokio::spawn(async move {
-        signals.next().await;
-        tracing::info!("stopping now");
-        stopper.stop_now();
+    let told = signals.stop(running.stopper(), move || {
+        ending.send_replace(true);
     });
-    end(running, server).await
-}
-
-async fn end(running: Running, server: tokio::task::JoinHandle<()>) -> Outcome {
+    // Ends with the second signal; a request that is still open is cut off then.
+    let told = tokio::spawn(told);
     running.wait().await;
-    match server.await {
-        Ok(()) => Ok(Code::Done),
-        Err(died) => Err(Failure::new(Code::Problem, format_args!("the server died: {died}"))),
+    tokio::select! {
+        served = server => match served {
+            Ok(()) => Ok(Code::Done),
+            Err(died) => Err(Failure::new(Code::Problem, format_args!("the server died: {died}"))),
+        },
+        _ = told => Ok(Code::Done),
     }
 }
 

@@ -10,12 +10,12 @@ use crate::failure::{Code, Outcome};
 use crate::output::Out;
 
 pub(super) async fn run(client: Client, args: args::Worker, out: Out) -> Outcome {
-    log(&args.logging)?;
-    let settings = args.settings();
+    log(&args.work.logging)?;
+    let settings = args.work.settings();
     let builder = Worker::builder(client).settings(settings.clone());
-    let builder = match args.simulate {
+    let builder = match args.work.simulate {
         true => builtin::simulate(builder),
-        false => builtin::register(builder, &args.builtin.settings())?,
+        false => builtin::register(builder, &args.work.builtin.settings())?,
     };
     let worker = builder.build().map_err(by_flag)?;
     if let Some(addr) = args.metrics_addr() {
@@ -24,7 +24,7 @@ pub(super) async fn run(client: Client, args: args::Worker, out: Out) -> Outcome
     tracing::info!(
         queues = settings.queues.join(","),
         concurrency = settings.concurrency,
-        simulate = args.simulate,
+        simulate = args.work.simulate,
         "working"
     );
     let summary = if args.drain { worker.run_drain().await? } else { worker.run().await? };

@@ -33,6 +33,7 @@
 //! | `heartbeat` | the sign of life, on its own thread |
 //! | `upkeep` | recovery, schedules, retention, gauges |
 //! | `hooks` | the application's say |
+//! | `signals` | being told to end |
 //! | `shared` | what these have in common |
 
 use std::collections::BTreeMap;
@@ -63,11 +64,13 @@ mod progress;
 mod registry;
 mod settle;
 mod shared;
+mod signals;
 mod upkeep;
 
 pub use context::{Context, StopReason};
 pub use handler::{Batched, Executor, Failure, Job};
 pub use hooks::Hooks;
+pub use signals::Signals;
 
 use registry::{Entries, Registry, Route, States};
 use shared::{EndsAll, Phase, Shared};
@@ -454,7 +457,7 @@ impl Worker {
             // Nothing has been claimed yet.
             () = signals.next() => return Ok(Summary::default()),
         };
-        tokio::spawn(signals.stop(running.stopper()));
+        tokio::spawn(signals.stop(running.stopper(), || {}));
         Ok(running.wait().await)
     }
 
@@ -660,52 +663,4 @@ async fn settle_the_rest(shared: &Shared) {
         }
     };
     let _ = tokio::time::timeout(SETTLE_WITHIN, all_settled).await;
-}
-
-/// SIGINT and SIGTERM. Listened for from the beginning to the end, so that none
-/// comes between two looks.
-struct Signals {
-    #[cfg(unix)]
-    either: [tokio::signal::unix::Signal; 2],
-}
-
-impl Signals {
-    fn new() -> Result<Self> {
-        #[cfg(unix)]
-        {
-            use tokio::signal::unix::{SignalKind, signal};
-            let listen = |kind| {
-                signal(kind)
-                    .map_err(|error| Error::unavailable("cannot listen for signals").with_source(error))
-            };
-            Ok(Signals { either: [listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?] })
-        }
-        #[cfg(not(unix))]
-        Ok(Signals {})
-    }
-
-    async fn next(&mut self) {
-        #[cfg(unix)]
-        {
-            let [interrupt, terminate] = &mut self.either;
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        #[cfg(not(unix))]
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// The first signal stops the worker, the second at once.
-    async fn stop(mut self, stopper: Stopper) {
-        self.next().await;
-        tracing::info!("stopping; what runs may finish, a second signal cuts it short");
-        stopper.stop();
-        self.next().await;
-        tracing::info!("stopping now");
-        stopper.stop_now();
-    }
 }
