@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use longshore::store::{Claimed, Interrupted};
@@ -10,7 +9,7 @@ use longshore::worker::{Hooks, Recovery};
 use longshore::{Context, Decision, Ending, Failure, Status};
 
 use crate::bench::*;
-use crate::worker::{until, until_status, worker};
+use crate::worker::{nothing, until, until_status, worker};
 
 #[derive(Clone, Default)]
 struct Diary(Arc<Mutex<Vec<String>>>);
@@ -152,19 +151,24 @@ pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
     let id = bench.running(job("plain")).await.lease().id;
     bench.advance(DAY / 2).await;
     let diary = Diary::default();
-    let running = worker(&bench)
-        .recovery(Recovery { enabled: false, ..Recovery::default() })
-        .hooks(diary.clone())
-        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
-    let marker = bench.add(job("other")).await;
-    until_status(&bench, marker, Status::Succeeded).await;
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    let ready = |recovery: Recovery| {
+        let builder = worker(&bench).recovery(recovery).hooks(diary.clone()).function("other", nothing);
+        builder.build().expect("build")
+    };
+    let off = Recovery { enabled: false, ..Recovery::default() };
+    let running = ready(off).start().await.expect("start");
+    // It sweeps as often as it beats, and may from the third beat on.
+    for _ in 0..6 {
+        bench.advance(SECOND).await;
+        let now = bench.now().await;
+        let worker = || async { bench.worker_record(running.id()).await.expect("the worker") };
+        until("a beat", || async { worker().await.heartbeat_at == now }).await;
+    }
     running.stop().await;
     assert_eq!(bench.status(id).await, Status::Running);
     assert!(!diary.has("plain interrupted"));
+    // Another that does recover finds what there was to find.
+    let running = ready(Recovery::default()).start().await.expect("start");
+    until_status(&bench, id, Status::Retrying).await;
+    running.stop().await;
 }

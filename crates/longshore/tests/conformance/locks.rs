@@ -10,6 +10,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::bench::*;
 use crate::sql::call;
+use crate::worker::until;
 
 /// Others hold the due jobs for a moment: a claimer passes them over, and must
 /// not make up for them with jobs it may not have.
@@ -132,11 +133,7 @@ async fn let_go(mut other: PgConnection) {
 async fn until_somebody_waits(bench: &Bench, other: &mut PgConnection) {
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(other).await.expect("pid");
     let waiting = format!("select count(*) from pg_stat_activity where {pid} = any(pg_blocking_pids(pid))");
-    let began = Instant::now();
-    while bench.ask(&waiting, None).await == 0 {
-        assert!(began.elapsed() < 8 * SECOND, "nobody waits");
-        tokio::time::sleep(SECOND / 100).await;
-    }
+    until("somebody waits", || async { bench.ask(&waiting, None).await > 0 }).await;
 }
 
 pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {

@@ -71,6 +71,8 @@ pub(crate) async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
     let running = worker(&bench)
         .register::<Described<false>>()
         .function("mail", nothing)
+        .function("told", nothing)
+        .describe("told", json!({ "type": "object" }))
         .executor(Echo(Arc::default()))
         .build()
         .expect("build")
@@ -85,9 +87,12 @@ pub(crate) async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
         ("described", Some(r#"{"type":"null"}"#.to_owned()), None),
         ("elsewhere", None, None),
         ("mail", Some("true".to_owned()), Some("5".to_owned())),
+        ("told", Some(r#"{"type":"object"}"#.to_owned()), None),
     ];
     assert_eq!(kinds, expected);
     running.stop_now().await;
+    let nobodys = worker(&bench).function("mail", nothing).describe("told", json!(true)).build();
+    assert_eq!(nobodys.err().expect("refused").field(), Some("kind"));
 }
 
 pub(crate) async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(bench: Bench) {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::web::{Answer, Web};
 use crate::bench::{Bench, MINUTE, SECOND, job};
+use crate::worker::until;
 
 fn worker(answer: &Answer) -> String {
     answer.json()["worker_id"].as_str().expect("a worker").to_owned()
@@ -32,6 +33,11 @@ fn ended(lease: &Value, outcome: &str, more: Value) -> Value {
 async fn settle(web: &Web, worker: &str, item: Value) -> String {
     let answer = web.post("/leases/settle", &json!({ "worker_id": worker, "items": [item] })).await.is(200);
     answer.json()["items"][0]["settled"].as_str().expect("settled").to_owned()
+}
+
+/// Registered means that a first call has begun.
+async fn until_it_has_begun(bench: &Bench) {
+    until("a worker", || async { !bench.workers(None).await.expect("workers").is_empty() }).await;
 }
 
 pub(crate) async fn a_leased_job_is_run_renewed_and_settled(bench: Bench) {
@@ -202,10 +208,7 @@ pub(crate) async fn a_call_waits_for_work(bench: Bench) {
         let web = web.clone();
         async move { web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200) }
     });
-    // Registered means that the call has begun.
-    while bench.workers(None).await.expect("workers").is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_it_has_begun(&bench).await;
     let id = bench.add(job("greet")).await;
     assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
 }
@@ -217,16 +220,12 @@ pub(crate) async fn a_call_that_waits_keeps_its_worker_alive(bench: Bench) {
         let body = json!({ "wait_seconds": 20, "stale_after_seconds": 3 });
         async move { web.post("/leases", &body).await.is(200) }
     });
-    let record = async || bench.workers(None).await.expect("workers").pop();
-    while record().await.is_none() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_it_has_begun(&bench).await;
     bench.advance(2 * SECOND).await;
     let now = bench.now().await;
-    while record().await.expect("the worker").heartbeat_at != now {
-        assert!(!waiting.is_finished(), "the call ended without another sign of life");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let beaten = || async { bench.workers(None).await.expect("workers")[0].heartbeat_at == now };
+    until("another sign of life", beaten).await;
+    assert!(!waiting.is_finished(), "the call still waits");
     let id = bench.add(job("greet")).await;
     assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
 }
@@ -282,9 +281,7 @@ pub(crate) async fn a_call_that_waits_is_answered_when_the_server_ends(bench: Be
     let web = Web::of(Api::new(bench.handle()).ending(ending.subscribe()));
     let waiting =
         tokio::spawn(async move { web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200) });
-    while bench.workers(None).await.expect("workers").is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until_it_has_begun(&bench).await;
     ending.send_replace(true);
     let answer = tokio::time::timeout(10 * SECOND, waiting).await.expect("at once").expect("answered");
     assert_eq!(answer.json()["jobs"], json!([]));
