@@ -87,7 +87,7 @@ impl Default for Settings {
 /// right is refused by the name of its flag.
 pub(crate) fn register(builder: Builder, settings: &Settings) -> Result<Builder, failure::Failure> {
     let outbound = Outbound::new(Rules::of(settings))?;
-    Ok(builder
+    Ok(described(builder)
         .state(Mail::open(settings)?)
         .state(Studio::open(settings, outbound.clone())?)
         .state(Courier::open(settings, outbound)?)
@@ -102,10 +102,9 @@ pub(crate) fn check_payload(kind: &str, payload: &str) -> Option<Result<(), Stri
     built_in(kind).map(|kind| (kind.check)(payload))
 }
 
-/// The JSON Schema of a built-in kind's payload; `None` for any other kind.
-#[cfg_attr(not(test), expect(dead_code, reason = "the HTTP API will show it"))]
-pub(crate) fn schema(kind: &str) -> Option<Value> {
-    built_in(kind).map(|kind| (kind.schema)())
+/// Says what the built-in kinds carry.
+fn described(builder: Builder) -> Builder {
+    KINDS.iter().fold(builder, |builder, kind| builder.describe(kind.name, (kind.schema)()))
 }
 
 /// A kind without its type.
@@ -237,7 +236,6 @@ mod tests {
     #[test]
     fn only_built_in_kinds_are_judged() {
         assert_eq!(check_payload("greet", "{}"), None);
-        assert_eq!(schema("greet"), None);
         assert!(check_payload("send_email", "{").unwrap().unwrap_err().contains("send_email"));
     }
 
@@ -295,7 +293,7 @@ mod tests {
     fn the_schemas_say_what_the_checks_say() {
         let mut compared = 0;
         for kind in KINDS {
-            let schema = schema(kind.name).unwrap();
+            let schema = (kind.schema)();
             assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
             let accepts = |payload: &Value| (kind.check)(&payload.to_string()).is_ok();
             let mut compare = |payload: Value| {

@@ -10,7 +10,7 @@ use longshore::JobId;
 use longshore::worker::{Builder, Context, Failure, StopReason};
 use serde_json::{Value, json};
 
-use super::{Kind, Payload, ResizeImage, SendEmail, SummarizeText, WebhookDelivery};
+use super::{Kind, Payload, ResizeImage, SendEmail, SummarizeText, WebhookDelivery, described};
 
 /// How long a step takes.
 const STEP: Duration = Duration::from_millis(60);
@@ -19,7 +19,7 @@ const FAILING: [u64; 2] = [25, 10];
 
 /// Registers the built-in kinds as simulations.
 pub(crate) fn simulate(builder: Builder) -> Builder {
-    builder
+    described(builder)
         .function(SendEmail::NAME, rehearse::<SendEmail>)
         .function(ResizeImage::NAME, rehearse::<ResizeImage>)
         .function(SummarizeText::NAME, rehearse::<SummarizeText>)

@@ -91,6 +91,15 @@ fn what_dev_says_to_try_works_and_is_there_after_a_restart() {
     let job = get(&addr, &format!("/jobs/{id}")).json(200);
     assert_eq!(job["status"], "succeeded");
     assert!(job["result"]["summary"].is_string(), "{job}");
+    let kinds = get(&addr, "/kinds").json(200);
+    let described: Vec<&str> = kinds
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|kind| kind["schema"].is_object())
+        .map(|kind| kind["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(described, ["resize_image", "send_email", "summarize_text", "webhook_delivery"]);
 }
 
 // ---- serve ---------------------------------------------------------------------

@@ -312,6 +312,14 @@ impl Builder {
         self
     }
 
+    /// Says by a JSON schema what jobs of a kind carry, as [`Job::schema`] does for
+    /// typed ones: published when the worker starts, and servers check payloads
+    /// by it.
+    pub fn describe(mut self, kind: &str, schema: serde_json::Value) -> Self {
+        self.entries.describe(kind, schema);
+        self
+    }
+
     /// Runs jobs of every kind that has no handler of its own.
     pub fn executor(mut self, executor: impl Executor) -> Self {
         self.entries.add_any(Arc::new(handler::Dynamic(Arc::new(executor))));

@@ -98,6 +98,7 @@ type Entry = Box<dyn FnOnce(&States) -> Result<Route> + Send>;
 pub(super) struct Entries {
     entries: Vec<(String, Option<Value>, Entry)>,
     any: Vec<Arc<dyn Handler>>,
+    described: Vec<(String, Value)>,
     /// There shall be none.
     none_wanted: bool,
 }
@@ -116,11 +117,25 @@ impl Entries {
         self.entries.push((kind.to_owned(), schema, Box::new(entry)));
     }
 
+    pub(super) fn describe(&mut self, kind: &str, schema: Value) {
+        self.described.push((kind.to_owned(), schema));
+    }
+
     pub(super) fn add_any(&mut self, handler: Arc<dyn Handler>) {
         self.any.push(handler);
     }
 
-    pub(super) fn build(self, states: &States) -> Result<Registry> {
+    pub(super) fn build(mut self, states: &States) -> Result<Registry> {
+        for (kind, schema) in self.described {
+            let Some((_, described, _)) = self.entries.iter_mut().find(|(handled, ..)| *handled == kind)
+            else {
+                return Err(Error::invalid(
+                    "kind",
+                    format!("job kind `{kind}` is described and has no handler here; register one"),
+                ));
+            };
+            *described = Some(schema);
+        }
         let (mut routes, mut published) = (BTreeMap::new(), Vec::new());
         for (kind, schema, entry) in self.entries {
             check_name("kind", &kind)?;
