@@ -17,7 +17,7 @@ use super::admission::Gate;
 use super::problem::{Answer, Problem, Slug};
 use crate::client::Client;
 use crate::enqueue::{UniqueMode, ValidJob};
-use crate::store::TokenRecord;
+use crate::store::{Scope, TokenRecord};
 
 /// A revoked token is refused after this long at the latest.
 const REMEMBERED_FOR: Duration = Duration::from_secs(2);
@@ -33,37 +33,6 @@ pub enum Access {
     Open,
     /// Who brings a token of the database (`longshore tokens create`).
     Tokens,
-}
-
-/// What a token may be for. `admin` may do everything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// Enqueue jobs.
-    Enqueue,
-    /// Lease and settle jobs, as a worker.
-    Work,
-    /// See everything.
-    Read,
-    /// Cancel, retry, edit, delete; queues, schedules, sweeps.
-    Operate,
-    /// Kinds, and all of the above.
-    Admin,
-}
-
-impl Scope {
-    /// All of them.
-    pub const ALL: [Scope; 5] = [Scope::Enqueue, Scope::Work, Scope::Read, Scope::Operate, Scope::Admin];
-
-    /// The word.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Scope::Enqueue => "enqueue",
-            Scope::Work => "work",
-            Scope::Read => "read",
-            Scope::Operate => "operate",
-            Scope::Admin => "admin",
-        }
-    }
 }
 
 /// Decides about requests.
@@ -124,6 +93,15 @@ impl Caller {
         match self {
             Caller::Anybody => None,
             Caller::Token(token) => Some(token.id),
+        }
+    }
+
+    /// Refuses what concerns a queue that the token is not for, or, where none is
+    /// named, every queue at once.
+    pub(super) fn may_use_of(&self, queue: Option<&str>) -> Answer<()> {
+        match queue {
+            Some(queue) => self.may_use(queue),
+            None => self.may_use_all(),
         }
     }
 

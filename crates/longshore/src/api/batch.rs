@@ -9,9 +9,9 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::body::{MAX_BATCH_BODY, expect_type, object, parse, read};
-use super::jobs::{NewJobBody, reach};
+use super::jobs::{NewJobBody, admit, reach};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
-use crate::enqueue::{EnqueuedAs, NewJob};
+use crate::enqueue::{EnqueuedAs, ValidJob};
 
 /// How many jobs one request brings at most.
 const MAX_JOBS: usize = 10_000;
@@ -72,7 +72,7 @@ pub(super) async fn enqueue(
         true => bytes
             .split(|byte| *byte == b'\n')
             .filter(|line| !line.trim_ascii().is_empty())
-            .map(parse)
+            .map(object)
             .collect(),
         false => parse::<Vec<&serde_json::value::RawValue>>(&bytes)?
             .into_iter()
@@ -88,7 +88,7 @@ pub(super) async fn enqueue(
     let mut answers: Vec<Option<BatchItem>> = Vec::with_capacity(items.len());
     let (mut jobs, mut places) = (Vec::new(), Vec::new());
     for (place, item) in items.into_iter().enumerate() {
-        match admit(&server, &caller, item).await {
+        match take(&server, &caller, item).await {
             Ok(job) => {
                 jobs.push(job);
                 places.push(place);
@@ -102,7 +102,7 @@ pub(super) async fn enqueue(
         }
     }
     if !jobs.is_empty() {
-        let stored = server.client.enqueue_many(jobs).await?;
+        let stored = server.client.store_all(&jobs).await?;
         for (place, enqueued) in places.into_iter().zip(stored) {
             let id = enqueued.id.0;
             if enqueued.how != EnqueuedAs::Created
@@ -132,13 +132,8 @@ fn refused(problem: &Problem) -> BatchItem {
     BatchItem::Refused { error: problem.slug(), message: problem.message().to_owned() }
 }
 
-async fn admit(server: &Server, caller: &Caller, item: Answer<NewJobBody>) -> Answer<NewJob> {
-    let body = item?;
-    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
-    let job = body.into_job(&known.defaults)?;
-    let valid = job.clone().validate()?;
-    caller.may_use(valid.queue())?;
-    caller.may_key(&valid)?;
-    server.gate.enqueue(&server.client, valid.queue()).await?;
+async fn take(server: &Server, caller: &Caller, item: Answer<NewJobBody>) -> Answer<ValidJob> {
+    let job = admit(server, caller, item?).await?;
+    server.gate.enqueue(&server.client, job.queue()).await?;
     Ok(job)
 }

@@ -192,3 +192,11 @@ pub(super) fn refuse_nul<'a>(texts: impl IntoIterator<Item = Option<&'a str>>) -
         false => Ok(()),
     }
 }
+
+/// A number from 1 to `most`.
+pub(super) fn up_to(field: &str, given: u32, most: u32) -> Answer<u32> {
+    match (1..=most).contains(&given) {
+        true => Ok(given),
+        false => Err(Problem::validation(format!("{field}: {given} is out of range; use 1 to {most}"))),
+    }
+}

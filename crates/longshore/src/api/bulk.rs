@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, refuse_nul};
+use super::body::{Body, refuse_nul, up_to};
 use super::problem::{Answer, Problem, ProblemBody};
 use super::wire::StatusShape;
 use crate::client::Client;
@@ -113,14 +113,8 @@ pub(super) async fn bulk(
         ));
     }
     refuse_nul(texts.map(|text| text.as_deref()))?;
-    match &queue {
-        Some(queue) => caller.may_use(queue)?,
-        None => caller.may_use_all()?,
-    }
-    let limit = body.limit.unwrap_or(1000);
-    if !(1..=MOST).contains(&limit) {
-        return Err(Problem::validation(format!("limit: {limit} is out of range; use 1 to {MOST}")));
-    }
+    caller.may_use_of(queue.as_deref())?;
+    let limit = up_to("limit", body.limit.unwrap_or(1000), MOST)?;
     let mut filter = ListFilter {
         status,
         kind,

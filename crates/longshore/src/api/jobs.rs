@@ -19,7 +19,7 @@ use super::kinds::Defaults;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use super::wire::{JobShape, RetryShape, StatusShape};
 use crate::client::Cancelled;
-use crate::enqueue::{Edit, Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode};
+use crate::enqueue::{Edit, Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob};
 use crate::job::{JobId, JobRecord, Status};
 use crate::lifecycle::When;
 use crate::retry::{MAX_DELAY, RetryPolicy};
@@ -79,6 +79,9 @@ pub(super) struct NewJobBody {
     /// The enqueuer's own data: any JSON up to 64 KiB.
     #[schema(value_type = Option<serde_json::Value>)]
     metadata: Option<Box<RawValue>>,
+    /// From the request's header.
+    #[serde(skip)]
+    trace: Option<String>,
 }
 
 /// Seconds, or the word `none`.
@@ -161,6 +164,7 @@ impl NewJobBody {
             flags: Vec::new(),
             context: None,
             metadata: None,
+            trace: None,
         }
     }
 
@@ -217,6 +221,9 @@ impl NewJobBody {
         }
         if let Some(metadata) = self.metadata {
             job = job.metadata(metadata);
+        }
+        if let Some(trace) = self.trace {
+            job = job.trace(trace);
         }
         Ok(job)
     }
@@ -287,34 +294,39 @@ pub(super) async fn enqueue(
         body.idempotency_key =
             Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8"))?.into());
     }
-    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
-    let mut job = body.into_job(&known.defaults)?;
-    if let Some(trace) = headers.get("traceparent").and_then(|trace| trace.to_str().ok()) {
-        job = job.trace(trace);
-    }
-    let seen = job.clone().validate()?;
-    caller.may_use(seen.queue())?;
-    caller.may_key(&seen)?;
-    server.gate.enqueue(&server.client, seen.queue()).await?;
-    let enqueued = server.client.enqueue(job).await?;
+    body.trace = headers.get("traceparent").and_then(|trace| trace.to_str().ok()).map(str::to_owned);
+    let job = admit(&server, &caller, body).await?;
+    server.gate.enqueue(&server.client, job.queue()).await?;
+    let created = EnqueuedJob {
+        id: job.id().0,
+        kind: job.kind().into(),
+        queue: job.queue().into(),
+        status: Status::Queued,
+        priority: job.priority,
+        attempts: 0,
+        max_attempts: job.max_attempts,
+        idempotency_key: job.idempotency_key.clone(),
+        created: true,
+    };
+    let enqueued = server.client.store_one(job).await?;
     let answer = match enqueued.how {
-        EnqueuedAs::Created => EnqueuedJob {
-            id: enqueued.id.0,
-            kind: seen.kind().into(),
-            queue: seen.queue().into(),
-            status: Status::Queued,
-            priority: seen.priority,
-            attempts: 0,
-            max_attempts: seen.max_attempts,
-            idempotency_key: seen.idempotency_key,
-            created: true,
-        },
+        EnqueuedAs::Created => created,
         EnqueuedAs::Existing | EnqueuedAs::Replaced => existing(&server, &caller, enqueued).await?,
     };
     let status = if answer.created { StatusCode::CREATED } else { StatusCode::OK };
     let place = format!("{}/{}", uri.path().trim_end_matches('/'), enqueued.id);
     let place = HeaderValue::from_str(&place).map_err(|_| Problem::bad_request("path: not ASCII"))?;
     Ok((status, [(header::LOCATION, place)], Json(answer)).into_response())
+}
+
+/// The job that a request asks for, if its kind takes the payload and the caller
+/// may have it.
+pub(super) async fn admit(server: &Server, caller: &Caller, body: NewJobBody) -> Answer<ValidJob> {
+    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
+    let job = body.into_job(&known.defaults)?.validate()?;
+    caller.may_use(job.queue())?;
+    caller.may_key(&job)?;
+    Ok(job)
 }
 
 async fn existing(server: &Server, caller: &Caller, enqueued: Enqueued) -> Answer<EnqueuedJob> {
@@ -399,10 +411,7 @@ pub(super) async fn list(
     OriginalUri(uri): OriginalUri,
     Query(query): Query<ListQuery>,
 ) -> Answer<Response> {
-    match &query.queue {
-        Some(queue) => caller.may_use(queue)?,
-        None => caller.may_use_all()?,
-    }
+    caller.may_use_of(query.queue.as_deref())?;
     let offset = query.offset.unwrap_or(0);
     let filter = ListFilter {
         status: query.status.as_deref().map(str::parse).transpose().map_err(Problem::in_the_url)?,
@@ -413,7 +422,7 @@ pub(super) async fn list(
         unique_key: query.unique_key.clone(),
         cursor: query.cursor.map(JobId),
         offset: u32::try_from(offset).unwrap_or(u32::MAX),
-        limit: query.limit.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32,
+        limit: page_size(query.limit),
         ..ListFilter::default()
     };
     refuse_nul(
@@ -422,6 +431,11 @@ pub(super) async fn list(
     )?;
     let page = server.client.list(&filter).await.map_err(Problem::in_the_url)?;
     Ok(paged(&page, &uri))
+}
+
+/// How many jobs a page holds, whatever was asked for.
+pub(super) fn page_size(asked: Option<i64>) -> u32 {
+    asked.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32
 }
 
 /// A page of jobs, with the way to the next in its header.

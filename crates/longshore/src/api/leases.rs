@@ -17,8 +17,8 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::Body;
-use super::jobs::{NewJobBody, duration};
+use super::body::{Body, up_to};
+use super::jobs::{NewJobBody, admit, duration};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use crate::client::Client;
 use crate::enqueue::{DEFAULT_QUEUE, ValidJob};
@@ -216,10 +216,7 @@ pub(super) async fn lease(
     }
     names("queues", &queues)?;
     names("kinds", body.kinds.as_deref().unwrap_or_default())?;
-    let limit = body.limit.unwrap_or(1);
-    if !(1..=MAX_LEASES).contains(&limit) {
-        return Err(Problem::validation(format!("limit: {limit} is out of range; use 1 to {MAX_LEASES}")));
-    }
+    let limit = up_to("limit", body.limit.unwrap_or(1), MAX_LEASES)?;
     // Well within the time that a request has.
     let longest = LONGEST_WAIT.min(server.timeout * 2 / 3);
     let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(longest);
@@ -589,10 +586,12 @@ pub(super) async fn settle(
     let leases: Vec<Lease> = names.iter().map(|name| name.of(worker)).collect();
     let claims = server.client.store().claims(&leases).await?;
     let mut reports = Vec::with_capacity(leases.len());
-    for (i, ((item, lease), claimed)) in body.items.into_iter().zip(leases).zip(claims).enumerate() {
+    for (i, ((mut item, lease), claimed)) in body.items.into_iter().zip(leases).zip(claims).enumerate() {
         let wrong =
             |problem: Problem| Problem::new(problem.slug(), format!("items[{i}]: {}", problem.message()));
-        let follow_ups = follow_ups(&server, &caller, item.outcome, &item.follow_ups).await.map_err(wrong)?;
+        let follow_ups = follow_ups(&server, &caller, item.outcome, std::mem::take(&mut item.follow_ups))
+            .await
+            .map_err(wrong)?;
         reports.push((lease, ending(item, claimed.as_ref()).map_err(wrong)?, follow_ups));
     }
     let stored = server.client.settle_leases(reports).await?;
@@ -648,18 +647,14 @@ async fn follow_ups(
     server: &Server,
     caller: &Caller,
     outcome: HowEnded,
-    bodies: &[NewJobBody],
+    bodies: Vec<NewJobBody>,
 ) -> Answer<Vec<ValidJob>> {
     if !bodies.is_empty() && outcome != HowEnded::Succeeded {
         return Err(Problem::validation("follow_ups: are for the outcome succeeded; leave them out"));
     }
     let mut jobs = Vec::with_capacity(bodies.len());
     for body in bodies {
-        let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
-        let job = body.clone().into_job(&known.defaults)?.validate()?;
-        caller.may_use(job.queue())?;
-        caller.may_key(&job)?;
-        jobs.push(job);
+        jobs.push(admit(server, caller, body).await?);
     }
     Ok(jobs)
 }

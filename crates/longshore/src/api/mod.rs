@@ -19,6 +19,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use utoipa_axum::routes;
 
 use crate::client::Client;
+use crate::store::Scope as For;
 
 mod admission;
 mod auth;
@@ -43,10 +44,10 @@ mod watch;
 mod wire;
 
 pub use admission::Admission;
-pub use auth::{Access, Scope, hash_token};
+pub use auth::{Access, hash_token};
 pub use serve::{Limits, serve};
 
-use auth::{Guard, Scope as For};
+use auth::Guard;
 use surface::Surface;
 
 /// The API, before it becomes a router.

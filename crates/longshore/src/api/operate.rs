@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query};
-use super::jobs::{duration, paged, reach};
+use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query, refuse_nul, up_to};
+use super::jobs::{duration, page_size, paged, reach};
 use super::problem::{Answer, Problem, ProblemBody};
 use super::wire::{JobShape, QueueShape, WorkerShape};
 use crate::job::{JobRecord, Status};
@@ -237,19 +237,16 @@ pub(super) async fn dead_letters(
     OriginalUri(uri): OriginalUri,
     Query(query): Query<DeadQuery>,
 ) -> Answer<Response> {
-    match &query.queue {
-        Some(queue) => caller.may_use(queue)?,
-        None => caller.may_use_all()?,
-    }
+    caller.may_use_of(query.queue.as_deref())?;
     let filter = ListFilter {
         status: Some(Status::FailedPermanent),
         kind: query.kind,
         queue: query.queue,
         cursor: query.cursor.map(crate::job::JobId),
-        limit: query.limit.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32,
+        limit: page_size(query.limit),
         ..ListFilter::default()
     };
-    super::body::refuse_nul([filter.kind.as_deref(), filter.queue.as_deref()])?;
+    refuse_nul([filter.kind.as_deref(), filter.queue.as_deref()])?;
     let page = server.client.list(&filter).await.map_err(Problem::in_the_url)?;
     Ok(paged(&page, &uri))
 }
@@ -289,15 +286,9 @@ pub(super) async fn redrive_all(
     caller: Caller,
     Body(body): Body<RedriveBody>,
 ) -> Answer<Json<Redriven>> {
-    match &body.queue {
-        Some(queue) => caller.may_use(queue)?,
-        None => caller.may_use_all()?,
-    }
-    super::body::refuse_nul([body.kind.as_deref(), body.queue.as_deref()])?;
-    let limit = body.limit.unwrap_or(1000);
-    if !(1..=MOST_REDRIVEN).contains(&limit) {
-        return Err(Problem::validation(format!("limit: {limit} is out of range; use 1 to {MOST_REDRIVEN}")));
-    }
+    caller.may_use_of(body.queue.as_deref())?;
+    refuse_nul([body.kind.as_deref(), body.queue.as_deref()])?;
+    let limit = up_to("limit", body.limit.unwrap_or(1000), MOST_REDRIVEN)?;
     let filter = DeadFilter { kind: body.kind, queue: body.queue, after: None, limit };
     Ok(Json(Redriven { redriven: server.client.redrive_all(&filter).await? }))
 }

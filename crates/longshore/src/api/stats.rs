@@ -86,10 +86,7 @@ pub(super) async fn stats(
     caller: Caller,
     Query(query): Query<StatsQuery>,
 ) -> Answer<Json<Stats>> {
-    match &query.queue {
-        Some(queue) => caller.may_use(queue)?,
-        None => caller.may_use_all()?,
-    }
+    caller.may_use_of(query.queue.as_deref())?;
     let at = server.client.store().now().await?;
     let minutes = query.minutes.unwrap_or(60).clamp(1, MOST_MINUTES);
     let mut counts = server.client.counts().await?;

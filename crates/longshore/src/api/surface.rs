@@ -9,7 +9,8 @@ use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::Server;
-use super::auth::{Guard, Scope, require};
+use super::auth::{Guard, require};
+use crate::store::Scope;
 
 /// The name of the token scheme in the OpenAPI document.
 pub(super) const TOKEN: &str = "token";

@@ -37,9 +37,18 @@ impl Client {
         &self,
         jobs: impl IntoIterator<Item = J>,
     ) -> Result<Vec<Enqueued>> {
-        let jobs = validate_all(jobs)?;
-        let enqueued = self.store.enqueue(&jobs).await?;
-        self.lanes.announce(&jobs);
+        self.store_all(&validate_all(jobs)?).await
+    }
+
+    /// As [`enqueue`](Self::enqueue), for a job that has been checked.
+    pub(crate) async fn store_one(&self, job: ValidJob) -> Result<Enqueued> {
+        self.lanes.enqueue(job).await
+    }
+
+    /// As [`enqueue_many`](Self::enqueue_many), for jobs that have been checked.
+    pub(crate) async fn store_all(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        let enqueued = self.store.enqueue(jobs).await?;
+        self.lanes.announce(jobs);
         Ok(enqueued)
     }
 
@@ -160,7 +169,7 @@ impl<'a> IntoFuture for Enqueueing<'a> {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<Enqueued>> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.client.lanes.enqueue(self.job.validate()?).await })
+        Box::pin(async move { self.client.store_one(self.job.validate()?).await })
     }
 }
 

@@ -13,8 +13,47 @@ use crate::error::{Error, Result};
 
 // ---- tokens --------------------------------------------------------------
 
-/// What a token can allow.
-pub const SCOPES: [&str; 5] = ["enqueue", "work", "read", "operate", "admin"];
+/// What a token may be for. `admin` may do everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// Enqueue jobs.
+    Enqueue,
+    /// Lease and settle jobs, as a worker.
+    Work,
+    /// See everything.
+    Read,
+    /// Cancel, retry, edit, delete; queues, schedules, sweeps.
+    Operate,
+    /// Kinds, and all of the above.
+    Admin,
+}
+
+impl Scope {
+    /// All of them.
+    pub const ALL: [Scope; 5] = [Scope::Enqueue, Scope::Work, Scope::Read, Scope::Operate, Scope::Admin];
+
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Scope::Enqueue => "enqueue",
+            Scope::Work => "work",
+            Scope::Read => "read",
+            Scope::Operate => "operate",
+            Scope::Admin => "admin",
+        }
+    }
+}
+
+impl std::str::FromStr for Scope {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Self> {
+        Scope::ALL.into_iter().find(|scope| scope.as_str() == word).ok_or_else(|| {
+            let words = Scope::ALL.map(Scope::as_str).join(", ");
+            Error::invalid("scopes", format!("scopes: `{word}` does not exist; use {words}"))
+        })
+    }
+}
 
 /// A token to be stored.
 ///
@@ -38,7 +77,7 @@ pub struct NewToken {
     pub name: String,
     /// The hash of the secret: what it is found by.
     pub hash: [u8; 32],
-    /// What it allows; some of [`SCOPES`].
+    /// What it allows; words of [`Scope`].
     pub scopes: Vec<String>,
     /// The queues that it is good for; `None` means all.
     pub queues: Option<Vec<String>>,
@@ -50,17 +89,12 @@ impl NewToken {
     pub(crate) fn validate(&self) -> Result<()> {
         check_name("name", &self.name)?;
         if self.scopes.is_empty() {
-            return Err(Error::invalid("scopes", format!("scopes: none given; use {}", SCOPES.join(", "))));
+            let words = Scope::ALL.map(Scope::as_str).join(", ");
+            return Err(Error::invalid("scopes", format!("scopes: none given; use {words}")));
         }
         check_labels("scopes", &self.scopes)?;
         for scope in &self.scopes {
-            if !SCOPES.contains(&scope.as_str()) {
-                let words = SCOPES.join(", ");
-                return Err(Error::invalid(
-                    "scopes",
-                    format!("scopes: `{scope}` does not exist; use {words}"),
-                ));
-            }
+            scope.parse::<Scope>()?;
         }
         if let Some(queues) = &self.queues {
             if queues.is_empty() {

@@ -39,7 +39,7 @@ pub mod postgres;
 pub mod sqlite;
 mod upkeep;
 
-pub use access::{KindRecord, MAX_SCHEMA, NewKind, NewToken, SCOPES, TokenRecord};
+pub use access::{KindRecord, MAX_SCHEMA, NewKind, NewToken, Scope, TokenRecord};
 pub use claim::{ClaimRequest, Claimed, Claims, Fenced, Lease, Suspects};
 pub use cursor::ClaimCursor;
 pub use flow::{Beat, NewWorker, Settled, Settlement, WorkerRecord};

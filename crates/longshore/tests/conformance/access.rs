@@ -150,7 +150,7 @@ pub(crate) async fn a_bad_token_is_refused_by_name(bench: Bench) {
         assert_eq!(error.field(), Some(field), "{error:?}");
     }
     assert_eq!(tokens(&bench).await, []);
-    let scopes = longshore::store::SCOPES.map(String::from).to_vec();
+    let scopes = longshore::store::Scope::ALL.map(|scope| scope.as_str().to_owned()).to_vec();
     put(&bench, &NewToken { name: "x".repeat(128), scopes, ..token(1) }).await;
 }
 

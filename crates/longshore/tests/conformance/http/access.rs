@@ -1,7 +1,7 @@
 //! Who may do what.
 
-use longshore::api::{Access, Api, Scope, UnknownKinds, hash_token};
-use longshore::store::NewToken;
+use longshore::api::{Access, Api, UnknownKinds, hash_token};
+use longshore::store::{NewToken, Scope};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
