@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -24,7 +24,7 @@ use crate::client::Client;
 use crate::enqueue::{DEFAULT_QUEUE, ValidJob};
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::Ending;
-use crate::store::{Beat, ClaimCursor, ClaimRequest, Claimed, Fenced, Lease, NewWorker, Suspects};
+use crate::store::{Beat, ClaimCursor, ClaimRequest, Claimed, Fenced, Lease, NewKind, NewWorker, Suspects};
 
 /// How many jobs one call leases at most.
 const MAX_LEASES: u32 = 100;
@@ -38,6 +38,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const STALE_AFTER: Duration = Duration::from_secs(60);
 const STALE_AFTER_FROM: Duration = Duration::from_secs(3);
 const STALE_AFTER_TO: Duration = Duration::from_secs(3600);
+/// An answer that has not arrived by now was lost: no request takes longer.
+const ARRIVED_WITHIN: Duration = Duration::from_secs(30);
 /// What is remembered of workers that have not called for so long is dropped.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
@@ -226,7 +228,7 @@ pub(super) async fn lease(
             own(&server, &caller, WorkerId(id)).await?;
             known(&server, WorkerId(id)).await?
         }
-        None => register(&server, &body, &queues, stale_after).await?,
+        None => register(&server, &body, &queues, stale_after, WorkerId::new()).await?,
     };
     let session = server.sessions.of(worker);
     let mut session = session.lock().await;
@@ -241,8 +243,12 @@ pub(super) async fn lease(
         let held: Vec<Lease> = held.iter().map(|lease| lease.of(worker)).collect();
         server.client.give_back_unknown(worker, &held).await?;
     }
-    let asked = (queues, body.kinds);
+    let asked = (queues, body.kinds.clone());
     if session.asked != asked {
+        if body.worker_id.is_some() {
+            // What it takes is shown to operators, and explains why jobs wait.
+            register(&server, &body, &asked.0, stale_after, worker).await?;
+        }
         *session = Session {
             asked,
             suspect: session.suspect,
@@ -251,11 +257,11 @@ pub(super) async fn lease(
         };
     }
     let renew_within = stale_after / 4;
-    let jobs = find(&server, &mut session, worker, limit, wait, renew_within).await?;
+    let found = find(&server, &mut session, worker, limit, wait, renew_within).await?;
     Ok(Json(Leased {
         worker_id: worker.0,
         renew_within_seconds: renew_within.as_secs_f64(),
-        jobs: jobs.into_iter().map(LeasedJob::from).collect(),
+        jobs: found.told().into_iter().map(LeasedJob::from).collect(),
     }))
 }
 
@@ -284,18 +290,55 @@ async fn register(
     body: &LeaseBody,
     queues: &[String],
     stale_after: Duration,
+    id: WorkerId,
 ) -> Answer<WorkerId> {
     let name = body.name.clone().unwrap_or_else(|| "http".into());
     names("name", std::slice::from_ref(&name))?;
     let worker = NewWorker {
+        id,
         queues: queues.to_vec(),
         kinds: body.kinds.clone(),
         concurrency: body.limit.unwrap_or(1),
         stale_after,
         ..NewWorker::new(name)
     };
-    server.client.store().register(&worker).await?;
-    Ok(worker.id)
+    let store = server.client.store();
+    store.register(&worker).await?;
+    if let Some(kinds) = &body.kinds {
+        let kinds: Vec<NewKind> = kinds.iter().map(NewKind::new).collect();
+        store.put_kinds(&kinds).await?;
+        server.kinds.forget();
+    }
+    Ok(id)
+}
+
+/// Leases that the caller has not been told of. If it goes before it is, they are
+/// given back.
+struct Untold {
+    client: Client,
+    jobs: Vec<Claimed>,
+}
+
+impl Untold {
+    fn told(mut self) -> Vec<Claimed> {
+        std::mem::take(&mut self.jobs)
+    }
+}
+
+impl Drop for Untold {
+    fn drop(&mut self) {
+        if self.jobs.is_empty() {
+            return;
+        }
+        let reports: Vec<_> =
+            self.jobs.iter().map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
+        let client = self.client.clone();
+        tokio::spawn(async move {
+            if let Err(error) = client.settle_leases(reports).await {
+                tracing::warn!(%error, "cannot give back the jobs of a caller that has gone; recovery will");
+            }
+        });
+    }
 }
 
 /// Refuses a token for some queues that speaks for a worker of others.
@@ -341,7 +384,7 @@ async fn find(
     limit: u32,
     wait: Duration,
     beat_every: Duration,
-) -> Answer<Vec<Claimed>> {
+) -> Answer<Untold> {
     let client = &server.client;
     let mut beaten = Instant::now();
     let until = tokio::time::Instant::now() + wait;
@@ -352,14 +395,14 @@ async fn find(
     };
     loop {
         let began = Instant::now();
-        let mut jobs = claim(client, session, worker, limit).await?;
-        if jobs.is_empty() && session.cursor.head_due(began, false).is_some() {
+        let mut found = claim(client, session, worker, limit).await?;
+        if found.jobs.is_empty() && session.cursor.head_due(began, false).is_some() {
             // What was given back may lie behind the cursor, and nobody looks
             // again soon.
             session.cursor = ClaimCursor::default();
-            jobs = claim(client, session, worker, limit).await?;
+            found = claim(client, session, worker, limit).await?;
         }
-        let Some(wakeups) = wakeups.as_mut().filter(|_| jobs.is_empty()) else { return Ok(jobs) };
+        let Some(wakeups) = wakeups.as_mut().filter(|_| found.jobs.is_empty()) else { return Ok(found) };
         let look = tokio::time::Instant::now() + LOOK_EVERY;
         loop {
             tokio::select! {
@@ -370,11 +413,11 @@ async fn find(
                     }
                 }
                 () = tokio::time::sleep_until(look.min(until)) => break,
-                () = server.ends() => return Ok(Vec::new()),
+                () = server.ends() => return Ok(found),
             }
         }
         if tokio::time::Instant::now() >= until {
-            return Ok(Vec::new());
+            return Ok(found);
         }
         // Who waits here cannot renew: on its first call it has no id yet.
         if beaten.elapsed() >= beat_every {
@@ -384,7 +427,7 @@ async fn find(
     }
 }
 
-async fn claim(client: &Client, session: &mut Session, worker: WorkerId, limit: u32) -> Answer<Vec<Claimed>> {
+async fn claim(client: &Client, session: &mut Session, worker: WorkerId, limit: u32) -> Answer<Untold> {
     let suspects = match session.suspect {
         Some(lease) if client.store().assert_lease(&lease).await? == Fenced::Held => Suspects::Leave,
         _ => Suspects::One,
@@ -395,12 +438,13 @@ async fn claim(client: &Client, session: &mut Session, worker: WorkerId, limit: 
     let (queues, kinds) = session.asked.clone();
     let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(worker, limit) };
     let claims = client.store().claim(&request, &mut session.cursor).await?;
+    let found = Untold { client: client.clone(), jobs: claims.jobs };
     // It begins as soon as the answer arrives, and nobody says so.
-    if let Some(suspect) = claims.jobs.iter().find(|job| job.interruptions() > 0) {
+    if let Some(suspect) = found.jobs.iter().find(|job| job.interruptions() > 0) {
         session.suspect = Some(suspect.lease());
         let _ = client.store().mark_started(&suspect.lease()).await?;
     }
-    Ok(claims.jobs)
+    Ok(found)
 }
 
 /// What a worker still holds.
@@ -408,10 +452,11 @@ async fn claim(client: &Client, session: &mut Session, worker: WorkerId, limit: 
 #[serde(deny_unknown_fields)]
 pub(super) struct RenewBody {
     worker_id: Uuid,
-    /// The leases it holds.
-    #[serde(default)]
+    /// The leases it holds, all of them. One that is not named half a minute after
+    /// it was given is given back: the answer that brought it was lost. Absent
+    /// says nothing about leases.
     #[schema(max_items = 1000)]
-    leases: Vec<LeaseName>,
+    leases: Option<Vec<LeaseName>>,
     /// What handlers report meanwhile.
     #[serde(default)]
     #[schema(max_items = 1000)]
@@ -454,7 +499,8 @@ pub(super) async fn renew(
     caller: Caller,
     Body(body): Body<RenewBody>,
 ) -> Answer<Json<Renewed>> {
-    at_most("leases", body.leases.len())?;
+    let named = body.leases.as_deref().unwrap_or_default();
+    at_most("leases", named.len())?;
     at_most("progress", body.progress.len())?;
     let worker = WorkerId(body.worker_id);
     own(&server, &caller, worker).await?;
@@ -463,7 +509,7 @@ pub(super) async fn renew(
         crate::enqueue::check_json("progress", progress.get(), 64 * 1024)?;
         reports.push((LeaseName { id, lease_no }.of(worker), progress));
     }
-    let held: Vec<Lease> = body.leases.iter().map(|lease| lease.of(worker)).collect();
+    let held: Vec<Lease> = named.iter().map(|lease| lease.of(worker)).collect();
     let (lost, cancel) = match server.client.store().beat(worker, &held).await? {
         Beat::Alive { lost, cancel } => (lost, cancel),
         Beat::Dead => return Err(dead(&server, worker)),
@@ -472,8 +518,31 @@ pub(super) async fn renew(
         // Whose lease is lost is told above.
         let _ = server.client.store().progress(&reports).await?;
     }
+    // A longer list would not have fitted: who knows what it holds.
+    if body.leases.is_some() && held.len() < MAX_ITEMS {
+        give_back_untold(&server.client, worker, &held).await?;
+    }
     let name = |leases: &[Lease]| leases.iter().map(LeaseName::from).collect();
     Ok(Json(Renewed { lost: name(&lost), cancel: name(&cancel) }))
+}
+
+/// Gives back what a worker does not know that it holds, once its answer can no
+/// longer be on its way.
+async fn give_back_untold(client: &Client, worker: WorkerId, held: &[Lease]) -> Answer<()> {
+    let mut untold = client.store().leases(worker).await?;
+    untold.retain(|lease| !held.contains(lease));
+    if untold.is_empty() {
+        return Ok(());
+    }
+    let now = client.store().now().await?;
+    let on_its_way = |claimed_at| now - claimed_at < TimeDelta::from_std(ARRIVED_WITHIN).unwrap_or_default();
+    let claims = client.store().claims(&untold).await?;
+    let late = claims.into_iter().flatten().filter(|job| !on_its_way(job.claimed_at()));
+    let reports: Vec<_> = late.map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
+    if !reports.is_empty() {
+        client.settle_leases(reports).await?;
+    }
+    Ok(())
 }
 
 fn at_most(field: &str, items: usize) -> Answer<()> {

@@ -37,6 +37,7 @@ mod operate;
 mod problem;
 mod serve;
 mod stats;
+mod stream;
 mod surface;
 #[cfg(feature = "swagger")]
 mod swagger;

@@ -12,13 +12,18 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use super::stream::MustRead;
+
 /// What connections may take.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// How many at once; further ones wait to be accepted. 1,024 by default.
     pub connections: usize,
-    /// How long a client may take to send a request's headers; 10 s by default.
+    /// How long a client may take to send a request's headers, the time between
+    /// two requests included; 10 s by default.
     pub headers: Duration,
+    /// How long a client may take nothing of an answer; 30 s by default.
+    pub reading: Duration,
     /// How long open requests may go on after the end was asked for; 5 s by
     /// default.
     pub grace: Duration,
@@ -26,7 +31,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connections: 1024, headers: Duration::from_secs(10), grace: Duration::from_secs(5) }
+        Limits {
+            connections: 1024,
+            headers: Duration::from_secs(10),
+            reading: Duration::from_secs(30),
+            grace: Duration::from_secs(5),
+        }
     }
 }
 
@@ -61,7 +71,8 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
         // them.
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(router.clone());
-        let connection = open.watch(http.serve_connection(TokioIo::new(stream), service));
+        let stream = TokioIo::new(MustRead::new(stream, limits.reading));
+        let connection = open.watch(http.serve_connection(stream, service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection ended early");

@@ -194,7 +194,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- workers ---------------------------------------------------------
 
-    /// Adds a worker, alive from now on.
+    /// Adds a worker, alive from now on. One that lives already tells by this
+    /// what it takes from now on; one declared dead stays so.
     async fn register(&self, worker: &NewWorker) -> Result<()>;
 
     /// Refreshes a worker and tells it which of the leases it holds are lost

@@ -102,8 +102,11 @@ pub(crate) async fn the_dead_stay_dead(bench: Bench) {
     for _ in 0..2 {
         assert_eq!(bench.store().beat(worker, &[claimed.lease()]).await.expect("beat"), Beat::Dead);
     }
+    let again = NewWorker { id: worker, queues: vec!["mail".into()], ..NewWorker::new("bench") };
+    bench.store().register(&again).await.expect("register");
     assert_eq!(bench.store().mark_dead(None).await.expect("mark_dead"), []);
     let shown = bench.worker_record(worker).await.expect("a lease still names it");
+    assert_eq!(shown.queues, ["default"]);
     assert_eq!((shown.dead_at, shown.heartbeat_at), (Some(start() + 61 * SECOND), start()));
 }
 
@@ -170,6 +173,25 @@ pub(crate) async fn a_repeated_registration_is_no_error(bench: Bench) {
     bench.store().register(&worker).await.expect("register");
     bench.store().register(&worker).await.expect("register");
     assert_eq!(bench.store().workers(None).await.expect("workers").len(), 1);
+}
+
+pub(crate) async fn a_live_worker_may_say_anew_what_it_takes(bench: Bench) {
+    let worker = NewWorker::new("bench");
+    bench.store().register(&worker).await.expect("register");
+    bench.advance(5 * SECOND).await;
+    let other = NewWorker {
+        queues: vec!["mail".into()],
+        kinds: Some(vec!["letter".into()]),
+        concurrency: 9,
+        stale_after: HOUR,
+        name: "other".into(),
+        ..worker.clone()
+    };
+    bench.store().register(&other).await.expect("register");
+    let shown = bench.worker_record(worker.id).await.expect("listed");
+    assert_eq!((&shown.queues, &shown.kinds, shown.concurrency), (&other.queues, &other.kinds, 9));
+    assert_eq!((shown.name, shown.stale_after), (worker.name, worker.stale_after), "who it is stays");
+    assert_eq!((shown.started_at, shown.heartbeat_at), (start(), start() + 5 * SECOND));
 }
 
 pub(crate) async fn leases_are_told_by_their_worker(bench: Bench) {

@@ -160,7 +160,10 @@ const REGISTER: &str = "
     insert into longshore.workers
            (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at)
     values ($1, $2, $3, $4, $5, $6, longshore.clock(), longshore.clock())
-        on conflict (id) do nothing";
+        on conflict (id) do update
+       set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
+           heartbeat_at = excluded.heartbeat_at
+     where workers.dead_at is null";
 
 const BEAT: &str = "
     with alive as (

@@ -93,7 +93,10 @@ pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
     const REGISTER: &str = "
         insert into workers (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at)
         values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7)
-            on conflict (id) do nothing";
+            on conflict (id) do update
+           set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
+               heartbeat_at = excluded.heartbeat_at
+         where workers.dead_at is null";
     let kinds = worker.kinds.as_deref().map(json_list).transpose()?;
     tx.execute(
         REGISTER,

@@ -105,6 +105,32 @@ pub(crate) async fn a_client_that_sends_its_headers_slowly_is_cut_off(bench: Ben
     web.get("/health").await.is(200);
 }
 
+pub(crate) async fn a_client_that_asks_nothing_more_is_cut_off(bench: Bench) {
+    let limits = Limits { headers: Duration::from_millis(100), ..Limits::default() };
+    let web = Web::new(&bench).listening(limits).await;
+    let mut idle = TcpStream::connect(web.address()).await.expect("it listens");
+    idle.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await.expect("sent");
+    let mut answer = Vec::new();
+    // Ends because the server ends it.
+    let _ = idle.read_to_end(&mut answer).await;
+    parse(&answer).is(200);
+}
+
+pub(crate) async fn a_client_that_never_reads_is_cut_off(bench: Bench) {
+    let limits = Limits { connections: 1, reading: Duration::from_millis(100), ..Limits::default() };
+    let web = Web::new(&bench).listening(limits).await;
+    let mut deaf = TcpStream::connect(web.address()).await.expect("it listens");
+    // More than the buffers on the way can hold.
+    let ask = b"GET /api-docs/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n".repeat(500);
+    let asking = tokio::spawn(async move {
+        let _ = deaf.write_all(&ask).await;
+        deaf
+    });
+    let served = tokio::time::timeout(60 * SECOND, web.get("/health")).await;
+    served.expect("the one slot is free again").is(200);
+    drop(asking.await);
+}
+
 pub(crate) async fn more_connections_than_allowed_wait_their_turn(bench: Bench) {
     let limits = Limits { connections: 1, ..Limits::default() };
     let web = Web::new(&bench).listening(limits).await;

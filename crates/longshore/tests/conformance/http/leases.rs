@@ -1,10 +1,13 @@
 //! Workers in any language.
 
+use std::task::Poll;
 use std::time::Duration;
 
-use longshore::api::Api;
+use longshore::api::{Api, Limits};
 use longshore::{RetryPolicy, Status};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 use super::web::{Answer, Web};
 use crate::bench::{Bench, MINUTE, SECOND, job};
@@ -256,6 +259,99 @@ pub(crate) async fn leases_whose_answer_was_lost_are_given_back(bench: Bench) {
     assert_eq!(again.json()["jobs"][0]["id"], id.to_string());
     assert_eq!(again.json()["jobs"][0]["lease_no"], 2);
     assert_eq!(again.json()["jobs"][0]["attempt"], 1, "not charged");
+}
+
+pub(crate) async fn a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost(bench: Bench) {
+    let web = Web::new(&bench);
+    let first = bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({})).await.is(200);
+    let (me, known) = (worker(&leased), held(&leased));
+    let second = bench.add(job("greet")).await;
+    // As if this answer had never come.
+    held(&web.post("/leases", &json!({ "worker_id": me })).await.is(200));
+    let renew = async |leases: Value| {
+        let body = json!({ "worker_id": me, "leases": leases });
+        web.post("/leases/renew", &body).await.is(200);
+        (bench.status(first).await, bench.status(second).await)
+    };
+    bench.advance(29 * SECOND).await;
+    assert_eq!(renew(json!([known])).await, (Status::Running, Status::Running), "it may still be coming");
+    bench.advance(SECOND).await;
+    assert_eq!(renew(json!(null)).await, (Status::Running, Status::Running), "nothing was said of leases");
+    assert_eq!(renew(json!([known])).await, (Status::Running, Status::Queued));
+    let job = bench.job(second).await;
+    assert_eq!((job.attempts, job.interruptions), (0, 0), "neither charged nor counted");
+}
+
+pub(crate) async fn a_caller_that_goes_leaves_nothing_leased(bench: Bench) {
+    let web = Web::new(&bench).listening(Limits::default()).await;
+    let mut caller = TcpStream::connect(web.address()).await.expect("it listens");
+    let body = json!({ "wait_seconds": 20 }).to_string();
+    let head = "POST /leases HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n";
+    let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+    caller.write_all(request.as_bytes()).await.expect("sent");
+    until_it_has_begun(&bench).await;
+    let me = bench.workers(None).await.expect("workers")[0].id;
+    drop(caller);
+    // A worker's calls come one after another: this one ends after that one.
+    web.post("/leases", &json!({ "worker_id": me })).await.is(200);
+    let id = bench.add(job("greet")).await;
+    let other = web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200);
+    assert_eq!(other.json()["jobs"][0]["id"], id.to_string());
+}
+
+/// Polls so often and no more.
+async fn cut_off_after<T>(steps: u32, call: impl Future<Output = T>) -> Option<T> {
+    let (mut call, mut left) = (std::pin::pin!(call), steps);
+    std::future::poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        call.as_mut().poll(context).map(Some)
+    })
+    .await
+}
+
+pub(crate) async fn a_call_cut_off_at_any_moment_leaves_nothing_leased(bench: Bench) {
+    let web = Web::new(&bench);
+    // With an interruption behind it there is more to do between claim and answer.
+    let id = bench.suspect(job("greet")).await;
+    let me = worker(&web.post("/leases", &json!({ "queues": ["elsewhere"] })).await.is(200));
+    let asked = json!({ "worker_id": me });
+    let mut given = 0;
+    for steps in 0..40 {
+        if let Some(answer) = cut_off_after(steps, web.post("/leases", &asked)).await
+            // What an earlier round had begun may end only now.
+            && answer.json()["jobs"] != json!([])
+        {
+            let lease = held(&answer.is(200));
+            assert_eq!(settle(&web, &me, ended(&lease, "released", json!({}))).await, "stored");
+            given += 1;
+        }
+        until("given back", || async { bench.status(id).await != Status::Running }).await;
+    }
+    assert!(
+        (1..40).contains(&given),
+        "{given} answers: the later rounds have time enough, the first has none"
+    );
+    assert_eq!(bench.job(id).await.interruptions, 1, "not counted");
+}
+
+pub(crate) async fn a_worker_may_take_other_jobs_than_at_first(bench: Bench) {
+    let web = Web::of(Api::new(bench.handle()));
+    let me = worker(&web.post("/leases", &json!({ "queues": ["mail"], "kinds": ["letter"] })).await.is(200));
+    let ship = json!({ "kind": "ship", "queue": "harbour", "payload": {} });
+    web.post("/jobs", &ship).await.is_problem(422, "validation", "ship");
+    let asked = json!({ "worker_id": me, "queues": ["harbour"], "kinds": ["ship"] });
+    web.post("/leases", &asked).await.is(200);
+    let shown = &bench.workers(None).await.expect("workers")[0];
+    assert_eq!(
+        (shown.queues.clone(), shown.kinds.clone()),
+        (vec!["harbour".into()], Some(vec!["ship".into()]))
+    );
+    web.post("/jobs", &ship).await.is(201);
+    held(&web.post("/leases", &asked).await.is(200));
 }
 
 pub(crate) async fn suspects_are_leased_one_at_a_time(bench: Bench) {
