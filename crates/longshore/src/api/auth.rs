@@ -143,7 +143,7 @@ impl Guard {
         self.access == Access::Tokens
     }
 
-    async fn admit(&self, headers: &HeaderMap, scope: Scope) -> Answer<Caller> {
+    pub(super) async fn admit(&self, headers: &HeaderMap, scope: Scope) -> Answer<Caller> {
         if self.access == Access::Open {
             return Ok(Caller::Anybody);
         }

@@ -28,6 +28,7 @@ mod body;
 mod bulk;
 mod cron;
 mod edge;
+mod events;
 mod explain;
 mod jobs;
 mod kinds;
@@ -168,13 +169,15 @@ impl Api {
     pub fn router(self) -> Router {
         let gate = Arc::new(admission::Gate::new(self.admission.clone()));
         let guard = Guard::new(self.access, self.client.clone(), gate.clone());
-        let (routes, document) = self.surface(guard).finish();
+        let (routes, document) = self.surface(guard.clone()).finish();
         let server = Server(Arc::new(Shared {
             client: self.client,
             kinds: kinds::Kinds::new(self.check, self.unknown_kinds),
             metrics: self.metrics,
             document: openapi::render(document),
             sessions: leases::Sessions::default(),
+            hub: events::Hub::default(),
+            guard,
             gate,
             ending: self.ending,
             timeout: self.timeout,
@@ -202,6 +205,7 @@ impl Api {
                     routes!(jobs::get),
                     routes!(explain::explain),
                     routes!(stats::stats),
+                    routes!(events::events),
                     routes!(operate::queues),
                     routes!(operate::workers),
                     routes!(operate::dead_letters),
@@ -266,6 +270,8 @@ struct Shared {
     metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     document: String,
     sessions: leases::Sessions,
+    hub: events::Hub,
+    guard: Arc<Guard>,
     gate: Arc<admission::Gate>,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
     timeout: Duration,

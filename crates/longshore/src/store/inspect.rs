@@ -11,6 +11,23 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Outcome, Status};
 use crate::lifecycle::FAR_FUTURE;
 
+/// A job at a glance: where it stands, and nothing of what it carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Glance {
+    /// Its id.
+    pub id: JobId,
+    /// Which handler runs it.
+    pub kind: String,
+    /// Where it waits or waited.
+    pub queue: String,
+    /// Where it stands.
+    pub status: Status,
+    /// How many attempts have begun or been charged.
+    pub attempts: u16,
+    /// Whether it was told to stop.
+    pub cancel_requested: bool,
+}
+
 /// Which jobs to list.
 #[derive(Clone, Debug)]
 pub struct ListFilter {

@@ -43,7 +43,7 @@ pub use access::{KindRecord, MAX_SCHEMA, NewKind, NewToken, Scope, TokenRecord};
 pub use claim::{ClaimRequest, Claimed, Claims, Fenced, Lease, Suspects};
 pub use cursor::ClaimCursor;
 pub use flow::{Beat, NewWorker, Settled, Settlement, WorkerRecord};
-pub use inspect::{CheckReport, Count, ListFilter, Page, Tallied};
+pub use inspect::{CheckReport, Count, Glance, ListFilter, Page, Tallied};
 pub use operate::{DeadFilter, Operated, Operation, QueueChange, QueueRecord};
 pub use upkeep::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, Ticking};
 
@@ -259,6 +259,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// A page of jobs, newest first. Examines a bounded number of rows, so a
     /// page may be short and still have a next one.
     async fn list(&self, filter: &ListFilter) -> Result<Page>;
+
+    /// The `most` newest jobs, as many of those that run, and these besides,
+    /// without what they carry, oldest first. What does not exist is left out.
+    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>>;
 
     /// How many jobs are in each status, by queue and kind.
     async fn counts(&self) -> Result<Vec<Count>>;

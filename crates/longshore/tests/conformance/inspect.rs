@@ -351,3 +351,36 @@ pub(crate) async fn a_waiting_row_that_disagrees_with_its_job_is_found(bench: Be
     bench.sql("update ready set priority = 77", None).await;
     assert_found(&bench, &id.to_string()).await;
 }
+
+pub(crate) async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(bench: Bench) {
+    let mut old = Vec::new();
+    for outcome in Outcome::ALL {
+        old.push(bench.ended(job("mail"), outcome).await);
+    }
+    old.push(bench.suspect(job("mail")).await);
+    let worker = bench.worker().await;
+    old.push(bench.add(job("mail").priority(9)).await);
+    assert_eq!(ids(&bench.claim(worker, 1).await), old[old.len() - 1..]);
+    let unasked = bench.add(job("mail")).await;
+    let mut newest = Vec::new();
+    for _ in 0..3 {
+        newest.push(bench.add(job("ship").queue("harbour")).await);
+    }
+    old.push(JobId::new());
+    let claimed = bench.add(job("urgent").priority(100)).await;
+    assert_eq!(ids(&bench.claim(worker, 1).await), [claimed]);
+    bench.cancel(claimed).await.expect("cancel");
+    newest.push(claimed);
+
+    let seen = bench.store().glance(4, &old).await.expect("glance");
+    let mut expected: Vec<JobId> = old[..old.len() - 1].iter().chain(&newest).copied().collect();
+    expected.sort();
+    assert_eq!(seen.iter().map(|job| job.id).collect::<Vec<_>>(), expected, "not {unasked}");
+    for glance in seen {
+        let job = bench.job(glance.id).await;
+        assert_eq!((&glance.kind, &glance.queue, glance.status), (&job.kind, &job.queue, job.status));
+        assert_eq!((glance.attempts, glance.cancel_requested), (job.attempts, job.cancel_requested));
+    }
+    let seen = bench.store().glance(1, &[]).await.expect("glance");
+    assert_eq!(seen.iter().map(|job| job.id).collect::<Vec<_>>(), [claimed], "the newest runs");
+}

@@ -377,6 +377,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         an_absurd_threshold_recovers_nobody,
     }
     inspect {
+        a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does,
         a_list_is_newest_first_over_every_status,
         a_list_by_status_finds_that_status_only,
         a_list_agrees_with_the_single_view,
@@ -663,6 +664,11 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_suspect_is_told_that_it_waits_as_one,
         a_place_and_an_estimate_are_given,
         stats_tell_counts_rates_and_latencies,
+        a_jobs_life_is_told_as_it_happens,
+        a_job_that_is_not_among_the_newest_is_told_of_while_it_runs,
+        a_listener_goes_on_where_it_was_or_is_told_to_read_anew,
+        a_token_for_some_queues_hears_of_no_others,
+        whoever_listens_is_let_go_when_the_server_ends,
     }
 });
 

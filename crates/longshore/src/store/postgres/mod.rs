@@ -31,6 +31,7 @@ mod access;
 mod claim;
 mod enqueue;
 mod flow;
+mod glance;
 mod inspect;
 mod listen;
 mod operate;
@@ -510,6 +511,13 @@ impl Store for PostgresStore {
 
     async fn counts(&self) -> Result<Vec<Count>> {
         self.run((), |store, connection, ()| Box::pin(store.counts_on(connection))).await
+    }
+
+    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+        self.run((most, also.to_vec()), |store, connection, (most, also)| {
+            Box::pin(store.glance_on(connection, *most, also))
+        })
+        .await
     }
 
     async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {

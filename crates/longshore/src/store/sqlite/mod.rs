@@ -3,7 +3,7 @@
 //!
 //! Owns the store and its ground: opening, migrating, the clock, how faults are
 //! told. The verbs are in `enqueue`, `claim`, `flow` (progress, settle, heartbeat), `upkeep` (recovery,
-//! schedules, retention), `operate` (operators' moves), `inspect` (looking) and
+//! schedules, retention), `operate` (operators' moves), `inspect` and `glance` (looking) and
 //! `access` (tokens, kinds), in the order of the trait; the threads are in
 //! `engine`.
 
@@ -29,6 +29,7 @@ mod claim;
 mod engine;
 mod enqueue;
 mod flow;
+mod glance;
 mod inspect;
 mod operate;
 mod settle;
@@ -559,6 +560,11 @@ impl Store for SqliteStore {
 
     async fn counts(&self) -> Result<Vec<Count>> {
         self.engine.read(inspect::counts).await
+    }
+
+    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+        let also = also.to_vec();
+        self.engine.read(move |tx| glance::glance(tx, most, &also)).await
     }
 
     async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {

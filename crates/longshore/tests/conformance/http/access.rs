@@ -17,7 +17,7 @@ fn guarded(bench: &Bench) -> Web {
     )
 }
 
-async fn token(bench: &Bench, scope: Scope, queues: Option<&[&str]>) -> (Uuid, String) {
+pub(super) async fn token(bench: &Bench, scope: Scope, queues: Option<&[&str]>) -> (Uuid, String) {
     let (id, secret) = (Uuid::now_v7(), format!("secret-{}", Uuid::now_v7()));
     let token = NewToken {
         id,

@@ -2,6 +2,7 @@
 
 mod access;
 mod edge;
+mod events;
 mod explain;
 mod jobs;
 mod leases;
@@ -10,6 +11,7 @@ mod web;
 
 pub(crate) use access::*;
 pub(crate) use edge::*;
+pub(crate) use events::*;
 pub(crate) use explain::*;
 pub(crate) use jobs::*;
 pub(crate) use leases::*;

@@ -2,6 +2,7 @@
 
 use axum::Router;
 use axum::body::Body;
+use axum::http::response::Parts;
 use axum::http::{HeaderMap, Request};
 use longshore::api::{Api, Limits, UnknownKinds, serve};
 use serde_json::Value;
@@ -115,19 +116,35 @@ impl Web {
     }
 
     async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
-        let mut request = Request::builder().method(method).uri(path);
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let request = request.body(Body::from(body.to_owned())).expect("a request");
-        let response = self.router.clone().oneshot(request).await.expect("infallible");
-        let (parts, body) = response.into_parts();
-        let bytes = axum::body::to_bytes(body, usize::MAX).await.expect("a body");
+        let (parts, body) = self.ask(method, path, headers, body).await;
+        let endless = parts.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
+        let bytes = match endless {
+            true => Default::default(),
+            false => axum::body::to_bytes(body, usize::MAX).await.expect("a body"),
+        };
         Answer {
             status: parts.status.as_u16(),
             headers: parts.headers,
             text: String::from_utf8_lossy(&bytes).into_owned(),
         }
+    }
+
+    /// An answer that need not end, in this process.
+    pub(crate) async fn open(&self, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap, Body) {
+        let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        let bearer = bearer.iter().map(|bearer| ("authorization", bearer.as_str()));
+        let headers: Vec<_> = headers.iter().copied().chain(bearer).collect();
+        let (parts, body) = self.ask("GET", path, &headers, "").await;
+        (parts.status.as_u16(), parts.headers, body)
+    }
+
+    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (Parts, Body) {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(body.to_owned())).expect("a request");
+        self.router.clone().oneshot(request).await.expect("infallible").into_parts()
     }
 
     async fn transmit(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
