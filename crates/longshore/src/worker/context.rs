@@ -253,7 +253,8 @@ impl<S> Context<S> {
     pub async fn checkpoint<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         let Some(data) = self.client().store().checkpoint(self.id()).await? else { return Ok(None) };
         serde_json::from_str(data.get()).map(Some).map_err(|error| {
-            Error::invalid("checkpoint", format!("checkpoint of job {}: another shape: {error}", self.id()))
+            let why = super::handler::without_values(&error.to_string());
+            Error::invalid("checkpoint", format!("checkpoint of job {}: another shape: {why}", self.id()))
         })
     }
 

@@ -358,8 +358,95 @@ where
 fn decode<P: DeserializeOwned>(ctx: &Context<impl Send + Sync>) -> Result<P, Failure> {
     serde_json::from_str(ctx.job().payload()).map_err(|error| {
         let kind = ctx.job().kind();
+        let why = without_values(&error.to_string());
         Failure::permanent(format!(
-            "the payload does not fit the handler of `{kind}`: {error}; deploy a handler that takes it, then retry the job"
+            "the payload does not fit the handler of `{kind}`: {why}; deploy a handler that takes it, then retry the job"
         ))
     })
+}
+
+/// What was wrong without what stood there: the parser quotes values, this goes to
+/// the job's errors and to logs, and payloads are nobody's business there.
+pub(super) fn without_values(error: &str) -> String {
+    const NAMES_ONLY: [&str; 3] = ["missing field", "duplicate field", "unknown field"];
+    const AND_EXPECTED: [&str; 4] = ["invalid type", "invalid value", "invalid length", "unknown variant"];
+    let begins = |with: &[&str]| with.iter().any(|with| error.starts_with(with));
+    if begins(&NAMES_ONLY) {
+        return error.into();
+    }
+    // What was expected is the handler's own, and comes last. Other words may be a
+    // library's, which quote as they like.
+    let expected = error.rfind(", expected").filter(|_| begins(&AND_EXPECTED));
+    let (found, expected) = error.split_at(expected.unwrap_or(error.len()));
+    let Some(begin) = found.find(['"', '`']) else { return error.into() };
+    let end =
+        found.rfind(&found[begin..=begin]).filter(|end| *end > begin).map_or(found.len(), |end| end + 1);
+    format!("{}…{}{expected}", &found[..begin], &found[end..])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::net::IpAddr;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only read")]
+    struct Card {
+        number: u64,
+        colour: Option<Colour>,
+        from: Option<IpAddr>,
+        id: Option<uuid::Uuid>,
+        limits: Option<HashMap<String, u8>>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Colour {
+        Red,
+    }
+
+    fn told(payload: &str) -> String {
+        without_values(&serde_json::from_str::<Card>(payload).expect_err("it does not fit").to_string())
+    }
+
+    #[test]
+    fn an_error_names_the_field_and_what_was_expected_but_no_value() {
+        assert_eq!(told("{}"), "missing field `number` at line 1 column 2");
+        assert!(told(r#"{"nummer":1}"#).starts_with("unknown field `nummer`, expected one of `number`"));
+        assert!(
+            told(r#"{"number":"4111 1111"}"#).starts_with("invalid type: string …, expected u64 at line 1")
+        );
+        assert!(told(r#"{"number":41.11}"#).starts_with("invalid type: floating point …, expected u64"));
+        assert!(told(r#"{"number":1,"colour":"secret"}"#).starts_with("unknown variant …, expected `red`"));
+        assert!(
+            told(r#"{"number":1,"limits":{"a":4111}}"#).starts_with("invalid value: integer …, expected u8")
+        );
+    }
+
+    #[test]
+    fn no_way_of_quoting_lets_a_value_through() {
+        for value in [
+            r#""secret""#,
+            r#""\", expected secret""#,
+            r#""`secret`, expected `""#,
+            r#"["secret"]"#,
+            r#"{"secret":"secret"}"#,
+        ] {
+            for field in ["number", "from", "id", "colour", "limits"] {
+                let told = told(&format!(r#"{{"{field}":{value}}}"#));
+                assert!(!told.contains("secret"), "{field}: {value}: {told}");
+            }
+        }
+        for words in
+            [r#"cannot read "secret", expected "secret" here"#, "cannot read `secret", r#"bad "secret"#]
+        {
+            assert!(!without_values(words).contains("secret"), "{words}");
+        }
+        assert_eq!(without_values("must be positive"), "must be positive");
+    }
 }
