@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The longest delay any policy gives: ten years, so that adding it to a
-/// clock can never overflow.
+/// The longest delay any policy may name, and the longest that one gives: ten
+/// years, so that adding it to a clock can never overflow.
 pub const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// When a failed attempt is tried again. Stored with the job as JSON.
@@ -104,8 +104,25 @@ impl RetryPolicy {
         Some(delay.min(MAX_DELAY))
     }
 
+    /// The longest time that it names.
+    fn longest(&self) -> Option<Duration> {
+        match self {
+            RetryPolicy::Jitter { base, cap } => Some(*base.max(cap)),
+            RetryPolicy::Exponential { cap: delay } | RetryPolicy::Fixed { delay } => Some(*delay),
+            RetryPolicy::List { delays } => delays.iter().max().copied(),
+            RetryPolicy::None => None,
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::invalid("retry", message));
+        if let Some(longest) = self.longest().filter(|longest| *longest > MAX_DELAY) {
+            return refuse(format!(
+                "retry: {} ms is longer than ten years; use at most {}",
+                longest.as_millis(),
+                MAX_DELAY.as_millis()
+            ));
+        }
         match self {
             RetryPolicy::Jitter { base, cap } if base > cap => refuse(format!(
                 "retry: base ({base:?}) is above cap ({cap:?}); raise the cap or lower the base"

@@ -287,13 +287,13 @@ select count(*) <= 64
   from unnest(labels) as label
 $$;
 
--- A whole number of milliseconds; the library has 64 bits for it.
+-- A whole number of milliseconds, up to ten years.
 create function longshore.is_millis(value json) returns boolean
 language sql immutable
 as $$
 select case
          when json_typeof(value) = 'number' and value::text ~ '^[0-9]{1,20}$'
-         then value::text::numeric <= 18446744073709551615
+         then value::text::numeric <= 315360000000
          else false
        end
 $$;
@@ -378,7 +378,7 @@ begin
       when 'retry' then
         if not longshore.is_retry_policy(part) then
           return 'retry: use one of the policies jitter (base_ms, and cap_ms not below it), exponential (cap_ms), '
-                 'fixed (delay_ms), list (1 to 1000 delays_ms) and none, with whole numbers';
+                 'fixed (delay_ms), list (1 to 1000 delays_ms) and none, with whole numbers up to ten years';
         end if;
       else
         return format('options: `%s` does not exist; use tags, context, metadata, retry and trace', name);

@@ -203,6 +203,13 @@ pub(crate) async fn the_sql_enqueue_has_the_librarys_limits(bench: Bench) {
             mail().retry(RetryPolicy::fixed(Duration::MAX)),
         ),
     ];
+    for millis in [315_360_000_000, 315_360_000_001] {
+        let cap = Duration::from_millis(millis);
+        pairs.push((
+            part("retry", &format!(r#"{{"policy":"exponential","cap_ms":{millis}}}"#)),
+            mail().retry(RetryPolicy::Exponential { cap }),
+        ));
+    }
     for priority in [-32_769, -32_768, 32_767, 32_768] {
         pairs.push((format!("priority => {priority}"), mail().priority(priority)));
     }
@@ -261,8 +268,8 @@ pub(crate) async fn what_the_library_takes_the_function_takes_from_it(bench: Ben
     let policies = [
         RetryPolicy::default(),
         RetryPolicy::exponential(),
-        RetryPolicy::fixed(Duration::MAX),
-        RetryPolicy::list([Duration::ZERO, Duration::MAX]),
+        RetryPolicy::fixed(longshore::retry::MAX_DELAY),
+        RetryPolicy::list([Duration::ZERO, longshore::retry::MAX_DELAY]),
         RetryPolicy::None,
     ];
     for (n, policy) in policies.into_iter().enumerate() {
