@@ -58,6 +58,8 @@ pub(super) enum BatchItem {
         (status = 200, description = "What became of each, in the order given.", body = BatchAnswer),
         (status = 400, description = "Not JSON.", body = ProblemBody),
         (status = 413, description = "Too large, or too many.", body = ProblemBody),
+        (status = 422, description = "An `Idempotency-Key` header: each job has a field for its own.",
+         body = ProblemBody),
     ),
 )]
 pub(super) async fn enqueue(
@@ -66,6 +68,11 @@ pub(super) async fn enqueue(
     request: Request,
 ) -> Answer<Json<BatchAnswer>> {
     expect_type(request.headers(), &["application/json", "application/x-ndjson"])?;
+    if request.headers().contains_key("idempotency-key") {
+        return Err(Problem::validation(
+            "Idempotency-Key: one key cannot stand for many jobs; give each its own idempotency_key",
+        ));
+    }
     let is_lines = expect_type(request.headers(), &["application/x-ndjson"]).is_ok();
     let bytes = read(request, MAX_BATCH_BODY).await?;
     let items: Vec<Answer<NewJobBody>> = match is_lines {

@@ -6,8 +6,9 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 use super::problem::{Answer, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
@@ -96,7 +97,7 @@ pub(super) fn object<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Answer<T> {
     match bytes.trim_ascii_start().first() {
         None | Some(b'{') => parse(bytes),
         // Not JSON is told first.
-        Some(_) => parse::<&serde_json::value::RawValue>(bytes).and_then(|_| {
+        Some(_) => parse::<&RawValue>(bytes).and_then(|_| {
             Err(Problem::validation("the body is not an object; send one, like {\"kind\": …}"))
         }),
     }
@@ -133,6 +134,57 @@ fn without_place(error: &serde_json::Error) -> String {
         None => told,
     }
 }
+
+// ---- within bodies ---------------------------------------------------------
+
+/// What must be an object within a body: a list of its values would fit the type
+/// as well.
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let text = <&RawValue>::deserialize(input)?.get();
+        if !text.starts_with('{') {
+            return Err(D::Error::custom("a value stands where an object should; name its fields"));
+        }
+        serde_json::from_str(text).map(Object).map_err(|error| D::Error::custom(without_place(&error)))
+    }
+}
+
+/// For a field that is an [`Object`].
+pub(super) fn an_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<T, D::Error> {
+    Object::deserialize(input).map(|object| object.0)
+}
+
+/// For a field that is an [`Object`] or null.
+pub(super) fn maybe_an_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    input: D,
+) -> Result<Option<T>, D::Error> {
+    let object = Option::<Object<T>>::deserialize(input)?;
+    Ok(object.map(|object| object.0))
+}
+
+/// For a field that is a list of [`Object`]s.
+pub(super) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<Vec<T>, D::Error> {
+    let objects = Vec::<Object<T>>::deserialize(input)?;
+    Ok(objects.into_iter().map(|object| object.0).collect())
+}
+
+/// For a field that is a list of [`Object`]s or null.
+pub(super) fn maybe_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    input: D,
+) -> Result<Option<Vec<T>>, D::Error> {
+    let objects = Option::<Vec<Object<T>>>::deserialize(input)?;
+    Ok(objects.map(|objects| objects.into_iter().map(|object| object.0).collect()))
+}
+
+/// For a field in which null is a value, and only its absence means that nothing
+/// was said.
+pub(super) fn even_null<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::deserialize(input).map(Some)
+}
+
+// ---- within URLs -----------------------------------------------------------
 
 /// A query string; unknown and malformed parameters are refused by name.
 pub(super) struct Query<T>(pub(super) T);

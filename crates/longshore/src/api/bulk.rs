@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, refuse_nul, up_to};
+use super::body::{Body, an_object, refuse_nul, up_to};
 use super::problem::{Answer, Problem, ProblemBody};
 use super::wire::StatusShape;
 use crate::client::Client;
@@ -31,6 +31,7 @@ pub(super) struct BulkBody {
     action: Action,
     /// Which jobs: all that fit everything named here. At least one thing must be
     /// named.
+    #[serde(deserialize_with = "an_object")]
     filter: BulkFilter,
     /// Count what fits and change nothing.
     #[serde(default)]

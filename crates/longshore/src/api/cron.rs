@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, NameInPath};
+use super::body::{Body, NameInPath, an_object};
 use super::jobs::NewJobBody;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use crate::cron::NewSchedule;
@@ -65,6 +65,7 @@ pub(super) struct NewScheduleBody {
     missed: Option<String>,
     /// The job each tick enqueues; without a time and an idempotency key of its
     /// own.
+    #[serde(deserialize_with = "an_object")]
     job: NewJobBody,
 }
 

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, IdInPath, Query, refuse_nul};
+use super::body::{Body, IdInPath, Query, even_null, maybe_an_object, refuse_nul};
 use super::kinds::Defaults;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use super::wire::{JobShape, RetryShape, StatusShape};
@@ -64,6 +64,7 @@ pub(super) struct NewJobBody {
     #[schema(value_type = Option<TimeoutShape>)]
     timeout_seconds: Option<TimeoutSeconds>,
     /// How long a failed attempt waits.
+    #[serde(default, deserialize_with = "maybe_an_object")]
     #[schema(value_type = Option<RetryShape>)]
     retry: Option<RetryPolicy>,
     /// Labels for people.
@@ -170,16 +171,7 @@ impl NewJobBody {
 
     /// The job, with what the kind says where the request is silent.
     pub(super) fn into_job(self, defaults: &Defaults) -> Answer<NewJob> {
-        if self.payload.get().len() > MAX_PAYLOAD {
-            return Err(Problem::new(
-                Slug::TooLarge,
-                format!(
-                    "payload: {} bytes of JSON; at most {MAX_PAYLOAD} are kept, so store the data elsewhere \
-                     and enqueue a reference",
-                    self.payload.get().len()
-                ),
-            ));
-        }
+        check_size(&self.payload)?;
         let mut job = NewJob::from_json(self.kind, self.payload.get());
         if let Some(queue) = self.queue.or_else(|| defaults.queue.clone()) {
             job = job.queue(queue);
@@ -234,6 +226,22 @@ impl NewJobBody {
 
     pub(super) fn payload(&self) -> &str {
         self.payload.get()
+    }
+}
+
+/// Refuses a payload that is too large in the words, and with the status, of a
+/// body that is.
+fn check_size(payload: &RawValue) -> Answer<()> {
+    let bytes = payload.get().len();
+    match bytes > MAX_PAYLOAD {
+        true => Err(Problem::new(
+            Slug::TooLarge,
+            format!(
+                "payload: {bytes} bytes of JSON; at most {MAX_PAYLOAD} are kept, so store the data elsewhere \
+                 and enqueue a reference"
+            ),
+        )),
+        false => Ok(()),
     }
 }
 
@@ -528,6 +536,8 @@ pub(super) struct EditBody {
     run_at: Option<DateTime<Utc>>,
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
+    /// Another payload; null is one.
+    #[serde(default, deserialize_with = "even_null")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
 }
@@ -543,6 +553,7 @@ pub(super) struct EditBody {
         (status = 200, description = "The job as it stands now.", body = JobShape),
         (status = 404, description = "No such job.", body = ProblemBody),
         (status = 409, description = "It does not wait.", body = ProblemBody),
+        (status = 413, description = "Too large.", body = ProblemBody),
         (status = 422, description = "A value out of range, or a payload that is wrong for the kind.", body = ProblemBody),
     ),
 )]
@@ -562,6 +573,7 @@ pub(super) async fn edit(
     let job = server.client.get(id).await?;
     caller.may_use(&job.queue)?;
     if let Some(payload) = body.payload {
+        check_size(&payload)?;
         server.kinds.admit(&server.client, &job.kind, payload.get()).await?;
         edit = edit.payload(payload.get());
     }

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::auth::Caller;
-use super::body::{Body, NameInPath};
+use super::body::{Body, NameInPath, Object, maybe_an_object};
 use super::jobs::{TimeoutSeconds, TimeoutShape};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use super::wire::RetryShape;
@@ -40,6 +40,7 @@ pub(super) struct Defaults {
     pub(super) max_attempts: Option<i64>,
     #[schema(value_type = Option<TimeoutShape>)]
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
+    #[serde(default, deserialize_with = "maybe_an_object")]
     #[schema(value_type = Option<RetryShape>)]
     pub(super) retry: Option<RetryPolicy>,
 }
@@ -47,8 +48,18 @@ pub(super) struct Defaults {
 /// A kind that somebody has announced.
 #[derive(Default)]
 pub(super) struct Kind {
-    schema: Option<jsonschema::Validator>,
+    schema: Schema,
     pub(super) defaults: Defaults,
+}
+
+/// What payloads are checked by.
+#[derive(Default)]
+enum Schema {
+    #[default]
+    None,
+    Usable(Box<jsonschema::Validator>),
+    /// Stored without a check: a worker may publish what is no schema.
+    Unusable,
 }
 
 /// What is known, and since when.
@@ -71,7 +82,7 @@ impl Kinds {
         let announced = self.announced(client, kind).await?;
         match (own, announced) {
             (Some(Err(why)), _) => Err(Problem::validation(format!("payload: {why}"))),
-            (_, Some(known)) => known.check(payload).map(|()| known),
+            (_, Some(known)) => known.check(kind, payload).map(|()| known),
             (Some(Ok(())), None) => Ok(Arc::default()),
             (None, None) if self.unknown == UnknownKinds::Allow => Ok(Arc::default()),
             (None, None) => Err(Problem::validation(format!(
@@ -103,17 +114,19 @@ impl Kinds {
 
 async fn load(client: &Client) -> Result<Known> {
     let read = |record: KindRecord| {
-        let schema = record.schema.as_deref().and_then(|schema| {
-            let compiled = compile(schema.get());
-            if let Err(why) = &compiled {
-                tracing::warn!(
+        let schema = record.schema.as_deref().map(|schema| compile(schema.get()));
+        let schema = match schema {
+            None => Schema::None,
+            Some(Ok(schema)) => Schema::Usable(Box::new(schema)),
+            Some(Err(why)) => {
+                tracing::error!(
                     kind = record.name,
                     why,
-                    "a kind's stored schema cannot be used; payloads pass"
+                    "a kind's stored schema cannot be used, so its jobs are refused; store another"
                 );
+                Schema::Unusable
             }
-            compiled.ok()
-        });
+        };
         let defaults = record.defaults.as_deref().and_then(|defaults| {
             let read = serde_json::from_str(defaults.get());
             if let Err(error) = &read {
@@ -135,8 +148,18 @@ pub(super) fn compile(schema: &str) -> Result<jsonschema::Validator, String> {
 }
 
 impl Kind {
-    fn check(&self, payload: &str) -> Answer<()> {
-        let Some(schema) = &self.schema else { return Ok(()) };
+    fn check(&self, name: &str, payload: &str) -> Answer<()> {
+        let schema = match &self.schema {
+            Schema::None => return Ok(()),
+            Schema::Usable(schema) => schema,
+            // Not checked is not right.
+            Schema::Unusable => {
+                return Err(Problem::validation(format!(
+                    "kind: the schema that is stored for `{name}` cannot be used, so no payload can be \
+                     checked; store another with PUT /kinds/{{kind}}"
+                )));
+            }
+        };
         let payload = serde_json::from_str(payload)
             .map_err(|error| Problem::validation(format!("payload: cannot be checked: {error}")))?;
         match schema.iter_errors(&payload).next() {
@@ -182,7 +205,8 @@ impl From<KindRecord> for KindBody {
     }
 }
 
-/// Kinds that workers or PUT have announced, by name.
+/// Kinds that workers or PUT have announced, by name. They belong to no queue, so
+/// a token for some queues sees them all.
 #[utoipa::path(
     get,
     path = "/kinds",
@@ -228,7 +252,7 @@ pub(super) async fn put(
         compile(schema.get()).map_err(|why| Problem::validation(format!("schema: {}", shown(&why))))?;
     }
     if let Some(defaults) = &body.defaults {
-        let read: Defaults = serde_json::from_str(defaults.get())
+        let Object(read) = serde_json::from_str::<Object<Defaults>>(defaults.get())
             .map_err(|error| Problem::validation(format!("defaults: {error}")))?;
         read.check(&name)?;
     }

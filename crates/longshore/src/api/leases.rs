@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, up_to};
+use super::body::{Body, maybe_objects, objects, up_to};
 use super::jobs::{NewJobBody, admit, duration};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use crate::client::Client;
@@ -103,6 +103,7 @@ pub(super) struct LeaseBody {
     stale_after_seconds: Option<f64>,
     /// The leases it still holds. What it does not name here is given back: the
     /// answer that brought it was lost.
+    #[serde(default, deserialize_with = "maybe_objects")]
     #[schema(max_items = 1000)]
     held: Option<Vec<LeaseName>>,
 }
@@ -216,6 +217,8 @@ pub(super) async fn lease(
     for queue in &queues {
         caller.may_use(queue)?;
     }
+    at_most("kinds", body.kinds.as_ref().map_or(0, Vec::len))?;
+    at_most("held", body.held.as_ref().map_or(0, Vec::len))?;
     names("queues", &queues)?;
     names("kinds", body.kinds.as_deref().unwrap_or_default())?;
     let limit = up_to("limit", body.limit.unwrap_or(1), MAX_LEASES)?;
@@ -455,10 +458,11 @@ pub(super) struct RenewBody {
     /// The leases it holds, all of them. One that is not named half a minute after
     /// it was given is given back: the answer that brought it was lost. Absent
     /// says nothing about leases.
+    #[serde(default, deserialize_with = "maybe_objects")]
     #[schema(max_items = 1000)]
     leases: Option<Vec<LeaseName>>,
     /// What handlers report meanwhile.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 1000)]
     progress: Vec<ProgressItem>,
 }
@@ -559,6 +563,7 @@ fn at_most(field: &str, items: usize) -> Answer<()> {
 #[serde(deny_unknown_fields)]
 pub(super) struct SettleBody {
     worker_id: Uuid,
+    #[serde(deserialize_with = "objects")]
     #[schema(max_items = 1000)]
     items: Vec<SettleItem>,
 }
@@ -585,7 +590,7 @@ pub(super) struct SettleItem {
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
     /// Jobs that exist only if this success is stored.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 1000)]
     follow_ups: Vec<NewJobBody>,
 }
@@ -656,8 +661,7 @@ pub(super) async fn settle(
     let claims = server.client.store().claims(&leases).await?;
     let mut reports = Vec::with_capacity(leases.len());
     for (i, ((mut item, lease), claimed)) in body.items.into_iter().zip(leases).zip(claims).enumerate() {
-        let wrong =
-            |problem: Problem| Problem::new(problem.slug(), format!("items[{i}]: {}", problem.message()));
+        let wrong = |problem: Problem| problem.at(format_args!("items[{i}]"));
         let follow_ups = follow_ups(&server, &caller, item.outcome, std::mem::take(&mut item.follow_ups))
             .await
             .map_err(wrong)?;
@@ -723,7 +727,9 @@ async fn follow_ups(
     }
     let mut jobs = Vec::with_capacity(bodies.len());
     for body in bodies {
-        jobs.push(admit(server, caller, body).await?);
+        let job = admit(server, caller, body).await?;
+        server.gate.enqueue(&server.client, job.queue()).await?;
+        jobs.push(job);
     }
     Ok(jobs)
 }

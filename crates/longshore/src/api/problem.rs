@@ -88,6 +88,12 @@ impl Problem {
         self
     }
 
+    /// The same of one of many: `items[3]: …`.
+    pub(super) fn at(mut self, place: impl std::fmt::Display) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// What was wrong with a query string or a path is the request's shape, not
     /// its contents.
     pub(super) fn in_the_url(error: Error) -> Self {

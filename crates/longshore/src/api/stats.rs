@@ -18,6 +18,8 @@ use crate::store::{Count, Tallied};
 
 /// How far back one may ask.
 const MOST_MINUTES: i64 = 24 * 60;
+/// How far back the rate looks.
+const RATE_MINUTES: i64 = 5;
 
 /// How far back, and of what.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -46,7 +48,8 @@ pub(super) struct Stats {
     series: Vec<Point>,
     /// How long attempts ran, over all minutes.
     run_seconds: Percentiles,
-    /// Jobs that ended in a second, over the last five minutes.
+    /// Jobs that ended in a second, over the last five minutes, however many
+    /// minutes were asked for.
     per_second: f64,
 }
 
@@ -91,15 +94,18 @@ pub(super) async fn stats(
     let minutes = query.minutes.unwrap_or(60).clamp(1, MOST_MINUTES);
     let mut counts = server.client.counts().await?;
     let mut tallied = server.client.tallied(at - Duration::minutes(minutes)).await?;
+    let mut recent = server.client.tallied(at - Duration::minutes(RATE_MINUTES)).await?;
     let wanted = |filter: &Option<String>, value: &str| filter.as_ref().is_none_or(|filter| filter == value);
     counts.retain(|count| wanted(&query.queue, &count.queue) && wanted(&query.kind, &count.kind));
-    tallied.retain(|tally| wanted(&query.queue, &tally.queue) && wanted(&query.kind, &tally.kind));
+    for tallies in [&mut tallied, &mut recent] {
+        tallies.retain(|tally| wanted(&query.queue, &tally.queue) && wanted(&query.kind, &tally.kind));
+    }
     Ok(Json(Stats {
         at,
         counts,
         series: series(&tallied),
         run_seconds: percentiles(tallied.iter()),
-        per_second: rate(&tallied, at),
+        per_second: rate(&recent, at),
     }))
 }
 
@@ -125,9 +131,9 @@ fn series(tallied: &[Tallied]) -> Vec<Point> {
 }
 
 fn rate(tallied: &[Tallied], at: DateTime<Utc>) -> f64 {
-    let since = at - Duration::minutes(5);
+    let since = at - Duration::minutes(RATE_MINUTES);
     let ended: u64 = tallied.iter().filter(|tally| tally.minute >= since).map(|tally| tally.jobs).sum();
-    ended as f64 / 300.0
+    ended as f64 / (RATE_MINUTES * 60) as f64
 }
 
 fn percentiles<'a>(tallied: impl Iterator<Item = &'a Tallied>) -> Percentiles {

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Server;
+use super::auth::Caller;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 
 /// A database that is slower than this is not well.
@@ -41,14 +42,24 @@ pub(super) async fn health(State(server): State<Server>) -> Answer<Json<Health>>
     }
 }
 
-/// Metrics for Prometheus.
+/// Metrics for Prometheus: of all queues, so not for a token of some.
 #[utoipa::path(
     get,
     path = "/metrics",
     tag = "watch",
-    responses((status = 200, description = "Prometheus text.", body = String, content_type = "text/plain")),
+    responses(
+        (status = 200, description = "Prometheus text.", body = String, content_type = "text/plain"),
+        (status = 403, description = "The token is for some queues, and these are counts of all.", body = ProblemBody),
+    ),
 )]
-pub(super) async fn metrics(State(server): State<Server>) -> Response {
+pub(super) async fn metrics(
+    State(server): State<Server>,
+    // Nobody in particular where it is public.
+    caller: Option<Extension<Caller>>,
+) -> Answer<Response> {
+    if let Some(Extension(caller)) = caller {
+        caller.may_use_all()?;
+    }
     let text = server.metrics.as_ref().map(|render| render()).unwrap_or_default();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }

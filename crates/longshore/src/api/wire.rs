@@ -124,11 +124,22 @@ pub(super) struct AttemptShape {
 #[expect(dead_code, reason = "describes what `RetryPolicy` serialises to")]
 pub(super) enum RetryShape {
     /// Uniform between `base_ms` and the smaller of `cap_ms` and `base_ms · 3^attempt`.
-    Jitter { base_ms: u64, cap_ms: u64 },
+    Jitter {
+        #[schema(maximum = 315360000000_i64)]
+        base_ms: u64,
+        #[schema(maximum = 315360000000_i64)]
+        cap_ms: u64,
+    },
     /// `2^(attempt+1)` seconds, up to `cap_ms`.
-    Exponential { cap_ms: u64 },
+    Exponential {
+        #[schema(maximum = 315360000000_i64)]
+        cap_ms: u64,
+    },
     /// Always the same.
-    Fixed { delay_ms: u64 },
+    Fixed {
+        #[schema(maximum = 315360000000_i64)]
+        delay_ms: u64,
+    },
     /// One after the other; the last one repeats.
     List { delays_ms: Vec<u64> },
     /// The first failure is final.

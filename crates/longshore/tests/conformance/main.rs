@@ -669,6 +669,16 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_listener_goes_on_where_it_was_or_is_told_to_read_anew,
         a_token_for_some_queues_hears_of_no_others,
         whoever_listens_is_let_go_when_the_server_ends,
+        a_list_of_values_is_no_object_anywhere,
+        a_mistake_within_is_told_by_its_name,
+        a_delay_of_more_than_ten_years_is_refused,
+        a_payload_is_changed_to_null_but_not_to_too_much,
+        a_batch_refuses_a_key_for_all_of_it,
+        a_worker_names_at_most_a_thousand_kinds_and_leases,
+        a_kind_whose_schema_cannot_be_used_takes_nothing,
+        follow_ups_wait_for_room_as_other_jobs_do,
+        a_rate_is_over_the_same_time_however_short_the_series,
+        a_token_for_some_queues_reads_no_counts_of_all,
     }
 });
 

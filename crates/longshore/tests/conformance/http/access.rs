@@ -1,6 +1,6 @@
 //! Who may do what.
 
-use longshore::api::{Access, Api, UnknownKinds, hash_token};
+use longshore::api::{Access, Api, Public, UnknownKinds, hash_token};
 use longshore::store::{NewToken, Scope};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -173,4 +173,17 @@ pub(crate) async fn a_key_of_another_queue_tells_a_limited_token_nothing(bench: 
     let replace = json!({ "kind": "a", "payload": 1, "queue": "mail", "unique_key": "theirs", "unique_mode": "replace" });
     web.post("/jobs", &replace).await.is_problem(403, "forbidden", "unique_mode");
     assert_eq!(web.post("/jobs/batch", &json!([replace])).await.is(200).json()["refused"], 1);
+}
+
+pub(crate) async fn a_token_for_some_queues_reads_no_counts_of_all(bench: Bench) {
+    let (_, secret) = token(&bench, Scope::Read, Some(&["mail"])).await;
+    let web = guarded(&bench).with_token(&secret);
+    web.get("/metrics").await.is_problem(403, "forbidden", "mail");
+    web.get("/stats").await.is_problem(403, "forbidden", "queue");
+    web.get("/stats?queue=mail").await.is(200);
+    web.get("/kinds").await.is(200);
+    let (_, secret) = token(&bench, Scope::Read, None).await;
+    web.with_token(&secret).get("/metrics").await.is(200);
+    let open = Api::new(bench.handle()).access(Access::Tokens).metrics(String::new).public(Public::Metrics);
+    Web::of(open).get("/metrics").await.is(200);
 }

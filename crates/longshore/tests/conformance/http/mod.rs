@@ -7,6 +7,7 @@ mod explain;
 mod jobs;
 mod leases;
 mod operate;
+mod shape;
 mod web;
 
 pub(crate) use access::*;
@@ -16,3 +17,4 @@ pub(crate) use explain::*;
 pub(crate) use jobs::*;
 pub(crate) use leases::*;
 pub(crate) use operate::*;
+pub(crate) use shape::*;
