@@ -1,7 +1,8 @@
 //! Longshore's project tasks, run as `cargo xtask <task>`.
 //!
 //! This file knows the tasks' names and arguments and nothing about how they
-//! work: `test`, `ci`, `mutants` and `bench` run cargo, `play` keeps a database to play
+//! work: `test`, `ci`, `mutants` and `bench` run cargo, `schemathesis` asks a real
+//! server what the API's document makes it ask, `play` keeps a database to play
 //! with, and `postgres` is the private cluster under all of them.
 
 mod bench;
@@ -10,7 +11,9 @@ mod features;
 mod mutants;
 mod play;
 mod postgres;
+mod python;
 mod run;
+mod schemathesis;
 mod test;
 
 use std::{env, ffi::OsString, process::ExitCode};
@@ -20,14 +23,19 @@ Longshore's project tasks. From a fresh clone, `cargo xtask test` is all it take
 
 Usage: cargo xtask <task> [arguments]
 
-  test [args]   Run the doctests, then the whole suite. Arguments go to
-                `cargo nextest run` and narrow the run, which then leaves the
-                doctests out:
+  test [args]   Run the doctests, a short `schemathesis`, then the whole suite.
+                Arguments go to `cargo nextest run` and narrow the run, which
+                then leaves the first two out:
                     cargo xtask test
                     cargo xtask test late_settle
                     cargo xtask test -p longshore --no-capture
   ci            Everything a change has to pass, in the order that fails soonest:
                 format, lints, every feature alone, docs, licences, tests.
+  schemathesis [--engine sqlite|postgres] [--examples N] [--seed S]
+                Requests made up from docs/openapi.json against the real server,
+                both engines, at least 2,000 each with all checks, and once more
+                without a token. Python 3 gets schemathesis from PyPI, once,
+                under target/python.
   mutants [words]
                 Break the engines on purpose, one rule at a time in a copy of the
                 tree, and see that the conformance suite notices; words narrow
@@ -62,6 +70,7 @@ enum Task {
     Help,
     Test(Vec<OsString>),
     Ci,
+    Schemathesis(schemathesis::Options),
     Mutants(Vec<OsString>),
     Bench(Vec<OsString>),
     Pg(play::Verb),
@@ -82,6 +91,7 @@ fn main() -> ExitCode {
         }
         Task::Test(args) => test::test(&args),
         Task::Ci => ci::ci(),
+        Task::Schemathesis(options) => schemathesis::schemathesis(&options),
         Task::Mutants(args) => mutants::mutants(&args),
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(verb) => play::play(verb),
@@ -108,6 +118,7 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
         "test" => Ok(Task::Test(args)),
         "ci" if args.is_empty() => Ok(Task::Ci),
         "ci" => Err("`ci` takes no arguments; to narrow a run use `test`".into()),
+        "schemathesis" => schemathesis::Options::parse(args).map(Task::Schemathesis),
         "mutants" => Ok(Task::Mutants(args)),
         "bench" => {
             // `cargo xtask bench -- --help` reads as it would with cargo; the

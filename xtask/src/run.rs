@@ -12,7 +12,7 @@ use std::{
 
 /// What every task returns. Tasks fail with a sentence for a person to read, so
 /// there is nothing for a richer error type to distinguish.
-pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
+pub(crate) type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// The workspace's root directory.
 pub(crate) fn workspace() -> PathBuf {

@@ -8,6 +8,7 @@ use std::{env, ffi::OsString, process::Command};
 use crate::{
     postgres::{Binaries, Scratch, ThrowAway, Tuning},
     run::{self, Result, cargo, last_step, step},
+    schemathesis,
 };
 
 const URL_VARIABLE: &str = "LONGSHORE_TEST_DATABASE_URL";
@@ -21,21 +22,24 @@ pub(crate) fn test(args: &[OsString]) -> Result {
 /// something failed.
 pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
     let database = database.open()?;
-    let doctests = if args.is_empty() {
+    let mut done = Vec::new();
+    if args.is_empty() {
         // First, so that the suite's summary comes last; but a broken example
         // is no reason to keep the suite's result back.
-        step(
+        done.push(step(
             "doctests",
             cargo(["test", "--doc", "--workspace", "--all-features"]).env(URL_VARIABLE, database.url()),
-        )
+        ));
+        done.push(schemathesis::quickly(&database));
     } else {
-        eprintln!("==> doctests: left out, because arguments narrow the run");
-        Ok(())
-    };
-    let suite = last_step("tests", runner(args).env(URL_VARIABLE, database.url()));
-    match (doctests, suite) {
-        (Err(doctests), Err(suite)) => Err(format!("{doctests}\nxtask: {suite}").into()),
-        (doctests, suite) => doctests.and(suite),
+        eprintln!("==> doctests and schemathesis: left out, because arguments narrow the run");
+    }
+    done.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
+    let failed: Vec<String> =
+        done.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(failed.join("\nxtask: ").into()),
     }
 }
 

@@ -278,7 +278,7 @@ fn free_port() -> Result<u16> {
 }
 
 /// `bytes` random bytes, in a form for names and passwords.
-pub(super) fn random_hex(bytes: usize) -> Result<String> {
+pub(crate) fn random_hex(bytes: usize) -> Result<String> {
     let mut random = vec![0; bytes];
     File::open("/dev/urandom")?.read_exact(&mut random)?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())

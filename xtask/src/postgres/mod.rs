@@ -10,6 +10,6 @@ mod owner;
 mod throw_away;
 
 pub(crate) use binaries::Binaries;
-pub(crate) use cluster::{Cluster, Tuning};
+pub(crate) use cluster::{Cluster, Tuning, random_hex};
 pub(crate) use owner::Owner;
 pub(crate) use throw_away::{Scratch, ThrowAway};

@@ -132,8 +132,7 @@ fn built_in(kind: &str) -> Option<&'static BuiltIn> {
 }
 
 fn read_and_check<K: Kind>(payload: &str) -> Result<(), String> {
-    let payload: K =
-        read(payload).map_err(|error| format!("payload: not what `{}` takes: {error}", K::NAME))?;
+    let payload: K = read(payload).map_err(|error| format!("not what `{}` takes: {error}", K::NAME))?;
     payload.check()
 }
 
