@@ -12,27 +12,27 @@ use crate::bench::{Answer, Bench, binary};
 use crate::mail::MailServer;
 
 /// What a job needs of the outside is the same on every engine; SQLite will do.
-struct Yard {
+pub(crate) struct Yard {
     bench: Bench,
     folder: PathBuf,
 }
 
 impl Yard {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let bench = Bench::sqlite();
         bench.migrated();
         let folder = bench.file().unwrap().parent().unwrap().canonicalize().unwrap();
         Yard { bench, folder }
     }
 
-    fn enqueue(&self, kind: &str, payload: &Value) -> String {
+    pub(crate) fn enqueue(&self, kind: &str, payload: &Value) -> String {
         let payload = payload.to_string();
         let answer = self.bench.words(&["enqueue", kind, "--payload", &payload, "--json"]).json();
         answer["job_id"].as_str().unwrap().to_owned()
     }
 
     /// Runs what is due, in a folder of its own.
-    fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> Answer {
+    pub(crate) fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> Answer {
         let mut worker = binary();
         worker.env("DATABASE_URL", &self.bench.url).envs(variables.iter().copied());
         worker.args(["worker", "--drain", "--json"]).args(flags).current_dir(&self.folder);
@@ -45,7 +45,7 @@ impl Yard {
 }
 
 /// Answers one request and passes it on.
-fn serve(answer: Vec<u8>) -> (u16, mpsc::Receiver<String>) {
+pub(crate) fn serve(answer: Vec<u8>) -> (u16, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (told, heard) = mpsc::channel();

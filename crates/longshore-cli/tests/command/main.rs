@@ -11,6 +11,7 @@ mod jobs;
 mod mail;
 mod operate;
 mod process;
+mod security;
 mod serve;
 mod terminal;
 mod worker;

@@ -1,7 +1,9 @@
 //! Processes that stay, and how cases talk to them.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,14 @@ impl Process {
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Process { child, out }
+    }
+
+    /// The same, with a file for what it logs: more than a pipe holds would stop it.
+    pub(crate) fn start_logging(command: &mut Command, log: &Path) -> Self {
+        let log = File::create(log).unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         Process { child, out }
     }
@@ -83,15 +93,24 @@ impl Reply {
 /// One request.
 #[track_caller]
 pub(crate) fn ask(addr: &str, method: &str, path: &str, token: Option<&str>, body: &str) -> Reply {
-    let mut stream = TcpStream::connect(addr).unwrap();
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
     let head = format!("host: {addr}\r\nconnection: close\r\ncontent-type: application/json\r\n{token}");
-    write!(stream, "{method} {path} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let length = body.len();
+    let answer =
+        exchange(addr, &format!("{method} {path} HTTP/1.1\r\n{head}content-length: {length}\r\n\r\n{body}"));
     let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
     let text = answer.split_once("\r\n\r\n").map(|(_, text)| text.to_owned());
     Reply { status: status.expect("a status"), text: text.expect("a body") }
+}
+
+/// What a server answers to these bytes before it closes.
+#[track_caller]
+pub(crate) fn exchange(addr: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
 }
 
 /// Asks again until the answer is what must come.

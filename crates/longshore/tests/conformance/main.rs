@@ -679,6 +679,11 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         follow_ups_wait_for_room_as_other_jobs_do,
         a_rate_is_over_the_same_time_however_short_the_series,
         a_token_for_some_queues_reads_no_counts_of_all,
+        a_client_that_trickles_its_headers_is_cut_off,
+        a_client_that_trickles_its_body_is_told_and_left,
+        a_connection_too_many_is_not_served_before_one_goes,
+        a_batch_that_is_too_large_is_refused_before_it_is_read,
+        a_batch_is_as_strict_as_a_single_job,
     }
 });
 

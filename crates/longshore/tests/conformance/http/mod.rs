@@ -8,6 +8,7 @@ mod jobs;
 mod leases;
 mod operate;
 mod shape;
+mod strangers;
 mod web;
 
 pub(crate) use access::*;
@@ -18,3 +19,4 @@ pub(crate) use jobs::*;
 pub(crate) use leases::*;
 pub(crate) use operate::*;
 pub(crate) use shape::*;
+pub(crate) use strangers::*;

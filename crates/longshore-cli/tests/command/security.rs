@@ -1,0 +1,283 @@
+//! What is promised about security, row by row, and which test holds it. Paths are
+//! below `crates/`; what has no path is in this file.
+//!
+//! | Promise | Held by |
+//! |---|---|
+//! | Loopback; elsewhere only with tokens | `serve::a_server_off_loopback_asks_for_tokens_or_does_not_start` |
+//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_taken_from_its_header_and_nowhere_else`]; `longshore/tests/conformance/http/access.rs` |
+//! | 256 bits, shown once, a hash at rest | [`a_token_is_shown_once_and_kept_as_a_hash`] |
+//! | Compared in constant time | by construction: found by the SHA-256 of what was sent, in `longshore/src/api/auth.rs`, `Guard::look_up` |
+//! | Expiry | `longshore/tests/conformance/http/access.rs`: `a_token_that_is_wrong_revoked_or_expired_opens_nothing` |
+//! | Revoked within 5 s, everywhere | [`a_revoked_token_is_refused_by_every_server`] |
+//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/access.rs`: `every_route_asks_for_the_scope_that_its_document_names` |
+//! | Scopes for some queues | the same file: `a_token_for_some_queues_…`, `a_key_of_another_queue_…` |
+//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_strangers_page_gets_nothing`]; `longshore/tests/conformance/http/edge.rs` |
+//! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/strangers.rs`; `http/shape.rs` |
+//! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/strangers.rs`, `http/edge.rs` |
+//! | 429 with `Retry-After` | `longshore/tests/conformance/http/edge.rs`: `too_much_is_told_when_to_come_back`; `http/shape.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
+//! | Outbound calls | `longshore-cli/src/builtin/outbound.rs`: every sort of address, names that lie or change, redirects, proxies, long answers; the time in `unreached` there |
+//! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_what_arrives`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
+//! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
+//! | Output that drives no terminal; JSON logs escape | `terminal::nothing_stored_drives_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
+//! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_proper_schema_name_…`, `a_schema_name_that_postgres_keeps_…`; [`a_schema_name_is_no_way_into_a_statement`] |
+//! | No unsafe code | [`every_crate_forbids_unsafe_code`]; licences and sources: `cargo xtask ci` |
+//! | Any request at all: no 5xx, nothing but what the document says, nothing without a token | `cargo xtask schemathesis` |
+//!
+//! Optional encryption of payloads and the dashboard do not exist yet.
+
+use std::path::Path;
+use std::time::Duration;
+
+use longshore::NewJob;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Value, json};
+use standardwebhooks::Webhook;
+
+use crate::bench::{Answer, Bench, binary, on_every_engine};
+use crate::builtin::{Yard, serve as answer_one};
+use crate::process::{Process, ask, exchange, until};
+
+on_every_engine!(
+    a_token_is_taken_from_its_header_and_nowhere_else,
+    a_token_is_shown_once_and_kept_as_a_hash,
+    a_revoked_token_is_refused_by_every_server,
+    a_strangers_page_gets_nothing,
+    no_secret_reaches_a_log_even_at_trace,
+);
+
+/// However busy the machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn serve(bench: &Bench, flags: &str) -> (Process, String) {
+    let mut command = binary();
+    command.env("DATABASE_URL", &bench.url).args(["serve", "--bind", "127.0.0.1:0", "--json"]);
+    let mut server = Process::start(command.args(flags.split_whitespace()));
+    let addr = server.address();
+    (server, addr)
+}
+
+/// The id and the secret.
+fn token(bench: &Bench, flags: &str) -> (String, String) {
+    let made = bench.run(&format!("tokens create {flags} --json")).json();
+    (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
+}
+
+// ---- tokens ------------------------------------------------------------------
+
+fn a_token_is_taken_from_its_header_and_nowhere_else(bench: &Bench) {
+    let (_server, addr) = serve(bench.migrated(), "--auth tokens");
+    let (_, secret) = token(bench, "reader --scope read");
+    assert_eq!(ask(&addr, "GET", "/jobs", Some(&secret), "").status, 200);
+    let request = |path: &str, headers: &str| {
+        exchange(&addr, &format!("GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n{headers}\r\n"))
+    };
+    for name in ["token", "access_token", "authorization", "bearer", "api_key"] {
+        let answer = request(&format!("/jobs?{name}={secret}"), "");
+        assert!(answer.starts_with("HTTP/1.1 401 "), "{name}: {answer}");
+        assert!(answer.to_lowercase().contains("\r\nwww-authenticate: bearer"), "{name}: {answer}");
+    }
+    for header in [
+        format!("cookie: token={secret}\r\n"),
+        format!("x-api-key: {secret}\r\n"),
+        format!("authorization: Basic {secret}\r\n"),
+        format!("authorization: {secret}\r\n"),
+        format!("proxy-authorization: Bearer {secret}\r\n"),
+    ] {
+        assert!(request("/jobs", &header).starts_with("HTTP/1.1 401 "), "{header}");
+    }
+}
+
+fn a_token_is_shown_once_and_kept_as_a_hash(bench: &Bench) {
+    bench.migrated();
+    let (id, secret) = token(bench, "reader --scope read");
+    let random = secret.strip_prefix("longshore_").expect("a name that scanners find");
+    assert_eq!(random.len(), 43, "32 bytes in base64: {}", secret.len());
+    assert_ne!(secret, token(bench, "reader --scope read").1);
+    for line in ["tokens list", "tokens list --json", &format!("tokens revoke {id} --json")] {
+        assert!(!bench.run(line).ok().out.contains(random), "{line}");
+    }
+    // Whatever the engine wrote, wherever it wrote it.
+    let folder = bench.file().map(|file| file.parent().unwrap().to_owned());
+    for file in folder.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        assert!(!bytes.windows(random.len()).any(|window| window == random.as_bytes()));
+    }
+}
+
+fn a_revoked_token_is_refused_by_every_server(bench: &Bench) {
+    let (_one, first) = serve(bench.migrated(), "--auth tokens");
+    let (_other, second) = serve(bench, "--auth tokens");
+    let (id, secret) = token(bench, "reader --scope read");
+    let status = |addr: &str| ask(addr, "GET", "/jobs", Some(&secret), "").status;
+    assert_eq!([status(&first), status(&second)], [200, 200]);
+    bench.run(&format!("tokens revoke {id}")).ok();
+    until(Duration::from_secs(5), "both servers refuse it", || {
+        [status(&first), status(&second)] == [401, 401]
+    });
+}
+
+// ---- strangers ---------------------------------------------------------------
+
+fn a_strangers_page_gets_nothing(bench: &Bench) {
+    let (_server, addr) = serve(bench.migrated(), "");
+    let own = format!("http://{addr}");
+    let answer_to = |method: &str, host: &str, origin: &str| {
+        let more = "access-control-request-method: POST\r\nconnection: close\r\ncontent-length: 0\r\n";
+        exchange(
+            &addr,
+            &format!("{method} /queues/a/pause HTTP/1.1\r\nhost: {host}\r\norigin: {origin}\r\n{more}\r\n"),
+        )
+    };
+    for (method, host, origin, status) in [
+        ("POST", addr.as_str(), own.as_str(), "200"),
+        ("POST", &addr, "https://evil.example", "403"),
+        ("POST", &addr, "null", "403"),
+        ("OPTIONS", &addr, "https://evil.example", "405"),
+        ("GET", &addr, "https://evil.example", "405"),
+        ("POST", "evil.example", "http://evil.example", "421"),
+        ("OPTIONS", "evil.example", "http://evil.example", "421"),
+    ] {
+        let answer = answer_to(method, host, origin);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{method} {host} {origin}: {answer}");
+        assert!(!answer.to_lowercase().contains("access-control-"), "{answer}");
+    }
+}
+
+// ---- logs --------------------------------------------------------------------
+
+/// The URL with a password in it, and the password. A server that asks for none
+/// takes any.
+fn with_password(url: &str) -> (String, Option<String>) {
+    let Some((scheme, rest)) = url.split_once("://") else { return (url.into(), None) };
+    let Some((user, place)) = rest.split_once('@') else { return (url.into(), None) };
+    match user.split_once(':') {
+        Some((_, password)) => (url.into(), Some(password.into())),
+        None => (format!("{scheme}://{user}:dsn-s3cret@{place}"), Some("dsn-s3cret".into())),
+    }
+}
+
+fn no_secret_reaches_a_log_even_at_trace(bench: &Bench) {
+    const MARK: &str = "m4rkedPayload";
+    bench.migrated();
+    let (url, password) = with_password(&bench.url);
+    let (_, secret) = token(bench, "all --scope admin");
+    let folder = std::env::temp_dir().join(format!("longshore-log-{}", longshore::JobId::new()));
+    std::fs::create_dir(&folder).unwrap();
+    let log = folder.join("server.log");
+    let mut command = binary();
+    command.env("DATABASE_URL", &url).current_dir(&folder).args(["serve", "--bind", "127.0.0.1:0", "--json"]);
+    command.args(["--with-worker", "--auth", "tokens", "--log", "trace", "--log-format", "json"]);
+    command.args(["--allow-http", "--allow-outbound", "127.0.0.0/8"]);
+    let mut server = Process::start_logging(&mut command, &log);
+    let addr = server.address();
+
+    let post = |body: &Value| ask(&addr, "POST", "/jobs", Some(&secret), &body.to_string());
+    let hook = format!("http://127.0.0.1:1/{MARK}?{MARK}={MARK}");
+    let jobs = [
+        json!({ "kind": "summarize_text", "payload": { "text": format!("{MARK} sails. {MARK} lands.") } }),
+        json!({ "kind": "webhook_delivery", "max_attempts": 1, "payload": { "url": hook, "body": MARK } }),
+        json!({ "kind": "send_email", "payload": { "to": "ada@example.com", "subject": MARK, "body": MARK } }),
+    ];
+    let mut ids: Vec<String> =
+        jobs.iter().map(|job| post(job).json(201)["id"].as_str().unwrap().to_owned()).collect();
+    // One that no handler can read; nobody checks what the library enqueues.
+    let unreadable = NewJob::new("summarize_text", &MARK);
+    ids.push(bench.library(async |client| client.enqueue(unreadable).await).id.to_string());
+    // And what is refused at the door.
+    let wrong = json!({ "kind": "summarize_text", "payload": { "text": [MARK] } });
+    assert_eq!(post(&wrong).status, 422);
+    assert_eq!(ask(&addr, "POST", "/jobs", Some(&secret), &format!("{{\"kind\":\"{MARK}")).status, 400);
+    assert_eq!(ask(&addr, "GET", &format!("/jobs?token={secret}"), None, "").status, 401);
+    assert_eq!(ask(&addr, "GET", "/jobs", Some(&format!("{secret}x")), "").status, 401);
+    let job = |id: &str| ask(&addr, "GET", &format!("/jobs/{id}"), Some(&secret), "").json(200);
+    for id in &ids {
+        until(PATIENCE, "the job ends", || !job(id)["finished_at"].is_null());
+    }
+    for id in &ids[1..] {
+        assert!(!job(id)["last_error"].to_string().contains(MARK), "{}", job(id));
+    }
+    assert_eq!(job(&ids[3])["status"], "failed_permanent", "{}", job(&ids[3]));
+    server.signal("TERM");
+    let (code, _, _) = server.ended();
+    assert_eq!(code, Some(0));
+
+    let logged = std::fs::read_to_string(&log).unwrap();
+    assert!(ids.iter().all(|id| logged.contains(id)) && logged.contains("\"TRACE\""), "it says enough");
+    for (what, secret) in
+        [("a payload", Some(MARK)), ("a token", Some(&*secret)), ("a password", password.as_deref())]
+    {
+        let Some(secret) = secret else { continue };
+        let told = logged.lines().find(|line| line.contains(secret));
+        assert_eq!(told, None, "{what} is in the log");
+    }
+    for line in logged.lines() {
+        serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+// ---- webhooks ----------------------------------------------------------------
+
+/// A request's head and body.
+fn parted(request: &str) -> (HeaderMap, &str) {
+    let (head, body) = request.split_once("\r\n\r\n").unwrap();
+    let fields = head.lines().filter_map(|line| line.split_once(": "));
+    let field = |(name, value): (&str, &str)| {
+        (HeaderName::try_from(name).unwrap(), HeaderValue::try_from(value).unwrap())
+    };
+    (fields.map(field).collect(), body)
+}
+
+#[test]
+fn another_implementation_verifies_what_arrives() {
+    let secrets =
+        ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc="];
+    let stranger = "whsec_CAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg=";
+    let yard = Yard::new();
+    let (port, heard) = answer_one(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
+    let url = format!("http://127.0.0.1:{port}/hook");
+    yard.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "\u{26f5} Vega", "n": 1.0 } }));
+    let both = secrets.join(",");
+    let done = yard.drain(
+        &["--allow-http", "--allow-outbound", "127.0.0.1", "--log", "off"],
+        &[("LONGSHORE_WEBHOOK_SECRETS", &both)],
+    );
+    assert_eq!(done.json()["succeeded"], 1);
+    let request = heard.recv().unwrap();
+    let (headers, body) = parted(&request);
+    for secret in secrets {
+        let verified = Webhook::new(secret).unwrap().verify(body.as_bytes(), &headers);
+        assert!(verified.is_ok(), "{verified:?}: {request}");
+    }
+    assert!(Webhook::new(stranger).unwrap().verify(body.as_bytes(), &headers).is_err());
+    let changed = body.replace("Vega", "Lyra");
+    assert!(Webhook::new(secrets[0]).unwrap().verify(changed.as_bytes(), &headers).is_err());
+    for (field, other) in [("webhook-id", "another"), ("webhook-timestamp", "1700000000")] {
+        let mut headers = headers.clone();
+        headers.insert(field, HeaderValue::from_static(other));
+        assert!(Webhook::new(secrets[0]).unwrap().verify(body.as_bytes(), &headers).is_err(), "{field}");
+    }
+}
+
+// ---- SQL, and the code itself ------------------------------------------------
+
+#[test]
+fn a_schema_name_is_no_way_into_a_statement() {
+    let long = "a".repeat(64);
+    for name in ["a;drop", "a\"b", "a'b", "Upper", "1st", "a-b", "a.b", "é", "", &long] {
+        let url = format!("postgres://nobody@db.invalid/jobs?schema={name}");
+        let refused = Answer::of(binary().env("DATABASE_URL", url).arg("check").output().unwrap());
+        refused.refused(2, &["schema"]);
+    }
+}
+
+#[test]
+fn every_crate_forbids_unsafe_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
+    for member in ["crates/longshore", "crates/longshore-cli", "crates/bench", "xtask"] {
+        let manifest = read(&format!("{member}/Cargo.toml"));
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{member}");
+    }
+}
