@@ -2,11 +2,13 @@
 //! behaviour; that is in [`commands`](crate::commands).
 
 mod builtin;
+mod config;
 mod logging;
 mod serve;
 mod tokens;
 mod worker;
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -15,6 +17,7 @@ use longshore::{JobId, Missed, RetryPolicy, Status, UniqueMode, When};
 
 use crate::duration;
 
+pub(crate) use config::{Config, Show, Shown};
 pub(crate) use logging::{LogFormat, Logging};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
 pub(crate) use tokens::{CreateToken, Tokens};
@@ -33,6 +36,9 @@ Examples:
   longshore enqueue summarize_text --payload '{\"text\":\"Ships come in. Ships go out.\"}'
   longshore jobs list --status queued
   longshore worker
+
+Settings are flags, variables or keys of a configuration file, longshore.toml; the
+first of them wins. `longshore config show` prints all, and where each comes from.
 
 Exit codes:
   0  done
@@ -58,6 +64,17 @@ pub(crate) struct Cli {
         help_heading = "Global options"
     )]
     pub(crate) database_url: Option<String>,
+
+    /// The configuration file [default: ./longshore.toml, else /etc/longshore/longshore.toml]; '' for none
+    // Not a path: clap would refuse an empty one.
+    #[arg(
+        long,
+        global = true,
+        env = "LONGSHORE_CONFIG",
+        value_name = "FILE",
+        help_heading = "Global options"
+    )]
+    pub(crate) config: Option<OsString>,
 
     /// Answer with one JSON document instead of text for people
     #[arg(long, global = true, help_heading = "Global options")]
@@ -99,7 +116,7 @@ Examples:
     /// and gives them back to the queue, uncharged. A second signal does so at once. The jobs of a
     /// worker that dies without a word are recovered by the others.
     ///
-    /// Every setting is a flag and a variable; the flag wins.
+    /// Every setting is a flag, a variable and a key of the configuration file; the first of them wins.
     #[command(after_help = worker::EXAMPLES)]
     Worker(Box<Worker>),
 
@@ -140,6 +157,10 @@ Examples:
     /// Make, list and revoke tokens for the API
     #[command(subcommand)]
     Tokens(Tokens),
+
+    /// Look at the settings: flags, variables and the configuration file
+    #[command(subcommand)]
+    Config(Config),
 
     /// Recover the jobs of dead workers and hung handlers, now
     ///

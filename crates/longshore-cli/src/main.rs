@@ -5,6 +5,7 @@
 mod args;
 mod builtin;
 mod commands;
+mod config;
 mod duration;
 mod failure;
 mod output;
@@ -12,25 +13,31 @@ mod secret;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Cli, Command};
+use config::{Configuration, Refused};
 use failure::{Code, Failure, Outcome, redact};
 use output::{Out, note};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return explain(&error),
-    };
-    let code = run(cli).unwrap_or_else(|failure| {
-        note(format_args!("error: {failure}"));
-        failure.code
-    });
-    ExitCode::from(code as u8)
+    let ran = config::read(std::env::args_os()).and_then(|(cli, configuration)| run(cli, &configuration));
+    match ran {
+        Ok(code) => ExitCode::from(code as u8),
+        Err(Refused::Line(error)) => explain(&error),
+        Err(Refused::Failed(failure)) => {
+            note(format_args!("error: {failure}"));
+            ExitCode::from(failure.code as u8)
+        }
+    }
 }
 
-fn run(cli: Cli) -> Outcome {
+fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Refused> {
+    match &cli.command {
+        Command::Config(asked) => commands::config(asked, configuration, Out::new(cli.json)),
+        _ => Ok(run_async(cli)?),
+    }
+}
+
+fn run_async(cli: Cli) -> Outcome {
     let mut builder = match cli.command {
         Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
             tokio::runtime::Builder::new_multi_thread()

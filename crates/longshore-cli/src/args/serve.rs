@@ -23,7 +23,8 @@ Examples:
   longshore migrate && longshore serve
   longshore serve --with-worker --concurrency 16
   longshore tokens create ci --scope enqueue --scope read
-  longshore serve --bind 0.0.0.0:8080 --auth tokens";
+  longshore serve --bind 0.0.0.0:8080 --auth tokens
+  longshore serve --rate-limit 100 --queue-depth-limit 100000    # more is answered with 429";
 
 #[derive(Debug, Args)]
 pub(crate) struct Dev {
@@ -96,6 +97,30 @@ pub(crate) struct Listen {
     /// How many connections at once
     #[arg(long, value_name = "N", default_value_t = 1024, env = "LONGSHORE_MAX_CONNECTIONS")]
     pub(crate) max_connections: usize,
+
+    /// How many requests of one token in a second; callers without a token share one share
+    #[arg(long, value_name = "N|none", default_value = "none", value_parser = limit,
+          env = "LONGSHORE_RATE_LIMIT")]
+    pub(crate) rate_limit: Limit,
+
+    /// How many jobs may wait in a queue before the API takes no more for it
+    #[arg(long, value_name = "N|none", default_value = "none", value_parser = limit,
+          env = "LONGSHORE_QUEUE_DEPTH_LIMIT")]
+    pub(crate) queue_depth_limit: Limit,
+}
+
+/// How much is let in; `None` is everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) Option<u32>);
+
+fn limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "none" => Ok(Limit(None)),
+        _ => text
+            .parse::<std::num::NonZeroU32>()
+            .map(|limit| Limit(Some(limit.get())))
+            .map_err(|_| format!("`{text}` is not a limit; write a whole number of at least 1, or none")),
+    }
 }
 
 /// Who may use the API.

@@ -1,6 +1,6 @@
 //! What `longshore worker` can be told, and the settings that come of it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
@@ -34,9 +34,12 @@ pub(crate) struct Worker {
     #[arg(long)]
     pub(crate) drain: bool,
 
-    /// Where Prometheus finds GET /metrics; off for nowhere [default: 127.0.0.1:9091, with --drain off]
-    #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR")]
-    metrics_addr: Option<MetricsAddr>,
+    /// Where Prometheus finds GET /metrics; off for nowhere, as --drain has it
+    // A drain has ended before anybody asks, and may run beside a worker that
+    // has the address.
+    #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR",
+          default_value = "127.0.0.1:9091", default_value_if("drain", "true", "off"))]
+    metrics_addr: MetricsAddr,
 
     #[command(flatten)]
     pub(crate) work: Work,
@@ -120,17 +123,10 @@ pub(crate) struct Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MetricsAddr(Option<SocketAddr>);
 
-const DEFAULT_METRICS_ADDR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
-
 impl Worker {
-    /// Where to serve metrics. A drain has ended before anybody asks, and may
-    /// run beside a worker that has the address.
+    /// Where to serve metrics, if anywhere.
     pub(crate) fn metrics_addr(&self) -> Option<SocketAddr> {
-        match self.metrics_addr {
-            Some(MetricsAddr(asked)) => asked,
-            None if self.drain => None,
-            None => Some(DEFAULT_METRICS_ADDR),
-        }
+        self.metrics_addr.0
     }
 }
 

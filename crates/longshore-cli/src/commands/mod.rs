@@ -1,6 +1,7 @@
 //! What each command does, through [`Client`] alone. Here: the way from the
 //! command line to a command, and the commands about the queue as a whole.
 
+mod config;
 mod cron;
 mod dead;
 mod enqueue;
@@ -23,6 +24,8 @@ use crate::args::{Cli, Command, Migrate};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Fit, Out, Table};
 
+pub(crate) use config::run as config;
+
 /// Runs what was typed.
 pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
     let command = match cli.command {
@@ -31,8 +34,8 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
     };
     let url = cli.database_url.as_deref().filter(|url| !url.is_empty()).ok_or_else(|| {
         Failure::usage(
-            "no database given; set DATABASE_URL or pass --database-url, \
-             as postgres://user@host/database or sqlite:./jobs.db",
+            "no database given; set DATABASE_URL, pass --database-url or write url under [database] in \
+             longshore.toml, as postgres://user@host/database or sqlite:./jobs.db",
         )
     })?;
     if let Some(file) = missing_file(url) {
@@ -54,8 +57,8 @@ pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
     }
     let client = Client::connect(url).await?;
     match command {
-        // Has a database of its own.
-        Command::Dev(_) => unreachable!("answered above"),
+        // They use no database, or one of their own.
+        Command::Dev(_) | Command::Config(_) => unreachable!("answered above"),
         Command::Serve(args) => serve::serve(client, *args, out).await,
         Command::Migrate(args) => migrate(&client, &args, out).await,
         Command::Worker(args) => worker::run(client, *args, out).await,

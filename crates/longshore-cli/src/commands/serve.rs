@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use longshore::Client;
-use longshore::api::{self, Access, Api, UnknownKinds};
+use longshore::api::{self, Access, Admission, Api, UnknownKinds};
 use longshore::worker::{Settings, Signals, Worker};
 use tokio::net::TcpListener;
 
@@ -115,6 +115,10 @@ async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Lis
         .unknown_kinds(match listen.allow_unknown_kinds {
             true => UnknownKinds::Allow,
             false => UnknownKinds::Refuse,
+        })
+        .admission(Admission {
+            requests_per_second: listen.rate_limit.0,
+            waiting_jobs: listen.queue_depth_limit.0.map(u64::from),
         })
         .check(builtin::check_payload)
         .timeout(listen.request_timeout)

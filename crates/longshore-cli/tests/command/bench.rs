@@ -184,10 +184,10 @@ impl Drop for Bench {
     }
 }
 
-/// The binary, without this process's own database.
+/// The binary, without this process's own database and this machine's own file.
 pub(crate) fn binary() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
-    command.env_remove("DATABASE_URL");
+    command.env_remove("DATABASE_URL").env("LONGSHORE_CONFIG", "");
     command
 }
 

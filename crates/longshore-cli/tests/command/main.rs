@@ -4,6 +4,7 @@
 
 mod bench;
 mod builtin;
+mod config;
 mod enqueue;
 mod guide;
 mod jobs;

@@ -1,0 +1,309 @@
+//! Where settings come from, and who wins.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use longshore::JobId;
+use serde_json::{Value, json};
+
+use crate::bench::{Answer, Bench, binary, on_every_engine};
+use crate::process::{Process, ask, until};
+
+on_every_engine!(a_file_alone_is_enough_to_run_everything);
+
+/// A working folder that goes with the case.
+struct Folder(PathBuf);
+
+impl Folder {
+    /// With this `longshore.toml`, which only its owner can read.
+    fn with(text: &str) -> Self {
+        let folder = Folder(std::env::temp_dir().join(format!("longshore-config-{}", JobId::new())));
+        std::fs::create_dir(&folder.0).unwrap();
+        folder.write("longshore.toml", text);
+        folder
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let file = self.0.join(name);
+        std::fs::write(&file, text).unwrap();
+        only_for_its_owner(&file);
+        file
+    }
+
+    /// The binary in this folder, as a user without a configuration elsewhere.
+    fn command(&self, line: &str) -> Command {
+        let mut command = binary();
+        command.current_dir(&self.0).env_remove("LONGSHORE_CONFIG").args(line.split_whitespace());
+        command
+    }
+
+    fn run(&self, line: &str) -> Answer {
+        Answer::of(self.command(line).output().unwrap())
+    }
+
+    /// The settings by their keys.
+    fn shown(&self, line: &str) -> Value {
+        by_key(&self.run(&format!("config show --json {line}")).json())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn by_key(shown: &Value) -> Value {
+    let settings = shown["settings"].as_array().unwrap().iter();
+    settings.map(|setting| (setting["key"].as_str().unwrap().to_owned(), setting.clone())).collect()
+}
+
+#[cfg(unix)]
+fn only_for_its_owner(file: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+#[cfg(not(unix))]
+fn only_for_its_owner(_: &Path) {}
+
+#[track_caller]
+fn is(setting: &Value, value: impl Into<Value>, from: &str, source: &str) {
+    let expected = (value.into(), from, source);
+    let found =
+        (setting["value"].clone(), setting["from"].as_str().unwrap(), setting["source"].as_str().unwrap());
+    assert_eq!(found, expected, "{setting}");
+}
+
+// ---- who wins ------------------------------------------------------------------
+
+#[test]
+fn a_flag_wins_over_a_variable_that_over_the_file_and_that_over_the_default() {
+    let folder = Folder::with("[worker]\nconcurrency = 5\npoll-interval = \"6s\"\nsweep-interval = \"7s\"\n");
+    let said = folder
+        .command("config show --json worker --concurrency 1")
+        .env("WORKER_CONCURRENCY", "2")
+        .env("LONGSHORE_POLL_INTERVAL", "3s")
+        .output()
+        .unwrap();
+    let shown = by_key(&Answer::of(said).json());
+    is(&shown["worker.concurrency"], "1", "flag", "--concurrency");
+    is(&shown["worker.poll-interval"], "3s", "variable", "$LONGSHORE_POLL_INTERVAL");
+    is(&shown["worker.sweep-interval"], "7s", "file", "longshore.toml:4");
+    is(&shown["worker.recovery-delay"], "5s", "default", "default");
+}
+
+#[test]
+fn lists_switches_and_numbers_are_read_from_the_file() {
+    let folder = Folder::with(
+        "worker.queues = ['mail', 'images']\n[server]\nmax-connections = 0x10\nwith-worker = true\n\
+         host = 'a.example,b.example'\npublic = []\n[outbound]\nallow-http = true\n",
+    );
+    let shown = folder.shown("");
+    is(&shown["worker.queues"], json!(["mail", "images"]), "file", "longshore.toml:1");
+    is(&shown["server.max-connections"], "16", "file", "longshore.toml:3");
+    is(&shown["server.with-worker"], true, "file", "longshore.toml:4");
+    is(&shown["server.host"], json!(["a.example", "b.example"]), "file", "longshore.toml:5");
+    is(&shown["server.public"], json!([]), "file", "longshore.toml:6");
+    is(&shown["outbound.allow-http"], true, "file", "longshore.toml:8");
+    is(&shown["worker.simulate"], false, "default", "default");
+
+    let off = folder.command("config show --json").env("LONGSHORE_WITH_WORKER", "false").output().unwrap();
+    let shown = by_key(&Answer::of(off).json());
+    is(&shown["server.with-worker"], false, "variable", "$LONGSHORE_WITH_WORKER");
+}
+
+#[test]
+fn the_file_is_the_one_that_is_named_or_the_one_in_the_folder_or_none() {
+    let folder = Folder::with("worker.concurrency = 5\n");
+    folder.write("other.toml", "worker.concurrency = 6\n");
+    is(&folder.shown("")["worker.concurrency"], "5", "file", "longshore.toml:1");
+    is(&folder.shown("--config other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
+    let by = |name: &str| {
+        let said = folder.command("config show --json").env("LONGSHORE_CONFIG", name).output().unwrap();
+        by_key(&Answer::of(said).json())
+    };
+    is(&by("other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
+    is(&by("")["worker.concurrency"], "4", "default", "default");
+    let told = ["missing.toml", "does not exist", "--config", "LONGSHORE_CONFIG="];
+    folder.run("--config missing.toml jobs list").refused(2, &told);
+}
+
+#[test]
+fn a_drain_serves_no_metrics_whatever_address_the_file_has() {
+    let folder = Folder::with("worker.metrics-addr = '127.0.0.1:9'\n");
+    is(&folder.shown("worker")["worker.metrics-addr"], "127.0.0.1:9", "file", "longshore.toml:1");
+    is(&folder.shown("worker --drain")["worker.metrics-addr"], "off", "default", "default");
+}
+
+#[test]
+fn each_command_shows_its_own_settings() {
+    let folder = Folder::with("");
+    let keys = |line: &str| folder.shown(line).as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let (all, worker, serve, dev) = (keys(""), keys("worker"), keys("serve"), keys("dev"));
+    let has = |keys: &[String], key: &str| keys.iter().any(|known| known == key);
+    assert!(has(&worker, "worker.metrics-addr") && !has(&worker, "server.bind"), "{worker:?}");
+    assert!(has(&serve, "server.bind") && has(&serve, "worker.queues"), "{serve:?}");
+    assert!(has(&dev, "dev.data-dir") && !has(&dev, "worker.queues"), "{dev:?}");
+    assert!([worker, serve, dev].iter().flatten().all(|key| has(&all, key)), "{all:?}");
+    is(&folder.shown("dev")["worker.shutdown-grace"], "1s", "default", "default");
+    is(&folder.shown("")["worker.shutdown-grace"], "30s", "default", "default");
+    let table = folder.run("config show").ok().out;
+    assert!(table.starts_with("SETTING"), "{table}");
+}
+
+// ---- secrets -------------------------------------------------------------------
+
+#[test]
+fn secrets_are_masked_wherever_they_come_from() {
+    let folder = Folder::with(
+        "[database]\nurl = 'postgres://ada:s3cret@db/jobs'\n[mail]\nsmtp-url = 'smtps://bob:s3cret@mail'\n\
+         [webhooks]\nsecret = ['whsec_s3cret', 'whsec_older_s3cret']\n",
+    );
+    for line in ["config show", "config show worker", "config show --json", "worker --help", "--help"] {
+        let said = folder.run(line).ok();
+        assert!(!format!("{said:?}").contains("s3cret"), "{line}: {said:?}");
+    }
+    let shown = folder.shown("");
+    is(&shown["database.url"], "postgres://ada:***@db/jobs", "file", "longshore.toml:2");
+    is(&shown["mail.smtp-url"], "smtps://bob:***@mail", "file", "longshore.toml:4");
+    is(&shown["webhooks.secret"], json!(["***", "***"]), "file", "longshore.toml:6");
+    let flag = folder.shown("--database-url postgres://eve:s3cret@other/jobs");
+    is(&flag["database.url"], "postgres://eve:***@other/jobs", "flag", "--database-url");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_secret_that_others_can_read_is_warned_about() {
+    use std::os::unix::fs::PermissionsExt;
+    let open_to = |folder: &Folder, mode: u32| {
+        let file = folder.0.join("longshore.toml");
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let said = folder.run("config check");
+        assert_eq!(said.code, 0, "{said:?}");
+        said.err
+    };
+    let secret = Folder::with("[database]\nurl = 'postgres://ada:s3cret@db/jobs'\n");
+    assert_eq!(open_to(&secret, 0o600), "");
+    for mode in [0o640, 0o604, 0o644] {
+        let warned = open_to(&secret, mode);
+        assert!(warned.contains("longshore.toml:2") && warned.contains("chmod 600"), "{mode:o}: {warned}");
+        assert!(!warned.contains("s3cret"), "{warned}");
+    }
+    let harmless = Folder::with("[database]\nurl = 'postgres://ada@db/jobs'\n[log]\nfilter = 'debug'\n");
+    assert_eq!(open_to(&harmless, 0o644), "", "there is no password in it");
+}
+
+// ---- what is refused -----------------------------------------------------------
+
+#[test]
+fn what_is_wrong_is_refused_with_file_line_key_and_remedy() {
+    let cases: [(&str, &[&str]); 13] = [
+        ("[worker]\nconcurency = 4", &["longshore.toml:2", "`worker.concurency`", "`worker.concurrency`"]),
+        ("\n[serve]\nbind = ''", &["longshore.toml:3", "`serve.bind`", "`server.bind`"]),
+        ("[wrker]", &["longshore.toml:1", "`wrker`", "`worker."]),
+        ("concurrency = 4", &["longshore.toml:1", "`worker.concurrency`"]),
+        ("[worker]\n\nqueues = 1.5", &["longshore.toml:3", "`worker.queues`", "write a list"]),
+        ("worker.queues = [true]", &["longshore.toml:1", "`worker.queues`", "write a list"]),
+        ("worker.concurrency = [4]", &["`worker.concurrency`", "is a list", "whole number"]),
+        ("worker.simulate = 'no'", &["`worker.simulate`", "is a text", "true or false"]),
+        ("[worker.queues]\na = 1", &["`worker.queues`", "is a table"]),
+        ("# Why\nworker.poll-interval = 500", &["longshore.toml:2", "`worker.poll-interval`", "500ms"]),
+        ("server.auth = 'maybe'", &["longshore.toml:1", "`server.auth`", "off, tokens"]),
+        ("[worker]\nconcurrency =", &["longshore.toml:2", "not TOML"]),
+        ("[worker]\nconcurrency = 4\nconcurrency = 5", &["longshore.toml:3", "not TOML"]),
+    ];
+    for (text, told) in cases {
+        Folder::with(text).run("config check").refused(2, told);
+    }
+}
+
+#[test]
+fn a_command_asks_of_the_file_that_its_keys_are_known_and_its_own_values_fit() {
+    let folder = Folder::with("worker.concurrency = 'many'\n");
+    let url = format!("sqlite:{}", folder.0.join("jobs.db").display());
+    folder.run(&format!("migrate --database-url {url}")).ok();
+    folder.run(&format!("worker --database-url {url}")).refused(2, &["longshore.toml:1", "'many'"]);
+    let folder = Folder::with("worker.many = 4\n");
+    folder.run(&format!("migrate --database-url {url}")).refused(2, &["longshore.toml:1"]);
+}
+
+#[test]
+fn help_is_given_whatever_the_file_says() {
+    let folder = Folder::with("nonsense");
+    for line in ["--help", "worker --help", "help worker", "--version"] {
+        folder.run(line).ok();
+    }
+    folder.run("worker --concurrency many").refused(2, &["--concurrency"]);
+}
+
+#[test]
+fn a_wrong_file_tells_no_secret() {
+    let folder = Folder::with("[database]\nurl = 'postgres://ada:s3cret@db/jobs' x\n");
+    let said = folder.run("jobs list").refused(2, &["longshore.toml:2"]);
+    assert!(!said.err.contains("s3cret"), "{said:?}");
+}
+
+// ---- it is gone by -------------------------------------------------------------
+
+fn a_file_alone_is_enough_to_run_everything(bench: &Bench) {
+    let folder = Folder::with(&format!(
+        "[database]\nurl = '{}'\n[server]\nbind = '127.0.0.1:0'\nwith-worker = true\nrate-limit = 1\n",
+        bench.url
+    ));
+    folder.run("migrate").ok();
+    let id = folder.run("enqueue summarize_text --json").json()["job_id"].as_str().unwrap().to_owned();
+    folder.run(&format!("jobs show {id}")).ok();
+    let mut server = Process::start(&mut folder.command("serve --json"));
+    let addr = server.address();
+    let statuses: Vec<u16> = (0..50).map(|_| ask(&addr, "GET", "/jobs", None, "").status).collect();
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+}
+
+#[test]
+fn a_queue_takes_no_more_than_its_depth_limit() {
+    let bench = Bench::sqlite();
+    let folder = Folder::with("");
+    let line = "serve --migrate --json --bind 127.0.0.1:0 --allow-unknown-kinds --queue-depth-limit 1";
+    let mut server = Process::start(folder.command(line).env("DATABASE_URL", &bench.url));
+    let addr = server.address();
+    let enqueue = || ask(&addr, "POST", "/jobs", None, r#"{"kind":"greet","payload":1}"#).status;
+    assert_eq!(enqueue(), 201);
+    // The server goes by a depth for a second before it looks again.
+    until(Duration::from_secs(60), "the queue is full", || enqueue() == 429);
+}
+
+// ---- the example ---------------------------------------------------------------
+
+/// The file that is shipped, with every setting in it.
+fn example() -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/longshore.toml");
+    std::fs::read_to_string(file).unwrap()
+}
+
+#[test]
+fn the_example_changes_nothing_as_it_is() {
+    let (with, without) = (Folder::with(&example()), Folder::with(""));
+    assert_eq!(with.shown(""), without.shown(""));
+}
+
+#[test]
+fn the_example_has_every_setting_and_its_default() {
+    let all: Vec<String> = example()
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(setting) if !setting.starts_with(' ') => setting.to_owned(),
+            _ => line.to_owned(),
+        })
+        .collect();
+    let (with, without) = (Folder::with(&all.join("\n")), Folder::with(""));
+    let defaults = without.shown("");
+    for (key, setting) in with.shown("").as_object().unwrap() {
+        assert_eq!(setting["from"], "file", "the example lacks `{key}`");
+        let default = &defaults[key]["value"];
+        let has_default = !default.is_null() && *default != json!([]);
+        assert!(!has_default || setting["value"] == *default, "{setting}: the default is {default}");
+    }
+    with.run("config check").ok();
+}
