@@ -26,6 +26,12 @@ impl Client {
         self.store.counts().await
     }
 
+    /// For how long the job that has been due the longest has been, by queue; of
+    /// queues where one is due.
+    pub async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
+        self.store.overdue().await
+    }
+
     /// How many jobs of the same queue would be claimed before this waiting one
     /// if all were due and anybody could run them, counted up to `most`; `None` if
     /// it does not wait.

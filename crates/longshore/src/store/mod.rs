@@ -267,6 +267,11 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// How many jobs are in each status, by queue and kind.
     async fn counts(&self) -> Result<Vec<Count>>;
 
+    /// For how long the job that has been due the longest has been, by queue;
+    /// of queues where one is due. Costs a probe for each priority, not for each
+    /// job. Interrupted jobs, which wait apart, are left out.
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>>;
+
     /// How many jobs of the same queue would be claimed before this waiting one
     /// if all were due and anybody could run them, counted up to `most`; `None` if
     /// it does not wait.

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::Summary;
 use crate::job::Status;
@@ -17,6 +17,27 @@ use crate::store::Count;
 pub(super) struct Metrics {
     kinds: RwLock<HashMap<String, Arc<Kind>>>,
     ends: [AtomicU64; OUTCOMES.len()],
+    waiting: Levels,
+    oldest: Levels,
+}
+
+/// Gauges of one name, by their labels.
+#[derive(Default)]
+struct Levels(Mutex<HashMap<Vec<Label>, Gauge>>);
+
+impl Levels {
+    /// Shows what there is now. What was shown before and is no more is shown as
+    /// nothing: a queue that is empty has no count, and its gauge would stand.
+    fn show(&self, name: &'static str, now: impl IntoIterator<Item = (Vec<Label>, f64)>) {
+        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone: HashMap<Vec<Label>, Gauge> = shown.clone();
+        for (labels, level) in now {
+            gone.remove(&labels);
+            let gauge = shown.entry(labels.clone()).or_insert_with(|| gauge!(name, labels));
+            gauge.set(level);
+        }
+        gone.values().for_each(|gauge| gauge.set(0.0));
+    }
 }
 
 struct Kind {
@@ -99,12 +120,76 @@ impl Metrics {
         for count in live {
             *queues.entry((&count.queue, count.status.as_str())).or_default() += count.jobs;
         }
-        for ((queue, status), jobs) in queues {
-            depth_of(queue, status).set(jobs as f64);
-        }
+        let labels =
+            |queue: &str, status| vec![Label::new("queue", queue.to_owned()), Label::new("status", status)];
+        let levels = queues.into_iter().map(|((queue, status), jobs)| (labels(queue, status), jobs as f64));
+        self.waiting.show("longshore_queue_jobs", levels);
+    }
+
+    /// For how long the oldest due job has been due, by queue.
+    pub(super) fn overdue(&self, overdue: &[(String, Duration)]) {
+        let levels = overdue
+            .iter()
+            .map(|(queue, due_for)| (vec![Label::new("queue", queue.clone())], due_for.as_secs_f64()));
+        self.oldest.show("longshore_queue_oldest_ready_seconds", levels);
     }
 }
 
-fn depth_of(queue: &str, status: &'static str) -> Gauge {
-    gauge!("longshore_queue_jobs", "queue" => queue.to_owned(), "status" => status)
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use metrics::{Key, KeyName, Metadata, Recorder, SharedString, Unit, with_local_recorder};
+
+    use super::*;
+
+    /// Keeps gauges, by name and labels.
+    #[derive(Default)]
+    struct Board(Mutex<HashMap<Key, Arc<AtomicU64>>>);
+
+    impl Board {
+        fn level(&self, key: &Key) -> f64 {
+            f64::from_bits(self.0.lock().unwrap()[key].load(Ordering::Relaxed))
+        }
+    }
+
+    impl Recorder for Board {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::noop()
+        }
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::from_arc(self.0.lock().unwrap().entry(key.clone()).or_default().clone())
+        }
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
+    }
+
+    #[test]
+    fn a_queue_that_became_empty_is_shown_as_empty() {
+        let (board, metrics) = (Board::default(), Metrics::default());
+        let waiting = |queue: &str, jobs| Count {
+            status: Status::Queued,
+            queue: queue.into(),
+            kind: "greet".into(),
+            jobs,
+            estimated: false,
+        };
+        let labels = vec![Label::new("queue", "mail"), Label::new("status", "queued")];
+        let depth = Key::from_parts("longshore_queue_jobs", labels);
+        let oldest =
+            Key::from_parts("longshore_queue_oldest_ready_seconds", vec![Label::new("queue", "mail")]);
+        with_local_recorder(&board, || {
+            metrics.depth(&[waiting("mail", 3), waiting("mail", 4)]);
+            metrics.overdue(&[("mail".into(), Duration::from_secs(9))]);
+            assert_eq!((board.level(&depth), board.level(&oldest)), (7.0, 9.0));
+            metrics.depth(&[waiting("images", 1)]);
+            metrics.overdue(&[]);
+            assert_eq!((board.level(&depth), board.level(&oldest)), (0.0, 0.0));
+            metrics.depth(&[waiting("mail", 2)]);
+            assert_eq!(board.level(&depth), 2.0);
+        });
+    }
 }

@@ -164,12 +164,20 @@ pub(super) async fn retain(shared: Arc<Shared>) {
     }
 }
 
-/// Shows how many jobs wait.
+/// Shows how many jobs wait, and for how long; from the start, so that whoever
+/// looks at a fresh process sees numbers.
 pub(super) async fn sample(shared: Arc<Shared>) {
-    while shared.sleep_unless(Phase::Finishing, shared.settings.sample_interval).await {
+    loop {
         match shared.client.counts().await {
             Ok(counts) => shared.metrics.depth(&counts),
             Err(error) => tracing::debug!(%error, "could not count jobs"),
+        }
+        match shared.client.overdue().await {
+            Ok(overdue) => shared.metrics.overdue(&overdue),
+            Err(error) => tracing::debug!(%error, "could not look for the oldest jobs"),
+        }
+        if !shared.sleep_unless(Phase::Finishing, shared.settings.sample_interval).await {
+            return;
         }
     }
 }

@@ -54,6 +54,23 @@ pub(crate) async fn jobs_are_counted_by_status_queue_and_kind(bench: Bench) {
     assert_eq!(counts(&bench).await, expected);
 }
 
+pub(crate) async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_priority(bench: Bench) {
+    assert_eq!(bench.overdue().await.expect("overdue"), []);
+    bench.add(job("fax").priority(-3)).await;
+    bench.advance(Duration::from_secs(40)).await;
+    bench.add(job("mail").priority(9)).await;
+    bench.add(job("mail")).await;
+    bench.add(job("mail").queue("letters").delay(Duration::from_secs(2))).await;
+    bench.add(job("mail").queue("later").delay(DAY)).await;
+    bench.advance(Duration::from_secs(7)).await;
+    let expected =
+        [("default".to_owned(), Duration::from_secs(47)), ("letters".to_owned(), Duration::from_secs(5))];
+    assert_eq!(bench.overdue().await.expect("overdue"), expected);
+    let worker = bench.worker().await;
+    assert_eq!(bench.claim(worker, 9).await.len(), 3);
+    assert_eq!(bench.overdue().await.expect("overdue"), expected[1..], "what runs does not wait");
+}
+
 pub(crate) async fn a_retry_takes_the_job_out_of_its_outcome(bench: Bench) {
     for outcome in Outcome::ALL {
         let id = bench.ended(job("mail"), outcome).await;

@@ -407,6 +407,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
     counts {
         an_empty_queue_counts_nothing,
         jobs_are_counted_by_status_queue_and_kind,
+        the_oldest_due_job_of_each_queue_is_found_whatever_its_priority,
         a_retry_takes_the_job_out_of_its_outcome,
         counts_agree_with_the_list_after_a_walk,
         folding_keeps_the_sums,

@@ -349,6 +349,74 @@ impl PostgresStore {
 
 // ---- ahead --------------------------------------------------------------
 
+/// Which (queue, priority) have waiting jobs, and the first of each: one index
+/// probe a place, as claims discover them.
+const OVERDUE: &str = "
+    with recursive waiting_queues as (
+      (select queue
+         from longshore.ready
+        where interruptions = 0
+        order by queue
+        limit 1)
+      union all
+      select (
+               select r.queue
+                 from longshore.ready r
+                where r.interruptions = 0
+                  and r.queue > w.queue
+                order by r.queue
+                limit 1)
+        from waiting_queues w
+       where w.queue is not null),
+    places as (
+      select w.queue, (
+               select r.priority
+                 from longshore.ready r
+                where r.queue = w.queue
+                  and r.interruptions = 0
+                order by r.priority desc
+                limit 1) as priority
+        from waiting_queues w
+       where w.queue is not null
+      union all
+      select p.queue, (
+               select r.priority
+                 from longshore.ready r
+                where r.queue = p.queue
+                  and r.interruptions = 0
+                  and r.priority < p.priority
+                order by r.priority desc
+                limit 1)
+        from places p
+       where p.priority is not null),
+    firsts as (
+      select p.queue, longshore.clock() - (
+               select r.run_at
+                 from longshore.ready r
+                where r.queue = p.queue
+                  and r.priority = p.priority
+                  and r.interruptions = 0
+                order by r.run_at
+                limit 1) as due_for
+        from places p
+       where p.priority is not null)
+    select queue, extract(epoch from max(due_for))::float8
+      from firsts
+     where due_for >= interval '0'
+     group by queue
+     order by queue";
+
+impl PostgresStore {
+    pub(super) async fn overdue_on(&self, connection: &mut PgConnection) -> Done<Vec<(String, Duration)>> {
+        let rows = sqlx::query(self.sql(OVERDUE)).fetch_all(connection).await?;
+        let rows = rows.iter().map(|row| {
+            let seconds = row.try_get::<f64, _>(1)?.max(0.0);
+            Ok((row.try_get(0)?, Duration::from_secs_f64(seconds)))
+        });
+        rows.collect()
+    }
+}
+
 /// In the order of a claim. Jobs that were interrupted before wait in an index of
 /// their own. Each part is read in the order of its index, which the planner would
 /// else read whole into a bitmap, and all together no further than `$2`.

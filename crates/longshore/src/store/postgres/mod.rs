@@ -520,6 +520,10 @@ impl Store for PostgresStore {
         .await
     }
 
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
+        self.run((), |store, connection, ()| Box::pin(store.overdue_on(connection))).await
+    }
+
     async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
         self.run((id, most), |store, connection, (id, most)| Box::pin(store.ahead_on(connection, *id, *most)))
             .await

@@ -26,8 +26,18 @@ const LIFETIME: Duration = Duration::from_secs(30 * 60);
 pub(super) struct Pool {
     options: PgConnectOptions,
     patience: Duration,
+    most: usize,
     permits: Arc<Semaphore>,
     idle: Mutex<Vec<Idle>>,
+    shown: Shown,
+}
+
+/// Whether the metrics tell of this pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Yes,
+    /// It has one user and says nothing of how busy the process is.
+    No,
 }
 
 #[derive(Debug)]
@@ -39,13 +49,17 @@ struct Idle {
 
 impl Pool {
     pub(super) fn new(options: PgConnectOptions, max_connections: u32, patience: Duration) -> Arc<Self> {
-        let permits = Arc::new(Semaphore::new(max_connections as usize));
-        Arc::new(Pool { options, patience, permits, idle: Mutex::default() })
+        Pool::build(options, max_connections as usize, patience, Shown::Yes)
+    }
+
+    fn build(options: PgConnectOptions, most: usize, patience: Duration, shown: Shown) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(most));
+        Arc::new(Pool { options, patience, most, permits, idle: Mutex::default(), shown })
     }
 
     /// Another pool of the same server, for one user.
     pub(super) fn aside(&self) -> Arc<Self> {
-        Pool::new(self.options.clone(), 1, self.patience)
+        Pool::build(self.options.clone(), 1, self.patience, Shown::No)
     }
 
     /// A connection to use and [`give back`](Held::give_back); one that is
@@ -64,6 +78,8 @@ impl Pool {
     async fn find(self: &Arc<Self>) -> Done<Held> {
         let permit = self.permits.clone().acquire_owned().await;
         let permit = permit.map_err(|closed| Error::internal("the pool is closed").with_source(closed))?;
+        let permit = Permit { permit: Some(permit), pool: self.clone() };
+        self.show();
         while let Some(mut idle) = self.pop() {
             if idle.since.elapsed() < PROBE_AFTER || answers(&mut idle.connection).await {
                 return Ok(self.held(idle.connection, idle.opened, permit));
@@ -74,13 +90,16 @@ impl Pool {
         Ok(self.held(connection, Instant::now(), permit))
     }
 
-    fn held(
-        self: &Arc<Self>,
-        connection: PgConnection,
-        opened: Instant,
-        permit: OwnedSemaphorePermit,
-    ) -> Held {
+    fn held(self: &Arc<Self>, connection: PgConnection, opened: Instant, permit: Permit) -> Held {
         Held { connection, opened, pool: self.clone(), _permit: permit }
+    }
+
+    /// Tells the metrics how many connections are in use. Set, not counted up
+    /// and down: the recorder may come while some are out.
+    fn show(&self) {
+        if self.shown == Shown::Yes {
+            measure(self.most.saturating_sub(self.permits.available_permits()), self.most);
+        }
     }
 
     fn pop(&self) -> Option<Idle> {
@@ -102,12 +121,35 @@ impl Pool {
     }
 }
 
+#[cfg(feature = "worker")]
+fn measure(in_use: usize, most: usize) {
+    metrics::gauge!("longshore_pool_connections_in_use").set(in_use as f64);
+    metrics::gauge!("longshore_pool_connections_max").set(most as f64);
+}
+
+/// The metrics come with the worker.
+#[cfg(not(feature = "worker"))]
+fn measure(_: usize, _: usize) {}
+
+/// The right to one connection, or to open one.
+struct Permit {
+    permit: Option<OwnedSemaphorePermit>,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        self.pool.show();
+    }
+}
+
 /// A connection in use.
 pub(super) struct Held {
     connection: PgConnection,
     opened: Instant,
     pool: Arc<Pool>,
-    _permit: OwnedSemaphorePermit,
+    _permit: Permit,
 }
 
 impl Held {

@@ -544,6 +544,59 @@ fn estimated(tx: &Tx<'_>, counted: Vec<Count>) -> Sql<Vec<Count>> {
 
 // ---- ahead ---------------------------------------------------------------
 
+/// Which (queue, priority) have waiting jobs, and the first of each: one index
+/// probe a place, as claims discover them.
+pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
+    const OVERDUE: &str = "
+        with recursive waiting_queues as (
+          select min(queue) as queue
+            from ready indexed by ready_claim
+           where interruptions = 0
+          union all
+          select (
+                   select min(r.queue)
+                     from ready r indexed by ready_claim
+                    where r.interruptions = 0
+                      and r.queue > w.queue)
+            from waiting_queues w
+           where w.queue is not null),
+        places as (
+          select w.queue, (
+                   select max(r.priority)
+                     from ready r indexed by ready_claim
+                    where r.queue = w.queue
+                      and r.interruptions = 0) as priority
+            from waiting_queues w
+           where w.queue is not null
+          union all
+          select p.queue, (
+                   select max(r.priority)
+                     from ready r indexed by ready_claim
+                    where r.queue = p.queue
+                      and r.interruptions = 0
+                      and r.priority < p.priority)
+            from places p
+           where p.priority is not null),
+        firsts as (
+          select p.queue, (
+                   select min(r.run_at)
+                     from ready r indexed by ready_claim
+                    where r.queue = p.queue
+                      and r.priority = p.priority
+                      and r.interruptions = 0) as run_at
+            from places p
+           where p.priority is not null)
+        select queue,
+               ?1 - min(run_at)
+          from firsts
+         where run_at <= ?1
+         group by queue
+         order by queue";
+    tx.rows(OVERDUE, [tx.now()?], |row| {
+        Ok((row.get(0)?, Duration::from_micros(row.get::<_, i64>(1)?.unsigned_abs())))
+    })
+}
+
 /// In the order of a claim. Jobs that were interrupted before wait in an index of
 /// their own; each index is read from its head, all together up to `most` entries.
 pub(super) fn ahead(tx: &Tx<'_>, id: JobId, most: u32) -> Sql<Option<u32>> {

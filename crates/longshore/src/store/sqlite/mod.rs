@@ -567,6 +567,10 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| glance::glance(tx, most, &also)).await
     }
 
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
+        self.engine.read(inspect::overdue).await
+    }
+
     async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
         self.engine.read(move |tx| inspect::ahead(tx, id, most)).await
     }
