@@ -11,6 +11,7 @@ mod jobs;
 #[path = "../mail/server.rs"]
 mod mail;
 mod operate;
+mod packaging;
 mod process;
 mod security;
 mod serve;

@@ -32,6 +32,8 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
     if !settings.recovery.enabled {
         return;
     }
+    // A counter that begins with its first event hides that one from rates.
+    shared.metrics.recovered(0);
     while shared.sleep_unless(Phase::Finishing, settings.sweep_interval).await {
         // After an outage that all shared, the others need time to say that
         // they live.

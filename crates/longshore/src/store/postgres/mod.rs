@@ -8,9 +8,9 @@
 //! retention), `inspect` (get, list, count) and `access` (tokens, kinds).
 //!
 //! No session state is relied on: no session locks, no temporary tables, no
-//! `search_path`, and `LISTEN` only as a hint. Behind PgBouncer in transaction
-//! mode, add `?statement-cache-capacity=0` to the URL unless it tracks
-//! prepared statements.
+//! `search_path`, and `LISTEN` only as a hint. But the driver names the
+//! statements that it prepares, whatever its cache is told, so a PgBouncer in
+//! transaction mode must track them (`max_prepared_statements`, 1.21 or newer).
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};

@@ -1,0 +1,35 @@
+# One image for everything: `docker run IMAGE serve`, `worker`, `migrate`, `jobs list` …
+# Build it from the root of the repository: docker build -t longshore .
+
+ARG RUST_VERSION=1.95
+ARG DEBIAN=bookworm
+
+FROM rust:${RUST_VERSION}-${DEBIAN} AS build
+WORKDIR /src
+COPY . .
+RUN cargo build --release --locked --package longshore-cli --bin longshore
+
+FROM debian:${DEBIAN}-slim
+# Roots, for TLS to Postgres, mail servers and webhooks.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends ca-certificates \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 10001 --user-group --create-home --home-dir /var/lib/longshore longshore
+COPY --from=build /src/target/release/longshore /usr/local/bin/longshore
+
+# By number, so that a cluster can see that it is not root.
+USER 10001:10001
+WORKDIR /var/lib/longshore
+# In a container loopback is nobody, so it listens to all, and asks for tokens.
+ENV API_BIND_ADDR=0.0.0.0:8080 \
+    LONGSHORE_AUTH=tokens \
+    WORKER_METRICS_BIND_ADDR=0.0.0.0:9091 \
+    RUST_LOG_FORMAT=json
+EXPOSE 8080 9091
+# Lets running jobs finish; give it longer than LONGSHORE_SHUTDOWN_GRACE (30s).
+STOPSIGNAL SIGTERM
+# Of the server; a worker is healthy if its metrics answer (see packaging/compose).
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080 && printf 'GET /health HTTP/1.0\\r\\nhost: localhost\\r\\n\\r\\n' >&3 && read -r line <&3 && [[ $line == *' 200 '* ]]"]
+ENTRYPOINT ["longshore"]
+CMD ["serve"]
