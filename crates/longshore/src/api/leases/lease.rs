@@ -1,0 +1,356 @@
+//! A worker asks for jobs: registered on its first call, given what is due, or
+//! kept waiting until something is.
+
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::sessions::Session;
+use super::*;
+use crate::api::body::{Body, maybe_objects, up_to};
+use crate::api::jobs::duration;
+use crate::api::problem::ProblemBody;
+use crate::client::Client;
+use crate::enqueue::DEFAULT_QUEUE;
+use crate::lifecycle::Ending;
+use crate::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, NewKind, NewWorker, Suspects};
+
+/// How many jobs one call leases at most.
+const MAX_LEASES: u32 = 100;
+/// How long a call waits for work at most; shorter than a request may take.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
+/// How soon a waiting call looks for work that nobody announced.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The threshold of a worker that names none, and the least and most it may name.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+const STALE_AFTER_FROM: Duration = Duration::from_secs(3);
+const STALE_AFTER_TO: Duration = Duration::from_secs(3600);
+
+/// What a worker asks for.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct LeaseBody {
+    /// As the first call returned it; absent on the first.
+    worker_id: Option<Uuid>,
+    /// A name for people; read on the first call.
+    #[schema(min_length = 1, max_length = 128)]
+    name: Option<String>,
+    /// `["default"]` if absent.
+    #[schema(min_items = 1, max_items = 64)]
+    queues: Option<Vec<String>>,
+    /// The kinds it handles; any if absent.
+    #[schema(max_items = 1000)]
+    kinds: Option<Vec<String>>,
+    /// How many jobs at most, 1 by default.
+    #[schema(minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// How long to wait for the first one, up to 20; 0 by default.
+    #[schema(minimum = 0, maximum = 20)]
+    wait_seconds: Option<f64>,
+    /// Without a call for this long the worker is dead and its jobs are given
+    /// to others; read on the first call. 60 by default.
+    #[schema(minimum = 3, maximum = 3600)]
+    stale_after_seconds: Option<f64>,
+    /// The leases it still holds. What it does not name here is given back: the
+    /// answer that brought it was lost.
+    #[serde(default, deserialize_with = "maybe_objects")]
+    #[schema(max_items = 1000)]
+    held: Option<Vec<LeaseName>>,
+}
+
+/// What a worker gets.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct Leased {
+    /// To be named in every further call.
+    worker_id: Uuid,
+    /// Call, or renew, at least this often.
+    renew_within_seconds: f64,
+    /// In the order in which they should start; empty if none was due.
+    jobs: Vec<LeasedJob>,
+}
+
+/// A leased job: all that is needed to run it.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct LeasedJob {
+    id: Uuid,
+    /// To be named when it is renewed or settled.
+    lease_no: i32,
+    kind: String,
+    queue: String,
+    priority: i16,
+    #[schema(value_type = serde_json::Value)]
+    payload: Box<RawValue>,
+    /// Which attempt this is; 1 is the first.
+    attempt: u16,
+    max_attempts: u16,
+    /// How often a worker died holding it.
+    interruptions: u16,
+    /// How long this attempt may take; null means for ever.
+    #[schema(required)]
+    timeout_seconds: Option<f64>,
+    flags: Vec<String>,
+    tags: Vec<String>,
+    /// W3C trace context of the enqueuer.
+    #[schema(required)]
+    traceparent: Option<String>,
+    run_at: DateTime<Utc>,
+    claimed_at: DateTime<Utc>,
+}
+
+impl From<Claimed> for LeasedJob {
+    fn from(job: Claimed) -> Self {
+        LeasedJob {
+            id: job.lease.id.0,
+            lease_no: job.lease.lease_no,
+            kind: job.kind().into(),
+            queue: job.queue().into(),
+            priority: job.priority(),
+            attempt: job.attempt(),
+            max_attempts: job.max_attempts(),
+            interruptions: job.interruptions(),
+            timeout_seconds: job.timeout().map(|timeout| timeout.as_secs_f64()),
+            flags: job.flags().to_vec(),
+            tags: job.tags().to_vec(),
+            traceparent: job.trace().map(str::to_owned),
+            run_at: job.run_at(),
+            claimed_at: job.claimed_at(),
+            // Stored as JSON.
+            payload: RawValue::from_string(job.payload).unwrap_or_default(),
+        }
+    }
+}
+
+/// Leases due jobs, waiting for some if asked to.
+#[utoipa::path(
+    post,
+    path = "/leases",
+    tag = "leases",
+    request_body = LeaseBody,
+    responses(
+        (status = 200, description = "Jobs to run, or none.", body = Leased),
+        (status = 409, description = "The worker was declared dead: stop what it runs and call without `worker_id`.",
+         body = ProblemBody),
+        (status = 422, description = "A value out of range.", body = ProblemBody),
+    ),
+)]
+pub(in crate::api) async fn lease(
+    State(server): State<Server>,
+    caller: Caller,
+    Body(body): Body<LeaseBody>,
+) -> Answer<Json<Leased>> {
+    let queues = body.queues.clone().unwrap_or_else(|| vec![DEFAULT_QUEUE.into()]);
+    if queues.is_empty() || queues.len() > 64 {
+        return Err(Problem::validation("queues: name 1 to 64, or leave it out for `default`"));
+    }
+    for queue in &queues {
+        caller.may_use(queue)?;
+    }
+    at_most("kinds", body.kinds.as_ref().map_or(0, Vec::len))?;
+    at_most("held", body.held.as_ref().map_or(0, Vec::len))?;
+    names("queues", &queues)?;
+    names("kinds", body.kinds.as_deref().unwrap_or_default())?;
+    let limit = up_to("limit", body.limit.unwrap_or(1), MAX_LEASES)?;
+    // Well within the time that a request has.
+    let longest = LONGEST_WAIT.min(server.timeout * 2 / 3);
+    let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(longest);
+    let stale_after = stale_after(body.stale_after_seconds)?;
+    let worker = match body.worker_id {
+        Some(id) => {
+            own(&server, &caller, WorkerId(id)).await?;
+            known(&server, WorkerId(id)).await?
+        }
+        None => register(&server, &body, &queues, stale_after, WorkerId::new()).await?,
+    };
+    let session = server.sessions.of(worker);
+    let mut session = session.lock().await;
+    // What it said when it registered holds, not what it says now.
+    let stale_after = match (body.worker_id, session.stale_after) {
+        (None, _) => stale_after,
+        (Some(_), Some(registered)) => registered,
+        (Some(_), None) => registered(&server, worker).await?,
+    };
+    session.stale_after = Some(stale_after);
+    if let Some(held) = &body.held {
+        let held: Vec<Lease> = held.iter().map(|lease| lease.of(worker)).collect();
+        server.client.give_back_unknown(worker, &held).await?;
+    }
+    let asked = (queues, body.kinds.clone());
+    if session.asked != asked {
+        if body.worker_id.is_some() {
+            // What it takes is shown to operators, and explains why jobs wait.
+            register(&server, &body, &asked.0, stale_after, worker).await?;
+        }
+        *session = Session {
+            asked,
+            suspect: session.suspect,
+            stale_after: session.stale_after,
+            ..Session::default()
+        };
+    }
+    let renew_within = stale_after / 4;
+    let found = find(&server, &mut session, worker, limit, wait, renew_within).await?;
+    Ok(Json(Leased {
+        worker_id: worker.0,
+        renew_within_seconds: renew_within.as_secs_f64(),
+        jobs: found.told().into_iter().map(LeasedJob::from).collect(),
+    }))
+}
+
+fn stale_after(seconds: Option<f64>) -> Answer<Duration> {
+    let Some(seconds) = seconds else { return Ok(STALE_AFTER) };
+    let asked = duration("stale_after_seconds", seconds)?;
+    match (STALE_AFTER_FROM..=STALE_AFTER_TO).contains(&asked) {
+        true => Ok(asked),
+        false => Err(Problem::validation(format!(
+            "stale_after_seconds: {seconds} is out of range; use {} to {}",
+            STALE_AFTER_FROM.as_secs(),
+            STALE_AFTER_TO.as_secs()
+        ))),
+    }
+}
+
+fn names(field: &'static str, names: &[String]) -> Answer<()> {
+    for name in names {
+        crate::enqueue::check_name(field, name)?;
+    }
+    Ok(())
+}
+
+async fn register(
+    server: &Server,
+    body: &LeaseBody,
+    queues: &[String],
+    stale_after: Duration,
+    id: WorkerId,
+) -> Answer<WorkerId> {
+    let name = body.name.clone().unwrap_or_else(|| "http".into());
+    names("name", std::slice::from_ref(&name))?;
+    let worker = NewWorker {
+        id,
+        queues: queues.to_vec(),
+        kinds: body.kinds.clone(),
+        concurrency: body.limit.unwrap_or(1),
+        stale_after,
+        ..NewWorker::new(name)
+    };
+    let store = server.client.store();
+    store.register(&worker).await?;
+    if let Some(kinds) = &body.kinds {
+        let kinds: Vec<NewKind> = kinds.iter().map(NewKind::new).collect();
+        store.put_kinds(&kinds).await?;
+        server.kinds.forget();
+    }
+    Ok(id)
+}
+
+/// Leases that the caller has not been told of. If it goes before it is, they are
+/// given back.
+struct Untold {
+    client: Client,
+    jobs: Vec<Claimed>,
+}
+
+impl Untold {
+    fn told(mut self) -> Vec<Claimed> {
+        std::mem::take(&mut self.jobs)
+    }
+}
+
+impl Drop for Untold {
+    fn drop(&mut self) {
+        if self.jobs.is_empty() {
+            return;
+        }
+        let reports: Vec<_> =
+            self.jobs.iter().map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
+        let client = self.client.clone();
+        tokio::spawn(async move {
+            if let Err(error) = client.settle_leases(reports).await {
+                tracing::warn!(%error, "cannot give back the jobs of a caller that has gone; recovery will");
+            }
+        });
+    }
+}
+
+/// The threshold of a worker that registered with another server, or long ago.
+async fn registered(server: &Server, worker: WorkerId) -> Answer<Duration> {
+    let workers = server.client.workers(None).await?;
+    let found = workers.into_iter().find(|record| record.id == worker);
+    found.map(|record| record.stale_after).ok_or_else(|| dead(server, worker))
+}
+
+async fn find(
+    server: &Server,
+    session: &mut Session,
+    worker: WorkerId,
+    limit: u32,
+    wait: Duration,
+    beat_every: Duration,
+) -> Answer<Untold> {
+    let client = &server.client;
+    let mut beaten = Instant::now();
+    let until = tokio::time::Instant::now() + wait;
+    // Before the first look: a job enqueued in between would wait otherwise.
+    let mut wakeups = match wait.is_zero() {
+        true => None,
+        false => Some(client.store().subscribe().await?),
+    };
+    loop {
+        let began = Instant::now();
+        let mut found = claim(client, session, worker, limit).await?;
+        if found.jobs.is_empty() && session.cursor.head_due(began, false).is_some() {
+            // What was given back may lie behind the cursor, and nobody looks
+            // again soon.
+            session.cursor = ClaimCursor::default();
+            found = claim(client, session, worker, limit).await?;
+        }
+        let Some(wakeups) = wakeups.as_mut().filter(|_| found.jobs.is_empty()) else { return Ok(found) };
+        let look = tokio::time::Instant::now() + LOOK_EVERY;
+        loop {
+            tokio::select! {
+                queue = wakeups.next() => {
+                    if queue.is_none_or(|queue| session.asked.0.contains(&queue)) {
+                        session.cursor.announce();
+                        break;
+                    }
+                }
+                () = tokio::time::sleep_until(look.min(until)) => break,
+                () = server.ends() => return Ok(found),
+            }
+        }
+        if tokio::time::Instant::now() >= until {
+            return Ok(found);
+        }
+        // Who waits here cannot renew: on its first call it has no id yet.
+        if beaten.elapsed() >= beat_every {
+            known(server, worker).await?;
+            beaten = Instant::now();
+        }
+    }
+}
+
+async fn claim(client: &Client, session: &mut Session, worker: WorkerId, limit: u32) -> Answer<Untold> {
+    let suspects = match session.suspect {
+        Some(lease) if client.store().assert_lease(&lease).await? == Fenced::Held => Suspects::Leave,
+        _ => Suspects::One,
+    };
+    if suspects == Suspects::One {
+        session.suspect = None;
+    }
+    let (queues, kinds) = session.asked.clone();
+    let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(worker, limit) };
+    let claims = client.store().claim(&request, &mut session.cursor).await?;
+    let found = Untold { client: client.clone(), jobs: claims.jobs };
+    // It begins as soon as the answer arrives, and nobody says so.
+    if let Some(suspect) = found.jobs.iter().find(|job| job.interruptions() > 0) {
+        session.suspect = Some(suspect.lease());
+        let _ = client.store().mark_started(&suspect.lease()).await?;
+    }
+    Ok(found)
+}

@@ -1,0 +1,119 @@
+//! A worker says that it lives and what it holds, and learns what it has lost.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use chrono::TimeDelta;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::*;
+use crate::api::body::{Body, maybe_objects, objects};
+use crate::api::problem::ProblemBody;
+use crate::client::Client;
+use crate::lifecycle::Ending;
+
+/// An answer that has not arrived by now was lost: no request takes longer.
+const ARRIVED_WITHIN: Duration = Duration::from_secs(30);
+
+/// What a worker still holds.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct RenewBody {
+    worker_id: Uuid,
+    /// The leases it holds, all of them. One that is not named half a minute after
+    /// it was given is given back: the answer that brought it was lost. Absent
+    /// says nothing about leases.
+    #[serde(default, deserialize_with = "maybe_objects")]
+    #[schema(max_items = 1000)]
+    leases: Option<Vec<LeaseName>>,
+    /// What handlers report meanwhile.
+    #[serde(default, deserialize_with = "objects")]
+    #[schema(max_items = 1000)]
+    progress: Vec<ProgressItem>,
+}
+
+/// What one handler reports.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct ProgressItem {
+    id: Uuid,
+    lease_no: i32,
+    /// Any JSON up to 64 KiB.
+    #[schema(value_type = serde_json::Value)]
+    progress: Box<RawValue>,
+}
+
+/// What a worker must know about its leases.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct Renewed {
+    /// No longer its own: stop these, their ends will not be stored.
+    lost: Vec<LeaseName>,
+    /// To be cancelled: stop these and settle them as `cancelled`.
+    cancel: Vec<LeaseName>,
+}
+
+/// The worker's heartbeat.
+#[utoipa::path(
+    post,
+    path = "/leases/renew",
+    tag = "leases",
+    request_body = RenewBody,
+    responses(
+        (status = 200, description = "Leases that are lost, and leases to cancel.", body = Renewed),
+        (status = 409, description = "The worker was declared dead: stop everything and begin anew.", body = ProblemBody),
+    ),
+)]
+pub(in crate::api) async fn renew(
+    State(server): State<Server>,
+    caller: Caller,
+    Body(body): Body<RenewBody>,
+) -> Answer<Json<Renewed>> {
+    let named = body.leases.as_deref().unwrap_or_default();
+    at_most("leases", named.len())?;
+    at_most("progress", body.progress.len())?;
+    let worker = WorkerId(body.worker_id);
+    own(&server, &caller, worker).await?;
+    let mut reports = Vec::with_capacity(body.progress.len());
+    for ProgressItem { id, lease_no, progress } in body.progress {
+        crate::enqueue::check_json("progress", progress.get(), 64 * 1024)?;
+        reports.push((LeaseName { id, lease_no }.of(worker), progress));
+    }
+    let held: Vec<Lease> = named.iter().map(|lease| lease.of(worker)).collect();
+    let (lost, cancel) = match server.client.store().beat(worker, &held).await? {
+        Beat::Alive { lost, cancel } => (lost, cancel),
+        Beat::Dead => return Err(dead(&server, worker)),
+    };
+    if !reports.is_empty() {
+        // Whose lease is lost is told above.
+        let _ = server.client.store().progress(&reports).await?;
+    }
+    // A longer list would not have fitted: who knows what it holds.
+    if body.leases.is_some() && held.len() < MAX_ITEMS {
+        give_back_untold(&server.client, worker, &held).await?;
+    }
+    let name = |leases: &[Lease]| leases.iter().map(LeaseName::from).collect();
+    Ok(Json(Renewed { lost: name(&lost), cancel: name(&cancel) }))
+}
+
+/// Gives back what a worker does not know that it holds, once its answer can no
+/// longer be on its way.
+async fn give_back_untold(client: &Client, worker: WorkerId, held: &[Lease]) -> Answer<()> {
+    let mut untold = client.store().leases(worker).await?;
+    untold.retain(|lease| !held.contains(lease));
+    if untold.is_empty() {
+        return Ok(());
+    }
+    let now = client.store().now().await?;
+    let on_its_way = |claimed_at| now - claimed_at < TimeDelta::from_std(ARRIVED_WITHIN).unwrap_or_default();
+    let claims = client.store().claims(&untold).await?;
+    let late = claims.into_iter().flatten().filter(|job| !on_its_way(job.claimed_at()));
+    let reports: Vec<_> = late.map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
+    if !reports.is_empty() {
+        client.settle_leases(reports).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! A worker says how attempts ended.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::*;
+use crate::api::body::{Body, objects};
+use crate::api::jobs::{NewJobBody, admit, duration};
+use crate::api::problem::ProblemBody;
+use crate::enqueue::ValidJob;
+use crate::lifecycle::Ending;
+use crate::store::{Claimed, Fenced};
+
+/// How attempts ended.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct SettleBody {
+    worker_id: Uuid,
+    #[serde(deserialize_with = "objects")]
+    #[schema(max_items = 1000)]
+    items: Vec<SettleItem>,
+}
+
+/// How one attempt ended.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct SettleItem {
+    id: Uuid,
+    lease_no: i32,
+    outcome: HowEnded,
+    /// What the handler returned, if it succeeded.
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// What went wrong, or why it was cancelled.
+    error: Option<String>,
+    /// After a failure: exactly this long instead of what the job's policy says.
+    #[schema(minimum = 0, maximum = 315360000)]
+    retry_after_seconds: Option<f64>,
+    /// After a failure: never again.
+    #[serde(default)]
+    permanent: bool,
+    /// When snoozed: how much later.
+    #[schema(minimum = 0, maximum = 315360000)]
+    delay_seconds: Option<f64>,
+    /// Jobs that exist only if this success is stored.
+    #[serde(default, deserialize_with = "objects")]
+    #[schema(max_items = 1000)]
+    follow_ups: Vec<NewJobBody>,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::api) enum HowEnded {
+    /// Done.
+    Succeeded,
+    /// Charged; tried again by the job's policy.
+    Failed,
+    /// Ended by request.
+    Cancelled,
+    /// Run later; not charged.
+    Snoozed,
+    /// Given back unfinished; not charged, due at once.
+    Released,
+}
+
+/// What became of each.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct SettledBody {
+    /// In the order given.
+    items: Vec<SettledItem>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct SettledItem {
+    id: Uuid,
+    lease_no: i32,
+    settled: WhetherStored,
+}
+
+/// Whether an end was stored.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::api) enum WhetherStored {
+    /// It is in the database, now or since an earlier try.
+    Stored,
+    /// Somebody else owns the job now, or it has ended; nothing changed.
+    LeaseLost,
+}
+
+/// Ends attempts, each answered by itself. May be repeated when an answer was
+/// lost.
+#[utoipa::path(
+    post,
+    path = "/leases/settle",
+    tag = "leases",
+    request_body = SettleBody,
+    responses(
+        (status = 200, description = "What became of each, in the order given.", body = SettledBody),
+        (status = 422, description = "An item that cannot be; nothing was stored.", body = ProblemBody),
+    ),
+)]
+pub(in crate::api) async fn settle(
+    State(server): State<Server>,
+    caller: Caller,
+    Body(body): Body<SettleBody>,
+) -> Answer<Json<SettledBody>> {
+    at_most("items", body.items.len())?;
+    let worker = WorkerId(body.worker_id);
+    own(&server, &caller, worker).await?;
+    let names: Vec<LeaseName> =
+        body.items.iter().map(|item| LeaseName { id: item.id, lease_no: item.lease_no }).collect();
+    let leases: Vec<Lease> = names.iter().map(|name| name.of(worker)).collect();
+    let claims = server.client.store().claims(&leases).await?;
+    let mut reports = Vec::with_capacity(leases.len());
+    for (i, ((mut item, lease), claimed)) in body.items.into_iter().zip(leases).zip(claims).enumerate() {
+        let wrong = |problem: Problem| problem.at(format_args!("items[{i}]"));
+        let follow_ups = follow_ups(&server, &caller, item.outcome, std::mem::take(&mut item.follow_ups))
+            .await
+            .map_err(wrong)?;
+        reports.push((lease, ending(item, claimed.as_ref()).map_err(wrong)?, follow_ups));
+    }
+    let stored = server.client.settle_leases(reports).await?;
+    let items = names.into_iter().zip(stored).map(|(LeaseName { id, lease_no }, fenced)| SettledItem {
+        id,
+        lease_no,
+        settled: match fenced {
+            Fenced::Held => WhetherStored::Stored,
+            Fenced::LeaseLost => WhetherStored::LeaseLost,
+        },
+    });
+    Ok(Json(SettledBody { items: items.collect() }))
+}
+
+fn ending(item: SettleItem, claimed: Option<&Claimed>) -> Answer<Ending> {
+    let only = |given: bool, field: &str, with: &str| match given {
+        true => Err(Problem::validation(format!("{field}: is for the outcome {with}; leave it out"))),
+        false => Ok(()),
+    };
+    let outcome = item.outcome;
+    only(item.result.is_some() && outcome != HowEnded::Succeeded, "result", "succeeded")?;
+    only(item.permanent && outcome != HowEnded::Failed, "permanent", "failed")?;
+    only(item.retry_after_seconds.is_some() && outcome != HowEnded::Failed, "retry_after_seconds", "failed")?;
+    only(item.delay_seconds.is_some() && outcome != HowEnded::Snoozed, "delay_seconds", "snoozed")?;
+    Ok(match outcome {
+        HowEnded::Succeeded => Ending::Succeeded { result: item.result },
+        HowEnded::Failed => Ending::Failed {
+            error: item.error.unwrap_or_else(|| "the worker named no error".into()),
+            retry_in: match (item.permanent, item.retry_after_seconds) {
+                (true, Some(_)) => {
+                    return Err(Problem::validation(
+                        "permanent: retry_after_seconds is given as well; give one of the two",
+                    ));
+                }
+                (true, None) => None,
+                (false, Some(seconds)) => Some(duration("retry_after_seconds", seconds)?),
+                // A lease that is lost has no policy, and needs none.
+                (false, None) => claimed.and_then(Claimed::backoff),
+            },
+        },
+        HowEnded::Cancelled => Ending::Cancelled { reason: item.error },
+        HowEnded::Snoozed => match item.delay_seconds {
+            Some(seconds) => Ending::Snoozed { delay: duration("delay_seconds", seconds)? },
+            None => {
+                return Err(Problem::validation("delay_seconds: is needed when snoozed; say how much later"));
+            }
+        },
+        HowEnded::Released => Ending::Released,
+    })
+}
+
+async fn follow_ups(
+    server: &Server,
+    caller: &Caller,
+    outcome: HowEnded,
+    bodies: Vec<NewJobBody>,
+) -> Answer<Vec<ValidJob>> {
+    if !bodies.is_empty() && outcome != HowEnded::Succeeded {
+        return Err(Problem::validation("follow_ups: are for the outcome succeeded; leave them out"));
+    }
+    let mut jobs = Vec::with_capacity(bodies.len());
+    for body in bodies {
+        let job = admit(server, caller, body).await?;
+        server.gate.enqueue(&server.client, job.queue()).await?;
+        jobs.push(job);
+    }
+    Ok(jobs)
+}
