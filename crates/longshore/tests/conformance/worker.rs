@@ -293,12 +293,16 @@ pub(crate) async fn a_panic_is_a_failed_attempt_with_its_message(bench: Bench) {
 
 pub(crate) async fn a_payload_of_an_old_shape_is_a_dead_letter(bench: Bench) {
     let id = bench.add(NewJob::new("mail", &json!({ "old": true }))).await;
+    let private = bench.add(NewJob::new("mail", "s3cret")).await;
     let done =
         worker(&bench).function("mail", |_: Vec<u32>, _: Context| async { Ok(()) }).build().expect("build");
-    assert_eq!(done.drain().await.expect("drain").failed_permanent, 1);
+    assert_eq!(done.drain().await.expect("drain").failed_permanent, 2);
     let job = bench.job(id).await;
     let error = job.last_error.expect("an error");
     assert!(error.contains("does not fit the handler of `mail`"), "{error}");
+    // What it held is nobody's business in errors and logs.
+    let job = bench.job(private).await;
+    assert!(!format!("{:?} {:?}", job.last_error, job.errors).contains("s3cret"), "{:?}", job.errors);
 }
 
 pub(crate) async fn a_result_is_kept_with_the_job(bench: Bench) {
