@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tokio::task::JoinHandle;
 
+mod api;
 mod claims;
 mod core;
 mod files;
@@ -51,6 +52,12 @@ enum What {
     Worker(worker::Options),
     /// Claims, lookups and counts beside millions of other jobs.
     Flat(flat::Options),
+    /// `POST /jobs` and `POST /jobs/batch` over real sockets, against an empty
+    /// handler, single inserts and the library.
+    Api(api::Options),
+    /// The clients of `api`, which runs this by itself.
+    #[command(hide = true)]
+    Load(api::load::Options),
 }
 
 /// Where Postgres is.
@@ -100,6 +107,11 @@ async fn together(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if let What::Load(options) = arguments.what {
+        // One thread: a client must not take more of the machine than it needs.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        return runtime.block_on(api::load::run(options));
+    }
     report::introduce();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
@@ -108,6 +120,8 @@ fn main() -> Result<()> {
             What::Worker(options) => worker::run(&options).await,
             What::Held(options) => held::run(&options).await,
             What::Flat(options) => flat::run(&options).await,
+            What::Api(options) => api::run(&options).await,
+            What::Load(options) => api::load::run(options).await,
         }
     })
 }

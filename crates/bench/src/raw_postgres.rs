@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{Connection, PgConnection, PgPool, Row};
 use uuid::Uuid;
 
 use crate::Result;
@@ -129,6 +129,17 @@ pub(crate) async fn enqueue_singly(mut connection: PgConnection, how: Single, un
     let mut n = 0;
     while Instant::now() < until {
         enqueue_one(&mut connection, how, n).await?;
+        n += 1;
+    }
+    Ok(n)
+}
+
+/// As [`enqueue_singly`], one row a job, by whichever connection is free.
+pub(crate) async fn enqueue_pooled(pool: PgPool, until: Instant) -> Result<u64> {
+    let mut n = 0;
+    while Instant::now() < until {
+        let mut connection = pool.acquire().await?;
+        enqueue_one(&mut connection, Single::Plain, n).await?;
         n += 1;
     }
     Ok(n)

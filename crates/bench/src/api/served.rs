@@ -1,0 +1,101 @@
+//! Servers to measure: the API as `longshore serve` runs it, and a handler that
+//! does nothing.
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use axum::routing::post;
+use longshore::Client;
+use longshore::api::{Access, Api, Limits, hash_token, serve};
+use longshore::store::{NewKind, NewToken};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use serde_json::{json, value::to_raw_value};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tracing_subscriber::EnvFilter;
+use uuid::Uuid;
+
+use crate::Result;
+use crate::ours::KIND;
+
+/// A server that ends when it is dropped.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    /// The secret to come with, where one is asked for.
+    pub(crate) token: Option<String>,
+    task: JoinHandle<()>,
+}
+
+impl Served {
+    /// The loop that serves is the same for all, so that it cancels out.
+    async fn start(router: Router, token: Option<String>) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let task = tokio::spawn(serve(listener, router, Limits::default(), std::future::pending()));
+        Ok(Served { address, token, task })
+    }
+
+    /// Reads the body and answers what a new job would be answered.
+    pub(crate) async fn empty() -> Result<Self> {
+        let answer = json!({
+            "id": Uuid::now_v7(), "kind": KIND, "queue": "default", "status": "queued", "priority": 0,
+            "attempts": 0, "max_attempts": 3, "idempotency_key": null, "created": true,
+        });
+        let handler = move |_: Bytes| async move { (StatusCode::CREATED, axum::Json(answer.clone())) };
+        Served::start(Router::new().route("/jobs", post(handler)), None).await
+    }
+
+    /// The API, with the metrics and the logging that `longshore serve` has, and
+    /// a kind whose payloads are checked.
+    pub(crate) async fn api(client: &Client, access: Access) -> Result<Self> {
+        let schema = json!({
+            "type": "object",
+            "required": ["to", "template"],
+            "properties": {
+                "to": { "type": "string" },
+                "template": { "type": "string" },
+                "n": { "type": "integer" },
+            },
+        });
+        let kind = NewKind { schema: Some(to_raw_value(&schema)?), ..NewKind::new(KIND) };
+        client.put_kinds(&[kind]).await?;
+        let secret = format!("longshore_{}", Uuid::now_v7());
+        let token = NewToken {
+            id: Uuid::now_v7(),
+            name: "bench".into(),
+            hash: hash_token(&secret),
+            scopes: vec!["admin".into()],
+            queues: None,
+            expires_at: None,
+        };
+        client.create_token(&token).await?;
+        let metrics = recorded()?;
+        let router = Api::new(client.clone())
+            .access(access)
+            .hosts(["127.0.0.1"])
+            .metrics(move || metrics.render())
+            .router();
+        Served::start(router, (access == Access::Tokens).then_some(secret)).await
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Counts and logs from here on, as `longshore serve` does by default.
+fn recorded() -> Result<PrometheusHandle> {
+    static METRICS: OnceLock<PrometheusHandle> = OnceLock::new();
+    if let Some(metrics) = METRICS.get() {
+        return Ok(metrics.clone());
+    }
+    let lines = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info"));
+    lines.with_writer(std::io::stderr).init();
+    let metrics = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0])?.install_recorder()?;
+    Ok(METRICS.get_or_init(|| metrics).clone())
+}
