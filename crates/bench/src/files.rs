@@ -36,6 +36,11 @@ impl Files {
         File { path: self.folder.join(name) }
     }
 
+    /// A file that an earlier run may have left.
+    pub(crate) fn kept(&self, name: &str) -> File {
+        File { path: self.folder.join(name) }
+    }
+
     /// A new file with empty tables.
     pub(crate) async fn fresh(&mut self) -> Result<File> {
         let file = self.unmade();
@@ -66,6 +71,11 @@ pub(crate) struct File {
 impl File {
     pub(crate) fn url(&self) -> String {
         format!("sqlite:{}", self.path.display())
+    }
+
+    /// Leaves it for a later run.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
     }
 
     pub(crate) async fn client(&self) -> Result<Client> {

@@ -21,6 +21,7 @@ mod raw_postgres;
 mod raw_sqlite;
 mod report;
 mod server;
+mod views;
 mod worker;
 
 /// Whatever goes wrong ends the run; nobody handles it.
@@ -55,6 +56,8 @@ enum What {
     /// `POST /jobs` and `POST /jobs/batch` over real sockets, against an empty
     /// handler, single inserts and the library.
     Api(api::Options),
+    /// Every page that people look at, over HTTP, beside millions of jobs.
+    Views(views::Options),
     /// The clients of `api`, which runs this by itself.
     #[command(hide = true)]
     Load(api::load::Options),
@@ -121,6 +124,7 @@ fn main() -> Result<()> {
             What::Held(options) => held::run(&options).await,
             What::Flat(options) => flat::run(&options).await,
             What::Api(options) => api::run(&options).await,
+            What::Views(options) => views::run(&options).await,
             What::Load(options) => api::load::run(options).await,
         }
     })

@@ -146,6 +146,11 @@ impl Admin {
         Ok(Client::connect(&format!("{}{joint}schema={schema}", self.url)).await?)
     }
 
+    pub(crate) async fn has_schema(&mut self, schema: &str) -> Result<bool> {
+        let there = "select to_regnamespace($1) is not null";
+        Ok(sqlx::query_scalar(there).bind(schema).fetch_one(&mut self.connection).await?)
+    }
+
     pub(crate) async fn drop(&mut self, schema: &str) -> Result<()> {
         self.execute(&format!("drop schema if exists {schema} cascade")).await
     }

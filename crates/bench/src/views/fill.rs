@@ -1,0 +1,234 @@
+//! A queue that has been in use for a month: what ended, what waits, what runs,
+//! and the tallies as upkeep would have left them. One recipe for both engines.
+
+use std::collections::BTreeMap;
+
+use chrono::Utc;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::Result;
+
+const MINUTE: i64 = 60 * 1_000_000;
+const HOUR: i64 = 60 * MINUTE;
+const DAY: i64 = 24 * HOUR;
+const ERROR: &str = "the mail server did not answer: connection refused";
+
+/// Kinds, their queues, and how many of a thousand jobs are of each.
+const KINDS: [(&str, &str, u64); 8] = [
+    ("send_email", "mail", 400),
+    ("send_receipt", "mail", 150),
+    ("resize_image", "images", 200),
+    ("sync_contact", "default", 100),
+    ("webhook", "default", 80),
+    ("charge_card", "billing", 50),
+    ("build_report", "reports", 19),
+    ("import_file", "reports", 1),
+];
+/// Of which there are fifty or so, the youngest some days old.
+pub(super) const RARE_KIND: &str = "close_the_books";
+
+/// How many there are.
+#[derive(Clone, Copy)]
+pub(super) struct Amounts {
+    pub(super) finished: u64,
+    pub(super) waiting: u64,
+    pub(super) running: u64,
+}
+
+impl Amounts {
+    pub(super) fn all(self) -> u64 {
+        self.finished + self.waiting + self.running
+    }
+}
+
+/// One job of the recipe. Times are microseconds since 1970.
+pub(super) struct Job {
+    pub(super) id: Uuid,
+    pub(super) made: i64,
+    pub(super) kind: &'static str,
+    pub(super) queue: &'static str,
+    pub(super) priority: i16,
+    pub(super) payload: String,
+    /// As it is stored: JSON, if there are any.
+    pub(super) options: Option<String>,
+    pub(super) place: Place,
+    /// How often it failed before.
+    pub(super) failures: u16,
+}
+
+/// Where it stands.
+pub(super) enum Place {
+    Finished { outcome: &'static str, started: i64, finished: i64 },
+    Waiting { run_at: i64, interruptions: u16 },
+    Running { claimed: i64 },
+}
+
+/// The month as it is written down.
+pub(super) struct Month {
+    pub(super) amounts: Amounts,
+    pub(super) now: i64,
+}
+
+impl Month {
+    pub(super) fn new(amounts: Amounts) -> Self {
+        Month { amounts, now: Utc::now().timestamp_micros() }
+    }
+
+    /// The job of this number, oldest first.
+    pub(super) fn job(&self, n: u64) -> Job {
+        let Amounts { finished, waiting, .. } = self.amounts;
+        let made = match n < finished {
+            true => self.now - 30 * DAY + (30 * DAY - HOUR) / finished.max(1) as i64 * n as i64,
+            // What waits came in within the last hour, after all that ended.
+            false => self.now - HOUR + HOUR / self.amounts.all() as i64 * (n - finished) as i64,
+        };
+        let dice = scattered(n);
+        let (kind, queue) = match n < finished * 9 / 10 && n % (finished / 50).max(1) == 7 {
+            true => (RARE_KIND, "reports"),
+            false => kind_of(dice % 1000),
+        };
+        let dice = scattered(dice);
+        let options = (dice % 10 == 0).then(|| {
+            let customer = format!("customer:{}", dice / 10 % 1000);
+            json!({ "tags": [customer, if dice % 1000 == 0 { "vip" } else { "usual" }] }).to_string()
+        });
+        let dice = scattered(dice);
+        let (place, failures) = match n {
+            n if n < finished => ended(made, dice),
+            n if n < finished + waiting => self.waits(made, dice),
+            _ => (Place::Running { claimed: self.now - (dice % 60) as i64 * 1_000_000 }, 0),
+        };
+        Job {
+            id: id_at(made, n),
+            made,
+            kind,
+            queue,
+            priority: if dice % 7 == 0 { 10 } else { 0 },
+            payload: format!(r#"{{"to":"somebody@example.com","template":"welcome","n":{n}}}"#),
+            options,
+            place,
+            failures,
+        }
+    }
+
+    /// Most are due; some later today; some wait to be tried again, a few after
+    /// their worker was lost.
+    fn waits(&self, made: i64, dice: u64) -> (Place, u16) {
+        let later = self.now + (dice / 100 % 86_400) as i64 * 1_000_000;
+        match dice % 100 {
+            0..70 => (Place::Waiting { run_at: made, interruptions: 0 }, 0),
+            70..90 => (Place::Waiting { run_at: later, interruptions: 0 }, 0),
+            90..99 => (Place::Waiting { run_at: later, interruptions: 0 }, 1),
+            _ => (Place::Waiting { run_at: made, interruptions: 1 }, 0),
+        }
+    }
+}
+
+fn ended(made: i64, dice: u64) -> (Place, u16) {
+    // From five milliseconds to five seconds, short ones more often.
+    let run = 5_000 * 10_i64.pow((dice % 3) as u32) + (dice / 3 % 900_000) as i64 / 10;
+    let started = made + 50_000;
+    let (outcome, failures) = match dice / 7 % 1000 {
+        0 => ("failed_permanent", 3),
+        1..4 => ("cancelled", 0),
+        _ => ("succeeded", 0),
+    };
+    (Place::Finished { outcome, started, finished: started + run }, failures)
+}
+
+fn kind_of(mut dice: u64) -> (&'static str, &'static str) {
+    for (kind, queue, share) in KINDS {
+        if dice < share {
+            return (kind, queue);
+        }
+        dice -= share;
+    }
+    (KINDS[0].0, KINDS[0].1)
+}
+
+/// A number that looks like chance and is the same in every run.
+fn scattered(n: u64) -> u64 {
+    let n = (n ^ (n >> 30)).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
+}
+
+/// An id like a v7 of that time, with a number for what is random there.
+fn id_at(made: i64, n: u64) -> Uuid {
+    Uuid::from_u128(((made / 1000) as u128) << 80 | 0x7000_8000_u128 << 48 | u128::from(n))
+}
+
+/// Where jobs are written to. Called job by job, oldest first.
+pub(super) trait Tables {
+    async fn write(&mut self, job: &Job) -> Result<()>;
+    /// What ended, added up: the last thing that is written.
+    async fn finish(self, tallies: &Tallies) -> Result<()>;
+}
+
+/// Writes the whole month.
+pub(super) async fn fill(month: &Month, mut tables: impl Tables) -> Result<()> {
+    let mut tallies = Tallies::new(month.now);
+    for n in 0..month.amounts.all() {
+        let job = month.job(n);
+        tallies.count(&job);
+        tables.write(&job).await?;
+    }
+    tables.finish(&tallies).await
+}
+
+/// What ended: by minute for two hours, by hour for a week, and then all in one.
+pub(super) struct Tallies {
+    minutes_from: i64,
+    hours_from: i64,
+    sums: BTreeMap<TallyOf, i64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TallyOf {
+    pub(super) minute: i64,
+    /// 1 for a minute, 2 for an hour, 3 for all before.
+    pub(super) level: i16,
+    pub(super) queue: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) outcome: &'static str,
+    pub(super) run_bucket: i32,
+}
+
+impl Tallies {
+    fn new(now: i64) -> Self {
+        let hour_of = |at: i64| at - at.rem_euclid(HOUR);
+        Tallies {
+            minutes_from: hour_of(now - 2 * HOUR),
+            hours_from: hour_of(now - 7 * DAY),
+            sums: BTreeMap::new(),
+        }
+    }
+
+    fn count(&mut self, job: &Job) {
+        let Place::Finished { outcome, started, finished } = job.place else { return };
+        let bucket = (4.0 * (1.0 + (finished - started) as f64 / 1000.0).log2()).floor() as i32;
+        let (minute, level, run_bucket) = match finished {
+            at if at >= self.minutes_from => (at - at.rem_euclid(MINUTE), 1, bucket),
+            at if at >= self.hours_from => (at - at.rem_euclid(HOUR), 2, bucket),
+            _ => (0, 3, 0),
+        };
+        let of = TallyOf { minute, level, queue: job.queue, kind: job.kind, outcome, run_bucket };
+        *self.sums.entry(of).or_default() += 1;
+    }
+
+    /// Each with how many ended then and how many of them are kept.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (TallyOf, i64, i64)> {
+        self.sums.iter().map(|(of, jobs)| (*of, if of.level == 3 { 0 } else { *jobs }, *jobs))
+    }
+}
+
+/// The attempts that a job has failed, as (lease number, started, ended, error).
+pub(super) fn failed_attempts(job: &Job) -> impl Iterator<Item = (u16, i64, i64, &'static str)> {
+    let made = job.made;
+    (1..=job.failures).map(move |nth| (nth, made + i64::from(nth), made + 1000 * i64::from(nth), ERROR))
+}
+
+/// What the last failure of a job that has ended said.
+pub(super) fn last_error(job: &Job) -> Option<&'static str> {
+    (job.failures > 0).then_some(ERROR)
+}

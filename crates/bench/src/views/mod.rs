@@ -1,0 +1,359 @@
+//! `bench views`: what people look at, over HTTP, beside millions of finished
+//! jobs and many that wait. Each answer is to come within a tenth of a second.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use longshore::Client;
+use longshore::api::Access;
+use longshore::store::NewWorker;
+use serde_json::{Value, json};
+
+use self::fill::{Amounts, Month, RARE_KIND, fill};
+use self::tables::{OnPostgres, OnSqlite};
+use crate::api::Served;
+use crate::api::load::Connection;
+use crate::files::Files;
+use crate::report::{self, millis, table, thousands};
+use crate::server::Admin;
+use crate::{Engine, Result, Server};
+
+mod fill;
+mod tables;
+
+const SCHEMA: &str = "bench_views";
+/// What every answer has to keep to, in 95 of 100 calls.
+const BAR: Duration = Duration::from_millis(100);
+
+/// Options of `bench views`.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    server: Server,
+    /// Finished jobs in the tables.
+    #[arg(long, default_value_t = 5_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
+    finished: u64,
+    /// Jobs that wait: due, later, or to be tried again.
+    #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
+    waiting: u64,
+    /// Jobs that run.
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    running: u64,
+    /// How often each is asked for.
+    #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    calls: u64,
+    /// Which engines.
+    #[arg(long, value_enum, default_value = "both")]
+    engine: Engine,
+    /// Only calls whose name contains this, such as `stats`.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Leave the tables for the next run, and use those that the last one left.
+    #[arg(long)]
+    keep: bool,
+    /// Where the figures go.
+    #[arg(long, value_name = "FILE", default_value = "target/bench/views.json")]
+    json: PathBuf,
+}
+
+impl Options {
+    fn amounts(&self) -> Amounts {
+        Amounts { finished: self.finished, waiting: self.waiting, running: self.running }
+    }
+}
+
+pub(crate) async fn run(options: &Options) -> Result<()> {
+    let mut engines = Vec::new();
+    if options.engine != Engine::Sqlite {
+        let mut admin = Admin::connect(options.server.url()?).await?;
+        if admin.is_durable() {
+            let measured = on_postgres(options, &mut admin).await;
+            if !options.keep {
+                admin.drop(SCHEMA).await?;
+            }
+            engines.push(json!({ "engine": "Postgres", "facts": admin.facts(), "views": measured? }));
+        }
+    }
+    if options.engine != Engine::Postgres {
+        let files = Files::new("views")?;
+        let facts = files.tell_durability()?;
+        engines
+            .push(json!({ "engine": "SQLite", "facts": facts, "views": on_sqlite(options, files).await? }));
+    }
+    let figures = json!({
+        "taken_at": chrono::Utc::now().to_rfc3339(),
+        "machine": report::machine(),
+        "finished": options.finished,
+        "waiting": options.waiting,
+        "running": options.running,
+        "calls": options.calls,
+        "engines": engines,
+    });
+    report::write(&options.json, &figures)
+}
+
+async fn on_postgres(options: &Options, admin: &mut Admin) -> Result<Value> {
+    let kept = options.keep && admin.has_schema(SCHEMA).await?;
+    let client = match kept {
+        true => admin.client(SCHEMA).await?,
+        false => admin.fresh(SCHEMA).await?,
+    };
+    let month = Month::new(options.amounts());
+    if !kept {
+        let worker = announce(&client).await?;
+        say_filling("Postgres", &month);
+        fill(&month, OnPostgres::new(admin.raw_connection().await?, SCHEMA, worker)).await?;
+        admin.settle_statistics(SCHEMA).await?;
+    }
+    measure("Postgres", options, &client).await
+}
+
+async fn on_sqlite(options: &Options, mut files: Files) -> Result<Value> {
+    let file = match options.keep {
+        true => files.kept("views.db"),
+        false => files.unmade(),
+    };
+    let kept = file.path.exists();
+    let client = file.client().await?;
+    if !kept {
+        client.migrate().await?;
+        let worker = announce(&client).await?;
+        let month = Month::new(options.amounts());
+        say_filling("SQLite", &month);
+        fill(&month, OnSqlite::open(&file.path, worker)?).await?;
+    }
+    let measured = measure("SQLite", options, &client).await;
+    drop(client);
+    if options.keep {
+        file.leave();
+    }
+    measured
+}
+
+fn say_filling(engine: &str, month: &Month) {
+    eprintln!("{engine}: filling in {} jobs", thousands(month.amounts.all() as f64));
+}
+
+/// Some workers; the id of one of them, which holds all leases.
+async fn announce(client: &Client) -> Result<uuid::Uuid> {
+    let mut last = None;
+    for n in 0..10 {
+        let queues = ["default", "mail", "images", "billing", "reports"].map(str::to_owned).to_vec();
+        let worker = NewWorker { queues, ..NewWorker::new(format!("worker-{n}")) };
+        client.store().register(&worker).await?;
+        last = Some(worker.id.0);
+    }
+    Ok(last.unwrap_or_default())
+}
+
+/// One thing that is asked for.
+struct View {
+    name: String,
+    /// Asked for in turns.
+    requests: Vec<String>,
+}
+
+impl View {
+    fn get(name: &str, path: impl Into<String>) -> Self {
+        View { name: name.into(), requests: vec![format!("GET {}", path.into())] }
+    }
+}
+
+/// Jobs to ask for by their ids.
+struct Known {
+    deep: String,
+    ended: Vec<String>,
+    due: Vec<String>,
+}
+
+/// Reads ids off the API itself, so that tables which were kept do as well.
+async fn known(asker: &mut Asker, options: &Options) -> Result<Known> {
+    let ids = |jobs: Value| -> Vec<String> {
+        let jobs = jobs.as_array().cloned().unwrap_or_default();
+        jobs.iter().filter_map(|job| job["id"].as_str().map(str::to_owned)).collect()
+    };
+    let ended = ids(asker.ask("GET /jobs?status=succeeded&limit=200").await?);
+    let waiting = asker.ask("GET /jobs?status=queued&limit=200").await?;
+    let is_due = |job: &Value| {
+        let at = job["run_at"].as_str().and_then(|at| at.parse::<chrono::DateTime<chrono::Utc>>().ok());
+        at.is_some_and(|at| at <= chrono::Utc::now())
+    };
+    let due: Vec<Value> =
+        waiting.as_array().into_iter().flatten().filter(|job| is_due(job)).cloned().collect();
+    // Two thirds of the way to the oldest; any id of that time will do.
+    let deep = Month::new(options.amounts()).job(options.finished / 3);
+    Ok(Known { deep: deep.id.to_string(), ended, due: ids(due.into()) })
+}
+
+fn views(known: &Known) -> Vec<View> {
+    let deep = &known.deep;
+    let mut views = vec![View::get("jobs", "/jobs"), View::get("jobs, 200 a page", "/jobs?limit=200")];
+    for status in ["queued", "retrying", "running", "succeeded", "failed_permanent", "cancelled"] {
+        views.push(View::get(&format!("jobs, {status}"), format!("/jobs?status={status}")));
+    }
+    views.extend([
+        View::get("jobs, a common kind", "/jobs?kind=send_email"),
+        View::get("jobs, an uncommon kind", "/jobs?kind=import_file"),
+        View::get("jobs, a rare kind", format!("/jobs?kind={RARE_KIND}")),
+        View::get("jobs, a kind nobody has", "/jobs?kind=nobody"),
+        View::get("jobs, a queue", "/jobs?queue=billing"),
+        View::get("jobs, a queue nobody has", "/jobs?queue=nobody"),
+    ]);
+    for status in ["queued", "retrying", "running", "succeeded", "failed_permanent", "cancelled"] {
+        let name = format!("jobs, {status}, a kind nobody has");
+        views.push(View::get(&name, format!("/jobs?status={status}&kind=nobody")));
+    }
+    views.extend([
+        View::get("jobs, queued, an uncommon kind", "/jobs?status=queued&kind=import_file"),
+        View::get("jobs, succeeded, a common kind", "/jobs?status=succeeded&kind=send_email"),
+        View::get("jobs, succeeded, an uncommon kind", "/jobs?status=succeeded&kind=import_file"),
+        View::get("jobs, a tag", "/jobs?tag=usual"),
+        View::get("jobs, a rare tag", "/jobs?tag=vip"),
+        View::get("jobs, a tag nobody has", "/jobs?tag=nobody"),
+        View::get("jobs, succeeded, a tag nobody has", "/jobs?status=succeeded&tag=nobody"),
+        View::get("jobs, deep cursor", format!("/jobs?cursor={deep}")),
+        View::get("jobs, succeeded, deep cursor", format!("/jobs?status=succeeded&cursor={deep}")),
+        View::get(
+            "jobs, failed_permanent, deep cursor",
+            format!("/jobs?status=failed_permanent&cursor={deep}"),
+        ),
+        View::get("jobs, a kind nobody has, deep cursor", format!("/jobs?kind=nobody&cursor={deep}")),
+        View::get("jobs, offset 10,000", "/jobs?offset=10000"),
+        View::get("jobs, a common kind, offset 10,000", "/jobs?kind=send_email&offset=10000"),
+        View::get("jobs, succeeded, offset 10,000", "/jobs?status=succeeded&offset=10000"),
+        View::get("dead letters", "/dead-letters"),
+        View::get("dead letters, a kind", "/dead-letters?kind=charge_card"),
+        View::get("stats, an hour", "/stats"),
+        View::get("stats, a day", "/stats?minutes=1440"),
+        View::get("stats, a day of one queue", "/stats?minutes=1440&queue=mail"),
+        View::get("queues", "/queues"),
+        View::get("workers", "/workers"),
+        View::get("kinds", "/kinds"),
+        View::get("metrics", "/metrics"),
+        View::get("health", "/health"),
+        View {
+            name: "a job".into(),
+            requests: known.ended.iter().map(|id| format!("GET /jobs/{id}")).collect(),
+        },
+        View {
+            name: "why a job waits".into(),
+            requests: known.due.iter().map(|id| format!("GET /jobs/{id}/explain")).collect(),
+        },
+        View {
+            name: "bulk, dry run, 1,000 of a kind".into(),
+            requests: vec![dry_run(json!({ "kind": "send_email" }))],
+        },
+        View {
+            name: "bulk, dry run, 1,000 dead".into(),
+            requests: vec![dry_run(json!({ "status": "failed_permanent" }))],
+        },
+    ]);
+    views
+}
+
+fn dry_run(filter: Value) -> String {
+    let body = json!({ "action": "retry", "dry_run": true, "filter": filter });
+    format!("POST /jobs/bulk {body}")
+}
+
+/// How long the answers took.
+struct Measured {
+    name: String,
+    p50: Duration,
+    p95: Duration,
+    slowest: Duration,
+}
+
+impl Measured {
+    fn of(name: &str, mut times: Vec<Duration>) -> Self {
+        times.sort();
+        let at = |share: usize| {
+            times
+                .get((times.len() * share / 100).min(times.len().saturating_sub(1)))
+                .copied()
+                .unwrap_or_default()
+        };
+        Measured { name: name.into(), p50: at(50), p95: at(95), slowest: at(100) }
+    }
+
+    fn row(&self) -> [String; 5] {
+        let bar = if self.p95 <= BAR { "met" } else { "MISSED" };
+        [self.name.clone(), millis(self.p50), millis(self.p95), millis(self.slowest), bar.into()]
+    }
+
+    fn figures(&self) -> Value {
+        let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+        json!({
+            "view": self.name,
+            "p50_ms": ms(self.p50),
+            "p95_ms": ms(self.p95),
+            "max_ms": ms(self.slowest),
+            "met": self.p95 <= BAR,
+        })
+    }
+}
+
+async fn measure(engine: &str, options: &Options, client: &Client) -> Result<Value> {
+    let served = Served::api(client, Access::Tokens).await?;
+    let mut asker = Asker::open(&served).await?;
+    let known = known(&mut asker, options).await?;
+    let mut measured = Vec::new();
+    for view in views(&known) {
+        if options.only.as_deref().is_some_and(|only| !view.name.contains(only)) {
+            continue;
+        }
+        eprintln!("measuring: {engine}, {}", view.name);
+        let mut times = Vec::new();
+        for request in view.requests.iter().cycle().take(options.calls as usize) {
+            let began = Instant::now();
+            asker.answer(request).await?;
+            times.push(began.elapsed());
+        }
+        measured.push(Measured::of(&view.name, times));
+    }
+    println!(
+        "\n{engine}: {} finished, {} waiting; {} calls each",
+        thousands(options.finished as f64),
+        thousands(options.waiting as f64),
+        options.calls
+    );
+    let rows: Vec<[String; 5]> = measured.iter().map(Measured::row).collect();
+    table(["view", "p50", "p95", "slowest", "p95 ≤ 100 ms"], &rows);
+    Ok(measured.iter().map(Measured::figures).collect())
+}
+
+/// Asks one thing after another on one connection.
+struct Asker {
+    connection: Connection,
+    address: SocketAddr,
+    token: String,
+}
+
+impl Asker {
+    async fn open(served: &Served) -> Result<Self> {
+        let token = served.token.clone().unwrap_or_default();
+        let connection = Connection::open(served.address).await?;
+        Ok(Asker { connection, address: served.address, token })
+    }
+
+    /// The body of the answer to a request such as `GET /jobs`.
+    async fn answer(&mut self, request: &str) -> Result<&[u8]> {
+        let mut words = request.splitn(3, ' ');
+        let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let body = words.next().unwrap_or_default();
+        let whole = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address,
+            self.token,
+            body.len()
+        );
+        self.connection.answer(whole.as_bytes()).await
+    }
+
+    async fn ask(&mut self, request: &str) -> Result<Value> {
+        Ok(serde_json::from_slice(self.answer(request).await?)?)
+    }
+}

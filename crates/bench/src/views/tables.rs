@@ -1,0 +1,260 @@
+//! The month's jobs in the tables of each engine: COPY, and prepared inserts.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use chrono::DateTime;
+use rusqlite::params;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use uuid::Uuid;
+
+use super::fill::{Job, Place, Tables, Tallies, failed_attempts, last_error};
+use crate::{Result, raw_sqlite};
+
+/// Rows of `jobs` in one transaction.
+const STEP: u64 = 50_000;
+const TIMEOUT_MS: i64 = 2 * 60 * 60 * 1000;
+
+// ---- Postgres ------------------------------------------------------------
+
+const COPIES: [(&str, &str); 5] = [
+    ("jobs", "id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, options"),
+    (
+        "finished",
+        "id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts, interruptions, \
+         last_error",
+    ),
+    (
+        "ready",
+        "id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts, interruptions, keyed, kind, \
+         queue",
+    ),
+    (
+        "running",
+        "id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts, interruptions, keyed, \
+         kind, queue",
+    ),
+    ("attempts", "job, lease_no, attempt, what, worker, started_at, ended_at, error"),
+];
+
+pub(super) struct OnPostgres {
+    connection: PgConnection,
+    schema: &'static str,
+    worker: Uuid,
+    /// As many as there are COPYs.
+    rows: [String; 5],
+    jobs: u64,
+}
+
+impl OnPostgres {
+    pub(super) fn new(connection: PgConnection, schema: &'static str, worker: Uuid) -> Self {
+        OnPostgres { connection, schema, worker, rows: Default::default(), jobs: 0 }
+    }
+
+    async fn flush(&mut self) -> Result<()> {
+        let mut tx = self.connection.begin().await?;
+        for ((table, columns), rows) in COPIES.into_iter().zip(&mut self.rows) {
+            let statement = format!("copy {}.{table} ({columns}) from stdin", self.schema);
+            let mut copy = tx.copy_in_raw(&statement).await?;
+            copy.send(rows.as_bytes()).await?;
+            copy.finish().await?;
+            rows.clear();
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+fn time(micros: i64) -> String {
+    DateTime::from_timestamp_micros(micros).unwrap_or_default().format("%Y-%m-%d %H:%M:%S%.6f+00").to_string()
+}
+
+impl Tables for OnPostgres {
+    async fn write(&mut self, job: &Job) -> Result<()> {
+        let [asked, finished, ready, running, attempts] = &mut self.rows;
+        let Job { id, kind, queue, priority, failures, .. } = job;
+        let (made, worker) = (time(job.made), self.worker);
+        let options = job.options.as_deref().unwrap_or("\\N");
+        writeln!(
+            asked,
+            "{id}\t{made}\t{made}\t{TIMEOUT_MS}\t{priority}\t3\t{kind}\t{queue}\t{}\t{options}",
+            job.payload
+        )?;
+        match job.place {
+            Place::Finished { outcome, started, finished: at } => writeln!(
+                finished,
+                "{id}\t{}\t{}\t{worker}\t1\t{outcome}\t{}\t3\t0\t{}",
+                time(started),
+                time(at),
+                failures.max(&1),
+                last_error(job).unwrap_or("\\N")
+            )?,
+            Place::Waiting { run_at, interruptions } => writeln!(
+                ready,
+                "{id}\t{}\t{made}\t{TIMEOUT_MS}\t{}\t{priority}\t{failures}\t3\t{interruptions}\tf\t{kind}\t{queue}",
+                time(run_at),
+                failures + interruptions
+            )?,
+            Place::Running { claimed } => writeln!(
+                running,
+                "{id}\t{worker}\t{}\t{TIMEOUT_MS}\t1\t{priority}\t1\t3\t0\tf\t{kind}\t{queue}",
+                time(claimed)
+            )?,
+        }
+        for (nth, started, ended, error) in failed_attempts(job) {
+            writeln!(
+                attempts,
+                "{id}\t{nth}\t{nth}\tfailed\t{worker}\t{}\t{}\t{error}",
+                time(started),
+                time(ended)
+            )?;
+        }
+        self.jobs += 1;
+        if self.jobs.is_multiple_of(STEP) {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self, tallies: &Tallies) -> Result<()> {
+        self.flush().await?;
+        let mut rows = String::new();
+        for (of, ended, kept) in tallies.rows() {
+            let (minute, bucket) = (time(of.minute), of.run_bucket);
+            writeln!(
+                rows,
+                "{minute}\t{ended}\t{kept}\t{}\t{bucket}\t{}\t{}\t{}",
+                of.outcome, of.level, of.queue, of.kind
+            )?;
+        }
+        let statement = format!(
+            "copy {}.tallies (minute, ended, kept, outcome, run_bucket, level, queue, kind) from stdin",
+            self.schema
+        );
+        let mut copy = self.connection.copy_in_raw(&statement).await?;
+        copy.send(rows.as_bytes()).await?;
+        copy.finish().await?;
+        let vacuum = format!("vacuum (analyze) {}.attempts", self.schema);
+        sqlx::raw_sql(AssertSqlSafe(vacuum)).execute(&mut self.connection).await?;
+        Ok(())
+    }
+}
+
+// ---- SQLite --------------------------------------------------------------
+
+const INSERT_JOB: &str = "
+    insert into jobs
+           (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, options)
+    values (?1, ?2, ?2, ?3, ?4, 3, ?5, ?6, ?7, ?8)";
+
+const INSERT_FINISHED: &str = "
+    insert into finished
+           (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
+            interruptions, last_error)
+    values (?1, ?2, ?3, ?4, 1, ?5, ?6, 3, 0, ?7)";
+
+const INSERT_READY: &str = "
+    insert into ready
+           (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+            interruptions, keyed, kind, queue)
+    values (?1, ?2, ?3, ?4, ?5 + ?7, ?6, ?5, 3, ?7, 0, ?8, ?9)";
+
+const INSERT_RUNNING: &str = "
+    insert into running
+           (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
+            interruptions, keyed, kind, queue)
+    values (?1, ?2, ?3, ?4, 1, ?5, 1, 3, 0, 0, ?6, ?7)";
+
+const INSERT_ATTEMPT: &str = "
+    insert into attempts
+           (job, lease_no, attempt, what, worker, started_at, ended_at, error)
+    values (?1, ?2, ?2, 'failed', ?3, ?4, ?5, ?6)";
+
+const INSERT_TALLY: &str = "
+    insert into tallies
+           (minute, queue, kind, outcome, run_bucket, ended, kept)
+    values (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+
+pub(super) struct OnSqlite {
+    connection: rusqlite::Connection,
+    worker: Uuid,
+    jobs: u64,
+}
+
+impl OnSqlite {
+    pub(super) fn open(path: &Path, worker: Uuid) -> Result<Self> {
+        let connection = raw_sqlite::open(path)?;
+        connection.execute_batch("pragma synchronous = off; begin")?;
+        Ok(OnSqlite { connection, worker, jobs: 0 })
+    }
+}
+
+impl Tables for OnSqlite {
+    async fn write(&mut self, job: &Job) -> Result<()> {
+        let db = &self.connection;
+        let (id, worker) = (job.id.as_bytes(), self.worker.as_bytes());
+        let Job { made, kind, queue, priority, failures, .. } = job;
+        db.prepare_cached(INSERT_JOB)?.execute(params![
+            id,
+            made,
+            TIMEOUT_MS,
+            priority,
+            kind,
+            queue,
+            job.payload,
+            job.options
+        ])?;
+        match job.place {
+            Place::Finished { outcome, started, finished } => {
+                db.prepare_cached(INSERT_FINISHED)?.execute(params![
+                    id,
+                    started,
+                    finished,
+                    worker,
+                    outcome,
+                    failures.max(&1),
+                    last_error(job)
+                ])?
+            }
+            Place::Waiting { run_at, interruptions } => db.prepare_cached(INSERT_READY)?.execute(params![
+                id,
+                run_at,
+                made,
+                TIMEOUT_MS,
+                failures,
+                priority,
+                interruptions,
+                kind,
+                queue
+            ])?,
+            Place::Running { claimed } => db
+                .prepare_cached(INSERT_RUNNING)?
+                .execute(params![id, worker, claimed, TIMEOUT_MS, priority, kind, queue])?,
+        };
+        for (nth, started, ended, error) in failed_attempts(job) {
+            db.prepare_cached(INSERT_ATTEMPT)?.execute(params![id, nth, worker, started, ended, error])?;
+        }
+        self.jobs += 1;
+        if self.jobs.is_multiple_of(STEP) {
+            db.execute_batch("commit; begin")?;
+        }
+        Ok(())
+    }
+
+    async fn finish(self, tallies: &Tallies) -> Result<()> {
+        for (of, ended, kept) in tallies.rows() {
+            self.connection.prepare_cached(INSERT_TALLY)?.execute(params![
+                of.minute,
+                of.queue,
+                of.kind,
+                of.outcome,
+                of.run_bucket,
+                ended,
+                kept
+            ])?;
+        }
+        self.connection.execute_batch("commit")?;
+        self.connection.query_row("pragma wal_checkpoint(truncate)", [], |_| Ok(()))?;
+        Ok(())
+    }
+}
