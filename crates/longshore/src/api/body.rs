@@ -1,10 +1,12 @@
 //! What a request carries: bodies, query strings and ids, read with limits and
 //! refused in our own words.
 
+use std::convert::Infallible;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
@@ -201,6 +203,22 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
                 Err(Problem::bad_request(format!("query string: {why}")))
             }
         }
+    }
+}
+
+/// What the headers say about a job. Read one by one: a copy of all of them
+/// would be made for every job.
+pub(super) struct InHeaders {
+    pub(super) idempotency_key: Option<HeaderValue>,
+    pub(super) trace: Option<HeaderValue>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for InHeaders {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let of = |name: &str| parts.headers.get(name).cloned();
+        Ok(InHeaders { idempotency_key: of("idempotency-key"), trace: of("traceparent") })
     }
 }
 

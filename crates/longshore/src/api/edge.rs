@@ -5,55 +5,123 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, Method, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use metrics::Label;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use super::problem::{Problem, Slug};
+use super::problem::{Answer, Problem, Slug};
 
 const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
 const LONGEST_REQUEST_ID: usize = 128;
 
+/// What is asked of every request, whatever it is for.
+#[derive(Debug)]
+pub(super) struct Edge {
+    /// The names that the server answers to; `None` means any.
+    pub(super) hosts: Option<Vec<String>>,
+    /// How long a request may take.
+    pub(super) timeout: Duration,
+}
+
 /// Gives the request an id, or keeps the one it came with, and returns it.
 /// Everything logged on the way carries it.
-pub(super) async fn request_id(request: Request, next: Next) -> Response {
+///
+/// One layer for all that is asked here: each layer of a router copies those
+/// below it for every request, which costs more than what is asked.
+pub(super) async fn meet(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request.headers().get(&REQUEST_ID).filter(|id| is_usable(id)).cloned();
     let id = id.unwrap_or_else(|| made_id(Uuid::now_v7()));
     let method = request.method().clone();
-    let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let path = path.unwrap_or_else(|| "unknown".into());
+    let path = request.extensions().get::<MatchedPath>().cloned();
     let span = tracing::info_span!(
         "request",
         request_id = id.to_str().unwrap_or_default(),
         %method,
         path = request.uri().path()
     );
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let mut response = edge.pass(request, next).instrument(span.clone()).await;
     response.headers_mut().insert(REQUEST_ID, id);
-    let status = response.status();
-    span.in_scope(|| tracing::debug!(status = status.as_u16(), took = ?began.elapsed(), "answered"));
-    let labels =
-        [("method", known(&method).to_owned()), ("path", path), ("status", status.as_u16().to_string())];
-    metrics::counter!("http_requests_total", &labels).increment(1);
-    metrics::histogram!("http_request_duration_seconds", &labels).record(began.elapsed().as_secs_f64());
+    let (status, took) = (response.status(), began.elapsed());
+    span.in_scope(|| tracing::debug!(status = status.as_u16(), ?took, "answered"));
+    let path = path.as_ref().map_or("unknown", |path| path.as_str());
+    count(known(&method), path, status, took);
     response
 }
 
-/// Anybody can make up methods; each would be a series of its own.
-fn known(method: &Method) -> &str {
-    const KNOWN: [Method; 7] = [
-        Method::GET,
-        Method::HEAD,
-        Method::POST,
-        Method::PUT,
-        Method::PATCH,
-        Method::DELETE,
-        Method::OPTIONS,
+fn count(method: &'static str, path: &str, status: StatusCode, took: Duration) {
+    let labels = [
+        Label::from_static_parts("method", method),
+        Label::new("path", path.to_owned()),
+        Label::new("status", status.as_str().to_owned()),
     ];
-    if KNOWN.contains(method) { method.as_str() } else { "other" }
+    metrics::counter!("http_requests_total", labels.iter()).increment(1);
+    metrics::histogram!("http_request_duration_seconds", labels.iter()).record(took.as_secs_f64());
+}
+
+impl Edge {
+    /// Answers 504 when a request takes too long. What it had begun in the
+    /// database is finished there.
+    async fn pass(&self, request: Request, next: Next) -> Response {
+        if let Err(problem) = self.check_host(&request).and_then(|()| check_origin(&request)) {
+            return problem.into_response();
+        }
+        match tokio::time::timeout(self.timeout, next.run(request)).await {
+            Ok(response) => response,
+            Err(_) => Problem::new(
+                Slug::Timeout,
+                format!(
+                    "this took longer than {:?}; it may have been carried out, so look before you repeat it",
+                    self.timeout
+                ),
+            )
+            .into_response(),
+        }
+    }
+
+    /// Refuses requests that were meant for another host.
+    fn check_host(&self, request: &Request) -> Answer<()> {
+        let Some(hosts) = &self.hosts else { return Ok(()) };
+        let named = request.uri().host().or_else(|| {
+            let host = request.headers().get(header::HOST)?.to_str().ok()?;
+            Some(without_port(host))
+        });
+        match named.is_some_and(|named| hosts.iter().any(|host| host.eq_ignore_ascii_case(named))) {
+            true => Ok(()),
+            false => Err(Problem::new(
+                Slug::Misdirected,
+                "host: this server does not answer to that name; use the address that it printed when it \
+                 started, or add the name to its list of hosts",
+            )),
+        }
+    }
+}
+
+/// Refuses changes that a page of another site asks for: a browser says whose
+/// page it is.
+fn check_origin(request: &Request) -> Answer<()> {
+    let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    let headers = request.headers();
+    let of = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let foreign = of(header::ORIGIN).is_some_and(|origin| {
+        let site = origin.split_once("://").map(|(_, site)| site);
+        site.is_none() || site != of(header::HOST)
+    });
+    match is_safe || !foreign {
+        true => Ok(()),
+        false => {
+            Err(Problem::new(Slug::Forbidden, "origin: a page of another site may not change anything here"))
+        }
+    }
+}
+
+/// Anybody can make up methods; each would be a series of its own.
+fn known(method: &Method) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    KNOWN.into_iter().find(|known| method == known).unwrap_or("other")
 }
 
 fn is_usable(id: &HeaderValue) -> bool {
@@ -63,46 +131,6 @@ fn is_usable(id: &HeaderValue) -> bool {
 fn made_id(id: Uuid) -> HeaderValue {
     // A UUID is ASCII.
     HeaderValue::from_str(&id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("none"))
-}
-
-/// Refuses requests that were meant for another host.
-pub(super) async fn check_host(
-    State(hosts): State<Option<Arc<[String]>>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let Some(hosts) = hosts else { return next.run(request).await };
-    let named = request.uri().host().map(str::to_owned).or_else(|| {
-        let host = request.headers().get(header::HOST)?.to_str().ok()?;
-        Some(without_port(host).to_owned())
-    });
-    let known = named.is_some_and(|named| hosts.iter().any(|host| host.eq_ignore_ascii_case(&named)));
-    if known {
-        return next.run(request).await;
-    }
-    Problem::new(
-        Slug::Misdirected,
-        "host: this server does not answer to that name; use the address that it printed when it started, \
-         or add the name to its list of hosts",
-    )
-    .into_response()
-}
-
-/// Refuses changes that a page of another site asks for: a browser says whose
-/// page it is.
-pub(super) async fn check_origin(request: Request, next: Next) -> Response {
-    let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    let headers = request.headers();
-    let of = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-    let foreign = of(header::ORIGIN).is_some_and(|origin| {
-        let site = origin.split_once("://").map(|(_, site)| site);
-        site.is_none() || site != of(header::HOST)
-    });
-    if is_safe || !foreign {
-        return next.run(request).await;
-    }
-    Problem::new(Slug::Forbidden, "origin: a page of another site may not change anything here")
-        .into_response()
 }
 
 /// `[::1]:8080` and `localhost:8080` without the port.
@@ -115,21 +143,6 @@ fn without_port(host: &str) -> &str {
             }
         }
         _ => host,
-    }
-}
-
-/// Answers 504 when a request takes too long. What it had begun in the database
-/// is finished there.
-pub(super) async fn time_out(State(most): State<Duration>, request: Request, next: Next) -> Response {
-    match tokio::time::timeout(most, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) => Problem::new(
-            Slug::Timeout,
-            format!(
-                "this took longer than {most:?}; it may have been carried out, so look before you repeat it"
-            ),
-        )
-        .into_response(),
     }
 }
 

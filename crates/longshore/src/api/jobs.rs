@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, IdInPath, Query, even_null, maybe_an_object, refuse_nul};
+use super::body::{Body, IdInPath, InHeaders, Query, even_null, maybe_an_object, refuse_nul};
 use super::kinds::Defaults;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use super::wire::{JobShape, RetryShape, StatusShape};
@@ -294,15 +294,15 @@ pub(super) async fn enqueue(
     State(server): State<Server>,
     caller: Caller,
     OriginalUri(uri): OriginalUri,
-    headers: HeaderMap,
+    InHeaders { idempotency_key, trace }: InHeaders,
     Body(mut body): Body<NewJobBody>,
 ) -> Answer<Response> {
-    if let Some(key) = headers.get("idempotency-key") {
+    if let Some(key) = idempotency_key {
         let key = std::str::from_utf8(key.as_bytes());
         body.idempotency_key =
             Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8"))?.into());
     }
-    body.trace = headers.get("traceparent").and_then(|trace| trace.to_str().ok()).map(str::to_owned);
+    body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
     let job = admit(&server, &caller, body).await?;
     server.gate.enqueue(&server.client, job.queue()).await?;
     let created = EnqueuedJob {

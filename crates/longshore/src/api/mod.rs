@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use utoipa_axum::routes;
 
 use crate::client::Client;
@@ -170,6 +170,7 @@ impl Api {
         let gate = Arc::new(admission::Gate::new(self.admission.clone()));
         let guard = Guard::new(self.access, self.client.clone(), gate.clone());
         let (routes, document) = self.surface(guard.clone()).finish();
+        let edge = edge::Edge { hosts: self.hosts, timeout: self.timeout };
         let server = Server(Arc::new(Shared {
             client: self.client,
             kinds: kinds::Kinds::new(self.check, self.unknown_kinds),
@@ -186,10 +187,7 @@ impl Api {
             .fallback(edge::not_found)
             .method_not_allowed_fallback(edge::method_not_allowed)
             .with_state(server)
-            .layer(from_fn_with_state(self.timeout, edge::time_out))
-            .layer(from_fn(edge::check_origin))
-            .layer(from_fn_with_state(self.hosts.map(Arc::from), edge::check_host))
-            .layer(from_fn(edge::request_id))
+            .layer(from_fn_with_state(Arc::new(edge), edge::meet))
     }
 
     /// Every route there is, under what it takes to use it.
