@@ -60,8 +60,9 @@ impl ListFilter {
     pub const MAX_OFFSET: u32 = 10_000;
     /// How many jobs a page holds at most.
     pub const MAX_LIMIT: u32 = 200;
-    /// How many rows a page examines at most.
-    pub const MAX_EXAMINED: u32 = 20_000;
+    /// How many rows a page examines at most; four times as many with an `offset`,
+    /// which has to be counted up to.
+    pub const MAX_EXAMINED: u32 = 5_000;
 }
 
 impl ListFilter {
@@ -81,6 +82,19 @@ impl ListFilter {
         let cursor = self.cursor.map(|id| id.0);
         let before = self.older_than.and_then(first_id_of).into_iter().chain(cursor).min();
         (before, self.newer_than.map(|at| first_id_of(at).unwrap_or(Uuid::max())))
+    }
+
+    /// Whether a job's request must be read to tell whether it fits.
+    pub(crate) fn names_what_was_asked(&self) -> bool {
+        self.kind.is_some() || self.queue.is_some() || self.tag.is_some()
+    }
+
+    /// How many rows this page examines at most.
+    pub(crate) fn most_examined(&self) -> u32 {
+        match self.offset {
+            0 => ListFilter::MAX_EXAMINED,
+            _ => 4 * ListFilter::MAX_EXAMINED,
+        }
     }
 
     /// The page's size, within its bounds.

@@ -196,7 +196,7 @@ pub(crate) async fn a_list_by_time_finds_what_was_made_then(bench: Bench) {
 /// page: short pages carry on.
 pub(crate) async fn a_rare_match_is_found_by_following_short_pages(bench: Bench) {
     let rare = bench.add(job("rare").tags(["needle"])).await;
-    for _ in 0..4 {
+    for _ in 0..2 {
         let bulk = (0..5500).map(|_| job("common"));
         bench.enqueue_many(bulk).await.expect("enqueue");
     }
@@ -205,8 +205,20 @@ pub(crate) async fn a_rare_match_is_found_by_following_short_pages(bench: Bench)
         ListFilter { tag: Some("needle".into()), ..filter() },
         ListFilter { kind: Some("rare".into()), status: Some(Status::Queued), ..filter() },
     ] {
+        let page = bench.list(&by).await.expect("list");
+        assert!(page.jobs.is_empty() && page.next.is_some(), "{by:?} looked too far");
         assert_eq!(all(&bench, &by).await, [rare], "{by:?}");
     }
+}
+
+/// A page may examine more than usual to count up to its offset.
+pub(crate) async fn the_farthest_offset_is_reached_in_one_page(bench: Bench) {
+    for _ in 0..2 {
+        let bulk = (0..5500).map(|_| job("common"));
+        bench.enqueue_many(bulk).await.expect("enqueue");
+    }
+    let far = ListFilter { offset: ListFilter::MAX_OFFSET, kind: Some("common".into()), ..filter() };
+    assert_eq!(bench.list(&far).await.expect("list").jobs.len(), 50);
 }
 
 pub(crate) async fn a_cursor_of_a_job_that_is_gone_still_works(bench: Bench) {

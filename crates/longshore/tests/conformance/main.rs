@@ -388,6 +388,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         an_offset_passes_over_matches_up_to_its_bound,
         a_list_by_time_finds_what_was_made_then,
         a_rare_match_is_found_by_following_short_pages,
+        the_farthest_offset_is_reached_in_one_page,
         a_cursor_of_a_job_that_is_gone_still_works,
         the_jobs_ahead_are_those_a_claim_would_take_first,
         interrupted_jobs_count_among_those_ahead,

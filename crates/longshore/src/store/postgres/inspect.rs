@@ -62,12 +62,25 @@ impl PostgresStore {
     pub(super) async fn list_on(&self, connection: &mut PgConnection, filter: &ListFilter) -> Done<Page> {
         let driver = driver(filter);
         let (before, from) = filter.id_bounds();
-        // Rows of `jobs` bring what is asked about; others are joined to it.
-        let asked = match driver.contains("from longshore.jobs") {
-            true => "",
-            false => "join longshore.jobs j on j.id = e.id",
+        // What was asked is read for those filters only that need it, and row by row:
+        // the planner, who cannot know how soon a page is full, would rather read all
+        // jobs once.
+        let (asked, fits) = match filter.names_what_was_asked() {
+            true => (
+                "cross join lateral (
+                   select kind, queue, options
+                     from longshore.jobs
+                    where id = e.id
+                   offset 0) j",
+                "($4::text is null or j.kind = $4)
+                 and ($5::text is null or j.queue = $5)
+                 and ($6::text is null or case json_typeof(j.options -> 'tags') when 'array' then exists (
+                       select 1
+                         from json_array_elements_text(j.options -> 'tags') as tag
+                        where tag = $6) end)",
+            ),
+            false => ("", "$4::text is null and $5::text is null and $6::text is null"),
         };
-        let column = if asked.is_empty() { "e" } else { "j" };
         // The page is chosen before anything is joined to it. Where it ends is not
         // told to the walk: of a range with two ends the planner believes that it is
         // short, and reads it whole.
@@ -75,12 +88,7 @@ impl PostgresStore {
             "(select e.id
                 from {driver}
                 {asked}
-               where ($4::text is null or {column}.kind = $4)
-                 and ($5::text is null or {column}.queue = $5)
-                 and ($6::text is null or case json_typeof({column}.options -> 'tags') when 'array' then exists (
-                       select 1
-                         from json_array_elements_text({column}.options -> 'tags') as tag
-                        where tag = $6) end)
+               where {fits}
                  and ($9::uuid is null or e.id >= $9)
                order by e.id desc
               offset $7
@@ -89,7 +97,7 @@ impl PostgresStore {
         let text = JOB.replace("{from}", &page) + " order by e.id desc";
         let rows = sqlx::query(AssertSqlSafe(self.0.schema.fill(&text)))
             .bind(before)
-            .bind(i64::from(ListFilter::MAX_EXAMINED))
+            .bind(i64::from(filter.most_examined()))
             .bind(filter.unique_key.as_ref().or(filter.idempotency_key.as_ref()))
             .bind(&filter.kind)
             .bind(&filter.queue)
@@ -117,7 +125,7 @@ impl PostgresStore {
         let text = format!("select e.id from {driver} offset $2 - 1 limit 1");
         let next: Option<Uuid> = sqlx::query_scalar(AssertSqlSafe(self.0.schema.fill(&text)))
             .bind(before)
-            .bind(i64::from(ListFilter::MAX_EXAMINED))
+            .bind(i64::from(filter.most_examined()))
             .bind(filter.unique_key.as_ref().or(filter.idempotency_key.as_ref()))
             .fetch_optional(connection)
             .await?;
@@ -135,12 +143,12 @@ fn driver(filter: &ListFilter) -> &'static str {
                   where key = $3 and job < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
     }
     if filter.idempotency_key.is_some() {
-        return "(select id, kind, queue, options from longshore.jobs
+        return "(select id from longshore.jobs
                   where idempotency_key = $3 and id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
     }
     match filter.status {
         None => {
-            "(select id, kind, queue, options from longshore.jobs
+            "(select id from longshore.jobs
                where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
                order by id desc limit $2) e"
         }

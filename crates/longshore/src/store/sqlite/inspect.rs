@@ -11,9 +11,7 @@ use crate::enqueue::Options;
 use crate::job::{AttemptEnd, AttemptRecord, Status};
 
 /// How many waiting jobs are counted one by one; past that, estimated.
-const COUNTED: u32 = 100_000;
-/// How many are probed for the estimate.
-const PROBES: i64 = 4000;
+const COUNTED: u32 = 50_000;
 /// How many problems of a kind `check` lists.
 const PROBLEMS: u32 = 100;
 
@@ -66,7 +64,7 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
                count(*)
           from running
          group by queue";
-    let waiting = waiting(tx)?;
+    let waiting = waiting(tx, COUNTED)?;
     let mut queues = BTreeMap::<String, QueueRecord>::new();
     fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
         queues.entry(name.to_owned()).or_insert_with(|| QueueRecord {
@@ -310,86 +308,80 @@ fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, 
     while let Some(row) = rows.next()? {
         let id = row.job(0)?;
         examined += 1;
-        if matches(tx, filter, row, id)? {
+        if matches(tx, filter, id)? {
             if skipped < filter.offset {
                 skipped += 1;
             } else {
                 ids.push(id);
             }
         }
-        if ids.len() == limit || examined == ListFilter::MAX_EXAMINED {
+        if ids.len() == limit || examined == filter.most_examined() {
             return Ok((ids, Some(id)));
         }
     }
     Ok((ids, None))
 }
 
-/// The statement that yields candidates as (id, queue, kind, options).
+/// The statement that yields the ids of candidates.
 fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
     const ALL: &str = "
-        select j.id, j.queue, j.kind, j.options
-          from jobs j
-         where j.id < ?1
-           and j.id >= ?3
+        select id
+          from jobs
+         where id < ?1
+           and id >= ?3
            and ?2 is null
-         order by j.id desc";
+         order by id desc";
     const BY_IDEMPOTENCY_KEY: &str = "
-        select j.id, j.queue, j.kind, j.options
-          from jobs j
-         where j.id < ?1
-           and j.id >= ?3
-           and j.idempotency_key = ?2";
+        select id
+          from jobs
+         where id < ?1
+           and id >= ?3
+           and idempotency_key = ?2";
     const BY_UNIQUE_KEY: &str = "
-        select j.id, j.queue, j.kind, j.options
-          from keys k
-          join jobs j on j.id = k.job
-         where j.id < ?1
-           and j.id >= ?3
-           and k.key = ?2";
+        select job
+          from keys
+         where job < ?1
+           and job >= ?3
+           and key = ?2";
     const QUEUED: &str = "
-        select w.id, j.queue, j.kind, j.options
-          from ready w
-          cross join jobs j on j.id = w.id
-         where w.id < ?1
-           and w.id >= ?3
+        select id
+          from ready
+         where id < ?1
+           and id >= ?3
            and ?2 is null
-           and w.attempt = 0
-           and w.interruptions = 0
-         order by w.id desc";
+           and attempt = 0
+           and interruptions = 0
+         order by id desc";
     const RETRYING: &str = "
-        select w.id, j.queue, j.kind, j.options
-          from ready w
-          cross join jobs j on j.id = w.id
-         where w.id < ?1
-           and w.id >= ?3
+        select id
+          from ready
+         where id < ?1
+           and id >= ?3
            and ?2 is null
-           and (w.attempt > 0 or w.interruptions > 0)
-         order by w.id desc";
+           and (attempt > 0 or interruptions > 0)
+         order by id desc";
     const RUNNING: &str = "
-        select r.id, j.queue, j.kind, j.options
-          from running r
-          cross join jobs j on j.id = r.id
-         where r.id < ?1
-           and r.id >= ?3
+        select id
+          from running
+         where id < ?1
+           and id >= ?3
            and ?2 is null
-         order by r.id desc";
+         order by id desc";
     const SUCCEEDED: &str = "
-        select f.id, j.queue, j.kind, j.options
-          from finished f
-          cross join jobs j on j.id = f.id
-         where f.id < ?1
-           and f.id >= ?3
-           and f.outcome = ?2
-         order by f.id desc";
+        select id
+          from finished
+         where id < ?1
+           and id >= ?3
+           and outcome = ?2
+         order by id desc";
     const UNSUCCESSFUL: &str = "
-        select f.id, j.queue, j.kind, j.options
-          from finished f indexed by finished_unsuccessful
-          cross join jobs j on j.id = f.id
-         where f.id < ?1
-           and f.id >= ?3
-           and f.outcome = ?2
-           and f.outcome <> 'succeeded'
-         order by f.id desc";
+        select id
+          from finished indexed by finished_unsuccessful
+         where id < ?1
+           and id >= ?3
+           and outcome = ?2
+           and outcome <> 'succeeded'
+         order by id desc";
     if filter.idempotency_key.is_some() {
         return (BY_IDEMPOTENCY_KEY, None);
     }
@@ -406,18 +398,29 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
     }
 }
 
-/// Whether a candidate passes what its walk did not test.
-fn matches(tx: &Tx<'_>, filter: &ListFilter, row: &Row<'_>, id: JobId) -> Sql<bool> {
-    let is = |wanted: &Option<String>, column| -> Sql<bool> {
-        let text = row.get_ref(column)?.as_str()?;
-        Ok(wanted.as_deref().is_none_or(|wanted| wanted == text))
-    };
-    if !is(&filter.queue, 1)? || !is(&filter.kind, 2)? {
-        return Ok(false);
-    }
-    if let Some(tag) = &filter.tag {
-        let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
-        if !options.tags.contains(tag) {
+/// Whether a candidate passes what its walk did not test. What was asked is read
+/// for those filters only that need it.
+fn matches(tx: &Tx<'_>, filter: &ListFilter, id: JobId) -> Sql<bool> {
+    const ASKED: &str = "
+        select queue,
+               kind,
+               options
+          from jobs
+         where id = ?1";
+    if filter.names_what_was_asked() {
+        let passes = |row: &Row<'_>| {
+            let is = |wanted: &Option<String>, column| -> rusqlite::Result<bool> {
+                let text = row.get_ref(column)?.as_str()?;
+                Ok(wanted.as_deref().is_none_or(|wanted| wanted == text))
+            };
+            if !is(&filter.queue, 0)? || !is(&filter.kind, 1)? {
+                return Ok(false);
+            }
+            let Some(tag) = &filter.tag else { return Ok(true) };
+            let options = Options::from_stored(row.get_ref(2)?.as_str_or_null()?).unwrap_or_default();
+            Ok(options.tags.contains(tag))
+        };
+        if !tx.row(ASKED, [id.0.as_bytes()], passes)?.unwrap_or(false) {
             return Ok(false);
         }
     }
@@ -441,15 +444,14 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
                count(*)
           from running
          group by queue, kind";
+    // Added up here: `group by` would sort all rows to make a few sums of them.
     const FINISHED: &str = "
         select queue,
                kind,
                outcome,
-               sum(kept)
-          from tallies
-         group by queue, kind, outcome
-        having sum(kept) > 0";
-    let mut counts = waiting(tx)?;
+               kept
+          from tallies";
+    let mut counts = waiting(tx, COUNTED)?;
     counts.extend(tx.rows(RUNNING, [], |row| {
         Ok(Count {
             status: Status::Running,
@@ -459,87 +461,65 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
             estimated: false,
         })
     })?);
-    counts.extend(tx.rows(FINISHED, [], |row| {
-        Ok(Count {
-            status: row.outcome(2)?.status(),
-            queue: row.get(0)?,
-            kind: row.get(1)?,
-            jobs: row.get::<_, i64>(3)?.unsigned_abs(),
-            estimated: false,
-        })
-    })?);
+    let mut finished = HashMap::<(String, String, Outcome), i64>::new();
+    let mut statement = tx.prepare(FINISHED)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let of = (row.get(0)?, row.get(1)?, row.outcome(2)?);
+        *finished.entry(of).or_default() += row.get::<_, i64>(3)?;
+    }
+    for ((queue, kind, outcome), kept) in finished {
+        if let Ok(jobs @ 1..) = u64::try_from(kept) {
+            counts.push(Count { status: outcome.status(), queue, kind, jobs, estimated: false });
+        }
+    }
     counts.sort_by(|a, b| (&a.queue, &a.kind, a.status).cmp(&(&b.queue, &b.kind, b.status)));
     Ok(counts)
 }
 
-/// What waits, by queue, kind and status: counted if there are not very many,
-/// else estimated from a sample.
-fn waiting(tx: &Tx<'_>) -> Sql<Vec<Count>> {
-    const FIRST: &str = "
+/// What waits, by queue, kind and status: counted up to `most`, else estimated
+/// from the oldest and the newest. How many wait in all is known either way,
+/// because SQLite counts rows without reading them.
+pub(super) fn waiting(tx: &Tx<'_>, most: u32) -> Sql<Vec<Count>> {
+    const ALL: &str = "
+        select count(*)
+          from ready";
+    const OLDEST: &str = "
         select queue,
                kind,
-               attempt = 0 and interruptions = 0,
-               count(*)
-          from (select queue, kind, attempt, interruptions
-                  from ready
-                 limit ?1)
-         group by 1, 2, 3";
-    let counted = tx.rows(FIRST, [COUNTED], |row| {
-        Ok(Count {
-            status: if row.get(2)? { Status::Queued } else { Status::Retrying },
-            queue: row.get(0)?,
-            kind: row.get(1)?,
-            jobs: row.get::<_, u32>(3)?.into(),
-            estimated: false,
-        })
-    })?;
-    match counted.iter().map(|count| count.jobs).sum::<u64>() >= u64::from(COUNTED) {
-        true => estimated(tx, counted),
-        false => Ok(counted),
-    }
-}
-
-/// Rows of `jobs` are numbered in order of arrival, and the numbers of those
-/// that are gone stay free: so the share of numbers, evenly probed, that lead to
-/// a waiting job gives how many wait. Never below what was counted.
-fn estimated(tx: &Tx<'_>, counted: Vec<Count>) -> Sql<Vec<Count>> {
-    const NUMBERS: &str = "
-        select (select min(rowid) from jobs),
-               (select max(rowid) from jobs)";
-    const PROBE: &str = "
-        select w.queue,
-               w.kind,
-               w.attempt = 0 and w.interruptions = 0
-          from jobs j
-          join ready w on w.id = j.id
-         where j.rowid = ?1";
-    let (first, last) = tx
-        .row(NUMBERS, [], |row| Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?)))?
-        .and_then(|(first, last)| Some((first?, last?)))
-        .unwrap_or((1, 1));
-    let span = last - first + 1;
-    let mut hits = HashMap::<(String, String, bool), u64>::new();
-    for probe in 0..PROBES {
-        let number = first + (i128::from(span) * i128::from(probe) / i128::from(PROBES)) as i64;
-        let hit = tx.row(PROBE, [number], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-        if let Some(hit) = hit {
-            *hits.entry(hit).or_default() += 1;
+               attempt = 0 and interruptions = 0
+          from ready
+         order by id
+         limit ?1";
+    const NEWEST: &str = "
+        select queue,
+               kind,
+               attempt = 0 and interruptions = 0
+          from ready
+         order by id desc
+         limit ?1";
+    let all: u32 = tx.row(ALL, [], |row| row.get(0))?.unwrap_or(0);
+    let samples: &[(&str, u32)] = match all > most {
+        true => &[(OLDEST, most / 2), (NEWEST, most / 2)],
+        false => &[(OLDEST, most)],
+    };
+    let mut counted = HashMap::<(String, String, bool), u64>::new();
+    for (sample, limit) in samples {
+        let mut statement = tx.prepare(sample)?;
+        let mut rows = statement.query([limit])?;
+        while let Some(row) = rows.next()? {
+            *counted.entry((row.get(0)?, row.get(1)?, row.get(2)?)).or_default() += 1;
         }
     }
-    let mut counts = BTreeMap::new();
-    for count in counted {
-        counts.insert((count.queue, count.kind, count.status == Status::Queued), count.jobs);
-    }
-    for (what, hits) in hits {
-        let estimate = (hits as f64 * span as f64 / PROBES as f64) as u64;
-        let jobs = counts.entry(what).or_default();
-        *jobs = estimate.max(*jobs);
-    }
-    let count = |((queue, kind, is_fresh), jobs)| {
-        let status = if is_fresh { Status::Queued } else { Status::Retrying };
-        Count { status, queue, kind, jobs, estimated: true }
+    let sampled: u64 = counted.values().sum();
+    let count = |((queue, kind, is_fresh), jobs): (_, u64)| Count {
+        status: if is_fresh { Status::Queued } else { Status::Retrying },
+        queue,
+        kind,
+        jobs: jobs * u64::from(all) / sampled,
+        estimated: all > most,
     };
-    Ok(counts.into_iter().map(count).collect())
+    Ok(counted.into_iter().map(count).collect())
 }
 
 // ---- ahead ---------------------------------------------------------------

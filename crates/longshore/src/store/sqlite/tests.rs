@@ -211,3 +211,23 @@ fn retention_leaps_over_what_is_young_by_its_id() {
         assert_eq!(store.check().await.unwrap().problems, Vec::<String>::new());
     });
 }
+
+#[test]
+fn past_the_bound_what_waits_is_estimated_from_both_ends_and_its_sum_is_right() {
+    run_async(async {
+        let store = memory().await;
+        for kind in ["old", "old", "old", "unseen", "new", "new"] {
+            add(&store, job(kind)).await;
+        }
+        let counted = |most| store.engine.read(move |tx| inspect::waiting(tx, most));
+        let mut exact = counted(6).await.unwrap();
+        exact.sort_by_key(|count| count.jobs);
+        assert_eq!(exact.iter().map(|count| count.jobs).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(exact.iter().all(|count| !count.estimated));
+        let mut estimated = counted(4).await.unwrap();
+        estimated.sort_by(|one, other| one.kind.cmp(&other.kind));
+        let told: Vec<_> = estimated.iter().map(|count| (count.kind.as_str(), count.jobs)).collect();
+        assert_eq!(told, [("new", 3), ("old", 3)]);
+        assert!(estimated.iter().all(|count| count.estimated));
+    });
+}
