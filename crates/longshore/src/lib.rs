@@ -51,7 +51,7 @@ mod trace;
 #[cfg(feature = "worker")]
 pub mod worker;
 
-pub use client::{CallerTransaction, Cancelled, Client, Enqueueing, Report};
+pub use client::{CallerTransaction, Cancelled, Client, Enqueueing, Redriven, Report};
 #[cfg(feature = "worker")]
 pub use cron::{CronLine, FiredReport, Missed, NewSchedule};
 pub use enqueue::{Edit, Enqueued, EnqueuedAs, NewJob, UniqueMode, ValidJob};

@@ -14,7 +14,9 @@ use super::auth::Caller;
 use super::body::{Body, NameInPath, an_object};
 use super::jobs::NewJobBody;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
+use super::wire::EnqueuedAsShape;
 use crate::cron::NewSchedule;
+use crate::enqueue::EnqueuedAs;
 use crate::store::Schedule;
 
 /// A schedule.
@@ -177,6 +179,8 @@ pub(super) async fn resume(
 #[derive(Serialize, ToSchema)]
 pub(super) struct RunNow {
     job_id: Uuid,
+    #[schema(value_type = EnqueuedAsShape)]
+    how: EnqueuedAs,
 }
 
 /// Enqueues a schedule's job now, as an extra.
@@ -197,7 +201,7 @@ pub(super) async fn run(
 ) -> Answer<(StatusCode, Json<RunNow>)> {
     caller.may_use_all()?;
     let job = server.client.run_schedule_now(&name).await?;
-    Ok((StatusCode::CREATED, Json(RunNow { job_id: job.id.0 })))
+    Ok((StatusCode::CREATED, Json(RunNow { job_id: job.id.0, how: job.how })))
 }
 
 /// Removes a schedule. Jobs that it enqueued stay.

@@ -17,7 +17,7 @@ use super::auth::Caller;
 use super::body::{Body, IdInPath, InHeaders, Query, even_null, maybe_an_object, refuse_nul};
 use super::kinds::Defaults;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
-use super::wire::{JobShape, RetryShape, StatusShape};
+use super::wire::{EnqueuedAsShape, JobShape, RetryShape, StatusShape};
 use crate::client::Cancelled;
 use crate::enqueue::{Edit, Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob};
 use crate::job::{JobId, JobRecord, Status};
@@ -143,6 +143,8 @@ pub(super) struct EnqueuedJob {
     idempotency_key: Option<String>,
     /// Whether this request made it.
     created: bool,
+    #[schema(value_type = EnqueuedAsShape)]
+    how: EnqueuedAs,
 }
 
 impl NewJobBody {
@@ -260,7 +262,7 @@ pub(super) fn duration(field: &str, seconds: f64) -> Answer<Duration> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if duration <= MAX_DELAY => Ok(duration),
         _ => Err(Problem::validation(format!(
-            "{field}: {seconds} is out of range; use seconds, from 0 to {}",
+            "{field}: {seconds} is out of range; use seconds, from 0 to {}, which is at most ten years",
             MAX_DELAY.as_secs()
         ))),
     }
@@ -315,6 +317,7 @@ pub(super) async fn enqueue(
         max_attempts: job.max_attempts,
         idempotency_key: job.idempotency_key.clone(),
         created: true,
+        how: EnqueuedAs::Created,
     };
     let enqueued = server.client.store_one(job).await?;
     let answer = match enqueued.how {
@@ -350,6 +353,7 @@ async fn existing(server: &Server, caller: &Caller, enqueued: Enqueued) -> Answe
         max_attempts: job.max_attempts,
         idempotency_key: job.idempotency_key,
         created: false,
+        how: enqueued.how,
     })
 }
 

@@ -47,6 +47,7 @@ mod wire;
 
 pub use admission::Admission;
 pub use auth::{Access, hash_token};
+pub use problem::Cause;
 pub use serve::{Limits, serve};
 
 use auth::Guard;

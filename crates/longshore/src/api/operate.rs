@@ -14,7 +14,8 @@ use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query, refuse_nul, u
 use super::jobs::{duration, page_size, paged, reach};
 use super::problem::{Answer, Problem, ProblemBody};
 use super::wire::{JobShape, QueueShape, WorkerShape};
-use crate::job::{JobRecord, Status};
+use crate::client::Redriven;
+use crate::job::{JobId, JobRecord, Status};
 use crate::lifecycle::Interruption;
 use crate::recovery::{SweepMode, SweepOptions, SweepReport};
 use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord};
@@ -168,6 +169,8 @@ pub(super) struct Swept {
     workers: Vec<Uuid>,
     /// How many jobs were recovered.
     recovered: u64,
+    /// How many were left alone.
+    skipped: u64,
     /// Whether nothing was changed.
     dry_run: bool,
 }
@@ -198,9 +201,9 @@ pub(super) async fn sweep(
     if body.dry_run {
         options.mode = SweepMode::DryRun;
     }
-    let SweepReport { workers, recovered, .. } = server.client.sweep(&options).await?;
+    let SweepReport { workers, recovered, skipped } = server.client.sweep(&options).await?;
     let workers = workers.into_iter().map(|worker| worker.0).collect();
-    Ok(Json(Swept { workers, recovered, dry_run: body.dry_run }))
+    Ok(Json(Swept { workers, recovered, skipped, dry_run: body.dry_run }))
 }
 
 // ---- dead letters ------------------------------------------------------------
@@ -216,6 +219,9 @@ pub(super) struct DeadQuery {
     queue: Option<String>,
     /// How many, 1 to 200; others are clamped. 50 by default.
     limit: Option<i64>,
+    /// Past so many matches, up to 10,000; then use `cursor`.
+    #[param(minimum = 0, maximum = 10000)]
+    offset: Option<u64>,
     /// Older than this job.
     cursor: Option<Uuid>,
 }
@@ -242,7 +248,8 @@ pub(super) async fn dead_letters(
         status: Some(Status::FailedPermanent),
         kind: query.kind,
         queue: query.queue,
-        cursor: query.cursor.map(crate::job::JobId),
+        cursor: query.cursor.map(JobId),
+        offset: query.offset.map_or(0, |offset| u32::try_from(offset).unwrap_or(u32::MAX)),
         limit: page_size(query.limit),
         ..ListFilter::default()
     };
@@ -265,12 +272,23 @@ pub(super) struct RedriveBody {
     /// How many at most; 1,000 by default.
     #[schema(minimum = 1, maximum = 5000)]
     limit: Option<u32>,
+    /// After this job: the `next` of the answer before.
+    after: Option<Uuid>,
 }
 
-/// How many were redriven.
-#[derive(Serialize, ToSchema)]
-pub(super) struct Redriven {
+/// What a redrive did.
+#[derive(ToSchema)]
+#[schema(as = Redriven)]
+#[expect(dead_code, reason = "describes what `Redriven` serialises to")]
+pub(super) struct RedrivenShape {
+    /// How many wait again.
     redriven: u64,
+    /// How many were passed over: their unique key meanwhile belongs to another
+    /// job, or somebody else redrove them.
+    skipped: u64,
+    /// Where to go on, if there may be more.
+    #[schema(required)]
+    next: Option<Uuid>,
 }
 
 /// Lets dead letters run again with a fresh budget, oldest first.
@@ -279,7 +297,7 @@ pub(super) struct Redriven {
     path = "/dead-letters/redrive",
     tag = "dead letters",
     request_body = RedriveBody,
-    responses((status = 200, description = "How many.", body = Redriven)),
+    responses((status = 200, description = "How many.", body = RedrivenShape)),
 )]
 pub(super) async fn redrive_all(
     State(server): State<Server>,
@@ -289,8 +307,8 @@ pub(super) async fn redrive_all(
     caller.may_use_of(body.queue.as_deref())?;
     refuse_nul([body.kind.as_deref(), body.queue.as_deref()])?;
     let limit = up_to("limit", body.limit.unwrap_or(1000), MOST_REDRIVEN)?;
-    let filter = DeadFilter { kind: body.kind, queue: body.queue, after: None, limit };
-    Ok(Json(Redriven { redriven: server.client.redrive_all(&filter).await? }))
+    let filter = DeadFilter { kind: body.kind, queue: body.queue, after: body.after.map(JobId), limit };
+    Ok(Json(server.client.redrive_some(&filter).await?))
 }
 
 /// Lets one dead letter run again with a fresh budget.

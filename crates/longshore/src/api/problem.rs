@@ -1,6 +1,9 @@
 //! What a refused request is told: one shape, a slug for programs and a message
 //! for people. Faults of ours show the request's id and nothing else.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -18,6 +21,34 @@ pub(super) struct Problem {
     slug: Slug,
     message: String,
     headers: Vec<(header::HeaderName, HeaderValue)>,
+    cause: Option<Cause>,
+}
+
+/// The error behind an answer of the router, in the response's extensions. It
+/// never goes over the wire: it is for a program that calls the router in its own
+/// process and may know what a stranger may not.
+///
+/// ```
+/// # use longshore::{Client, api::{Api, Cause}};
+/// # use tower::ServiceExt;
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let without_tables = Client::connect("sqlite::memory:").await?;
+/// let request = axum::http::Request::get("/queues").body(axum::body::Body::empty()).unwrap();
+/// let response = Api::new(without_tables).router().oneshot(request).await.unwrap();
+/// assert_eq!(response.status(), 503);
+/// assert!(response.extensions().get::<Cause>().unwrap().is_schema());
+/// # Ok::<(), longshore::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Cause(Arc<Error>);
+
+impl Deref for Cause {
+    type Target = Error;
+
+    fn deref(&self) -> &Error {
+        &self.0
+    }
 }
 
 /// What a [`Problem`] looks like on the wire.
@@ -72,7 +103,7 @@ impl Slug {
 
 impl Problem {
     pub(super) fn new(slug: Slug, message: impl Into<String>) -> Self {
-        Problem { slug, message: message.into(), headers: Vec::new() }
+        Problem { slug, message: message.into(), headers: Vec::new(), cause: None }
     }
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
@@ -98,9 +129,14 @@ impl Problem {
     /// its contents.
     pub(super) fn in_the_url(error: Error) -> Self {
         match error.is_invalid() {
-            true => Problem::bad_request(error.to_string()),
+            true => Problem::bad_request(error.to_string()).because_of(error),
             false => error.into(),
         }
+    }
+
+    fn because_of(mut self, error: Error) -> Self {
+        self.cause = Some(Cause(Arc::new(error)));
+        self
     }
 
     pub(super) fn slug(&self) -> Slug {
@@ -115,13 +151,13 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         if error.is_invalid() {
-            return Problem::validation(error.to_string());
+            return Problem::validation(error.to_string()).because_of(error);
         }
         if error.is_not_found() {
-            return Problem::new(Slug::NotFound, error.to_string());
+            return Problem::new(Slug::NotFound, error.to_string()).because_of(error);
         }
         if error.is_conflict() {
-            return Problem::new(Slug::Conflict, error.to_string());
+            return Problem::new(Slug::Conflict, error.to_string()).because_of(error);
         }
         // The log has the words; a stranger must not read of hosts and tables.
         if error.is_unavailable() || error.is_read_only() || error.is_schema() {
@@ -131,21 +167,26 @@ impl From<Error> for Problem {
                 Slug::Unavailable,
                 "the database cannot serve this now; try again in a moment, the log has the reason",
             )
-            .with_header(header::RETRY_AFTER, after);
+            .with_header(header::RETRY_AFTER, after)
+            .because_of(error);
         }
         tracing::error!(?error, "a request failed");
         Problem::new(Slug::Internal, "something went wrong here; the log has it under this request's id")
+            .because_of(error)
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Problem { slug, message, headers } = self;
+        let Problem { slug, message, headers, cause } = self;
         let mut response = (slug.status(), Json(ProblemBody { error: slug, message })).into_response();
         for (name, value) in headers {
             response.headers_mut().insert(name, value);
         }
         response.extensions_mut().insert(slug);
+        if let Some(cause) = cause {
+            response.extensions_mut().insert(cause);
+        }
         response
     }
 }

@@ -98,6 +98,19 @@ pub(super) enum StatusShape {
     Cancelled,
 }
 
+/// How a request came by its job.
+#[derive(ToSchema)]
+#[schema(as = EnqueuedAs, rename_all = "snake_case")]
+#[expect(dead_code, reason = "describes `EnqueuedAs`")]
+pub(super) enum EnqueuedAsShape {
+    /// It is new.
+    Created,
+    /// It was there already, by its key, and is as it was.
+    Existing,
+    /// It was there already, by its key, and has the new contents.
+    Replaced,
+}
+
 /// One attempt that ended without success.
 #[derive(ToSchema)]
 #[schema(as = Attempt)]

@@ -19,7 +19,7 @@ mod operate;
 pub(crate) mod settle;
 
 pub use enqueue::{CallerTransaction, Enqueueing};
-pub use operate::Cancelled;
+pub use operate::{Cancelled, Redriven};
 pub use settle::Report;
 
 /// A handle to one queue database. Cheap to clone; clones share the lanes in

@@ -4,6 +4,8 @@
 //! [`lifecycle`] what follows, and stores that only if the
 //! job still stands there; otherwise it looks again.
 
+use serde::Serialize;
+
 use super::Client;
 use crate::enqueue::{Edit, ValidEdit, check_name};
 use crate::error::{Error, Result};
@@ -21,6 +23,17 @@ pub enum Cancelled {
     Now,
     /// The job runs; its handler has been told.
     Pending,
+}
+
+/// What a step of a redrive did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Redriven {
+    /// How many wait again.
+    pub redriven: u64,
+    /// How many were passed over.
+    pub skipped: u64,
+    /// Where the next step begins; `None` at the end.
+    pub next: Option<JobId>,
 }
 
 impl Client {
@@ -69,21 +82,47 @@ impl Client {
         let mut page = filter.clone();
         while left > 0 {
             page.limit = left.min(STEP);
-            let ids = self.store.dead_letters(&page).await?;
-            for id in &ids {
-                match self.chase(*id, &Command::Redrive).await {
-                    Ok(_) => redriven += 1,
-                    Err(error) if error.is_conflict() || error.is_not_found() => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            if (ids.len() as u32) < page.limit {
+            left -= page.limit;
+            let step = self.redrive_some(&page).await?;
+            redriven += step.redriven;
+            if step.next.is_none() {
                 break;
             }
-            left -= ids.len() as u32;
-            page.after = ids.last().copied();
+            page.after = step.next;
         }
         Ok(redriven)
+    }
+
+    /// As [`redrive_all`](Client::redrive_all), in one step that says where the
+    /// next begins: for who wants to tell how far it is.
+    ///
+    /// ```
+    /// # use longshore::{Client, store::DeadFilter};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let mut filter = DeadFilter { limit: 100, ..DeadFilter::default() };
+    /// loop {
+    ///     let step = client.redrive_some(&filter).await?;
+    ///     println!("{} wait again", step.redriven);
+    ///     let Some(next) = step.next else { break };
+    ///     filter.after = Some(next);
+    /// }
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn redrive_some(&self, filter: &DeadFilter) -> Result<Redriven> {
+        let ids = self.store.dead_letters(filter).await?;
+        let mut step = Redriven::default();
+        for id in &ids {
+            match self.chase(*id, &Command::Redrive).await {
+                Ok(_) => step.redriven += 1,
+                Err(error) if error.is_conflict() || error.is_not_found() => step.skipped += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        step.next = ids.last().copied().filter(|_| ids.len() as u64 >= u64::from(filter.limit));
+        Ok(step)
     }
 
     async fn chase(&self, id: JobId, command: &Command) -> Result<Operation> {

@@ -30,7 +30,7 @@ pub(crate) async fn a_posted_job_is_created_and_can_be_read(bench: Bench) {
         let posted = web.post("/jobs", &greet()).await.is(201);
         let body = posted.json();
         assert_eq!(body["status"], "queued");
-        assert_eq!(body["created"], true);
+        assert_eq!((&body["created"], &body["how"]), (&json!(true), &json!("created")));
         assert_eq!((&body["queue"], &body["max_attempts"]), (&json!("default"), &json!(3)));
         assert_eq!(posted.header("location"), format!("/jobs/{}", id(&posted)));
         let read = web.get(&format!("/jobs/{}", id(&posted))).await.is(200).json();
@@ -85,11 +85,21 @@ pub(crate) async fn one_key_is_one_job_and_the_header_beats_the_body(bench: Benc
         body["payload"] = json!({ "name": "Grace" });
         let second = web.send("POST", "/jobs", &headers, &body.to_string()).await.is(200);
         assert_eq!((id(&second), second.json()["created"].clone()), (id(&first), json!(false)));
+        assert_eq!(second.json()["how"], "existing");
         let other = web.post("/jobs", &body).await.is(201);
         assert_ne!(id(&other), id(&first));
         let stored = bench.get(id(&first).parse().expect("an id")).await.expect("get");
         assert_eq!(stored.payload.get(), r#"{"name":"Ada"}"#);
     });
+}
+
+pub(crate) async fn a_replaced_job_is_told_as_such(bench: Bench) {
+    let web = Web::new(&bench);
+    let keyed = |priority: i32| json!({ "kind": "greet", "payload": 1, "unique_key": "doc 7", "unique_mode": "replace", "priority": priority });
+    let first = web.post("/jobs", &keyed(1)).await.is(201);
+    let second = web.post("/jobs", &keyed(2)).await.is(200);
+    let told = second.json();
+    assert_eq!((id(&second), &told["how"], &told["priority"]), (id(&first), &json!("replaced"), &json!(2)));
 }
 
 pub(crate) async fn ten_posts_with_one_key_at_once_make_one_job(bench: Bench) {

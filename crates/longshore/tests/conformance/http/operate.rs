@@ -54,6 +54,7 @@ pub(crate) async fn a_schedule_is_put_paused_run_and_removed(bench: Bench) {
     assert_eq!(web.send("POST", "/cron/nightly/pause", &[], "").await.is(200).json()["paused"], true);
     assert_eq!(web.send("POST", "/cron/nightly/resume", &[], "").await.is(200).json()["paused"], false);
     let ran = web.send("POST", "/cron/nightly/run", &[], "").await.is(201).json();
+    assert_eq!(ran["how"], "created");
     let id = ran["job_id"].as_str().expect("an id").parse().expect("an id");
     assert_eq!(bench.get(id).await.expect("get").queue, "slow");
     web.send("DELETE", "/cron/nightly", &[], "").await.is(204);
@@ -96,10 +97,35 @@ pub(crate) async fn dead_letters_are_listed_and_redriven(bench: Bench) {
     web.send("POST", &format!("/dead-letters/{fine}/redrive"), &[], "").await.is_problem(409, "conflict", "");
     assert_eq!(
         web.post("/dead-letters/redrive", &json!({ "kind": "mail" })).await.is(200).json(),
-        json!({ "redriven": 0 })
+        json!({ "redriven": 0, "skipped": 0, "next": null })
     );
-    assert_eq!(web.post("/dead-letters/redrive", &json!({})).await.is(200).json(), json!({ "redriven": 1 }));
+    assert_eq!(web.post("/dead-letters/redrive", &json!({})).await.is(200).json()["redriven"], 1);
     assert_eq!(bench.status(two).await, Status::Queued);
+}
+
+pub(crate) async fn a_redrive_goes_on_where_the_last_answer_ended(bench: Bench) {
+    let web = Web::new(&bench);
+    let mut dead = Vec::new();
+    for _ in 0..3 {
+        dead.push(bench.ended(job("mail"), Outcome::FailedPermanent).await);
+    }
+    assert_eq!(web.get("/dead-letters?offset=2").await.is(200).json()[0]["id"], dead[0].to_string());
+    web.get("/dead-letters?offset=10001").await.is_problem(400, "bad_request", "cursor");
+
+    let first = web.post("/dead-letters/redrive", &json!({ "limit": 2 })).await.is(200).json();
+    assert_eq!(first, json!({ "redriven": 2, "skipped": 0, "next": dead[1].to_string() }));
+    let last = web.post("/dead-letters/redrive", &json!({ "limit": 2, "after": first["next"] })).await;
+    assert_eq!(last.is(200).json(), json!({ "redriven": 1, "skipped": 0, "next": null }));
+    assert_eq!(bench.status(dead[2]).await, Status::Queued);
+}
+
+pub(crate) async fn a_redrive_passes_over_who_lost_its_key(bench: Bench) {
+    let web = Web::new(&bench);
+    let keyed = || job("mail").unique_key("doc 7", longshore::UniqueMode::Dedupe);
+    bench.ended(keyed(), Outcome::FailedPermanent).await;
+    bench.add(keyed()).await;
+    let answer = web.post("/dead-letters/redrive", &json!({})).await.is(200).json();
+    assert_eq!(answer, json!({ "redriven": 0, "skipped": 1, "next": null }));
 }
 
 pub(crate) async fn a_sweep_can_be_rehearsed_and_done(bench: Bench) {
@@ -110,7 +136,8 @@ pub(crate) async fn a_sweep_can_be_rehearsed_and_done(bench: Bench) {
     bench.advance(11 * SECOND).await;
     assert_eq!(web.get("/workers").await.is(200).json()[0]["stale"], true);
     let would = web.post("/sweep", &json!({ "dry_run": true })).await.is(200).json();
-    assert_eq!((&would["recovered"], &would["workers"]), (&json!(1), &json!([dead.to_string()])));
+    let expected = json!({ "workers": [dead.to_string()], "recovered": 1, "skipped": 0, "dry_run": true });
+    assert_eq!(would, expected);
     assert_eq!(bench.status(id).await, Status::Running);
     web.post("/sweep", &json!({ "threshold_seconds": 60 })).await.is(200);
     assert_eq!(bench.status(id).await, Status::Running, "the threshold is honoured");
