@@ -117,6 +117,8 @@ pub struct Settings {
     pub retention_interval: Duration,
     /// How often the gauges are refreshed.
     pub sample_interval: Duration,
+    /// Whether it fires schedules that are due, as every worker does.
+    pub schedules: bool,
 }
 
 impl Default for Settings {
@@ -138,6 +140,7 @@ impl Default for Settings {
             retention: Retention::default(),
             retention_interval: Duration::from_secs(60),
             sample_interval: Duration::from_secs(15),
+            schedules: true,
         }
     }
 }
@@ -576,7 +579,9 @@ async fn supervise(
     }
     let mut upkeep = JoinSet::new();
     upkeep.spawn(upkeep::sweep(shared.clone()));
-    upkeep.spawn(upkeep::cron(shared.clone()));
+    if shared.settings.schedules {
+        upkeep.spawn(upkeep::cron(shared.clone()));
+    }
     upkeep.spawn(upkeep::retain(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));
     upkeep.spawn(shared.progress.clone().run(shared.client.clone()));
