@@ -1,26 +1,43 @@
 //! The command line: what can be typed, and how each value is read. Owns no
 //! behaviour; that is in [`commands`](crate::commands).
 
+mod bench;
 mod builtin;
 mod config;
+mod cron;
+mod dead;
+mod enqueue;
+mod jobs;
+mod kinds;
 mod logging;
+mod orders;
+mod place;
+mod queues;
 mod serve;
+mod stats;
 mod tokens;
+mod watch;
 mod worker;
 
 use std::ffi::OsString;
-use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use clap::{ArgGroup, Args, Parser, Subcommand};
-use longshore::{JobId, Missed, RetryPolicy, Status, UniqueMode, When};
+use clap::{Args, Parser, Subcommand};
 
-use crate::duration;
-
+pub(crate) use bench::LoadTest;
 pub(crate) use config::{Config, Show, Shown};
+pub(crate) use cron::{Cron, CronAdd};
+pub(crate) use dead::{Dead, DeadList, Purge, Redrive};
+pub(crate) use enqueue::{Enqueue, EnqueueMany, WhenArgs};
+pub(crate) use jobs::{Edit, Jobs, List, PageArgs};
+pub(crate) use kinds::{Kinds, PutKind};
 pub(crate) use logging::{LogFormat, Logging};
+pub(crate) use orders::{Confirm, Filter, Order};
+pub(crate) use place::{Place, Target};
+pub(crate) use queues::{Queues, Sweep, Workers};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
+pub(crate) use stats::Stats;
 pub(crate) use tokens::{CreateToken, Tokens};
+pub(crate) use watch::Watch;
 pub(crate) use worker::{Work, Worker};
 
 /// Enqueue jobs, run them and operate a Longshore queue.
@@ -37,6 +54,9 @@ Examples:
   longshore jobs list --status queued
   longshore worker
 
+  export LONGSHORE_SERVER=http://127.0.0.1:8080 LONGSHORE_TOKEN=longshore_…
+  longshore jobs list                  # the same by a server's API
+
 Settings are flags, variables or keys of a configuration file, longshore.toml; the
 first of them wins. `longshore config show` prints all, and where each comes from.
 
@@ -45,25 +65,21 @@ Exit codes:
   1  something is wrong: `check` found a problem, `migrate --check` a pending
      migration, or the command failed for a reason that has no code of its own
   2  usage: the command line, or a value in it, cannot be right
-  3  not found: no such job
+  3  not found: no such job, schedule or kind
   4  conflict: the job exists, but its state forbids this
-  5  unavailable: the database does not answer or takes no writes; try again
+  5  unavailable: the database or the server does not answer, or the database
+     takes no writes; try again
   6  schema: the tables are missing or too old (run `longshore migrate`), or
      newer than this program
+  7  denied: the server asks for a token, or for one that may do this
+  8  ended otherwise: the job that `enqueue --wait` waited for failed for good or
+     was cancelled
+  9  not ended: the time of `enqueue --wait=TIME` was over first; the job goes on
 With several ids, each is tried, and the first failure decides the code."
 )]
 pub(crate) struct Cli {
-    /// The database: postgres://user@host/database or sqlite:./jobs.db
-    // Hidden values: the variable usually holds a password.
-    #[arg(
-        long,
-        global = true,
-        env = "DATABASE_URL",
-        hide_env_values = true,
-        value_name = "URL",
-        help_heading = "Global options"
-    )]
-    pub(crate) database_url: Option<String>,
+    #[command(flatten)]
+    pub(crate) place: Place,
 
     /// The configuration file [default: ./longshore.toml, else /etc/longshore/longshore.toml]; '' for none
     // Not a path: clap would refuse an empty one.
@@ -129,8 +145,21 @@ Examples:
   longshore enqueue send_email --payload '{\"to\":\"ada@example.com\",\"subject\":\"Hi\",\"body\":\"…\"}'
   longshore enqueue report --payload @report.json --delay 5m --queue slow --priority -5
   generate | longshore enqueue import --payload - --retry list:1s,10s,1m --max-attempts 4
+  longshore enqueue summarize_text --payload '{\"text\":\"Ships come. Ships go.\"}' --wait=30s --json
   longshore enqueue sync --unique-key account-7 --unique-mode replace")]
     Enqueue(Box<Enqueue>),
+
+    /// Put many jobs in the queue, from a file of JSON lines
+    ///
+    /// Each line is a job as the API takes it: kind and payload, and whatever else is to be said. Those
+    /// that are wrong are named by their line, the others are stored; the exit code is then 2.
+    #[command(after_help = "\
+Examples:
+  longshore enqueue-many jobs.ndjson
+  jq -c '.[] | {kind: \"import\", payload: .}' records.json | longshore enqueue-many -
+
+A line: {\"kind\":\"import\",\"payload\":{\"id\":7},\"queue\":\"slow\",\"unique_key\":\"record 7\"}")]
+    EnqueueMany(EnqueueMany),
 
     /// Look at jobs and change them
     #[command(subcommand)]
@@ -173,16 +202,51 @@ Examples:
     Sweep(Sweep),
 
     /// Count jobs by queue, kind and status
-    #[command(
-        alias = "stats",
-        after_help = "\
+    #[command(after_help = "\
 Examples:
   longshore counts
+  longshore counts --watch
   longshore counts --json
 
-A number after ~ is an estimate, because very many jobs wait."
-    )]
-    Counts,
+A number after ~ is an estimate, because very many jobs wait.")]
+    Counts(Watch),
+
+    /// Tell whether the database answers, and the server if there is one
+    #[command(after_help = "\
+Examples:
+  longshore health                                    # exits 5 if it does not
+  longshore health --server http://127.0.0.1:8080     # where a container is asked if it is well")]
+    Health,
+
+    /// Tell how the queue does: what ended lately, how fast, and how long it took
+    #[command(after_help = "\
+Examples:
+  longshore stats
+  longshore stats --queue mail --minutes 10 --watch
+  longshore stats --json | jq .per_second")]
+    Stats(Stats),
+
+    /// Look at kinds of jobs, announce and forget them
+    #[command(subcommand)]
+    Kinds(Kinds),
+
+    /// Measure how fast this queue is: enqueue, run and remove jobs that do nothing
+    #[command(after_help = bench::EXAMPLES)]
+    Bench(LoadTest),
+
+    /// Print what lets your shell complete this command
+    ///
+    /// Printed to standard output; the examples say where each shell looks for it.
+    #[command(after_help = "\
+Examples:
+  longshore completions bash > ~/.local/share/bash-completion/completions/longshore
+  longshore completions zsh > \"${fpath[1]}/_longshore\"        # then start a new shell
+  longshore completions fish > ~/.config/fish/completions/longshore.fish
+  longshore completions powershell >> $PROFILE")]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
 
     /// Prove that every job is in exactly one place
     ///
@@ -199,479 +263,6 @@ pub(crate) struct Migrate {
     /// Change nothing; exit 1 if a migration is pending
     #[arg(long)]
     pub(crate) check: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Enqueue {
-    /// Which handler runs it
-    pub(crate) kind: String,
-
-    /// The payload: JSON, @FILE, or - for standard input
-    #[arg(long, value_name = "JSON|@FILE|-", default_value = "{}", allow_hyphen_values = true)]
-    pub(crate) payload: String,
-
-    /// The queue to wait in
-    #[arg(long, default_value = longshore::enqueue::DEFAULT_QUEUE)]
-    pub(crate) queue: String,
-
-    /// Higher runs first; -32768 to 32767
-    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
-    pub(crate) priority: i64,
-
-    /// How many attempts it may have
-    #[arg(long, value_name = "N", default_value_t = i64::from(longshore::enqueue::DEFAULT_MAX_ATTEMPTS),
-          allow_negative_numbers = true)]
-    pub(crate) max_attempts: i64,
-
-    #[command(flatten)]
-    pub(crate) when: WhenArgs,
-
-    /// A second enqueue with this key returns the first job, for as long as that is kept
-    #[arg(long, value_name = "KEY")]
-    pub(crate) idempotency_key: Option<String>,
-
-    /// At most one live job has this key
-    #[arg(long, value_name = "KEY")]
-    pub(crate) unique_key: Option<String>,
-
-    /// When the unique key is taken: dedupe, replace or preserve_run_at
-    #[arg(long, value_name = "MODE", default_value = "dedupe", requires = "unique_key")]
-    pub(crate) unique_mode: UniqueMode,
-
-    /// How long one attempt may take, like 90s or 2h; none means for ever
-    #[arg(long, value_name = "DURATION|none", default_value = "2h", value_parser = timeout)]
-    pub(crate) timeout: Timeout,
-
-    /// When a failed attempt is tried again: jitter (the default), exponential, fixed:10s, list:1s,5s or none
-    #[arg(long, value_name = "POLICY", value_parser = retry_policy)]
-    pub(crate) retry: Option<RetryPolicy>,
-
-    /// A label for people; may be repeated
-    #[arg(long = "tag", value_name = "TAG")]
-    pub(crate) tags: Vec<String>,
-
-    /// A label that workers and recovery act on; may be repeated
-    #[arg(long = "flag", value_name = "FLAG")]
-    pub(crate) flags: Vec<String>,
-
-    /// Why it is enqueued
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) context: Option<String>,
-
-    /// Your own data beside the payload
-    #[arg(long, value_name = "JSON")]
-    pub(crate) metadata: Option<String>,
-}
-
-/// When a job may start.
-#[derive(Debug, Args)]
-pub(crate) struct WhenArgs {
-    /// Not before this long from now, like 500ms, 10s or 5m
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "run_at")]
-    delay: Option<Duration>,
-
-    /// Not before this instant, like 2030-01-31T09:00:00Z
-    #[arg(long, value_name = "RFC3339", value_parser = rfc3339)]
-    run_at: Option<DateTime<Utc>>,
-}
-
-impl WhenArgs {
-    /// What was asked, if anything.
-    pub(crate) fn when(&self) -> Option<When> {
-        self.delay.map(When::After).or(self.run_at.map(When::At))
-    }
-}
-
-/// How long an attempt may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Timeout(pub(crate) Option<Duration>);
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Jobs {
-    /// List jobs, newest first
-    ///
-    /// A page looks at a bounded number of jobs, so with a rare filter it may be short and still
-    /// have a next one; the hint below the table says so (`next` in JSON).
-    #[command(after_help = "\
-Examples:
-  longshore jobs list --status retrying --kind send_email
-  longshore jobs list --tag nightly --limit 200
-  longshore jobs list --json | jq -r '.jobs[].id'")]
-    List(List),
-
-    /// Show one job with its history
-    #[command(after_help = "\
-Examples:
-  longshore jobs show 01990000-0000-7000-8000-000000000000
-  longshore jobs show 01990000-0000-7000-8000-000000000000 --json | jq .payload")]
-    Show {
-        /// The job's id
-        id: JobId,
-    },
-
-    /// Cancel jobs
-    ///
-    /// A waiting job is cancelled at once; a running one is told to stop (`pending`) and ends as
-    /// cancelled unless it succeeds first.
-    #[command(after_help = "\
-Examples:
-  longshore jobs cancel 01990000-0000-7000-8000-000000000000
-  longshore jobs list --kind import --json | jq -r '.jobs[].id' | xargs longshore jobs cancel")]
-    Cancel(Ids),
-
-    /// Run jobs again, or now
-    ///
-    /// A finished job runs again with a fresh budget of attempts; a waiting one is due at once.
-    #[command(after_help = "\
-Examples:
-  longshore jobs retry 01990000-0000-7000-8000-000000000000")]
-    Retry(Ids),
-
-    /// Remove finished jobs and their history
-    #[command(after_help = "\
-Examples:
-  longshore jobs delete 01990000-0000-7000-8000-000000000000")]
-    Delete(Ids),
-
-    /// Change a waiting job
-    ///
-    /// A worker gets the old job whole or the new one. What is not named stays.
-    #[command(after_help = "\
-Examples:
-  longshore jobs edit 01990000-0000-7000-8000-000000000000 --priority 10 --delay 0s
-  longshore jobs edit 01990000-0000-7000-8000-000000000000 --payload @fixed.json")]
-    Edit(Edit),
-}
-
-/// One or more jobs.
-#[derive(Debug, Args)]
-pub(crate) struct Ids {
-    /// The jobs' ids
-    #[arg(required = true, value_name = "ID")]
-    pub(crate) ids: Vec<JobId>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct List {
-    /// Only in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
-    #[arg(long)]
-    pub(crate) status: Option<Status>,
-
-    /// Only of this kind
-    #[arg(long)]
-    pub(crate) kind: Option<String>,
-
-    /// Only of this queue
-    #[arg(long)]
-    pub(crate) queue: Option<String>,
-
-    /// Only with this tag
-    #[arg(long)]
-    pub(crate) tag: Option<String>,
-
-    /// Only the job with this idempotency key
-    #[arg(long, value_name = "KEY")]
-    pub(crate) idempotency_key: Option<String>,
-
-    /// Only the live job with this unique key
-    #[arg(long, value_name = "KEY")]
-    pub(crate) unique_key: Option<String>,
-
-    #[command(flatten)]
-    pub(crate) page: PageArgs,
-}
-
-/// Which part of a list.
-#[derive(Debug, Args)]
-pub(crate) struct PageArgs {
-    /// How many, 1 to 200
-    #[arg(long, value_name = "N", default_value_t = 50, allow_negative_numbers = true)]
-    pub(crate) limit: u32,
-
-    /// Only jobs older than this one: where the last page ended
-    #[arg(long, value_name = "ID")]
-    pub(crate) cursor: Option<JobId>,
-
-    /// Pass over this many first, up to 10000; use --cursor to go further
-    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
-    pub(crate) offset: u32,
-}
-
-#[derive(Debug, Args)]
-#[command(group = ArgGroup::new("change").required(true).multiple(true).args(["priority", "delay", "run_at", "payload"]))]
-pub(crate) struct Edit {
-    /// The job's id
-    pub(crate) id: JobId,
-
-    /// Another priority; -32768 to 32767
-    #[arg(long, allow_negative_numbers = true)]
-    pub(crate) priority: Option<i64>,
-
-    #[command(flatten)]
-    pub(crate) when: WhenArgs,
-
-    /// Another payload: JSON, @FILE, or - for standard input
-    #[arg(long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
-    pub(crate) payload: Option<String>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Queues {
-    /// List queues that have settings, or jobs that wait or run
-    #[command(after_help = "\
-Examples:
-  longshore queues list
-  longshore queues list --json | jq -r '.[] | select(.paused) | .name'")]
-    List,
-
-    /// Stop claims from a queue; running jobs go on
-    #[command(after_help = "\
-Examples:
-  longshore queues pause mail")]
-    Pause(QueueName),
-
-    /// Let claims from a queue go on
-    #[command(after_help = "\
-Examples:
-  longshore queues resume mail")]
-    Resume(QueueName),
-
-    /// Limit how many jobs of a queue run at once, in all processes together
-    #[command(after_help = "\
-Examples:
-  longshore queues limit mail 10
-  longshore queues limit ledger 1      # serial: one at a time
-  longshore queues limit mail none     # lift the limit")]
-    Limit {
-        /// The queue
-        queue: String,
-        /// How many, at least 1; none lifts the limit
-        #[arg(value_name = "N|none", value_parser = queue_limit)]
-        limit: QueueLimit,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct QueueName {
-    /// The queue
-    pub(crate) queue: String,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Cron {
-    /// List schedules with their next and last tick
-    #[command(after_help = "\
-Examples:
-  longshore cron list
-  longshore cron list --json | jq -r '.[] | select(.paused) | .name'")]
-    List,
-
-    /// Put a schedule, or change the one of that name
-    ///
-    /// An unchanged schedule keeps its next tick.
-    #[command(after_help = "\
-Examples:
-  longshore cron add nightly '30 2 * * *' report --zone Europe/Berlin
-  longshore cron add pulse '*/10 * * * * *' ping --missed skip           # six fields: seconds first
-  longshore cron add backfill '0 * * * *' import --missed all:24 --payload @import.json")]
-    Add(Box<CronAdd>),
-
-    /// Hold back a schedule's ticks
-    #[command(after_help = "\
-Examples:
-  longshore cron pause nightly")]
-    Pause(ScheduleName),
-
-    /// Let a schedule tick again, from its next tick on
-    #[command(after_help = "\
-Examples:
-  longshore cron resume nightly")]
-    Resume(ScheduleName),
-
-    /// Enqueue a schedule's job now, beside its ticks
-    #[command(after_help = "\
-Examples:
-  longshore cron run nightly")]
-    Run(ScheduleName),
-
-    /// Remove a schedule; jobs it has enqueued stay
-    #[command(after_help = "\
-Examples:
-  longshore cron remove nightly")]
-    Remove(ScheduleName),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ScheduleName {
-    /// The schedule
-    pub(crate) name: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CronAdd {
-    /// What to call it
-    pub(crate) name: String,
-
-    /// The cron line: five fields, or six with seconds first
-    pub(crate) line: String,
-
-    /// The kind of the job that each tick enqueues
-    pub(crate) kind: String,
-
-    /// The job's payload: JSON, @FILE, or - for standard input
-    #[arg(long, value_name = "JSON|@FILE|-", default_value = "{}", allow_hyphen_values = true)]
-    pub(crate) payload: String,
-
-    /// The time zone whose wall clocks the line means
-    #[arg(long, default_value = "UTC")]
-    pub(crate) zone: String,
-
-    /// What becomes of missed ticks: skip, one, or all:N for the N newest
-    #[arg(long, default_value = "one", value_name = "skip|one|all:N")]
-    pub(crate) missed: Missed,
-
-    /// The queue the jobs wait in
-    #[arg(long, default_value = longshore::enqueue::DEFAULT_QUEUE)]
-    pub(crate) queue: String,
-
-    /// Their priority; higher runs first
-    #[arg(long, default_value_t = 0, allow_hyphen_values = true)]
-    pub(crate) priority: i64,
-
-    /// How many attempts each may have
-    #[arg(long, value_name = "N")]
-    pub(crate) max_attempts: Option<i64>,
-}
-
-/// How many jobs of a queue may run at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QueueLimit(pub(crate) Option<u32>);
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Dead {
-    /// List dead letters, newest first
-    #[command(after_help = "\
-Examples:
-  longshore dead list --kind send_email
-  longshore dead list --json | jq -r '.jobs[] | [.id, .last_error] | @tsv'")]
-    List(DeadList),
-
-    /// Let dead letters run again with a fresh budget of attempts
-    ///
-    /// Name them by id or by --kind, --queue or --all, oldest first. By filter, jobs whose unique
-    /// key meanwhile belongs to another live job are passed over.
-    #[command(after_help = "\
-Examples:
-  longshore dead redrive 01990000-0000-7000-8000-000000000000
-  longshore dead redrive --kind send_email --limit 100
-  longshore dead redrive --all")]
-    Redrive(Redrive),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DeadList {
-    /// Only of this kind
-    #[arg(long)]
-    pub(crate) kind: Option<String>,
-
-    /// Only of this queue
-    #[arg(long)]
-    pub(crate) queue: Option<String>,
-
-    #[command(flatten)]
-    pub(crate) page: PageArgs,
-}
-
-#[derive(Debug, Args)]
-#[command(group = ArgGroup::new("which").required(true).multiple(true).args(["ids", "kind", "queue", "all"]))]
-pub(crate) struct Redrive {
-    /// The jobs' ids
-    #[arg(value_name = "ID", conflicts_with_all = ["kind", "queue", "all", "limit"])]
-    pub(crate) ids: Vec<JobId>,
-
-    /// Those of this kind
-    #[arg(long)]
-    pub(crate) kind: Option<String>,
-
-    /// Those of this queue
-    #[arg(long)]
-    pub(crate) queue: Option<String>,
-
-    /// All of them
-    #[arg(long, conflicts_with_all = ["kind", "queue"])]
-    pub(crate) all: bool,
-
-    /// How many at most
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) limit: Option<u32>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Workers {
-    /// List worker processes, newest first
-    #[command(after_help = "\
-Examples:
-  longshore workers list
-  longshore workers list --threshold 30s    # who has been silent for 30 s?")]
-    List {
-        /// Call a worker stale after this silence, whatever its own threshold
-        #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
-        threshold: Option<Duration>,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Sweep {
-    /// Say what would be recovered and change nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-
-    /// Call a worker dead after this silence, whatever its own threshold
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
-    pub(crate) threshold: Option<Duration>,
-
-    /// How long recovered jobs wait before they are due again
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
-    pub(crate) recovery_delay: Duration,
-}
-
-fn timeout(text: &str) -> Result<Timeout, String> {
-    duration::parse_or_none(text).map(Timeout)
-}
-
-fn rfc3339(text: &str) -> Result<DateTime<Utc>, String> {
-    DateTime::parse_from_rfc3339(text).map(|at| at.to_utc()).map_err(|_| {
-        format!("`{text}` is not a time; write it as RFC 3339 with its zone, like 2030-01-31T09:00:00Z")
-    })
-}
-
-fn queue_limit(text: &str) -> Result<QueueLimit, String> {
-    match text {
-        "none" => Ok(QueueLimit(None)),
-        _ => text
-            .parse()
-            .map(|limit| QueueLimit(Some(limit)))
-            .map_err(|_| format!("`{text}` is not a limit; write a whole number of at least 1, or none")),
-    }
-}
-
-fn retry_policy(text: &str) -> Result<RetryPolicy, String> {
-    let policy = match text.split_once(':') {
-        None if text == "jitter" => RetryPolicy::default(),
-        None if text == "exponential" => RetryPolicy::exponential(),
-        None if text == "none" => RetryPolicy::None,
-        Some(("fixed", delay)) => RetryPolicy::fixed(duration::parse(delay)?),
-        Some(("list", delays)) => {
-            let delays: Result<Vec<_>, _> = delays.split(',').map(duration::parse).collect();
-            RetryPolicy::list(delays?)
-        }
-        _ => {
-            return Err(format!(
-                "`{text}` is not a retry policy; use jitter, exponential, fixed:10s, list:1s,5s or none"
-            ));
-        }
-    };
-    Ok(policy)
 }
 
 #[cfg(test)]
@@ -721,7 +312,7 @@ mod tests {
                     help.lines().filter_map(|line| line.trim().strip_prefix(path.trim())).collect();
                 assert!(!examples.is_empty(), "{path}: shows an example");
                 for example in examples {
-                    let words = example.split(['#', '|']).next().unwrap();
+                    let words = example.split(['#', '|', '>']).next().unwrap();
                     parse(&format!("{} {words}", path.trim().strip_prefix("longshore").unwrap()))
                         .unwrap_or_else(|error| panic!("{path}{example}: {error}"));
                     *seen += 1;
@@ -731,22 +322,6 @@ mod tests {
         let mut seen = 0;
         walk(&Cli::command(), "longshore", &mut seen);
         assert!(seen > 20, "{seen} examples");
-    }
-
-    #[test]
-    fn retry_policies_are_read() {
-        let second = Duration::from_secs(1);
-        assert_eq!(retry_policy("jitter").unwrap(), RetryPolicy::default());
-        assert_eq!(retry_policy("exponential").unwrap(), RetryPolicy::exponential());
-        assert_eq!(retry_policy("fixed:10s").unwrap(), RetryPolicy::fixed(10 * second));
-        assert_eq!(retry_policy("list:1s,5s").unwrap(), RetryPolicy::list([second, 5 * second]));
-        assert_eq!(retry_policy("none").unwrap(), RetryPolicy::None);
-        for text in ["", "fixed", "linear", "jitter:1s", "none:"] {
-            assert!(retry_policy(text).unwrap_err().contains("is not a retry policy; use jitter"), "{text}");
-        }
-        for text in ["fixed:", "fixed:10", "list:", "list:1s,,5s"] {
-            assert!(retry_policy(text).unwrap_err().contains("is not a duration"), "{text}");
-        }
     }
 
     #[test]
@@ -793,13 +368,15 @@ mod tests {
         let Command::Enqueue(job) = parse("enqueue greet --priority -5 --payload -").unwrap().command else {
             panic!("an enqueue");
         };
-        assert_eq!((job.priority, job.payload.as_str()), (-5, "-"));
+        assert_eq!((job.priority, job.payload.as_str()), (Some(-5), "-"));
     }
 
     #[test]
-    fn the_help_never_shows_the_database_url() {
-        let argument = Cli::command();
-        let argument = argument.get_arguments().find(|arg| arg.get_id() == "database_url").unwrap();
-        assert!(argument.is_hide_env_values_set());
+    fn the_help_never_shows_where_the_queue_is() {
+        let command = Cli::command();
+        for name in ["database_url", "server"] {
+            let argument = command.get_arguments().find(|arg| arg.get_id() == name).unwrap();
+            assert!(argument.is_hide_env_values_set(), "{name}");
+        }
     }
 }

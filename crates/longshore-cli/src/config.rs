@@ -65,7 +65,9 @@ pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<(Cli, Co
     }
     let configuration = Configuration { words, settings, file };
     let matches = configuration.matches()?;
-    Ok((Cli::from_arg_matches(&matches)?, configuration))
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    cli.place.note_sources(&matches);
+    Ok((cli, configuration))
 }
 
 impl Configuration {

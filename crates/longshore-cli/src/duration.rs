@@ -43,6 +43,11 @@ pub(crate) fn parse_or_none(text: &str) -> Result<Option<Duration>, String> {
     }
 }
 
+/// Writes what the API tells in seconds.
+pub(crate) fn show_seconds(seconds: f64) -> String {
+    Duration::try_from_secs_f64(seconds).map_or_else(|_| seconds.to_string(), show)
+}
+
 /// Writes a duration so that [`parse`] reads it back, to the millisecond.
 pub(crate) fn show(duration: Duration) -> String {
     let mut left = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -105,6 +110,7 @@ mod tests {
     fn what_is_shown_is_read_back() {
         for text in ["0s", "1ms", "59s999ms", "1m", "1h30m", "400d23h59m59s"] {
             assert_eq!(show(parse(text).unwrap()), text);
+            assert_eq!(show_seconds(parse(text).unwrap().as_secs_f64()), text);
         }
     }
 }

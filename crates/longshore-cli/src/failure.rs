@@ -14,14 +14,20 @@ pub(crate) enum Code {
     Problem = 1,
     /// The command line, or a value in it, cannot be right.
     Usage = 2,
-    /// No such job or queue.
+    /// No such job, schedule or kind.
     NotFound = 3,
     /// It exists, but its state forbids this.
     Conflict = 4,
-    /// The database did not answer, or takes no writes.
+    /// The database or the server did not answer, or takes no writes.
     Unavailable = 5,
     /// The tables are missing, too old or too new.
     Schema = 6,
+    /// The server wants a token, or one that may do more.
+    Denied = 7,
+    /// The awaited job failed for good or was cancelled.
+    EndedOtherwise = 8,
+    /// The awaited job has not ended in time.
+    NotEnded = 9,
 }
 
 impl Code {
@@ -40,11 +46,12 @@ impl Code {
     pub(crate) fn slug(self) -> &'static str {
         match self {
             Code::Done => "done",
-            Code::Problem => "internal",
+            Code::Problem | Code::EndedOtherwise | Code::NotEnded => "internal",
             Code::Usage => "bad_request",
             Code::NotFound => "not_found",
             Code::Conflict => "conflict",
             Code::Unavailable | Code::Schema => "unavailable",
+            Code::Denied => "forbidden",
         }
     }
 }
@@ -73,9 +80,15 @@ impl fmt::Display for Failure {
     }
 }
 
+impl From<&longshore::Error> for Failure {
+    fn from(error: &longshore::Error) -> Self {
+        Failure::new(Code::of(error), error)
+    }
+}
+
 impl From<longshore::Error> for Failure {
     fn from(error: longshore::Error) -> Self {
-        Failure::new(Code::of(&error), error)
+        Failure::from(&error)
     }
 }
 

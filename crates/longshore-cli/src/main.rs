@@ -1,12 +1,12 @@
-//! The `longshore` command: reads the command line, opens the database, runs
-//! one command through the library's public API and exits with a code that
-//! programs can act on.
+//! The `longshore` command: reads the command line, finds the queue (a database
+//! or a server), runs one command and exits with a code that programs can act on.
 
 mod args;
 mod builtin;
 mod commands;
 mod config;
 mod duration;
+mod endpoint;
 mod failure;
 mod output;
 mod secret;
@@ -32,14 +32,14 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Refused> {
     match &cli.command {
-        Command::Config(asked) => commands::config(asked, configuration, Out::new(cli.json)),
+        Command::Config(asked) => commands::config(asked, configuration, &Out::new(cli.json)),
         _ => Ok(run_async(cli)?),
     }
 }
 
 fn run_async(cli: Cli) -> Outcome {
     let mut builder = match cli.command {
-        Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
+        Command::Bench(_) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
             tokio::runtime::Builder::new_multi_thread()
         }
         _ => tokio::runtime::Builder::new_current_thread(),
@@ -49,7 +49,7 @@ fn run_async(cli: Cli) -> Outcome {
         .build()
         .map_err(|error| Failure::new(Code::Problem, format_args!("the runtime does not start: {error}")))?;
     let out = Out::new(cli.json);
-    let outcome = runtime.block_on(commands::run(cli, out));
+    let outcome = runtime.block_on(commands::run(cli, &out));
     // A handler that blocks its thread must not keep a worker that has ended.
     runtime.shutdown_background();
     outcome

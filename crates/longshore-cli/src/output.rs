@@ -4,32 +4,86 @@
 //! (tables) or [`escape`] (JSON), so that a payload cannot drive the terminal
 //! of whoever looks at it. A reader that went away (`| head`) is no error.
 
+mod document;
+mod progress;
+mod screen;
+
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Serialize;
 
+pub(crate) use document::Fields;
+pub(crate) use progress::{Progress, is_wanted};
+pub(crate) use screen::Cursor;
+
 /// Where a command's answer goes, and in which form.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Out {
     pub(crate) json: bool,
-    width: Option<usize>,
+    pace: Pace,
+    /// What the next frame will show, if frames are drawn.
+    frame: RefCell<String>,
+    reader_left: Cell<bool>,
+}
+
+/// Whether there is one answer or one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// One, and it is printed.
+    Once,
+    /// Many, one below the other; documents take a line each.
+    Appended,
+    /// Many, each in the place of the last.
+    Redrawn,
 }
 
 impl Out {
     /// For standard output: cut to the terminal's width if it is one, whole if
     /// a file or another program reads.
     pub(crate) fn new(json: bool) -> Self {
-        let width = io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
-        Out { json, width: width.map(|(terminal_size::Width(columns), _)| columns.into()) }
+        Out { json, pace: Pace::Once, frame: RefCell::default(), reader_left: Cell::new(false) }
+    }
+
+    /// For answers that come again and again: drawn in place on a terminal, else
+    /// appended.
+    pub(crate) fn repeated(&self) -> Self {
+        let redrawn = !self.json && io::stdout().is_terminal();
+        Out { pace: if redrawn { Pace::Redrawn } else { Pace::Appended }, ..Out::new(self.json) }
+    }
+
+    /// Whether answers are drawn in place.
+    pub(crate) fn is_redrawn(&self) -> bool {
+        self.pace == Pace::Redrawn
+    }
+
+    /// Ends one of many answers: what was gathered is drawn.
+    pub(crate) fn end_frame(&self) {
+        if self.is_redrawn() {
+            screen::draw(&self.frame.take(), terminal().map(|(_, height)| height));
+        }
+    }
+
+    /// Whether nobody reads any more.
+    pub(crate) fn reader_left(&self) -> bool {
+        self.reader_left.get()
     }
 
     /// One JSON document.
     pub(crate) fn document(&self, value: &impl Serialize) {
-        match serde_json::to_string_pretty(value) {
-            Ok(text) => print(&escape(&text)),
-            // Every record of the library serialises; this would be its bug.
+        let text = match self.pace {
+            Pace::Once => serde_json::to_string_pretty(value),
+            // Line breaks stand in payloads as they were given, and there mean
+            // nothing: inside strings they are escaped.
+            Pace::Appended | Pace::Redrawn => {
+                serde_json::to_string(value).map(|text| text.replace(['\n', '\r'], " "))
+            }
+        };
+        match text {
+            Ok(text) => self.print(&escape(&text)),
+            // Every answer serialises; this would be a bug of ours.
             Err(error) => self.note(format_args!("error: the answer does not serialise: {error}")),
         }
     }
@@ -37,36 +91,54 @@ impl Out {
     /// A table, or what to say when it has no rows.
     pub(crate) fn table(&self, table: &Table, when_empty: &str) {
         match table.rows.is_empty() {
-            true => print(when_empty),
-            false => print(table.render(self.width).trim_end_matches('\n')),
+            true => self.print(when_empty),
+            false => {
+                let width = terminal().map(|(width, _)| width);
+                self.print(table.render(width).trim_end_matches('\n'));
+            }
         }
     }
 
     /// One line for people.
     pub(crate) fn line(&self, line: impl Display) {
-        print(&clean(&line.to_string()));
+        self.print(&clean(&line.to_string()));
     }
 
     /// One line beside the answer, on standard error.
     pub(crate) fn note(&self, line: impl Display) {
-        note(line);
+        match self.is_redrawn() {
+            true => self.line(line),
+            false => note(line),
+        }
     }
+
+    fn print(&self, text: &str) {
+        if self.is_redrawn() {
+            let mut frame = self.frame.borrow_mut();
+            frame.push_str(text);
+            frame.push('\n');
+            return;
+        }
+        let mut stdout = io::stdout().lock();
+        match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.reader_left.set(true),
+            Err(error) => note(format_args!("error: standard output: {error}")),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// The columns and lines of standard output, if it is a terminal.
+fn terminal() -> Option<(usize, usize)> {
+    let size = io::stdout().is_terminal().then(terminal_size::terminal_size).flatten()?;
+    let (terminal_size::Width(columns), terminal_size::Height(lines)) = size;
+    Some((columns.into(), lines.into()))
 }
 
 /// One line on standard error.
 pub(crate) fn note(line: impl Display) {
     // Nobody is left to be told that standard error is gone.
     let _ = writeln!(io::stderr(), "{}", clean(&line.to_string()));
-}
-
-fn print(text: &str) {
-    let mut stdout = io::stdout().lock();
-    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            note(format_args!("error: standard output: {error}"));
-        }
-        _ => {}
-    }
 }
 
 /// Text without anything that moves a cursor, changes a colour, rings a bell or
@@ -109,6 +181,14 @@ pub(crate) fn instant(at: impl Into<Option<DateTime<Utc>>>) -> String {
 /// A text, or a dash.
 pub(crate) fn or_dash(text: Option<&str>) -> &str {
     text.unwrap_or("-")
+}
+
+/// `1 job`, `2 jobs`.
+pub(crate) fn counted(n: u64, thing: &str) -> String {
+    match n {
+        1 => format!("1 {thing}"),
+        n => format!("{n} {thing}s"),
+    }
 }
 
 /// Quotes a word so that a shell reads it back as one.

@@ -31,7 +31,7 @@ use outbound::{Outbound, Rules};
 use summary::SummarizeText;
 use webhook::{Courier, WebhookDelivery};
 
-pub(crate) use outbound::Allowed;
+pub(crate) use outbound::{Allowed, tls};
 pub(crate) use simulate::simulate;
 
 /// A built-in kind, by its payload.

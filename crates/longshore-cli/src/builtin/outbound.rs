@@ -217,7 +217,7 @@ impl Error for Unreached {
 
 /// The system's roots. None at all is no reason to refuse the jobs that call
 /// nobody; who does call will hear of an unknown issuer.
-fn tls() -> Result<ClientConfig, failure::Failure> {
+pub(crate) fn tls() -> Result<ClientConfig, failure::Failure> {
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if added == 0 {

@@ -11,14 +11,14 @@ use crate::failure::Code;
 use crate::output::{Fit, Out, Table};
 use crate::secret;
 
-pub(crate) fn run(asked: &Config, configuration: &Configuration, out: Out) -> Result<Code, Refused> {
+pub(crate) fn run(asked: &Config, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
     match asked {
         Config::Show(asked) => show(asked, configuration, out),
         Config::Check => check(configuration, out),
     }
 }
 
-fn show(asked: &Show, configuration: &Configuration, out: Out) -> Result<Code, Refused> {
+fn show(asked: &Show, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
     let read = match asked.command {
         Some(Shown::Worker(_)) => vec![("worker", configuration.matches()?)],
         Some(Shown::Serve(_)) => vec![("serve", configuration.matches()?)],
@@ -45,7 +45,7 @@ fn show(asked: &Show, configuration: &Configuration, out: Out) -> Result<Code, R
     Ok(Code::Done)
 }
 
-fn check(configuration: &Configuration, out: Out) -> Result<Code, Refused> {
+fn check(configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
     as_every_command(configuration)?;
     let file = configuration.file.as_ref();
     match file {

@@ -1,38 +1,49 @@
 //! `longshore cron`: look at schedules, put, pause, resume, run and remove them.
 
-use longshore::store::Schedule;
-use longshore::{Client, NewJob, NewSchedule};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::enqueue::{self, read_payload};
+use super::enqueue::{self, NewJob, read_json};
+use super::watch::watched;
 use crate::args::{Cron, CronAdd};
-use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Fit, Out, Table, instant};
+use crate::endpoint::{Endpoint, Reply};
+use crate::failure::{Code, Outcome};
+use crate::output::{Fields, Fit, Out, Table, instant};
 
-pub(super) async fn run(client: &Client, command: Cron, out: Out) -> Outcome {
+#[derive(Deserialize)]
+struct Schedule {
+    name: String,
+    cron: String,
+    zone: String,
+    missed: String,
+    paused: bool,
+    next_at: DateTime<Utc>,
+    last_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Serialize)]
+struct NewSchedule {
+    cron: String,
+    zone: String,
+    missed: String,
+    job: NewJob,
+}
+
+pub(super) async fn run(endpoint: &Endpoint, command: Cron, out: &Out) -> Outcome {
     match command {
-        Cron::List => list(client, out).await,
-        Cron::Add(args) => {
-            let stored = add(client, *args).await?;
-            tell(&[stored], out)
-        }
-        Cron::Pause(args) => {
-            client.pause_schedule(&args.name).await?;
-            show(client, &args.name, out).await
-        }
-        Cron::Resume(args) => {
-            client.resume_schedule(&args.name).await?;
-            show(client, &args.name, out).await
-        }
+        Cron::List(watch) => watched(&watch, out, async |out| list(endpoint, out).await).await,
+        Cron::Show(args) => show(&endpoint.get(&["cron", &args.name]).send().await?, out),
+        Cron::Add(args) => add(endpoint, *args, out).await,
+        Cron::Pause(args) => show(&endpoint.post(&["cron", &args.name, "pause"]).send().await?, out),
+        Cron::Resume(args) => show(&endpoint.post(&["cron", &args.name, "resume"]).send().await?, out),
         Cron::Run(args) => {
-            let job = client.run_schedule_now(&args.name).await?;
-            // As after an enqueue: this process may be gone before the hint is.
-            client.flush().await;
-            enqueue::tell(&job, out);
+            let reply = endpoint.post(&["cron", &args.name, "run"]).send().await?;
+            enqueue::tell(&reply.read()?, out);
             Ok(Code::Done)
         }
         Cron::Remove(args) => {
-            client.remove_schedule(&args.name).await?;
+            endpoint.delete(&["cron", &args.name]).send().await?;
             match out.json {
                 true => out.document(&json!({ "removed": args.name })),
                 false => out.line(format_args!("removed {}", args.name)),
@@ -42,38 +53,30 @@ pub(super) async fn run(client: &Client, command: Cron, out: Out) -> Outcome {
     }
 }
 
-async fn add(client: &Client, args: CronAdd) -> Result<Schedule, Failure> {
-    let mut job =
-        NewJob::from_json(args.kind, &read_payload(&args.payload)?).queue(args.queue).priority(args.priority);
-    if let Some(max_attempts) = args.max_attempts {
-        job = job.max_attempts(max_attempts);
-    }
-    let schedule = NewSchedule::new(args.name, args.line, job).zone(args.zone).missed(args.missed);
-    Ok(client.put_schedule(schedule).await?)
+async fn add(endpoint: &Endpoint, args: CronAdd, out: &Out) -> Outcome {
+    let mut job = NewJob::new(args.kind, read_json("payload", &args.payload)?);
+    (job.queue, job.priority, job.max_attempts) = (args.queue, args.priority, args.max_attempts);
+    let schedule = NewSchedule { cron: args.line, zone: args.zone, missed: args.missed.to_string(), job };
+    show(&endpoint.put(&["cron", &args.name]).body(&schedule).send().await?, out)
 }
 
-async fn list(client: &Client, out: Out) -> Outcome {
-    let schedules = client.schedules().await?;
+async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
+    let reply = endpoint.get(&["cron"]).send().await?;
     match out.json {
-        true => out.document(&schedules),
-        false => {
-            out.table(&table(&schedules), "no schedules; `longshore cron add --help` shows how to put one")
-        }
+        true => out.document(&reply.read::<Vec<Fields>>()?),
+        false => out.table(
+            &table(&reply.read::<Vec<Schedule>>()?),
+            "no schedules; `longshore cron add --help` shows how to put one",
+        ),
     }
     Ok(Code::Done)
 }
 
 /// How the schedule stands after the change.
-async fn show(client: &Client, name: &str, out: Out) -> Outcome {
-    let mut schedules = client.schedules().await?;
-    schedules.retain(|schedule| schedule.name == name);
-    tell(&schedules, out)
-}
-
-fn tell(schedules: &[Schedule], out: Out) -> Outcome {
-    match schedules.first() {
-        Some(schedule) if out.json => out.document(schedule),
-        _ => out.table(&table(schedules), "the schedule is gone"),
+fn show(reply: &Reply, out: &Out) -> Outcome {
+    match out.json {
+        true => out.document(&reply.read::<Fields>()?),
+        false => out.table(&table(&[reply.read()?]), ""),
     }
     Ok(Code::Done)
 }
@@ -91,7 +94,7 @@ fn table(schedules: &[Schedule]) -> Table {
     for schedule in schedules {
         table.row([
             schedule.name.clone(),
-            schedule.expression.clone(),
+            schedule.cron.clone(),
             schedule.zone.clone(),
             schedule.missed.clone(),
             if schedule.paused { "paused" } else { "active" }.to_owned(),

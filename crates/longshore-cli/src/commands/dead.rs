@@ -1,43 +1,115 @@
 //! `longshore dead`: jobs that failed for good.
 
-use longshore::store::{DeadFilter, ListFilter};
-use longshore::{Client, Status};
+use longshore::{JobId, Status};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::jobs::{each, next_page, page_of, print_page};
-use crate::args::{Dead, DeadList, Redrive};
-use crate::failure::{Code, Outcome};
-use crate::output::Out;
+use super::jobs::{delete, next_page, of_page, print_page};
+use super::orders::{Action, Which, count, each, to_all};
+use super::watch::watched;
+use crate::args::{Dead, DeadList, Filter, Purge, Redrive};
+use crate::endpoint::Endpoint;
+use crate::failure::{Code, Failure, Outcome};
+use crate::output::{Out, Progress, is_wanted};
 
-pub(super) async fn run(client: &Client, command: Dead, out: Out) -> Outcome {
+pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcome {
     match command {
-        Dead::List(args) => list(client, args, out).await,
-        Dead::Redrive(args) if args.ids.is_empty() => redrive_all(client, args, out).await,
-        Dead::Redrive(args) => {
-            each(&args.ids, out, async |id| client.redrive(id).await.map(|()| "queued")).await
-        }
+        Dead::List(args) => watched(&args.watch, out, async |out| list(endpoint, &args, out).await).await,
+        Dead::Redrive(args) if args.ids.is_empty() => redrive_all(endpoint, args, out).await,
+        Dead::Redrive(args) => each(&args.ids, out, async |id| redrive(endpoint, id).await).await,
+        Dead::Purge(args) => purge(endpoint, args, out).await,
     }
 }
 
-async fn list(client: &Client, args: DeadList, out: Out) -> Outcome {
-    let filter = ListFilter {
-        status: Some(Status::FailedPermanent),
-        kind: args.kind,
-        queue: args.queue,
-        ..page_of(&args.page)?
-    };
-    let page = client.list(&filter).await?;
-    print_page(&page, &next_page("longshore dead list", &filter), "no dead letters match", out);
-    Ok(Code::Done)
+async fn list(endpoint: &Endpoint, args: &DeadList, out: &Out) -> Outcome {
+    let filter = [("kind", args.kind.as_deref()), ("queue", args.queue.as_deref())];
+    let reply = of_page(endpoint.get(&["dead-letters"]), &filter, &args.page)?.send().await?;
+    print_page(&reply, &next_page("longshore dead list", &filter, &args.page), "no dead letters match", out)
 }
 
-async fn redrive_all(client: &Client, args: Redrive, out: Out) -> Outcome {
-    let filter =
-        DeadFilter { kind: args.kind, queue: args.queue, after: None, limit: args.limit.unwrap_or(u32::MAX) };
-    let redriven = client.redrive_all(&filter).await?;
+async fn redrive(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
+    endpoint.post(&["dead-letters", &id.to_string(), "redrive"]).send().await?;
+    Ok("queued".into())
+}
+
+/// Which dead letters to redrive, as the API takes it.
+#[derive(Serialize)]
+struct Redriving<'a> {
+    kind: Option<&'a str>,
+    queue: Option<&'a str>,
+    limit: u32,
+    after: Option<JobId>,
+}
+
+/// What a step of a redrive did.
+#[derive(Deserialize)]
+struct Step {
+    redriven: u64,
+    skipped: u64,
+    next: Option<JobId>,
+}
+
+async fn redrive_all(endpoint: &Endpoint, args: Redrive, out: &Out) -> Outcome {
+    const STEP: u32 = 500;
+    let (mut redriven, mut skipped, mut after) = (0, 0, None);
+    let mut left = args.limit.unwrap_or(u32::MAX);
+    let mut progress = None;
+    if is_wanted() {
+        let filter = Filter { kind: args.kind.clone(), queue: args.queue.clone(), ..Filter::default() };
+        let which = Which::new(Some(Status::FailedPermanent), filter);
+        progress =
+            Some(Progress::of(count(endpoint, Action::Retry, &which, args.limit.map(u64::from)).await?));
+    }
+    while left > 0 {
+        let limit = left.min(STEP);
+        left -= limit;
+        let which = Redriving { kind: args.kind.as_deref(), queue: args.queue.as_deref(), limit, after };
+        let step: Step = endpoint.post(&["dead-letters", "redrive"]).body(&which).send().await?.read()?;
+        redriven += step.redriven;
+        skipped += step.skipped;
+        if let Some(progress) = &mut progress {
+            progress.advance(step.redriven + step.skipped);
+        }
+        after = step.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    drop(progress);
     match out.json {
-        true => out.document(&json!({ "redriven": redriven })),
+        true => out.document(&json!({ "redriven": redriven, "skipped": skipped })),
         false => out.line(format_args!("redriven: {redriven}")),
     }
     Ok(Code::Done)
+}
+
+async fn purge(endpoint: &Endpoint, args: Purge, out: &Out) -> Outcome {
+    if args.ids.is_empty() {
+        let which = Which::new(Some(Status::FailedPermanent), args.filter);
+        return to_all(endpoint, Action::Delete, &which, &args.confirm, out).await;
+    }
+    each(&args.ids, out, async |id| {
+        refuse_others(endpoint, id).await?;
+        delete(endpoint, id).await
+    })
+    .await
+}
+
+/// Refuses jobs that are no dead letters, though they could be deleted.
+async fn refuse_others(endpoint: &Endpoint, id: JobId) -> Result<(), Failure> {
+    #[derive(Deserialize)]
+    struct Job {
+        status: Status,
+    }
+
+    let job: Job = endpoint.get(&["jobs", &id.to_string()]).send().await?.read()?;
+    match job.status {
+        Status::FailedPermanent => Ok(()),
+        other => Err(Failure::new(
+            Code::Conflict,
+            format_args!(
+                "job {id} is no dead letter: it is {other}; `longshore jobs delete` removes finished jobs"
+            ),
+        )),
+    }
 }

@@ -1,83 +1,155 @@
 //! `longshore enqueue`, and how payloads are read.
 
+mod many;
+mod wait;
+
 use std::fs::File;
 use std::io::{self, Read};
 
+use chrono::{DateTime, Utc};
 use longshore::enqueue::MAX_PAYLOAD;
-use longshore::{Client, Enqueued, EnqueuedAs, NewJob, When};
+use longshore::{JobId, RetryPolicy, UniqueMode, When};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::args::Enqueue;
+use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
-pub(crate) async fn enqueue(client: &Client, args: Enqueue, out: Out) -> Outcome {
-    let queue = args.queue.clone();
-    let due_now = args.when.when().is_none();
-    let enqueued = client.enqueue(new_job(args)?).await?;
-    if due_now && enqueued.how != EnqueuedAs::Existing {
-        // The client announces new work in the background, and this process
-        // may be gone before it has. A hint: polling finds the job anyway.
-        let _ = client.store().wake(&[queue]).await;
+pub(super) use many::enqueue_many;
+
+/// A job as the API takes it. What is absent is for the kind to say.
+#[derive(Default, Serialize)]
+pub(super) struct NewJob {
+    kind: String,
+    payload: Box<RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) queue: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) priority: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_attempts: Option<i64>,
+    #[serde(flatten)]
+    when: Whenever,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idempotency_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique_mode: Option<UniqueMode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_seconds: Option<Seconds>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry: Option<RetryPolicy>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tags: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    flags: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<Box<RawValue>>,
+}
+
+/// When it may start, as the API takes it.
+#[derive(Default, Serialize)]
+pub(super) struct Whenever {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_at: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_seconds: Option<f64>,
+}
+
+impl From<Option<When>> for Whenever {
+    fn from(when: Option<When>) -> Self {
+        match when {
+            None => Whenever::default(),
+            Some(When::At(at)) => Whenever { run_at: Some(at), delay_seconds: None },
+            Some(When::After(delay)) => Whenever { run_at: None, delay_seconds: Some(delay.as_secs_f64()) },
+        }
     }
-    tell(&enqueued, out);
-    Ok(Code::Done)
+}
+
+/// Seconds, or the word `none`.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Seconds {
+    Some(f64),
+    None(&'static str),
+}
+
+impl NewJob {
+    pub(super) fn new(kind: String, payload: Box<RawValue>) -> Self {
+        NewJob { kind, payload, ..NewJob::default() }
+    }
+
+    fn of(args: Enqueue) -> Result<Self, Failure> {
+        let timeout = args.timeout.map(|timeout| match timeout.0 {
+            Some(timeout) => Seconds::Some(timeout.as_secs_f64()),
+            None => Seconds::None("none"),
+        });
+        Ok(NewJob {
+            queue: args.queue,
+            priority: args.priority,
+            max_attempts: args.max_attempts,
+            when: args.when.when().into(),
+            idempotency_key: args.idempotency_key,
+            unique_key: args.unique_key,
+            unique_mode: args.unique_mode,
+            timeout_seconds: timeout,
+            retry: args.retry,
+            tags: args.tags,
+            flags: args.flags,
+            context: args.context,
+            metadata: args.metadata.map(|text| json_of("metadata", text)).transpose()?,
+            ..NewJob::new(args.kind, read_json("payload", &args.payload)?)
+        })
+    }
+}
+
+/// The job that stands for a request, and how it came to be.
+#[derive(Deserialize)]
+pub(super) struct Enqueued {
+    #[serde(alias = "id")]
+    job_id: JobId,
+    how: String,
+}
+
+pub(super) async fn enqueue(endpoint: &Endpoint, args: Enqueue, out: &Out) -> Outcome {
+    let wait = args.wait;
+    let reply = endpoint.post(&["jobs"]).body(&NewJob::of(args)?).send().await?;
+    let enqueued: Enqueued = reply.read()?;
+    match wait {
+        Some(limit) => wait::until_ended(endpoint, &enqueued, limit.0, out).await,
+        None => {
+            tell(&enqueued, out);
+            Ok(Code::Done)
+        }
+    }
 }
 
 /// Says which job it is now, and how it came to be.
-pub(super) fn tell(enqueued: &Enqueued, out: Out) {
+pub(super) fn tell(enqueued: &Enqueued, out: &Out) {
     match out.json {
-        true => out.document(&json!({ "job_id": enqueued.id, "how": enqueued.how })),
-        false => out.line(format_args!("{} {}", how(enqueued.how), enqueued.id)),
+        true => out.document(&json!({ "job_id": enqueued.job_id, "how": enqueued.how })),
+        false => out.line(format_args!("{} {}", enqueued.how, enqueued.job_id)),
     }
 }
 
-fn how(how: EnqueuedAs) -> &'static str {
-    match how {
-        EnqueuedAs::Created => "created",
-        EnqueuedAs::Existing => "existing",
-        EnqueuedAs::Replaced => "replaced",
-    }
+/// Reads JSON given as itself, `@FILE` or `-`. Kept as text: a number that no
+/// type of ours can hold reaches the queue as it is.
+pub(super) fn read_json(field: &str, given: &str) -> Result<Box<RawValue>, Failure> {
+    json_of(field, read_payload(given)?)
 }
 
-fn new_job(args: Enqueue) -> Result<NewJob, Failure> {
-    let when = args.when.when();
-    let mut job = NewJob::from_json(args.kind, &read_payload(&args.payload)?)
-        .queue(args.queue)
-        .priority(args.priority)
-        .max_attempts(args.max_attempts)
-        .timeout(args.timeout.0)
-        .tags(args.tags)
-        .flags(args.flags);
-    match when {
-        Some(When::After(delay)) => job = job.delay(delay),
-        Some(When::At(at)) => job = job.run_at(at),
-        None => {}
-    }
-    if let Some(key) = args.idempotency_key {
-        job = job.idempotency_key(key);
-    }
-    if let Some(key) = args.unique_key {
-        job = job.unique_key(key, args.unique_mode);
-    }
-    if let Some(policy) = args.retry {
-        job = job.retry(policy);
-    }
-    if let Some(context) = args.context {
-        job = job.context(context);
-    }
-    if let Some(metadata) = args.metadata {
-        let metadata = RawValue::from_string(metadata).map_err(|error| {
-            Failure::usage(format_args!("metadata: not JSON: {error}; give any JSON value"))
-        })?;
-        job = job.metadata(metadata);
-    }
-    Ok(job)
+fn json_of(field: &str, text: String) -> Result<Box<RawValue>, Failure> {
+    RawValue::from_string(text)
+        .map_err(|error| Failure::usage(format_args!("{field}: not JSON: {error}; give any JSON value")))
 }
 
-/// Reads `JSON`, `@FILE` or `-`. Whether it is JSON is the library's question.
-pub(super) fn read_payload(given: &str) -> Result<String, Failure> {
+fn read_payload(given: &str) -> Result<String, Failure> {
     match given.strip_prefix('@') {
         Some(path) => {
             let file = File::open(path).map_err(|error| unreadable(path, &error))?;
@@ -116,7 +188,15 @@ mod tests {
 
     #[test]
     fn a_payload_is_taken_as_it_is() {
-        assert_eq!(read_payload(r#"{"a": 1}"#).unwrap(), r#"{"a": 1}"#);
+        assert_eq!(read_json("payload", " {\"a\": 1.00}\n").unwrap().get(), r#"{"a": 1.00}"#);
+        let refused = read_json("payload", "{oops").unwrap_err();
+        assert!(refused.to_string().starts_with("payload: not JSON"), "{refused}");
+    }
+
+    #[test]
+    fn a_job_says_only_what_was_said() {
+        let job = NewJob::new("greet".into(), read_json("payload", "1.00").unwrap());
+        assert_eq!(serde_json::to_string(&job).unwrap(), r#"{"kind":"greet","payload":1.00}"#);
     }
 
     #[test]

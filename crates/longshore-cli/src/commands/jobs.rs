@@ -1,95 +1,97 @@
 //! `longshore jobs`: look at jobs and change them.
 
-use longshore::store::{ListFilter, Page};
-use longshore::{Cancelled, Client, JobId, JobRecord, Status};
-use serde::Serialize;
+mod record;
+
+use chrono::{DateTime, Utc};
+use longshore::store::ListFilter;
+use longshore::{JobId, Status};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::enqueue::read_payload;
+use super::enqueue::{Whenever, read_json};
+use super::orders::{Action, Which, each, to_all};
+use super::stats::seconds;
+use super::watch::watched;
 use crate::args::{self, Jobs, PageArgs};
-use crate::duration;
+use crate::endpoint::{Endpoint, Reply, Request};
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Fit, Out, Table, clean, instant, or_dash, quote};
+use crate::output::{Fields, Fit, Out, Table, counted, instant, or_dash, quote};
 
-pub(super) async fn run(client: &Client, command: Jobs, out: Out) -> Outcome {
+use record::Job;
+
+pub(super) async fn run(endpoint: &Endpoint, command: Jobs, out: &Out) -> Outcome {
     match command {
-        Jobs::List(args) => list(client, args, out).await,
-        Jobs::Show { id } => show(client, id, out).await,
-        Jobs::Cancel(args) => each(&args.ids, out, async |id| cancel(client, id).await).await,
-        Jobs::Retry(args) => each(&args.ids, out, async |id| client.retry(id).await.map(|()| "queued")).await,
-        Jobs::Delete(args) => {
-            each(&args.ids, out, async |id| client.delete(id).await.map(|()| "deleted")).await
-        }
-        Jobs::Edit(args) => edit(client, args, out).await,
+        Jobs::List(args) => watched(&args.watch, out, async |out| list(endpoint, &args, out).await).await,
+        Jobs::Show { id } => show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out),
+        Jobs::Explain { id } => explain(endpoint, id, out).await,
+        Jobs::Cancel(args) => order(endpoint, Action::Cancel, args, out).await,
+        Jobs::Retry(args) => order(endpoint, Action::Retry, args, out).await,
+        Jobs::Delete(args) => order(endpoint, Action::Delete, args, out).await,
+        Jobs::Edit(args) => edit(endpoint, args, out).await,
     }
 }
 
-async fn list(client: &Client, args: args::List, out: Out) -> Outcome {
-    let filter = ListFilter {
-        status: args.status,
-        kind: args.kind,
-        queue: args.queue,
-        tag: args.tag,
-        idempotency_key: args.idempotency_key,
-        unique_key: args.unique_key,
-        ..page_of(&args.page)?
-    };
-    let page = client.list(&filter).await?;
-    print_page(&page, &next_page("longshore jobs list", &filter), "no jobs match", out);
-    Ok(Code::Done)
+async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
+    let (status, page) = (args.status.map(Status::as_str), &args.page);
+    let filter = [
+        ("status", status),
+        ("kind", args.kind.as_deref()),
+        ("queue", args.queue.as_deref()),
+        ("tag", args.tag.as_deref()),
+        ("idempotency_key", args.idempotency_key.as_deref()),
+        ("unique_key", args.unique_key.as_deref()),
+    ];
+    let reply = of_page(endpoint.get(&["jobs"]), &filter, page)?.send().await?;
+    print_page(&reply, &next_page("longshore jobs list", &filter, page), "no jobs match", out)
 }
 
-/// The paging part of a filter.
-pub(super) fn page_of(args: &PageArgs) -> Result<ListFilter, Failure> {
-    if args.offset > ListFilter::MAX_OFFSET {
+/// A request for one page of what fits.
+pub(super) fn of_page<'a>(
+    mut request: Request<'a>,
+    filter: &[(&'static str, Option<&str>)],
+    page: &PageArgs,
+) -> Result<Request<'a>, Failure> {
+    if page.offset > ListFilter::MAX_OFFSET {
         return Err(Failure::usage(format_args!(
             "offset: {} is too far; at most {}, and --cursor goes on from there",
-            args.offset,
+            page.offset,
             ListFilter::MAX_OFFSET
         )));
     }
-    Ok(ListFilter {
-        limit: args.limit.clamp(1, ListFilter::MAX_LIMIT),
-        offset: args.offset,
-        cursor: args.cursor,
-        ..ListFilter::default()
-    })
+    for (name, value) in filter {
+        request = request.query(name, *value);
+    }
+    Ok(request
+        .query("limit", Some(page.limit))
+        .query("offset", (page.offset > 0).then_some(page.offset))
+        .query("cursor", page.cursor))
 }
 
 /// The command for the next page, up to its cursor.
-pub(super) fn next_page(command: &str, filter: &ListFilter) -> String {
+pub(super) fn next_page(command: &str, filter: &[(&'static str, Option<&str>)], page: &PageArgs) -> String {
     let mut line = command.to_owned();
-    let options = [
-        ("status", filter.status.map(Status::as_str).filter(|_| command.ends_with("jobs list"))),
-        ("kind", filter.kind.as_deref()),
-        ("queue", filter.queue.as_deref()),
-        ("tag", filter.tag.as_deref()),
-        ("idempotency-key", filter.idempotency_key.as_deref()),
-        ("unique-key", filter.unique_key.as_deref()),
-    ];
-    for (option, value) in options {
+    for (name, value) in filter {
         if let Some(value) = value {
-            line.push_str(&format!(" --{option} {}", quote(value)));
+            line.push_str(&format!(" --{} {}", name.replace('_', "-"), quote(value)));
         }
     }
-    if filter.limit != ListFilter::default().limit {
-        line.push_str(&format!(" --limit {}", filter.limit));
+    if page.limit != ListFilter::default().limit {
+        line.push_str(&format!(" --limit {}", page.limit));
     }
     line
 }
 
-/// A struct, not a `json!`: payloads must reach the reader as they were stored,
-/// and a number that `f64` cannot hold would not survive a detour by `Value`.
 #[derive(Serialize)]
-struct PageDocument<'a> {
-    jobs: &'a [JobRecord],
+struct PageDocument {
+    jobs: Vec<Fields>,
     next: Option<JobId>,
 }
 
 /// One page as a table with a hint for the next, or as a document.
-pub(super) fn print_page(page: &Page, next_page: &str, when_empty: &str, out: Out) {
+pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: &Out) -> Outcome {
     if out.json {
-        return out.document(&PageDocument { jobs: &page.jobs, next: page.next });
+        out.document(&PageDocument { jobs: reply.read()?, next: reply.next });
+        return Ok(Code::Done);
     }
     let mut table = Table::new([
         ("id", Fit::Whole),
@@ -101,7 +103,7 @@ pub(super) fn print_page(page: &Page, next_page: &str, when_empty: &str, out: Ou
         ("run at", Fit::WholeOrOut),
         ("last error", Fit::CutOrOut),
     ]);
-    for job in &page.jobs {
+    for job in reply.read::<Vec<Job>>()? {
         table.row([
             job.id.to_string(),
             job.status.to_string(),
@@ -113,196 +115,132 @@ pub(super) fn print_page(page: &Page, next_page: &str, when_empty: &str, out: Ou
             or_dash(job.last_error.as_deref()).to_owned(),
         ]);
     }
-    match page.next {
+    match reply.next {
         // A page of a rare filter can be short, even empty, and not the last.
         Some(_) => out.table(&table, "none among the jobs looked at; the next page goes on"),
         None => out.table(&table, when_empty),
     }
-    if let Some(next) = page.next {
+    if let Some(next) = reply.next {
         out.note(format_args!("next page: {next_page} --cursor {next}"));
-    }
-}
-
-async fn show(client: &Client, id: JobId, out: Out) -> Outcome {
-    let job = client.get(id).await?;
-    match out.json {
-        true => out.document(&job),
-        false => print_job(&job, out),
     }
     Ok(Code::Done)
 }
 
-fn print_job(job: &JobRecord, out: Out) {
-    let json = |value: &Option<Box<RawValue>>| value.as_ref().map(|value| value.get().to_owned());
-    let labels = |labels: &[String]| (!labels.is_empty()).then(|| labels.join(", "));
-    let time = |at| Some(instant(at)).filter(|at| at != "-");
-    let retry = job.retry.as_ref().and_then(|policy| serde_json::to_string(policy).ok());
+fn show(reply: &Reply, out: &Out) -> Outcome {
+    match out.json {
+        true => out.document(&reply.read::<Fields>()?),
+        false => record::print(&reply.read()?, out),
+    }
+    Ok(Code::Done)
+}
+
+/// Why a job is not running.
+#[derive(Deserialize)]
+struct Explanation {
+    status: Status,
+    reason: String,
+    message: String,
+    due_at: Option<DateTime<Utc>>,
+    ahead: Option<u32>,
+    estimated_seconds: Option<f64>,
+}
+
+async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
+    let reply = endpoint.get(&["jobs", &id.to_string(), "explain"]).send().await?;
+    if out.json {
+        out.document(&reply.read::<Fields>()?);
+        return Ok(Code::Done);
+    }
+    let told: Explanation = reply.read()?;
     let fields = [
-        ("id", Some(job.id.to_string())),
-        ("kind", Some(job.kind.clone())),
-        ("queue", Some(job.queue.clone())),
-        ("status", Some(job.status.to_string())),
-        ("cancel requested", job.cancel_requested.then(|| "yes".into())),
-        ("priority", Some(job.priority.to_string())),
-        ("attempts", Some(format!("{} of {}", job.attempts, job.max_attempts))),
-        ("interruptions", (job.interruptions > 0).then(|| job.interruptions.to_string())),
-        ("lease no", Some(job.lease_no.to_string())),
-        ("run at", time(Some(job.run_at))),
-        ("created at", time(Some(job.created_at))),
-        ("updated at", time(Some(job.updated_at))),
-        ("started at", time(job.started_at)),
-        ("finished at", time(job.finished_at)),
-        ("locked at", time(job.locked_at)),
-        ("locked by", job.locked_by.map(|worker| worker.to_string())),
-        ("timeout", Some(job.timeout.map_or_else(|| "none".into(), duration::show))),
-        ("retry", retry),
-        ("idempotency key", job.idempotency_key.clone()),
-        ("unique key", job.unique_key.clone()),
-        ("tags", labels(&job.tags)),
-        ("flags", labels(&job.flags)),
-        ("context", job.context.clone()),
-        ("last failed at", time(job.last_failed_at)),
-        ("last error", job.last_error.clone()),
-        ("progress", json(&job.progress)),
-        ("result", json(&job.result)),
-        ("metadata", json(&job.metadata)),
-        ("payload", Some(job.payload.get().to_owned())),
+        ("status", Some(told.status.to_string())),
+        ("reason", Some(told.reason)),
+        ("", Some(told.message)),
+        ("due at", told.due_at.map(instant)),
+        ("ahead", told.ahead.map(|ahead| counted(ahead.into(), "job"))),
+        ("begins in", told.estimated_seconds.map(|s| format!("about {}", seconds(Some(s))))),
     ];
     for (name, value) in fields {
         if let Some(value) = value {
-            out.line(format_args!("{name:<17}{value}"));
+            out.line(format_args!("{name:<11}{value}"));
         }
     }
-    if job.errors.is_empty() {
-        return;
-    }
-    let mut table = Table::new([
-        ("attempt", Fit::Whole),
-        ("ended", Fit::Whole),
-        ("ended at", Fit::Whole),
-        ("error", Fit::Cut),
-        ("worker", Fit::WholeOrOut),
-    ]);
-    for attempt in &job.errors {
-        table.row([
-            attempt.attempt.to_string(),
-            attempt.what.as_str().to_owned(),
-            instant(attempt.ended_at),
-            clean(or_dash(attempt.error.as_deref())),
-            attempt.worker.map_or_else(|| "-".into(), |worker| worker.to_string()),
-        ]);
-    }
-    out.line("");
-    out.table(&table, "");
+    Ok(Code::Done)
 }
 
-async fn cancel(client: &Client, id: JobId) -> longshore::Result<&'static str> {
-    Ok(match client.cancel(id).await? {
-        Cancelled::Now => "cancelled",
-        Cancelled::Pending => "pending",
+/// To each of the ids, or to whatever the filter finds.
+async fn order(endpoint: &Endpoint, action: Action, args: args::Order, out: &Out) -> Outcome {
+    if args.ids.is_empty() {
+        let which = Which::new(args.status, args.filter);
+        return to_all(endpoint, action, &which, &args.confirm, out).await;
+    }
+    each(&args.ids, out, async |id| match action {
+        Action::Cancel => cancel(endpoint, id).await,
+        Action::Retry => retry(endpoint, id).await,
+        Action::Delete => delete(endpoint, id).await,
     })
+    .await
 }
 
-async fn edit(client: &Client, args: args::Edit, out: Out) -> Outcome {
-    let mut edit = longshore::Edit::default();
-    if let Some(priority) = args.priority {
-        edit = edit.priority(priority);
-    }
-    if let Some(when) = args.when.when() {
-        edit = edit.when(when);
-    }
-    if let Some(payload) = &args.payload {
-        edit = edit.payload(read_payload(payload)?);
-    }
-    client.edit(args.id, edit).await?;
-    show(client, args.id, out).await
+/// Where a job stands after a change.
+#[derive(Deserialize)]
+struct Standing {
+    status: String,
 }
 
-/// What became of one job of several.
+async fn cancel(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
+    let reply = endpoint.post(&["jobs", &id.to_string(), "cancel"]).send().await?;
+    Ok(reply.read::<Standing>()?.status)
+}
+
+async fn retry(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
+    endpoint.post(&["jobs", &id.to_string(), "retry"]).send().await?;
+    Ok("queued".into())
+}
+
+pub(super) async fn delete(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
+    endpoint.delete(&["jobs", &id.to_string()]).send().await?;
+    Ok("deleted".into())
+}
+
+/// What to change about a waiting job, as the API takes it.
 #[derive(Serialize)]
-struct Answer {
-    job_id: JobId,
+struct Edit {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<i64>,
     #[serde(flatten)]
-    result: AnswerResult,
+    when: Whenever,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<Box<RawValue>>,
 }
 
-#[derive(Serialize)]
-#[serde(untagged)]
-enum AnswerResult {
-    Done { status: &'static str },
-    Failed { error: &'static str, message: String },
-}
-
-/// Does the same to each job and answers for each; the first failure decides
-/// the exit code. A database that is gone ends the round: the rest would only
-/// wait for it in turn.
-pub(super) async fn each(
-    ids: &[JobId],
-    out: Out,
-    act: impl AsyncFn(JobId) -> longshore::Result<&'static str>,
-) -> Outcome {
-    let mut code = Code::Done;
-    let mut answers = Vec::with_capacity(ids.len());
-    for &job_id in ids {
-        let result = match act(job_id).await {
-            Ok(status) => {
-                if !out.json {
-                    out.line(format_args!("{status} {job_id}"));
-                }
-                AnswerResult::Done { status }
-            }
-            Err(error) => {
-                let failure = Failure::from(error);
-                out.note(format_args!("error: {failure}"));
-                if code == Code::Done {
-                    code = failure.code;
-                }
-                AnswerResult::Failed { error: failure.code.slug(), message: failure.to_string() }
-            }
-        };
-        answers.push(Answer { job_id, result });
-        if matches!(code, Code::Unavailable | Code::Schema) {
-            break;
-        }
-    }
-    if out.json {
-        out.document(&answers);
-    }
-    Ok(code)
+async fn edit(endpoint: &Endpoint, args: args::Edit, out: &Out) -> Outcome {
+    let edit = Edit {
+        priority: args.priority,
+        when: args.when.when().into(),
+        payload: args.payload.map(|payload| read_json("payload", &payload)).transpose()?,
+    };
+    show(&endpoint.patch(&["jobs", &args.id.to_string()]).body(&edit).send().await?, out)
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_next_page_repeats_the_filter() {
-        let filter = ListFilter {
-            status: Some(Status::FailedPermanent),
-            kind: Some("send email".into()),
-            tag: Some("nightly".into()),
-            limit: 7,
-            offset: 20,
-            ..ListFilter::default()
-        };
+        let filter = [
+            ("status", Some("failed_permanent")),
+            ("kind", Some("send email")),
+            ("queue", None),
+            ("unique_key", Some("k")),
+        ];
+        let page = PageArgs { limit: 7, offset: 20, cursor: None };
         assert_eq!(
-            next_page("longshore jobs list", &filter),
-            "longshore jobs list --status failed_permanent --kind 'send email' --tag nightly --limit 7"
+            next_page("longshore jobs list", &filter, &page),
+            "longshore jobs list --status failed_permanent --kind 'send email' --unique-key k --limit 7"
         );
-        assert_eq!(
-            next_page("longshore dead list", &filter),
-            "longshore dead list --kind 'send email' --tag nightly --limit 7"
-        );
-    }
-
-    #[test]
-    fn pages_are_clamped_and_far_offsets_point_to_the_cursor() {
-        let page = |limit, offset| page_of(&PageArgs { limit, offset, cursor: None });
-        assert_eq!(page(0, 0).unwrap().limit, 1);
-        assert_eq!(page(1000, 10_000).unwrap().limit, 200);
-        let refused = page(1, 10_001).unwrap_err();
-        assert!(refused.to_string().contains("--cursor"), "{refused}");
-        assert_eq!(refused.code, Code::Usage);
+        let page = PageArgs { limit: 50, ..page };
+        assert_eq!(next_page("longshore dead list", &[("tag", None)], &page), "longshore dead list");
     }
 }

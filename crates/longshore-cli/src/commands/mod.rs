@@ -1,92 +1,111 @@
-//! What each command does, through [`Client`] alone. Here: the way from the
-//! command line to a command, and the commands about the queue as a whole.
+//! What each command does: most ask the API, by [`Endpoint`]; those that make or
+//! run a queue work on its database. Here: the way from the command line to a
+//! command, and the commands about the tables.
 
+mod bench;
 mod config;
 mod cron;
 mod dead;
 mod enqueue;
 mod jobs;
+mod kinds;
+mod orders;
 mod process;
 mod queues;
 mod serve;
+mod stats;
 mod tokens;
+mod watch;
 mod worker;
 mod workers;
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::{self, Write};
 
-use longshore::store::{Count, SCHEMA_VERSION};
-use longshore::{Client, Status};
+use clap::CommandFactory;
+use clap_complete::Shell;
+use longshore::Client;
+use longshore::store::SCHEMA_VERSION;
 use serde_json::json;
 
-use crate::args::{Cli, Command, Migrate};
+use crate::args::{Cli, Command, Migrate, Place};
+use crate::endpoint::{Endpoint, connect, missing_file};
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Fit, Out, Table};
+use crate::output::Out;
+
+use watch::watched;
 
 pub(crate) use config::run as config;
 
 /// Runs what was typed.
-pub(crate) async fn run(cli: Cli, out: Out) -> Outcome {
-    let command = match cli.command {
-        Command::Dev(args) => return serve::dev(*args, out).await,
-        command => command,
-    };
-    let url = cli.database_url.as_deref().filter(|url| !url.is_empty()).ok_or_else(|| {
-        Failure::usage(
-            "no database given; set DATABASE_URL, pass --database-url or write url under [database] in \
-             longshore.toml, as postgres://user@host/database or sqlite:./jobs.db",
-        )
-    })?;
-    if let Some(file) = missing_file(url) {
-        match &command {
-            Command::Migrate(args) if args.check => return Ok(tell_schema(0, out)),
-            Command::Migrate(_) => {}
-            Command::Serve(args) if args.migrate => {}
-            _ => {
-                return Err(Failure::new(
-                    Code::Schema,
-                    format_args!(
-                        "the database file `{}` does not exist; check the path, \
-                         or run `longshore migrate` to make it",
-                        file.display()
-                    ),
-                ));
-            }
+pub(crate) async fn run(cli: Cli, out: &Out) -> Outcome {
+    let Cli { place, command, .. } = cli;
+    match command {
+        // Has a database of its own.
+        Command::Dev(args) => serve::dev(*args, out).await,
+        Command::Completions { shell } => Ok(complete(shell)),
+        Command::Serve(args) => {
+            let url = place.database("serve")?;
+            let client = if args.migrate { Client::connect(url).await? } else { connect(url).await? };
+            serve::serve(client, *args, out).await
         }
+        Command::Migrate(args) => migrate(place.database("migrate")?, &args, out).await,
+        Command::Worker(args) => worker::run(connect(place.database("worker")?).await?, *args, out).await,
+        Command::Tokens(command) => {
+            tokens::run(&connect(place.database("tokens")?).await?, command, out).await
+        }
+        Command::Check => check(&connect(place.database("check")?).await?, out).await,
+        command => ask(&place, command, out).await,
+    }
+}
+
+/// Runs a command that only asks the API.
+async fn ask(place: &Place, command: Command, out: &Out) -> Outcome {
+    let endpoint = Endpoint::open(place).await?;
+    let outcome = match command {
+        Command::Enqueue(args) => enqueue::enqueue(&endpoint, *args, out).await,
+        Command::EnqueueMany(args) => enqueue::enqueue_many(&endpoint, &args, out).await,
+        Command::Jobs(command) => jobs::run(&endpoint, command, out).await,
+        Command::Queues(command) => queues::run(&endpoint, command, out).await,
+        Command::Dead(command) => dead::run(&endpoint, command, out).await,
+        Command::Cron(command) => cron::run(&endpoint, command, out).await,
+        Command::Workers(command) => workers::run(&endpoint, command, out).await,
+        Command::Sweep(args) => workers::sweep(&endpoint, &args, out).await,
+        Command::Kinds(command) => kinds::run(&endpoint, command, out).await,
+        Command::Counts(watch) => watched(&watch, out, async |out| stats::counts(&endpoint, out).await).await,
+        Command::Health => stats::health(&endpoint, out).await,
+        Command::Stats(args) => {
+            watched(&args.watch, out, async |out| stats::stats(&endpoint, &args, out).await).await
+        }
+        Command::Bench(args) => bench::run(&endpoint, &args, out).await,
+        Command::Dev(_)
+        | Command::Serve(_)
+        | Command::Migrate(_)
+        | Command::Worker(_)
+        | Command::Tokens(_)
+        | Command::Check
+        | Command::Completions { .. }
+        | Command::Config(_) => unreachable!("asks no API"),
+    };
+    endpoint.flush().await;
+    outcome
+}
+
+/// Prints what a shell completes this command by.
+fn complete(shell: Shell) -> Code {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "longshore", &mut script);
+    // A reader that left is no error, here as elsewhere.
+    let _ = io::stdout().write_all(&script);
+    Code::Done
+}
+
+async fn migrate(url: &str, args: &Migrate, out: &Out) -> Outcome {
+    if args.check && missing_file(url).is_some() {
+        return Ok(tell_schema(0, out));
     }
     let client = Client::connect(url).await?;
-    match command {
-        // They use no database, or one of their own.
-        Command::Dev(_) | Command::Config(_) => unreachable!("answered above"),
-        Command::Serve(args) => serve::serve(client, *args, out).await,
-        Command::Migrate(args) => migrate(&client, &args, out).await,
-        Command::Worker(args) => worker::run(client, *args, out).await,
-        Command::Enqueue(args) => enqueue::enqueue(&client, *args, out).await,
-        Command::Jobs(command) => jobs::run(&client, command, out).await,
-        Command::Queues(command) => queues::run(&client, command, out).await,
-        Command::Dead(command) => dead::run(&client, command, out).await,
-        Command::Cron(command) => cron::run(&client, command, out).await,
-        Command::Workers(command) => workers::run(&client, command, out).await,
-        Command::Tokens(command) => tokens::run(&client, command, out).await,
-        Command::Sweep(args) => workers::sweep(&client, &args, out).await,
-        Command::Counts => counts(&client, out).await,
-        Command::Check => check(&client, out).await,
-    }
-}
-
-/// An SQLite file that is not there. Connecting would make it, and a mistyped
-/// path should be told, not answered from an empty queue.
-fn missing_file(url: &str) -> Option<PathBuf> {
-    let path = url.strip_prefix("sqlite:")?;
-    let path = path.strip_prefix("//").unwrap_or(path);
-    let names_a_file = !path.is_empty() && path != ":memory:";
-    names_a_file.then(|| PathBuf::from(path)).filter(|file| !file.exists())
-}
-
-async fn migrate(client: &Client, args: &Migrate, out: Out) -> Outcome {
     if args.check {
-        return check_schema(client, out).await;
+        return check_schema(&client, out).await;
     }
     let migrated = client.migrate().await?;
     match migrated {
@@ -99,7 +118,7 @@ async fn migrate(client: &Client, args: &Migrate, out: Out) -> Outcome {
     Ok(Code::Done)
 }
 
-async fn check_schema(client: &Client, out: Out) -> Outcome {
+async fn check_schema(client: &Client, out: &Out) -> Outcome {
     let version = client.store().schema_version().await?;
     if version > SCHEMA_VERSION {
         return Err(Failure::new(
@@ -129,7 +148,7 @@ async fn expect_schema(client: &Client) -> Result<(), Failure> {
     }
 }
 
-fn tell_schema(version: i64, out: Out) -> Code {
+fn tell_schema(version: i64, out: &Out) -> Code {
     let pending = version < SCHEMA_VERSION;
     match pending {
         _ if out.json => {
@@ -143,36 +162,7 @@ fn tell_schema(version: i64, out: Out) -> Code {
     if pending { Code::Problem } else { Code::Done }
 }
 
-async fn counts(client: &Client, out: Out) -> Outcome {
-    let counts = client.counts().await?;
-    match out.json {
-        true => out.document(&counts),
-        false => out.table(&counts_table(&counts), "no jobs"),
-    }
-    Ok(Code::Done)
-}
-
-/// A row for each queue and kind, a column for each status.
-fn counts_table(counts: &[Count]) -> Table {
-    let mut rows: BTreeMap<(&str, &str), [String; Status::ALL.len()]> = BTreeMap::new();
-    for count in counts {
-        let row = rows.entry((&count.queue, &count.kind)).or_insert_with(|| Status::ALL.map(|_| "0".into()));
-        let about = if count.estimated { "~" } else { "" };
-        for (cell, status) in row.iter_mut().zip(Status::ALL) {
-            if status == count.status {
-                *cell = format!("{about}{}", count.jobs);
-            }
-        }
-    }
-    let statuses = Status::ALL.map(|status| (status.as_str(), Fit::Whole));
-    let mut table = Table::new([("queue", Fit::Cut), ("kind", Fit::Cut)].into_iter().chain(statuses));
-    for ((queue, kind), cells) in rows {
-        table.row([queue.to_owned(), kind.to_owned()].into_iter().chain(cells));
-    }
-    table
-}
-
-async fn check(client: &Client, out: Out) -> Outcome {
+async fn check(client: &Client, out: &Out) -> Outcome {
     let report = client.check().await?;
     match out.json {
         true => out.document(&report),

@@ -1,54 +1,62 @@
 //! `longshore queues`: look at queues, pause, resume and limit them.
 
-use longshore::Client;
-use longshore::store::QueueRecord;
+use serde::Deserialize;
+use serde_json::json;
 
+use super::watch::watched;
 use crate::args::Queues;
+use crate::endpoint::{Endpoint, Reply};
 use crate::failure::{Code, Outcome};
-use crate::output::{Fit, Out, Table};
+use crate::output::{Fields, Fit, Out, Table};
 
-pub(super) async fn run(client: &Client, command: Queues, out: Out) -> Outcome {
-    let queue = match command {
-        Queues::List => return list(client, out).await,
-        Queues::Pause(args) => {
-            client.pause(&args.queue).await?;
-            args.queue
-        }
-        Queues::Resume(args) => {
-            client.resume(&args.queue).await?;
-            args.queue
-        }
-        Queues::Limit { queue, limit } => {
-            client.limit(&queue, limit.0).await?;
-            queue
-        }
-    };
-    show(client, &queue, out).await
+#[derive(Deserialize)]
+struct Queue {
+    name: String,
+    paused: bool,
+    limit: Option<u32>,
+    waiting: u64,
+    waiting_estimated: bool,
+    running: u64,
 }
 
-async fn list(client: &Client, out: Out) -> Outcome {
-    let queues = client.queues().await?;
+pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outcome {
+    let changed = match command {
+        Queues::List(watch) => {
+            return watched(&watch, out, async |out| list(endpoint, out).await).await;
+        }
+        Queues::Pause(args) => endpoint.post(&["queues", &args.queue, "pause"]),
+        Queues::Resume(args) => endpoint.post(&["queues", &args.queue, "resume"]),
+        Queues::Limit { queue, limit } => {
+            endpoint.put(&["queues", &queue, "limit"]).body(&json!({ "limit": limit.0 }))
+        }
+    };
+    show(&changed.send().await?, out)
+}
+
+async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
+    let reply = endpoint.get(&["queues"]).send().await?;
     match out.json {
-        true => out.document(&queues),
-        false => out.table(&table(&queues), "no queues have settings, or jobs that wait or run"),
+        true => out.document(&reply.read::<Vec<Fields>>()?),
+        false => {
+            out.table(
+                &table(&reply.read::<Vec<Queue>>()?),
+                "no queues have settings, or jobs that wait or run",
+            );
+        }
     }
     Ok(Code::Done)
 }
 
 /// How the queue stands after the change.
-async fn show(client: &Client, name: &str, out: Out) -> Outcome {
-    let mut queues = client.queues().await?;
-    queues.retain(|queue| queue.name == name);
-    match queues.first() {
-        Some(queue) if out.json => out.document(queue),
-        // A queue back to its defaults and without jobs need not be listed.
-        None if out.json => out.document(&serde_json::json!(null)),
-        _ => out.table(&table(&queues), "the queue has no settings left, and no jobs"),
+fn show(reply: &Reply, out: &Out) -> Outcome {
+    match out.json {
+        true => out.document(&reply.read::<Fields>()?),
+        false => out.table(&table(&[reply.read()?]), ""),
     }
     Ok(Code::Done)
 }
 
-fn table(queues: &[QueueRecord]) -> Table {
+fn table(queues: &[Queue]) -> Table {
     let mut table = Table::new([
         ("queue", Fit::Cut),
         ("state", Fit::Whole),

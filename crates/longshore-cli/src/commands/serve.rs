@@ -15,7 +15,7 @@ use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
 /// Everything in one process on SQLite, with nothing to set up.
-pub(super) async fn dev(args: args::Dev, out: Out) -> Outcome {
+pub(super) async fn dev(args: args::Dev, out: &Out) -> Outcome {
     process::log(&args.logging)?;
     let client = open(&args.data_dir).await?;
     let settings = Settings { shutdown_grace: args.shutdown_grace, ..Settings::default() };
@@ -55,7 +55,7 @@ async fn open(folder: &Path) -> Result<Client, Failure> {
 }
 
 /// The first thing a newcomer reads.
-fn greet(listener: &TcpListener, folder: &Path, out: Out) -> Result<(), Failure> {
+fn greet(listener: &TcpListener, folder: &Path, out: &Out) -> Result<(), Failure> {
     let address = local(listener)?;
     if out.json {
         out.document(&serde_json::json!({ "url": format!("http://{address}"), "data_dir": folder }));
@@ -70,6 +70,7 @@ fn greet(listener: &TcpListener, folder: &Path, out: Out) -> Result<(), Failure>
         "Try it:".into(),
         format!("  curl -s http://{address}/jobs -H 'content-type: application/json' -d '{job}'"),
         format!("  curl -s 'http://{address}/jobs?limit=1'"),
+        format!("  longshore jobs list --server http://{address}"),
         String::new(),
         "Ctrl-C ends it.".into(),
     ];
@@ -78,7 +79,7 @@ fn greet(listener: &TcpListener, folder: &Path, out: Out) -> Result<(), Failure>
 }
 
 /// The API and upkeep, for production.
-pub(super) async fn serve(client: Client, args: args::Serve, out: Out) -> Outcome {
+pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outcome {
     process::log(&args.work.logging)?;
     if args.migrate {
         client.migrate().await?;

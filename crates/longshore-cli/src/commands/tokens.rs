@@ -13,7 +13,7 @@ use crate::args::{CreateToken, Tokens};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Fit, Out, Table, instant};
 
-pub(super) async fn run(client: &Client, command: Tokens, out: Out) -> Outcome {
+pub(super) async fn run(client: &Client, command: Tokens, out: &Out) -> Outcome {
     match command {
         Tokens::Create(args) => create(client, args, out).await,
         Tokens::List => list(client, out).await,
@@ -21,7 +21,7 @@ pub(super) async fn run(client: &Client, command: Tokens, out: Out) -> Outcome {
     }
 }
 
-async fn create(client: &Client, args: CreateToken, out: Out) -> Outcome {
+async fn create(client: &Client, args: CreateToken, out: &Out) -> Outcome {
     let secret = secret()?;
     let expires_at = match args.expires_in {
         None => None,
@@ -46,7 +46,8 @@ async fn create(client: &Client, args: CreateToken, out: Out) -> Outcome {
         false => {
             out.line(&secret);
             out.note(format_args!(
-                "token {} is shown this once; send it as `Authorization: Bearer <token>`",
+                "token {} is shown this once; send it as `Authorization: Bearer <token>`, \
+                 or let this command find it in LONGSHORE_TOKEN",
                 token.id
             ));
         }
@@ -63,7 +64,7 @@ fn secret() -> Result<String, Failure> {
     Ok(format!("longshore_{}", BASE64_URL_SAFE_NO_PAD.encode(bytes)))
 }
 
-async fn list(client: &Client, out: Out) -> Outcome {
+async fn list(client: &Client, out: &Out) -> Outcome {
     let tokens = client.tokens().await?;
     match out.json {
         true => out.document(&tokens),
@@ -107,7 +108,7 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>) -> Table {
     table
 }
 
-async fn revoke(client: &Client, ids: &[Uuid], out: Out) -> Outcome {
+async fn revoke(client: &Client, ids: &[Uuid], out: &Out) -> Outcome {
     let mut code = Code::Done;
     let mut revoked = Vec::new();
     for id in ids {

@@ -9,7 +9,7 @@ use crate::builtin;
 use crate::failure::{Code, Outcome};
 use crate::output::Out;
 
-pub(super) async fn run(client: Client, args: args::Worker, out: Out) -> Outcome {
+pub(super) async fn run(client: Client, args: args::Worker, out: &Out) -> Outcome {
     log(&args.work.logging)?;
     let settings = args.work.settings();
     let builder = Worker::builder(client).settings(settings.clone());
@@ -32,7 +32,7 @@ pub(super) async fn run(client: Client, args: args::Worker, out: Out) -> Outcome
     Ok(Code::Done)
 }
 
-fn tell(summary: &Summary, out: Out) {
+fn tell(summary: &Summary, out: &Out) {
     if out.json {
         return out.document(summary);
     }

@@ -3,30 +3,52 @@
 
 use std::time::Duration;
 
-use longshore::store::WorkerRecord;
-use longshore::{Client, SweepMode, SweepOptions};
+use chrono::{DateTime, Utc};
+use serde::Deserialize;
+use serde_json::json;
+use uuid::Uuid;
 
+use super::watch::watched;
 use crate::args::{Sweep, Workers};
 use crate::duration;
+use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
-use crate::output::{Fit, Out, Table, instant};
+use crate::output::{Fields, Fit, Out, Table, counted, instant};
 
-pub(super) async fn run(client: &Client, command: Workers, out: Out) -> Outcome {
+#[derive(Deserialize)]
+struct Worker {
+    id: Uuid,
+    name: String,
+    queues: Vec<String>,
+    kinds: Option<Vec<String>>,
+    concurrency: u32,
+    stale_after_seconds: f64,
+    started_at: DateTime<Utc>,
+    heartbeat_at: DateTime<Utc>,
+    dead_at: Option<DateTime<Utc>>,
+    stale: bool,
+    running: u64,
+}
+
+pub(super) async fn run(endpoint: &Endpoint, command: Workers, out: &Out) -> Outcome {
     match command {
-        Workers::List { threshold } => list(client, threshold, out).await,
+        Workers::List { threshold, watch } => {
+            watched(&watch, out, async |out| list(endpoint, threshold, out).await).await
+        }
     }
 }
 
-async fn list(client: &Client, threshold: Option<Duration>, out: Out) -> Outcome {
-    let workers = client.store().workers(threshold).await?;
+async fn list(endpoint: &Endpoint, threshold: Option<Duration>, out: &Out) -> Outcome {
+    let threshold = threshold.map(|threshold| threshold.as_secs_f64());
+    let reply = endpoint.get(&["workers"]).query("threshold_seconds", threshold).send().await?;
     match out.json {
-        true => out.document(&workers),
-        false => out.table(&table(&workers), "no workers are known"),
+        true => out.document(&reply.read::<Vec<Fields>>()?),
+        false => out.table(&table(&reply.read::<Vec<Worker>>()?), "no workers are known"),
     }
     Ok(Code::Done)
 }
 
-fn table(workers: &[WorkerRecord]) -> Table {
+fn table(workers: &[Worker]) -> Table {
     let mut table = Table::new([
         ("id", Fit::Whole),
         ("name", Fit::Cut),
@@ -46,7 +68,7 @@ fn table(workers: &[WorkerRecord]) -> Table {
             format!("{}/{}", worker.running, worker.concurrency),
             instant(worker.heartbeat_at),
             instant(worker.started_at),
-            duration::show(worker.stale_after),
+            duration::show_seconds(worker.stale_after_seconds),
             worker.queues.join(","),
             worker.kinds.as_ref().map_or_else(|| "any".into(), |kinds| kinds.join(",")),
         ]);
@@ -54,7 +76,7 @@ fn table(workers: &[WorkerRecord]) -> Table {
     table
 }
 
-fn state(worker: &WorkerRecord) -> &'static str {
+fn state(worker: &Worker) -> &'static str {
     match worker {
         _ if worker.dead_at.is_some() => "dead",
         _ if worker.stale => "stale",
@@ -62,42 +84,38 @@ fn state(worker: &WorkerRecord) -> &'static str {
     }
 }
 
-pub(super) async fn sweep(client: &Client, args: &Sweep, out: Out) -> Outcome {
-    let mut options = SweepOptions::default();
-    options.interruption.delay = args.recovery_delay;
-    if let Some(threshold) = args.threshold {
-        options = options.threshold(threshold);
-        // One threshold for all: also for leases whose worker left no row, and
-        // for handlers past their timeout.
-        options.scope.orphan_after = threshold;
-    }
-    if args.dry_run {
-        options.mode = SweepMode::DryRun;
-    }
-    let report = client.sweep(&options).await?;
+/// What a sweep did, or would do.
+#[derive(Deserialize)]
+struct Swept {
+    workers: Vec<Uuid>,
+    recovered: u64,
+    skipped: u64,
+}
+
+pub(super) async fn sweep(endpoint: &Endpoint, args: &Sweep, out: &Out) -> Outcome {
+    let body = json!({
+        "threshold_seconds": args.threshold.map(|threshold| threshold.as_secs_f64()),
+        "delay_seconds": args.recovery_delay.as_secs_f64(),
+        "dry_run": args.dry_run,
+    });
+    let reply = endpoint.post(&["sweep"]).body(&body).send().await?;
     if out.json {
-        out.document(&report);
+        out.document(&reply.read::<Fields>()?);
         return Ok(Code::Done);
     }
+    let swept: Swept = reply.read()?;
     let (verb, skipped) = match args.dry_run {
         true => ("would recover", String::new()),
-        false if report.skipped == 0 => ("recovered", String::new()),
-        false => ("recovered", format!("; skipped {}", report.skipped)),
+        false if swept.skipped == 0 => ("recovered", String::new()),
+        false => ("recovered", format!("; skipped {}", swept.skipped)),
     };
     out.line(format_args!(
         "{verb} {} from {}{skipped}",
-        counted(report.recovered, "job"),
-        counted(report.workers.len() as u64, "worker"),
+        counted(swept.recovered, "job"),
+        counted(swept.workers.len() as u64, "worker"),
     ));
-    for worker in &report.workers {
+    for worker in &swept.workers {
         out.line(format_args!("worker {worker}"));
     }
     Ok(Code::Done)
-}
-
-fn counted(n: u64, thing: &str) -> String {
-    match n {
-        1 => format!("1 {thing}"),
-        n => format!("{n} {thing}s"),
-    }
 }

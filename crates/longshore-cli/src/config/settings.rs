@@ -207,6 +207,6 @@ mod tests {
         assert_eq!(takes("worker.concurrency"), Takes::One);
         let secrets: Vec<String> =
             settings.iter().filter(|setting| setting.secret).map(Setting::name).collect();
-        assert_eq!(secrets, ["database.url", "mail.smtp-url", "webhooks.secret"]);
+        assert_eq!(secrets, ["database.url", "client.server", "mail.smtp-url", "webhooks.secret"]);
     }
 }

@@ -1,6 +1,7 @@
 //! The fixture: a database of its own for every case, the binary that is run
 //! against it, and a client to bring jobs into states that no command can.
 
+use std::cell::OnceCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -10,6 +11,8 @@ use longshore::store::{ClaimCursor, ClaimRequest, Claimed, NewWorker};
 use longshore::{Client, Ending, JobId, NewJob, Report};
 use serde_json::Value;
 use sqlx::Connection;
+
+use crate::process::Process;
 
 /// Makes each case a test on each engine.
 macro_rules! on_every_engine {
@@ -29,14 +32,37 @@ macro_rules! on_every_engine {
 }
 pub(crate) use on_every_engine;
 
+/// As [`on_every_engine`], and once more by a server: the commands must not be
+/// able to tell.
+macro_rules! by_every_way {
+    ($($case:ident),* $(,)?) => {
+        crate::bench::on_every_engine!($($case),*);
+        mod served {
+            $(#[test] fn $case() { super::$case(&crate::bench::Bench::served()) })*
+        }
+    };
+}
+pub(crate) use by_every_way;
+
 /// An id that no job has.
 pub(crate) const NOBODY: &str = "01990000-0000-7000-8000-000000000000";
 
 pub(crate) struct Bench {
     pub(crate) url: String,
     place: Place,
+    way: Way,
     runtime: tokio::runtime::Runtime,
 }
+
+/// How commands reach the queue.
+enum Way {
+    Database,
+    /// By a server, which starts with the first command that asks it.
+    Server(OnceCell<(Process, String)>),
+}
+
+/// These work on the database itself.
+const ON_THE_DATABASE: [&str; 5] = ["migrate", "check", "tokens", "worker", "serve"];
 
 enum Place {
     Folder(PathBuf),
@@ -59,9 +85,42 @@ impl Bench {
         Some(Bench::new(url, Place::Schema { server, name }))
     }
 
+    /// On SQLite, by a server.
+    pub(crate) fn served() -> Self {
+        let mut bench = Bench::sqlite();
+        bench.way = Way::Server(OnceCell::new());
+        bench
+    }
+
     fn new(url: String, place: Place) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Bench { url, place, runtime }
+        Bench { url, place, way: Way::Database, runtime }
+    }
+
+    /// A server of this queue. It sweeps only when told, so that cases can.
+    pub(crate) fn serve(&self, flags: &str) -> (Process, String) {
+        let mut command = binary();
+        command.env("DATABASE_URL", &self.url);
+        command.args(["serve", "--bind", "127.0.0.1:0", "--json", "--sweep-interval", "1h"]);
+        let mut server = Process::start(command.args(flags.split_whitespace()));
+        let url = format!("http://{}", server.address());
+        (server, url)
+    }
+
+    /// The binary with the queue in its variables, for this command line.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = binary();
+        match &self.way {
+            Way::Server(server) if !ON_THE_DATABASE.iter().any(|on| words.contains(on)) => {
+                let (_, url) = server.get_or_init(|| self.serve("--allow-unknown-kinds"));
+                command.env("LONGSHORE_SERVER", url);
+            }
+            _ => {
+                command.env("DATABASE_URL", &self.url);
+            }
+        }
+        command.args(words);
+        command
     }
 
     /// With tables.
@@ -77,13 +136,12 @@ impl Bench {
 
     /// Runs a command line of words that may hold spaces.
     pub(crate) fn words(&self, words: &[&str]) -> Answer {
-        Answer::of(binary().env("DATABASE_URL", &self.url).args(words).stdin(Stdio::null()).output().unwrap())
+        Answer::of(self.command(words).stdin(Stdio::null()).output().unwrap())
     }
 
     /// Runs a command line with something on its standard input.
     pub(crate) fn piped(&self, line: &str, input: &[u8]) -> Answer {
-        let mut command = binary();
-        command.env("DATABASE_URL", &self.url).args(line.split_whitespace());
+        let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         // It may have read enough to refuse before it has read all.
@@ -184,10 +242,14 @@ impl Drop for Bench {
     }
 }
 
-/// The binary, without this process's own database and this machine's own file.
+/// The binary, without this process's own database or server and this machine's
+/// own file.
 pub(crate) fn binary() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
-    command.env_remove("DATABASE_URL").env("LONGSHORE_CONFIG", "");
+    for variable in ["DATABASE_URL", "LONGSHORE_SERVER", "LONGSHORE_TOKEN", "LONGSHORE_TOKEN_FILE"] {
+        command.env_remove(variable);
+    }
+    command.env("LONGSHORE_CONFIG", "");
     command
 }
 

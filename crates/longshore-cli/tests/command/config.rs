@@ -253,7 +253,7 @@ fn a_file_alone_is_enough_to_run_everything(bench: &Bench) {
         bench.url
     ));
     folder.run("migrate").ok();
-    let id = folder.run("enqueue summarize_text --json").json()["job_id"].as_str().unwrap().to_owned();
+    let id = folder.run("enqueue greet --json").json()["job_id"].as_str().unwrap().to_owned();
     folder.run(&format!("jobs show {id}")).ok();
     let mut server = Process::start(&mut folder.command("serve --json"));
     let addr = server.address();

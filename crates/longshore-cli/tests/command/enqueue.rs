@@ -1,64 +1,26 @@
-//! `migrate` and `enqueue`: from nothing to a job.
+//! `enqueue`: how a job comes to be.
 
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, binary, on_every_engine};
+use crate::bench::{Bench, binary, by_every_way};
 
-on_every_engine!(
-    migrate_does_its_work_once,
-    a_check_tells_a_pending_migration_and_changes_nothing,
-    before_migration_every_command_says_to_migrate,
+by_every_way!(
     a_job_is_stored_as_it_was_asked,
     a_job_needs_only_a_kind,
     payloads_come_from_the_line_a_file_or_standard_input,
     a_taken_key_is_told,
     bad_input_is_refused_by_field_and_remedy,
+    payloads_of_built_in_kinds_are_checked,
+    many_jobs_come_from_lines,
+    a_line_that_is_wrong_is_named_and_the_others_are_stored,
 );
-
-fn migrate_does_its_work_once(bench: &Bench) {
-    assert_eq!(bench.run("migrate --json").json(), json!({ "from": 0, "to": 2 }));
-    assert_eq!(bench.run("migrate").ok().out, "already at schema version 2; nothing to do\n");
-    assert_eq!(bench.run("migrate --check").ok().out, "up to date at schema version 2\n");
-    assert_eq!(
-        bench.run("migrate --check --json").json(),
-        json!({ "version": 2, "wanted": 2, "pending": false })
-    );
-}
-
-fn a_check_tells_a_pending_migration_and_changes_nothing(bench: &Bench) {
-    for _ in 0..2 {
-        let check = bench.run("migrate --check");
-        assert_eq!(check.code, 1);
-        assert_eq!(check.out, "pending: schema version 0, wanted 2; run `longshore migrate`\n");
-    }
-    let check = bench.run("migrate --check --json");
-    assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));
-    assert!(bench.file().is_none_or(|file| !file.exists()), "no file is made");
-}
-
-fn before_migration_every_command_says_to_migrate(bench: &Bench) {
-    let lines = [
-        "enqueue greet",
-        "jobs list",
-        "queues list",
-        "dead list",
-        "workers list",
-        "sweep",
-        "counts",
-        "check",
-    ];
-    for line in lines {
-        bench.run(line).refused(6, &["longshore migrate"]);
-    }
-    assert!(bench.file().is_none_or(|file| !file.exists()), "no file is made");
-}
 
 fn a_job_is_stored_as_it_was_asked(bench: &Bench) {
     let id = bench.migrated().words(&[
         "enqueue",
         "send_email",
         "--payload",
-        r#"{"to": "ada@example.com"}"#,
+        r#"{"to": "ada@example.com", "subject": "Hi", "body": "…"}"#,
         "--queue=mail",
         "--priority=-5",
         "--max-attempts=7",
@@ -86,7 +48,7 @@ fn a_job_is_stored_as_it_was_asked(bench: &Bench) {
         "priority": -5,
         "attempts": 0,
         "max_attempts": 7,
-        "payload": { "to": "ada@example.com" },
+        "payload": { "to": "ada@example.com", "subject": "Hi", "body": "…" },
         "run_at": "2030-01-31T09:00:00Z",
         "idempotency_key": "invoice 7",
         "unique_key": "ada",
@@ -194,6 +156,51 @@ fn bad_input_is_refused_by_field_and_remedy(bench: &Bench) {
         assert_eq!(answer.out, "", "{words:?}");
     }
     assert_eq!(bench.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
+}
+
+fn payloads_of_built_in_kinds_are_checked(bench: &Bench) {
+    bench.migrated();
+    bench.run("enqueue send_email").refused(2, &["payload: not what `send_email` takes", "`to`"]);
+    let wrong = r#"{"to":"ada","subject":"Hi","body":""}"#;
+    bench.words(&["enqueue", "send_email", "--payload", wrong]).refused(2, &["payload: to: "]);
+    bench.words(&["cron", "add", "x", "* * * * *", "send_email"]).refused(2, &["send_email"]);
+    assert_eq!(bench.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
+}
+
+fn many_jobs_come_from_lines(bench: &Bench) {
+    bench.migrated();
+    // More than a request takes.
+    let lines: String = (0..1001).map(|i| format!("{{\"kind\":\"greet\",\"payload\":{i}.00}}\n")).collect();
+    let answer = bench.piped("enqueue-many - --json", lines.as_bytes()).json();
+    assert_eq!(answer, json!({ "created": 1001, "existing": 0, "refused": 0 }));
+    let newest = bench.run("jobs list --limit 1 --json").ok().out;
+    assert!(newest.contains(".00"), "payloads are as they were given: {newest}");
+    assert_eq!(bench.run("counts --json").json()[0]["jobs"], 1001);
+
+    let file = std::env::temp_dir().join(format!("longshore-many-{}.ndjson", longshore::JobId::new()));
+    std::fs::write(&file, "\n{\"kind\":\"pay\",\"payload\":1,\"idempotency_key\":\"k\"}\n".repeat(2))
+        .unwrap();
+    let answer = bench.words(&["enqueue-many", file.to_str().unwrap()]).ok().out;
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(answer, "created: 1, existing: 1, refused: 0\n");
+    bench.run("enqueue-many /no/such/file").refused(2, &["/no/such/file", "JSON lines"]);
+    assert_eq!(bench.piped("enqueue-many -", b"").ok().out, "created: 0, existing: 0, refused: 0\n");
+}
+
+fn a_line_that_is_wrong_is_named_and_the_others_are_stored(bench: &Bench) {
+    bench.migrated();
+    let lines = [
+        r#"{"kind":"greet","payload":1}"#,
+        "{oops",
+        "",
+        r#"{"kind":"greet","payload":1,"priority":99999}"#,
+        r#"{"kind":"send_email","payload":{}}"#,
+        r#"{"kind":"greet","payload":2}"#,
+    ];
+    let answer = bench.piped("enqueue-many - --json", lines.join("\n").as_bytes());
+    let answer = answer.refused(2, &["line 2: not JSON", "line 4: priority", "line 5: payload"]);
+    assert_eq!(answer.document(), json!({ "created": 2, "existing": 0, "refused": 3 }));
+    assert_eq!(answer.err.lines().count(), 3, "{answer:?}");
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use longshore::{Ending, NewJob};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, NOBODY, on_every_engine};
+use crate::bench::{Bench, NOBODY, by_every_way};
 
-on_every_engine!(
+by_every_way!(
     lists_filter_and_page_to_the_end,
     a_list_is_a_table_with_a_hint_for_the_next_page,
     what_does_not_exist_is_told_as_such,
@@ -16,6 +16,7 @@ on_every_engine!(
     only_a_finished_job_is_deleted,
     a_waiting_job_is_edited_and_a_running_one_is_not,
     a_shown_job_tells_its_history,
+    a_job_is_explained,
 );
 
 fn ids(document: &Value) -> Vec<String> {
@@ -72,10 +73,10 @@ fn what_does_not_exist_is_told_as_such(bench: &Bench) {
     let redrive = format!("dead redrive {NOBODY}");
     bench.run(&edit).refused(3, &[NOBODY, "does not exist"]);
     bench.run(&redrive).refused(3, &[NOBODY, "does not exist"]);
-    for verb in ["show", "cancel", "retry", "delete"] {
+    for verb in ["show", "explain", "cancel", "retry", "delete"] {
         bench.run(&format!("jobs {verb} {NOBODY}")).refused(3, &[NOBODY, "does not exist"]);
-        bench.run(&format!("jobs {verb} 7")).refused(2, &["<ID>", "ids are UUIDs"]);
-        bench.run(&format!("jobs {verb}")).refused(2, &["<ID>"]);
+        bench.run(&format!("jobs {verb} 7")).refused(2, &["ID", "ids are UUIDs"]);
+        bench.run(&format!("jobs {verb}")).refused(2, &["<ID"]);
     }
 }
 
@@ -159,4 +160,28 @@ fn a_shown_job_tells_its_history(bench: &Bench) {
     assert!(shown.contains("attempts         1 of 3\n"), "{shown}");
     let history = shown.lines().last().unwrap();
     assert!(history.starts_with("1        failed  ") && history.contains("the crane is stuck"), "{shown}");
+}
+
+fn a_job_is_explained(bench: &Bench) {
+    bench.migrated();
+    let later = bench.enqueue("greet --run-at 2100-01-31T09:00:00Z");
+    let told = bench.run(&format!("jobs explain {later}")).ok().out;
+    for line in [
+        "status     queued\n",
+        "reason     not_due\n",
+        "due at     2100-01-31T09:00:00Z\n",
+        "begins in  about ",
+    ] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+    let now = bench.enqueue("greet --queue lonely");
+    let told = bench.run(&format!("jobs explain {now}")).ok().out;
+    assert!(
+        told.contains("no_worker_for_queue") && told.contains("start one with --queues lonely"),
+        "{told}"
+    );
+    assert!(told.contains("ahead      0 jobs\n"), "{told}");
+    let document = bench.run(&format!("jobs explain {now} --json")).json();
+    assert_eq!((&document["job_id"], &document["reason"]), (&json!(now), &json!("no_worker_for_queue")));
+    assert_eq!((&document["ahead"], &document["due_at"]), (&json!(0), &Value::Null));
 }

@@ -5,15 +5,22 @@
 mod bench;
 mod builtin;
 mod config;
+mod endpoint;
 mod enqueue;
 mod guide;
 mod jobs;
+mod load;
 #[path = "../mail/server.rs"]
 mod mail;
+mod migrate;
 mod operate;
+mod orders;
 mod packaging;
 mod process;
 mod security;
 mod serve;
 mod terminal;
+mod upkeep;
+mod wait;
+mod watch;
 mod worker;

@@ -1,21 +1,19 @@
-//! Queues, dead letters, workers, sweeps, counts and the check.
-
-use std::time::Duration;
+//! Queues, schedules, dead letters and counts.
 
 use longshore::{Ending, NewJob};
 use serde_json::json;
 
-use crate::bench::{Bench, on_every_engine};
+use crate::bench::{Bench, by_every_way};
 
-on_every_engine!(
+by_every_way!(
     queues_are_paused_resumed_and_limited,
     schedules_are_put_paused_run_and_removed,
     dead_letters_are_listed_and_redriven,
     dead_letters_are_redriven_by_filter,
-    workers_are_listed_with_their_state,
-    a_sweep_recovers_what_its_dry_run_told,
     counts_tell_queue_kind_and_status,
-    a_check_finds_a_job_that_is_nowhere,
+    a_queue_says_that_it_is_well,
+    stats_tell_what_ended_and_how_fast,
+    kinds_are_put_listed_and_removed,
 );
 
 fn queues_are_paused_resumed_and_limited(bench: &Bench) {
@@ -56,6 +54,10 @@ fn schedules_are_put_paused_run_and_removed(bench: &Bench) {
     assert_eq!((&listed[0]["name"], &listed[0]["paused"]), (&json!("nightly"), &json!(false)));
     bench.words(&nightly).ok();
     assert_eq!(bench.run("cron list --json").json()[0]["next_at"], listed[0]["next_at"]);
+    let shown = bench.run("cron show nightly --json").json();
+    assert_eq!((&shown["cron"], &shown["job"]["kind"]), (&json!("30 2 * * *"), &json!("report")));
+    assert!(bench.run("cron show nightly").ok().out.contains("Europe/Berlin"));
+    bench.run("cron show daily").refused(3, &["no schedule"]);
 
     assert_eq!(bench.run("cron pause nightly --json").json()["paused"], json!(true));
     assert!(bench.run("cron run nightly").ok().out.starts_with("created "));
@@ -92,54 +94,13 @@ fn dead_letters_are_redriven_by_filter(bench: &Bench) {
     for kind in ["a", "a", "a", "b"] {
         bench.failed(kind, "no");
     }
-    assert_eq!(bench.run("dead redrive --kind a --limit 2 --json").json(), json!({ "redriven": 2 }));
+    assert_eq!(
+        bench.run("dead redrive --kind a --limit 2 --json").json(),
+        json!({ "redriven": 2, "skipped": 0 })
+    );
     assert_eq!(bench.run("dead redrive --queue elsewhere").ok().out, "redriven: 0\n");
     assert_eq!(bench.run("dead redrive --all").ok().out, "redriven: 2\n");
     assert_eq!(bench.run("dead list --json").json()["jobs"], json!([]));
-}
-
-fn workers_are_listed_with_their_state(bench: &Bench) {
-    bench.migrated();
-    assert_eq!(bench.run("workers list").ok().out, "no workers are known\n");
-    bench.enqueue("greet");
-    let (worker, _) = bench.claim(1);
-    let listed = bench.run("workers list --json").json();
-    assert_eq!((&listed[0]["id"], &listed[0]["name"]), (&json!(worker.id), &json!("crane 7")));
-    assert_eq!((&listed[0]["running"], &listed[0]["stale"]), (&json!(1), &json!(false)));
-
-    bench.move_clock(Duration::from_secs(30));
-    let state = |line: &str| {
-        let listed = bench.run(line).ok().out;
-        listed.lines().nth(1).unwrap().split_whitespace().nth(3).unwrap().to_owned()
-    };
-    assert_eq!(state("workers list"), "alive");
-    assert_eq!(state("workers list --threshold 20s"), "stale");
-    bench.run("workers list --threshold 20").refused(2, &["--threshold", "like 500ms"]);
-}
-
-fn a_sweep_recovers_what_its_dry_run_told(bench: &Bench) {
-    bench.migrated();
-    let id = bench.enqueue("greet");
-    let (worker, _) = bench.claim(1);
-    assert_eq!(bench.run("sweep").ok().out, "recovered 0 jobs from 0 workers\n");
-
-    bench.move_clock(Duration::from_secs(40));
-    assert_eq!(bench.run("sweep --dry-run").ok().out, "would recover 0 jobs from 0 workers\n");
-    for _ in 0..2 {
-        let told = bench.run("sweep --dry-run --threshold 30s --json").json();
-        assert_eq!(told, json!({ "workers": [worker.id], "recovered": 1, "skipped": 0 }));
-    }
-    let done = bench.run("sweep --threshold 30s --recovery-delay 2m").ok().out;
-    assert_eq!(done, format!("recovered 1 job from 1 worker\nworker {}\n", worker.id));
-    let job = bench.run(&format!("jobs show {id} --json")).json();
-    assert_eq!((&job["status"], &job["interruptions"]), (&json!("retrying"), &json!(1)));
-    assert_eq!(job["last_error"], "Job recovered after worker interruption");
-    let waits = bench.library(async |client| {
-        let job = client.get(id.parse()?).await?;
-        Ok(job.run_at - client.store().now().await?)
-    });
-    assert_eq!(waits.num_seconds(), 120);
-    bench.run("sweep --recovery-delay soon").refused(2, &["--recovery-delay", "like 500ms"]);
 }
 
 fn counts_tell_queue_kind_and_status(bench: &Bench) {
@@ -153,22 +114,63 @@ fn counts_tell_queue_kind_and_status(bench: &Bench) {
     let count =
         json!({ "status": "queued", "queue": "default", "kind": "pay", "jobs": 2, "estimated": false });
     assert!(counts.as_array().unwrap().contains(&count), "{counts}");
-    let table = bench.run("stats").ok().out;
+    let table = bench.run("counts").ok().out;
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][2..], ["QUEUED", "RUNNING", "SUCCEEDED", "RETRYING", "FAILED_PERMANENT", "CANCELLED"]);
     assert_eq!(rows[1], ["default", "pay", "2", "0", "0", "0", "1", "0"]);
     assert_eq!(rows[2], ["mail", "greet", "1", "0", "0", "0", "0", "0"]);
 }
 
-fn a_check_finds_a_job_that_is_nowhere(bench: &Bench) {
+fn a_queue_says_that_it_is_well(bench: &Bench) {
     bench.migrated();
-    let id = bench.enqueue("greet");
-    bench.enqueue("greet --queue mail");
-    assert_eq!(bench.run("check").ok().out, "2 jobs checked; all is well\n");
-    assert_eq!(bench.run("check --json").json(), json!({ "jobs": 2, "problems": [] }));
-    bench.damage("delete from ready where queue = 'default'");
-    let found = bench.run("check").refused(1, &["problems found: 1"]);
-    assert!(found.out.contains(&id), "{found:?}");
-    let found = bench.run("check --json");
-    assert_eq!((found.code, found.document()["problems"].as_array().unwrap().len()), (1, 1));
+    assert_eq!(bench.run("health").ok().out, "ok\n");
+    assert_eq!(bench.run("health --json").json(), json!({ "status": "ok" }));
+}
+
+fn stats_tell_what_ended_and_how_fast(bench: &Bench) {
+    bench.migrated();
+    let idle = bench.run("stats").ok().out;
+    assert!(idle.contains("run time  p50 -, p95 -, p99 -\n"), "{idle}");
+    bench.failed("pay", "no");
+    bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None });
+    bench.enqueue("greet");
+    let told = bench.run("stats").ok().out;
+    assert!(told.contains("now       1 queued, 0 retrying, 0 running\n"), "{told}");
+    assert!(
+        told.contains("ended     1 succeeded, 1 failed_permanent, 0 cancelled in 60 minutes\n"),
+        "{told}"
+    );
+    assert!(told.contains("MINUTE"), "{told}");
+    let of_kind = bench.run("stats --kind pay --minutes 5").ok().out;
+    assert!(of_kind.contains("0 succeeded, 1 failed_permanent, 0 cancelled in 5 minutes\n"), "{of_kind}");
+    let document = bench.run("stats --queue default --json").json();
+    assert!(document["per_second"].as_f64().unwrap() > 0.0, "{document}");
+    assert_eq!(document["counts"].as_array().unwrap().len(), 3, "{document}");
+    bench.run("stats --minutes 0").refused(2, &["--minutes", "1..=1440"]);
+}
+
+fn kinds_are_put_listed_and_removed(bench: &Bench) {
+    bench.migrated();
+    assert_eq!(bench.run("kinds list --json").json(), json!([]));
+    assert!(bench.run("kinds list").ok().out.starts_with("no kinds"));
+    let schema = r#"{"type":"object","required":["pages"]}"#;
+    let put =
+        bench.words(&["kinds", "put", "report", "--schema", schema, "--defaults", r#"{"queue":"slow"}"#]);
+    assert!(put.ok().out.contains(r#"{"queue":"slow"}"#));
+    let kept = bench.run("kinds put report --json").json();
+    assert_eq!(kept["schema"]["required"], json!(["pages"]), "what is not named stays");
+
+    bench.run("enqueue report").refused(2, &["payload", "pages"]);
+    let id =
+        bench.words(&["enqueue", "report", "--payload", r#"{"pages":3}"#, "--json"]).json()["job_id"].clone();
+    let job = bench.run(&format!("jobs show {} --json", id.as_str().unwrap())).json();
+    assert_eq!(job["queue"], "slow", "the kind's default, as nothing else was said");
+
+    bench.run("kinds put report --schema {oops").refused(2, &["schema", "not JSON"]);
+    bench.words(&["kinds", "put", "report", "--schema", r#"{"type":7}"#]).refused(2, &["schema"]);
+    bench
+        .words(&["kinds", "put", "report", "--defaults", r#"{"colour":1}"#])
+        .refused(2, &["defaults", "colour"]);
+    assert_eq!(bench.run("kinds remove report").ok().out, "removed report\n");
+    bench.run("kinds remove report").refused(3, &["nobody has announced"]);
 }

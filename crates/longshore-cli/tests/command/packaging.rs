@@ -98,7 +98,7 @@ fn every_metric_of_the_dashboard_and_the_alerts_is_shown(bench: &Bench) {
         used.retain(|name| !name.starts_with("longshore_pool_"));
     }
     // Nobody claims it, so a queue has a depth and an oldest job from the start.
-    bench.migrated().enqueue("summarize_text --queue nobodys");
+    bench.migrated().enqueue("greet --queue nobodys");
     let mut command = binary();
     command.env("DATABASE_URL", &bench.url);
     let mut server = Process::start(command.args("serve --with-worker --bind 127.0.0.1:0 --json".split(' ')));

@@ -49,6 +49,16 @@ impl Process {
         printed
     }
 
+    /// The next line it prints.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        if self.out.read_line(&mut line).unwrap() == 0 {
+            panic!("ended: {:?}", self.ended());
+        }
+        line
+    }
+
     /// Where a server listens that was started with `--json`, like 127.0.0.1:8080.
     #[track_caller]
     pub(crate) fn address(&mut self) -> String {

@@ -25,11 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SUMMARY: &str = r#"{"kind":"summarize_text","payload":{"text":"Ships come. Ships go.","max_words":2}}"#;
 
 fn serve(bench: &Bench, flags: &str) -> (Process, String) {
-    let mut command = binary();
-    command.env("DATABASE_URL", &bench.url).args(["serve", "--bind", "127.0.0.1:0", "--json"]);
-    let mut server = Process::start(command.args(flags.split_whitespace()));
-    let addr = server.address();
-    (server, addr)
+    let (server, url) = bench.serve(flags);
+    (server, url.strip_prefix("http://").unwrap().to_owned())
 }
 
 fn get(addr: &str, path: &str) -> Reply {

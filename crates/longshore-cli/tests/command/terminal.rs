@@ -85,10 +85,30 @@ fn a_database_that_does_not_answer_is_unavailable() {
 #[test]
 fn the_root_help_documents_every_exit_code() {
     let help = Answer::of(binary().arg("--help").output().unwrap()).ok().out;
-    for line in
-        ["0  done", "1  something", "2  usage", "3  not found", "4  conflict", "5  unavailable", "6  schema"]
-    {
+    for line in [
+        "0  done",
+        "1  something",
+        "2  usage",
+        "3  not found",
+        "4  conflict",
+        "5  unavailable",
+        "6  schema",
+        "7  denied",
+        "8  ended",
+        "9  not ended",
+    ] {
         assert!(help.contains(line), "{line}");
     }
     Answer::of(binary().output().unwrap());
+}
+
+#[test]
+fn every_shell_gets_its_completions() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = Answer::of(binary().args(["completions", shell]).output().unwrap()).ok().out;
+        for word in ["longshore", "redrive", "token-file"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    Answer::of(binary().args(["completions", "csh"]).output().unwrap()).refused(2, &["bash", "fish"]);
 }

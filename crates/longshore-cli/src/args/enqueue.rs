@@ -1,0 +1,156 @@
+//! What `longshore enqueue` can be told.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use clap::Args;
+use longshore::{RetryPolicy, UniqueMode, When};
+
+use crate::duration;
+
+#[derive(Debug, Args)]
+pub(crate) struct Enqueue {
+    /// Which handler runs it
+    pub(crate) kind: String,
+
+    /// The payload: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "JSON|@FILE|-", default_value = "{}", allow_hyphen_values = true)]
+    pub(crate) payload: String,
+
+    /// The queue to wait in [default: what the kind says, or default]
+    #[arg(long)]
+    pub(crate) queue: Option<String>,
+
+    /// Higher runs first; -32768 to 32767 [default: what the kind says, or 0]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) priority: Option<i64>,
+
+    /// How many attempts it may have [default: what the kind says, or 3]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) max_attempts: Option<i64>,
+
+    #[command(flatten)]
+    pub(crate) when: WhenArgs,
+
+    /// A second enqueue with this key returns the first job, for as long as that is kept
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+
+    /// At most one live job has this key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) unique_key: Option<String>,
+
+    /// When the unique key is taken: dedupe (the default), replace or preserve_run_at
+    #[arg(long, value_name = "MODE", requires = "unique_key")]
+    pub(crate) unique_mode: Option<UniqueMode>,
+
+    /// How long one attempt may take, like 90s; none means for ever [default: what the kind says, or 2h]
+    #[arg(long, value_name = "DURATION|none", value_parser = timeout)]
+    pub(crate) timeout: Option<Timeout>,
+
+    /// When a failed attempt is tried again: jitter (the default), exponential, fixed:10s, list:1s,5s or none
+    #[arg(long, value_name = "POLICY", value_parser = retry_policy)]
+    pub(crate) retry: Option<RetryPolicy>,
+
+    /// A label for people; may be repeated
+    #[arg(long = "tag", value_name = "TAG")]
+    pub(crate) tags: Vec<String>,
+
+    /// A label that workers and recovery act on; may be repeated
+    #[arg(long = "flag", value_name = "FLAG")]
+    pub(crate) flags: Vec<String>,
+
+    /// Why it is enqueued
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) context: Option<String>,
+
+    /// Wait until it has ended, and tell how; --wait=5m gives up after that (exit codes 8 and 9)
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "none",
+          value_parser = timeout)]
+    pub(crate) wait: Option<Timeout>,
+
+    /// Your own data beside the payload
+    #[arg(long, value_name = "JSON")]
+    pub(crate) metadata: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnqueueMany {
+    /// The jobs, one JSON object a line: a file, or - for standard input
+    #[arg(value_name = "FILE|-")]
+    pub(crate) file: String,
+}
+
+/// When a job may start.
+#[derive(Debug, Args)]
+pub(crate) struct WhenArgs {
+    /// Not before this long from now, like 500ms, 10s or 5m
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "run_at")]
+    delay: Option<Duration>,
+
+    /// Not before this instant, like 2030-01-31T09:00:00Z
+    #[arg(long, value_name = "RFC3339", value_parser = rfc3339)]
+    run_at: Option<DateTime<Utc>>,
+}
+
+impl WhenArgs {
+    /// What was asked, if anything.
+    pub(crate) fn when(&self) -> Option<When> {
+        self.delay.map(When::After).or(self.run_at.map(When::At))
+    }
+}
+
+/// How long an attempt may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Timeout(pub(crate) Option<Duration>);
+
+fn timeout(text: &str) -> Result<Timeout, String> {
+    duration::parse_or_none(text).map(Timeout)
+}
+
+pub(super) fn rfc3339(text: &str) -> Result<DateTime<Utc>, String> {
+    DateTime::parse_from_rfc3339(text).map(|at| at.to_utc()).map_err(|_| {
+        format!("`{text}` is not a time; write it as RFC 3339 with its zone, like 2030-01-31T09:00:00Z")
+    })
+}
+
+fn retry_policy(text: &str) -> Result<RetryPolicy, String> {
+    let policy = match text.split_once(':') {
+        None if text == "jitter" => RetryPolicy::default(),
+        None if text == "exponential" => RetryPolicy::exponential(),
+        None if text == "none" => RetryPolicy::None,
+        Some(("fixed", delay)) => RetryPolicy::fixed(duration::parse(delay)?),
+        Some(("list", delays)) => {
+            let delays: Result<Vec<_>, _> = delays.split(',').map(duration::parse).collect();
+            RetryPolicy::list(delays?)
+        }
+        _ => {
+            return Err(format!(
+                "`{text}` is not a retry policy; use jitter, exponential, fixed:10s, list:1s,5s or none"
+            ));
+        }
+    };
+    Ok(policy)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_policies_are_read() {
+        let second = Duration::from_secs(1);
+        assert_eq!(retry_policy("jitter").unwrap(), RetryPolicy::default());
+        assert_eq!(retry_policy("exponential").unwrap(), RetryPolicy::exponential());
+        assert_eq!(retry_policy("fixed:10s").unwrap(), RetryPolicy::fixed(10 * second));
+        assert_eq!(retry_policy("list:1s,5s").unwrap(), RetryPolicy::list([second, 5 * second]));
+        assert_eq!(retry_policy("none").unwrap(), RetryPolicy::None);
+        for text in ["", "fixed", "linear", "jitter:1s", "none:"] {
+            assert!(retry_policy(text).unwrap_err().contains("is not a retry policy; use jitter"), "{text}");
+        }
+        for text in ["fixed:", "fixed:10", "list:", "list:1s,,5s"] {
+            assert!(retry_policy(text).unwrap_err().contains("is not a duration"), "{text}");
+        }
+    }
+}

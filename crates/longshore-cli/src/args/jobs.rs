@@ -1,0 +1,147 @@
+//! What `longshore jobs` can be told.
+
+use clap::{ArgGroup, Args, Subcommand};
+use longshore::{JobId, Status};
+
+use super::orders::Order;
+use super::{Watch, WhenArgs};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Jobs {
+    /// List jobs, newest first
+    ///
+    /// A page looks at a bounded number of jobs, so with a rare filter it may be short and still
+    /// have a next one; the hint below the table says so (`next` in JSON).
+    #[command(after_help = "\
+Examples:
+  longshore jobs list --status retrying --kind send_email
+  longshore jobs list --tag nightly --limit 200
+  longshore jobs list --status running --watch
+  longshore jobs list --json | jq -r '.jobs[].id'")]
+    List(List),
+
+    /// Show one job with its history
+    #[command(after_help = "\
+Examples:
+  longshore jobs show 01990000-0000-7000-8000-000000000000
+  longshore jobs show 01990000-0000-7000-8000-000000000000 --json | jq .payload")]
+    Show {
+        /// The job's id
+        id: JobId,
+    },
+
+    /// Why is it not running? The reason, what would change it, and an estimate
+    #[command(after_help = "\
+Examples:
+  longshore jobs explain 01990000-0000-7000-8000-000000000000
+  longshore jobs explain 01990000-0000-7000-8000-000000000000 --json | jq -r .reason")]
+    Explain {
+        /// The job's id
+        id: JobId,
+    },
+
+    /// Cancel jobs
+    ///
+    /// A waiting job is cancelled at once; a running one is told to stop (`pending`) and ends as
+    /// cancelled unless it succeeds first.
+    #[command(after_help = "\
+Examples:
+  longshore jobs cancel 01990000-0000-7000-8000-000000000000
+  longshore jobs cancel --kind import --status queued --dry-run
+  longshore jobs cancel --tag nightly --older-than 1h --yes")]
+    Cancel(Order),
+
+    /// Run jobs again, or now
+    ///
+    /// A finished job runs again with a fresh budget of attempts; a waiting one is due at once.
+    #[command(after_help = "\
+Examples:
+  longshore jobs retry 01990000-0000-7000-8000-000000000000
+  longshore jobs retry --status retrying --kind send_email      # not later: now
+  longshore jobs retry --status cancelled --newer-than 2h --yes")]
+    Retry(Order),
+
+    /// Remove finished jobs and their history
+    #[command(after_help = "\
+Examples:
+  longshore jobs delete 01990000-0000-7000-8000-000000000000
+  longshore jobs delete --status succeeded --older-than 30d --dry-run
+  longshore jobs delete --status succeeded --older-than 30d --yes")]
+    Delete(Order),
+
+    /// Change a waiting job
+    ///
+    /// A worker gets the old job whole or the new one. What is not named stays.
+    #[command(after_help = "\
+Examples:
+  longshore jobs edit 01990000-0000-7000-8000-000000000000 --priority 10 --delay 0s
+  longshore jobs edit 01990000-0000-7000-8000-000000000000 --payload @fixed.json")]
+    Edit(Edit),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Only in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
+    #[arg(long)]
+    pub(crate) status: Option<Status>,
+
+    /// Only of this kind
+    #[arg(long)]
+    pub(crate) kind: Option<String>,
+
+    /// Only of this queue
+    #[arg(long)]
+    pub(crate) queue: Option<String>,
+
+    /// Only with this tag
+    #[arg(long)]
+    pub(crate) tag: Option<String>,
+
+    /// Only the job with this idempotency key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+
+    /// Only the live job with this unique key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) unique_key: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) page: PageArgs,
+
+    #[command(flatten)]
+    pub(crate) watch: Watch,
+}
+
+/// Which part of a list.
+#[derive(Debug, Args)]
+pub(crate) struct PageArgs {
+    /// How many, 1 to 200
+    #[arg(long, value_name = "N", default_value_t = 50, allow_negative_numbers = true)]
+    pub(crate) limit: u32,
+
+    /// Only jobs older than this one: where the last page ended
+    #[arg(long, value_name = "ID")]
+    pub(crate) cursor: Option<JobId>,
+
+    /// Pass over this many first, up to 10000; use --cursor to go further
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) offset: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("change").required(true).multiple(true).args(["priority", "delay", "run_at", "payload"]))]
+pub(crate) struct Edit {
+    /// The job's id
+    pub(crate) id: JobId,
+
+    /// Another priority; -32768 to 32767
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) priority: Option<i64>,
+
+    #[command(flatten)]
+    pub(crate) when: WhenArgs,
+
+    /// Another payload: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
+    pub(crate) payload: Option<String>,
+}

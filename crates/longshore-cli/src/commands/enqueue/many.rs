@@ -1,0 +1,189 @@
+//! `longshore enqueue-many`: jobs from JSON lines, a batch at a time.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+
+use serde::Deserialize;
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::MAX_PAYLOAD;
+use crate::args::EnqueueMany;
+use crate::endpoint::Endpoint;
+use crate::failure::{Code, Failure, Outcome};
+use crate::output::{Out, Progress};
+
+/// How much one request brings: less than the API takes, and often enough for a
+/// bar to move.
+const JOBS: usize = 1000;
+const BYTES: usize = 8 * 1024 * 1024;
+/// A payload of the largest size with everything around it. An endless line must
+/// end somewhere.
+const LONGEST_LINE: usize = MAX_PAYLOAD + 256 * 1024;
+
+/// Jobs on their way, each with the number of its line.
+#[derive(Default)]
+struct Batch {
+    jobs: Vec<Box<RawValue>>,
+    lines: Vec<u64>,
+    bytes: usize,
+}
+
+/// What became of a batch.
+#[derive(Deserialize)]
+struct Answer {
+    items: Vec<Item>,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    outcome: String,
+    message: Option<String>,
+}
+
+#[derive(Default)]
+struct Totals {
+    created: u64,
+    existing: u64,
+    refused: u64,
+}
+
+pub(in crate::commands) async fn enqueue_many(endpoint: &Endpoint, args: &EnqueueMany, out: &Out) -> Outcome {
+    let (mut input, size): (Box<dyn BufRead>, u64) = match args.file.as_str() {
+        "-" => (Box::new(io::stdin().lock()), 0),
+        path => {
+            let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+            let size = file.metadata().map_or(0, |about| about.len());
+            (Box::new(BufReader::new(file)), size)
+        }
+    };
+    let mut progress = Progress::of(size);
+    let (mut totals, mut batch) = (Totals::default(), Batch::default());
+    for number in 1.. {
+        let line = next_line(&mut input).map_err(|error| unreadable(&args.file, &error))?;
+        let is_last = line.is_empty();
+        progress.advance(line.len() as u64);
+        match read(line) {
+            None => {}
+            Some(Ok(job)) => batch.add(job, number),
+            Some(Err(why)) => refuse(&mut totals, number, &why, out),
+        }
+        if is_last || batch.is_full() {
+            send(endpoint, std::mem::take(&mut batch), &mut totals, out).await?;
+        }
+        if is_last {
+            break;
+        }
+    }
+    drop(progress);
+    let Totals { created, existing, refused } = totals;
+    match out.json {
+        true => out.document(&json!({ "created": created, "existing": existing, "refused": refused })),
+        false => out.line(format_args!("created: {created}, existing: {existing}, refused: {refused}")),
+    }
+    Ok(if refused == 0 { Code::Done } else { Code::Usage })
+}
+
+impl Batch {
+    fn add(&mut self, job: Box<RawValue>, line: u64) {
+        self.bytes += job.get().len();
+        self.jobs.push(job);
+        self.lines.push(line);
+    }
+
+    fn is_full(&self) -> bool {
+        self.jobs.len() >= JOBS || self.bytes >= BYTES
+    }
+}
+
+/// The next line with its end; empty at the end of the input.
+fn next_line(input: &mut dyn BufRead) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    input.take(LONGEST_LINE as u64).read_until(b'\n', &mut line)?;
+    match line.len() == LONGEST_LINE && !line.ends_with(b"\n") {
+        true => Err(io::Error::other(format!("a line is longer than {LONGEST_LINE} bytes"))),
+        false => Ok(line),
+    }
+}
+
+/// The JSON of a line; `None` for an empty one. Kept as text, like every payload.
+fn read(line: Vec<u8>) -> Option<Result<Box<RawValue>, String>> {
+    if line.trim_ascii().is_empty() {
+        return None;
+    }
+    let text = String::from_utf8(line).map_err(|_| "not UTF-8".to_owned());
+    Some(text.and_then(|text| {
+        RawValue::from_string(text).map_err(|error| format!("not JSON: {error}; write one job a line"))
+    }))
+}
+
+async fn send(endpoint: &Endpoint, batch: Batch, totals: &mut Totals, out: &Out) -> Result<(), Failure> {
+    if batch.jobs.is_empty() {
+        return Ok(());
+    }
+    let reply = endpoint.post(&["jobs", "batch"]).body(&batch.jobs).send().await.map_err(|failure| {
+        Failure::new(
+            failure.code,
+            format_args!(
+                "{failure}; what stands before line {} is enqueued, from there on it may not be",
+                batch.lines[0]
+            ),
+        )
+    })?;
+    for (item, line) in reply.read::<Answer>()?.items.iter().zip(&batch.lines) {
+        match item.outcome.as_str() {
+            "created" => totals.created += 1,
+            "refused" => refuse(totals, *line, item.message.as_deref().unwrap_or("refused"), out),
+            _ => totals.existing += 1,
+        }
+    }
+    Ok(())
+}
+
+fn refuse(totals: &mut Totals, line: u64, why: &str, out: &Out) {
+    totals.refused += 1;
+    out.note(format_args!("error: line {line}: {why}"));
+}
+
+fn unreadable(source: &str, error: &io::Error) -> Failure {
+    Failure::usage(format_args!(
+        "cannot read {source}: {error}; give a file of JSON lines, or - for standard input"
+    ))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endless_line_ends_somewhere() {
+        let mut endless = BufReader::new(io::repeat(b' '));
+        assert!(next_line(&mut endless).unwrap_err().to_string().contains("longer than"));
+    }
+
+    #[test]
+    fn lines_are_read_as_they_are() {
+        let mut input = &b"{\"a\": 1.00}\n\n  \nx\n{}"[..];
+        let mut next = || read(next_line(&mut input).unwrap());
+        assert_eq!(next().unwrap().unwrap().get(), "{\"a\": 1.00}");
+        assert!(next().is_none() && next().is_none());
+        assert!(next().unwrap().unwrap_err().contains("not JSON"));
+        assert_eq!(next().unwrap().unwrap().get(), "{}", "the last line needs no end");
+        assert!(next().is_none());
+    }
+
+    #[test]
+    fn a_batch_is_full_by_number_or_by_size() {
+        let job = |bytes: usize| RawValue::from_string(format!("\"{}\"", "x".repeat(bytes))).unwrap();
+        let mut large = Batch::default();
+        large.add(job(BYTES), 1);
+        assert!(large.is_full());
+        let mut many = Batch::default();
+        for line in 1..=JOBS as u64 {
+            assert!(!many.is_full());
+            many.add(job(1), line);
+        }
+        assert!(many.is_full());
+    }
+}

@@ -1,0 +1,85 @@
+//! `longshore kinds`: what is known of each kind of job.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::enqueue::read_json;
+use crate::args::{Kinds, PutKind};
+use crate::endpoint::Endpoint;
+use crate::failure::{Code, Outcome};
+use crate::output::{Fields, Fit, Out, Table, instant};
+
+#[derive(Deserialize)]
+struct Kind {
+    name: String,
+    schema: Option<Box<RawValue>>,
+    defaults: Option<Box<RawValue>>,
+    updated_at: DateTime<Utc>,
+}
+
+/// What to say about a kind, as the API takes it.
+#[derive(Serialize)]
+struct NewKind {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schema: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    defaults: Option<Box<RawValue>>,
+}
+
+pub(super) async fn run(endpoint: &Endpoint, command: Kinds, out: &Out) -> Outcome {
+    match command {
+        Kinds::List => list(endpoint, out).await,
+        Kinds::Put(args) => put(endpoint, &args, out).await,
+        Kinds::Remove { kind } => {
+            endpoint.delete(&["kinds", &kind]).send().await?;
+            match out.json {
+                true => out.document(&json!({ "removed": kind })),
+                false => out.line(format_args!("removed {kind}")),
+            }
+            Ok(Code::Done)
+        }
+    }
+}
+
+async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
+    let reply = endpoint.get(&["kinds"]).send().await?;
+    match out.json {
+        true => out.document(&reply.read::<Vec<Fields>>()?),
+        false => out.table(
+            &table(&reply.read::<Vec<Kind>>()?),
+            "no kinds; a worker announces its own when it starts, `longshore kinds put --help` shows how to",
+        ),
+    }
+    Ok(Code::Done)
+}
+
+async fn put(endpoint: &Endpoint, args: &PutKind, out: &Out) -> Outcome {
+    let read = |field, given: &Option<String>| given.as_ref().map(|text| read_json(field, text)).transpose();
+    let kind = NewKind { schema: read("schema", &args.schema)?, defaults: read("defaults", &args.defaults)? };
+    let reply = endpoint.put(&["kinds", &args.kind]).body(&kind).send().await?;
+    match out.json {
+        true => out.document(&reply.read::<Fields>()?),
+        false => out.table(&table(&[reply.read()?]), ""),
+    }
+    Ok(Code::Done)
+}
+
+fn table(kinds: &[Kind]) -> Table {
+    let mut table = Table::new([
+        ("kind", Fit::Cut),
+        ("schema", Fit::Whole),
+        ("updated at", Fit::WholeOrOut),
+        ("defaults", Fit::CutOrOut),
+    ]);
+    for kind in kinds {
+        table.row([
+            kind.name.clone(),
+            if kind.schema.is_some() { "yes" } else { "-" }.to_owned(),
+            instant(kind.updated_at),
+            kind.defaults.as_ref().map_or_else(|| "-".into(), |defaults| defaults.get().to_owned()),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,211 @@
+//! `longshore health`, `longshore counts` and `longshore stats`: whether the queue
+//! is there, how many jobs it has, and how it does.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use longshore::Status;
+use serde::Deserialize;
+
+use crate::args;
+use crate::endpoint::Endpoint;
+use crate::failure::{Code, Outcome};
+use crate::output::{Fields, Fit, Out, Table, instant};
+
+/// Whether there is an answer; if not, the failure is the answer.
+pub(super) async fn health(endpoint: &Endpoint, out: &Out) -> Outcome {
+    let reply = endpoint.get(&["health"]).send().await?;
+    match out.json {
+        true => out.document(&reply.read::<Fields>()?),
+        false => out.line("ok"),
+    }
+    Ok(Code::Done)
+}
+
+// ---- counts ----------------------------------------------------------------------
+
+/// How many jobs of a queue and kind are in a status.
+#[derive(Deserialize)]
+struct Count {
+    status: Status,
+    queue: String,
+    kind: String,
+    jobs: u64,
+    estimated: bool,
+}
+
+#[derive(Deserialize)]
+struct Counts<C> {
+    counts: Vec<C>,
+}
+
+pub(super) async fn counts(endpoint: &Endpoint, out: &Out) -> Outcome {
+    // What has ended lately is not asked for.
+    let reply = endpoint.get(&["stats"]).query("minutes", Some(1)).send().await?;
+    match out.json {
+        true => out.document(&reply.read::<Counts<Fields>>()?.counts),
+        false => out.table(&counts_table(&reply.read::<Counts<Count>>()?.counts), "no jobs"),
+    }
+    Ok(Code::Done)
+}
+
+/// A row for each queue and kind, a column for each status.
+fn counts_table(counts: &[Count]) -> Table {
+    let mut rows: BTreeMap<(&str, &str), [String; Status::ALL.len()]> = BTreeMap::new();
+    for count in counts {
+        let row = rows.entry((&count.queue, &count.kind)).or_insert_with(|| Status::ALL.map(|_| "0".into()));
+        let about = if count.estimated { "~" } else { "" };
+        for (cell, status) in row.iter_mut().zip(Status::ALL) {
+            if status == count.status {
+                *cell = format!("{about}{}", count.jobs);
+            }
+        }
+    }
+    let statuses = Status::ALL.map(|status| (status.as_str(), Fit::Whole));
+    let mut table = Table::new([("queue", Fit::Cut), ("kind", Fit::Cut)].into_iter().chain(statuses));
+    for ((queue, kind), cells) in rows {
+        table.row([queue.to_owned(), kind.to_owned()].into_iter().chain(cells));
+    }
+    table
+}
+
+// ---- stats -----------------------------------------------------------------------
+
+#[derive(Deserialize)]
+struct Stats {
+    counts: Vec<Count>,
+    series: Vec<Point>,
+    run_seconds: Percentiles,
+    per_second: f64,
+}
+
+/// What ended in one minute.
+#[derive(Deserialize)]
+struct Point {
+    minute: DateTime<Utc>,
+    succeeded: u64,
+    failed_permanent: u64,
+    cancelled: u64,
+    run_seconds: Percentiles,
+}
+
+#[derive(Deserialize)]
+struct Percentiles {
+    p50: Option<f64>,
+    p95: Option<f64>,
+    p99: Option<f64>,
+}
+
+/// How many minutes are shown one by one.
+const SHOWN: usize = 15;
+
+pub(super) async fn stats(endpoint: &Endpoint, args: &args::Stats, out: &Out) -> Outcome {
+    let request = endpoint
+        .get(&["stats"])
+        .query("minutes", Some(args.minutes))
+        .query("queue", args.queue.as_ref())
+        .query("kind", args.kind.as_ref());
+    let reply = request.send().await?;
+    match out.json {
+        true => out.document(&reply.read::<Fields>()?),
+        false => print(&reply.read()?, args.minutes, out),
+    }
+    Ok(Code::Done)
+}
+
+fn print(stats: &Stats, minutes: u32, out: &Out) {
+    let jobs = |status: Status| -> u64 {
+        stats.counts.iter().filter(|count| count.status == status).map(|count| count.jobs).sum()
+    };
+    let ended = |of: fn(&Point) -> u64| -> u64 { stats.series.iter().map(of).sum() };
+    let lines = [
+        (
+            "now",
+            format!(
+                "{} queued, {} retrying, {} running",
+                jobs(Status::Queued),
+                jobs(Status::Retrying),
+                jobs(Status::Running)
+            ),
+        ),
+        (
+            "ended",
+            format!(
+                "{} succeeded, {} failed_permanent, {} cancelled in {minutes} minutes",
+                ended(|point| point.succeeded),
+                ended(|point| point.failed_permanent),
+                ended(|point| point.cancelled)
+            ),
+        ),
+        ("rate", format!("{:.1} a second over the last five minutes", stats.per_second)),
+        (
+            "run time",
+            format!(
+                "p50 {}, p95 {}, p99 {}",
+                seconds(stats.run_seconds.p50),
+                seconds(stats.run_seconds.p95),
+                seconds(stats.run_seconds.p99)
+            ),
+        ),
+    ];
+    for (name, value) in lines {
+        out.line(format_args!("{name:<10}{value}"));
+    }
+    if stats.series.is_empty() {
+        return;
+    }
+    let mut table = Table::new([
+        ("minute", Fit::Whole),
+        ("succeeded", Fit::Whole),
+        ("failed_permanent", Fit::Whole),
+        ("cancelled", Fit::Whole),
+        ("p50", Fit::WholeOrOut),
+        ("p95", Fit::WholeOrOut),
+        ("p99", Fit::WholeOrOut),
+    ]);
+    for point in stats.series.iter().rev().take(SHOWN) {
+        table.row([
+            instant(point.minute),
+            point.succeeded.to_string(),
+            point.failed_permanent.to_string(),
+            point.cancelled.to_string(),
+            seconds(point.run_seconds.p50),
+            seconds(point.run_seconds.p95),
+            seconds(point.run_seconds.p99),
+        ]);
+    }
+    out.line("");
+    out.table(&table, "");
+}
+
+/// As short as a look at it needs: two digits that mean something.
+pub(super) fn seconds(seconds: Option<f64>) -> String {
+    match seconds {
+        None => "-".into(),
+        Some(s) if s < 0.001 => format!("{:.0}µs", s * 1e6),
+        Some(s) if s < 0.01 => format!("{:.1}ms", s * 1e3),
+        Some(s) if s < 1.0 => format!("{:.0}ms", s * 1e3),
+        Some(s) if s < 100.0 => format!("{s:.1}s"),
+        Some(s) => format!("{s:.0}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_as_short_as_they_can_be() {
+        let cases = [
+            (None, "-"),
+            (Some(0.000_25), "250µs"),
+            (Some(0.0012), "1.2ms"),
+            (Some(0.25), "250ms"),
+            (Some(1.26), "1.3s"),
+            (Some(3600.0), "3600s"),
+        ];
+        for (given, shown) in cases {
+            assert_eq!(seconds(given), shown);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! `--watch`: shows the same again and again, until told to end.
+
+use chrono::Utc;
+use longshore::worker::Signals;
+
+use crate::args::Watch;
+use crate::duration;
+use crate::failure::{Code, Outcome};
+use crate::output::{Cursor, Out, instant};
+
+/// Shows something once, or for as long as somebody watches.
+pub(super) async fn watched(watch: &Watch, out: &Out, show: impl AsyncFn(&Out) -> Outcome) -> Outcome {
+    let Some(interval) = watch.watch else { return show(out).await };
+    let mut signals = Signals::new()?;
+    let out = out.repeated();
+    let mut cursor = None;
+    let mut first = true;
+    loop {
+        if out.is_redrawn() {
+            out.line(format_args!(
+                "every {}, now {}; Ctrl-C ends it",
+                duration::show(interval),
+                instant(Utc::now())
+            ));
+            out.line("");
+        }
+        let shown = tokio::select! {
+            shown = show(&out) => shown,
+            () = signals.next() => return Ok(Code::Done),
+        };
+        match shown {
+            Ok(_) => {}
+            // Who watches a queue wants to see when it comes back.
+            Err(failure) if failure.code == Code::Unavailable && !first => {
+                out.note(format_args!("error: {failure}; looking again"));
+            }
+            Err(failure) => return Err(failure),
+        }
+        if out.is_redrawn() && cursor.is_none() {
+            cursor = Some(Cursor::hide());
+        }
+        out.end_frame();
+        if out.reader_left() {
+            return Ok(Code::Done);
+        }
+        first = false;
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            () = signals.next() => return Ok(Code::Done),
+        }
+    }
+}

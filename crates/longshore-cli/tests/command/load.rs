@@ -1,0 +1,72 @@
+//! `bench`: measures, and leaves nothing behind.
+
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, on_every_engine};
+use crate::process::Process;
+
+on_every_engine!(a_bench_measures_and_cleans_up, a_bench_that_is_stopped_cleans_up_as_well);
+
+fn nothing_is_left(bench: &Bench, own: &str) {
+    let jobs = bench.run("jobs list --json").json();
+    let ids: Vec<&Value> = jobs["jobs"].as_array().unwrap().iter().map(|job| &job["id"]).collect();
+    assert_eq!(ids, [&json!(own)], "only the job that was there");
+    let names: Vec<Value> = bench
+        .run("queues list --json")
+        .json()
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|q| q["name"].clone())
+        .collect();
+    assert_eq!(names, [json!("default")]);
+    assert_eq!(bench.run("workers list --json").json(), json!([]), "its worker has signed off");
+    assert_eq!(bench.run("kinds list --json").json(), json!([]));
+    bench.run("check").ok();
+}
+
+fn a_bench_measures_and_cleans_up(bench: &Bench) {
+    let own = bench.migrated().enqueue("bench");
+    // A schedule that is due is for the workers of this queue, not for the bench's.
+    bench.words(&["cron", "add", "daily", "0 0 * * *", "report"]).ok();
+    bench.move_clock(std::time::Duration::from_secs(2 * 86_400));
+    let figures = bench.run("bench --jobs 60 --producers 3 --concurrency 2 --json").json();
+    assert_eq!((&figures["jobs"], &figures["producers"]), (&json!(60), &json!(3)));
+    for field in ["enqueued_per_second", "run_per_second"] {
+        assert!(figures[field].as_f64().unwrap() > 0.0, "{figures}");
+    }
+    let at = |share: &str| figures["pick_up_seconds"][share].as_f64().unwrap();
+    assert!(at("p50") > 0.0 && at("p50") <= at("p95") && at("p95") <= at("p99"), "{figures}");
+    nothing_is_left(bench, &own);
+
+    let text = bench.run("bench --jobs 1 --producers 4").ok().out;
+    for part in ["enqueued ", "run ", "picked up p50 "] {
+        assert!(text.contains(part), "{text}");
+    }
+    bench.run("bench --jobs 0").refused(2, &["--jobs", "1..="]);
+}
+
+fn a_bench_that_is_stopped_cleans_up_as_well(bench: &Bench) {
+    let own = bench.migrated().enqueue("bench");
+    let mut long = Process::start(&mut bench.command(&["bench", "--jobs", "1000000"]));
+    crate::process::until(std::time::Duration::from_secs(60), "the bench has begun", || {
+        bench.run("queues list --json").json().as_array().unwrap().len() == 2
+    });
+    long.signal("INT");
+    let (code, out, err) = long.ended();
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+    assert_eq!(err, "error: stopped before all was measured\n");
+    nothing_is_left(bench, &own);
+}
+
+#[test]
+fn by_a_server_only_enqueueing_is_measured() {
+    let bench = Bench::served();
+    bench.migrated();
+    let figures = bench.run("bench --jobs 20 --producers 2 --json").json();
+    assert!(figures["enqueued_per_second"].as_f64().unwrap() > 0.0, "{figures}");
+    assert_eq!((&figures["run_per_second"], &figures["pick_up_seconds"]), (&Value::Null, &Value::Null));
+    assert_eq!(bench.run("jobs list --json").json()["jobs"], json!([]), "nothing is left");
+    let told = bench.run("bench --jobs 1");
+    assert!(told.code == 0 && told.err.contains("--database-url"), "{told:?}");
+}

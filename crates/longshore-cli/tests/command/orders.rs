@@ -1,0 +1,98 @@
+//! One order for many jobs, by filter.
+
+use longshore::{Ending, NewJob};
+use serde_json::json;
+
+use crate::bench::{Bench, NOBODY, by_every_way};
+
+by_every_way!(
+    an_order_by_filter_is_counted_and_carried_out,
+    an_order_by_filter_asks_first,
+    an_order_goes_as_far_as_its_limit,
+    finished_jobs_are_deleted_and_retried_by_filter,
+    an_order_names_its_jobs_one_way,
+    dead_letters_are_purged,
+);
+
+fn an_order_by_filter_is_counted_and_carried_out(bench: &Bench) {
+    bench.migrated();
+    // More than a request takes, so that the order has to go on.
+    let many: Vec<NewJob> = (0..501).map(|_| NewJob::new("greet", &()).tags(["nightly"])).collect();
+    bench.library(async |client| client.enqueue_many(many).await);
+    let other = bench.enqueue("greet --tag daily");
+
+    let dry = bench.run("jobs cancel --tag nightly --kind greet --dry-run");
+    assert_eq!(dry.ok().out, "would cancel 501 jobs\n");
+    let done = bench.run("jobs cancel --tag nightly --yes --json").json();
+    assert_eq!(
+        done,
+        json!({ "action": "cancel", "matched": 501, "changed": 501, "skipped": 0, "dry_run": false })
+    );
+    let again = bench.run("jobs cancel --tag nightly --yes").ok().out;
+    assert!(again.starts_with("cancelled: 0, skipped: 501 ("), "{again}");
+    assert_eq!(bench.run(&format!("jobs show {other} --json")).json()["status"], "queued");
+    assert_eq!(bench.run("jobs cancel --tag weekly --yes").ok().out, "cancelled: 0\n");
+}
+
+fn an_order_by_filter_asks_first(bench: &Bench) {
+    bench.migrated();
+    let id = bench.enqueue("greet");
+    for line in ["jobs cancel --kind greet", "jobs retry --kind greet", "jobs delete --queue default"] {
+        bench.run(line).refused(2, &["1 job;", "--yes", "--dry-run"]);
+    }
+    assert_eq!(bench.run(&format!("jobs show {id} --json")).json()["status"], "queued");
+    // There is nothing to be asked about.
+    assert_eq!(bench.run("jobs cancel --kind nobody").ok().out, "cancelled: 0\n");
+}
+
+fn an_order_goes_as_far_as_its_limit(bench: &Bench) {
+    bench.migrated();
+    let ids: Vec<String> = (0..3).map(|_| bench.enqueue("greet")).collect();
+    assert_eq!(bench.run("jobs cancel --kind greet --limit 2 --dry-run --json").json()["matched"], 2);
+    assert_eq!(bench.run("jobs cancel --kind greet --limit 2 --yes").ok().out, "cancelled: 2\n");
+    let oldest = bench.run(&format!("jobs show {} --json", ids[0])).json();
+    assert_eq!(oldest["status"], "queued", "newest first");
+    assert_eq!(bench.run("jobs cancel --kind greet --limit 0 --yes").ok().out, "cancelled: 0\n");
+}
+
+fn finished_jobs_are_deleted_and_retried_by_filter(bench: &Bench) {
+    bench.migrated();
+    for kind in ["greet", "greet", "pay"] {
+        bench.ended(NewJob::new(kind, &()), Ending::Succeeded { result: None });
+    }
+    let line = "jobs delete --status succeeded --kind greet";
+    assert_eq!(bench.run(&format!("{line} --older-than 1d --yes")).ok().out, "deleted: 0\n");
+    assert_eq!(bench.run(&format!("{line} --newer-than 1d --yes")).ok().out, "deleted: 2\n");
+    assert_eq!(bench.run("jobs retry --status succeeded --yes").ok().out, "queued: 1\n");
+    let left = bench.run("jobs list --json").json();
+    assert_eq!((&left["jobs"][0]["kind"], &left["jobs"][0]["status"]), (&json!("pay"), &json!("queued")));
+    bench.run(&format!("{line} --older-than lately")).refused(2, &["--older-than", "or a time"]);
+}
+
+fn an_order_names_its_jobs_one_way(bench: &Bench) {
+    bench.migrated();
+    for line in ["cancel", "retry", "delete"] {
+        bench.run(&format!("jobs {line} {NOBODY} --kind a")).refused(2, &["--kind"]);
+        bench.run(&format!("jobs {line} --yes")).refused(2, &["ID", "--status", "--older-than"]);
+        bench.run(&format!("jobs {line} {NOBODY} --dry-run")).refused(2, &["--dry-run"]);
+    }
+}
+
+fn dead_letters_are_purged(bench: &Bench) {
+    bench.migrated();
+    let done = bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None });
+    let one = bench.failed("send_email", "mailbox full");
+    for kind in ["send_email", "pay"] {
+        bench.failed(kind, "no");
+    }
+    assert_eq!(bench.run(&format!("dead purge {one}")).ok().out, format!("deleted {one}\n"));
+    bench.run(&format!("dead purge {done}")).refused(4, &["no dead letter", "succeeded", "jobs delete"]);
+    bench.run(&format!("dead purge {NOBODY}")).refused(3, &[NOBODY]);
+    bench.run("dead purge").refused(2, &["ID", "--kind", "--all"]);
+    bench.run("dead purge --all").refused(2, &["delete 2 jobs", "--yes"]);
+    assert_eq!(bench.run("dead purge --all --dry-run").ok().out, "would delete 2 jobs\n");
+    assert_eq!(bench.run("dead purge --kind send_email --yes").ok().out, "deleted: 1\n");
+    let purged = bench.run("dead purge --all --yes --json").json();
+    assert_eq!((&purged["changed"], &purged["action"]), (&json!(1), &json!("delete")));
+    assert_eq!(bench.run("jobs list --json").json()["jobs"][0]["id"], json!(done), "others stay");
+}
