@@ -1,7 +1,8 @@
-//! The API's guide is typed command by command against a real server.
+//! The guides of the API and of the command are typed command by command.
 //!
-//! Every block marked `sh` is run, in order and in one shell. An answer that is
-//! no success is announced by its status in a comment above, like `# 404`.
+//! Every block marked `sh` is run, in order and in one shell. What is no success
+//! is announced in a comment above: an answer by its status, like `# 404`, a
+//! command by its exit code, like `# exits 3`.
 
 use std::path::Path;
 use std::process::Command;
@@ -129,4 +130,50 @@ fn every_command_of_the_api_guide_works_and_every_endpoint_has_one() {
         }
     }
     let _ = std::fs::remove_dir_all(&folder);
+}
+
+/// Each line of the guide's blocks, with the exit code that it must have.
+fn commands(guide: &str) -> String {
+    let (mut script, mut inside, mut code) = (String::from("set -u\n"), false, "0");
+    for line in guide.lines() {
+        match line {
+            "```sh" => inside = true,
+            "```" => inside = false,
+            _ if !inside => {}
+            _ => match line.strip_prefix("# exits ") {
+                Some(announced) => code = announced,
+                None => {
+                    script += &format!("{line}\n");
+                    script += &format!("[ $? = {code} ] || printf '%s\\n' {} >> failed\n", quoted(line));
+                    code = "0";
+                }
+            },
+        }
+    }
+    script
+}
+
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[test]
+fn every_command_of_the_guide_to_the_command_works() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides/command.md");
+    let script = commands(&std::fs::read_to_string(guide).unwrap());
+    assert!(script.matches("longshore ").count() > 25, "{script}");
+    let folder = std::env::temp_dir().join(format!("longshore-command-{}", JobId::new()));
+    std::fs::create_dir(&folder).unwrap();
+    let place = Path::new(env!("CARGO_BIN_EXE_longshore")).parent().unwrap();
+    let path = format!("{}:{}", place.display(), std::env::var("PATH").unwrap());
+    let ran = Command::new("bash")
+        .args(["-c", &script])
+        .current_dir(&folder)
+        .env_remove("LONGSHORE_SERVER")
+        .env("PATH", path)
+        .output()
+        .unwrap();
+    let failed = std::fs::read_to_string(folder.join("failed")).unwrap_or_default();
+    let _ = std::fs::remove_dir_all(&folder);
+    assert_eq!(failed, "", "these ended with another code: {}", String::from_utf8_lossy(&ran.stderr));
 }
