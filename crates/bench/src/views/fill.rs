@@ -89,9 +89,9 @@ impl Month {
             false => kind_of(dice % 1000),
         };
         let dice = scattered(dice);
-        let options = (dice % 10 == 0).then(|| {
+        let options = dice.is_multiple_of(10).then(|| {
             let customer = format!("customer:{}", dice / 10 % 1000);
-            json!({ "tags": [customer, if dice % 1000 == 0 { "vip" } else { "usual" }] }).to_string()
+            json!({ "tags": [customer, if dice.is_multiple_of(1000) { "vip" } else { "usual" }] }).to_string()
         });
         let dice = scattered(dice);
         let (place, failures) = match n {
@@ -104,7 +104,7 @@ impl Month {
             made,
             kind,
             queue,
-            priority: if dice % 7 == 0 { 10 } else { 0 },
+            priority: if dice.is_multiple_of(7) { 10 } else { 0 },
             payload: format!(r#"{{"to":"somebody@example.com","template":"welcome","n":{n}}}"#),
             options,
             place,
