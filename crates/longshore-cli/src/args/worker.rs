@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Args;
+use longshore::store::Retention;
 use longshore::worker::{Recovery, Settings};
 
 use super::Logging;
@@ -108,6 +109,21 @@ pub(crate) struct Work {
           env = "LONGSHORE_SHUTDOWN_GRACE")]
     shutdown_grace: Duration,
 
+    /// How long succeeded jobs are kept, or forever
+    #[arg(long, value_name = "DURATION|forever", default_value = "7d", value_parser = keep,
+          env = "LONGSHORE_KEEP_SUCCEEDED")]
+    keep_succeeded: Keep,
+
+    /// How long cancelled jobs are kept, or forever
+    #[arg(long, value_name = "DURATION|forever", default_value = "7d", value_parser = keep,
+          env = "LONGSHORE_KEEP_CANCELLED")]
+    keep_cancelled: Keep,
+
+    /// How long dead letters (failed_permanent) are kept, or forever
+    #[arg(long, value_name = "DURATION|forever", default_value = "90d", value_parser = keep,
+          env = "LONGSHORE_KEEP_DEAD")]
+    keep_dead: Keep,
+
     /// What the worker's name begins with
     #[arg(long, value_name = "TEXT", default_value = "worker", env = "LONGSHORE_WORKER_ID_PREFIX")]
     worker_id_prefix: String,
@@ -118,6 +134,10 @@ pub(crate) struct Work {
     #[command(flatten)]
     pub(crate) builtin: Builtin,
 }
+
+/// How long jobs are kept once they have ended; `None` is for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Keep(Option<Duration>);
 
 /// Where metrics are served; `None` is nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +166,11 @@ impl Work {
                 ..Recovery::default()
             },
             shutdown_grace: self.shutdown_grace,
+            retention: Retention {
+                succeeded: self.keep_succeeded.0,
+                cancelled: self.keep_cancelled.0,
+                failed_permanent: self.keep_dead.0,
+            },
             name_prefix: self.worker_id_prefix.clone(),
             ..Settings::default()
         }
@@ -157,6 +182,15 @@ impl Work {
             "stale_after" => "--sweep-threshold".into(),
             "name_prefix" => "--worker-id-prefix".into(),
             _ => format!("--{}", field.replace('_', "-")),
+        }
+    }
+}
+
+fn keep(text: &str) -> Result<Keep, String> {
+    match text {
+        "forever" => Ok(Keep(None)),
+        _ => {
+            duration::parse(text).map(|kept| Keep(Some(kept))).map_err(|error| format!("{error}, or forever"))
         }
     }
 }
@@ -198,7 +232,8 @@ mod tests {
         let settings = worker(
             "--queues mail,images --concurrency 7 --poll-interval 11ms --max-poll-interval 12ms \
              --heartbeat-interval 13s --sweep-interval 14s --sweep-threshold 15m --recovery-delay 16s \
-             --max-interruptions 17 --shutdown-grace 18s --worker-id-prefix crane",
+             --max-interruptions 17 --shutdown-grace 18s --keep-succeeded 19h --keep-cancelled 20h \
+             --keep-dead forever --worker-id-prefix crane",
         )
         .work
         .settings();
@@ -213,10 +248,24 @@ mod tests {
             stale_after: 15 * 60 * second,
             recovery: Recovery { delay: 16 * second, max_interruptions: 17, ..Recovery::default() },
             shutdown_grace: 18 * second,
+            retention: Retention {
+                succeeded: Some(19 * 3600 * second),
+                cancelled: Some(20 * 3600 * second),
+                failed_permanent: None,
+            },
             name_prefix: "crane".into(),
             ..Settings::default()
         };
         assert_eq!(format!("{settings:?}"), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn jobs_are_kept_for_a_time_or_forever() {
+        assert_eq!(
+            (keep("90d"), keep("forever")),
+            (Ok(Keep(Some(90 * 24 * Duration::from_secs(3600)))), Ok(Keep(None)))
+        );
+        assert!(keep("long").unwrap_err().ends_with("1h30m, or forever"));
     }
 
     #[test]
