@@ -43,6 +43,7 @@ on_every_engine!(
     a_revoked_token_is_refused_by_every_server,
     a_strangers_page_gets_nothing,
     no_secret_reaches_a_log_even_at_trace,
+    a_fault_of_ours_is_logged_under_the_requests_id_and_told_to_nobody,
 );
 
 /// However busy the machine.
@@ -154,6 +155,23 @@ fn with_password(url: &str) -> (String, Option<String>) {
         Some((_, password)) => (url.into(), Some(password.into())),
         None => (format!("{scheme}://{user}:dsn-s3cret@{place}"), Some("dsn-s3cret".into())),
     }
+}
+
+fn a_fault_of_ours_is_logged_under_the_requests_id_and_told_to_nobody(bench: &Bench) {
+    bench.migrated();
+    let (mut server, addr) = serve(bench, "");
+    bench.damage("alter table schedules rename to astray");
+    let request =
+        format!("GET /cron HTTP/1.1\r\nhost: {addr}\r\nx-request-id: f1nd-me\r\nconnection: close\r\n\r\n");
+    let answer = exchange(&addr, &request);
+    assert!(answer.starts_with("HTTP/1.1 50") && answer.contains("f1nd-me"), "{answer}");
+    let told = ["schedules", "table", "relation", "migrate"].map(|word| answer.contains(word));
+    assert_eq!(told, [false; 4], "{answer}");
+    server.signal("TERM");
+    let (code, _, log) = server.ended();
+    assert_eq!(code, Some(0), "{log}");
+    let told = log.lines().find(|line| line.contains("f1nd-me")).expect("logged");
+    assert!(told.contains("/cron") && told.contains("error="), "{told}");
 }
 
 fn no_secret_reaches_a_log_even_at_trace(bench: &Bench) {

@@ -12,7 +12,7 @@ use metrics::Label;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use super::problem::{Answer, Problem, Slug};
+use super::problem::{Answer, Cause, Problem, Slug};
 
 const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
 const LONGEST_REQUEST_ID: usize = 128;
@@ -26,8 +26,9 @@ pub(super) struct Edge {
     pub(super) timeout: Duration,
 }
 
-/// Gives the request an id, or keeps the one it came with, and returns it.
-/// Everything logged on the way carries it.
+/// Gives the request an id, or keeps the one it came with, and returns it. What
+/// goes wrong on our side is logged with it, and where debugging is on, so is
+/// everything else: a span for each request would cost a tenth of a quick one.
 ///
 /// One layer for all that is asked here: each layer of a router copies those
 /// below it for every request, which costs more than what is asked.
@@ -37,19 +38,34 @@ pub(super) async fn meet(State(edge): State<Arc<Edge>>, request: Request, next: 
     let id = id.unwrap_or_else(|| made_id(Uuid::now_v7()));
     let method = request.method().clone();
     let path = request.extensions().get::<MatchedPath>().cloned();
-    let span = tracing::info_span!(
+    let span = tracing::debug_span!(
         "request",
         request_id = id.to_str().unwrap_or_default(),
         %method,
         path = request.uri().path()
     );
     let mut response = edge.pass(request, next).instrument(span.clone()).await;
-    response.headers_mut().insert(REQUEST_ID, id);
     let (status, took) = (response.status(), began.elapsed());
     span.in_scope(|| tracing::debug!(status = status.as_u16(), ?took, "answered"));
     let path = path.as_ref().map_or("unknown", |path| path.as_str());
+    if status.is_server_error() {
+        log(&response, id.to_str().unwrap_or_default(), &method, path);
+    }
+    response.headers_mut().insert(REQUEST_ID, id);
     count(known(&method), path, status, took);
     response
+}
+
+/// Tells what a stranger was not told.
+fn log(response: &Response, request_id: &str, method: &Method, path: &str) {
+    let status = response.status().as_u16();
+    match response.extensions().get::<Cause>() {
+        Some(error) if response.status() == StatusCode::SERVICE_UNAVAILABLE => {
+            tracing::warn!(request_id, %method, path, error = %**error, "the database cannot serve a request");
+        }
+        Some(error) => tracing::error!(request_id, %method, path, error = ?**error, "a request failed"),
+        None => tracing::warn!(request_id, %method, path, status, "a request was not served"),
+    }
 }
 
 fn count(method: &'static str, path: &str, status: StatusCode, took: Duration) {

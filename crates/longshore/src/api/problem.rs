@@ -159,9 +159,9 @@ impl From<Error> for Problem {
         if error.is_conflict() {
             return Problem::new(Slug::Conflict, error.to_string()).because_of(error);
         }
-        // The log has the words; a stranger must not read of hosts and tables.
+        // The log has the words ([`meet`](super::edge::meet)); a stranger must not
+        // read of hosts and tables.
         if error.is_unavailable() || error.is_read_only() || error.is_schema() {
-            tracing::warn!(%error, "the database cannot serve a request");
             let after = HeaderValue::from_static("1");
             return Problem::new(
                 Slug::Unavailable,
@@ -170,7 +170,6 @@ impl From<Error> for Problem {
             .with_header(header::RETRY_AFTER, after)
             .because_of(error);
         }
-        tracing::error!(?error, "a request failed");
         Problem::new(Slug::Internal, "something went wrong here; the log has it under this request's id")
             .because_of(error)
     }
