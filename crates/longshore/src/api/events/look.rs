@@ -20,6 +20,7 @@ pub(super) struct Seen {
     jobs: BTreeMap<JobId, Glance>,
     /// The oldest of the newest jobs, if there are older ones.
     oldest: Option<JobId>,
+    newest: Option<JobId>,
     queues: BTreeMap<String, QueueRecord>,
     workers: BTreeMap<WorkerId, WorkerNews>,
 }
@@ -38,6 +39,7 @@ impl Seen {
         let older = jobs.len().checked_sub(MOST as usize);
         Seen {
             oldest: older.and_then(|older| jobs.get(older)).map(|job| job.id),
+            newest: jobs.last().map(|job| job.id),
             jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
             queues: queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect(),
             workers,
@@ -64,6 +66,9 @@ impl Seen {
             .collect();
         news.sort_by_key(|(id, _)| *id);
         let mut events: Vec<Event> = news.into_iter().map(|(_, event)| event).collect();
+        if self.oldest.is_some_and(|oldest| before.newest.is_none_or(|newest| newest < oldest)) {
+            events.insert(0, Event::Gap {});
+        }
         let queues = self.queues.values().filter(|queue| before.queues.get(&queue.name) != Some(queue));
         events.extend(queues.cloned().map(Event::Queue));
         let emptied = before.queues.values().filter(|queue| !self.queues.contains_key(&queue.name));
@@ -140,6 +145,18 @@ mod tests {
         let now = seen([job(1, Status::Running), job(2, Status::Queued), job(4, Status::Queued)]);
         assert_eq!(told(&before, &before), []);
         assert_eq!(told(&now, &before), [(1, Some(Status::Running)), (3, None), (4, Some(Status::Queued))]);
+    }
+
+    #[test]
+    fn more_new_jobs_than_are_seen_leave_a_gap() {
+        let newest = |from: u32| seen((from..from + MOST).map(|n| job(n, Status::Queued)));
+        let gaps = |now: &Seen, before: &Seen| {
+            now.since(before).iter().filter(|event| matches!(event, Event::Gap {})).count()
+        };
+        assert_eq!(gaps(&newest(10 + MOST), &newest(10)), 1, "one may be missing between");
+        assert_eq!(gaps(&newest(9 + MOST), &newest(10)), 0, "they meet");
+        assert_eq!(gaps(&newest(10), &seen([])), 1, "there may have been more");
+        assert_eq!(gaps(&seen([job(1, Status::Queued)]), &seen([])), 0, "it is the only one");
     }
 
     #[test]

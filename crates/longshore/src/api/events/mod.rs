@@ -156,10 +156,10 @@ async fn keep_looking(server: Weak<Shared>) {
 /// What happens, as it happens.
 ///
 /// An endless answer of server-sent events: `job` (a job as it is now), `job_removed`, `queue` and
-/// `worker`. They are found by looking once a second, so a job that begins and ends between two looks is
-/// told of once, and of very many at once only the newest and the running ones are told. `reset` means that
-/// some were missed: read again what you show. With `Last-Event-ID` it goes on after that event, or with a
-/// `reset` if it cannot.
+/// `worker`. They are found by looking once a second, at the newest and the running jobs; of others the
+/// counts of their `queue` tell. `gap` means that more jobs were made than are told of one by one, `reset`
+/// that this listener missed some: read again what you show. With `Last-Event-ID` it goes on after that
+/// event, or with a `reset` if it cannot.
 #[utoipa::path(
     get,
     path = "/events",

@@ -23,6 +23,8 @@ pub(super) enum Event {
     /// A queue as it is now.
     Queue(QueueRecord),
     Worker(WorkerNews),
+    /// More jobs were made than one look sees.
+    Gap {},
 }
 
 /// A job that is no more.
@@ -77,16 +79,19 @@ impl Event {
             Event::Removed(_) => "job_removed",
             Event::Queue(_) => "queue",
             Event::Worker(_) => "worker",
+            Event::Gap {} => "gap",
         }
     }
 
-    /// Whether it concerns one of these queues.
+    /// Whether it concerns these queues and no others. Who works is told to those
+    /// who may see every queue.
     pub(super) fn is_of(&self, queues: &[String]) -> bool {
         match self {
             Event::Job(job) => queues.contains(&job.queue),
             Event::Removed(job) => queues.contains(&job.queue),
             Event::Queue(queue) => queues.contains(&queue.name),
-            Event::Worker(worker) => worker.queues.iter().any(|queue| queues.contains(queue)),
+            Event::Worker(_) => false,
+            Event::Gap {} => true,
         }
     }
 }
