@@ -80,6 +80,23 @@ impl Caller {
         }
     }
 
+    /// Refuses what takes a scope that the token does not have.
+    pub(super) fn must_have(&self, scope: Scope) -> Answer<()> {
+        let Caller::Token(token) = self else { return Ok(()) };
+        let has = |scope: Scope| token.scopes.iter().any(|held| held == scope.as_str());
+        match has(scope) || has(Scope::Admin) {
+            true => Ok(()),
+            false => Err(Problem::new(
+                Slug::Forbidden,
+                format!(
+                    "this needs the scope `{}`, which the token `{}` does not have",
+                    scope.as_str(),
+                    token.name
+                ),
+            )),
+        }
+    }
+
     /// The only queues it may see; `None` means all.
     pub(super) fn queues(&self) -> Option<&[String]> {
         match self {
@@ -150,18 +167,9 @@ impl Guard {
         let secret = bearer(headers).ok_or_else(|| unauthorized("send `Authorization: Bearer <token>`"))?;
         let token = self.look_up(secret).await?;
         let token = token.ok_or_else(|| unauthorized("the token is unknown, expired or revoked"))?;
-        let has = |scope: Scope| token.scopes.iter().any(|held| held == scope.as_str());
-        match has(scope) || has(Scope::Admin) {
-            true => Ok(Caller::Token(token)),
-            false => Err(Problem::new(
-                Slug::Forbidden,
-                format!(
-                    "this needs the scope `{}`, which the token `{}` does not have",
-                    scope.as_str(),
-                    token.name
-                ),
-            )),
-        }
+        let caller = Caller::Token(token);
+        caller.must_have(scope)?;
+        Ok(caller)
     }
 
     /// Found by the hash of what was sent: what a stranger can learn from how

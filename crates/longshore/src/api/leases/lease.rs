@@ -19,7 +19,7 @@ use crate::api::problem::ProblemBody;
 use crate::client::Client;
 use crate::enqueue::DEFAULT_QUEUE;
 use crate::lifecycle::Ending;
-use crate::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, NewKind, NewWorker, Suspects};
+use crate::store::{ClaimCursor, ClaimRequest, Claimed, NewKind, NewWorker, Suspects};
 
 /// How many jobs one call leases at most.
 const MAX_LEASES: u32 = 100;
@@ -27,6 +27,8 @@ const MAX_LEASES: u32 = 100;
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
 /// How soon a waiting call looks for work that nobody announced.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// A call is never longer under way than this before it arrives.
+const WRITTEN_BEFORE: Duration = Duration::from_secs(2);
 /// The threshold of a worker that names none, and the least and most it may name.
 const STALE_AFTER: Duration = Duration::from_secs(60);
 const STALE_AFTER_FROM: Duration = Duration::from_secs(3);
@@ -57,8 +59,8 @@ pub(in crate::api) struct LeaseBody {
     /// to others; read on the first call. 60 by default.
     #[schema(minimum = 3, maximum = 3600)]
     stale_after_seconds: Option<f64>,
-    /// The leases it still holds. What it does not name here is given back: the
-    /// answer that brought it was lost.
+    /// The leases it still holds. What it was given more than two seconds before
+    /// this call and does not name is given back: the answer was lost.
     #[serde(default, deserialize_with = "maybe_objects")]
     #[schema(max_items = 1000)]
     held: Option<Vec<LeaseName>>,
@@ -144,6 +146,7 @@ pub(in crate::api) async fn lease(
     caller: Caller,
     Body(body): Body<LeaseBody>,
 ) -> Answer<Json<Leased>> {
+    let arrived = tokio::time::Instant::now();
     let queues = body.queues.clone().unwrap_or_else(|| vec![DEFAULT_QUEUE.into()]);
     if queues.is_empty() || queues.len() > 64 {
         return Err(Problem::validation("queues: name 1 to 64, or leave it out for `default`"));
@@ -168,7 +171,12 @@ pub(in crate::api) async fn lease(
         None => register(&server, &body, &queues, stale_after, WorkerId::new()).await?,
     };
     let session = server.sessions.of(worker);
-    let mut session = session.lock().await;
+    // One call of a worker at a time; who waits for another of its own waits no
+    // longer than it asked to.
+    let Ok(mut session) = tokio::time::timeout_at(arrived + wait, session.lock()).await else {
+        let renew_within_seconds = (registered(&server, worker).await? / 4).as_secs_f64();
+        return Ok(Json(Leased { worker_id: worker.0, renew_within_seconds, jobs: Vec::new() }));
+    };
     // What it said when it registered holds, not what it says now.
     let stale_after = match (body.worker_id, session.stale_after) {
         (None, _) => stale_after,
@@ -178,7 +186,9 @@ pub(in crate::api) async fn lease(
     session.stale_after = Some(stale_after);
     if let Some(held) = &body.held {
         let held: Vec<Lease> = held.iter().map(|lease| lease.of(worker)).collect();
-        server.client.give_back_unknown(worker, &held).await?;
+        // Another call may have been answered since this one was written.
+        let since = arrived.elapsed() + WRITTEN_BEFORE;
+        give_back_untold(&server.client, worker, &held, since).await?;
     }
     let asked = (queues, body.kinds.clone());
     if session.asked != asked {
@@ -188,13 +198,13 @@ pub(in crate::api) async fn lease(
         }
         *session = Session {
             asked,
-            suspect: session.suspect,
+            held: std::mem::take(&mut session.held),
             stale_after: session.stale_after,
             ..Session::default()
         };
     }
     let renew_within = stale_after / 4;
-    let found = find(&server, &mut session, worker, limit, wait, renew_within).await?;
+    let found = find(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
     Ok(Json(Leased {
         worker_id: worker.0,
         renew_within_seconds: renew_within.as_secs_f64(),
@@ -290,25 +300,25 @@ async fn find(
     session: &mut Session,
     worker: WorkerId,
     limit: u32,
-    wait: Duration,
+    until: tokio::time::Instant,
     beat_every: Duration,
 ) -> Answer<Untold> {
     let client = &server.client;
     let mut beaten = Instant::now();
-    let until = tokio::time::Instant::now() + wait;
+    let mut suspects = self::suspects(client, session, worker).await?;
     // Before the first look: a job enqueued in between would wait otherwise.
-    let mut wakeups = match wait.is_zero() {
-        true => None,
-        false => Some(client.store().subscribe().await?),
+    let mut wakeups = match until > tokio::time::Instant::now() {
+        false => None,
+        true => Some(client.store().subscribe().await?),
     };
     loop {
         let began = Instant::now();
-        let mut found = claim(client, session, worker, limit).await?;
+        let mut found = claim(client, session, worker, limit, suspects).await?;
         if found.jobs.is_empty() && session.cursor.head_due(began, false).is_some() {
             // What was given back may lie behind the cursor, and nobody looks
             // again soon.
             session.cursor = ClaimCursor::default();
-            found = claim(client, session, worker, limit).await?;
+            found = claim(client, session, worker, limit, suspects).await?;
         }
         let Some(wakeups) = wakeups.as_mut().filter(|_| found.jobs.is_empty()) else { return Ok(found) };
         let look = tokio::time::Instant::now() + LOOK_EVERY;
@@ -327,6 +337,9 @@ async fn find(
         if tokio::time::Instant::now() >= until {
             return Ok(found);
         }
+        if suspects == Suspects::Leave {
+            suspects = self::suspects(client, session, worker).await?;
+        }
         // Who waits here cannot renew: on its first call it has no id yet.
         if beaten.elapsed() >= beat_every {
             known(server, worker).await?;
@@ -335,21 +348,41 @@ async fn find(
     }
 }
 
-async fn claim(client: &Client, session: &mut Session, worker: WorkerId, limit: u32) -> Answer<Untold> {
-    let suspects = match session.suspect {
-        Some(lease) if client.store().assert_lease(&lease).await? == Fenced::Held => Suspects::Leave,
-        _ => Suspects::One,
-    };
-    if suspects == Suspects::One {
-        session.suspect = None;
+/// Whether one that was interrupted before may be given: not while the worker holds
+/// one, from whichever server.
+async fn suspects(client: &Client, session: &mut Session, worker: WorkerId) -> Answer<Suspects> {
+    let leases = client.store().leases(worker).await?;
+    session.held.retain(|lease, _| leases.contains(lease));
+    let unknown: Vec<Lease> = leases.into_iter().filter(|lease| !session.held.contains_key(lease)).collect();
+    if !unknown.is_empty() {
+        let claims = client.store().claims(&unknown).await?;
+        session.held.extend(claims.iter().flatten().map(remembered));
     }
+    Ok(match session.held.values().any(|is_suspect| *is_suspect) {
+        true => Suspects::Leave,
+        false => Suspects::One,
+    })
+}
+
+/// A lease, and whether its job was interrupted before.
+fn remembered(job: &Claimed) -> (Lease, bool) {
+    (job.lease(), job.interruptions() > 0)
+}
+
+async fn claim(
+    client: &Client,
+    session: &mut Session,
+    worker: WorkerId,
+    limit: u32,
+    suspects: Suspects,
+) -> Answer<Untold> {
     let (queues, kinds) = session.asked.clone();
     let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(worker, limit) };
     let claims = client.store().claim(&request, &mut session.cursor).await?;
     let found = Untold { client: client.clone(), jobs: claims.jobs };
+    session.held.extend(found.jobs.iter().map(remembered));
     // It begins as soon as the answer arrives, and nobody says so.
     if let Some(suspect) = found.jobs.iter().find(|job| job.interruptions() > 0) {
-        session.suspect = Some(suspect.lease());
         let _ = client.store().mark_started(&suspect.lease()).await?;
     }
     Ok(found)

@@ -7,6 +7,8 @@ mod renew;
 mod sessions;
 mod settle;
 
+use std::time::Duration;
+
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -16,7 +18,9 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::problem::{Answer, Problem, Slug};
+use crate::client::Client;
 use crate::job::{JobId, WorkerId};
+use crate::lifecycle::Ending;
 use crate::store::{Beat, Lease};
 
 // With what the macros made beside them, which routes are built from.
@@ -79,6 +83,24 @@ fn dead(server: &Server, worker: WorkerId) -> Problem {
     )
 }
 
+/// Gives back, uncharged, what a worker does not know that it holds: leases that it
+/// does not name and that are older than `since`.
+async fn give_back_untold(client: &Client, worker: WorkerId, held: &[Lease], since: Duration) -> Answer<()> {
+    let mut untold = client.store().leases(worker).await?;
+    untold.retain(|lease| !held.contains(lease));
+    if untold.is_empty() {
+        return Ok(());
+    }
+    let since = client.store().now().await? - since;
+    let claims = client.store().claims(&untold).await?;
+    let lost = claims.into_iter().flatten().filter(|job| job.claimed_at() <= since);
+    let reports: Vec<_> = lost.map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
+    if !reports.is_empty() {
+        client.settle_leases(reports).await?;
+    }
+    Ok(())
+}
+
 fn at_most(field: &str, items: usize) -> Answer<()> {
     match items > MAX_ITEMS {
         true => {
@@ -88,7 +110,7 @@ fn at_most(field: &str, items: usize) -> Answer<()> {
     }
 }
 
-/// Signs a worker off. Leases that it still holds are given to others.
+/// Signs a worker off. What it still holds is given back at once, uncharged.
 #[utoipa::path(
     delete,
     path = "/leases/{worker_id}",
@@ -104,6 +126,7 @@ pub(super) async fn sign_off(
     let Path(worker) = worker.map_err(|_| Problem::bad_request("worker_id: not a UUID"))?;
     let worker = WorkerId(worker);
     own(&server, &caller, worker).await?;
+    give_back_untold(&server.client, worker, &[], Duration::ZERO).await?;
     server.client.store().retire(worker).await?;
     server.sessions.forget(worker);
     Ok(StatusCode::NO_CONTENT)

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use chrono::TimeDelta;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -13,8 +12,6 @@ use uuid::Uuid;
 use super::*;
 use crate::api::body::{Body, maybe_objects, objects};
 use crate::api::problem::ProblemBody;
-use crate::client::Client;
-use crate::lifecycle::Ending;
 
 /// An answer that has not arrived by now was lost: no request takes longer.
 const ARRIVED_WITHIN: Duration = Duration::from_secs(30);
@@ -93,27 +90,8 @@ pub(in crate::api) async fn renew(
     }
     // A longer list would not have fitted: who knows what it holds.
     if body.leases.is_some() && held.len() < MAX_ITEMS {
-        give_back_untold(&server.client, worker, &held).await?;
+        give_back_untold(&server.client, worker, &held, ARRIVED_WITHIN).await?;
     }
     let name = |leases: &[Lease]| leases.iter().map(LeaseName::from).collect();
     Ok(Json(Renewed { lost: name(&lost), cancel: name(&cancel) }))
-}
-
-/// Gives back what a worker does not know that it holds, once its answer can no
-/// longer be on its way.
-async fn give_back_untold(client: &Client, worker: WorkerId, held: &[Lease]) -> Answer<()> {
-    let mut untold = client.store().leases(worker).await?;
-    untold.retain(|lease| !held.contains(lease));
-    if untold.is_empty() {
-        return Ok(());
-    }
-    let now = client.store().now().await?;
-    let on_its_way = |claimed_at| now - claimed_at < TimeDelta::from_std(ARRIVED_WITHIN).unwrap_or_default();
-    let claims = client.store().claims(&untold).await?;
-    let late = claims.into_iter().flatten().filter(|job| !on_its_way(job.claimed_at()));
-    let reports: Vec<_> = late.map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
-    if !reports.is_empty() {
-        client.settle_leases(reports).await?;
-    }
-    Ok(())
 }

@@ -23,8 +23,9 @@ pub(super) struct Session {
     /// Where the last claim stopped, and for which queues and kinds.
     pub(super) cursor: ClaimCursor,
     pub(super) asked: (Vec<String>, Option<Vec<String>>),
-    /// A job that was interrupted before and that this worker holds.
-    pub(super) suspect: Option<Lease>,
+    /// What it holds, as far as is known here, and which of it was interrupted
+    /// before.
+    pub(super) held: HashMap<Lease, bool>,
     /// As the worker registered it.
     pub(super) stale_after: Option<Duration>,
 }

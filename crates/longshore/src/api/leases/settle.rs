@@ -13,7 +13,7 @@ use crate::api::jobs::{NewJobBody, admit, duration};
 use crate::api::problem::ProblemBody;
 use crate::enqueue::ValidJob;
 use crate::lifecycle::Ending;
-use crate::store::{Claimed, Fenced};
+use crate::store::{Claimed, Fenced, Scope};
 
 /// How attempts ended.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -46,7 +46,8 @@ pub(in crate::api) struct SettleItem {
     /// When snoozed: how much later.
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
-    /// Jobs that exist only if this success is stored.
+    /// Jobs that exist only if this success is stored. Takes the scope `enqueue` as
+    /// well.
     #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 1000)]
     follow_ups: Vec<NewJobBody>,
@@ -181,6 +182,9 @@ async fn follow_ups(
 ) -> Answer<Vec<ValidJob>> {
     if !bodies.is_empty() && outcome != HowEnded::Succeeded {
         return Err(Problem::validation("follow_ups: are for the outcome succeeded; leave them out"));
+    }
+    if !bodies.is_empty() {
+        caller.must_have(Scope::Enqueue)?;
     }
     let mut jobs = Vec::with_capacity(bodies.len());
     for body in bodies {

@@ -187,3 +187,20 @@ pub(crate) async fn a_token_for_some_queues_reads_no_counts_of_all(bench: Bench)
     let open = Api::new(bench.handle()).access(Access::Tokens).metrics(String::new).public(Public::Metrics);
     Web::of(open).get("/metrics").await.is(200);
 }
+
+pub(crate) async fn follow_ups_take_the_scope_to_enqueue(bench: Bench) {
+    let web = guarded(&bench);
+    let (_, secret) = token(&bench, Scope::Work, None).await;
+    let web = web.with_token(&secret);
+    bench.add(job("greet")).await;
+    let leased = web.post("/leases", &json!({ "kinds": ["greet"] })).await.is(200).json();
+    let settle = |follow_ups: serde_json::Value| {
+        let item = json!({
+            "id": leased["jobs"][0]["id"], "lease_no": 1, "outcome": "succeeded", "follow_ups": follow_ups,
+        });
+        json!({ "worker_id": leased["worker_id"], "items": [item] })
+    };
+    let more = settle(json!([{ "kind": "greet", "payload": {} }]));
+    web.post("/leases/settle", &more).await.is_problem(403, "forbidden", "`enqueue`");
+    web.post("/leases/settle", &settle(json!([]))).await.is(200);
+}

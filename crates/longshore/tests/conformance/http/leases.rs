@@ -254,8 +254,11 @@ pub(crate) async fn leases_whose_answer_was_lost_are_given_back(bench: Bench) {
     let id = bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({})).await.is(200);
     let me = worker(&leased);
-    // As if that answer had never come.
-    let again = web.post("/leases", &json!({ "worker_id": me, "held": [] })).await.is(200);
+    // As if that answer had never come. It may still be on its way at first.
+    let again = async || web.post("/leases", &json!({ "worker_id": me, "held": [] })).await.is(200);
+    assert_eq!(again().await.json()["jobs"], json!([]));
+    bench.advance(3 * SECOND).await;
+    let again = again().await;
     assert_eq!(again.json()["jobs"][0]["id"], id.to_string());
     assert_eq!(again.json()["jobs"][0]["lease_no"], 2);
     assert_eq!(again.json()["jobs"][0]["attempt"], 1, "not charged");
@@ -293,11 +296,65 @@ pub(crate) async fn a_caller_that_goes_leaves_nothing_leased(bench: Bench) {
     until_it_has_begun(&bench).await;
     let me = bench.workers(None).await.expect("workers")[0].id;
     drop(caller);
-    // A worker's calls come one after another: this one ends after that one.
-    web.post("/leases", &json!({ "worker_id": me })).await.is(200);
+    // A worker's calls come one after another: what it takes changes after that one.
+    until("the first is over", || async {
+        let asked = json!({ "worker_id": me, "queues": ["next"] });
+        web.post("/leases", &asked).await.is(200);
+        bench.workers(None).await.expect("workers")[0].queues == ["next"]
+    })
+    .await;
     let id = bench.add(job("greet")).await;
     let other = web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200);
     assert_eq!(other.json()["jobs"][0]["id"], id.to_string());
+}
+
+pub(crate) async fn two_calls_of_one_worker_share_nothing(bench: Bench) {
+    let web = Web::new(&bench);
+    let me = worker(&web.post("/leases", &json!({})).await.is(200));
+    let call = |held: Value| {
+        let (web, body) = (web.clone(), json!({ "worker_id": me, "held": held, "wait_seconds": 20 }));
+        tokio::spawn(async move { web.post("/leases", &body).await.is(200) })
+    };
+    let (one, other) = (call(json!([])), call(json!([])));
+    // Who asks for no wait gets none, whoever else of the worker waits.
+    let beside = web.post("/leases", &json!({ "worker_id": me })).await.is(200);
+    assert_eq!(beside.json()["jobs"], json!([]));
+    let id = bench.add(job("greet")).await;
+    // Its `held` was written before that answer came, and gives nothing back.
+    let first = tokio::select! { answer = one => answer, answer = other => answer }.expect("answered");
+    assert_eq!(held(&first), json!({ "id": id.to_string(), "lease_no": 1 }));
+    let second = web.post("/leases", &json!({ "worker_id": me, "held": [] })).await.is(200);
+    assert_eq!(second.json()["jobs"], json!([]));
+    assert_eq!(bench.job(id).await.lease_no, 1);
+}
+
+pub(crate) async fn a_worker_that_signs_off_gives_back_what_it_holds(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.suspect(job("greet")).await;
+    for _ in 0..3 {
+        let leased = web.post("/leases", &json!({})).await.is(200);
+        let (me, lease) = (worker(&leased), held(&leased));
+        web.send("DELETE", &format!("/leases/{me}"), &[], "").await.is(204);
+        let job = bench.job(id).await;
+        assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1), "not counted");
+        assert_eq!(settle(&web, &me, ended(&lease, "succeeded", json!({}))).await, "lease_lost");
+    }
+}
+
+pub(crate) async fn suspects_are_leased_one_at_a_time_by_all_servers_together(bench: Bench) {
+    let (web, other) = (Web::new(&bench), Web::new(&bench));
+    for _ in 0..2 {
+        bench.add(job("greet")).await;
+    }
+    let dead = bench.worker_with(10 * SECOND).await;
+    assert_eq!(bench.claim(dead, 2).await.len(), 2);
+    assert_eq!(bench.crash_all_workers().await.recovered, 2);
+    let me = worker(&other.post("/leases", &json!({ "queues": ["elsewhere"] })).await.is(200));
+    let lease = held(&web.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.is(200));
+    let none = other.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.is(200);
+    assert_eq!(none.json()["jobs"], json!([]));
+    assert_eq!(settle(&web, &me, ended(&lease, "succeeded", json!({}))).await, "stored");
+    held(&other.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.is(200));
 }
 
 /// Polls so often and no more.
