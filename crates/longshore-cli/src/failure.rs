@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::secret::redact;
+
 /// The exit codes, as the root help documents them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -95,65 +97,10 @@ impl From<longshore::Error> for Failure {
 /// What every command returns: how to exit.
 pub(crate) type Outcome = Result<Code, Failure>;
 
-/// Replaces the password of every URL in a text.
-pub(crate) fn redact(text: &str) -> String {
-    const HIDDEN: &str = "***";
-    let mut shown = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("://") {
-        let (before, after) = rest.split_at(at + 3);
-        shown.push_str(before);
-        let end =
-            after.find(|c: char| c.is_whitespace() || matches!(c, '\'' | '"' | '`')).unwrap_or(after.len());
-        let (url, tail) = after.split_at(end);
-        // Up to the last `@`: a password that was not percent-encoded may hold
-        // `@` and `/` itself, and showing too little is the safe mistake.
-        match url.rfind('@').and_then(|at| Some((url[..at].find(':')?, at))) {
-            Some((colon, at)) => {
-                shown.push_str(&url[..=colon]);
-                shown.push_str(HIDDEN);
-                shown.push_str(&redact_query(&url[at..]));
-            }
-            None => shown.push_str(&redact_query(url)),
-        }
-        rest = tail;
-    }
-    shown.push_str(rest);
-    shown
-}
-
-fn redact_query(url: &str) -> String {
-    let Some(at) = url.find("password=") else { return url.to_owned() };
-    let (before, secret) = url.split_at(at + "password=".len());
-    let end = secret.find('&').unwrap_or(secret.len());
-    format!("{before}***{}", &secret[end..])
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_password_survives() {
-        let cases = [
-            ("postgres://ada:s3cret@db/jobs", "postgres://ada:***@db/jobs"),
-            ("at 'postgres://ada:s3cret@db/jobs': no", "at 'postgres://ada:***@db/jobs': no"),
-            ("postgres://ada:s3/c@ret@db/jobs", "postgres://ada:***@db/jobs"),
-            ("postgres://db/jobs?user=a&password=s3cret&x=1", "postgres://db/jobs?user=a&password=***&x=1"),
-            ("postgres://:s3cret@db and postgres://b:s3cret@c", "postgres://:***@db and postgres://b:***@c"),
-        ];
-        for (text, shown) in cases {
-            assert_eq!(redact(text), shown);
-        }
-    }
-
-    #[test]
-    fn what_holds_no_password_stays() {
-        for text in ["postgres://ada@db:5432/jobs", "sqlite:./jobs.db", "no URL: a@b", "://", ""] {
-            assert_eq!(redact(text), text);
-        }
-    }
 
     #[test]
     fn refused_input_is_a_usage_error() {

@@ -15,8 +15,9 @@ use std::process::ExitCode;
 
 use args::{Cli, Command};
 use config::{Configuration, Refused};
-use failure::{Code, Failure, Outcome, redact};
+use failure::{Code, Failure, Outcome};
 use output::{Out, note};
+use secret::redact;
 
 fn main() -> ExitCode {
     let ran = config::read(std::env::args_os()).and_then(|(cli, configuration)| run(cli, &configuration));

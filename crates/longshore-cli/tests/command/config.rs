@@ -173,6 +173,19 @@ fn secrets_are_masked_wherever_they_come_from() {
     is(&flag["database.url"], "postgres://eve:***@other/jobs", "flag", "--database-url");
 }
 
+#[test]
+fn a_password_is_masked_whatever_it_holds() {
+    for hostile in ["s3'xyz", "s3 xyz", "s3\"xyz", "s3`xyz", "s3@xyz", "s3/xyz", "s3?xyz", "s3#xyz"] {
+        let folder = Folder::with(&format!("[mail]\nsmtp-url = '''smtps://me:{hostile}@mail'''\n"));
+        for line in ["config show", "config show --json"] {
+            let url = format!("postgres://ada:{hostile}@db/jobs?Password={hostile}");
+            let said = Answer::of(folder.command(line).env("DATABASE_URL", url).output().unwrap()).ok();
+            assert!(!said.out.contains("xyz") && !said.out.contains("s3"), "{hostile}: {said:?}");
+            assert!(said.out.contains("postgres://") && said.out.contains("smtps://"), "{hostile}: {said:?}");
+        }
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_secret_that_others_can_read_is_warned_about() {
