@@ -11,12 +11,13 @@ mod failure;
 mod output;
 mod secret;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use args::{Cli, Command};
 use config::{Configuration, Refused};
 use failure::{Code, Failure, Outcome};
-use output::{Out, note};
+use output::{Out, note, unwritten};
 use secret::redact;
 
 fn main() -> ExitCode {
@@ -32,13 +33,15 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Refused> {
-    match &cli.command {
-        Command::Config(asked) => commands::config(asked, configuration, &Out::new(cli.json)),
-        _ => Ok(run_async(cli)?),
-    }
+    let out = Out::new(cli.json);
+    let code = match &cli.command {
+        Command::Config(asked) => commands::config(asked, configuration, &out)?,
+        _ => run_async(cli, &out)?,
+    };
+    Ok(out.exit(code))
 }
 
-fn run_async(cli: Cli) -> Outcome {
+fn run_async(cli: Cli, out: &Out) -> Outcome {
     let mut builder = match cli.command {
         Command::Bench(_) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
             tokio::runtime::Builder::new_multi_thread()
@@ -49,8 +52,7 @@ fn run_async(cli: Cli) -> Outcome {
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Code::Problem, format_args!("the runtime does not start: {error}")))?;
-    let out = Out::new(cli.json);
-    let outcome = runtime.block_on(commands::run(cli, &out));
+    let outcome = runtime.block_on(commands::run(cli, out));
     // A handler that blocks its thread must not keep a worker that has ended.
     runtime.shutdown_background();
     outcome
@@ -63,6 +65,11 @@ fn explain(error: &clap::Error) -> ExitCode {
         eprint!("{}", redact(&error.to_string()));
         return ExitCode::from(Code::Usage as u8);
     }
-    let _ = error.print();
-    ExitCode::from(Code::Done as u8)
+    match error.print().and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            note(unwritten(&error));
+            ExitCode::from(Code::Problem as u8)
+        }
+        _ => ExitCode::from(Code::Done as u8),
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Everything that was ever stored by somebody else passes through [`clean`]
 //! (tables) or [`escape`] (JSON), so that a payload cannot drive the terminal
-//! of whoever looks at it. A reader that went away (`| head`) is no error.
+//! of whoever looks at it. A reader that went away (`| head`) is no error; an
+//! answer that could not be written is one.
 
 mod document;
 mod progress;
@@ -11,9 +12,12 @@ mod screen;
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::rc::Rc;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Serialize;
+
+use crate::failure::Code;
 
 pub(crate) use document::Fields;
 pub(crate) use progress::{Progress, is_wanted};
@@ -26,7 +30,18 @@ pub(crate) struct Out {
     pace: Pace,
     /// What the next frame will show, if frames are drawn.
     frame: RefCell<String>,
-    reader_left: Cell<bool>,
+    /// Shared by all that write for one command.
+    reader: Rc<Cell<Reader>>,
+}
+
+/// Who takes what is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    Reads,
+    /// Went away: has seen enough.
+    Left,
+    /// Cannot take more, like a full disk.
+    Full,
 }
 
 /// Whether there is one answer or one after the other.
@@ -44,14 +59,15 @@ impl Out {
     /// For standard output: cut to the terminal's width if it is one, whole if
     /// a file or another program reads.
     pub(crate) fn new(json: bool) -> Self {
-        Out { json, pace: Pace::Once, frame: RefCell::default(), reader_left: Cell::new(false) }
+        Out { json, pace: Pace::Once, frame: RefCell::default(), reader: Rc::new(Cell::new(Reader::Reads)) }
     }
 
     /// For answers that come again and again: drawn in place on a terminal, else
     /// appended.
     pub(crate) fn repeated(&self) -> Self {
         let redrawn = !self.json && io::stdout().is_terminal();
-        Out { pace: if redrawn { Pace::Redrawn } else { Pace::Appended }, ..Out::new(self.json) }
+        let pace = if redrawn { Pace::Redrawn } else { Pace::Appended };
+        Out { pace, reader: self.reader.clone(), ..Out::new(self.json) }
     }
 
     /// Whether answers are drawn in place.
@@ -66,9 +82,19 @@ impl Out {
         }
     }
 
-    /// Whether nobody reads any more.
+    /// Whether nobody reads any more, or can.
     pub(crate) fn reader_left(&self) -> bool {
-        self.reader_left.get()
+        self.reader.get() != Reader::Reads
+    }
+
+    /// Whether something could not be written that somebody waits for.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.reader.get() == Reader::Full
+    }
+
+    /// How to exit: what nobody could be told is not done.
+    pub(crate) fn exit(&self, code: Code) -> Code {
+        if code == Code::Done && self.is_lost() { Code::Problem } else { code }
     }
 
     /// One JSON document.
@@ -104,6 +130,11 @@ impl Out {
         self.print(&clean(&line.to_string()));
     }
 
+    /// A text of ours that programs read, as it is.
+    pub(crate) fn script(&self, text: &str) {
+        self.print(text.trim_end_matches('\n'));
+    }
+
     /// One line beside the answer, on standard error.
     pub(crate) fn note(&self, line: impl Display) {
         match self.is_redrawn() {
@@ -121,11 +152,22 @@ impl Out {
         }
         let mut stdout = io::stdout().lock();
         match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.reader_left.set(true),
-            Err(error) => note(format_args!("error: standard output: {error}")),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.reader.set(Reader::Left),
+            Err(error) => {
+                // Once is enough; a worker may have many lines to tell.
+                if !self.is_lost() {
+                    note(unwritten(&error));
+                }
+                self.reader.set(Reader::Full);
+            }
             Ok(()) => {}
         }
     }
+}
+
+/// What to say of an answer that could not be written.
+pub(crate) fn unwritten(error: &io::Error) -> String {
+    format!("error: the answer could not be written to standard output: {error}")
 }
 
 /// The columns and lines of standard output, if it is a terminal.

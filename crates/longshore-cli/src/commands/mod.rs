@@ -19,8 +19,6 @@ mod watch;
 mod worker;
 mod workers;
 
-use std::io::{self, Write};
-
 use clap::CommandFactory;
 use clap_complete::Shell;
 use longshore::Client;
@@ -42,7 +40,7 @@ pub(crate) async fn run(cli: Cli, out: &Out) -> Outcome {
     match command {
         // Has a database of its own.
         Command::Dev(args) => serve::dev(*args, out).await,
-        Command::Completions { shell } => Ok(complete(shell)),
+        Command::Completions { shell } => Ok(complete(shell, out)),
         Command::Serve(args) => {
             let url = place.database("serve")?;
             let client = if args.migrate { Client::connect(url).await? } else { connect(url).await? };
@@ -91,11 +89,10 @@ async fn ask(place: &Place, command: Command, out: &Out) -> Outcome {
 }
 
 /// Prints what a shell completes this command by.
-fn complete(shell: Shell) -> Code {
+fn complete(shell: Shell, out: &Out) -> Code {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "longshore", &mut script);
-    // A reader that left is no error, here as elsewhere.
-    let _ = io::stdout().write_all(&script);
+    out.script(&String::from_utf8_lossy(&script));
     Code::Done
 }
 

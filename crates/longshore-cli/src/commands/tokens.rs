@@ -45,12 +45,20 @@ async fn create(client: &Client, args: CreateToken, out: &Out) -> Outcome {
         true => out.document(&json!({ "id": token.id, "name": token.name, "token": secret })),
         false => {
             out.line(&secret);
-            out.note(format_args!(
-                "token {} is shown this once; send it as `Authorization: Bearer <token>`, \
-                 or let this command find it in LONGSHORE_TOKEN",
-                token.id
-            ));
+            if !out.is_lost() {
+                out.note(format_args!(
+                    "token {} is shown this once; send it as `Authorization: Bearer <token>`, \
+                     or let this command find it in LONGSHORE_TOKEN",
+                    token.id
+                ));
+            }
         }
+    }
+    if out.is_lost() {
+        out.note(format_args!(
+            "token {id} exists and its secret is lost; remove it with `longshore tokens revoke {id}`",
+            id = token.id
+        ));
     }
     Ok(Code::Done)
 }

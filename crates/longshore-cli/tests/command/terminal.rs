@@ -7,7 +7,11 @@ use longshore::{Ending, NewJob};
 
 use crate::bench::{Answer, Bench, binary, on_every_engine};
 
-on_every_engine!(nothing_stored_drives_the_terminal, a_reader_that_leaves_is_no_error);
+on_every_engine!(
+    nothing_stored_drives_the_terminal,
+    a_reader_that_leaves_is_no_error,
+    an_answer_that_cannot_be_written_is_an_error,
+);
 
 const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}txet\r\nlast";
 
@@ -57,6 +61,31 @@ fn a_reader_that_leaves_is_no_error(bench: &Bench) {
         assert_eq!(answer.code, 0, "{answer:?}");
         let complaint = answer.err.lines().find(|line| !line.starts_with("next page: "));
         assert_eq!(complaint, None, "{answer:?}");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn an_answer_that_cannot_be_written_is_an_error(_: &Bench) {}
+
+#[cfg(target_os = "linux")]
+fn an_answer_that_cannot_be_written_is_an_error(bench: &Bench) {
+    bench.migrated();
+    let lines = [
+        "jobs list",
+        "jobs list --json",
+        "jobs list --watch 100ms",
+        "config show",
+        "completions bash",
+        "--help",
+        "tokens create reader --scope read",
+        "tokens create reader --scope read --json",
+    ];
+    for line in lines {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = bench.command(&line.split_whitespace().collect::<Vec<_>>());
+        let answer = Answer::of(command.stdout(full).output().unwrap());
+        let answer = answer.refused(1, &["could not be written to standard output"]);
+        assert_eq!(answer.err.contains("tokens revoke "), line.starts_with("tokens create"), "{answer:?}");
     }
 }
 
