@@ -144,6 +144,13 @@ struct Totals {
     next: Option<JobId>,
 }
 
+impl Totals {
+    /// How many an order would change, once it was counted.
+    fn to_change(&self) -> u64 {
+        self.matched.saturating_sub(self.skipped)
+    }
+}
+
 /// How many jobs a request changes: few enough for a bar to move.
 const STEP: u64 = 500;
 /// How many a request counts: the most that the API takes.
@@ -157,17 +164,17 @@ pub(super) async fn to_all(
     confirm: &Confirm,
     out: &Out,
 ) -> Outcome {
-    if confirm.dry_run {
-        let matched = count(endpoint, action, which, confirm.limit).await?;
-        return Ok(tell(action, &Totals { matched, ..Totals::default() }, true, out));
-    }
     let mut progress = None;
-    if !confirm.yes || is_wanted() {
-        let matched = count(endpoint, action, which, confirm.limit).await?;
-        if !confirm.yes && matched > 0 {
-            ask(&format!("{} {}", action.verb(), counted(matched, "job")))?;
+    if confirm.dry_run || !confirm.yes || is_wanted() {
+        let counted = walk(endpoint, action, which, Walk::Count, confirm.limit, |_| {}).await?;
+        // Nobody is asked about nothing, so nothing may be done either.
+        if confirm.dry_run || counted.to_change() == 0 {
+            return Ok(tell(action, &counted, confirm.dry_run, out));
         }
-        progress = Some(Progress::of(matched));
+        if !confirm.yes {
+            ask(&would(action, &counted))?;
+        }
+        progress = Some(Progress::of(counted.matched));
     }
     let totals = walk(endpoint, action, which, Walk::Change, confirm.limit, |step| {
         if let Some(progress) = &mut progress {
@@ -252,13 +259,22 @@ fn ask(what: &str) -> Result<(), Failure> {
     }
 }
 
+/// What an order would do, in words.
+fn would(action: Action, counted: &Totals) -> String {
+    let would = format!("{} {}", action.verb(), self::counted(counted.to_change(), "job"));
+    match counted.skipped {
+        0 => would,
+        skipped => format!("{would} and skip {skipped} (their state forbids it)"),
+    }
+}
+
 fn tell(action: Action, totals: &Totals, dry_run: bool, out: &Out) -> Code {
     let Totals { matched, changed, skipped, .. } = totals;
     match dry_run {
         _ if out.json => out.document(&json!({
             "action": action, "matched": matched, "changed": changed, "skipped": skipped, "dry_run": dry_run,
         })),
-        true => out.line(format_args!("would {} {}", action.verb(), counted(*matched, "job"))),
+        true => out.line(format_args!("would {}", would(action, totals))),
         false if *skipped == 0 => out.line(format_args!("{}: {changed}", action.done())),
         false => out.line(format_args!(
             "{}: {changed}, skipped: {skipped} (their state forbids it, or they had moved on)",

@@ -8,6 +8,7 @@ use crate::bench::{Bench, NOBODY, by_every_way};
 by_every_way!(
     an_order_by_filter_is_counted_and_carried_out,
     an_order_by_filter_asks_first,
+    a_dry_run_counts_only_what_the_order_would_change,
     an_order_goes_as_far_as_its_limit,
     finished_jobs_are_deleted_and_retried_by_filter,
     an_order_names_its_jobs_one_way,
@@ -37,12 +38,35 @@ fn an_order_by_filter_is_counted_and_carried_out(bench: &Bench) {
 fn an_order_by_filter_asks_first(bench: &Bench) {
     bench.migrated();
     let id = bench.enqueue("greet");
-    for line in ["jobs cancel --kind greet", "jobs retry --kind greet", "jobs delete --queue default"] {
+    for line in ["jobs cancel --kind greet", "jobs retry --kind greet", "jobs cancel --queue default"] {
         bench.run(line).refused(2, &["1 job;", "--yes", "--dry-run"]);
     }
     assert_eq!(bench.run(&format!("jobs show {id} --json")).json()["status"], "queued");
     // There is nothing to be asked about.
     assert_eq!(bench.run("jobs cancel --kind nobody").ok().out, "cancelled: 0\n");
+}
+
+fn a_dry_run_counts_only_what_the_order_would_change(bench: &Bench) {
+    bench.migrated();
+    bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None });
+    let line = "jobs delete --kind greet";
+    assert_eq!(bench.run(&format!("{line} --dry-run")).ok().out, "would delete 1 job\n");
+    for _ in 0..3 {
+        bench.enqueue("greet");
+    }
+    let would = "delete 1 job and skip 3 (their state forbids it)";
+    assert_eq!(bench.run(&format!("{line} --dry-run")).ok().out, format!("would {would}\n"));
+    bench.run(line).refused(2, &[would, "--yes"]);
+    let counted = bench.run(&format!("{line} --dry-run --json")).json();
+    assert_eq!(
+        counted,
+        json!({ "action": "delete", "matched": 4, "changed": 0, "skipped": 3, "dry_run": true })
+    );
+    let done = bench.run(&format!("{line} --yes")).ok().out;
+    assert!(done.starts_with("deleted: 1, skipped: 3 ("), "{done}");
+    // There is nothing to be asked about, and nothing is done.
+    let nothing = bench.run(line).ok().out;
+    assert!(nothing.starts_with("deleted: 0, skipped: 3 ("), "{nothing}");
 }
 
 fn an_order_goes_as_far_as_its_limit(bench: &Bench) {

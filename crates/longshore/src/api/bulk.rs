@@ -16,7 +16,8 @@ use super::problem::{Answer, Problem, ProblemBody};
 use super::wire::StatusShape;
 use crate::client::Client;
 use crate::error::Result;
-use crate::job::{JobId, Status};
+use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
+use crate::lifecycle::{self, Event, Finished, Flags, Running, Waiting};
 use crate::store::ListFilter;
 
 /// How many jobs one request concerns at most.
@@ -33,7 +34,7 @@ pub(super) struct BulkBody {
     /// named.
     #[serde(deserialize_with = "an_object")]
     filter: BulkFilter,
-    /// Count what fits and change nothing.
+    /// Count what fits, and what of it would be passed over, and change nothing.
     #[serde(default)]
     dry_run: bool,
     /// How many at most, newest first; 1,000 by default.
@@ -77,7 +78,8 @@ pub(super) struct BulkAnswer {
     matched: u64,
     /// How many were changed; none in a dry run.
     changed: u64,
-    /// How many could not be: they had moved on, or their state forbids it.
+    /// How many could not be: they had moved on, or their state forbids it. In a
+    /// dry run, how many the order would pass over; it would change the others.
     skipped: u64,
     /// Whether nothing was changed.
     dry_run: bool,
@@ -135,6 +137,7 @@ pub(super) async fn bulk(
         for job in &page.jobs {
             answer.matched += 1;
             if body.dry_run {
+                answer.skipped += u64::from(!body.action.would_change(job));
                 continue;
             }
             match carry_out(&server.client, body.action, job.id).await {
@@ -149,6 +152,43 @@ pub(super) async fn bulk(
             answer.next = page.next.map(|next| next.0);
             return Ok(Json(answer));
         }
+    }
+}
+
+impl Action {
+    /// Whether a job's state allows it. Whether another job has its unique key
+    /// only trying can tell.
+    fn would_change(self, job: &JobRecord) -> bool {
+        let event = match self {
+            Action::Cancel => Event::Cancel,
+            Action::Retry => Event::Retry,
+            Action::Delete => Event::Delete,
+        };
+        lifecycle::next(&standing(job), event).is_ok()
+    }
+}
+
+/// Where a job of a list stands, as far as orders ask: a list does not tell
+/// whether the handler has begun or the unique key was taken over.
+fn standing(job: &JobRecord) -> lifecycle::State {
+    let &JobRecord { lease_no, attempts, max_attempts, interruptions, cancel_requested, .. } = job;
+    let finished = |outcome| lifecycle::State::Finished(Finished { lease_no, outcome });
+    match job.status {
+        Status::Queued | Status::Retrying => {
+            lifecycle::State::Waiting(Waiting { lease_no, attempts, max_attempts, interruptions })
+        }
+        Status::Running => lifecycle::State::Running(Running {
+            lease_no,
+            worker: job.locked_by.unwrap_or(WorkerId(Uuid::nil())),
+            attempt: attempts,
+            max_attempts,
+            interruptions,
+            started: false,
+            flags: Flags { cancel_requested, superseded: false },
+        }),
+        Status::Succeeded => finished(Outcome::Succeeded),
+        Status::FailedPermanent => finished(Outcome::FailedPermanent),
+        Status::Cancelled => finished(Outcome::Cancelled),
     }
 }
 

@@ -669,6 +669,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_redrive_passes_over_who_lost_its_key,
         a_sweep_can_be_rehearsed_and_done,
         one_order_changes_whatever_a_filter_finds,
+        a_dry_run_foresees_what_an_order_passes_over,
         each_reason_is_told_where_it_is_the_reason,
         a_suspect_is_told_that_it_waits_as_one,
         a_place_and_an_estimate_are_given,

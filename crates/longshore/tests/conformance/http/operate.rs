@@ -200,3 +200,36 @@ pub(crate) async fn one_order_changes_whatever_a_filter_finds(bench: Bench) {
     );
     web.post("/jobs/bulk", &order("dance", json!({}))).await.is_problem(422, "validation", "dance");
 }
+
+pub(crate) async fn a_dry_run_foresees_what_an_order_passes_over(bench: Bench) {
+    let web = Web::new(&bench);
+    let order = |action: &str, status: &str, dry_run: bool| json!({ "action": action, "filter": { "status": status }, "dry_run": dry_run });
+    // How many of each status there are is how the counts are told apart.
+    let foreseen = [
+        ("delete", "queued", [2, 0, 2]),
+        ("retry", "running", [1, 0, 1]),
+        ("delete", "running", [1, 0, 1]),
+        ("cancel", "succeeded", [3, 0, 3]),
+        ("cancel", "running", [1, 1, 0]),
+        ("retry", "queued", [2, 2, 0]),
+        ("cancel", "queued", [2, 2, 0]),
+        ("delete", "succeeded", [3, 3, 0]),
+        ("retry", "cancelled", [2, 2, 0]),
+    ];
+    for _ in 0..3 {
+        bench.ended(job("greet"), Outcome::Succeeded).await;
+    }
+    bench.running(job("greet")).await;
+    for _ in 0..2 {
+        bench.add(job("greet")).await;
+    }
+    let counts =
+        |answer: &Value| ["matched", "changed", "skipped"].map(|field| answer[field].as_u64().unwrap_or(99));
+    for (action, status, expected) in foreseen {
+        let [matched, _, skipped] = expected;
+        let dry = web.post("/jobs/bulk", &order(action, status, true)).await.is(200).json();
+        assert_eq!(counts(&dry), [matched, 0, skipped], "would {action} what is {status}");
+        let done = web.post("/jobs/bulk", &order(action, status, false)).await.is(200).json();
+        assert_eq!(counts(&done), expected, "{action} what is {status}");
+    }
+}
