@@ -1,8 +1,6 @@
 //! What a request carries: bodies, query strings and ids, read with limits and
 //! refused in our own words.
 
-use std::convert::Infallible;
-
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
@@ -214,9 +212,13 @@ pub(super) struct InHeaders {
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for InHeaders {
-    type Rejection = Infallible;
+    type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        // Whichever was taken, the sender may have meant the other.
+        if parts.headers.get_all("idempotency-key").iter().nth(1).is_some() {
+            return Err(Problem::bad_request("Idempotency-Key: sent more than once; send one"));
+        }
         let of = |name: &str| parts.headers.get(name).cloned();
         Ok(InHeaders { idempotency_key: of("idempotency-key"), trace: of("traceparent") })
     }

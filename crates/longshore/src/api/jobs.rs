@@ -283,7 +283,7 @@ pub(super) fn duration(field: &str, seconds: f64) -> Answer<Duration> {
          headers(("Location" = String, description = "Where the job is."))),
         (status = 200, description = "The job that already had the key, unchanged or, by unique_mode, replaced.",
          body = EnqueuedJob),
-        (status = 400, description = "Not JSON.", body = ProblemBody),
+        (status = 400, description = "Not JSON, or several `Idempotency-Key` headers.", body = ProblemBody),
         (status = 413, description = "Too large.", body = ProblemBody),
         (status = 415, description = "Not application/json.", body = ProblemBody),
         (status = 429, description = "Too many requests, or too many jobs wait; `Retry-After` says when to come back.",

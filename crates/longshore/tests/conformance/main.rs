@@ -620,6 +620,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_list_is_newest_first_filtered_and_paged,
         a_job_is_changed_retried_and_deleted,
         a_batch_stores_the_good_and_names_the_bad,
+        two_idempotency_keys_are_refused,
         the_largest_batch_is_stored,
         a_kind_that_nobody_has_announced_is_refused,
         a_job_on_the_wire_has_the_fields_that_the_document_names,

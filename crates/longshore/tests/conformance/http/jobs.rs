@@ -320,6 +320,14 @@ pub(crate) async fn a_batch_stores_the_good_and_names_the_bad(bench: Bench) {
     });
 }
 
+pub(crate) async fn two_idempotency_keys_are_refused(bench: Bench) {
+    let web = Web::new(&bench);
+    let keys = [("content-type", "application/json"), ("idempotency-key", "a"), ("idempotency-key", "b")];
+    let body = greet().to_string();
+    web.send("POST", "/jobs", &keys, &body).await.is_problem(400, "bad_request", "Idempotency-Key");
+    web.send("POST", "/jobs", &keys[..2], &body).await.is(201);
+}
+
 pub(crate) async fn the_largest_batch_is_stored(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let jobs: Vec<Value> = (0..10_000).map(|i| json!({ "kind": "greet", "payload": i })).collect();
