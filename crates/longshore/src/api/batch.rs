@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{MAX_BATCH_BODY, expect_type, object, parse, read};
+use super::body::{MAX_BATCH_BODY, Text, expect_type, object, parse, read};
 use super::jobs::{NewJobBody, admit, reach};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use crate::enqueue::{EnqueuedAs, ValidJob};
@@ -43,6 +43,13 @@ pub(super) enum BatchItem {
     Refused { error: Slug, message: String },
 }
 
+/// A job as it was sent.
+struct Item {
+    /// On which line, if it has one to itself.
+    line: Option<usize>,
+    job: Answer<NewJobBody>,
+}
+
 /// Enqueues many jobs in one commit; those that are wrong are refused one by
 /// one.
 #[utoipa::path(
@@ -75,15 +82,16 @@ pub(super) async fn enqueue(
     }
     let is_lines = expect_type(request.headers(), &["application/x-ndjson"]).is_ok();
     let bytes = read(request, MAX_BATCH_BODY).await?;
-    let items: Vec<Answer<NewJobBody>> = match is_lines {
+    let items: Vec<Item> = match is_lines {
         true => bytes
             .split(|byte| *byte == b'\n')
-            .filter(|line| !line.trim_ascii().is_empty())
-            .map(object)
+            .zip(1..)
+            .filter(|(text, _)| !text.trim_ascii().is_empty())
+            .map(|(text, line)| Item { line: Some(line), job: object(Text::Job, text) })
             .collect(),
-        false => parse::<Vec<&serde_json::value::RawValue>>(&bytes)?
+        false => parse::<Vec<&serde_json::value::RawValue>>(Text::Body, &bytes)?
             .into_iter()
-            .map(|item| object(item.get().as_bytes()))
+            .map(|item| Item { line: None, job: object(Text::Job, item.get().as_bytes()) })
             .collect(),
     };
     if items.len() > MAX_JOBS {
@@ -94,8 +102,9 @@ pub(super) async fn enqueue(
     }
     let mut answers: Vec<Option<BatchItem>> = Vec::with_capacity(items.len());
     let (mut jobs, mut places) = (Vec::new(), Vec::new());
+    let lines: Vec<Option<usize>> = items.iter().map(|item| item.line).collect();
     for (place, item) in items.into_iter().enumerate() {
-        match take(&server, &caller, item).await {
+        match take(&server, &caller, item.job).await {
             Ok(job) => {
                 jobs.push(job);
                 places.push(place);
@@ -105,7 +114,7 @@ pub(super) async fn enqueue(
             Err(problem) if problem.slug() == Slug::Unavailable || problem.slug() == Slug::Internal => {
                 return Err(problem);
             }
-            Err(problem) => answers.push(Some(refused(&problem))),
+            Err(problem) => answers.push(Some(refused(problem, lines[place]))),
         }
     }
     if !jobs.is_empty() {
@@ -115,7 +124,7 @@ pub(super) async fn enqueue(
             if enqueued.how != EnqueuedAs::Created
                 && let Err(problem) = reach(&server, &caller, enqueued.id).await
             {
-                answers[place] = Some(refused(&problem));
+                answers[place] = Some(refused(problem, lines[place]));
                 continue;
             }
             answers[place] = Some(match enqueued.how {
@@ -135,7 +144,12 @@ pub(super) async fn enqueue(
     }))
 }
 
-fn refused(problem: &Problem) -> BatchItem {
+fn refused(problem: Problem, line: Option<usize>) -> BatchItem {
+    // Empty lines are passed over, so a place among the items tells no line.
+    let problem = match line {
+        Some(line) => problem.at(format_args!("line {line}")),
+        None => problem,
+    };
     BatchItem::Refused { error: problem.slug(), message: problem.message().to_owned() }
 }
 

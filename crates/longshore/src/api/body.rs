@@ -29,7 +29,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, _: &S) -> Answer<Self> {
         expect_type(request.headers(), &["application/json"])?;
         let bytes = read(request, MAX_BODY).await?;
-        object(&bytes).map(Body)
+        object(Text::Body, &bytes).map(Body)
     }
 }
 
@@ -53,7 +53,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
         }
         match bytes.trim_ascii() {
             b"null" => Ok(OptionalBody(T::default())),
-            _ => object(&bytes).map(OptionalBody),
+            _ => object(Text::Body, &bytes).map(OptionalBody),
         }
     }
 }
@@ -92,25 +92,51 @@ pub(super) async fn read(request: Request, most: usize) -> Answer<Bytes> {
     }
 }
 
+/// What is read, in the words of a refusal.
+#[derive(Clone, Copy)]
+pub(super) enum Text {
+    Body,
+    /// One of many in a body, on a line of its own or in a list.
+    Job,
+}
+
+impl Text {
+    fn name(self) -> &'static str {
+        match self {
+            Text::Body => "the body",
+            Text::Job => "the job",
+        }
+    }
+
+    /// Serde's words. Where a job stands in the body only its caller knows.
+    fn told(self, error: &serde_json::Error) -> String {
+        match self {
+            Text::Body => error.to_string(),
+            Text::Job => format!("{} at column {}", without_place(error), error.column()),
+        }
+    }
+}
+
 /// As [`parse`], and an object: a list of its values would fit the type as well.
-pub(super) fn object<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Answer<T> {
+pub(super) fn object<'a, T: Deserialize<'a>>(text: Text, bytes: &'a [u8]) -> Answer<T> {
     match bytes.trim_ascii_start().first() {
-        None | Some(b'{') => parse(bytes),
+        None | Some(b'{') => parse(text, bytes),
         // Not JSON is told first.
-        Some(_) => parse::<&RawValue>(bytes).and_then(|_| {
-            Err(Problem::validation("the body is not an object; send one, like {\"kind\": …}"))
+        Some(_) => parse::<&RawValue>(text, bytes).and_then(|_| {
+            let name = text.name();
+            Err(Problem::validation(format!("{name} is not an object; send one, like {{\"kind\": …}}")))
         }),
     }
 }
 
 /// JSON of the expected shape. Payloads stay text, which is checked with the job.
-pub(super) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Answer<T> {
-    let text = std::str::from_utf8(bytes)
-        .map_err(|_| Problem::bad_request("the body is not UTF-8; send JSON as UTF-8"))?;
-    serde_json::from_str(text).map_err(told)
+pub(super) fn parse<'a, T: Deserialize<'a>>(text: Text, bytes: &'a [u8]) -> Answer<T> {
+    let json = std::str::from_utf8(bytes)
+        .map_err(|_| Problem::bad_request(format!("{} is not UTF-8; send JSON as UTF-8", text.name())))?;
+    serde_json::from_str(json).map_err(|error| told(text, error))
 }
 
-fn told(error: serde_json::Error) -> Problem {
+fn told(text: Text, error: serde_json::Error) -> Problem {
     use serde_json::error::Category;
     let words = error.to_string();
     match error.classify() {
@@ -122,7 +148,7 @@ fn told(error: serde_json::Error) -> Problem {
         _ if words.contains("recursion limit") => {
             Problem::validation(format!("nested more than {MAX_DEPTH} deep; flatten it"))
         }
-        _ => Problem::bad_request(format!("the body is not JSON: {words}")),
+        _ => Problem::bad_request(format!("{} is not JSON: {}", text.name(), text.told(&error))),
     }
 }
 

@@ -113,7 +113,11 @@ fn read(line: Vec<u8>) -> Option<Result<Box<RawValue>, String>> {
     }
     let text = String::from_utf8(line).map_err(|_| "not UTF-8".to_owned());
     Some(text.and_then(|text| {
-        RawValue::from_string(text).map_err(|error| format!("not JSON: {error}; write one job a line"))
+        RawValue::from_string(text.trim_end().to_owned()).map_err(|error| {
+            // It saw one line only.
+            let why = error.to_string().replace(" at line 1 column ", " at column ");
+            format!("not JSON: {why}; write one job a line")
+        })
     }))
 }
 

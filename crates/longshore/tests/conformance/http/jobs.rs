@@ -307,10 +307,25 @@ pub(crate) async fn a_batch_stores_the_good_and_names_the_bad(bench: Bench) {
         assert_eq!(answer["items"][2]["id"], answer["items"][0]["id"]);
         assert!(answer["items"][1]["message"].as_str().expect("a message").contains("priority"));
 
-        let lines = "{\"kind\":\"greet\",\"payload\":1}\n\n{oops\n{\"kind\":\"greet\",\"payload\":2}\n";
+        let lines = "{\"kind\":\"greet\",\"payload\":1}\n\n\n{oops\n{\"kind\":\"greet\",\"payload\":2}\n\
+                     [7]\n{\"kind\":\"greet\"}\n{\"kind\":\"greet\",\"payload\":3,\"priority\":99999}\n";
         let answer =
             web.send("POST", "/jobs/batch", &[("content-type", "application/x-ndjson")], lines).await.is(200);
-        assert_eq!((&answer.json()["created"], &answer.json()["refused"]), (&json!(2), &json!(1)));
+        let answer = answer.json();
+        assert_eq!((&answer["created"], &answer["refused"]), (&json!(2), &json!(4)));
+        let told = [
+            (1, "line 4: the job is not JSON: key must be a string at column 2"),
+            (3, "line 6: the job is not an object"),
+            (4, "line 7: missing field `payload`"),
+            (5, "line 8: priority"),
+        ];
+        for (item, told_so) in told {
+            let message = answer["items"][item]["message"].as_str().expect("a message");
+            assert!(message.starts_with(told_so), "{message}");
+        }
+        let listed = web.post("/jobs/batch", &json!([7])).await.is(200).json();
+        let message = listed["items"][0]["message"].as_str().expect("a message");
+        assert!(message.starts_with("the job is not an object"), "{message}");
 
         let many = |n: usize| json!(vec![json!({ "kind": "greet", "payload": 1 }); n]);
         web.post("/jobs/batch", &many(10_001)).await.is_problem(413, "too_large", "10000");
