@@ -33,8 +33,8 @@ impl Client {
     }
 
     /// How many jobs of the same queue would be claimed before this waiting one
-    /// if all were due and anybody could run them, counted up to `most`; `None` if
-    /// it does not wait.
+    /// by a worker that takes any kind, of those that are due when it is; looks at
+    /// no more than `most`. `None` if it does not wait.
     ///
     /// ```
     /// # use longshore::{Client, NewJob};
@@ -48,7 +48,7 @@ impl Client {
     /// # }).unwrap();
     /// ```
     pub async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
-        self.store.ahead(id, most).await
+        Ok(self.store.ahead(id, None, most).await?.map(|ahead| ahead.jobs))
     }
 
     /// What ended since then, by minute (by hour where minutes have been added

@@ -152,6 +152,15 @@ pub struct Count {
     pub estimated: bool,
 }
 
+/// How many jobs come before another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// How many of those looked at.
+    pub jobs: u32,
+    /// Whether there may be more: as many were looked at as might be.
+    pub or_more: bool,
+}
+
 /// What ended in a minute or an hour, of one queue, kind and outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tallied {

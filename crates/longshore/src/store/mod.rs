@@ -43,7 +43,7 @@ pub use access::{KindRecord, MAX_SCHEMA, NewKind, NewToken, Scope, TokenRecord};
 pub use claim::{ClaimRequest, Claimed, Claims, Fenced, Lease, Suspects};
 pub use cursor::ClaimCursor;
 pub use flow::{Beat, NewWorker, Settled, Settlement, WorkerRecord};
-pub use inspect::{CheckReport, Count, Glance, ListFilter, Page, Tallied};
+pub use inspect::{Ahead, CheckReport, Count, Glance, ListFilter, Page, Tallied};
 pub use operate::{DeadFilter, Operated, Operation, QueueChange, QueueRecord};
 pub use upkeep::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, Ticking};
 
@@ -272,10 +272,11 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// job. Interrupted jobs, which wait apart, are left out.
     async fn overdue(&self) -> Result<Vec<(String, Duration)>>;
 
-    /// How many jobs of the same queue would be claimed before this waiting one
-    /// if all were due and anybody could run them, counted up to `most`; `None` if
-    /// it does not wait.
-    async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>>;
+    /// How many jobs of the same queue and of these kinds (`None`: of any) would be
+    /// claimed before this waiting one, of those that are due when it is; `None` if
+    /// it does not wait. Looks at no more than `most` jobs, whether they count or
+    /// not.
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>>;
 
     /// What ended since then, by minute (or by hour where upkeep has already
     /// added minutes up), queue, kind and outcome, oldest first. Begins with the

@@ -1,7 +1,7 @@
 //! Looking at jobs: one, a page, a proof.
 
 use chrono::{DateTime, Utc};
-use longshore::store::{ListFilter, Page};
+use longshore::store::{Ahead, ListFilter, Page};
 use longshore::{JobId, NewJob, Outcome, Status};
 
 use crate::bench::*;
@@ -233,7 +233,7 @@ pub(crate) async fn a_cursor_of_a_job_that_is_gone_still_works(bench: Bench) {
 // ---- how many come first -----------------------------------------------------
 
 async fn ahead(bench: &Bench, id: JobId) -> Option<u32> {
-    bench.store().ahead(id, 100).await.expect("ahead")
+    bench.ahead(id, 100).await.expect("ahead")
 }
 
 /// The jobs of one queue in every order of priority, time and id, one of them
@@ -276,8 +276,42 @@ pub(crate) async fn those_ahead_are_counted_up_to_a_bound(bench: Bench) {
     bench.enqueue_many((0..30).map(|_| job("mail").priority(1))).await.expect("enqueue");
     let last = bench.enqueue_kind("mail").await;
     for (most, counted) in [(0, 0), (1, 1), (29, 29), (30, 30), (31, 30), (u32::MAX, 30)] {
-        assert_eq!(bench.store().ahead(last, most).await.expect("ahead"), Some(counted), "{most}");
+        assert_eq!(bench.ahead(last, most).await.expect("ahead"), Some(counted), "{most}");
     }
+}
+
+pub(crate) async fn only_jobs_of_these_kinds_count_among_those_ahead(bench: Bench) {
+    bench.suspect(job("mail").priority(3)).await;
+    for kind in ["stray", "mail", "sms", "stray", "mail"] {
+        bench.add(job(kind).priority(1)).await;
+    }
+    let last = bench.enqueue_kind("mail").await;
+    for (kinds, counted) in [(vec!["mail"], 3), (vec!["mail", "sms"], 4), (vec!["other"], 0), (vec![], 0)] {
+        let kinds: Vec<String> = kinds.into_iter().map(Into::into).collect();
+        let ahead = bench.store().ahead(last, Some(&kinds), 100).await.expect("ahead");
+        assert_eq!(ahead, Some(Ahead { jobs: counted, or_more: false }), "{kinds:?}");
+    }
+    assert_eq!(ahead(&bench, last).await, Some(6));
+}
+
+/// Jobs that do not count are looked at all the same.
+pub(crate) async fn it_is_told_when_more_may_be_ahead(bench: Bench) {
+    bench.enqueue_many((0..9).map(|_| job("stray").priority(1))).await.expect("enqueue");
+    let last = bench.enqueue_kind("mail").await;
+    for (most, or_more) in [(8, true), (10, false)] {
+        let ahead = bench.store().ahead(last, Some(&["mail".into()]), most).await.expect("ahead");
+        assert_eq!(ahead, Some(Ahead { jobs: 0, or_more }), "{most}");
+    }
+}
+
+pub(crate) async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(bench: Bench) {
+    bench.add(job("mail").priority(5).delay(MINUTE)).await;
+    bench.add(job("mail").priority(5).delay(HOUR)).await;
+    let now = bench.enqueue_kind("mail").await;
+    let later = bench.add(job("mail").delay(2 * MINUTE)).await;
+    assert_eq!((ahead(&bench, now).await, ahead(&bench, later).await), (Some(0), Some(2)));
+    bench.advance(MINUTE).await;
+    assert_eq!((ahead(&bench, now).await, ahead(&bench, later).await), (Some(1), Some(2)));
 }
 
 pub(crate) async fn a_job_that_does_not_wait_has_nobody_ahead(bench: Bench) {

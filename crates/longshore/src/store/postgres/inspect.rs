@@ -13,7 +13,7 @@ use super::{Done, PostgresStore};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::store::{CheckReport, Count, ListFilter, Page, Tallied, Tally, add_up, start_of};
+use crate::store::{Ahead, CheckReport, Count, ListFilter, Page, Tallied, Tally, add_up, start_of};
 
 /// What a [`JobRecord`] is made of; `from` gives a row `e(id)` per job.
 const JOB: &str = "
@@ -427,46 +427,51 @@ impl PostgresStore {
 
 /// In the order of a claim. Jobs that were interrupted before wait in an index of
 /// their own. Each part is read in the order of its index, which the planner would
-/// else read whole into a bitmap, and all together no further than `$2`.
+/// else read whole into a bitmap, and all together no further than `$2`: those that
+/// do not count must cost no more than those that do.
 const AHEAD: &str = "
-    select (
-             select count(*)
-               from (select 1
-                       from ((select r.id
-                                from longshore.ready r
-                               where r.queue = m.queue
-                                 and r.priority > m.priority
-                                 and r.interruptions = 0
-                               order by r.priority desc, r.run_at, r.id
-                               limit $2)
-                             union all
-                             (select r.id
-                                from longshore.ready r
-                               where r.queue = m.queue
-                                 and r.priority = m.priority
-                                 and (r.run_at, r.id) < (m.run_at, m.id)
-                                 and r.interruptions = 0
-                               order by r.run_at, r.id
-                               limit $2)
-                             union all
-                             (select r.id
-                                from longshore.ready r
-                               where r.queue = m.queue
-                                 and r.priority > m.priority
-                                 and r.interruptions > 0
-                               order by r.priority desc, r.run_at, r.id
-                               limit $2)
-                             union all
-                             (select r.id
-                                from longshore.ready r
-                               where r.queue = m.queue
-                                 and r.priority = m.priority
-                                 and (r.run_at, r.id) < (m.run_at, m.id)
-                                 and r.interruptions > 0
-                               order by r.run_at, r.id
-                               limit $2)) as earlier
-                      limit $2) as counted)
+    select counted.jobs, counted.looked_at
       from longshore.ready m
+     cross join lateral (
+             select count(*) filter (
+                      where ($3::text[] is null or earlier.kind = any($3::text[]))
+                        and earlier.run_at <= greatest((select longshore.clock()), m.run_at)) as jobs,
+                    count(*) as looked_at
+               from (select *
+                       from ((select r.kind, r.run_at
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority > m.priority
+                                 and r.interruptions = 0
+                               order by r.priority desc, r.run_at, r.id
+                               limit $2)
+                             union all
+                             (select r.kind, r.run_at
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority = m.priority
+                                 and (r.run_at, r.id) < (m.run_at, m.id)
+                                 and r.interruptions = 0
+                               order by r.run_at, r.id
+                               limit $2)
+                             union all
+                             (select r.kind, r.run_at
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority > m.priority
+                                 and r.interruptions > 0
+                               order by r.priority desc, r.run_at, r.id
+                               limit $2)
+                             union all
+                             (select r.kind, r.run_at
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.priority = m.priority
+                                 and (r.run_at, r.id) < (m.run_at, m.id)
+                                 and r.interruptions > 0
+                               order by r.run_at, r.id
+                               limit $2)) as part
+                      limit $2) as earlier) as counted
      where m.id = $1";
 
 impl PostgresStore {
@@ -474,14 +479,17 @@ impl PostgresStore {
         &self,
         connection: &mut PgConnection,
         id: JobId,
+        kinds: Option<&[String]>,
         most: u32,
-    ) -> Done<Option<u32>> {
-        let ahead: Option<i64> = sqlx::query_scalar(self.sql(AHEAD))
+    ) -> Done<Option<Ahead>> {
+        let counted: Option<(i64, i64)> = sqlx::query_as(self.sql(AHEAD))
             .bind(id.0)
             .bind(i64::from(most))
+            .bind(kinds)
             .fetch_optional(connection)
             .await?;
-        Ok(ahead.map(|ahead| ahead as u32))
+        Ok(counted
+            .map(|(jobs, looked_at)| Ahead { jobs: jobs as u32, or_more: looked_at == i64::from(most) }))
     }
 }
 

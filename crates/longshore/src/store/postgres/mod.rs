@@ -524,9 +524,11 @@ impl Store for PostgresStore {
         self.run((), |store, connection, ()| Box::pin(store.overdue_on(connection))).await
     }
 
-    async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
-        self.run((id, most), |store, connection, (id, most)| Box::pin(store.ahead_on(connection, *id, *most)))
-            .await
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
+        self.run((id, kinds.map(<[_]>::to_vec), most), |store, connection, (id, kinds, most)| {
+            Box::pin(store.ahead_on(connection, *id, kinds.as_deref(), *most))
+        })
+        .await
     }
 
     async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {

@@ -578,8 +578,9 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
 }
 
 /// In the order of a claim. Jobs that were interrupted before wait in an index of
-/// their own; each index is read from its head, all together up to `most` entries.
-pub(super) fn ahead(tx: &Tx<'_>, id: JobId, most: u32) -> Sql<Option<u32>> {
+/// their own; each index is read from its head, all together up to `most` entries:
+/// those that do not count must cost no more than those that do.
+pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, most: u32) -> Sql<Option<Ahead>> {
     const WAITING: &str = "
         select queue,
                priority,
@@ -587,27 +588,30 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, most: u32) -> Sql<Option<u32>> {
           from ready
          where id = ?1";
     const AHEAD: &str = "
-        select count(*)
-          from (select id
+        select count(*) filter (
+                 where (?6 is null or kind in (select value from json_each(?6)))
+                   and run_at <= max(?7, ?3)),
+               count(*)
+          from (select kind, run_at
                   from ready indexed by ready_claim
                  where queue = ?1
                    and priority > ?2
                    and interruptions = 0
                 union all
-                select id
+                select kind, run_at
                   from ready indexed by ready_claim
                  where queue = ?1
                    and priority = ?2
                    and (run_at, id) < (?3, ?4)
                    and interruptions = 0
                 union all
-                select id
+                select kind, run_at
                   from ready indexed by ready_suspects
                  where queue = ?1
                    and priority > ?2
                    and interruptions > 0
                 union all
-                select id
+                select kind, run_at
                   from ready indexed by ready_suspects
                  where queue = ?1
                    and priority = ?2
@@ -619,7 +623,10 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, most: u32) -> Sql<Option<u32>> {
         Ok((row.get::<_, String>(0)?, row.get::<_, i16>(1)?, row.get::<_, i64>(2)?))
     })?;
     let Some((queue, priority, run_at)) = waiting else { return Ok(None) };
-    tx.row(AHEAD, params![queue, priority, run_at, id, most], |row| row.get(0))
+    let kinds = kinds.map(json_list).transpose()?;
+    tx.row(AHEAD, params![queue, priority, run_at, id, most, kinds, tx.now()?], |row| {
+        Ok(Ahead { jobs: row.get(0)?, or_more: row.get::<_, u32>(1)? == most })
+    })
 }
 
 // ---- tallied -------------------------------------------------------------

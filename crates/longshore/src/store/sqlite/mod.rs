@@ -571,8 +571,9 @@ impl Store for SqliteStore {
         self.engine.read(inspect::overdue).await
     }
 
-    async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
-        self.engine.read(move |tx| inspect::ahead(tx, id, most)).await
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
+        let kinds = kinds.map(<[_]>::to_vec);
+        self.engine.read(move |tx| inspect::ahead(tx, id, kinds.as_deref(), most)).await
     }
 
     async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
