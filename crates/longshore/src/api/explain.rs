@@ -1,5 +1,8 @@
 //! Why is it not running? For any job the reason, what would change it, and,
-//! where it only waits its turn, an estimate.
+//! where time alone does, an estimate. Of several reasons the one that lasts
+//! longest is the reason, and the message tells the others.
+
+use std::collections::BTreeSet;
 
 use axum::Json;
 use axum::extract::State;
@@ -15,10 +18,11 @@ use super::problem::{Answer, ProblemBody};
 use super::wire::StatusShape;
 use crate::client::Client;
 use crate::error::Result;
-use crate::job::{JobRecord, Status};
-use crate::store::{QueueRecord, WorkerRecord};
+use crate::job::{JobRecord, Outcome, Status};
+use crate::lifecycle::{self, Event, Interruption, Recovery, Transition};
+use crate::store::{Ahead, QueueRecord, SweepScope, Tallied, WorkerRecord};
 
-/// How far places in the queue are counted.
+/// How many of the jobs before it are looked at.
 const MOST_AHEAD: u32 = 10_000;
 /// The stretch by which an estimate is made.
 const LOOK_BACK: chrono::Duration = chrono::Duration::minutes(10);
@@ -35,11 +39,13 @@ pub(super) struct Explanation {
     /// When it is due, if that is yet to come.
     #[schema(required)]
     due_at: Option<DateTime<Utc>>,
-    /// How many jobs of its queue come before it, counted up to 10,000; while it
-    /// waits.
+    /// How many jobs of its queue come before it, of those that are due and that the
+    /// workers that could run it take, among the 10,000 that stand there first; while
+    /// it is due.
     #[schema(required)]
     ahead: Option<u32>,
-    /// In how many seconds it should begin, going by the last ten minutes.
+    /// In how many seconds it should begin, going by the last ten minutes; absent
+    /// where nothing ended lately, or where a person has to do something first.
     #[schema(required)]
     estimated_seconds: Option<f64>,
 }
@@ -50,22 +56,26 @@ pub(super) struct Explanation {
 pub(super) enum Reason {
     /// It has ended.
     Finished,
-    /// It runs.
-    Running,
+    /// Its worker has been silent for too long or has left; a sweep takes it back.
+    WorkerLost,
     /// It runs, and its handler has been told to stop.
     Stopping,
-    /// Its time has not come.
-    NotDue,
-    /// It waits for its next attempt after a failure or an interruption.
-    WaitsForRetry,
+    /// It runs.
+    Running,
     /// Its queue is paused.
     QueuePaused,
-    /// As many of its queue's jobs run as may.
-    QueueLimit,
     /// No live worker takes jobs of its queue.
     NoWorkerForQueue,
     /// No live worker of its queue handles its kind.
     NoWorkerForKind,
+    /// Its time has not come.
+    NotDue,
+    /// It waits for its next attempt after a failure or an interruption.
+    WaitsForRetry,
+    /// As many of its queue's jobs run as may.
+    QueueLimit,
+    /// Every worker that could run it runs as many jobs as it can.
+    WorkersBusy,
     /// It was interrupted before, and its workers run such jobs one at a time.
     SuspectWaits,
     /// Others come first.
@@ -94,7 +104,18 @@ pub(super) async fn explain(
 }
 
 async fn why(client: &Client, job: &JobRecord) -> Result<Explanation> {
-    let say = |reason: Reason, message: String| Explanation {
+    match job.status {
+        Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
+            let message = format!("it has ended as {}; retry it to run it again", job.status);
+            Ok(say(job, Reason::Finished, message))
+        }
+        Status::Running => runs(client, job).await,
+        Status::Queued | Status::Retrying => waits(client, job).await,
+    }
+}
+
+fn say(job: &JobRecord, reason: Reason, message: String) -> Explanation {
+    Explanation {
         job_id: job.id.0,
         status: job.status,
         reason,
@@ -102,115 +123,298 @@ async fn why(client: &Client, job: &JobRecord) -> Result<Explanation> {
         due_at: None,
         ahead: None,
         estimated_seconds: None,
-    };
-    let waits = match job.status {
-        Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
-            let message = format!("it has ended as {}; retry it to run it again", job.status);
-            return Ok(say(Reason::Finished, message));
-        }
-        Status::Running if job.cancel_requested => {
-            let message = "its handler has been told to stop and has not yet".into();
-            return Ok(say(Reason::Stopping, message));
-        }
-        Status::Running => {
-            let holder = job.locked_by.map(|worker| worker.to_string()).unwrap_or_default();
-            return Ok(say(Reason::Running, format!("it runs, on worker {holder}")));
-        }
-        Status::Queued => Reason::NotDue,
-        Status::Retrying => Reason::WaitsForRetry,
-    };
-    let now = client.store().now().await?;
-    if job.run_at > now {
-        let message = match (waits, &job.last_error) {
-            (Reason::WaitsForRetry, Some(error)) => {
-                format!(
-                    "it waits for its next attempt until {}; the last one ended with: {error}",
-                    job.run_at
-                )
-            }
-            _ => format!("it is due at {}; retry it to run it now", job.run_at),
-        };
-        let wait = (job.run_at - now).to_std().unwrap_or_default().as_secs_f64();
-        let told = say(waits, message);
-        return Ok(Explanation { due_at: Some(job.run_at), estimated_seconds: Some(wait), ..told });
     }
-    let queues = client.queues().await?;
-    let queue = queues.iter().find(|queue| queue.name == job.queue);
-    let ahead = client.ahead(job.id, MOST_AHEAD).await?;
-    let told = match blocked_by_queue(job, queue) {
-        Some((reason, message)) => say(reason, message),
-        None => {
-            let workers = client.workers(None).await?;
-            match blocked_for_want_of_workers(job, &workers) {
-                Some((reason, message)) => say(reason, message),
-                None => {
-                    let estimated_seconds = estimate(client, job, ahead.unwrap_or(0), now).await?;
-                    let (reason, message) = waits_its_turn(job, ahead.unwrap_or(0));
-                    Explanation { estimated_seconds, ..say(reason, message) }
-                }
-            }
-        }
-    };
-    Ok(Explanation { ahead, ..told })
 }
 
-fn blocked_by_queue(job: &JobRecord, queue: Option<&QueueRecord>) -> Option<(Reason, String)> {
-    let queue = queue?;
-    if queue.paused {
-        let message = format!("queue `{}` is paused; resume it", job.queue);
-        return Some((Reason::QueuePaused, message));
+// ---- while it runs -----------------------------------------------------------
+
+async fn runs(client: &Client, job: &JobRecord) -> Result<Explanation> {
+    let workers = client.workers(None).await?;
+    let holder = job.locked_by.map(|worker| worker.to_string()).unwrap_or_default();
+    let record = workers.iter().find(|worker| Some(worker.id) == job.locked_by);
+    if let Some(lost) = how_it_was_lost(record) {
+        let message = format!(
+            "worker {holder}, which holds it, {lost}; {}; `longshore sweep` or `POST /sweep` makes one now",
+            what_a_sweep_does(client, job, record).await?
+        );
+        return Ok(say(job, Reason::WorkerLost, message));
     }
+    Ok(match job.cancel_requested {
+        true => say(job, Reason::Stopping, "its handler has been told to stop and has not yet".into()),
+        false => say(job, Reason::Running, format!("it runs, on worker {holder}")),
+    })
+}
+
+/// Nothing if the worker is alive.
+fn how_it_was_lost(worker: Option<&WorkerRecord>) -> Option<String> {
+    let Some(worker) = worker else { return Some("is not known any more".into()) };
+    let silent = format!("has been silent since {}", worker.heartbeat_at);
+    match worker.dead_at {
+        Some(at) => Some(format!("{silent} and signed off or was declared dead at {at}")),
+        None => worker.stale.then_some(silent),
+    }
+}
+
+/// By the defaults: the settings of whoever sweeps next are not known here.
+async fn what_a_sweep_does(
+    client: &Client,
+    job: &JobRecord,
+    worker: Option<&WorkerRecord>,
+) -> Result<String> {
+    let standing = client.store().locate(job.id).await?;
+    let recovered = standing.map(|standing| {
+        lifecycle::next(&standing, Event::Recover(Recovery::Default(Interruption::default())))
+    });
+    let does = match recovered {
+        Some(Ok(Transition::Finish(finish))) => format!("ends it as {}", finish.outcome.as_str()),
+        _ => "gives it back to its queue".into(),
+    };
+    let SweepScope { resilient_flags, resilient_factor, .. } = SweepScope::default();
+    let is_resilient = job.flags.iter().any(|flag| resilient_flags.contains(flag));
+    Ok(match worker.filter(|_| is_resilient) {
+        Some(worker) => {
+            let patience = worker.stale_after.saturating_mul(resilient_factor);
+            format!(
+                "its flags give it {} s of silence, and the next sweep after that {does}",
+                patience.as_secs()
+            )
+        }
+        None => format!("the next sweep {does}"),
+    })
+}
+
+// ---- while it waits ----------------------------------------------------------
+
+async fn waits(client: &Client, job: &JobRecord) -> Result<Explanation> {
+    let now = client.store().now().await?;
+    let is_due = job.run_at <= now;
+    let due_at = (!is_due).then_some(job.run_at);
+    let queues = client.queues().await?;
+    let queue = queues.iter().find(|queue| queue.name == job.queue);
+    let workers = client.workers(None).await?;
+    let crew = Crew::of(job, &workers);
+    let kinds = crew.kinds();
+    let ahead = match is_due {
+        true => client.store().ahead(job.id, kinds.as_deref(), MOST_AHEAD).await?,
+        false => None,
+    };
+
+    // First what stays until a person does something, due or not.
+    if let Some((reason, message)) = needs_a_person(job, queue, &workers, &crew) {
+        let later = due_at.map(|at| format!("; and it is not due before {at}")).unwrap_or_default();
+        let ahead = ahead.map(|ahead| ahead.jobs);
+        return Ok(Explanation { due_at, ahead, ..say(job, reason, message + &later) });
+    }
+    if !is_due {
+        let (reason, message) = not_due(job);
+        let wait = (job.run_at - now).to_std().unwrap_or_default().as_secs_f64();
+        return Ok(Explanation { due_at, estimated_seconds: Some(wait), ..say(job, reason, message) });
+    }
+
+    let first = ahead.unwrap_or(Ahead { jobs: 0, or_more: false });
+    let recent = Recent::look(client, job, kinds.as_deref(), now).await?;
+    let (reason, message, estimated_seconds) = if let Some((limit, message)) = at_its_limit(queue) {
+        (Reason::QueueLimit, message, recent.until_a_place(first.jobs, crew.places().min(limit.into())))
+    } else if crew.is_busy() {
+        (Reason::WorkersBusy, all_busy(job, &crew, first), recent.until_a_place(first.jobs, crew.places()))
+    } else {
+        let (reason, message) = waits_its_turn(job, first);
+        (reason, message, recent.until_its_turn(first.jobs))
+    };
+    Ok(Explanation { ahead: Some(first.jobs), estimated_seconds, ..say(job, reason, message) })
+}
+
+/// The live workers that could run a job.
+struct Crew<'w>(Vec<&'w WorkerRecord>);
+
+impl<'w> Crew<'w> {
+    fn of(job: &JobRecord, workers: &'w [WorkerRecord]) -> Self {
+        let handles =
+            |worker: &&WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| kinds.contains(&job.kind));
+        Crew(of_queue(job, workers).filter(handles).collect())
+    }
+
+    /// What they take; `None` if anything, or if there is nobody to go by.
+    fn kinds(&self) -> Option<Vec<String>> {
+        let mut kinds = BTreeSet::new();
+        for worker in &self.0 {
+            kinds.extend(worker.kinds.as_ref()?.iter().cloned());
+        }
+        (!self.0.is_empty()).then(|| kinds.into_iter().collect())
+    }
+
+    /// How many jobs they run at once.
+    fn places(&self) -> u64 {
+        self.0.iter().map(|worker| u64::from(worker.concurrency)).sum()
+    }
+
+    fn is_busy(&self) -> bool {
+        self.0.iter().all(|worker| worker.running >= worker.concurrency.into())
+    }
+}
+
+fn of_queue<'w>(job: &JobRecord, workers: &'w [WorkerRecord]) -> impl Iterator<Item = &'w WorkerRecord> {
+    let is_live = |worker: &&WorkerRecord| worker.dead_at.is_none() && !worker.stale;
+    workers.iter().filter(is_live).filter(|worker| worker.queues.contains(&job.queue))
+}
+
+/// The first reason that no time mends, and in words all of them.
+fn needs_a_person(
+    job: &JobRecord,
+    queue: Option<&QueueRecord>,
+    workers: &[WorkerRecord],
+    crew: &Crew<'_>,
+) -> Option<(Reason, String)> {
+    let paused = queue.filter(|queue| queue.paused).map(|queue| {
+        let name = &queue.name;
+        let message = format!(
+            "queue `{name}` is paused; resume it with `longshore queues resume {name}` or \
+             `POST /queues/{name}/resume`"
+        );
+        (Reason::QueuePaused, message)
+    });
+    match (paused, no_worker(job, workers, crew)) {
+        (Some((reason, paused)), Some((_, nobody))) => Some((reason, format!("{paused}; and {nobody}"))),
+        (paused, nobody) => paused.or(nobody),
+    }
+}
+
+fn no_worker(job: &JobRecord, workers: &[WorkerRecord], crew: &Crew<'_>) -> Option<(Reason, String)> {
+    if !crew.0.is_empty() {
+        return None;
+    }
+    let (queue, kind) = (&job.queue, &job.kind);
+    // A server that only looks after the queue takes no jobs.
+    let takes_some = |worker: &WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
+    Some(match of_queue(job, workers).any(takes_some) {
+        true => {
+            let message = format!(
+                "no live worker of queue `{queue}` handles kind `{kind}`; start one that does: `longshore worker \
+                 --queues {queue}` for a built-in kind, a program of your own for another"
+            );
+            (Reason::NoWorkerForKind, message)
+        }
+        false => {
+            let message = format!(
+                "no live worker takes jobs of queue `{queue}`; start one with `longshore worker --queues {queue}`, \
+                 or a program of your own if `{kind}` is no built-in kind"
+            );
+            (Reason::NoWorkerForQueue, message)
+        }
+    })
+}
+
+fn not_due(job: &JobRecord) -> (Reason, String) {
+    let at = job.run_at;
+    match (job.status, &job.last_error) {
+        (Status::Retrying, Some(error)) => {
+            let message =
+                format!("it waits for its next attempt until {at}; the last one ended with: {error}");
+            (Reason::WaitsForRetry, message)
+        }
+        (Status::Retrying, None) => (
+            Reason::WaitsForRetry,
+            format!("it waits for its next attempt until {at}; retry it to run it now"),
+        ),
+        _ => (Reason::NotDue, format!("it is due at {at}; retry it to run it now")),
+    }
+}
+
+/// How many of its jobs may run, if they do.
+fn at_its_limit(queue: Option<&QueueRecord>) -> Option<(u32, String)> {
+    let queue = queue?;
     let limit = queue.limit.filter(|limit| queue.running >= u64::from(*limit))?;
     let message = format!(
         "{} jobs of queue `{}` run, and no more than {limit} may; it begins when one of them ends",
-        queue.running, job.queue
+        queue.running, queue.name
     );
-    Some((Reason::QueueLimit, message))
+    Some((limit, message))
 }
 
-fn blocked_for_want_of_workers(job: &JobRecord, workers: &[WorkerRecord]) -> Option<(Reason, String)> {
-    let live = |worker: &&WorkerRecord| worker.dead_at.is_none() && !worker.stale;
-    let of_queue: Vec<&WorkerRecord> =
-        workers.iter().filter(live).filter(|worker| worker.queues.contains(&job.queue)).collect();
-    // A server that only looks after the queue takes no jobs.
-    let takes_some = |worker: &&WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
-    if !of_queue.iter().any(takes_some) {
-        let message =
-            format!("no live worker takes jobs of queue `{}`; start one with --queues {0}", job.queue);
-        return Some((Reason::NoWorkerForQueue, message));
-    }
-    let handles =
-        |worker: &&WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| kinds.contains(&job.kind));
-    if !of_queue.iter().any(handles) {
-        let message = format!(
-            "no live worker of queue `{}` handles kind `{}`; start one that does",
-            job.queue, job.kind
-        );
-        return Some((Reason::NoWorkerForKind, message));
-    }
-    None
+fn all_busy(job: &JobRecord, crew: &Crew<'_>, ahead: Ahead) -> String {
+    let suspect = as_a_suspect(job).map(|why| format!("; {why}")).unwrap_or_default();
+    let workers = match crew.0.as_slice() {
+        [worker] => format!("the only worker that could run it, {}, is busy", worker.id),
+        workers => format!("all {} workers that could run it are busy", workers.len()),
+    };
+    let first = come_first(ahead);
+    format!(
+        "it is due, but {workers}; {first}{suspect}; another worker or a higher --concurrency lets it begin sooner"
+    )
 }
 
-fn waits_its_turn(job: &JobRecord, ahead: u32) -> (Reason, String) {
-    match job.interruptions {
-        0 => (Reason::WaitsItsTurn, format!("it is due; {ahead} jobs of its queue come first")),
-        n => (
-            Reason::SuspectWaits,
-            format!(
-                "a worker died {n} times holding it, so a worker runs it only while it runs no other such job; \
-                 {ahead} jobs of its queue come first"
-            ),
-        ),
+fn waits_its_turn(job: &JobRecord, ahead: Ahead) -> (Reason, String) {
+    let first = come_first(ahead);
+    match as_a_suspect(job) {
+        None => (Reason::WaitsItsTurn, format!("it is due; {first}")),
+        Some(why) => (Reason::SuspectWaits, format!("{why}; {first}")),
     }
 }
 
-/// By how many of the queue's jobs ended lately.
-async fn estimate(client: &Client, job: &JobRecord, ahead: u32, now: DateTime<Utc>) -> Result<Option<f64>> {
-    let tallied = client.tallied(now - LOOK_BACK).await?;
-    let of_queue = tallied.iter().filter(|tally| tally.queue == job.queue);
-    let oldest = of_queue.clone().map(|tally| tally.minute).min();
-    let ended: u64 = of_queue.map(|tally| tally.jobs).sum();
-    let Some(oldest) = oldest.filter(|_| ended > 0) else { return Ok(None) };
-    let seconds = (now - oldest).to_std().unwrap_or_default().as_secs_f64().max(1.0);
-    Ok(Some(f64::from(ahead) * seconds / ended as f64))
+fn as_a_suspect(job: &JobRecord) -> Option<String> {
+    let times = match job.interruptions {
+        0 => return None,
+        1 => "once".into(),
+        n => format!("{n} times"),
+    };
+    Some(format!(
+        "a worker died {times} holding it, so a worker runs it only while it runs no other such job"
+    ))
+}
+
+fn come_first(ahead: Ahead) -> String {
+    match (ahead.jobs, ahead.or_more) {
+        (n, true) => format!("{n} jobs of its queue or more come first"),
+        (0, false) => "no job of its queue comes first".into(),
+        (1, false) => "1 job of its queue comes first".into(),
+        (n, false) => format!("{n} jobs of its queue come first"),
+    }
+}
+
+// ---- how long that takes -----------------------------------------------------
+
+/// What ended lately, of the jobs that its workers share with it.
+struct Recent {
+    ended: u64,
+    /// Since the first of them, at the grain of a minute.
+    seconds: f64,
+    /// How long they ran, all together.
+    ran_seconds: f64,
+}
+
+impl Recent {
+    async fn look(
+        client: &Client,
+        job: &JobRecord,
+        kinds: Option<&[String]>,
+        now: DateTime<Utc>,
+    ) -> Result<Self> {
+        let tallied = client.tallied(now - LOOK_BACK).await?;
+        // One that was cancelled while it waited took nobody's place.
+        let shares = |tally: &&Tallied| {
+            tally.queue == job.queue
+                && tally.outcome != Outcome::Cancelled
+                && kinds.is_none_or(|kinds| kinds.contains(&tally.kind))
+        };
+        let shared: Vec<&Tallied> = tallied.iter().filter(shares).collect();
+        let oldest = shared.iter().map(|tally| tally.minute).min().unwrap_or(now);
+        let runs = shared.iter().flat_map(|tally| &tally.run_ms);
+        Ok(Recent {
+            ended: shared.iter().map(|tally| tally.jobs).sum(),
+            seconds: (now - oldest).to_std().unwrap_or_default().as_secs_f64().max(1.0),
+            ran_seconds: runs.map(|(ms, jobs)| ms * *jobs as f64).sum::<f64>() / 1000.0,
+        })
+    }
+
+    /// By how many ended: while there are places, that is how fast jobs go.
+    fn until_its_turn(&self, ahead: u32) -> Option<f64> {
+        (self.ended > 0).then(|| f64::from(ahead) * self.seconds / self.ended as f64)
+    }
+
+    /// By how long they ran: while all places are taken, one is free as often as a
+    /// job ends.
+    fn until_a_place(&self, ahead: u32, places: u64) -> Option<f64> {
+        let each = self.ran_seconds / self.ended as f64 / places.max(1) as f64;
+        (self.ended > 0).then(|| (f64::from(ahead) + 1.0) * each)
+    }
 }

@@ -1,11 +1,11 @@
 //! Why is it not running, and how does the queue do?
 
 use longshore::store::NewWorker;
-use longshore::{JobId, NewJob, Outcome};
+use longshore::{JobId, NewJob, Outcome, WorkerId};
 use serde_json::{Value, json};
 
 use super::web::Web;
-use crate::bench::{Bench, MINUTE, SECOND, failed, job};
+use crate::bench::{Bench, HOUR, MINUTE, SECOND, done, failed, job};
 
 async fn explain(web: &Web, id: JobId) -> Value {
     web.get(&format!("/jobs/{id}/explain")).await.is(200).json()
@@ -15,6 +15,20 @@ async fn explain(web: &Web, id: JobId) -> Value {
 async fn crew(bench: &Bench, kinds: &[&str]) {
     let kinds = Some(kinds.iter().map(|kind| (*kind).to_owned()).collect());
     bench.store().register(&NewWorker { kinds, ..NewWorker::new("crew") }).await.expect("register");
+}
+
+/// A worker of any kind that runs one job at a time.
+async fn loner(bench: &Bench) -> WorkerId {
+    let worker = NewWorker { concurrency: 1, stale_after: HOUR, ..NewWorker::new("loner") };
+    bench.store().register(&worker).await.expect("register");
+    worker.id
+}
+
+fn assert_says(told: &Value, words: &[&str]) {
+    let message = told["message"].as_str().expect("a message");
+    for words in words {
+        assert!(message.contains(words), "`{words}` is missing: {message}");
+    }
 }
 
 pub(crate) async fn each_reason_is_told_where_it_is_the_reason(bench: Bench) {
@@ -82,6 +96,132 @@ pub(crate) async fn a_place_and_an_estimate_are_given(bench: Bench) {
     let seconds = told["estimated_seconds"].as_f64().expect("an estimate");
     // Ten in something over 100 s: five take about 50 s; minutes are the grain.
     assert!((40.0..90.0).contains(&seconds), "{told}");
+}
+
+pub(crate) async fn jobs_that_none_of_its_workers_takes_are_not_ahead(bench: Bench) {
+    let web = Web::new(&bench);
+    bench.ended(job("greet"), Outcome::Succeeded).await;
+    bench.advance(100 * SECOND).await;
+    for _ in 0..30 {
+        bench.add(job("stray").priority(5)).await;
+    }
+    bench.add(job("wave").priority(5)).await;
+    let id = bench.add(job("greet")).await;
+    crew(&bench, &["greet"]).await;
+    let told = explain(&web, id).await;
+    assert_eq!((&told["ahead"], &told["estimated_seconds"]), (&json!(0), &json!(0.0)), "{told}");
+    crew(&bench, &["greet", "wave"]).await;
+    assert_eq!(explain(&web, id).await["ahead"], 1);
+    // This one never takes the job, so what it takes does not matter.
+    crew(&bench, &["stray"]).await;
+    assert_eq!(explain(&web, id).await["ahead"], 1);
+    bench.worker().await;
+    assert_eq!(explain(&web, id).await["ahead"], 31);
+}
+
+pub(crate) async fn a_job_whose_workers_are_all_busy_is_told_so(bench: Bench) {
+    let web = Web::new(&bench);
+    let worker = loner(&bench).await;
+    bench.add(job("greet")).await;
+    let claimed = bench.claim_one(worker).await;
+    let id = bench.add(job("greet")).await;
+    let told = explain(&web, id).await;
+    assert_eq!((&told["reason"], &told["ahead"]), (&json!("workers_busy"), &json!(0)));
+    assert_eq!(told["estimated_seconds"], Value::Null, "nothing has ended yet");
+    assert_says(&told, &[&worker.to_string(), "busy", "no job of its queue comes first"]);
+
+    bench.advance(20 * SECOND).await;
+    bench.must_finish(&claimed, done()).await;
+    assert_eq!(explain(&web, id).await["reason"], "waits_its_turn");
+    bench.add(job("greet").priority(2)).await;
+    bench.add(job("greet").priority(1)).await;
+    assert_eq!(bench.claim(worker, 1).await.len(), 1);
+    let told = explain(&web, id).await;
+    assert_eq!((&told["reason"], &told["ahead"]), (&json!("workers_busy"), &json!(1)));
+    // Two jobs of 20 s, one after the other; a bucket is up to a fifth wide.
+    let seconds = told["estimated_seconds"].as_f64().expect("an estimate");
+    assert!((40.0..50.0).contains(&seconds), "{told}");
+
+    loner(&bench).await;
+    assert_eq!(explain(&web, id).await["reason"], "waits_its_turn");
+}
+
+pub(crate) async fn what_a_person_must_mend_is_told_before_the_job_is_due(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.add(job("greet").delay(HOUR)).await;
+    let due = bench.job(id).await.run_at.to_string();
+    let told = explain(&web, id).await;
+    assert_eq!((&told["reason"], &told["estimated_seconds"]), (&json!("no_worker_for_queue"), &Value::Null));
+    assert_says(&told, &["`longshore worker --queues default`", "not due before", &due]);
+    crew(&bench, &["other"]).await;
+    let told = explain(&web, id).await;
+    assert_eq!((&told["reason"], &told["estimated_seconds"]), (&json!("no_worker_for_kind"), &Value::Null));
+    assert_says(&told, &["`greet`", "`longshore worker --queues default`", "not due before", &due]);
+
+    bench.pause("default").await.expect("pause");
+    let told = explain(&web, id).await;
+    assert_eq!(told["reason"], "queue_paused");
+    assert_says(&told, &["no live worker of queue `default` handles kind `greet`"]);
+    crew(&bench, &["greet"]).await;
+    let told = explain(&web, id).await;
+    assert_eq!((&told["reason"], &told["estimated_seconds"]), (&json!("queue_paused"), &Value::Null));
+    assert!(told["due_at"].is_string(), "{told}");
+    let commands = ["`longshore queues resume default`", "`POST /queues/default/resume`"];
+    assert_says(&told, &[commands[0], commands[1], "not due before", &due]);
+    bench.resume("default").await.expect("resume");
+    assert_eq!(explain(&web, id).await["reason"], "not_due");
+}
+
+pub(crate) async fn a_full_queue_is_no_reason_where_no_worker_could_run_the_job(bench: Bench) {
+    let web = Web::new(&bench);
+    bench.limit("default", Some(1)).await.expect("limit");
+    bench.add(job("stray")).await;
+    let worker = NewWorker { kinds: Some(vec!["stray".into()]), ..NewWorker::new("strays only") };
+    bench.store().register(&worker).await.expect("register");
+    bench.claim_one(worker.id).await;
+    let id = bench.add(job("greet")).await;
+    assert_eq!(explain(&web, id).await["reason"], "no_worker_for_kind");
+    crew(&bench, &["greet"]).await;
+    assert_eq!(explain(&web, id).await["reason"], "queue_limit");
+}
+
+pub(crate) async fn a_job_of_a_lost_worker_waits_for_a_sweep(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.add(job("greet")).await;
+    let worker = bench.worker_with(10 * SECOND).await;
+    bench.claim_one(worker).await;
+    let last_sign = bench.now().await.to_string();
+    bench.advance(10 * SECOND).await;
+    assert_eq!(explain(&web, id).await["reason"], "running");
+    bench.advance(SECOND).await;
+    let told = explain(&web, id).await;
+    assert_eq!((&told["reason"], &told["status"]), (&json!("worker_lost"), &json!("running")));
+    let since = format!("silent since {last_sign}");
+    assert_says(&told, &[&worker.to_string(), &since, "the next sweep gives it back", "`longshore sweep`"]);
+    bench.cancel(id).await.expect("cancel");
+    let told = explain(&web, id).await;
+    assert_eq!(told["reason"], "worker_lost");
+    assert_says(&told, &["the next sweep ends it as cancelled"]);
+    assert_eq!(bench.sweep_now().await.recovered, 1);
+    assert_eq!(explain(&web, id).await["reason"], "finished");
+}
+
+pub(crate) async fn a_job_whose_worker_signed_off_waits_for_a_sweep(bench: Bench) {
+    let web = Web::new(&bench);
+    let plain = bench.add(job("greet")).await;
+    let tough = bench.add(job("greet").flags(["infrastructure_resilient"])).await;
+    let worker = bench.worker().await;
+    assert_eq!(bench.claim(worker, 2).await.len(), 2);
+    bench.advance(SECOND).await;
+    bench.store().retire(worker).await.expect("retire");
+    let told = explain(&web, plain).await;
+    assert_eq!(told["reason"], "worker_lost");
+    let left = format!("signed off or was declared dead at {}", bench.now().await);
+    assert_says(&told, &[&left, "the next sweep gives it back"]);
+    assert_says(&explain(&web, tough).await, &[&left, "its flags give it 180 s"]);
+    bench.sweep_now().await;
+    assert_eq!(explain(&web, plain).await["status"], "retrying");
+    assert_eq!(explain(&web, tough).await["reason"], "worker_lost");
 }
 
 pub(crate) async fn stats_tell_counts_rates_and_latencies(bench: Bench) {
