@@ -140,6 +140,9 @@ Examples:
     ///
     /// Prints `created` and the job's id; or `existing` or `replaced` when a key led to a job that
     /// was there before.
+    ///
+    /// A kind that nobody has announced is taken with a warning on a database, where the first worker
+    /// may be yet to come, and refused by a server unless that allows unknown kinds.
     #[command(after_help = "\
 Examples:
   longshore enqueue send_email --payload '{\"to\":\"ada@example.com\",\"subject\":\"Hi\",\"body\":\"…\"}'

@@ -23,7 +23,8 @@ Examples:
 
     /// Put a schedule, or change the one of that name
     ///
-    /// An unchanged schedule keeps its next tick.
+    /// An unchanged schedule keeps its next tick. A kind that nobody has announced is taken with a
+    /// warning on a database, and refused by a server unless that allows unknown kinds.
     #[command(after_help = "\
 Examples:
   longshore cron add nightly '30 2 * * *' report --zone Europe/Berlin

@@ -102,6 +102,11 @@ pub(crate) fn check_payload(kind: &str, payload: &str) -> Option<Result<(), Stri
     built_in(kind).map(|kind| (kind.check)(payload))
 }
 
+/// Whether every `longshore worker` handles it.
+pub(crate) fn is_built_in(kind: &str) -> bool {
+    built_in(kind).is_some()
+}
+
 /// Says what the built-in kinds carry.
 fn described(builder: Builder) -> Builder {
     KINDS.iter().fold(builder, |builder, kind| builder.describe(kind.name, (kind.schema)()))

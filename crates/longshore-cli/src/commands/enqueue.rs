@@ -14,6 +14,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::args::Enqueue;
+use crate::builtin;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
@@ -118,15 +119,39 @@ pub(super) struct Enqueued {
 }
 
 pub(super) async fn enqueue(endpoint: &Endpoint, args: Enqueue, out: &Out) -> Outcome {
-    let wait = args.wait;
+    let (wait, kind) = (args.wait, args.kind.clone());
     let reply = endpoint.post(&["jobs"]).body(&NewJob::of(args)?).send().await?;
     let enqueued: Enqueued = reply.read()?;
+    warn_if_unknown(endpoint, &kind, out).await;
     match wait {
         Some(limit) => wait::until_ended(endpoint, &enqueued, limit.0, out).await,
         None => {
             tell(&enqueued, out);
             Ok(Code::Done)
         }
+    }
+}
+
+/// Warns of a kind that nobody has announced. A server refuses it, or was told not
+/// to; whoever has the database may be about to deploy the first worker, or may
+/// have mistyped.
+pub(super) async fn warn_if_unknown(endpoint: &Endpoint, kind: &str, out: &Out) {
+    #[derive(Deserialize)]
+    struct Known {
+        name: String,
+    }
+
+    if out.json || endpoint.client().is_none() || builtin::is_built_in(kind) {
+        return;
+    }
+    // The job is stored; that a warning cannot be given is no reason to fail.
+    let Ok(reply) = endpoint.get(&["kinds"]).send().await else { return };
+    let Ok(known) = reply.read::<Vec<Known>>() else { return };
+    if !known.iter().any(|known| known.name == kind) {
+        out.note(format_args!(
+            "warning: nobody has announced kind `{kind}`; its jobs wait until a worker handles it. \
+             `longshore kinds list` shows the known ones"
+        ));
     }
 }
 

@@ -129,6 +129,12 @@ impl Bench {
         self
     }
 
+    /// As if a worker had announced these kinds.
+    pub(crate) fn announced(&self, kinds: &[&str]) -> &Self {
+        kinds.iter().for_each(|kind| drop(self.run(&format!("kinds put {kind}")).ok()));
+        self
+    }
+
     /// Runs a command line; words are split at spaces.
     pub(crate) fn run(&self, line: &str) -> Answer {
         self.words(&line.split_whitespace().collect::<Vec<_>>())

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, binary, by_every_way};
+use crate::bench::{Answer, Bench, binary, by_every_way};
 
 by_every_way!(
     a_job_is_stored_as_it_was_asked,
@@ -66,7 +66,7 @@ fn a_job_is_stored_as_it_was_asked(bench: &Bench) {
 }
 
 fn a_job_needs_only_a_kind(bench: &Bench) {
-    let said = bench.migrated().run("enqueue greet").ok().out;
+    let said = bench.migrated().announced(&["greet"]).run("enqueue greet").ok().out;
     let id = said.strip_prefix("created ").unwrap().trim_end();
     let job = bench.run(&format!("jobs show {id} --json")).json();
     let defaults = [
@@ -87,7 +87,7 @@ fn a_job_needs_only_a_kind(bench: &Bench) {
 }
 
 fn payloads_come_from_the_line_a_file_or_standard_input(bench: &Bench) {
-    bench.migrated();
+    bench.migrated().announced(&["a"]);
     // Text that a detour by another representation would change.
     let payload = r#"{"z": 1.00, "a": 123456789012345678901234567890}"#;
     let file = std::env::temp_dir().join(format!("longshore-cli-{}.json", longshore::JobId::new()));
@@ -111,7 +111,8 @@ fn payloads_come_from_the_line_a_file_or_standard_input(bench: &Bench) {
 }
 
 fn a_taken_key_is_told(bench: &Bench) {
-    let first = bench.migrated().run("enqueue pay --idempotency-key invoice-7").ok().out;
+    bench.migrated().announced(&["pay", "refund", "index"]);
+    let first = bench.run("enqueue pay --idempotency-key invoice-7").ok().out;
     let second = bench.run("enqueue refund --idempotency-key invoice-7").ok().out;
     assert_eq!(second, first.replace("created", "existing"));
 
@@ -220,4 +221,24 @@ fn a_wrong_database_url_is_refused_without_repeating_it() {
         let answer = crate::bench::Answer::of(output).refused(2, &["database URL"]);
         assert!(!answer.err.contains("s3cret"), "{answer:?}");
     }
+}
+
+#[test]
+fn an_unknown_kind_is_taken_by_a_database_with_a_warning_and_refused_by_a_server() {
+    let bench = Bench::sqlite();
+    bench.migrated();
+    let warning = "warning: nobody has announced kind `gret`";
+    let add = ["cron", "add", "nightly", "30 2 * * *", "gret"];
+    for line in [["enqueue", "gret"].as_slice(), &add] {
+        let taken = bench.words(line);
+        assert_eq!(taken.code, 0, "{taken:?}");
+        assert!(taken.err.starts_with(warning) && taken.err.contains("kinds list"), "{taken:?}");
+        bench.words(&[line, &["--json"]].concat()).ok();
+        let (_server, url) = bench.serve("");
+        let words = [line, &["--server", &url]].concat();
+        Answer::of(binary().args(words).output().unwrap()).refused(2, &["kind", "gret"]);
+    }
+    // What is announced or built in is known.
+    bench.announced(&["gret"]).run("enqueue gret").ok();
+    bench.words(&["enqueue", "summarize_text", "--payload", "{\"text\":\"Ships come.\"}"]).ok();
 }

@@ -55,7 +55,7 @@ fn lists_filter_and_page_to_the_end(bench: &Bench) {
 
 fn a_list_is_a_table_with_a_hint_for_the_next_page(bench: &Bench) {
     bench.migrated();
-    bench.run("enqueue greet").ok();
+    bench.enqueue("greet");
     let id = bench.enqueue("greet --priority 4");
     let page = bench.run("jobs list --kind greet --limit 1");
     assert_eq!(page.code, 0);

@@ -28,7 +28,7 @@ fn nothing_is_left(bench: &Bench, own: &str) {
 fn a_bench_measures_and_cleans_up(bench: &Bench) {
     let own = bench.migrated().enqueue("bench");
     // A schedule that is due is for the workers of this queue, not for the bench's.
-    bench.words(&["cron", "add", "daily", "0 0 * * *", "report"]).ok();
+    bench.words(&["cron", "add", "daily", "0 0 * * *", "report", "--json"]).ok();
     bench.move_clock(std::time::Duration::from_secs(2 * 86_400));
     let figures = bench.run("bench --jobs 60 --producers 3 --concurrency 2 --json").json();
     assert_eq!((&figures["jobs"], &figures["producers"]), (&json!(60), &json!(3)));

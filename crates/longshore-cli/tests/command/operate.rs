@@ -42,7 +42,7 @@ fn queues_are_paused_resumed_and_limited(bench: &Bench) {
 }
 
 fn schedules_are_put_paused_run_and_removed(bench: &Bench) {
-    bench.migrated();
+    bench.migrated().announced(&["report"]);
     assert_eq!(bench.run("cron list --json").json(), json!([]));
     assert!(bench.run("cron list").ok().out.starts_with("no schedules"));
 

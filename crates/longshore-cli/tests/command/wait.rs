@@ -52,6 +52,7 @@ fn a_success_is_told_with_its_result(bench: &Bench) {
     assert_eq!(document, expected);
     bench.run("jobs delete --status succeeded --yes").ok();
 
+    bench.announced(&["greet"]);
     let child = waiting(bench, "enqueue greet --wait=1m");
     let (_, claimed) = bench.claim(1);
     bench.settle(&claimed[0], Ending::Succeeded { result: None });
@@ -60,7 +61,7 @@ fn a_success_is_told_with_its_result(bench: &Bench) {
 }
 
 fn a_job_that_fails_for_good_has_a_code_of_its_own(bench: &Bench) {
-    bench.migrated();
+    bench.migrated().announced(&["greet"]);
     let child = waiting(bench, "enqueue greet --wait");
     let (_, claimed) = bench.claim(1);
     bench.settle(&claimed[0], Ending::Failed { error: "the crane is stuck".into(), retry_in: None });

@@ -39,7 +39,7 @@ fn what_is_watched_shows_what_changes(bench: &Bench) {
     let jobs = |line: String| serde_json::from_str::<Value>(&line).unwrap()["jobs"].as_array().unwrap().len();
     assert_eq!(jobs(watched.line()), 0);
     // A payload may hold line breaks; a document is one line all the same.
-    bench.words(&["enqueue", "greet", "--payload", "{\n \"n\": 1\n}"]).ok();
+    bench.words(&["enqueue", "greet", "--payload", "{\n \"n\": 1\n}", "--json"]).ok();
     let began = std::time::Instant::now();
     while jobs(watched.line()) == 0 {
         assert!(began.elapsed() < Duration::from_secs(60), "the new job is never shown");
