@@ -18,7 +18,7 @@ use super::stats::seconds;
 use crate::args::{Filter, LoadTest};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Out, Progress};
+use crate::output::{Out, Progress, is_wanted, note};
 
 /// How many jobs are enqueued one by one to see how soon each begins.
 const PICK_UPS: usize = 100;
@@ -59,6 +59,7 @@ pub(super) async fn run(endpoint: &Endpoint, args: &LoadTest, out: &Out) -> Outc
                 // What is under way is let finish: a job could otherwise arrive
                 // after all have been removed.
                 stop.store(true, Ordering::Relaxed);
+                note("stopping; the jobs of the bench are removed, which may take a while");
                 let _ = tokio::time::timeout(PATIENCE, measuring).await;
                 Err(stopped())
             }
@@ -278,8 +279,14 @@ async fn clean_up(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
             ),
         )
     };
-    for action in [Action::Cancel, Action::Delete] {
-        orders::change_all(endpoint, action, &which).await.map_err(left)?;
+    const ORDERS: [Action; 2] = [Action::Cancel, Action::Delete];
+    let jobs = match is_wanted() {
+        true => orders::count(endpoint, Action::Cancel, &which, None).await.map_err(left)?,
+        false => 0,
+    };
+    let mut progress = Progress::of(jobs * ORDERS.len() as u64);
+    for action in ORDERS {
+        orders::change_all(endpoint, action, &which, |step| progress.advance(step)).await.map_err(left)?;
     }
     Ok(())
 }

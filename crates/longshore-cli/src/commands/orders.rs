@@ -196,9 +196,14 @@ pub(super) async fn count(
     Ok(walk(endpoint, action, which, Walk::Count, limit, |_| {}).await?.matched)
 }
 
-/// As [`to_all`], without a word.
-pub(super) async fn change_all(endpoint: &Endpoint, action: Action, which: &Which) -> Result<(), Failure> {
-    walk(endpoint, action, which, Walk::Change, None, |_| {}).await.map(drop)
+/// As [`to_all`], without a word but how far it is.
+pub(super) async fn change_all(
+    endpoint: &Endpoint,
+    action: Action,
+    which: &Which,
+    stepped: impl FnMut(u64),
+) -> Result<(), Failure> {
+    walk(endpoint, action, which, Walk::Change, None, stepped).await.map(drop)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
