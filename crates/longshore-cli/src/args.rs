@@ -214,6 +214,16 @@ Examples:
 A number after ~ is an estimate, because very many jobs wait.")]
     Counts(Watch),
 
+    /// Follow what happens to jobs, queues and workers, a line for each event
+    ///
+    /// Looks once a second; of very many changes at once it tells the newest. A server that goes away
+    /// is waited for. Ctrl-C ends it.
+    #[command(after_help = "\
+Examples:
+  longshore events
+  longshore events --json | jq -c 'select(.event == \"job\") | .data'")]
+    Events,
+
     /// Tell whether the database answers, and the server if there is one
     #[command(after_help = "\
 Examples:

@@ -70,6 +70,11 @@ impl Out {
         Out { pace, reader: self.reader.clone(), ..Out::new(self.json) }
     }
 
+    /// For answers of which each is one line.
+    pub(crate) fn appended(&self) -> Self {
+        Out { pace: Pace::Appended, reader: self.reader.clone(), ..Out::new(self.json) }
+    }
+
     /// Whether answers are drawn in place.
     pub(crate) fn is_redrawn(&self) -> bool {
         self.pace == Pace::Redrawn

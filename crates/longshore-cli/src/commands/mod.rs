@@ -7,6 +7,7 @@ mod config;
 mod cron;
 mod dead;
 mod enqueue;
+mod events;
 mod jobs;
 mod kinds;
 mod orders;
@@ -70,6 +71,7 @@ async fn ask(place: &Place, command: Command, out: &Out) -> Outcome {
         Command::Sweep(args) => workers::sweep(&endpoint, &args, out).await,
         Command::Kinds(command) => kinds::run(&endpoint, command, out).await,
         Command::Counts(watch) => watched(&watch, out, async |out| stats::counts(&endpoint, out).await).await,
+        Command::Events => events::run(&endpoint, out).await,
         Command::Health => stats::health(&endpoint, out).await,
         Command::Stats(args) => {
             watched(&args.watch, out, async |out| stats::stats(&endpoint, &args, out).await).await

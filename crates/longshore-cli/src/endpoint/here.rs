@@ -1,17 +1,20 @@
 //! The API's own router on a database, called in this process: no socket, no
 //! token, and the true error behind a refusal.
 
+use std::future::poll_fn;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::http::{self, Method, header};
+use axum::response::Response;
 use longshore::Client;
 use longshore::api::{Api, Cause, UnknownKinds};
 use tower::ServiceExt;
 
-use super::{Reply, refusal};
+use super::{LAST_EVENT_ID, Reply, refusal};
 use crate::builtin;
 use crate::failure::{Code, Failure};
 
@@ -51,18 +54,58 @@ impl Here {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
         let request = request.body(Body::from(body.unwrap_or_default())).map_err(wrong)?;
-        let response = match self.router.clone().oneshot(request).await {
+        let (parts, body) = self.call(request).await.into_parts();
+        let text = read(body).await?;
+        match parts.status.is_success() {
+            true => Ok(Reply::new(&parts.headers, text)),
+            false => Err(refused(&parts, &text)),
+        }
+    }
+
+    pub(super) async fn follow(&self, target: &str, after: Option<&str>) -> Result<Pieces, Failure> {
+        let mut request = http::Request::get(target);
+        if let Some(after) = after {
+            request = request.header(LAST_EVENT_ID, after);
+        }
+        let (parts, body) = self.call(request.body(Body::empty()).map_err(wrong)?).await.into_parts();
+        match parts.status.is_success() {
+            true => Ok(Pieces(body)),
+            false => Err(refused(&parts, &read(body).await?)),
+        }
+    }
+
+    async fn call(&self, request: http::Request<Body>) -> Response {
+        match self.router.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},
-        };
-        let (parts, body) = response.into_parts();
-        let body = to_bytes(body, usize::MAX).await.map_err(wrong)?;
-        let text = String::from_utf8(body.to_vec()).map_err(wrong)?;
-        match parts.extensions.get::<Cause>() {
-            _ if parts.status.is_success() => Ok(Reply::new(&parts.headers, text)),
-            Some(cause) => Err(Failure::from(&**cause)),
-            None => Err(refusal(parts.status.as_u16(), &text)),
         }
+    }
+}
+
+async fn read(body: Body) -> Result<String, Failure> {
+    let bytes = to_bytes(body, usize::MAX).await.map_err(wrong)?;
+    String::from_utf8(bytes.to_vec()).map_err(wrong)
+}
+
+fn refused(parts: &http::response::Parts, text: &str) -> Failure {
+    match parts.extensions.get::<Cause>() {
+        Some(cause) => Failure::from(&**cause),
+        None => refusal(parts.status.as_u16(), text),
+    }
+}
+
+/// An answer that comes in pieces.
+pub(crate) struct Pieces(Body);
+
+impl Pieces {
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut self.0).poll_frame(cx)).await {
+            // What is no data says something about the answer, and nothing here.
+            if let Ok(data) = frame.map_err(wrong)?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -4,6 +4,7 @@
 mod here;
 mod server;
 
+use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, header};
 use longshore::{Client, JobId};
 use serde::de::DeserializeOwned;
@@ -53,6 +54,16 @@ impl Endpoint {
         Request::new(self, Method::DELETE, path)
     }
 
+    /// Opens an answer without end, that goes on after the event seen last.
+    pub(crate) async fn follow(&self, path: &[&str], after: Option<&str>) -> Result<Follow, Failure> {
+        let path: Vec<String> = path.iter().map(|&segment| segment.to_owned()).collect();
+        let target = target(&path, &[])?;
+        match self {
+            Endpoint::Server(server) => server.follow(&target, after).await.map(Follow::Server),
+            Endpoint::Here(here) => here.follow(&target, after).await.map(Follow::Here),
+        }
+    }
+
     /// The database's client, where there is no server in between.
     pub(crate) fn client(&self) -> Option<&Client> {
         match self {
@@ -69,6 +80,25 @@ impl Endpoint {
         }
     }
 }
+
+/// An answer without end, in the pieces in which it arrives.
+pub(crate) enum Follow {
+    Server(server::Pieces),
+    Here(here::Pieces),
+}
+
+impl Follow {
+    /// The next piece; `None` when the other side has ended it.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        match self {
+            Follow::Server(pieces) => pieces.next().await,
+            Follow::Here(pieces) => pieces.next().await,
+        }
+    }
+}
+
+/// Where a listener was before it lost the connection.
+const LAST_EVENT_ID: &str = "last-event-id";
 
 /// One question.
 pub(crate) struct Request<'a> {

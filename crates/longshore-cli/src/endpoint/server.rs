@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use url::Url;
 
-use super::{Reply, refusal};
+use super::{LAST_EVENT_ID, Reply, refusal};
 use crate::builtin;
 use crate::failure::{Code, Failure};
 use crate::secret::Secret;
@@ -14,6 +15,7 @@ use crate::secret::Secret;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// More than a server takes: its own clock ends a request, and it says so.
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
+const WITHOUT_END: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 #[derive(Clone)]
 pub(crate) struct Server {
@@ -57,20 +59,44 @@ impl Server {
             request = request.header(header::CONTENT_TYPE, "application/json").body(body);
         }
         let mut response = request.send().await.map_err(|error| self.unreached(error))?;
-        let (status, headers) = (response.status(), std::mem::take(response.headers_mut()));
+        if !response.status().is_success() {
+            return Err(self.refused(response).await);
+        }
+        let headers = std::mem::take(response.headers_mut());
         let bytes = response.bytes().await.map_err(|error| self.unreached(error))?;
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        match status {
-            _ if status.is_success() => Ok(Reply::new(&headers, text)),
-            _ if status.is_redirection() => {
-                let elsewhere = headers.get(header::LOCATION).and_then(|place| place.to_str().ok());
-                Err(Failure::usage(format_args!(
-                    "the server at {} points to {}; give that address with --server",
-                    self.base,
-                    elsewhere.unwrap_or("another place")
-                )))
-            }
-            _ => Err(refusal(status.as_u16(), &text)),
+        Ok(Reply::new(&headers, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    pub(super) async fn follow(&self, target: &str, after: Option<&str>) -> Result<Pieces, Failure> {
+        // Its end is for others to tell; that it begins is not.
+        let mut request = self.http.get(format!("{}{target}", self.base)).timeout(WITHOUT_END);
+        if let Some(after) = after {
+            request = request.header(LAST_EVENT_ID, after);
+        }
+        let response = match tokio::time::timeout(ANSWER_WITHIN, request.send()).await {
+            Ok(response) => response.map_err(|error| self.unreached(error))?,
+            Err(_) => return Err(self.silent("it took the request and said nothing")),
+        };
+        match response.status().is_success() {
+            true => Ok(Pieces { server: self.clone(), response }),
+            false => Err(self.refused(response).await),
+        }
+    }
+
+    /// Why a request was not carried out.
+    async fn refused(&self, response: reqwest::Response) -> Failure {
+        let status = response.status();
+        if status.is_redirection() {
+            let elsewhere = response.headers().get(header::LOCATION).and_then(|place| place.to_str().ok());
+            return Failure::usage(format_args!(
+                "the server at {} points to {}; give that address with --server",
+                self.base,
+                elsewhere.unwrap_or("another place")
+            ));
+        }
+        match response.bytes().await {
+            Ok(bytes) => refusal(status.as_u16(), &String::from_utf8_lossy(&bytes)),
+            Err(error) => self.unreached(error),
         }
     }
 
@@ -82,6 +108,10 @@ impl Server {
             why = error.to_string();
             source = error.source();
         }
+        self.silent(&why)
+    }
+
+    fn silent(&self, why: &str) -> Failure {
         Failure::new(
             Code::Unavailable,
             format_args!(
@@ -90,6 +120,18 @@ impl Server {
                 self.base
             ),
         )
+    }
+}
+
+/// An answer that comes in pieces.
+pub(crate) struct Pieces {
+    server: Server,
+    response: reqwest::Response,
+}
+
+impl Pieces {
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        self.response.chunk().await.map_err(|error| self.server.unreached(error))
     }
 }
 

@@ -7,6 +7,7 @@ mod builtin;
 mod config;
 mod endpoint;
 mod enqueue;
+mod events;
 mod guide;
 mod jobs;
 mod load;

@@ -1,0 +1,101 @@
+//! `events`: follows what happens, and comes back when a server does.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::bench::{Bench, binary, by_every_way};
+use crate::process::Process;
+
+by_every_way!(what_happens_is_told_a_line_each);
+
+/// Enqueues until something is seen: nobody knows when a listener has begun to
+/// listen.
+fn while_jobs_arrive<T>(bench: &Bench, see: impl FnOnce() -> T) -> T {
+    let seen = AtomicBool::new(false);
+    let mut enqueue = binary();
+    enqueue.env("DATABASE_URL", &bench.url).args(["enqueue", "greet", "--json"]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !seen.load(Ordering::Relaxed) {
+                assert!(enqueue.output().unwrap().status.success());
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
+        let end = EndsIt(&seen);
+        let answer = see();
+        drop(end);
+        answer
+    })
+}
+
+/// Also when a case fails: it could otherwise never end.
+struct EndsIt<'a>(&'a AtomicBool);
+
+impl Drop for EndsIt<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn next(events: &mut Process, name: &str) -> Value {
+    loop {
+        let event: Value = serde_json::from_str(&events.line()).unwrap();
+        if event["event"] == name {
+            return event;
+        }
+    }
+}
+
+fn ends_well(mut events: Process) {
+    events.signal("INT");
+    let (code, _, _) = events.ended();
+    assert_eq!(code, Some(0));
+}
+
+fn what_happens_is_told_a_line_each(bench: &Bench) {
+    bench.migrated();
+    let mut events = Process::start(&mut bench.command(&["events", "--json"]));
+    let event = while_jobs_arrive(bench, || next(&mut events, "job"));
+    let data = &event["data"];
+    assert_eq!((&data["kind"], &data["status"]), (&"greet".into(), &"queued".into()), "{event}");
+    assert!(event["id"].is_string(), "{event}");
+    ends_well(events);
+
+    let mut events = Process::start(&mut bench.command(&["events"]));
+    let line = while_jobs_arrive(bench, || {
+        loop {
+            let line = events.line();
+            if line.contains("  job ") {
+                return line;
+            }
+        }
+    });
+    assert!(line.ends_with(" queued  greet in default, attempts 0\n"), "{line}");
+    ends_well(events);
+}
+
+#[test]
+fn a_server_that_comes_back_is_followed_again() {
+    let bench = Bench::sqlite();
+    let (server, url) = bench.migrated().serve("");
+    let mut events = Process::start(binary().env("LONGSHORE_SERVER", &url).args(["events", "--json"]));
+    let before = while_jobs_arrive(&bench, || next(&mut events, "job"));
+    drop(server);
+    let mut again: Command = binary();
+    again.env("DATABASE_URL", &bench.url).args(["serve", "--json", "--bind"]);
+    let mut again = Process::start(again.arg(url.strip_prefix("http://").unwrap()));
+    again.address();
+    let reset = next(&mut events, "reset");
+    assert_ne!(reset["id"], before["id"], "another server cannot go on where the first was");
+    while_jobs_arrive(&bench, || next(&mut events, "job"));
+    ends_well(events);
+}
+
+#[test]
+fn a_server_that_was_never_there_is_an_error() {
+    let nobody = binary().env("LONGSHORE_SERVER", "http://127.0.0.1:1").args(["events"]).output().unwrap();
+    crate::bench::Answer::of(nobody).refused(5, &["--server"]);
+}
