@@ -1,6 +1,6 @@
 //! `events`: follows what happens, and comes back when a server does.
 
-use std::process::Command;
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -84,9 +84,12 @@ fn a_server_that_comes_back_is_followed_again() {
     let mut events = Process::start(binary().env("LONGSHORE_SERVER", &url).args(["events", "--json"]));
     let before = while_jobs_arrive(&bench, || next(&mut events, "job"));
     drop(server);
-    let mut again: Command = binary();
-    again.env("DATABASE_URL", &bench.url).args(["serve", "--json", "--bind"]);
-    let mut again = Process::start(again.arg(url.strip_prefix("http://").unwrap()));
+    let address = url.strip_prefix("http://").unwrap();
+    // It comes while there is no server yet, and must come once more.
+    drop(TcpListener::bind(address).unwrap().accept().unwrap());
+    let mut again = binary();
+    again.env("DATABASE_URL", &bench.url).args(["serve", "--json", "--bind", address]);
+    let mut again = Process::start(&mut again);
     again.address();
     let reset = next(&mut events, "reset");
     assert_ne!(reset["id"], before["id"], "another server cannot go on where the first was");
