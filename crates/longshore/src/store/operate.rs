@@ -75,3 +75,17 @@ pub struct QueueRecord {
     /// How many run.
     pub running: u64,
 }
+
+impl QueueRecord {
+    /// One without settings or live jobs.
+    pub fn empty(name: &str) -> Self {
+        QueueRecord {
+            name: name.to_owned(),
+            paused: false,
+            limit: None,
+            waiting: 0,
+            waiting_estimated: false,
+            running: 0,
+        }
+    }
+}

@@ -72,7 +72,7 @@ impl Seen {
         let queues = self.queues.values().filter(|queue| before.queues.get(&queue.name) != Some(queue));
         events.extend(queues.cloned().map(Event::Queue));
         let emptied = before.queues.values().filter(|queue| !self.queues.contains_key(&queue.name));
-        events.extend(emptied.map(|queue| Event::Queue(empty(&queue.name))));
+        events.extend(emptied.map(|queue| Event::Queue(QueueRecord::empty(&queue.name))));
         let workers = self.workers.values().filter(|worker| before.workers.get(&worker.id) != Some(worker));
         events.extend(workers.cloned().map(Event::Worker));
         let left = before.workers.values().filter(|worker| !self.workers.contains_key(&worker.id));
@@ -94,18 +94,6 @@ impl Seen {
     fn lacks(&self, job: &Glance) -> bool {
         let asked_for = job.status == Status::Running || self.reaches(job.id);
         asked_for && !self.jobs.contains_key(&job.id)
-    }
-}
-
-/// A queue without settings or live jobs.
-fn empty(name: &str) -> QueueRecord {
-    QueueRecord {
-        name: name.to_owned(),
-        paused: false,
-        limit: None,
-        waiting: 0,
-        waiting_estimated: false,
-        running: 0,
     }
 }
 

@@ -67,14 +67,7 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     let waiting = waiting(tx, COUNTED)?;
     let mut queues = BTreeMap::<String, QueueRecord>::new();
     fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
-        queues.entry(name.to_owned()).or_insert_with(|| QueueRecord {
-            name: name.to_owned(),
-            paused: false,
-            limit: None,
-            waiting: 0,
-            waiting_estimated: false,
-            running: 0,
-        })
+        queues.entry(name.to_owned()).or_insert_with(|| QueueRecord::empty(name))
     }
     for (name, paused, limit) in
         tx.rows(SETTINGS, [], |row| Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?)))?
