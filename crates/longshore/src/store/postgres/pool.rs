@@ -86,7 +86,10 @@ impl Pool {
             }
             self.clear();
         }
-        let connection = PgConnection::connect_with(&self.options).await?;
+        let mut connection = PgConnection::connect_with(&self.options).await?;
+        // Ours are short statements, and some look long to the planner: compiling
+        // one took forty times as long as running it.
+        sqlx::raw_sql("set jit = off").execute(&mut connection).await?;
         Ok(self.held(connection, Instant::now(), permit))
     }
 
