@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::folder::Folder;
-use super::{Kind, Payload, Settings, unless_stopped};
+use super::{Kind, Settings, unless_stopped};
 use crate::failure;
 
 #[derive(Debug, Deserialize)]
@@ -134,7 +134,7 @@ fn nobody() -> Result<Mailbox, failure::Failure> {
         .map_err(|error| failure::Failure::usage(format_args!("--mail-from: {error}")))
 }
 
-pub(super) async fn send(Payload(mail): Payload<SendEmail>, ctx: Context<Mail>) -> Result<(), Failure> {
+pub(super) async fn send(mail: SendEmail, ctx: Context<Mail>) -> Result<(), Failure> {
     mail.check().map_err(Failure::permanent)?;
     let out = ctx.state();
     let message_id = out.message_id(ctx.id());

@@ -15,7 +15,7 @@ use url::Url;
 
 use super::folder::Folder;
 use super::outbound::Outbound;
-use super::{Kind, Payload, Settings, check_url, unless_stopped};
+use super::{Kind, Settings, check_url, unless_stopped};
 use crate::failure;
 
 /// The largest side of a picture.
@@ -106,7 +106,7 @@ impl Studio {
     }
 }
 
-pub(super) async fn resize(Payload(job): Payload<ResizeImage>, ctx: Context<Studio>) -> Result<(), Failure> {
+pub(super) async fn resize(job: ResizeImage, ctx: Context<Studio>) -> Result<(), Failure> {
     job.check().map_err(Failure::permanent)?;
     let studio = ctx.state();
     let source = unless_stopped(&ctx, studio.fetch(&ctx, &job.source_url)).await?;

@@ -10,7 +10,7 @@ use longshore::JobId;
 use longshore::worker::{Builder, Context, Failure, StopReason};
 use serde_json::{Value, json};
 
-use super::{Kind, Payload, ResizeImage, SendEmail, SummarizeText, WebhookDelivery, described};
+use super::{Kind, ResizeImage, SendEmail, SummarizeText, WebhookDelivery, described};
 
 /// How long a step takes.
 const STEP: Duration = Duration::from_millis(60);
@@ -35,7 +35,7 @@ trait Rehearsal: Kind {
     fn result(&self) -> Value;
 }
 
-async fn rehearse<K: Rehearsal>(Payload(payload): Payload<K>, ctx: Context) -> Result<(), Failure> {
+async fn rehearse<K: Rehearsal>(payload: K, ctx: Context) -> Result<(), Failure> {
     // It will be as wrong the next time.
     payload.check().map_err(Failure::permanent)?;
     for (nth, (step, trouble)) in K::STEPS.iter().enumerate() {

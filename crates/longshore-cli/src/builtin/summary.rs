@@ -9,7 +9,7 @@ use longshore::worker::{Context, Failure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Kind, Payload};
+use super::Kind;
 
 /// What a summary holds when nobody says.
 pub(super) const DEFAULT_WORDS: u32 = 100;
@@ -58,7 +58,7 @@ impl SummarizeText {
     }
 }
 
-pub(super) async fn summarize(Payload(job): Payload<SummarizeText>, ctx: Context) -> Result<(), Failure> {
+pub(super) async fn summarize(job: SummarizeText, ctx: Context) -> Result<(), Failure> {
     job.check().map_err(Failure::permanent)?;
     let most = job.most_words();
     let summary = ctx.spawn_blocking(move || extract(&job.text, most)).await?;

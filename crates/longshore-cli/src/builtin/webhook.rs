@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::outbound::Outbound;
 use super::signature::Keys;
-use super::{Kind, Payload, Settings, check_url, unless_stopped};
+use super::{Kind, Settings, check_url, unless_stopped};
 use crate::failure;
 
 #[derive(Debug, Deserialize)]
@@ -64,10 +64,7 @@ impl Courier {
     }
 }
 
-pub(super) async fn deliver(
-    Payload(webhook): Payload<WebhookDelivery>,
-    ctx: Context<Courier>,
-) -> Result<(), Failure> {
+pub(super) async fn deliver(webhook: WebhookDelivery, ctx: Context<Courier>) -> Result<(), Failure> {
     webhook.check().map_err(Failure::permanent)?;
     let Courier { outbound, keys } = ctx.state();
     let target = outbound.target("url", &webhook.url)?;
