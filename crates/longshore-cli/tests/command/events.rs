@@ -2,7 +2,6 @@
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -21,7 +20,6 @@ fn while_jobs_arrive<T>(bench: &Bench, see: impl FnOnce() -> T) -> T {
         scope.spawn(|| {
             while !seen.load(Ordering::Relaxed) {
                 assert!(enqueue.output().unwrap().status.success());
-                std::thread::sleep(Duration::from_millis(200));
             }
         });
         let end = EndsIt(&seen);

@@ -4,14 +4,14 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regex::Regex;
 use serde_json::Value;
 use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::bench::{Answer, Bench, binary, on_every_engine};
-use crate::process::{Process, ask};
+use crate::process::{Process, ask, until};
 
 on_every_engine!(every_metric_of_the_dashboard_and_the_alerts_is_shown);
 
@@ -112,13 +112,7 @@ fn every_metric_of_the_dashboard_and_the_alerts_is_shown(bench: &Bench) {
             lines.filter_map(|line| line.split(['{', ' ']).next()).map(without_suffix).collect();
         used.difference(&names).cloned().collect::<Vec<_>>()
     };
-    let mut missed = missing();
-    let began = Instant::now();
-    while !missed.is_empty() {
-        assert!(began.elapsed() < PATIENCE, "nobody shows {missed:?}");
-        std::thread::sleep(Duration::from_millis(20));
-        missed = missing();
-    }
+    until(PATIENCE, &format!("all of {used:?} are shown"), || missing().is_empty());
 }
 
 #[test]

@@ -16,11 +16,12 @@ use crate::bench::Bench;
 async fn trickle(web: &Web, head: &str) -> Vec<u8> {
     let (mut reading, mut writing) =
         TcpStream::connect(web.address()).await.expect("it listens").into_split();
-    let head = head.to_owned();
+    let (head, other) = (head.to_owned(), web.clone());
     let slow = tokio::spawn(async move {
         writing.write_all(head.as_bytes()).await.expect("sent");
         while writing.write_all(b"x").await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            // Slow: whoever else asks is answered between two bytes.
+            other.get("/health").await;
         }
     });
     let mut answer = Vec::new();
