@@ -301,7 +301,7 @@ fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, 
     while let Some(row) = rows.next()? {
         let id = row.job(0)?;
         examined += 1;
-        if matches(tx, filter, id)? {
+        if matches(tx, filter, row, id)? {
             if skipped < filter.offset {
                 skipped += 1;
             } else {
@@ -315,10 +315,21 @@ fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, 
     Ok((ids, None))
 }
 
-/// The statement that yields the ids of candidates.
+/// The statement that yields the ids of candidates; one that walks `jobs` itself
+/// yields what was asked as well, where a filter is about that.
 fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
     const ALL: &str = "
         select id
+          from jobs
+         where id < ?1
+           and id >= ?3
+           and ?2 is null
+         order by id desc";
+    const ALL_WITH_WHAT_WAS_ASKED: &str = "
+        select id,
+               queue,
+               kind,
+               options
           from jobs
          where id < ?1
            and id >= ?3
@@ -382,6 +393,7 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
         return (BY_UNIQUE_KEY, None);
     }
     match filter.status {
+        None if filter.names_what_was_asked() => (ALL_WITH_WHAT_WAS_ASKED, None),
         None => (ALL, None),
         Some(Status::Queued) => (QUEUED, None),
         Some(Status::Retrying) => (RETRYING, None),
@@ -393,9 +405,10 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
 
 /// Whether a candidate passes what its walk did not test. What was asked is read
 /// for those filters only that need it.
-fn matches(tx: &Tx<'_>, filter: &ListFilter, id: JobId) -> Sql<bool> {
+fn matches(tx: &Tx<'_>, filter: &ListFilter, candidate: &Row<'_>, id: JobId) -> Sql<bool> {
     const ASKED: &str = "
-        select queue,
+        select id,
+               queue,
                kind,
                options
           from jobs
@@ -406,14 +419,18 @@ fn matches(tx: &Tx<'_>, filter: &ListFilter, id: JobId) -> Sql<bool> {
                 let text = row.get_ref(column)?.as_str()?;
                 Ok(wanted.as_deref().is_none_or(|wanted| wanted == text))
             };
-            if !is(&filter.queue, 0)? || !is(&filter.kind, 1)? {
+            if !is(&filter.queue, 1)? || !is(&filter.kind, 2)? {
                 return Ok(false);
             }
             let Some(tag) = &filter.tag else { return Ok(true) };
-            let options = Options::from_stored(row.get_ref(2)?.as_str_or_null()?).unwrap_or_default();
+            let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
             Ok(options.tags.contains(tag))
         };
-        if !tx.row(ASKED, [id.0.as_bytes()], passes)?.unwrap_or(false) {
+        let fits = match candidate.as_ref().column_count() {
+            1 => tx.row(ASKED, [id.0.as_bytes()], passes)?.unwrap_or(false),
+            _ => passes(candidate)?,
+        };
+        if !fits {
             return Ok(false);
         }
     }
