@@ -355,7 +355,7 @@ impl PostgresStore {
     }
 }
 
-// ---- ahead --------------------------------------------------------------
+// ---- overdue ------------------------------------------------------------
 
 /// Which (queue, priority) have waiting jobs, and the first of each: one index
 /// probe a place, as claims discover them.
@@ -424,6 +424,8 @@ impl PostgresStore {
         rows.collect()
     }
 }
+
+// ---- ahead --------------------------------------------------------------
 
 /// In the order of a claim. Jobs that were interrupted before wait in an index of
 /// their own. Each part is read in the order of its index, which the planner would
