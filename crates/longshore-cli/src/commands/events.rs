@@ -132,6 +132,7 @@ fn sentence(event: &Event) -> String {
                 data["queues"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             format!("worker {} {}  takes {}", text("name"), text("state"), queues.join(", "))
         }
+        "gap" => "more jobs were made than are told of one by one".into(),
         "reset" => "some events were missed; look again at what matters".into(),
         name => format!("{name} {}", event.data),
     }
@@ -160,6 +161,7 @@ mod tests {
                 r#"{"id":"9","name":"crane","queues":["mail","slow"],"state":"stale"}"#,
                 "worker crane stale  takes mail, slow",
             ),
+            ("gap", "{}", "more jobs were made than are told of one by one"),
             ("reset", "{}", "some events were missed; look again at what matters"),
             ("moon", r#"{"phase":1}"#, r#"moon {"phase":1}"#),
         ];
