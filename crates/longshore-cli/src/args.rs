@@ -1,6 +1,7 @@
 //! The command line: what can be typed, and how each value is read. Owns no
 //! behaviour; that is in [`commands`](crate::commands).
 
+mod ask;
 mod bench;
 mod builtin;
 mod config;
@@ -23,6 +24,7 @@ use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use ask::Ask;
 pub(crate) use bench::LoadTest;
 pub(crate) use config::{Config, Show, Shown};
 pub(crate) use cron::{Cron, CronAdd};
@@ -136,55 +138,8 @@ Examples:
     #[command(after_help = worker::EXAMPLES)]
     Worker(Box<Worker>),
 
-    /// Put a job in the queue
-    ///
-    /// Prints `created` and the job's id; or `existing` or `replaced` when a key led to a job that
-    /// was there before.
-    ///
-    /// A kind that nobody has announced is taken with a warning on a database, where the first worker
-    /// may be yet to come, and refused by a server unless that allows unknown kinds.
-    #[command(after_help = "\
-Examples:
-  longshore enqueue send_email --payload '{\"to\":\"ada@example.com\",\"subject\":\"Hi\",\"body\":\"…\"}'
-  longshore enqueue report --payload @report.json --delay 5m --queue slow --priority -5
-  generate | longshore enqueue import --payload - --retry list:1s,10s,1m --max-attempts 4
-  longshore enqueue summarize_text --payload '{\"text\":\"Ships come. Ships go.\"}' --wait=30s --json
-  longshore enqueue sync --unique-key account-7 --unique-mode replace")]
-    Enqueue(Box<Enqueue>),
-
-    /// Put many jobs in the queue, from a file of JSON lines
-    ///
-    /// Each line is a job as the API takes it: kind and payload, and whatever else is to be said. Those
-    /// that are wrong are named by their line, the others are stored; the exit code is then 2.
-    #[command(after_help = "\
-Examples:
-  longshore enqueue-many jobs.ndjson
-  jq -c '.[] | {kind: \"import\", payload: .}' records.json | longshore enqueue-many -
-
-A line: {\"kind\":\"import\",\"payload\":{\"id\":7},\"queue\":\"slow\",\"unique_key\":\"record 7\"}")]
-    EnqueueMany(EnqueueMany),
-
-    /// Look at jobs and change them
-    #[command(subcommand)]
-    Jobs(Jobs),
-
-    /// Look at queues, pause, resume and limit them
-    #[command(subcommand)]
-    Queues(Queues),
-
-    /// Look at dead letters (failed_permanent jobs) and let them run again
-    #[command(subcommand)]
-    Dead(Dead),
-
-    /// Look at schedules, put, pause, resume, run and remove them
-    ///
-    /// Workers fire them: each tick makes one job, however many processes run.
-    #[command(subcommand)]
-    Cron(Cron),
-
-    /// Look at worker processes
-    #[command(subcommand)]
-    Workers(Workers),
+    #[command(flatten)]
+    Ask(Ask),
 
     /// Make, list and revoke tokens for the API
     #[command(subcommand)]
@@ -193,59 +148,6 @@ A line: {\"kind\":\"import\",\"payload\":{\"id\":7},\"queue\":\"slow\",\"unique_
     /// Look at the settings: flags, variables and the configuration file
     #[command(subcommand)]
     Config(Config),
-
-    /// Recover the jobs of dead workers and hung handlers, now
-    ///
-    /// Workers do this by themselves every few seconds; a manual sweep helps when none is left.
-    #[command(after_help = "\
-Examples:
-  longshore sweep --dry-run                     # which workers, how many jobs
-  longshore sweep
-  longshore sweep --threshold 30s --recovery-delay 0s")]
-    Sweep(Sweep),
-
-    /// Count jobs by queue, kind and status
-    #[command(after_help = "\
-Examples:
-  longshore counts
-  longshore counts --watch
-  longshore counts --json
-
-A number after ~ is an estimate, because very many jobs wait.")]
-    Counts(Watch),
-
-    /// Follow what happens to jobs, queues and workers, a line for each event
-    ///
-    /// Looks once a second; of very many changes at once it tells the newest. A server that goes away
-    /// is waited for. Ctrl-C ends it.
-    #[command(after_help = "\
-Examples:
-  longshore events
-  longshore events --json | jq -c 'select(.event == \"job\") | .data'")]
-    Events,
-
-    /// Tell whether the database answers, and the server if there is one
-    #[command(after_help = "\
-Examples:
-  longshore health                                    # exits 5 if it does not
-  longshore health --server http://127.0.0.1:8080     # where a container is asked if it is well")]
-    Health,
-
-    /// Tell how the queue does: what ended lately, how fast, and how long it took
-    #[command(after_help = "\
-Examples:
-  longshore stats
-  longshore stats --queue mail --minutes 10 --watch
-  longshore stats --json | jq .per_second")]
-    Stats(Stats),
-
-    /// Look at kinds of jobs, announce and forget them
-    #[command(subcommand)]
-    Kinds(Kinds),
-
-    /// Measure how fast this queue is: enqueue, run and remove jobs that do nothing
-    #[command(after_help = bench::EXAMPLES)]
-    Bench(LoadTest),
 
     /// Print what lets your shell complete this command
     ///
@@ -378,7 +280,9 @@ mod tests {
 
     #[test]
     fn negative_priorities_and_dashes_for_standard_input_are_read() {
-        let Command::Enqueue(job) = parse("enqueue greet --priority -5 --payload -").unwrap().command else {
+        let Command::Ask(Ask::Enqueue(job)) =
+            parse("enqueue greet --priority -5 --payload -").unwrap().command
+        else {
             panic!("an enqueue");
         };
         assert_eq!((job.priority, job.payload.as_str()), (Some(-5), "-"));

@@ -14,9 +14,9 @@ mod secret;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{Cli, Command};
+use args::{Ask, Cli, Command};
 use config::{Configuration, Refused};
-use failure::{Code, Failure, Outcome};
+use failure::{Code, Failure};
 use output::{Out, note, unwritten};
 use secret::redact;
 
@@ -34,16 +34,8 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Refused> {
     let out = Out::new(cli.json);
-    let code = match &cli.command {
-        Command::Config(asked) => commands::config(asked, configuration, &out)?,
-        _ => run_async(cli, &out)?,
-    };
-    Ok(out.exit(code))
-}
-
-fn run_async(cli: Cli, out: &Out) -> Outcome {
     let mut builder = match cli.command {
-        Command::Bench(_) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
+        Command::Ask(Ask::Bench(_)) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
             tokio::runtime::Builder::new_multi_thread()
         }
         _ => tokio::runtime::Builder::new_current_thread(),
@@ -52,10 +44,10 @@ fn run_async(cli: Cli, out: &Out) -> Outcome {
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Code::Problem, format_args!("the runtime does not start: {error}")))?;
-    let outcome = runtime.block_on(commands::run(cli, out));
+    let ran = runtime.block_on(commands::run(cli, configuration, &out));
     // A handler that blocks its thread must not keep a worker that has ended.
     runtime.shutdown_background();
-    outcome
+    Ok(out.exit(ran?))
 }
 
 /// Help and version go to standard output as they are; a refused command line

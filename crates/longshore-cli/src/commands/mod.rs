@@ -26,65 +26,60 @@ use longshore::Client;
 use longshore::store::SCHEMA_VERSION;
 use serde_json::json;
 
-use crate::args::{Cli, Command, Migrate, Place};
+use crate::args::{Ask, Cli, Command, Migrate};
+use crate::config::{Configuration, Refused};
 use crate::endpoint::{Endpoint, connect, missing_file};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
 use watch::watched;
 
-pub(crate) use config::run as config;
-
 /// Runs what was typed.
-pub(crate) async fn run(cli: Cli, out: &Out) -> Outcome {
+pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
     let Cli { place, command, .. } = cli;
-    match command {
+    Ok(match command {
         // Has a database of its own.
-        Command::Dev(args) => serve::dev(*args, out).await,
-        Command::Completions { shell } => Ok(complete(shell, out)),
+        Command::Dev(args) => serve::dev(*args, out).await?,
+        Command::Completions { shell } => complete(shell, out),
+        Command::Config(asked) => config::run(&asked, configuration, out)?,
         Command::Serve(args) => {
             let url = place.database("serve")?;
-            let client = if args.migrate { Client::connect(url).await? } else { connect(url).await? };
-            serve::serve(client, *args, out).await
+            let client = if args.migrate {
+                Client::connect(url).await.map_err(Failure::from)?
+            } else {
+                connect(url).await?
+            };
+            serve::serve(client, *args, out).await?
         }
-        Command::Migrate(args) => migrate(place.database("migrate")?, &args, out).await,
-        Command::Worker(args) => worker::run(connect(place.database("worker")?).await?, *args, out).await,
+        Command::Migrate(args) => migrate(place.database("migrate")?, &args, out).await?,
+        Command::Worker(args) => worker::run(connect(place.database("worker")?).await?, *args, out).await?,
         Command::Tokens(command) => {
-            tokens::run(&connect(place.database("tokens")?).await?, command, out).await
+            tokens::run(&connect(place.database("tokens")?).await?, command, out).await?
         }
-        Command::Check => check(&connect(place.database("check")?).await?, out).await,
-        command => ask(&place, command, out).await,
-    }
+        Command::Check => check(&connect(place.database("check")?).await?, out).await?,
+        Command::Ask(command) => ask(&Endpoint::open(&place).await?, command, out).await?,
+    })
 }
 
 /// Runs a command that only asks the API.
-async fn ask(place: &Place, command: Command, out: &Out) -> Outcome {
-    let endpoint = Endpoint::open(place).await?;
+async fn ask(endpoint: &Endpoint, command: Ask, out: &Out) -> Outcome {
     let outcome = match command {
-        Command::Enqueue(args) => enqueue::enqueue(&endpoint, *args, out).await,
-        Command::EnqueueMany(args) => enqueue::enqueue_many(&endpoint, &args, out).await,
-        Command::Jobs(command) => jobs::run(&endpoint, command, out).await,
-        Command::Queues(command) => queues::run(&endpoint, command, out).await,
-        Command::Dead(command) => dead::run(&endpoint, command, out).await,
-        Command::Cron(command) => cron::run(&endpoint, command, out).await,
-        Command::Workers(command) => workers::run(&endpoint, command, out).await,
-        Command::Sweep(args) => workers::sweep(&endpoint, &args, out).await,
-        Command::Kinds(command) => kinds::run(&endpoint, command, out).await,
-        Command::Counts(watch) => watched(&watch, out, async |out| stats::counts(&endpoint, out).await).await,
-        Command::Events => events::run(&endpoint, out).await,
-        Command::Health => stats::health(&endpoint, out).await,
-        Command::Stats(args) => {
-            watched(&args.watch, out, async |out| stats::stats(&endpoint, &args, out).await).await
+        Ask::Enqueue(args) => enqueue::enqueue(endpoint, *args, out).await,
+        Ask::EnqueueMany(args) => enqueue::enqueue_many(endpoint, &args, out).await,
+        Ask::Jobs(command) => jobs::run(endpoint, command, out).await,
+        Ask::Queues(command) => queues::run(endpoint, command, out).await,
+        Ask::Dead(command) => dead::run(endpoint, command, out).await,
+        Ask::Cron(command) => cron::run(endpoint, command, out).await,
+        Ask::Workers(command) => workers::run(endpoint, command, out).await,
+        Ask::Sweep(args) => workers::sweep(endpoint, &args, out).await,
+        Ask::Kinds(command) => kinds::run(endpoint, command, out).await,
+        Ask::Counts(watch) => watched(&watch, out, async |out| stats::counts(endpoint, out).await).await,
+        Ask::Events => events::run(endpoint, out).await,
+        Ask::Health => stats::health(endpoint, out).await,
+        Ask::Stats(args) => {
+            watched(&args.watch, out, async |out| stats::stats(endpoint, &args, out).await).await
         }
-        Command::Bench(args) => bench::run(&endpoint, &args, out).await,
-        Command::Dev(_)
-        | Command::Serve(_)
-        | Command::Migrate(_)
-        | Command::Worker(_)
-        | Command::Tokens(_)
-        | Command::Check
-        | Command::Completions { .. }
-        | Command::Config(_) => unreachable!("asks no API"),
+        Ask::Bench(args) => bench::run(endpoint, &args, out).await,
     };
     endpoint.flush().await;
     outcome

@@ -1,5 +1,5 @@
 //! Where commands get their answers: the HTTP API, of a server or in this very
-//! process. A command asks the same either way and cannot tell which it was.
+//! process. A command asks the same either way.
 
 mod here;
 mod server;
