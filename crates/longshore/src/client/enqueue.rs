@@ -41,8 +41,8 @@ impl Client {
     }
 
     /// As [`enqueue`](Self::enqueue), for a job that has been checked.
-    pub(crate) async fn store_one(&self, job: ValidJob) -> Result<Enqueued> {
-        self.lanes.enqueue(job).await
+    pub(crate) fn store_one(&self, job: ValidJob) -> impl Future<Output = Result<Enqueued>> + use<> {
+        self.lanes.enqueue(job)
     }
 
     /// As [`enqueue_many`](Self::enqueue_many), for jobs that have been checked.

@@ -53,16 +53,21 @@ impl Lanes {
         Lanes { store, plain: Inbox::default(), keyed: Inbox::default(), wakes: Arc::default() }
     }
 
-    /// Stores one job together with whoever else is enqueueing.
-    pub(crate) async fn enqueue(&self, job: ValidJob) -> Result<Enqueued> {
+    /// Stores one job together with whoever else is enqueueing. It is on its way
+    /// when this returns.
+    pub(crate) fn enqueue(&self, job: ValidJob) -> impl Future<Output = Result<Enqueued>> + use<> {
         let (reply, answer) = oneshot::channel();
         let lane = if job.is_keyed() { &self.keyed } else { &self.plain };
         lane.put(Order { job, reply }, |orders| {
             tokio::spawn(run_lane(self.store.clone(), orders, self.wakes.clone()));
         });
-        answer.await.unwrap_or_else(|_| {
-            Err(Error::unavailable("the runtime is shutting down; whether the job was stored is not known"))
-        })
+        async {
+            answer.await.unwrap_or_else(|_| {
+                Err(Error::unavailable(
+                    "the runtime is shutting down; whether the job was stored is not known",
+                ))
+            })
+        }
     }
 
     /// Waits until every wake-up so far has been sent.
@@ -114,9 +119,18 @@ async fn run_lane(
     mut orders: mpsc::UnboundedReceiver<Order>,
     wakes: Arc<Inbox<Wake>>,
 ) {
-    while let Some(first) = orders.recv().await {
-        // Whoever was just answered and enqueues again at once still joins.
-        tokio::task::yield_now().await;
+    let mut untold = None;
+    loop {
+        // Few are told first: whoever enqueues again at once still joins. A crowd
+        // that waits already goes first, and the database does not wait for us.
+        let is_crowd = orders.len() >= CROWD;
+        if !is_crowd && let Some(stored) = untold.take() {
+            tell(&store, &wakes, stored);
+        }
+        let Some(first) = orders.recv().await else { return };
+        if !is_crowd && orders.len() + 1 < CROWD {
+            tokio::task::yield_now().await;
+        }
         let (mut jobs, mut replies) = gather(first, &mut orders);
         if jobs.len() == 1 && jobs[0].is_keyed() {
             // Its key may be held for long; then it waits without the lane.
@@ -124,18 +138,21 @@ async fn run_lane(
             let _ = tokio::time::timeout(PATIENCE, alone).await;
             continue;
         }
-        let stored = match jobs.len() {
-            1 => store.enqueue(&jobs).await,
-            _ => store.enqueue_or_split(&jobs).await,
-        };
-        match stored {
-            Ok(answers) => {
-                for (reply, answer) in replies.into_iter().zip(answers) {
-                    // A caller that went away has its job all the same.
-                    let _ = reply.send(Ok(answer));
-                }
-                announce(&store, &wakes, &jobs);
+        let storing = async {
+            match jobs.len() {
+                1 => store.enqueue(&jobs).await,
+                _ => store.enqueue_or_split(&jobs).await,
             }
+        };
+        let telling = async {
+            if let Some(stored) = untold.take() {
+                tell(&store, &wakes, stored);
+            }
+        };
+        // In this order: the statement is on its way before anybody is told.
+        let (stored, ()) = tokio::join!(biased; storing, telling);
+        match stored {
+            Ok(answers) => untold = Some(Stored { jobs, replies, answers }),
             Err(error) if jobs.len() == 1 || error.is_read_only() || error.is_schema() => {
                 for reply in replies {
                     let _ = reply.send(Err(error.shared()));
@@ -144,6 +161,21 @@ async fn run_lane(
             Err(_) => split(&store, &wakes, jobs, replies),
         }
     }
+}
+
+/// Jobs that are in the database, and who waits to hear of it.
+struct Stored {
+    jobs: Vec<ValidJob>,
+    replies: Vec<oneshot::Sender<Result<Enqueued>>>,
+    answers: Vec<Enqueued>,
+}
+
+fn tell(store: &Arc<dyn Store>, wakes: &Inbox<Wake>, Stored { jobs, replies, answers }: Stored) {
+    for (reply, answer) in replies.into_iter().zip(answers) {
+        // A caller that went away has its job all the same.
+        let _ = reply.send(Ok(answer));
+    }
+    announce(store, wakes, &jobs);
 }
 
 fn gather(
