@@ -3,15 +3,19 @@
 //! without.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::{Future, ready};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task;
 use std::time::{Duration, Instant};
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, header};
-use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
+use tower::{Layer, Service};
 
 use super::admission::Gate;
 use super::problem::{Answer, Problem, Slug};
@@ -161,34 +165,42 @@ impl Guard {
     }
 
     pub(super) async fn admit(&self, headers: &HeaderMap, scope: Scope) -> Answer<Caller> {
-        if self.access == Access::Open {
-            return Ok(Caller::Anybody);
+        match self.recall(headers, scope) {
+            Some(admitted) => admitted,
+            None => self.look_up(sent(headers)?, scope).await,
         }
-        let secret = bearer(headers).ok_or_else(|| unauthorized("send `Authorization: Bearer <token>`"))?;
-        let token = self.look_up(secret).await?;
-        let token = token.ok_or_else(|| unauthorized("the token is unknown, expired or revoked"))?;
-        let caller = Caller::Token(token);
-        caller.must_have(scope)?;
-        Ok(caller)
     }
 
-    /// Found by the hash of what was sent: what a stranger can learn from how
-    /// long that takes is about the hash, not about the secret.
-    async fn look_up(&self, secret: &str) -> Answer<Option<Arc<TokenRecord>>> {
-        let hash = hash_token(secret);
-        let remembered = self.known().get(&hash).cloned();
-        if let Some((at, token)) = remembered
-            && at.elapsed() < REMEMBERED_FOR
-        {
-            return Ok(token);
+    /// As [`admit`](Self::admit), where the database need not be asked.
+    fn recall(&self, headers: &HeaderMap, scope: Scope) -> Option<Answer<Caller>> {
+        if self.access == Access::Open {
+            return Some(Ok(Caller::Anybody));
         }
+        let hash = match sent(headers) {
+            Ok(hash) => hash,
+            Err(problem) => return Some(Err(problem)),
+        };
+        let (at, token) = self.known().get(&hash).cloned()?;
+        (at.elapsed() < REMEMBERED_FOR).then(|| allowed(token, scope))
+    }
+
+    async fn look_up(&self, hash: [u8; 32], scope: Scope) -> Answer<Caller> {
         let token = self.client.store().token(&hash).await?.map(Arc::new);
         let mut known = self.known();
         if known.len() >= REMEMBERED {
             known.clear();
         }
         known.insert(hash, (Instant::now(), token.clone()));
-        Ok(token)
+        drop(known);
+        allowed(token, scope)
+    }
+
+    /// The request with its caller, once that is counted.
+    fn enter(&self, admitted: Answer<Caller>, mut request: Request) -> Answer<Request> {
+        let caller = admitted?;
+        self.gate.count(&caller)?;
+        request.extensions_mut().insert(caller);
+        Ok(request)
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, Known> {
@@ -199,6 +211,20 @@ impl Guard {
 /// What is stored of a token's secret: SHA-256.
 pub fn hash_token(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
+}
+
+/// Tokens are found by the hash of what was sent: what a stranger can learn from
+/// how long that takes is about the hash, not about the secret.
+fn sent(headers: &HeaderMap) -> Answer<[u8; 32]> {
+    let secret = bearer(headers).ok_or_else(|| unauthorized("send `Authorization: Bearer <token>`"))?;
+    Ok(hash_token(secret))
+}
+
+fn allowed(token: Option<Arc<TokenRecord>>, scope: Scope) -> Answer<Caller> {
+    let token = token.ok_or_else(|| unauthorized("the token is unknown, expired or revoked"))?;
+    let caller = Caller::Token(token);
+    caller.must_have(scope)?;
+    Ok(caller)
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -213,14 +239,58 @@ fn unauthorized(message: &str) -> Problem {
         .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"longshore\""))
 }
 
-/// Lets through who has the scope.
-pub(super) async fn require(
-    State((guard, scope)): State<(Arc<Guard>, Scope)>,
-    mut request: Request,
-    next: Next,
-) -> Answer<Response> {
-    let caller = guard.admit(request.headers(), scope).await?;
-    guard.gate.count(&caller)?;
-    request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+/// Lets through who has the scope. By hand, as the [`Edge`](super::edge::Edge) is.
+#[derive(Clone, Debug)]
+pub(super) struct Require {
+    pub(super) guard: Arc<Guard>,
+    pub(super) scope: Scope,
+}
+
+impl<S> Layer<S> for Require {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { rule: self.clone(), inner }
+    }
+}
+
+/// A service for who has a scope.
+#[derive(Clone, Debug)]
+pub(super) struct Guarded<S> {
+    rule: Require,
+    inner: S,
+}
+
+impl<S> Service<Request> for Guarded<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let Require { guard, scope } = self.rule.clone();
+        if let Some(admitted) = guard.recall(request.headers(), scope) {
+            return match guard.enter(admitted, request) {
+                Ok(request) => Box::pin(self.inner.call(request)),
+                Err(problem) => Box::pin(ready(Ok(problem.into_response()))),
+            };
+        }
+        // This one was asked whether it is ready, a copy was not.
+        let copy = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, copy);
+        Box::pin(async move {
+            let admitted = guard.admit(request.headers(), scope).await;
+            match guard.enter(admitted, request) {
+                Ok(request) => inner.call(request).await,
+                Err(problem) => Ok(problem.into_response()),
+            }
+        })
+    }
 }

@@ -4,7 +4,7 @@
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
@@ -241,12 +241,15 @@ impl<S: Send + Sync> FromRequestParts<S> for InHeaders {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+        const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+        let mut keys = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
+        let idempotency_key = keys.next().cloned();
         // Whichever was taken, the sender may have meant the other.
-        if parts.headers.get_all("idempotency-key").iter().nth(1).is_some() {
+        if keys.next().is_some() {
             return Err(Problem::bad_request("Idempotency-Key: sent more than once; send one"));
         }
-        let of = |name: &str| parts.headers.get(name).cloned();
-        Ok(InHeaders { idempotency_key: of("idempotency-key"), trace: of("traceparent") })
+        Ok(InHeaders { idempotency_key, trace: parts.headers.get(TRACEPARENT).cloned() })
     }
 }
 

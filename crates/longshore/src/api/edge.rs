@@ -1,59 +1,131 @@
 //! What every request meets before its handler: an id, the host check, the
 //! clock; and what is told of routes that do not exist.
 
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::task;
 use std::time::{Duration, Instant};
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use metrics::Label;
+use tower::{Layer, Service};
 use tracing::Instrument;
-use uuid::Uuid;
 
 use super::problem::{Answer, Cause, Problem, Slug};
+use super::series::Counts;
 
 const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
 const LONGEST_REQUEST_ID: usize = 128;
 
 /// What is asked of every request, whatever it is for.
+///
+/// One layer for all of it, and by hand: a layer that is a function copies what is
+/// below it for every request, which costs more than what is asked here.
+#[derive(Clone, Debug)]
+pub(super) struct Edge(Arc<Rules>);
+
 #[derive(Debug)]
-pub(super) struct Edge {
+struct Rules {
     /// The names that the server answers to; `None` means any.
-    pub(super) hosts: Option<Vec<String>>,
+    hosts: Option<Vec<String>>,
     /// How long a request may take.
-    pub(super) timeout: Duration,
+    timeout: Duration,
+    counts: Counts,
 }
 
-/// Gives the request an id, or keeps the one it came with, and returns it. What
-/// goes wrong on our side is logged with it, and where debugging is on, so is
-/// everything else: a span for each request would cost a tenth of a quick one.
-///
-/// One layer for all that is asked here: each layer of a router copies those
-/// below it for every request, which costs more than what is asked.
-pub(super) async fn meet(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
-    let began = Instant::now();
-    let id = request.headers().get(&REQUEST_ID).filter(|id| is_usable(id)).cloned();
-    let id = id.unwrap_or_else(|| made_id(Uuid::now_v7()));
-    let method = request.method().clone();
-    let path = request.extensions().get::<MatchedPath>().cloned();
-    let span = tracing::debug_span!(
-        "request",
-        request_id = id.to_str().unwrap_or_default(),
-        %method,
-        path = request.uri().path()
-    );
-    let mut response = edge.pass(request, next).instrument(span.clone()).await;
-    let (status, took) = (response.status(), began.elapsed());
-    span.in_scope(|| tracing::debug!(status = status.as_u16(), ?took, "answered"));
-    let path = path.as_ref().map_or("unknown", |path| path.as_str());
-    if status.is_server_error() {
-        log(&response, id.to_str().unwrap_or_default(), &method, path);
+impl Edge {
+    pub(super) fn new(hosts: Option<Vec<String>>, timeout: Duration) -> Self {
+        Edge(Arc::new(Rules { hosts, timeout, counts: Counts::default() }))
     }
-    response.headers_mut().insert(REQUEST_ID, id);
-    count(known(&method), path, status, took);
-    response
+}
+
+impl<S> Layer<S> for Edge {
+    type Service = Met<S>;
+
+    fn layer(&self, inner: S) -> Met<S> {
+        Met { rules: self.0.clone(), inner }
+    }
+}
+
+/// A service behind the [`Edge`].
+#[derive(Clone, Debug)]
+pub(super) struct Met<S> {
+    rules: Arc<Rules>,
+    inner: S,
+}
+
+impl<S> Service<Request> for Met<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut task::Context<'_>) -> task::Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let arrival = Arrival::of(&request);
+        let answer = self.rules.check(&request).map(|()| self.inner.call(request));
+        let rules = self.rules.clone();
+        Box::pin(async move { Ok(arrival.answered(&rules, answer).await) })
+    }
+}
+
+/// A request, as it is told and counted.
+struct Arrival {
+    at: Instant,
+    id: HeaderValue,
+    method: Method,
+    path: Option<MatchedPath>,
+    span: tracing::Span,
+}
+
+impl Arrival {
+    /// Gives the request an id, or keeps the one it came with. What goes wrong on
+    /// our side is logged with it, and where debugging is on, so is everything
+    /// else: a span for each request would cost a tenth of a quick one.
+    fn of(request: &Request) -> Self {
+        let at = Instant::now();
+        let id = request.headers().get(&REQUEST_ID).filter(|id| is_usable(id)).cloned();
+        let id = id.unwrap_or_else(made_id);
+        let method = request.method().clone();
+        let span = tracing::debug_span!(
+            "request",
+            request_id = id.to_str().unwrap_or_default(),
+            %method,
+            path = request.uri().path()
+        );
+        Arrival { at, id, method, path: request.extensions().get::<MatchedPath>().cloned(), span }
+    }
+
+    async fn answered(
+        self,
+        rules: &Rules,
+        answer: Answer<impl Future<Output = Result<Response, Infallible>>>,
+    ) -> Response {
+        let mut response = match answer {
+            Ok(answer) => rules.wait(answer).instrument(self.span.clone()).await,
+            Err(problem) => problem.into_response(),
+        };
+        let (status, took) = (response.status(), self.at.elapsed());
+        self.span.in_scope(|| tracing::debug!(status = status.as_u16(), ?took, "answered"));
+        let path = self.path.as_ref().map_or("unknown", |path| path.as_str());
+        if status.is_server_error() {
+            log(&response, self.id.to_str().unwrap_or_default(), &self.method, path);
+        }
+        response.headers_mut().insert(REQUEST_ID, self.id);
+        rules.counts.count(&self.method, path, status, took);
+        response
+    }
 }
 
 /// Tells what a stranger was not told.
@@ -68,25 +140,16 @@ fn log(response: &Response, request_id: &str, method: &Method, path: &str) {
     }
 }
 
-fn count(method: &'static str, path: &str, status: StatusCode, took: Duration) {
-    let labels = [
-        Label::from_static_parts("method", method),
-        Label::new("path", path.to_owned()),
-        Label::new("status", status.as_str().to_owned()),
-    ];
-    metrics::counter!("http_requests_total", labels.iter()).increment(1);
-    metrics::histogram!("http_request_duration_seconds", labels.iter()).record(took.as_secs_f64());
-}
+impl Rules {
+    fn check(&self, request: &Request) -> Answer<()> {
+        self.check_host(request).and_then(|()| check_origin(request))
+    }
 
-impl Edge {
     /// Answers 504 when a request takes too long. What it had begun in the
     /// database is finished there.
-    async fn pass(&self, request: Request, next: Next) -> Response {
-        if let Err(problem) = self.check_host(&request).and_then(|()| check_origin(&request)) {
-            return problem.into_response();
-        }
-        match tokio::time::timeout(self.timeout, next.run(request)).await {
-            Ok(response) => response,
+    async fn wait(&self, answer: impl Future<Output = Result<Response, Infallible>>) -> Response {
+        match tokio::time::timeout(self.timeout, answer).await {
+            Ok(Ok(response)) => response,
             Err(_) => Problem::new(
                 Slug::Timeout,
                 format!(
@@ -134,19 +197,21 @@ fn check_origin(request: &Request) -> Answer<()> {
     }
 }
 
-/// Anybody can make up methods; each would be a series of its own.
-fn known(method: &Method) -> &'static str {
-    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
-    KNOWN.into_iter().find(|known| method == known).unwrap_or("other")
-}
-
 fn is_usable(id: &HeaderValue) -> bool {
     (1..=LONGEST_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-fn made_id(id: Uuid) -> HeaderValue {
-    // A UUID is ASCII.
-    HeaderValue::from_str(&id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("none"))
+/// Begins anywhere and comes back to no number for as long as a server lives, so
+/// that ids of two servers are not mistaken for each other.
+fn made_id() -> HeaderValue {
+    static NEXT: LazyLock<AtomicU64> =
+        LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(std::process::id())));
+    // Odd, so that it goes through all numbers, and large, so that two ids in a row
+    // differ at first sight.
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let id = format!("{:016x}", NEXT.fetch_add(STEP, Ordering::Relaxed));
+    // Hexadecimal is ASCII.
+    HeaderValue::from_str(&id).unwrap_or_else(|_| HeaderValue::from_static("none"))
 }
 
 /// `[::1]:8080` and `localhost:8080` without the port.

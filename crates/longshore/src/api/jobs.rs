@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::body::{Body, IdInPath, InHeaders, Query, even_null, maybe_an_object, refuse_nul};
-use super::kinds::Defaults;
+use super::kinds::{Defaults, Kind};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use super::wire::{EnqueuedAsShape, JobShape, RetryShape, StatusShape};
 use crate::client::Cancelled;
@@ -222,6 +222,14 @@ impl NewJobBody {
         Ok(job)
     }
 
+    /// The job, if it is right and the caller may have it.
+    fn accept(self, known: &Kind, caller: &Caller) -> Answer<ValidJob> {
+        let job = self.into_job(&known.defaults)?.validate()?;
+        caller.may_use(job.queue())?;
+        caller.may_key(&job)?;
+        Ok(job)
+    }
+
     pub(super) fn kind(&self) -> &str {
         &self.kind
     }
@@ -297,7 +305,8 @@ pub(super) async fn enqueue(
     caller: Caller,
     OriginalUri(uri): OriginalUri,
     InHeaders { idempotency_key, trace }: InHeaders,
-    Body(mut body): Body<NewJobBody>,
+    // What is kept while the job is stored is small: it is moved from layer to layer.
+    Body(mut body): Body<Box<NewJobBody>>,
 ) -> Answer<Response> {
     if let Some(key) = idempotency_key {
         let key = std::str::from_utf8(key.as_bytes());
@@ -305,7 +314,8 @@ pub(super) async fn enqueue(
             Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8"))?.into());
     }
     body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
-    let job = admit(&server, &caller, body).await?;
+    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
+    let job = body.accept(&known, &caller)?;
     server.gate.enqueue(&server.client, job.queue()).await?;
     let created = EnqueuedJob {
         id: job.id().0,
@@ -322,7 +332,7 @@ pub(super) async fn enqueue(
     let enqueued = server.client.store_one(job).await?;
     let answer = match enqueued.how {
         EnqueuedAs::Created => created,
-        EnqueuedAs::Existing | EnqueuedAs::Replaced => existing(&server, &caller, enqueued).await?,
+        EnqueuedAs::Existing | EnqueuedAs::Replaced => Box::pin(existing(&server, &caller, enqueued)).await?,
     };
     let status = if answer.created { StatusCode::CREATED } else { StatusCode::OK };
     let place = format!("{}/{}", uri.path().trim_end_matches('/'), enqueued.id);
@@ -334,10 +344,7 @@ pub(super) async fn enqueue(
 /// may have it.
 pub(super) async fn admit(server: &Server, caller: &Caller, body: NewJobBody) -> Answer<ValidJob> {
     let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
-    let job = body.into_job(&known.defaults)?.validate()?;
-    caller.may_use(job.queue())?;
-    caller.may_key(&job)?;
-    Ok(job)
+    body.accept(&known, caller)
 }
 
 async fn existing(server: &Server, caller: &Caller, enqueued: Enqueued) -> Answer<EnqueuedJob> {

@@ -100,7 +100,7 @@ impl Kinds {
         {
             return Ok(known.get(kind).cloned());
         }
-        let known = Arc::new(load(client).await?);
+        let known = Arc::new(Box::pin(load(client)).await?);
         let found = known.get(kind).cloned();
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), known));
         Ok(found)

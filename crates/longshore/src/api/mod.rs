@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::middleware::from_fn_with_state;
 use utoipa_axum::routes;
 
 use crate::client::Client;
@@ -36,6 +35,7 @@ mod leases;
 mod openapi;
 mod operate;
 mod problem;
+mod series;
 mod serve;
 mod stats;
 mod stream;
@@ -171,7 +171,7 @@ impl Api {
         let gate = Arc::new(admission::Gate::new(self.admission.clone()));
         let guard = Guard::new(self.access, self.client.clone(), gate.clone());
         let (routes, document) = self.surface(guard.clone()).finish();
-        let edge = edge::Edge { hosts: self.hosts, timeout: self.timeout };
+        let edge = edge::Edge::new(self.hosts, self.timeout);
         let server = Server(Arc::new(Shared {
             client: self.client,
             kinds: kinds::Kinds::new(self.check, self.unknown_kinds),
@@ -188,7 +188,7 @@ impl Api {
             .fallback(edge::not_found)
             .method_not_allowed_fallback(edge::method_not_allowed)
             .with_state(server)
-            .layer(from_fn_with_state(Arc::new(edge), edge::meet))
+            .layer(edge)
     }
 
     /// Every route there is, under what it takes to use it.

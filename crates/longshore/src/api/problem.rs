@@ -159,7 +159,7 @@ impl From<Error> for Problem {
         if error.is_conflict() {
             return Problem::new(Slug::Conflict, error.to_string()).because_of(error);
         }
-        // The log has the words ([`meet`](super::edge::meet)); a stranger must not
+        // The log has the words ([`Edge`](super::edge::Edge)); a stranger must not
         // read of hosts and tables.
         if error.is_unavailable() || error.is_read_only() || error.is_schema() {
             let after = HeaderValue::from_static("1");

@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use axum::middleware::from_fn_with_state;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::Server;
-use super::auth::{Guard, require};
+use super::auth::{Guard, Require};
 use crate::store::Scope;
 
 /// The name of the token scheme in the OpenAPI document.
@@ -42,7 +41,7 @@ impl Surface {
             let none = (!self.guard.asks_for_tokens()).then(SecurityRequirement::default);
             operation.security = Some(none.into_iter().chain([token]).collect());
         }
-        let guarded = group.route_layer(from_fn_with_state((self.guard.clone(), scope), require));
+        let guarded = group.route_layer(Require { guard: self.guard.clone(), scope });
         Surface { router: self.router.merge(guarded), ..self }
     }
 
