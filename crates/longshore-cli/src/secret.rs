@@ -36,7 +36,7 @@ pub(crate) fn mask(text: &str) -> String {
     }
     match text.split_once("://") {
         Some((scheme, _)) if !is_scheme(scheme) => HIDDEN.into(),
-        Some((scheme, rest)) if has_a_host(rest) => format!("{scheme}://{}", without_secrets(rest)),
+        Some((scheme, rest)) if has_a_host(rest) => format!("{scheme}://{}", without_secrets(scheme, rest)),
         Some((scheme, _)) => format!("{scheme}://{HIDDEN}"),
         None => HIDDEN.into(),
     }
@@ -51,7 +51,7 @@ pub(crate) fn redact(text: &str) -> String {
         // Up to the next URL: a password may hold white space and quotes, so
         // where this one ends is not known.
         let (scheme, rest) = text[url[0]..url[1]].split_once("://").unwrap_or_default();
-        shown.extend([scheme, "://", &without_secrets(rest)]);
+        shown.extend([scheme, "://", &without_secrets(scheme, rest)]);
     }
     shown
 }
@@ -74,14 +74,17 @@ fn starts_of_urls(text: &str) -> Vec<usize> {
 
 /// What follows the `://`, without the password and the parameters that hold
 /// secrets. A password that was not percent-encoded may hold any character, and
-/// showing too little is the safe mistake.
-fn without_secrets(rest: &str) -> String {
+/// showing too little is the safe mistake. The name alone is no secret in the URL of
+/// a database; on the web it is where people put tokens.
+fn without_secrets(scheme: &str, rest: &str) -> String {
     let (place, query) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
     if query.contains('@') {
         return HIDDEN.into();
     }
-    let mut shown = match place.rfind('@').and_then(|at| Some((place[..at].find(':')?, at))) {
-        Some((colon, at)) => format!("{}{HIDDEN}{}", &place[..=colon], &place[at..]),
+    let is_web = ["http", "https"].iter().any(|web| scheme.eq_ignore_ascii_case(web));
+    let hidden_from = |user: &str| if is_web { Some(0) } else { Some(user.find(':')? + 1) };
+    let mut shown = match place.rfind('@').and_then(|at| Some((hidden_from(&place[..at])?, at))) {
+        Some((from, at)) => format!("{}{HIDDEN}{}", &place[..from], &place[at..]),
         None => place.to_owned(),
     };
     let mut is_secret = false;
@@ -125,7 +128,7 @@ mod tests {
     use super::*;
 
     /// As a whole and in a sentence.
-    const SHOWN: [(&str, &str); 16] = [
+    const SHOWN: [(&str, &str); 18] = [
         ("postgres://ada:s3cret@db/jobs", "postgres://ada:***@db/jobs"),
         ("postgres://ada@db:5432/jobs", "postgres://ada@db:5432/jobs"),
         ("postgres://ada:s3'cret@[::1]:5499/jobs", "postgres://ada:***@[::1]:5499/jobs"),
@@ -141,6 +144,8 @@ mod tests {
         ("postgres://db/x?pass%77ord=s3c&ret&c=d", "postgres://db/x?pass%77ord=***&***&c=d"),
         ("postgres://a:s3@db/x?password=s3@cret", "postgres://***"),
         ("https://[::1]:8080/api", "https://[::1]:8080/api"),
+        ("https://s3cret@queue.example.com/api", "https://***@queue.example.com/api"),
+        ("HTTP://ada:s3cret@queue.example.com", "HTTP://***@queue.example.com"),
         ("smtps://me:mailpw'x@mail.example.com", "smtps://me:***@mail.example.com"),
     ];
 
