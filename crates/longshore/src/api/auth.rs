@@ -59,7 +59,16 @@ pub(super) enum Caller {
 }
 
 impl Caller {
-    /// Refuses jobs of queues that the token is not for.
+    /// Refuses what exists in a queue that the token is not for, without naming
+    /// that: the caller did not.
+    pub(super) fn may_reach(&self, queue: &str) -> Answer<()> {
+        self.may_use(queue).map_err(|_| {
+            let queues = self.queues().unwrap_or_default().join(", ");
+            Problem::new(Slug::Forbidden, format!("this token is for {queues}, and this is of another queue"))
+        })
+    }
+
+    /// Refuses queues that the token is not for.
     pub(super) fn may_use(&self, queue: &str) -> Answer<()> {
         match self.queues() {
             Some(queues) if !queues.iter().any(|allowed| allowed == queue) => Err(Problem::new(

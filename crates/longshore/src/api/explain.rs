@@ -99,7 +99,7 @@ pub(super) async fn explain(
     IdInPath(id): IdInPath,
 ) -> Answer<Json<Explanation>> {
     let job = server.client.get(id).await?;
-    caller.may_use(&job.queue)?;
+    caller.may_reach(&job.queue)?;
     Ok(Json(why(&server.client, &job).await?))
 }
 

@@ -349,7 +349,7 @@ pub(super) async fn admit(server: &Server, caller: &Caller, body: NewJobBody) ->
 
 async fn existing(server: &Server, caller: &Caller, enqueued: Enqueued) -> Answer<EnqueuedJob> {
     let job = server.client.get(enqueued.id).await?;
-    caller.may_use(&job.queue)?;
+    caller.may_reach(&job.queue)?;
     Ok(EnqueuedJob {
         id: job.id.0,
         kind: job.kind,
@@ -381,7 +381,7 @@ pub(super) async fn get(
     IdInPath(id): IdInPath,
 ) -> Answer<Json<JobRecord>> {
     let job = server.client.get(id).await?;
-    caller.may_use(&job.queue)?;
+    caller.may_reach(&job.queue)?;
     Ok(Json(job))
 }
 
@@ -582,7 +582,7 @@ pub(super) async fn edit(
         edit = edit.when(when);
     }
     let job = server.client.get(id).await?;
-    caller.may_use(&job.queue)?;
+    caller.may_reach(&job.queue)?;
     if let Some(payload) = body.payload {
         check_size(&payload)?;
         server.kinds.admit(&server.client, &job.kind, payload.get()).await?;
@@ -617,7 +617,7 @@ pub(super) async fn delete(
 /// Refuses jobs of queues that the caller may not touch.
 pub(super) async fn reach(server: &Server, caller: &Caller, id: JobId) -> Answer<()> {
     if caller.queues().is_some() {
-        caller.may_use(&server.client.get(id).await?.queue)?;
+        caller.may_reach(&server.client.get(id).await?.queue)?;
     }
     Ok(())
 }

@@ -61,7 +61,7 @@ async fn own(server: &Server, caller: &Caller, worker: WorkerId) -> Answer<()> {
     }
     let workers = server.client.workers(None).await?;
     let mut queues = workers.iter().filter(|known| known.id == worker).flat_map(|known| &known.queues);
-    queues.try_for_each(|queue| caller.may_use(queue))
+    queues.try_for_each(|queue| caller.may_reach(queue))
 }
 
 /// A call is a sign of life; one of a dead worker comes too late.

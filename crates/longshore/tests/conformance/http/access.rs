@@ -131,7 +131,9 @@ pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
     web.get(&format!("/jobs/{}", mine["id"].as_str().expect("an id"))).await.is(200);
     let theirs = bench.add(job("greet")).await;
     let path = format!("/jobs/{theirs}");
-    web.get(&path).await.is_problem(403, "forbidden", "default");
+    let told = web.get(&path).await.is_problem(403, "forbidden", "another queue");
+    assert!(!told.text.contains("default"), "which queue it is in is not told: {told:?}");
+    web.get(&format!("{path}/explain")).await.is_problem(403, "forbidden", "another queue");
     web.send("POST", &format!("{path}/cancel"), &[], "").await.is_problem(403, "forbidden", "");
     web.send("POST", &format!("{path}/retry"), &[], "").await.is_problem(403, "forbidden", "");
     web.json("PATCH", &path, &json!({ "priority": 1 })).await.is_problem(403, "forbidden", "");
@@ -145,7 +147,7 @@ pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
     // A worker of another queue, whose id has become known.
     let worker = bench.worker().await;
     let body = json!({ "worker_id": worker.to_string(), "items": [] });
-    web.post("/leases/settle", &body).await.is_problem(403, "forbidden", "default");
+    web.post("/leases/settle", &body).await.is_problem(403, "forbidden", "another queue");
     web.post("/leases/renew", &json!({ "worker_id": worker.to_string() })).await.is_problem(
         403,
         "forbidden",
