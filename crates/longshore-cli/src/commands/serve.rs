@@ -46,7 +46,11 @@ async fn open(folder: &Path) -> Result<Client, Failure> {
             ),
         )
     };
-    std::fs::create_dir_all(folder).map_err(|error| wrong(&error))?;
+    let mut folders = std::fs::DirBuilder::new();
+    // Payloads are nobody else's business.
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut folders, 0o700);
+    folders.recursive(true).create(folder).map_err(|error| wrong(&error))?;
     let file = folder.join("queue.db");
     let file = file.to_str().ok_or_else(|| wrong(&"its name is not UTF-8"))?;
     let client = Client::connect(&format!("sqlite:{file}")).await?;

@@ -1,6 +1,7 @@
 //! `longshore dev` and `longshore serve`, as processes that answer.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -76,6 +77,8 @@ fn what_dev_says_to_try_works_and_is_there_after_a_restart() {
     assert_eq!(job["created"], true, "{job}");
     let id = job["id"].as_str().unwrap();
     assert_eq!(typed(list)[0]["id"], id);
+    let mode = std::fs::metadata(&folder.0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700, "payloads are nobody else's business");
     let url = greeting.split("http://").nth(1).unwrap();
     until_succeeded(url.lines().next().unwrap(), id);
 
