@@ -9,7 +9,8 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::body::{MAX_BATCH_BODY, Text, expect_type, object, parse, read};
-use super::jobs::{NewJobBody, admit, reach};
+use super::enqueue::{NewJobBody, admit};
+use super::jobs::reach;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use crate::enqueue::{EnqueuedAs, ValidJob};
 

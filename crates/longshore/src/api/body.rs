@@ -1,6 +1,8 @@
 //! What a request carries: bodies, query strings and ids, read with limits and
 //! refused in our own words.
 
+use std::time::Duration;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
@@ -13,6 +15,7 @@ use serde_json::value::RawValue;
 use super::problem::{Answer, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
 use crate::job::JobId;
+use crate::retry::MAX_DELAY;
 
 /// A payload of the largest size with everything around it.
 pub(super) const MAX_BODY: usize = MAX_PAYLOAD + 256 * 1024;
@@ -208,6 +211,17 @@ pub(super) fn maybe_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 /// was said.
 pub(super) fn even_null<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::deserialize(input).map(Some)
+}
+
+/// For a field that is a number of seconds.
+pub(super) fn duration(field: &str, seconds: f64) -> Answer<Duration> {
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if duration <= MAX_DELAY => Ok(duration),
+        _ => Err(Problem::validation(format!(
+            "{field}: {seconds} is out of range; use seconds, from 0 to {}, which is at most ten years",
+            MAX_DELAY.as_secs()
+        ))),
+    }
 }
 
 // ---- within URLs -----------------------------------------------------------

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::body::{Body, NameInPath, an_object};
-use super::jobs::NewJobBody;
+use super::enqueue::NewJobBody;
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use super::wire::EnqueuedAsShape;
 use crate::cron::NewSchedule;

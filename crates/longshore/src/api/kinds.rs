@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 
 use super::auth::Caller;
 use super::body::{Body, NameInPath, Object, maybe_an_object};
-use super::jobs::{TimeoutSeconds, TimeoutShape};
+use super::enqueue::{NewJobBody, TimeoutSeconds, TimeoutShape};
 use super::problem::{Answer, Problem, ProblemBody, Slug};
 use super::wire::RetryShape;
 use super::{CheckPayload, Server, UnknownKinds};
@@ -296,7 +296,7 @@ pub(super) async fn remove(
 impl Defaults {
     /// Whether a job could be made of them.
     fn check(&self, kind: &str) -> Answer<()> {
-        let body = super::jobs::NewJobBody::bare(kind);
+        let body = NewJobBody::bare(kind);
         let wrong = |message: &str| Problem::validation(format!("defaults: {message}"));
         let job = body.into_job(self).map_err(|problem| wrong(problem.message()))?;
         job.validate().map(drop).map_err(|error| wrong(&error.to_string()))

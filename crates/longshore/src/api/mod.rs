@@ -27,6 +27,7 @@ mod body;
 mod bulk;
 mod cron;
 mod edge;
+mod enqueue;
 mod events;
 mod explain;
 mod jobs;
@@ -196,7 +197,7 @@ impl Api {
         let scope = |what: Public| (!self.public.contains(&what)).then_some(For::Read);
         let mut surface = Surface::new(guard, openapi::document())
             .public([routes!(watch::health)])
-            .under(For::Enqueue, [routes!(jobs::enqueue), routes!(batch::enqueue)])
+            .under(For::Enqueue, [routes!(enqueue::enqueue), routes!(batch::enqueue)])
             .under(
                 For::Read,
                 [

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query, refuse_nul, up_to};
-use super::jobs::{duration, page_size, paged, reach};
+use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query, duration, refuse_nul, up_to};
+use super::jobs::{page_size, paged, reach};
 use super::problem::{Answer, Problem, ProblemBody};
 use super::wire::{JobShape, QueueShape, WorkerShape};
 use crate::client::Redriven;

@@ -13,8 +13,7 @@ use uuid::Uuid;
 
 use super::sessions::Session;
 use super::*;
-use crate::api::body::{Body, maybe_objects, up_to};
-use crate::api::jobs::duration;
+use crate::api::body::{Body, duration, maybe_objects, up_to};
 use crate::api::problem::ProblemBody;
 use crate::client::Client;
 use crate::enqueue::DEFAULT_QUEUE;

@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::*;
-use crate::api::body::{Body, objects};
-use crate::api::jobs::{NewJobBody, admit, duration};
+use crate::api::body::{Body, duration, objects};
+use crate::api::enqueue::{NewJobBody, admit};
 use crate::api::problem::ProblemBody;
 use crate::enqueue::ValidJob;
 use crate::lifecycle::Ending;
