@@ -31,6 +31,7 @@ mod enqueue;
 mod flow;
 mod glance;
 mod inspect;
+mod list;
 mod operate;
 mod settle;
 mod upkeep;
@@ -549,13 +550,13 @@ impl Store for SqliteStore {
     }
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
-        self.engine.read(move |tx| inspect::get(tx, id)).await
+        self.engine.read(move |tx| list::get(tx, id)).await
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
         filter.validate()?;
         let filter = filter.clone();
-        self.engine.read(move |tx| inspect::list(tx, &filter)).await
+        self.engine.read(move |tx| list::list(tx, &filter)).await
     }
 
     async fn counts(&self) -> Result<Vec<Count>> {

@@ -1,0 +1,330 @@
+//! Looking at jobs: one with its history, and lists of them.
+
+use rusqlite::params;
+
+use super::*;
+use crate::enqueue::Options;
+use crate::job::{AttemptEnd, AttemptRecord, Status};
+
+pub(super) fn get(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
+    let Some(mut record) = record(tx, id)? else { return Ok(None) };
+    record.errors = history(tx, id)?;
+    Ok(Some(record))
+}
+
+fn history(tx: &Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
+    const HISTORY: &str = "
+        select attempt,
+               lease_no,
+               worker,
+               started_at,
+               ended_at,
+               what,
+               error
+          from attempts
+         where job = ?1
+         order by lease_no";
+    tx.rows(HISTORY, [id.0.as_bytes()], |row| {
+        Ok(AttemptRecord {
+            attempt: row.get(0)?,
+            lease_no: row.get(1)?,
+            worker: row.get::<_, Option<[u8; 16]>>(2)?.map(|id| WorkerId(Uuid::from_bytes(id))),
+            started_at: row.time(3)?,
+            ended_at: row.time(4)?,
+            what: decoded(row.get_ref(5)?, AttemptEnd::from_stored)?,
+            error: row.get(6)?,
+        })
+    })
+}
+
+/// A job without its history; `None` if there is none.
+fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
+    const RECORD: &str = "
+        select j.kind,
+               j.queue,
+               j.priority,
+               j.max_attempts,
+               j.payload,
+               j.run_at,
+               j.idempotency_key,
+               j.unique_key,
+               j.flags,
+               j.options,
+               j.timeout_ms,
+               j.created_at,
+               case
+                 when w.id is not null then 'ready'
+                 when r.id is not null then 'running'
+                 else f.outcome
+               end,
+               coalesce(w.attempt, r.attempt, f.attempts, 0),
+               coalesce(w.interruptions, r.interruptions, f.interruptions, 0),
+               coalesce(w.lease_no, r.lease_no, f.lease_no, 0),
+               w.run_at,
+               coalesce(w.since, r.claimed_at, f.finished_at, j.created_at),
+               r.claimed_at,
+               r.worker,
+               coalesce(r.cancel_requested, 0),
+               r.progress,
+               f.started_at,
+               f.finished_at,
+               f.last_error,
+               f.result
+          from jobs j
+          left join ready w on w.id = j.id
+          left join running r on r.id = j.id
+          left join finished f on f.id = j.id
+         where j.id = ?1";
+    const NEWEST_ERROR: &str = "
+        select error,
+               ended_at
+          from attempts
+         where job = ?1
+           and error is not null
+         order by lease_no desc
+         limit 1";
+    const NEWEST_START: &str = "
+        select started_at
+          from attempts
+         where job = ?1
+         order by lease_no desc
+         limit 1";
+    let found = tx.row(RECORD, [id.0.as_bytes()], |row| {
+        let (attempts, interruptions) = (row.get(13)?, row.get(14)?);
+        let status = match row.get_ref(12)?.as_str_or_null()? {
+            None => return Ok(None),
+            Some("ready") if attempts == 0 && interruptions == 0 => Status::Queued,
+            Some("ready") => Status::Retrying,
+            Some("running") => Status::Running,
+            Some(_) => row.outcome(12)?.status(),
+        };
+        let options = row.get_ref(9)?.as_str_or_null()?;
+        let options = Options::from_stored(options).unwrap_or_default();
+        let locked_at = row.maybe_time(18)?;
+        Ok(Some(JobRecord {
+            id,
+            kind: row.get(0)?,
+            queue: row.get(1)?,
+            status,
+            priority: row.get(2)?,
+            attempts,
+            max_attempts: row.get(3)?,
+            last_error: row.get(24)?,
+            last_failed_at: None,
+            payload: decoded(row.get_ref(4)?, |text| RawValue::from_string(text.to_owned()))?,
+            result: row.json(25)?,
+            run_at: row.maybe_time(16)?.map_or_else(|| row.time(5), Ok)?,
+            locked_at,
+            locked_by: row.get::<_, Option<[u8; 16]>>(19)?.map(|id| WorkerId(Uuid::from_bytes(id))),
+            cancel_requested: row.get(20)?,
+            idempotency_key: row.get(6)?,
+            unique_key: row.get(7)?,
+            tags: options.tags,
+            flags: row.list(8)?,
+            context: options.context,
+            metadata: options.metadata,
+            progress: row.json(21)?,
+            timeout: row.timeout(10)?,
+            retry: options.retry,
+            interruptions,
+            lease_no: row.get(15)?,
+            created_at: row.time(11)?,
+            updated_at: row.time(17)?,
+            started_at: locked_at.or(row.maybe_time(22)?),
+            finished_at: row.maybe_time(23)?,
+            errors: Vec::new(),
+        }))
+    })?;
+    let Some(found) = found else { return Ok(None) };
+    let Some(mut record) = found else {
+        tracing::error!(job_id = %id, "the job is in none of ready, running and finished; run `longshore check`");
+        return Ok(None);
+    };
+    if record.lease_no > 0 {
+        let newest =
+            tx.row(NEWEST_ERROR, [id.0.as_bytes()], |row| Ok((row.get::<_, String>(0)?, row.time(1)?)))?;
+        record.last_failed_at = match (&record.last_error, &newest) {
+            // Its end brought an error of its own, such as why it was cancelled.
+            (Some(last), newest) if newest.as_ref().is_none_or(|(error, _)| error != last) => {
+                record.finished_at
+            }
+            (_, newest) => newest.as_ref().map(|(_, at)| *at),
+        };
+        record.last_error = record.last_error.or(newest.map(|(error, _)| error));
+        if record.started_at.is_none() {
+            record.started_at = tx.row(NEWEST_START, [id.0.as_bytes()], |row| row.time(0))?;
+        }
+    }
+    Ok(Some(record))
+}
+
+pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
+    let limit = filter.page_size() as usize;
+    let (ids, next) = matching(tx, filter, limit)?;
+    let mut jobs = Vec::with_capacity(ids.len());
+    for id in ids {
+        jobs.extend(record(tx, id)?);
+    }
+    Ok(Page { jobs, next })
+}
+
+/// The ids of one page, and where the next begins. Walks the table that the
+/// status names, newest first, and filters while it walks.
+fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, Option<JobId>)> {
+    let (walk, outcome) = walk(filter);
+    // Past every id: these are 16 bytes long.
+    let (before, from) = filter.id_bounds();
+    let before = before.map_or(vec![0xff; 17], |id| id.as_bytes().to_vec());
+    let from = from.unwrap_or_default().into_bytes();
+    let mut statement = tx.prepare(walk)?;
+    let mut rows = match (&filter.idempotency_key, &filter.unique_key) {
+        (Some(key), _) | (None, Some(key)) => statement.query(params![before, key, from])?,
+        (None, None) => statement.query(params![before, outcome, from])?,
+    };
+    let (mut ids, mut skipped, mut examined) = (Vec::new(), 0, 0);
+    while let Some(row) = rows.next()? {
+        let id = row.job(0)?;
+        examined += 1;
+        if matches(tx, filter, row, id)? {
+            if skipped < filter.offset {
+                skipped += 1;
+            } else {
+                ids.push(id);
+            }
+        }
+        if ids.len() == limit || examined == filter.most_examined() {
+            return Ok((ids, Some(id)));
+        }
+    }
+    Ok((ids, None))
+}
+
+/// The statement that yields the ids of candidates; one that walks `jobs` itself
+/// yields what was asked as well, where a filter is about that.
+fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
+    const ALL: &str = "
+        select id
+          from jobs
+         where id < ?1
+           and id >= ?3
+           and ?2 is null
+         order by id desc";
+    const ALL_WITH_WHAT_WAS_ASKED: &str = "
+        select id,
+               queue,
+               kind,
+               options
+          from jobs
+         where id < ?1
+           and id >= ?3
+           and ?2 is null
+         order by id desc";
+    const BY_IDEMPOTENCY_KEY: &str = "
+        select id
+          from jobs
+         where id < ?1
+           and id >= ?3
+           and idempotency_key = ?2";
+    const BY_UNIQUE_KEY: &str = "
+        select job
+          from keys
+         where job < ?1
+           and job >= ?3
+           and key = ?2";
+    const QUEUED: &str = "
+        select id
+          from ready
+         where id < ?1
+           and id >= ?3
+           and ?2 is null
+           and attempt = 0
+           and interruptions = 0
+         order by id desc";
+    const RETRYING: &str = "
+        select id
+          from ready
+         where id < ?1
+           and id >= ?3
+           and ?2 is null
+           and (attempt > 0 or interruptions > 0)
+         order by id desc";
+    const RUNNING: &str = "
+        select id
+          from running
+         where id < ?1
+           and id >= ?3
+           and ?2 is null
+         order by id desc";
+    const SUCCEEDED: &str = "
+        select id
+          from finished
+         where id < ?1
+           and id >= ?3
+           and outcome = ?2
+         order by id desc";
+    const UNSUCCESSFUL: &str = "
+        select id
+          from finished indexed by finished_unsuccessful
+         where id < ?1
+           and id >= ?3
+           and outcome = ?2
+           and outcome <> 'succeeded'
+         order by id desc";
+    if filter.idempotency_key.is_some() {
+        return (BY_IDEMPOTENCY_KEY, None);
+    }
+    if filter.unique_key.is_some() {
+        return (BY_UNIQUE_KEY, None);
+    }
+    match filter.status {
+        None if filter.names_what_was_asked() => (ALL_WITH_WHAT_WAS_ASKED, None),
+        None => (ALL, None),
+        Some(Status::Queued) => (QUEUED, None),
+        Some(Status::Retrying) => (RETRYING, None),
+        Some(Status::Running) => (RUNNING, None),
+        Some(Status::Succeeded) => (SUCCEEDED, Some("succeeded")),
+        Some(status) => (UNSUCCESSFUL, Some(status.as_str())),
+    }
+}
+
+/// Whether a candidate passes what its walk did not test. What was asked is read
+/// for those filters only that need it.
+fn matches(tx: &Tx<'_>, filter: &ListFilter, candidate: &Row<'_>, id: JobId) -> Sql<bool> {
+    const ASKED: &str = "
+        select id,
+               queue,
+               kind,
+               options
+          from jobs
+         where id = ?1";
+    if filter.names_what_was_asked() {
+        let passes = |row: &Row<'_>| {
+            let is = |wanted: &Option<String>, column| -> rusqlite::Result<bool> {
+                let text = row.get_ref(column)?.as_str()?;
+                Ok(wanted.as_deref().is_none_or(|wanted| wanted == text))
+            };
+            if !is(&filter.queue, 1)? || !is(&filter.kind, 2)? {
+                return Ok(false);
+            }
+            let Some(tag) = &filter.tag else { return Ok(true) };
+            let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
+            Ok(options.tags.contains(tag))
+        };
+        let fits = match candidate.as_ref().column_count() {
+            1 => tx.row(ASKED, [id.0.as_bytes()], passes)?.unwrap_or(false),
+            _ => passes(candidate)?,
+        };
+        if !fits {
+            return Ok(false);
+        }
+    }
+    // A walk by a key finds one job, whatever its status; and its keys are
+    // still to be compared if both were asked for.
+    if filter.idempotency_key.is_none() && filter.unique_key.is_none() {
+        return Ok(true);
+    }
+    let Some(record) = record(tx, id)? else { return Ok(false) };
+    let is_live = matches!(record.status, Status::Queued | Status::Retrying | Status::Running);
+    Ok(filter.status.is_none_or(|status| status == record.status)
+        && (filter.unique_key.is_none() || (filter.unique_key == record.unique_key && is_live)))
+}
