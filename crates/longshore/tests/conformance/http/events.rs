@@ -33,8 +33,13 @@ impl Ear {
         Ear { body, text: String::new() }
     }
 
-    /// The next event; `None` once there will be no more.
+    /// The next event; `None` once there will be no more. Signs of life are no
+    /// events: a stream that brings nothing else is not waited for.
     async fn next(&mut self) -> Option<Told> {
+        tokio::time::timeout(30 * SECOND, self.read()).await.expect("an event or the end")
+    }
+
+    async fn read(&mut self) -> Option<Told> {
         loop {
             while let Some((block, rest)) = self.text.split_once("\n\n") {
                 let (block, rest) = (block.to_owned(), rest.to_owned());
@@ -48,8 +53,7 @@ impl Ear {
                     });
                 }
             }
-            let frame = tokio::time::timeout(30 * SECOND, self.body.frame()).await.expect("something");
-            let bytes = frame?.expect("a frame").into_data().expect("data");
+            let bytes = self.body.frame().await?.expect("a frame").into_data().expect("data");
             self.text += std::str::from_utf8(&bytes).expect("text");
         }
     }
