@@ -2,6 +2,7 @@
 
 use longshore::api::{Access, Api, Public, UnknownKinds, hash_token};
 use longshore::store::{NewToken, Scope};
+use longshore::{Outcome, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -161,6 +162,38 @@ pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
     web.send("DELETE", &format!("/leases/{worker}"), &[], "").await.is_problem(403, "forbidden", "");
     let batch = web.post("/jobs/batch", &json!([job_in("mail"), job_in("other")])).await.is(200).json();
     assert_eq!((&batch["created"], &batch["refused"]), (&json!(1), &json!(1)));
+}
+
+pub(crate) async fn a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there(bench: Bench) {
+    let (_, secret) = token(&bench, Scope::Admin, Some(&["mail"])).await;
+    let web = guarded(&bench).with_token(&secret);
+    let theirs = bench.ended(job("greet"), Outcome::FailedPermanent).await;
+    bench.add(job("greet")).await;
+    let mine = bench.add(job("greet").queue("mail")).await;
+    web.get(&format!("/jobs/{mine}/explain")).await.is(200);
+    web.get(&format!("/jobs/{theirs}/explain")).await.is_problem(403, "forbidden", "default");
+    web.get("/dead-letters").await.is_problem(403, "forbidden", "queue");
+    web.get("/dead-letters?queue=default").await.is_problem(403, "forbidden", "default");
+    web.get("/workers").await.is_problem(403, "forbidden", "mail");
+    web.get("/cron").await.is_problem(403, "forbidden", "mail");
+    let queues = web.get("/queues").await.is(200).json();
+    assert_eq!((queues.as_array().map(Vec::len), &queues[0]["name"]), (Some(1), &json!("mail")));
+
+    let retry = |filter: Value| json!({ "action": "retry", "filter": filter });
+    for filter in [json!({ "queue": "default" }), json!({ "kind": "greet" })] {
+        web.post("/jobs/bulk", &retry(filter)).await.is_problem(403, "forbidden", "mail");
+    }
+    for body in [json!({ "queue": "default" }), json!({})] {
+        web.post("/dead-letters/redrive", &body).await.is_problem(403, "forbidden", "mail");
+    }
+    web.send("POST", &format!("/dead-letters/{theirs}/redrive"), &[], "").await.is_problem(
+        403,
+        "forbidden",
+        "default",
+    );
+    assert_eq!(bench.status(theirs).await, Status::FailedPermanent);
+    let own = web.post("/jobs/bulk", &retry(json!({ "queue": "mail" }))).await.is(200).json();
+    assert_eq!(own["changed"], 1);
 }
 
 pub(crate) async fn a_key_of_another_queue_tells_a_limited_token_nothing(bench: Bench) {

@@ -118,6 +118,18 @@ pub(crate) async fn a_job_that_is_not_among_the_newest_is_told_of_while_it_runs(
     ear.hear_of(old, Status::Succeeded).await;
 }
 
+pub(crate) async fn more_new_jobs_than_one_look_sees_leave_a_gap(bench: Bench) {
+    let web = Web::new(&bench);
+    let mut ear = Ear::open(&web, None).await;
+    let few = bench.add(job("greet")).await;
+    let told = ear.next().await.expect("an event");
+    assert_eq!((told.event.as_str(), &told.data["id"]), ("job", &json!(few.to_string())), "no gap");
+    let jobs: Vec<NewJob> = (0..300).map(|_| job("greet")).collect();
+    let made = bench.enqueue_many(jobs).await.expect("enqueued");
+    assert_eq!(ear.hear("gap").await.data, json!({}));
+    ear.hear_of(made[299].id, Status::Queued).await;
+}
+
 pub(crate) async fn a_listener_goes_on_where_it_was_or_is_told_to_read_anew(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let mut ear = Ear::open(&web, None).await;
@@ -144,6 +156,7 @@ pub(crate) async fn a_token_for_some_queues_hears_of_no_others(bench: Bench) {
     let web = Web::of(api);
     let (id, secret) = token(&bench, Scope::Read, Some(&["mail"])).await;
     let mut ear = Ear::open(&web.with_token(&secret), None).await;
+    bench.worker().await;
     bench.add(job("greet").queue("harbour")).await;
     let own = bench.add(job("greet").queue("mail")).await;
     let told = ear.next().await.expect("an event");

@@ -4,7 +4,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use longshore::api::{Api, Limits};
-use longshore::{RetryPolicy, Status};
+use longshore::{NewJob, RetryPolicy, Status};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -41,6 +41,15 @@ async fn settle(web: &Web, worker: &str, item: Value) -> String {
 /// Registered means that a first call has begun.
 async fn until_it_has_begun(bench: &Bench) {
     until("a worker", || async { !bench.workers(None).await.expect("workers").is_empty() }).await;
+}
+
+/// A worker has called since the clock was moved on.
+async fn until_one_is_heard(bench: &Bench) {
+    let now = bench.now().await;
+    let is_heard = || async {
+        bench.workers(None).await.expect("workers").iter().any(|worker| worker.heartbeat_at == now)
+    };
+    until("a sign of life", is_heard).await;
 }
 
 pub(crate) async fn a_leased_job_is_run_renewed_and_settled(bench: Bench) {
@@ -286,6 +295,28 @@ pub(crate) async fn a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_ans
     assert_eq!((job.attempts, job.interruptions), (0, 0), "neither charged nor counted");
 }
 
+pub(crate) async fn a_renewal_with_a_full_list_gives_nothing_back(bench: Bench) {
+    let web = Web::new(&bench);
+    let jobs: Vec<NewJob> = (0..1001).map(|_| job("greet")).collect();
+    bench.enqueue_many(jobs).await.expect("enqueued");
+    let me = worker(&web.post("/leases", &json!({ "queues": ["elsewhere"] })).await.is(200));
+    let mut leases = Vec::new();
+    while leases.len() < 1001 {
+        let leased = web.post("/leases", &json!({ "worker_id": me, "limit": 100 })).await.is(200).json();
+        let given = leased["jobs"].as_array().expect("jobs");
+        assert!(!given.is_empty(), "{} were given", leases.len());
+        leases.extend(given.iter().map(|job| json!({ "id": job["id"], "lease_no": job["lease_no"] })));
+    }
+    bench.advance(31 * SECOND).await;
+    let renew = async |named: usize| {
+        let body = json!({ "worker_id": me, "leases": leases[..named] });
+        web.post("/leases/renew", &body).await.is(200);
+        bench.counted(Status::Running).await
+    };
+    assert_eq!(renew(1000).await, 1001, "no more can be named");
+    assert_eq!(renew(999).await, 999);
+}
+
 pub(crate) async fn a_caller_that_goes_leaves_nothing_leased(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let mut caller = TcpStream::connect(web.address()).await.expect("it listens");
@@ -326,6 +357,35 @@ pub(crate) async fn two_calls_of_one_worker_share_nothing(bench: Bench) {
     let second = web.post("/leases", &json!({ "worker_id": me, "held": [] })).await.is(200);
     assert_eq!(second.json()["jobs"], json!([]));
     assert_eq!(bench.job(id).await.lease_no, 1);
+}
+
+pub(crate) async fn two_calls_of_one_worker_get_one_suspect_between_them(bench: Bench) {
+    let web = Web::new(&bench);
+    for _ in 0..2 {
+        bench.add(job("greet")).await;
+    }
+    let dead = bench.worker_with(10 * SECOND).await;
+    assert_eq!(bench.claim(dead, 2).await.len(), 2);
+    assert_eq!(bench.crash_all_workers().await.recovered, 2);
+    bench.pause("default").await.expect("pause");
+    let me = worker(&web.post("/leases", &json!({})).await.is(200));
+    let call = || {
+        let (web, body) = (web.clone(), json!({ "worker_id": me, "limit": 10, "wait_seconds": 20 }));
+        tokio::spawn(async move { web.post("/leases", &body).await.is(200) })
+    };
+    bench.advance(SECOND).await;
+    let one = call();
+    until_one_is_heard(&bench).await;
+    bench.advance(SECOND).await;
+    let other = call();
+    until_one_is_heard(&bench).await;
+    // What it takes to answer this, those before it have behind them.
+    web.post("/leases", &json!({ "worker_id": me })).await.is(200);
+    bench.resume("default").await.expect("resume");
+    let suspect = one.await.expect("answered");
+    assert_eq!((held(&suspect)["lease_no"].clone(), other.is_finished()), (json!(2), false));
+    let id = bench.add(job("greet")).await;
+    assert_eq!(held(&other.await.expect("answered"))["id"], id.to_string());
 }
 
 pub(crate) async fn a_worker_that_signs_off_gives_back_what_it_holds(bench: Bench) {

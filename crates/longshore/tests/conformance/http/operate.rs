@@ -1,6 +1,6 @@
 //! Queues, schedules, dead letters, workers and sweeps over HTTP.
 
-use longshore::{Outcome, Status};
+use longshore::{NewJob, Outcome, Status};
 use serde_json::{Value, json};
 
 use super::web::Web;
@@ -232,4 +232,24 @@ pub(crate) async fn a_dry_run_foresees_what_an_order_passes_over(bench: Bench) {
         let done = web.post("/jobs/bulk", &order(action, status, false)).await.is(200).json();
         assert_eq!(counts(&done), expected, "{action} what is {status}");
     }
+}
+
+pub(crate) async fn an_order_of_several_pages_ends_at_its_limit(bench: Bench) {
+    let web = Web::new(&bench);
+    let jobs: Vec<NewJob> = (0..230).map(|_| job("greet")).collect();
+    bench.enqueue_many(jobs).await.expect("enqueued");
+    let order = async |more: Value| {
+        let mut body = json!({ "action": "cancel", "filter": { "kind": "greet" }, "limit": 215 });
+        for (field, value) in more.as_object().expect("an object") {
+            body[field] = value.clone();
+        }
+        let answer = web.post("/jobs/bulk", &body).await.is(200).json();
+        let counts = ["matched", "changed", "skipped"].map(|field| answer[field].as_u64().unwrap_or(99));
+        (counts, answer["next"].clone())
+    };
+    let (would, _) = order(json!({ "dry_run": true })).await;
+    assert_eq!((would, bench.counted(Status::Cancelled).await), ([215, 0, 0], 0));
+    let (done, next) = order(json!({})).await;
+    assert_eq!((done, bench.counted(Status::Cancelled).await), ([215, 215, 0], 215));
+    assert_eq!(order(json!({ "cursor": next })).await, ([15, 15, 0], Value::Null));
 }
