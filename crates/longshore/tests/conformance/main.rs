@@ -667,6 +667,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         suspects_are_leased_one_at_a_time_by_all_servers_together,
         follow_ups_take_the_scope_to_enqueue,
         a_call_cut_off_at_any_moment_leaves_nothing_leased,
+        a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased,
         a_worker_may_take_other_jobs_than_at_first,
         suspects_are_leased_one_at_a_time,
         a_queue_is_paused_limited_and_resumed,

@@ -4,6 +4,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use longshore::api::{Api, Limits};
+use longshore::lifecycle::State;
 use longshore::{NewJob, RetryPolicy, Status};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -346,16 +347,22 @@ pub(crate) async fn two_calls_of_one_worker_share_nothing(bench: Bench) {
         let (web, body) = (web.clone(), json!({ "worker_id": me, "held": held, "wait_seconds": 20 }));
         tokio::spawn(async move { web.post("/leases", &body).await.is(200) })
     };
-    let (one, other) = (call(json!([])), call(json!([])));
+    let (mut one, mut other) = (call(json!([])), call(json!([])));
     // Who asks for no wait gets none, whoever else of the worker waits.
     let beside = web.post("/leases", &json!({ "worker_id": me })).await.is(200);
     assert_eq!(beside.json()["jobs"], json!([]));
     let id = bench.add(job("greet")).await;
+    let (first, left) = tokio::select! {
+        answer = &mut one => (answer, other),
+        answer = &mut other => (answer, one),
+    };
+    assert_eq!(held(&first.expect("answered")), json!({ "id": id.to_string(), "lease_no": 1 }));
     // Its `held` was written before that answer came, and gives nothing back.
-    let first = tokio::select! { answer = one => answer, answer = other => answer }.expect("answered");
-    assert_eq!(held(&first), json!({ "id": id.to_string(), "lease_no": 1 }));
-    let second = web.post("/leases", &json!({ "worker_id": me, "held": [] })).await.is(200);
-    assert_eq!(second.json()["jobs"], json!([]));
+    let next = bench.add(job("greet")).await;
+    let second = left.await.expect("answered");
+    assert_eq!(held(&second), json!({ "id": next.to_string(), "lease_no": 1 }));
+    let third = web.post("/leases", &json!({ "worker_id": me, "held": [] })).await.is(200);
+    assert_eq!(third.json()["jobs"], json!([]));
     assert_eq!(bench.job(id).await.lease_no, 1);
 }
 
@@ -452,6 +459,35 @@ pub(crate) async fn a_call_cut_off_at_any_moment_leaves_nothing_leased(bench: Be
         (1..40).contains(&given),
         "{given} answers: the later rounds have time enough, the first has none"
     );
+    assert_eq!(bench.job(id).await.interruptions, 1, "not counted");
+}
+
+/// Polls until `over`, which is asked before each further poll.
+async fn cut_off_when<T, F: Future<Output = bool>>(
+    mut over: impl FnMut() -> F,
+    call: impl Future<Output = T>,
+) -> Option<T> {
+    let mut call = std::pin::pin!(call);
+    loop {
+        let answer = cut_off_after(1, call.as_mut()).await;
+        if answer.is_some() || over().await {
+            return answer;
+        }
+    }
+}
+
+pub(crate) async fn a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased(bench: Bench) {
+    let web = Web::new(&bench);
+    let id = bench.suspect(job("greet")).await;
+    let me = worker(&web.post("/leases", &json!({ "queues": ["elsewhere"] })).await.is(200));
+    // Between claim and answer one that was interrupted before is marked as begun.
+    let begun = || async { matches!(bench.state(id).await, State::Running(running) if running.started) };
+    while let Some(answer) = cut_off_when(begun, web.post("/leases", &json!({ "worker_id": me }))).await {
+        // It was answered between two looks.
+        let lease = held(&answer.is(200));
+        assert_eq!(settle(&web, &me, ended(&lease, "released", json!({}))).await, "stored");
+    }
+    until("given back", || async { bench.status(id).await != Status::Running }).await;
     assert_eq!(bench.job(id).await.interruptions, 1, "not counted");
 }
 
