@@ -1,10 +1,10 @@
 //! `cargo xtask mutants`: does the conformance suite notice when a rule is
 //! broken on purpose?
 //!
-//! Each mutant is one small bug in one engine, and names the cases that must
-//! turn red. They are tried in a copy of the tree under `target/mutants`, never
-//! in the checkout. A mutant that survives, or whose text is no longer found,
-//! fails the task: the list has to follow the code.
+//! Each mutant is one small bug in a rule, an engine or the API, and names the
+//! cases that must turn red. They are tried in a copy of the tree under
+//! `target/mutants`, never in the checkout. A mutant that survives, or whose text
+//! is no longer found, fails the task: the list has to follow the code.
 
 use std::{
     ffi::OsString,
@@ -14,6 +14,7 @@ use std::{
     time::Instant,
 };
 
+mod api;
 mod postgres;
 mod rules;
 mod sqlite;
@@ -37,7 +38,7 @@ struct Mutant {
 /// Every bug, by where it is. The lists follow the code: a text that is no longer
 /// found fails the task.
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    [rules::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS].into_iter().flatten()
+    [rules::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS, api::MUTANTS].into_iter().flatten()
 }
 
 /// `cargo xtask mutants [words]`: all of them, or those whose name contains
