@@ -5,29 +5,32 @@ use std::future::Future;
 use std::time::Instant;
 
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, Retention};
-use longshore::{Ending, EnqueuedAs, NewJob, Outcome, Report, Status, SweepOptions, UniqueMode};
+use longshore::{Ending, EnqueuedAs, NewJob, Outcome, Report, Status, SweepOptions, UniqueMode, WorkerId};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::bench::*;
 use crate::sql::call;
 use crate::worker::until;
 
+fn own_without_gpu(worker: WorkerId, limit: u32) -> ClaimRequest {
+    ClaimRequest {
+        kinds: Some(vec!["own".into()]),
+        forbid_flags: vec!["gpu".into()],
+        ..ClaimRequest::new(worker, limit)
+    }
+}
+
 /// Others hold the due jobs for a moment: a claimer passes them over, and must
 /// not make up for them with jobs it may not have.
 async fn claim_while_due_jobs_are_locked(bench: &Bench) {
     let due = bench.enqueue_kind("own").await;
     bench.add(job("own").delay(MINUTE)).await;
+    bench.add(job("own").flags(["gpu"])).await;
     bench.enqueue_kind("foreign").await;
-    let mut other = bench.postgres().await;
-    sqlx::raw_sql("begin; select id from ready where run_at <= clock() and kind = 'own' for update")
-        .execute(&mut other)
-        .await
-        .expect("lock");
-    let worker = bench.worker().await;
-    let kinds = Some(vec!["own".into()]);
-    let request = ClaimRequest { kinds, ..ClaimRequest::new(worker, 5) };
+    let other = holding(bench, &format!("select 1 from ready where id = '{due}' for update")).await;
+    let request = own_without_gpu(bench.worker().await, 5);
     assert_eq!(bench.claim_as(&request).await.len(), 0);
-    sqlx::raw_sql("rollback").execute(&mut other).await.expect("unlock");
+    let_go(other).await;
     assert_eq!(ids(&bench.claim_as(&request).await), [due]);
 }
 
@@ -63,14 +66,14 @@ pub(crate) async fn a_locked_job_holds_up_none_below_it(bench: Bench) {
     let next = bench.add(job("own").priority(9)).await;
     bench.add(job("foreign").priority(5)).await;
     bench.add(job("own").priority(5).delay(MINUTE)).await;
+    bench.add(job("own").priority(5).flags(["gpu"])).await;
     let late = bench.add(job("own").queue("letters").run_at(start() - SECOND)).await;
     let early = bench.add(job("own").run_at(start() - MINUTE)).await;
     let last = bench.add(job("own").priority(-3)).await;
     let other = holding(&bench, "select 1 from ready where priority >= 9 for update").await;
     let request = ClaimRequest {
         queues: vec!["default".into(), "letters".into()],
-        kinds: Some(vec!["own".into()]),
-        ..ClaimRequest::new(bench.worker().await, 1)
+        ..own_without_gpu(bench.worker().await, 1)
     };
     let mut cursor = ClaimCursor::default();
     let mut claimed = Vec::new();
@@ -84,6 +87,24 @@ pub(crate) async fn a_locked_job_holds_up_none_below_it(bench: Bench) {
     let_go(other).await;
     let request = ClaimRequest { limit: 9, ..request };
     assert_eq!(ids(&bench.claim_as(&request).await), [top, next]);
+}
+
+/// The further step for what others hold would find the right jobs as well, so
+/// only its cost tells whether the first one chose among those that can be had.
+pub(crate) async fn what_may_not_be_claimed_costs_no_further_step(bench: Bench) {
+    bench.add(job("own").priority(100).delay(DAY)).await;
+    bench.add(job("foreign").priority(60)).await;
+    bench.add(job("own").priority(50).flags(["gpu"])).await;
+    let own = bench.add(job("own").priority(1)).await;
+    // Every step deletes from `ready`, be it nothing.
+    let count_steps = "
+        create table steps ();
+        create function step() returns trigger language plpgsql set search_path from current
+            as 'begin insert into steps default values; return null; end';
+        create trigger step after delete on ready for each statement execute function step()";
+    bench.sql(count_steps, None).await;
+    assert_eq!(ids(&bench.claim_as(&own_without_gpu(bench.worker().await, 1)).await), [own]);
+    assert_eq!(bench.ask("select count(*) from steps", None).await, 1);
 }
 
 /// Nor may what is taken in place of a locked job exceed the queue's limit.

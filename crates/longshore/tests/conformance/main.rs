@@ -720,6 +720,7 @@ cases!(on Postgres as postgres_only: {
         nor_does_one_from_many_places,
         a_claim_does_not_wait_for_rows_that_others_hold,
         a_locked_job_holds_up_none_below_it,
+        what_may_not_be_claimed_costs_no_further_step,
         a_locked_job_of_a_limited_queue_gives_its_place_to_one_other,
         a_locked_suspect_holds_up_no_other,
         a_settle_stores_the_neighbours_of_a_locked_lease,
