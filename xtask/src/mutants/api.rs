@@ -169,8 +169,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "api: jobs that no look saw leave no gap",
         file: LOOK,
         after: "pub(super) fn since(",
-        old: "before.newest.is_none_or(|newest| newest < oldest)",
-        new: "before.newest.is_some_and(|newest| newest > oldest)",
+        old: "events.insert(0, Event::Gap {});",
+        new: "",
         red: &[
             "postgres::http::more_new_jobs_than_one_look_sees_leave_a_gap",
             "sqlite::http::more_new_jobs_than_one_look_sees_leave_a_gap",
