@@ -7,7 +7,7 @@ const BULK: &str = "crates/longshore/src/api/bulk.rs";
 const ENQUEUE: &str = "crates/longshore/src/enqueue.rs";
 const EVENTS: &str = "crates/longshore/src/api/events/mod.rs";
 const EXPLAIN: &str = "crates/longshore/src/api/explain.rs";
-const JOBS: &str = "crates/longshore/src/api/jobs.rs";
+const NEW_JOB: &str = "crates/longshore/src/api/enqueue.rs";
 const LEASE: &str = "crates/longshore/src/api/leases/lease.rs";
 const LEASES: &str = "crates/longshore/src/api/leases/mod.rs";
 const LOOK: &str = "crates/longshore/src/api/events/look.rs";
@@ -20,7 +20,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     // ---- jobs ------------------------------------------------------------------
     Mutant {
         name: "api: the idempotency key of the body beats the header's",
-        file: JOBS,
+        file: NEW_JOB,
         after: "pub(super) async fn enqueue(",
         old: "if let Some(key) = idempotency_key {",
         new: "if let Some(key) = idempotency_key.filter(|_| body.idempotency_key.is_none()) {",
@@ -113,7 +113,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "api: a token for some queues is told why others' jobs wait",
         file: EXPLAIN,
         after: "pub(super) async fn explain(",
-        old: "caller.may_use(&job.queue)?;",
+        old: "caller.may_reach(&job.queue)?;",
         new: "let _ = caller.may_use(&job.queue);",
         red: &[
             "postgres::http::a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there",
@@ -235,14 +235,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a full renewal gives back what it had no room to name",
-        file: RENEW,
-        after: "pub(in crate::api) async fn renew(",
-        old: "held.len() < MAX_ITEMS",
-        new: "held.len() <= MAX_ITEMS",
+        name: "api: a full list gives back what it had no room to name",
+        file: LEASES,
+        after: "async fn give_back_untold(",
+        old: "held.len() >= MAX_ITEMS",
+        new: "held.len() > MAX_ITEMS",
         red: &[
-            "postgres::http::a_renewal_with_a_full_list_gives_nothing_back",
-            "sqlite::http::a_renewal_with_a_full_list_gives_nothing_back",
+            "postgres::http::a_full_list_of_leases_gives_nothing_back",
+            "sqlite::http::a_full_list_of_leases_gives_nothing_back",
         ],
     },
 ];

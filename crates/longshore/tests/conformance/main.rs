@@ -659,7 +659,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_worker_renews_as_often_as_it_said_when_it_registered,
         leases_whose_answer_was_lost_are_given_back,
         a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost,
-        a_renewal_with_a_full_list_gives_nothing_back,
+        a_full_list_of_leases_gives_nothing_back,
         a_caller_that_goes_leaves_nothing_leased,
         two_calls_of_one_worker_share_nothing,
         two_calls_of_one_worker_get_one_suspect_between_them,

@@ -88,8 +88,7 @@ pub(in crate::api) async fn renew(
         // Whose lease is lost is told above.
         let _ = server.client.store().progress(&reports).await?;
     }
-    // A longer list would not have fitted: who knows what it holds.
-    if body.leases.is_some() && held.len() < MAX_ITEMS {
+    if body.leases.is_some() {
         give_back_untold(&server.client, worker, &held, ARRIVED_WITHIN).await?;
     }
     let name = |leases: &[Lease]| leases.iter().map(LeaseName::from).collect();

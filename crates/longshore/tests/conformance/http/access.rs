@@ -171,7 +171,7 @@ pub(crate) async fn a_token_for_some_queues_looks_into_no_others_and_orders_noth
     bench.add(job("greet")).await;
     let mine = bench.add(job("greet").queue("mail")).await;
     web.get(&format!("/jobs/{mine}/explain")).await.is(200);
-    web.get(&format!("/jobs/{theirs}/explain")).await.is_problem(403, "forbidden", "default");
+    web.get(&format!("/jobs/{theirs}/explain")).await.is_problem(403, "forbidden", "another queue");
     web.get("/dead-letters").await.is_problem(403, "forbidden", "queue");
     web.get("/dead-letters?queue=default").await.is_problem(403, "forbidden", "default");
     web.get("/workers").await.is_problem(403, "forbidden", "mail");
@@ -189,7 +189,7 @@ pub(crate) async fn a_token_for_some_queues_looks_into_no_others_and_orders_noth
     web.send("POST", &format!("/dead-letters/{theirs}/redrive"), &[], "").await.is_problem(
         403,
         "forbidden",
-        "default",
+        "another queue",
     );
     assert_eq!(bench.status(theirs).await, Status::FailedPermanent);
     let own = web.post("/jobs/bulk", &retry(json!({ "queue": "mail" }))).await.is(200).json();

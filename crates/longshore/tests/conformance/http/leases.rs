@@ -296,7 +296,7 @@ pub(crate) async fn a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_ans
     assert_eq!((job.attempts, job.interruptions), (0, 0), "neither charged nor counted");
 }
 
-pub(crate) async fn a_renewal_with_a_full_list_gives_nothing_back(bench: Bench) {
+pub(crate) async fn a_full_list_of_leases_gives_nothing_back(bench: Bench) {
     let web = Web::new(&bench);
     let jobs: Vec<NewJob> = (0..1001).map(|_| job("greet")).collect();
     bench.enqueue_many(jobs).await.expect("enqueued");
@@ -315,7 +315,14 @@ pub(crate) async fn a_renewal_with_a_full_list_gives_nothing_back(bench: Bench) 
         bench.counted(Status::Running).await
     };
     assert_eq!(renew(1000).await, 1001, "no more can be named");
-    assert_eq!(renew(999).await, 999);
+    let ask = async |named: usize| {
+        let body = json!({ "worker_id": me, "queues": ["elsewhere"], "held": leases[..named] });
+        web.post("/leases", &body).await.is(200);
+        bench.counted(Status::Running).await
+    };
+    assert_eq!(ask(1000).await, 1001, "nor here");
+    assert_eq!(ask(999).await, 999);
+    assert_eq!(renew(998).await, 998);
 }
 
 pub(crate) async fn a_caller_that_goes_leaves_nothing_leased(bench: Bench) {
