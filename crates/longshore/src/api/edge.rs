@@ -202,14 +202,17 @@ fn is_usable(id: &HeaderValue) -> bool {
 }
 
 /// Begins anywhere and comes back to no number for as long as a server lives, so
-/// that ids of two servers are not mistaken for each other.
+/// that ids of two servers are not mistaken for each other. Mixed, so that nobody
+/// reads from two of them how many requests came between.
 fn made_id() -> HeaderValue {
     static NEXT: LazyLock<AtomicU64> =
         LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(std::process::id())));
-    // Odd, so that it goes through all numbers, and large, so that two ids in a row
-    // differ at first sight.
-    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-    let id = format!("{:016x}", NEXT.fetch_add(STEP, Ordering::Relaxed));
+    // By steps that lead back, so that two numbers stay two.
+    let mut id = NEXT.fetch_add(1, Ordering::Relaxed);
+    for factor in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
+        id = (id ^ (id >> 31)).wrapping_mul(factor);
+    }
+    let id = format!("{:016x}", id ^ (id >> 31));
     // Hexadecimal is ASCII.
     HeaderValue::from_str(&id).unwrap_or_else(|_| HeaderValue::from_static("none"))
 }

@@ -27,6 +27,9 @@ const WAKE_EVERY: Duration = Duration::from_millis(2);
 /// leave the server more time for storing them (a tenth more jobs pass through).
 const WAKE_CROWD_EVERY: Duration = Duration::from_millis(5);
 const CROWD: usize = 8;
+/// A batch that took longer than this came from a database so far away, or so busy,
+/// that the next is better full than early.
+const QUICK: Duration = Duration::from_millis(3);
 /// Other processes are told of it this often at most, while one here is.
 const OTHERS_EVERY: Duration = Duration::from_millis(10);
 /// How long a lane waits for one job with a key before it serves the next.
@@ -119,16 +122,16 @@ async fn run_lane(
     mut orders: mpsc::UnboundedReceiver<Order>,
     wakes: Arc<Inbox<Wake>>,
 ) {
-    let mut untold = None;
+    let (mut untold, mut took) = (None, Duration::ZERO);
     loop {
         // Few are told first: whoever enqueues again at once still joins. A crowd
         // that waits already goes first, and the database does not wait for us.
-        let is_crowd = orders.len() >= CROWD;
+        let is_crowd = orders.len() >= CROWD && took < QUICK;
         if !is_crowd && let Some(stored) = untold.take() {
             tell(&store, &wakes, stored);
         }
         let Some(first) = orders.recv().await else { return };
-        if !is_crowd && orders.len() + 1 < CROWD {
+        if !is_crowd {
             tokio::task::yield_now().await;
         }
         let (mut jobs, mut replies) = gather(first, &mut orders);
@@ -149,8 +152,10 @@ async fn run_lane(
                 tell(&store, &wakes, stored);
             }
         };
+        let began = Instant::now();
         // In this order: the statement is on its way before anybody is told.
         let (stored, ()) = tokio::join!(biased; storing, telling);
+        took = began.elapsed();
         match stored {
             Ok(answers) => untold = Some(Stored { jobs, replies, answers }),
             Err(error) if jobs.len() == 1 || error.is_read_only() || error.is_schema() => {
@@ -170,12 +175,13 @@ struct Stored {
     answers: Vec<Enqueued>,
 }
 
+/// Workers before callers: one that flushes next must find its own wake-up sent.
 fn tell(store: &Arc<dyn Store>, wakes: &Inbox<Wake>, Stored { jobs, replies, answers }: Stored) {
+    announce(store, wakes, &jobs);
     for (reply, answer) in replies.into_iter().zip(answers) {
         // A caller that went away has its job all the same.
         let _ = reply.send(Ok(answer));
     }
-    announce(store, wakes, &jobs);
 }
 
 fn gather(
@@ -304,5 +310,48 @@ async fn tell_others(store: Arc<dyn Store>, queues: BTreeSet<String>) {
     let queues: Vec<_> = queues.into_iter().collect();
     if let Err(error) = store.wake_others(&queues).await {
         tracing::debug!(%error, "could not announce new work; polling will find it");
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Wake as OnWake};
+
+    use super::*;
+    use crate::enqueue::{EnqueuedAs, NewJob};
+    use crate::store::sqlite::SqliteStore;
+
+    /// Looks, at the moment a caller is told, whether its wake-up is on the way.
+    struct Told {
+        inbox: Mutex<mpsc::UnboundedReceiver<Wake>>,
+        after_the_wake_up: AtomicBool,
+    }
+
+    impl OnWake for Told {
+        fn wake(self: Arc<Self>) {
+            let sent = self.inbox.lock().unwrap().try_recv().is_ok();
+            self.after_the_wake_up.store(sent, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_caller_is_told_after_its_wake_up_was_sent() {
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open("sqlite::memory:").await.unwrap());
+        let (wakes, inbox) = mpsc::unbounded_channel();
+        let wakes = Inbox(Mutex::new(Some(wakes)));
+        let told = Arc::new(Told { inbox: Mutex::new(inbox), after_the_wake_up: AtomicBool::new(false) });
+        let (reply, answer) = oneshot::channel();
+        let mut answer = pin!(answer);
+        let waker = told.clone().into();
+        assert!(answer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+
+        let job = NewJob::new("greet", &1).validate().unwrap();
+        let answers = vec![Enqueued { id: job.id, how: EnqueuedAs::Created }];
+        tell(&store, &wakes, Stored { jobs: vec![job], replies: vec![reply], answers });
+        assert!(answer.await.unwrap().is_ok());
+        assert!(told.after_the_wake_up.load(Ordering::Relaxed), "a flush would have come first");
     }
 }
