@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{Connection, Executor};
 
 use crate::bench::*;
-use crate::worker::{nothing, patient, until, until_status, worker};
+use crate::worker::{Begun, nothing, patient, until, until_status, worker};
 
 // ---- handlers --------------------------------------------------------------------
 
@@ -183,12 +183,17 @@ pub(crate) async fn hooks_have_heard_of_every_end_before_a_drain_returns(bench: 
 
 pub(crate) async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
-    let slow = |_: serde_json::Value, _: Context| async {
-        tokio::time::sleep(SECOND).await;
-        Ok(())
+    let begun = Begun::none();
+    let begins = begun.clone();
+    let slow = move |_: serde_json::Value, _: Context| {
+        begins.count();
+        async {
+            tokio::time::sleep(SECOND).await;
+            Ok(())
+        }
     };
     let running = worker(&bench).function("mail", slow).build().expect("build").start().await.expect("start");
-    until_status(&bench, id, Status::Running).await;
+    begun.so_many(1).await;
     let stopper = running.stopper();
     drop(running);
     stopper.stop();

@@ -14,7 +14,7 @@ use longshore::{AttemptEnd, Context, Failure, Job, JobId, NewJob, RetryPolicy, S
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::bench::*;
 
@@ -29,6 +29,26 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut there: impl 
 
 pub(crate) async fn until_status(bench: &Bench, id: JobId, status: Status) {
     until(status.as_str(), || async { bench.status(id).await == status }).await;
+}
+
+/// Handlers that have begun. A job is running from its claim on, its handler a moment
+/// later, and a stop in between gives it back.
+#[derive(Clone)]
+pub(crate) struct Begun(Arc<Semaphore>);
+
+impl Begun {
+    pub(crate) fn none() -> Self {
+        Begun(Arc::new(Semaphore::new(0)))
+    }
+
+    /// One more.
+    pub(crate) fn count(&self) {
+        self.0.add_permits(1);
+    }
+
+    pub(crate) async fn so_many(&self, handlers: u32) {
+        self.0.acquire_many(handlers).await.expect("never closed").forget();
+    }
 }
 
 /// Quick intervals, so that nothing takes seconds.
@@ -384,10 +404,13 @@ pub(crate) async fn progress_is_seen_while_the_job_runs(bench: Bench) {
 
 /// Handlers that wait to be told, and what they were told.
 fn waiting(
-    told: Arc<Mutex<Vec<StopReason>>>,
-) -> impl Fn(serde_json::Value, Context) -> Waiting + Send + Sync {
+    begun: &Begun,
+    told: &Arc<Mutex<Vec<StopReason>>>,
+) -> impl Fn(serde_json::Value, Context) -> Waiting + Send + Sync + use<> {
+    let (begun, told) = (begun.clone(), told.clone());
     move |_, ctx| {
         let told = told.clone();
+        begun.count();
         Box::pin(async move {
             let reason = ctx.stopped().await;
             told.lock().expect("told").push(reason);
@@ -400,11 +423,11 @@ type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send
 
 pub(crate) async fn a_cancel_reaches_the_handler_and_ends_the_job(bench: Bench) {
     let id = bench.add(job("mail")).await;
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
     let running =
-        worker(&bench).function("mail", waiting(told.clone())).build().expect("build").start().await;
+        worker(&bench).function("mail", waiting(&begun, &told)).build().expect("build").start().await;
     let running = running.expect("start");
-    until_status(&bench, id, Status::Running).await;
+    begun.so_many(1).await;
     bench.cancel(id).await.expect("cancel");
     until_status(&bench, id, Status::Cancelled).await;
     assert_eq!(*told.lock().expect("told"), [StopReason::Cancelled]);
@@ -414,8 +437,8 @@ pub(crate) async fn a_cancel_reaches_the_handler_and_ends_the_job(bench: Bench) 
 pub(crate) async fn a_timeout_is_a_failed_attempt(bench: Bench) {
     let id = bench.add(job("mail").timeout(Some(Duration::from_millis(50)))).await;
     let told = Arc::new(Mutex::new(Vec::new()));
-    let running =
-        worker(&bench).function("mail", waiting(told.clone())).build().expect("build").start().await;
+    let handler = waiting(&Begun::none(), &told);
+    let running = worker(&bench).function("mail", handler).build().expect("build").start().await;
     let running = running.expect("start");
     until_status(&bench, id, Status::Retrying).await;
     assert_eq!(*told.lock().expect("told"), [StopReason::TimedOut]);
@@ -426,10 +449,12 @@ pub(crate) async fn a_timeout_is_a_failed_attempt(bench: Bench) {
 pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
     let id = bench.add(job("slow")).await;
     let go = tokio::sync::watch::Sender::new(false);
-    let wait = go.clone();
+    let begun = Begun::none();
+    let (wait, begins) = (go.clone(), begun.clone());
     let running = worker(&bench)
         .function("slow", move |_: serde_json::Value, _: Context| {
             let mut wait = wait.subscribe();
+            begins.count();
             async move {
                 wait.wait_for(|go| *go).await.expect("the case goes on");
                 Ok(())
@@ -440,7 +465,7 @@ pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
         .start()
         .await
         .expect("start");
-    until_status(&bench, id, Status::Running).await;
+    begun.so_many(1).await;
     // A claim of this one may be under way when the stop comes.
     let later = bench.add(job("slow")).await;
     let stop = tokio::spawn(running.stop());
@@ -453,18 +478,21 @@ pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
 
 pub(crate) async fn what_outlives_the_grace_goes_back_uncharged(bench: Bench) {
     let (polite, stubborn) = (bench.add(job("polite")).await, bench.add(job("stubborn")).await);
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
+    let begins = begun.clone();
     let running = worker(&bench)
         .shutdown_grace(Duration::from_millis(50))
-        .function("polite", waiting(told.clone()))
-        .function("stubborn", |_: serde_json::Value, _: Context| async { std::future::pending().await })
+        .function("polite", waiting(&begun, &told))
+        .function("stubborn", move |_: serde_json::Value, _: Context| {
+            begins.count();
+            std::future::pending()
+        })
         .build()
         .expect("build")
         .start()
         .await
         .expect("start");
-    until_status(&bench, polite, Status::Running).await;
-    until_status(&bench, stubborn, Status::Running).await;
+    begun.so_many(2).await;
     let began = Instant::now();
     assert_eq!(running.stop().await.put_back, 2);
     assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
@@ -480,9 +508,12 @@ pub(crate) async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(be
     let id = bench.add(job("mail").max_attempts(9)).await;
     let told = Arc::new(Mutex::new(Vec::new()));
     let (seen, first) = (told.clone(), Arc::new(AtomicUsize::new(0)));
+    let begun = Begun::none();
+    let begins = begun.clone();
     let running = worker(&bench)
         .function("mail", move |_: serde_json::Value, ctx: Context| {
             let (seen, nth) = (seen.clone(), first.fetch_add(1, Ordering::Relaxed));
+            begins.count();
             async move {
                 if nth > 0 {
                     return Ok(());
@@ -499,7 +530,7 @@ pub(crate) async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(be
         .await
         .expect("start");
     let before = running.id();
-    until_status(&bench, id, Status::Running).await;
+    begun.so_many(1).await;
     // A sweeper elsewhere, which has not heard of it for long; a beat may come
     // in between.
     until("told", || async {
