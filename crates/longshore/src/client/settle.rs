@@ -49,6 +49,12 @@ impl Client {
         for report in reports {
             self.lanes.announce(&report.follow_ups);
         }
+        // What one worker gives back is for another to take, and now.
+        let given_back = reports
+            .iter()
+            .zip(&answers)
+            .filter(|(report, kept)| matches!(report.ending, Ending::Released) && **kept != Kept::LeaseLost);
+        self.lanes.wake(given_back.map(|(report, _)| report.claimed.queue()));
         Ok(answers)
     }
 

@@ -82,6 +82,11 @@ impl Lanes {
         let _ = sent.await;
     }
 
+    /// Tells workers about jobs of these queues that are due again.
+    pub(crate) fn wake<'q>(&self, queues: impl IntoIterator<Item = &'q str>) {
+        wake(&self.store, &self.wakes, queues);
+    }
+
     /// Tells workers about jobs that were stored without a lane.
     pub(crate) fn announce(&self, jobs: &[ValidJob]) {
         announce(&self.store, &self.wakes, jobs);
@@ -244,9 +249,14 @@ enum Wake {
 }
 
 fn announce(store: &Arc<dyn Store>, wakes: &Inbox<Wake>, jobs: &[ValidJob]) {
+    wake(store, wakes, jobs.iter().filter(|job| job.when == When::NOW).map(|job| job.queue.as_str()));
+}
+
+/// One queue for each job.
+fn wake<'q>(store: &Arc<dyn Store>, wakes: &Inbox<Wake>, of_jobs: impl IntoIterator<Item = &'q str>) {
     let mut queues = BTreeMap::new();
-    for job in jobs.iter().filter(|job| job.when == When::NOW) {
-        *queues.entry(job.queue.as_str()).or_default() += 1;
+    for queue in of_jobs {
+        *queues.entry(queue).or_default() += 1;
     }
     for (queue, jobs) in queues {
         wakes.put(Wake::Queue { queue: queue.to_owned(), jobs }, |inbox| {

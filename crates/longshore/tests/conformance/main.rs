@@ -596,6 +596,7 @@ cases!(on Postgres as postgres, Sqlite as sqlite: {
         a_timeout_is_a_failed_attempt,
         a_stop_lets_running_jobs_finish,
         a_worker_for_upkeep_only_recovers_and_claims_nothing,
+        what_one_worker_gives_back_another_takes_without_a_poll,
         what_outlives_the_grace_goes_back_uncharged,
         a_worker_declared_dead_stops_its_handlers_and_begins_anew,
         a_thousand_jobs_run_once_each,

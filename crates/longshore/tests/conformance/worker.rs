@@ -10,7 +10,9 @@ use async_trait::async_trait;
 use longshore::cron::NewSchedule;
 use longshore::store::NewKind;
 use longshore::worker::{Batched, Builder, Executor, Settings, StopReason};
-use longshore::{AttemptEnd, Context, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode, Worker};
+use longshore::{
+    AttemptEnd, Context, Ending, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode, Worker,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -639,6 +641,20 @@ pub(crate) fn patient(bench: &Bench) -> Builder {
 
 pub(crate) async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
     Ok(())
+}
+
+pub(crate) async fn what_one_worker_gives_back_another_takes_without_a_poll(bench: Bench) {
+    let id = bench.add(job("mail")).await;
+    let holder = bench.worker().await;
+    let claimed = bench.claim(holder, 1).await.remove(0);
+    let running = patient(&bench).function("mail", nothing).build().expect("build").start().await;
+    let running = running.expect("start");
+    let first = bench.add(job("mail")).await;
+    until_status(&bench, first, Status::Succeeded).await;
+    // Whoever ran that one has looked for more, in vain.
+    bench.must_finish(&claimed, Ending::Released).await;
+    until_status(&bench, id, Status::Succeeded).await;
+    running.stop().await;
 }
 
 pub(crate) async fn suspects_follow_one_another_without_a_poll(bench: Bench) {
