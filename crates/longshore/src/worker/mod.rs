@@ -677,3 +677,25 @@ async fn settle_the_rest(shared: &Shared) {
     };
     let _ = tokio::time::timeout(SETTLE_WITHIN, all_settled).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    #[test]
+    fn the_grace_is_cut_short_by_who_asks_for_it_and_not_by_who_goes_away() {
+        let mut context = Context::from_waker(Waker::noop());
+        let (asks, mut now) = watch::channel(false);
+        let mut short = pin!(cut_short(&mut now));
+        assert!(short.as_mut().poll(&mut context).is_pending());
+        drop(asks);
+        assert!(short.as_mut().poll(&mut context).is_pending(), "nobody has asked");
+
+        let (asks, mut now) = watch::channel(false);
+        asks.send_replace(true);
+        assert!(pin!(cut_short(&mut now)).poll(&mut context).is_ready());
+    }
+}

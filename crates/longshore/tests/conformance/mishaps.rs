@@ -11,6 +11,7 @@ use longshore::worker::{Batched, Hooks, StopReason};
 use longshore::{Context, Failure, Job, JobId, NewJob, Status, UniqueMode, WorkerId};
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection, Executor};
+use tokio::sync::Notify;
 
 use crate::bench::*;
 use crate::worker::{Begun, nothing, patient, until, until_status, worker};
@@ -183,13 +184,16 @@ pub(crate) async fn hooks_have_heard_of_every_end_before_a_drain_returns(bench: 
 
 pub(crate) async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
-    let begun = Begun::none();
-    let begins = begun.clone();
-    let slow = move |_: serde_json::Value, _: Context| {
+    let (begun, go) = (Begun::none(), Arc::new(Notify::new()));
+    let (begins, gone) = (begun.clone(), go.clone());
+    let slow = move |_: serde_json::Value, ctx: Context| {
+        let gone = gone.clone();
         begins.count();
-        async {
-            tokio::time::sleep(SECOND).await;
-            Ok(())
+        async move {
+            tokio::select! {
+                () = gone.notified() => Ok(()),
+                reason = ctx.stopped() => Err(format!("told to stop: {reason:?}").into()),
+            }
         }
     };
     let running = worker(&bench).function("mail", slow).build().expect("build").start().await.expect("start");
@@ -198,6 +202,7 @@ pub(crate) async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) 
     drop(running);
     stopper.stop();
     drop(stopper);
+    go.notify_one();
     until_status(&bench, id, Status::Succeeded).await;
     assert_eq!(bench.job(id).await.lease_no, 1);
 }
@@ -218,7 +223,7 @@ pub(crate) async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(be
 pub(crate) async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
     let replacing = || NewJob::new("slow", &()).unique_key("key", UniqueMode::Replace);
     let held = bench.enqueue(replacing()).await.expect("enqueue").id;
-    let go = Arc::new(tokio::sync::Notify::new());
+    let go = Arc::new(Notify::new());
     let gone = go.clone();
     let slow = move |_: (), _: Context| {
         let gone = gone.clone();
