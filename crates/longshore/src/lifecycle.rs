@@ -272,6 +272,13 @@ pub enum Leave {
     Requeue(Requeue),
 }
 
+impl Leave {
+    /// Whether somebody can take the job at once.
+    pub(crate) fn is_due_at_once(&self) -> bool {
+        matches!(self, Leave::Requeue(requeue) if requeue.when == When::NOW)
+    }
+}
+
 impl From<Leave> for Transition {
     fn from(leave: Leave) -> Self {
         match leave {

@@ -31,6 +31,7 @@ impl Client {
     /// As [`settle`](Self::settle), and says what became of each job.
     pub(crate) async fn settle_as(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
         let mut answers = vec![Kept::LeaseLost; reports.len()];
+        let mut due = Vec::new();
         let mut open: Vec<(usize, Flags)> = (0..reports.len()).map(|i| (i, Flags::default())).collect();
         // Both flags only ever rise, so an item is decided at most three times.
         while !open.is_empty() {
@@ -39,7 +40,10 @@ impl Client {
             let mut again = Vec::new();
             for (((i, _), settled), settlement) in open.into_iter().zip(settled).zip(&batch) {
                 match settled {
-                    Settled::Stored => answers[i] = Kept::from(&settlement.leave),
+                    Settled::Stored => {
+                        answers[i] = Kept::from(&settlement.leave);
+                        due.extend(settlement.leave.is_due_at_once().then(|| reports[i].claimed.queue()));
+                    }
                     Settled::LeaseLost => {}
                     Settled::Flagged(flags) => again.push((i, flags)),
                 }
@@ -49,12 +53,8 @@ impl Client {
         for report in reports {
             self.lanes.announce(&report.follow_ups);
         }
-        // What one worker gives back is for another to take, and now.
-        let given_back = reports
-            .iter()
-            .zip(&answers)
-            .filter(|(report, kept)| matches!(report.ending, Ending::Released) && **kept != Kept::LeaseLost);
-        self.lanes.wake(given_back.map(|(report, _)| report.claimed.queue()));
+        // What one worker gives back is for another to take.
+        self.lanes.wake(due);
         Ok(answers)
     }
 

@@ -3,8 +3,10 @@
 //! No timer decides: while one batch is in flight the next gathers, and when
 //! it returns, that goes. One caller alone waits for nobody; a thousand share
 //! one commit. A lane has one batch in flight, because two of half the size
-//! take longer than one. Jobs with keys travel in a lane of their own, because they may
-//! have to wait for another transaction's key.
+//! take longer than one. When it returns, its callers are answered before the
+//! next goes, so that they can join, or after, where many wait already (decision
+//! 0015). Jobs with keys travel in a lane of their own, because they may have to
+//! wait for another transaction's key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
