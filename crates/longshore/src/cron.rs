@@ -381,22 +381,13 @@ impl Client {
         if due.ticks.is_empty() {
             tracing::info!(schedule = %schedule.name, since = %schedule.next_at, "missed ticks were dropped");
         }
-        self.announce_ticks(&jobs).await;
+        self.notifier().notify_enqueued(&jobs);
         fired.extend(ticks.into_iter().zip(enqueued).map(|(tick, job)| Fired {
             schedule: schedule.name.clone(),
             tick,
             job,
         }));
         Ok(due.next)
-    }
-
-    async fn announce_ticks(&self, jobs: &[ValidJob]) {
-        let mut queues: Vec<String> = jobs.iter().map(|job| job.queue().to_owned()).collect();
-        queues.sort_unstable();
-        queues.dedup();
-        if let Err(error) = self.store().wake(&queues).await {
-            tracing::debug!(%error, "could not announce new work; polling will find it");
-        }
     }
 }
 

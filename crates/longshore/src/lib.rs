@@ -48,6 +48,7 @@ mod trace;
 #[cfg(not(feature = "otel"))]
 #[path = "trace/none.rs"]
 mod trace;
+mod wake;
 #[cfg(feature = "worker")]
 pub mod worker;
 

@@ -273,9 +273,12 @@ pub enum Leave {
 }
 
 impl Leave {
-    /// Whether somebody can take the job at once.
-    pub(crate) fn is_due_at_once(&self) -> bool {
-        matches!(self, Leave::Requeue(requeue) if requeue.when == When::NOW)
+    /// When the job is due again, if it returns to the queue.
+    pub(crate) fn requeued_for(&self) -> Option<When> {
+        match self {
+            Leave::Finish(_) => None,
+            Leave::Requeue(requeue) => Some(requeue.when),
+        }
     }
 }
 

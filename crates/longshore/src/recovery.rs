@@ -152,6 +152,12 @@ impl Client {
                 }
             }
             let settled = self.store().recover(&batch).await?;
+            let due =
+                batch.iter().zip(&asked).zip(&settled).filter_map(|(((_, settlement), job), settled)| {
+                    let when = settlement.leave.requeued_for().filter(|_| *settled == Settled::Stored)?;
+                    Some((job.queue.as_str(), when))
+                });
+            self.notifier().notify(due);
             found = Vec::new();
             for (mut job, settled) in asked.into_iter().zip(settled) {
                 match settled {

@@ -194,7 +194,7 @@ impl Guard {
     }
 
     async fn look_up(&self, hash: [u8; 32], scope: Scope) -> Answer<Caller> {
-        let token = self.client.store().token(&hash).await?.map(Arc::new);
+        let token = self.client.token(&hash).await?.map(Arc::new);
         let mut known = self.known();
         if known.len() >= REMEMBERED {
             known.clear();

@@ -161,7 +161,7 @@ async fn what_a_sweep_does(
     job: &JobRecord,
     worker: Option<&WorkerRecord>,
 ) -> Result<String> {
-    let standing = client.store().locate(job.id).await?;
+    let standing = client.locate(job.id).await?;
     let recovered = standing.map(|standing| {
         lifecycle::next(&standing, Event::Recover(Recovery::Default(Interruption::default())))
     });
@@ -186,7 +186,7 @@ async fn what_a_sweep_does(
 // ---- while it waits ----------------------------------------------------------
 
 async fn waits(client: &Client, job: &JobRecord) -> Result<Explanation> {
-    let now = client.store().now().await?;
+    let now = client.now().await?;
     let is_due = job.run_at <= now;
     let due_at = (!is_due).then_some(job.run_at);
     let queues = client.queues().await?;
@@ -195,7 +195,7 @@ async fn waits(client: &Client, job: &JobRecord) -> Result<Explanation> {
     let crew = Crew::of(job, &workers);
     let kinds = crew.kinds();
     let ahead = match is_due {
-        true => client.store().ahead(job.id, kinds.as_deref(), MOST_AHEAD).await?,
+        true => client.ahead_among(job.id, kinds.as_deref(), MOST_AHEAD).await?,
         false => None,
     };
 

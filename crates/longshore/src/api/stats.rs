@@ -90,7 +90,7 @@ pub(super) async fn stats(
     Query(query): Query<StatsQuery>,
 ) -> Answer<Json<Stats>> {
     caller.may_use_of(query.queue.as_deref())?;
-    let at = server.client.store().now().await?;
+    let at = server.client.now().await?;
     let minutes = query.minutes.unwrap_or(60).clamp(1, MOST_MINUTES);
     let mut counts = server.client.counts().await?;
     let mut tallied = server.client.tallied(at - Duration::minutes(minutes)).await?;

@@ -35,7 +35,7 @@ pub(super) struct Health {
     ),
 )]
 pub(super) async fn health(State(server): State<Server>) -> Answer<Json<Health>> {
-    match tokio::time::timeout(WELL_WITHIN, server.client.store().now()).await {
+    match tokio::time::timeout(WELL_WITHIN, server.client.now()).await {
         Ok(Ok(_)) => Ok(Json(Health { status: "ok" })),
         Ok(Err(error)) => Err(error.into()),
         Err(_) => Err(Problem::new(Slug::Unavailable, "the database does not answer")),

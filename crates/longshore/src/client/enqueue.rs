@@ -12,7 +12,7 @@ use crate::enqueue::{Enqueued, NewJob, UniqueMode, ValidJob};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::retry::RetryPolicy;
-use crate::store::Store;
+use crate::store::{KeyWait, Store};
 
 impl Client {
     /// Asks for one job, which is stored durably when this is awaited.
@@ -47,8 +47,8 @@ impl Client {
 
     /// As [`enqueue_many`](Self::enqueue_many), for jobs that have been checked.
     pub(crate) async fn store_all(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        let enqueued = self.store.enqueue(jobs).await?;
-        self.lanes.announce(jobs);
+        let enqueued = self.store.enqueue(jobs, KeyWait::Long).await?;
+        self.notifier.notify_enqueued(jobs);
         Ok(enqueued)
     }
 
@@ -61,10 +61,10 @@ impl Client {
         transaction.enqueue(&*self.store, &validate_all(jobs)?).await
     }
 
-    /// Waits until workers have been told of everything enqueued so far. For
-    /// programs that exit right after: polling would find the jobs anyway.
+    /// Waits until workers have been notified of every job that is due so far. For
+    /// programs that exit right afterwards. Without it, polling finds the jobs.
     pub async fn flush(&self) {
-        self.lanes.flush().await;
+        self.notifier.flush().await;
     }
 }
 

@@ -7,7 +7,8 @@ use chrono::{DateTime, Utc};
 use super::Client;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord};
-use crate::store::{CheckReport, Count, ListFilter, Page, QueueRecord, Tallied, WorkerRecord};
+use crate::lifecycle::State;
+use crate::store::{Ahead, CheckReport, Count, Glance, ListFilter, Page, QueueRecord, Tallied, WorkerRecord};
 
 impl Client {
     /// One job with its history.
@@ -48,7 +49,7 @@ impl Client {
     /// # }).unwrap();
     /// ```
     pub async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
-        Ok(self.store.ahead(id, None, most).await?.map(|ahead| ahead.jobs))
+        Ok(self.ahead_among(id, None, most).await?.map(|ahead| ahead.jobs))
     }
 
     /// What ended since then, by minute (by hour where minutes have been added
@@ -71,5 +72,25 @@ impl Client {
     /// Queues that have settings or live jobs.
     pub async fn queues(&self) -> Result<Vec<QueueRecord>> {
         self.store.queues().await
+    }
+}
+
+/// What the API's `explain` and `events` read.
+#[doc(hidden)]
+impl Client {
+    /// The state of a job as the rules see it; `None` if it does not exist.
+    pub async fn locate(&self, id: JobId) -> Result<Option<State>> {
+        self.store.locate(id).await
+    }
+
+    /// As [`ahead`](Client::ahead), counting only jobs of these kinds (`None`: any).
+    pub async fn ahead_among(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
+        self.store.ahead(id, kinds, most).await
+    }
+
+    /// Up to `limit` newest jobs, up to `limit` running ones, and `also`, oldest
+    /// first, without payloads. Jobs that do not exist are left out.
+    pub async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+        self.store.glance(limit, also).await
     }
 }

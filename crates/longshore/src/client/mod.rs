@@ -8,13 +8,17 @@
 
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
+
 use crate::enqueue::lanes::Lanes;
 use crate::error::Result;
 use crate::store::{Migrated, Store};
+use crate::wake::Notifier;
 
 mod access;
 mod enqueue;
 mod inspect;
+mod lease;
 mod operate;
 pub(crate) mod settle;
 
@@ -41,6 +45,7 @@ pub use settle::Report;
 pub struct Client {
     store: Arc<dyn Store>,
     lanes: Arc<Lanes>,
+    notifier: Notifier,
 }
 
 impl Client {
@@ -51,16 +56,34 @@ impl Client {
 
     /// A client of an engine opened elsewhere.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Client { lanes: Arc::new(Lanes::new(store.clone())), store }
+        let notifier = Notifier::new(store.clone());
+        Client { lanes: Arc::new(Lanes::new(store.clone(), notifier.clone())), store, notifier }
     }
 
-    /// The engine: the verbs that workers use.
+    /// The engine, for the project's own tests and benchmarks.
+    #[doc(hidden)]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// Brings the tables to this build's version; does nothing when they are.
+    /// Notifies workers of due jobs: the one way for every code path that makes a
+    /// job due.
+    pub(crate) fn notifier(&self) -> &Notifier {
+        &self.notifier
+    }
+
+    /// Brings the tables to this build's version. Does nothing if they are at it.
     pub async fn migrate(&self) -> Result<Migrated> {
         self.store.migrate().await
+    }
+
+    /// The version of the tables; 0 if there are none.
+    pub async fn schema_version(&self) -> Result<i64> {
+        self.store.schema_version().await
+    }
+
+    /// The database's clock, which decides what is due, stale or expired.
+    pub async fn now(&self) -> Result<DateTime<Utc>> {
+        self.store.now().await
     }
 }

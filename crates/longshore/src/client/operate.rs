@@ -10,8 +10,8 @@ use super::Client;
 use crate::enqueue::{Edit, ValidEdit, check_name};
 use crate::error::{Error, Result};
 use crate::job::JobId;
-use crate::lifecycle::{self, Event, State, Transition};
-use crate::store::{DeadFilter, Operated, Operation, QueueChange};
+use crate::lifecycle::{self, Event, State, Transition, When};
+use crate::store::{DeadFilter, Operated, Operation, QueueChange, Retained, Retention};
 
 /// How often a moving job is looked for again before giving up.
 const ROUNDS: usize = 5;
@@ -52,13 +52,17 @@ impl Client {
     /// run now. A running job is a conflict.
     pub async fn retry(&self, id: JobId) -> Result<()> {
         self.chase(id, &Command::Retry).await?;
-        self.wake_queue_of(id).await;
+        self.notify_queues_of(&[id]).await;
         Ok(())
     }
 
     /// Changes a waiting job: a claim gets the old job whole or the new one.
     pub async fn edit(&self, id: JobId, edit: Edit) -> Result<()> {
-        self.chase(id, &Command::Edit(edit.validate()?)).await.map(|_| ())
+        let edit = edit.validate()?;
+        // A higher priority or an earlier time may let the job start now.
+        self.chase(id, &Command::Edit(edit)).await?;
+        self.notify_queues_of(&[id]).await;
+        Ok(())
     }
 
     /// Removes a finished job and its history.
@@ -69,7 +73,7 @@ impl Client {
     /// Lets a dead letter run again with a fresh budget.
     pub async fn redrive(&self, id: JobId) -> Result<()> {
         self.chase(id, &Command::Redrive).await?;
-        self.wake_queue_of(id).await;
+        self.notify_queues_of(&[id]).await;
         Ok(())
     }
 
@@ -113,14 +117,22 @@ impl Client {
     /// ```
     pub async fn redrive_some(&self, filter: &DeadFilter) -> Result<Redriven> {
         let ids = self.store.dead_letters(filter).await?;
-        let mut step = Redriven::default();
+        let (mut step, mut redriven, mut failed) = (Redriven::default(), Vec::new(), None);
         for id in &ids {
             match self.chase(*id, &Command::Redrive).await {
-                Ok(_) => step.redriven += 1,
+                Ok(_) => redriven.push(*id),
                 Err(error) if error.is_conflict() || error.is_not_found() => step.skipped += 1,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
             }
         }
+        self.notify_queues_of(&redriven).await;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        step.redriven = redriven.len() as u64;
         step.next = ids.last().copied().filter(|_| ids.len() as u64 >= u64::from(filter.limit));
         Ok(step)
     }
@@ -144,11 +156,14 @@ impl Client {
         Err(Error::unavailable(format!("job {id} kept moving; try again")))
     }
 
-    async fn wake_queue_of(&self, id: JobId) {
-        if let Ok(Some(job)) = self.store.get(id).await
-            && let Err(error) = self.store.wake(&[job.queue]).await
-        {
-            tracing::debug!(%error, "could not announce new work; polling will find it");
+    /// Notifies workers of jobs that an operation may have made due.
+    async fn notify_queues_of(&self, ids: &[JobId]) {
+        if ids.is_empty() {
+            return;
+        }
+        match self.store.glance(0, ids).await {
+            Ok(jobs) => self.notifier.notify(jobs.iter().map(|job| (job.queue.as_str(), When::NOW))),
+            Err(error) => tracing::debug!(%error, "could not notify workers; polling finds the jobs"),
         }
     }
 
@@ -162,7 +177,8 @@ impl Client {
     /// Lets claims from a queue go on.
     pub async fn resume(&self, queue: &str) -> Result<()> {
         self.set_queue(queue, QueueChange { paused: Some(false), ..QueueChange::default() }).await?;
-        self.store.wake(&[queue.to_owned()]).await
+        self.notifier.notify([(queue, When::NOW)]);
+        Ok(())
     }
 
     /// Lets at most `limit` jobs of a queue run at once, in all processes
@@ -180,12 +196,30 @@ impl Client {
                 format!("queue `{queue}`: limit must be at least 1; pause the queue to stop it"),
             ));
         }
-        self.set_queue(queue, QueueChange { limit: Some(limit), ..QueueChange::default() }).await
+        self.set_queue(queue, QueueChange { limit: Some(limit), ..QueueChange::default() }).await?;
+        // A raised limit lets waiting jobs start.
+        self.notifier.notify([(queue, When::NOW)]);
+        Ok(())
     }
 
     async fn set_queue(&self, queue: &str, change: QueueChange) -> Result<()> {
         check_name("queue", queue)?;
         self.store.set_queue(queue, &change).await
+    }
+}
+
+/// What upkeep runs in bounded steps.
+#[doc(hidden)]
+impl Client {
+    /// Removes finished jobs whose retention time has passed; examines up to `step`
+    /// rows.
+    pub async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
+        self.store.retain(policy, step).await
+    }
+
+    /// Adds up old tallies, up to `step` rows, so that counting stays fast.
+    pub async fn fold_tallies(&self, step: u32) -> Result<u64> {
+        self.store.fold_tallies(step).await
     }
 }
 

@@ -4,8 +4,8 @@
 use super::Client;
 use crate::enqueue::ValidJob;
 use crate::error::Result;
-use crate::job::{AttemptEnd, Outcome, WorkerId};
-use crate::lifecycle::{self, Ending, Flags, Leave, Running, State};
+use crate::job::{AttemptEnd, Outcome};
+use crate::lifecycle::{self, Ending, Flags, Leave, Running, When};
 use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, keepable};
 
 /// How an attempt ended, in its holder's words.
@@ -31,7 +31,7 @@ impl Client {
     /// As [`settle`](Self::settle), and says what became of each job.
     pub(crate) async fn settle_as(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
         let mut answers = vec![Kept::LeaseLost; reports.len()];
-        let mut due = Vec::new();
+        let mut due: Vec<(&str, When)> = Vec::new();
         let mut open: Vec<(usize, Flags)> = (0..reports.len()).map(|i| (i, Flags::default())).collect();
         // Both flags only ever rise, so an item is decided at most three times.
         while !open.is_empty() {
@@ -42,7 +42,8 @@ impl Client {
                 match settled {
                     Settled::Stored => {
                         answers[i] = Kept::from(&settlement.leave);
-                        due.extend(settlement.leave.is_due_at_once().then(|| reports[i].claimed.queue()));
+                        let requeued_for = settlement.leave.requeued_for();
+                        due.extend(requeued_for.map(|when| (reports[i].claimed.queue(), when)));
                     }
                     Settled::LeaseLost => {}
                     Settled::Flagged(flags) => again.push((i, flags)),
@@ -51,10 +52,9 @@ impl Client {
             open = again;
         }
         for report in reports {
-            self.lanes.announce(&report.follow_ups);
+            self.notifier.notify_enqueued(&report.follow_ups);
         }
-        // What one worker gives back is for another to take.
-        self.lanes.wake(due);
+        self.notifier.notify(due);
         Ok(answers)
     }
 
@@ -71,10 +71,10 @@ impl Client {
     /// # let client = Client::connect("sqlite::memory:").await?;
     /// # client.migrate().await?;
     /// # let worker = NewWorker::new("far away");
-    /// # client.store().register(&worker).await?;
+    /// # client.register(&worker).await?;
     /// client.enqueue(NewJob::new("greet", "Ada")).await?;
     /// let request = ClaimRequest::new(worker.id, 1);
-    /// let claims = client.store().claim(&request, &mut ClaimCursor::default()).await?;
+    /// let claims = client.claim(&request, &mut ClaimCursor::default()).await?;
     /// let lease = claims.jobs[0].lease();
     /// for _ in 0..2 {
     ///     let done = (lease, Ending::Succeeded { result: None }, Vec::new());
@@ -116,27 +116,6 @@ impl Client {
             }
         }
         Ok(answers)
-    }
-
-    /// Releases, uncharged, the leases of a worker that it does not know it
-    /// holds, because the answer to a claim was lost; how many. Not to be called
-    /// while a claim of that worker is under way.
-    pub async fn give_back_unknown(&self, worker: WorkerId, held: &[Lease]) -> Result<u64> {
-        let mut given_back = 0;
-        for lease in self.store.leases(worker).await? {
-            let Some(State::Running(running)) = self.store.locate(lease.id).await? else { continue };
-            if held.contains(&lease) || running.lease_no != lease.lease_no {
-                continue;
-            }
-            let settlement = Settlement {
-                lease,
-                seen: Some(running.flags),
-                leave: lifecycle::settle(&running, Ending::Released),
-                follow_ups: Vec::new(),
-            };
-            given_back += u64::from(self.store.settle(&[settlement]).await? == [Settled::Stored]);
-        }
-        Ok(given_back)
     }
 }
 

@@ -7,10 +7,9 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::Settlement;
 use crate::enqueue::{DEFAULT_QUEUE, Options};
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{self, Ending, Flags, Running};
+use crate::lifecycle::{Flags, Running};
 use crate::retry::RetryPolicy;
 
 /// The right to run one attempt of one job: the fence. A claim makes it; from
@@ -85,17 +84,6 @@ pub struct Claims {
     pub jobs: Vec<Claimed>,
     /// Whether there may be more right now: ask again without waiting.
     pub more: bool,
-}
-
-/// How leases end that nobody is there to run: released, uncharged.
-pub(crate) fn releases(claims: &Claims) -> Vec<Settlement> {
-    let release = |job: &Claimed| Settlement {
-        lease: job.lease(),
-        seen: Some(Flags::default()),
-        leave: lifecycle::settle(&job.running(), Ending::Released),
-        follow_ups: Vec::new(),
-    };
-    claims.jobs.iter().map(release).collect()
 }
 
 /// The text, sharing memory with the last one if that was the same: the jobs of

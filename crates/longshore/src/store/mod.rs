@@ -48,7 +48,7 @@ pub use operate::{DeadFilter, Operated, Operation, QueueChange, QueueRecord};
 pub use upkeep::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, Ticking};
 
 pub(crate) use access::by_name;
-pub(crate) use claim::{releases, shared};
+pub(crate) use claim::shared;
 pub(crate) use flow::{clean, keepable};
 pub(crate) use inspect::{Tally, add_up, start_of};
 
@@ -110,40 +110,31 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// tests: every process that uses these tables sees the pinned time.
     async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()>;
 
+    /// The same tables through a connection of its own, for heartbeats that must
+    /// not wait behind other work.
+    fn with_own_connection(&self) -> Arc<dyn Store>;
+
     // ---- enqueue ---------------------------------------------------------
 
     /// Stores jobs in one commit. A repeated id, a taken idempotency key or a
     /// live unique key is an answer, never an error, and never harms its
     /// neighbours in the batch.
-    async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
+    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>>;
 
-    /// As [`enqueue`](Store::enqueue), for who can split the batch: gives up soon
-    /// where a key is held by another's open transaction.
-    async fn enqueue_or_split(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        self.enqueue(jobs).await
-    }
+    // ---- wake-ups --------------------------------------------------------
 
-    /// The same tables by a connection of its own, for a heartbeat that must not
-    /// wait behind other work.
-    fn aside(&self) -> Arc<dyn Store>;
+    /// Notifies subscribers in this process that these queues have due jobs.
+    /// Returns whether there is any subscriber. Call it through
+    /// [`wake`](crate::wake) only.
+    fn notify_local(&self, queues: &[String]) -> bool;
 
-    /// Tells subscribers, in this and other processes, that these queues have
-    /// new work. A hint: it may be lost, and polling finds the work anyway.
-    async fn wake(&self, queues: &[String]) -> Result<()>;
+    /// Notifies subscribers in other processes. A hint: it may be lost, and then
+    /// polling finds the jobs.
+    async fn notify_others(&self, queues: &[String]) -> Result<()>;
 
-    /// The first half of [`wake`](Store::wake): tells this process, where that is
-    /// cheaper, and says whether anybody heard.
-    fn wake_here(&self, _queues: &[String]) -> bool {
-        false
-    }
-
-    /// The second half: tells all that [`wake_here`](Store::wake_here) has not.
-    async fn wake_others(&self, queues: &[String]) -> Result<()> {
-        self.wake(queues).await
-    }
-
-    /// Listens for [`wake`](Store::wake). Subscribe before claiming: a job
-    /// enqueued between the two would otherwise wait a full poll interval.
+    /// Subscribes to the notifications of this and other processes. Subscribe
+    /// before claiming: a job enqueued between the two would otherwise wait a full
+    /// poll interval.
     async fn subscribe(&self) -> Result<Wakeups>;
 
     // ---- claim -----------------------------------------------------------
@@ -357,6 +348,23 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Forgets a kind; says whether there was one.
     async fn remove_kind(&self, name: &str) -> Result<bool>;
+}
+
+/// How long an enqueue waits for a key that another client's open transaction
+/// holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyWait {
+    /// Seconds: the batch is stored whole or not at all.
+    Long,
+    /// A fraction of a second: the caller can split the batch and try again.
+    Short,
+}
+
+impl KeyWait {
+    /// For a caller that stores the jobs one by one if the batch fails.
+    pub(crate) fn for_splittable_batch(jobs: usize) -> Self {
+        if jobs > 1 { KeyWait::Short } else { KeyWait::Long }
+    }
 }
 
 /// What [`Store::migrate`] did.

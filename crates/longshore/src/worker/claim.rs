@@ -103,7 +103,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
 }
 
 async fn subscribe(shared: &Shared) -> Option<Wakeups> {
-    match shared.client.store().subscribe().await {
+    match shared.client.subscribe().await {
         Ok(wakeups) => Some(wakeups),
         Err(error) => {
             tracing::warn!(%error, "cannot listen for new work; polling finds it");
@@ -245,7 +245,7 @@ impl Claimer {
                 suspects: if shared.held.has_suspect() { Suspects::Leave } else { Suspects::One },
             };
             let began = Instant::now();
-            match shared.client.store().claim(&request, &mut group.cursor).await {
+            match shared.client.claim(&request, &mut group.cursor).await {
                 Ok(claims) => {
                     tracing::debug!(jobs = claims.jobs.len(), more = claims.more, "claimed");
                     shared.metrics.claimed(claims.jobs.len(), began.elapsed());
@@ -325,7 +325,7 @@ impl Claimer {
     async fn give_back_unknown(&mut self) -> bool {
         let worker = self.shared.worker();
         let held = self.shared.held.leases(worker);
-        match self.shared.client.give_back_unknown(worker, &held).await {
+        match self.shared.client.release_unknown(worker, &held, Duration::ZERO).await {
             Ok(given_back) => {
                 if given_back > 0 {
                     tracing::info!(

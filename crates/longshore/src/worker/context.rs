@@ -245,13 +245,13 @@ impl<S> Context<S> {
     /// Keeps something for later attempts of this job.
     pub async fn save_checkpoint(&self, data: &(impl Serialize + Sync + ?Sized)) -> Result<()> {
         let data = json("checkpoint", data)?;
-        let kept = self.client().store().save_checkpoint(&self.job().lease(), &data).await?;
+        let kept = self.client().save_checkpoint(&self.job().lease(), &data).await?;
         self.held(kept)
     }
 
     /// What an earlier attempt, or this one, kept.
     pub async fn checkpoint<T: DeserializeOwned>(&self) -> Result<Option<T>> {
-        let Some(data) = self.client().store().checkpoint(self.id()).await? else { return Ok(None) };
+        let Some(data) = self.client().checkpoint(self.id()).await? else { return Ok(None) };
         serde_json::from_str(data.get()).map(Some).map_err(|error| {
             let why = super::handler::without_values(&error.to_string());
             Error::invalid("checkpoint", format!("checkpoint of job {}: another shape: {why}", self.id()))
@@ -262,7 +262,7 @@ impl<S> Context<S> {
 
     /// Makes sure that this attempt still owns the job.
     pub async fn assert_lease(&self) -> Result<()> {
-        let held = self.client().store().assert_lease(&self.job().lease()).await?;
+        let held = self.client().assert_lease(&self.job().lease()).await?;
         self.held(held)
     }
 

@@ -192,7 +192,7 @@ async fn may_start(shared: &Shared, attempt: &Attempt) -> bool {
     if attempt.claimed.interruptions() == 0 {
         return true;
     }
-    match shared.client.store().mark_started(&attempt.claimed.lease()).await {
+    match shared.client.mark_started(&attempt.claimed.lease()).await {
         Ok(Fenced::Held) => true,
         Ok(Fenced::LeaseLost) => {
             attempt.control.stop(StopReason::LeaseLost);

@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 use super::Settings;
 use super::context::{Attempt, StopReason};
 use super::shared::{Phase, Shared};
+use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::job::WorkerId;
-use crate::store::{Beat, NewWorker, Store};
+use crate::store::{Beat, NewWorker};
 
 /// A beat that failed is tried again this soon.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// Beats until the worker has ended.
-pub(super) fn spawn(shared: Arc<Shared>, store: Arc<dyn Store>) -> Result<()> {
+pub(super) fn spawn(shared: Arc<Shared>, client: Client) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -27,7 +28,7 @@ pub(super) fn spawn(shared: Arc<Shared>, store: Arc<dyn Store>) -> Result<()> {
     let body = move || {
         runtime.block_on(async {
             tokio::select! {
-                () = beat(&shared, &*store) => {}
+                () = beat(&shared, &client) => {}
                 () = watch(&shared) => {}
                 () = shared.reached(Phase::Ended) => {}
             }
@@ -40,13 +41,13 @@ pub(super) fn spawn(shared: Arc<Shared>, store: Arc<dyn Store>) -> Result<()> {
         .map_err(|error| Error::unavailable("cannot start the heartbeat's thread").with_source(error))
 }
 
-async fn beat(shared: &Shared, store: &dyn Store) {
+async fn beat(shared: &Shared, client: &Client) {
     let interval = shared.settings.heartbeat_interval;
     let mut told_off: Vec<Arc<Attempt>> = Vec::new();
     loop {
         let (sent, worker) = (Instant::now(), shared.worker());
         let held = shared.held.leases(worker);
-        let answer = tokio::time::timeout(interval.max(AGAIN_AFTER), store.beat(worker, &held)).await;
+        let answer = tokio::time::timeout(interval.max(AGAIN_AFTER), client.beat(worker, &held)).await;
         // Whoever did not stop within a heartbeat is dropped.
         told_off.drain(..).for_each(|attempt| attempt.control.abort(StopReason::LeaseLost));
         let wait = match answer {
@@ -64,7 +65,7 @@ async fn beat(shared: &Shared, store: &dyn Store) {
             Ok(Ok(Beat::Dead)) => {
                 told_off = shared.held.all();
                 told_off.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
-                register_anew(shared, store, worker).await
+                register_anew(shared, client, worker).await
             }
             Ok(Err(error)) => {
                 shared.contact.broke();
@@ -82,10 +83,10 @@ async fn beat(shared: &Shared, store: &dyn Store) {
 }
 
 /// Goes on under a new id after the old one was declared dead.
-async fn register_anew(shared: &Shared, store: &dyn Store, dead: WorkerId) -> Duration {
+async fn register_anew(shared: &Shared, client: &Client, dead: WorkerId) -> Duration {
     let (worker, sent) = (WorkerId::new(), Instant::now());
     tracing::warn!(old = %dead, new = %worker, "this worker was declared dead; it begins anew under another id");
-    match store.register(&registration(&shared.settings, shared.registry.kinds(), worker)).await {
+    match client.register(&registration(&shared.settings, shared.registry.kinds(), worker)).await {
         Ok(()) => {
             // Whoever was taken for dead is not the one to judge others yet.
             shared.contact.broke();

@@ -474,17 +474,17 @@ impl Worker {
 
     async fn begin(self, phase: Phase) -> Result<Running> {
         let worker = WorkerId::new();
-        let store = self.client.store().clone();
+        let client = self.client.clone();
         for schedule in self.schedules {
             self.client.put_schedule(schedule).await?;
         }
-        store.register(&heartbeat::registration(&self.settings, self.registry.kinds(), worker)).await?;
+        client.register(&heartbeat::registration(&self.settings, self.registry.kinds(), worker)).await?;
         let (reports, inbox) = mpsc::unbounded_channel();
         let shared =
             Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker, phase);
         let ends_all = EndsAll(shared.clone());
-        heartbeat::spawn(shared.clone(), store.aside())?;
-        if let Err(error) = store.put_kinds(shared.registry.published()).await {
+        heartbeat::spawn(shared.clone(), client.with_own_connection())?;
+        if let Err(error) = client.put_kinds(shared.registry.published()).await {
             tracing::warn!(%error, "could not publish the worker's kinds; it works all the same");
         }
         if let Some(hooks) = &shared.hooks {
@@ -636,7 +636,7 @@ async fn supervise(
         settler.abort();
     }
     let worker = shared.worker();
-    let retired = tokio::time::timeout(SETTLE_WITHIN, shared.client.store().retire(worker)).await;
+    let retired = tokio::time::timeout(SETTLE_WITHIN, shared.client.retire(worker)).await;
     if !matches!(retired, Ok(Ok(()))) {
         tracing::debug!("could not sign off; recovery will clear the worker's row");
     }

@@ -46,7 +46,7 @@ impl ProgressLane {
             if reports.is_empty() {
                 continue;
             }
-            match client.store().progress(&reports).await {
+            match client.progress(&reports).await {
                 Ok(answers) => tell(&owners, &answers),
                 Err(error) => tracing::debug!(%error, jobs = reports.len(), "progress was not stored"),
             }

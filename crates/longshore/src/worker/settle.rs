@@ -124,7 +124,7 @@ async fn settle(shared: &Arc<Shared>, batch: Vec<Report>) {
 async fn is_for_all(shared: &Shared, error: &Error) -> bool {
     match error.is_read_only() || error.is_schema() {
         true => true,
-        false => error.is_unavailable() && shared.client.store().now().await.is_err(),
+        false => error.is_unavailable() && shared.client.now().await.is_err(),
     }
 }
 

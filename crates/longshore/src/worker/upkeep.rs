@@ -148,7 +148,7 @@ impl TickReferee for AskingTicks {
 pub(super) async fn retain(shared: Arc<Shared>) {
     while shared.sleep_unless(Phase::Finishing, shared.settings.retention_interval).await {
         for _ in 0..STEPS {
-            match shared.client.store().retain(&shared.settings.retention, STEP).await {
+            match shared.client.retain(&shared.settings.retention, STEP).await {
                 Ok(retained) if retained.done => break,
                 Ok(_) => {}
                 Err(error) => {
@@ -160,7 +160,7 @@ pub(super) async fn retain(shared: Arc<Shared>) {
                 return;
             }
         }
-        if let Err(error) = shared.client.store().fold_tallies(STEP).await {
+        if let Err(error) = shared.client.fold_tallies(STEP).await {
             tracing::warn!(%error, "could not add up tallies; the next turn goes on");
         }
     }

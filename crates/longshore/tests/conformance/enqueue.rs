@@ -109,7 +109,7 @@ pub(crate) async fn answers_come_in_the_order_of_the_jobs(bench: Bench) {
     let jobs: Vec<_> = (0..40).map(|n| valid(job("mail").priority(n))).collect();
     // Sent out of the order of their ids.
     let shuffled: Vec<_> = (0..40).map(|n| jobs[n * 17 % 40].clone()).collect();
-    let answers = bench.store().enqueue(&shuffled).await.expect("enqueue");
+    let answers = bench.store().enqueue(&shuffled, longshore::store::KeyWait::Long).await.expect("enqueue");
     let expected: Vec<_> =
         shuffled.iter().map(|job| Enqueued { id: job.id(), how: EnqueuedAs::Created }).collect();
     assert_eq!(answers, expected);
@@ -118,7 +118,11 @@ pub(crate) async fn answers_come_in_the_order_of_the_jobs(bench: Bench) {
 pub(crate) async fn a_repeated_id_is_answered_as_created_and_stored_once(bench: Bench) {
     let again = valid(job("mail").priority(3));
     for _ in 0..2 {
-        let answers = bench.store().enqueue(std::slice::from_ref(&again)).await.expect("enqueue");
+        let answers = bench
+            .store()
+            .enqueue(std::slice::from_ref(&again), longshore::store::KeyWait::Long)
+            .await
+            .expect("enqueue");
         assert_eq!(answers, [Enqueued { id: again.id(), how: EnqueuedAs::Created }]);
     }
     assert_eq!(bench.counted(Status::Queued).await, 1);
@@ -127,7 +131,7 @@ pub(crate) async fn a_repeated_id_is_answered_as_created_and_stored_once(bench: 
 pub(crate) async fn a_repeated_id_within_one_batch_is_stored_once(bench: Bench) {
     let (again, other) = (valid(job("mail")), valid(job("sms")));
     let batch = [again.clone(), other.clone(), again.clone()];
-    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
     assert_eq!(
         answers.iter().map(|answer| answer.id).collect::<Vec<_>>(),
         [again.id(), other.id(), again.id()]
@@ -144,7 +148,11 @@ pub(crate) async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
     ];
     for _ in 0..2 {
         for job in &jobs {
-            let answers = bench.store().enqueue(std::slice::from_ref(job)).await.expect("enqueue");
+            let answers = bench
+                .store()
+                .enqueue(std::slice::from_ref(job), longshore::store::KeyWait::Long)
+                .await
+                .expect("enqueue");
             assert_eq!(answers, [Enqueued { id: job.id(), how: EnqueuedAs::Created }], "{}", job.kind());
         }
     }
@@ -156,7 +164,7 @@ pub(crate) async fn a_repeated_id_with_another_idempotency_key_is_answered_as_cr
     for first in [job("mail"), job("mail").idempotency_key("order-17")] {
         let first = valid(first);
         let id = first.id();
-        bench.store().enqueue(&[first]).await.expect("enqueue");
+        bench.store().enqueue(&[first], longshore::store::KeyWait::Long).await.expect("enqueue");
         let again = bench.enqueue(job("mail").id(id).idempotency_key("order-19")).await.expect("enqueue");
         assert_eq!(again, Enqueued { id, how: EnqueuedAs::Created });
     }
@@ -165,14 +173,26 @@ pub(crate) async fn a_repeated_id_with_another_idempotency_key_is_answered_as_cr
 
 pub(crate) async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(bench: Bench) {
     let asked = valid(job("mail"));
-    bench.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    bench
+        .store()
+        .enqueue(std::slice::from_ref(&asked), longshore::store::KeyWait::Long)
+        .await
+        .expect("enqueue");
     let worker = bench.worker().await;
     let claimed = bench.claim_one(worker).await;
-    let answers = bench.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    let answers = bench
+        .store()
+        .enqueue(std::slice::from_ref(&asked), longshore::store::KeyWait::Long)
+        .await
+        .expect("enqueue");
     assert_eq!(answers, [Enqueued { id: asked.id(), how: EnqueuedAs::Created }]);
     assert_eq!(bench.status(asked.id()).await, Status::Running);
     bench.must_finish(&claimed, done()).await;
-    bench.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    bench
+        .store()
+        .enqueue(std::slice::from_ref(&asked), longshore::store::KeyWait::Long)
+        .await
+        .expect("enqueue");
     assert_eq!(bench.status(asked.id()).await, Status::Succeeded);
 }
 
@@ -214,7 +234,7 @@ pub(crate) async fn the_extremes_of_priority_are_kept(bench: Bench) {
 }
 
 pub(crate) async fn an_empty_batch_is_no_error(bench: Bench) {
-    assert_eq!(bench.store().enqueue(&[]).await.expect("enqueue"), []);
+    assert_eq!(bench.store().enqueue(&[], longshore::store::KeyWait::Long).await.expect("enqueue"), []);
     assert_eq!(bench.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
 }
 

@@ -109,7 +109,7 @@ pub(crate) async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
     harmless(bench.store().dead_letters(&dead).await, "dead letters");
     let request = ClaimRequest { queues: vec!["a\0b".into()], ..ClaimRequest::new(bench.worker().await, 1) };
     harmless(bench.store().claim(&request, &mut Default::default()).await, "claim");
-    harmless(bench.store().wake(&["a\0b".into()]).await, "wake");
+    harmless(bench.store().notify_others(&["a\0b".into()]).await, "notify");
     harmless(bench.store().register(&NewWorker::new("a\0b")).await, "register");
     harmless(bench.store().remove_schedule("a\0b").await, "remove_schedule");
     harmless(bench.store().set_ticking("a\0b", Ticking::Held).await, "set_ticking");
@@ -250,7 +250,7 @@ pub(crate) async fn steps_of_nothing_are_no_error(bench: Bench) {
     assert_eq!(store.dead_letters(&DeadFilter::default()).await.expect("dead letters"), []);
     assert_eq!(store.progress(&[]).await.expect("progress"), []);
     assert_eq!(store.recover(&[]).await.expect("recover"), []);
-    store.wake(&[]).await.expect("wake");
+    store.notify_others(&[]).await.expect("notify");
     store.interrupted(&SweepScope { limit: 0, ..SweepScope::default() }).await.expect("interrupted");
 }
 

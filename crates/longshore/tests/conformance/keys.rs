@@ -80,7 +80,7 @@ pub(crate) async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) 
         valid(unique("holder", UniqueMode::Dedupe)),
         valid(unique("guest", UniqueMode::Dedupe)),
     ];
-    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
     let expected = [
         created(batch[0].id()),
         created(batch[1].id()),
@@ -100,7 +100,7 @@ pub(crate) async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) 
 pub(crate) async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(bench: Bench) {
     let both = |key: &str| job("mail").idempotency_key("order-17").unique_key(key, UniqueMode::Dedupe);
     let batch = [valid(both("u-1")), valid(both("u-2"))];
-    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
     let winner = answers.iter().position(|answer| answer.how == EnqueuedAs::Created).expect("one is new");
     assert_eq!(answers[winner], created(batch[winner].id()));
     assert_eq!(answers[1 - winner], existing(batch[winner].id()));
@@ -113,7 +113,7 @@ pub(crate) async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(bench: 
 pub(crate) async fn a_batch_finds_keys_taken_before_it(bench: Bench) {
     let first = bench.add(job("mail").idempotency_key("order-17")).await;
     let batch = [valid(job("plain")), valid(job("sms").idempotency_key("order-17")), valid(job("plain too"))];
-    let answers = bench.store().enqueue(&batch).await.expect("enqueue");
+    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
     assert_eq!(answers, [created(batch[0].id()), existing(first), created(batch[2].id())]);
 }
 

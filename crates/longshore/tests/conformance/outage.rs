@@ -62,7 +62,7 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
 
 pub(crate) async fn a_heartbeat_given_up_leaves_room_for_the_next(bench: Bench) {
     let proxy = Proxy::start(&bench).await;
-    let store = proxy.client().await.store().aside();
+    let store = proxy.client().await.store().with_own_connection();
     let worker = bench.worker_with(DAY).await;
     assert!(matches!(store.beat(worker, &[]).await, Ok(Beat::Alive { .. })));
     proxy.silence_what_is_open();
@@ -74,7 +74,7 @@ pub(crate) async fn a_heartbeat_given_up_leaves_room_for_the_next(bench: Bench) 
 
 pub(crate) async fn a_heartbeat_that_nobody_gives_up_ends_by_itself(bench: Bench) {
     let proxy = Proxy::start(&bench).await;
-    let store = proxy.client().await.store().aside();
+    let store = proxy.client().await.store().with_own_connection();
     let worker = bench.worker_with(DAY).await;
     store.beat(worker, &[]).await.expect("beat");
     proxy.silence_what_is_open();

@@ -23,8 +23,14 @@ async fn heard(wakeups: &mut Wakeups, queue: &str) {
     tokio::time::timeout(Duration::from_secs(20), wait).await.expect("no wake-up came");
 }
 
+/// Notifies this process and others, as the client does.
+async fn notify(client: &Client, queues: &[String]) {
+    client.store().notify_local(queues);
+    client.store().notify_others(queues).await.expect("notify");
+}
+
 async fn wake(client: &Client, queue: &str) {
-    client.store().wake(&[queue.to_owned()]).await.expect("wake");
+    notify(client, &[queue.to_owned()]).await;
 }
 
 pub(crate) async fn a_subscriber_hears_a_wake_of_its_own_handle(bench: Bench) {
@@ -36,7 +42,7 @@ pub(crate) async fn a_subscriber_hears_a_wake_of_its_own_handle(bench: Bench) {
 pub(crate) async fn every_subscriber_hears_every_wake(bench: Bench) {
     let mut first = bench.store().subscribe().await.expect("subscribe");
     let mut second = bench.store().subscribe().await.expect("subscribe");
-    bench.store().wake(&["letters".into(), "phones".into()]).await.expect("wake");
+    notify(&bench, &["letters".into(), "phones".into()]).await;
     for wakeups in [&mut first, &mut second] {
         heard(wakeups, "letters").await;
         heard(wakeups, "phones").await;
@@ -57,9 +63,9 @@ pub(crate) async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
     let announcer = bench.handle();
     let others = tokio::spawn(async move {
         let noise: Vec<_> = (0..20).map(|n| format!("noise {n}")).collect();
-        let store = announcer.store();
         loop {
-            let _ = tokio::join!(store.wake(&noise), store.wake(&noise), store.wake(&noise));
+            let notify = || notify(&announcer, &noise);
+            tokio::join!(notify(), notify(), notify());
             tokio::task::yield_now().await;
         }
     });

@@ -221,8 +221,8 @@ pub(crate) async fn leases_a_worker_does_not_know_of_are_given_back_uncharged(be
     let held = bench.claim(worker, 3).await;
     let foreign = bench.claim_one(other).await;
     let known = [held[1].lease()];
-    assert_eq!(bench.give_back_unknown(worker, &known).await.expect("give back"), 2);
-    assert_eq!(bench.give_back_unknown(worker, &known).await.expect("give back"), 0);
+    assert_eq!(bench.release_unknown(worker, &known, std::time::Duration::ZERO).await.expect("release"), 2);
+    assert_eq!(bench.release_unknown(worker, &known, std::time::Duration::ZERO).await.expect("release"), 0);
     assert_eq!(bench.store().leases(worker).await.expect("leases"), known);
     assert_eq!(bench.store().leases(other).await.expect("leases"), [foreign.lease()]);
     for lost in [&held[0], &held[2]] {

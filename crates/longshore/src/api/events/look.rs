@@ -28,7 +28,7 @@ pub(super) struct Seen {
 impl Seen {
     pub(super) async fn look(client: &Client, before: &Seen) -> Result<Seen> {
         let ran: Vec<JobId> = before.running().collect();
-        let jobs = client.store().glance(MOST, &ran).await?;
+        let jobs = client.glance(MOST, &ran).await?;
         let queues = client.queues().await?;
         let workers = client.workers(None).await?;
         let workers = workers.iter().map(|worker| (worker.id, WorkerNews::from(worker))).collect();

@@ -17,7 +17,6 @@ use crate::api::body::{Body, duration, maybe_objects, up_to};
 use crate::api::problem::ProblemBody;
 use crate::client::Client;
 use crate::enqueue::DEFAULT_QUEUE;
-use crate::lifecycle::Ending;
 use crate::store::{ClaimCursor, ClaimRequest, Claimed, NewKind, NewWorker, Suspects};
 
 /// How many jobs one call leases at most.
@@ -187,7 +186,7 @@ pub(in crate::api) async fn lease(
         let held: Vec<Lease> = held.iter().map(|lease| lease.of(worker)).collect();
         // Another call may have been answered since this one was written.
         let since = arrived.elapsed() + WRITTEN_BEFORE;
-        give_back_untold(&server.client, worker, &held, since).await?;
+        release_unknown(&server.client, worker, &held, since).await?;
     }
     let asked = (queues, body.kinds.clone());
     if session.asked != asked {
@@ -248,11 +247,11 @@ async fn register(
         stale_after,
         ..NewWorker::new(name)
     };
-    let store = server.client.store();
-    store.register(&worker).await?;
+    let client = &server.client;
+    client.register(&worker).await?;
     if let Some(kinds) = &body.kinds {
         let kinds: Vec<NewKind> = kinds.iter().map(NewKind::new).collect();
-        store.put_kinds(&kinds).await?;
+        client.put_kinds(&kinds).await?;
         server.kinds.forget();
     }
     Ok(id)
@@ -276,12 +275,11 @@ impl Drop for Untold {
         if self.jobs.is_empty() {
             return;
         }
-        let reports: Vec<_> =
-            self.jobs.iter().map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
+        let leases: Vec<Lease> = self.jobs.iter().map(Claimed::lease).collect();
         let client = self.client.clone();
         tokio::spawn(async move {
-            if let Err(error) = client.settle_leases(reports).await {
-                tracing::warn!(%error, "cannot give back the jobs of a caller that has gone; recovery will");
+            if let Err(error) = client.release(&leases).await {
+                tracing::warn!(%error, jobs = leases.len(), "could not release the jobs of a disconnected caller; recovery will");
             }
         });
     }
@@ -308,7 +306,7 @@ async fn find(
     // Before the first look: a job enqueued in between would wait otherwise.
     let mut wakeups = match until > tokio::time::Instant::now() {
         false => None,
-        true => Some(client.store().subscribe().await?),
+        true => Some(client.subscribe().await?),
     };
     loop {
         let began = Instant::now();
@@ -350,11 +348,11 @@ async fn find(
 /// Whether one that was interrupted before may be given: not while the worker holds
 /// one, from whichever server.
 async fn suspects(client: &Client, session: &mut Session, worker: WorkerId) -> Answer<Suspects> {
-    let leases = client.store().leases(worker).await?;
+    let leases = client.leases(worker).await?;
     session.held.retain(|lease, _| leases.contains(lease));
     let unknown: Vec<Lease> = leases.into_iter().filter(|lease| !session.held.contains_key(lease)).collect();
     if !unknown.is_empty() {
-        let claims = client.store().claims(&unknown).await?;
+        let claims = client.claims(&unknown).await?;
         session.held.extend(claims.iter().flatten().map(remembered));
     }
     Ok(match session.held.values().any(|is_suspect| *is_suspect) {
@@ -377,12 +375,12 @@ async fn claim(
 ) -> Answer<Untold> {
     let (queues, kinds) = session.asked.clone();
     let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(worker, limit) };
-    let claims = client.store().claim(&request, &mut session.cursor).await?;
+    let claims = client.claim(&request, &mut session.cursor).await?;
     let found = Untold { client: client.clone(), jobs: claims.jobs };
     session.held.extend(found.jobs.iter().map(remembered));
     // It begins as soon as the answer arrives, and nobody says so.
     if let Some(suspect) = found.jobs.iter().find(|job| job.interruptions() > 0) {
-        let _ = client.store().mark_started(&suspect.lease()).await?;
+        let _ = client.mark_started(&suspect.lease()).await?;
     }
     Ok(found)
 }

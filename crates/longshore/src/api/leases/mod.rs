@@ -20,7 +20,6 @@ use super::auth::Caller;
 use super::problem::{Answer, Problem, Slug};
 use crate::client::Client;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::Ending;
 use crate::store::{Beat, Lease};
 
 // With what the macros made beside them, which routes are built from.
@@ -66,7 +65,7 @@ async fn own(server: &Server, caller: &Caller, worker: WorkerId) -> Answer<()> {
 
 /// A call is a sign of life; one of a dead worker comes too late.
 async fn known(server: &Server, worker: WorkerId) -> Answer<WorkerId> {
-    match server.client.store().beat(worker, &[]).await? {
+    match server.client.beat(worker, &[]).await? {
         Beat::Alive { .. } => Ok(worker),
         Beat::Dead => Err(dead(server, worker)),
     }
@@ -83,24 +82,12 @@ fn dead(server: &Server, worker: WorkerId) -> Problem {
     )
 }
 
-/// Gives back, uncharged, what a worker does not know that it holds: leases that it
-/// does not name and that are older than `since`.
-async fn give_back_untold(client: &Client, worker: WorkerId, held: &[Lease], since: Duration) -> Answer<()> {
-    // A longer list would not have fitted: who knows what it holds.
-    if held.len() >= MAX_ITEMS {
-        return Ok(());
-    }
-    let mut untold = client.store().leases(worker).await?;
-    untold.retain(|lease| !held.contains(lease));
-    if untold.is_empty() {
-        return Ok(());
-    }
-    let since = client.store().now().await? - since;
-    let claims = client.store().claims(&untold).await?;
-    let lost = claims.into_iter().flatten().filter(|job| job.claimed_at() <= since);
-    let reports: Vec<_> = lost.map(|job| (job.lease(), Ending::Released, Vec::new())).collect();
-    if !reports.is_empty() {
-        client.settle_leases(reports).await?;
+/// Releases the leases that a worker does not list and that are older than
+/// `min_age`: the response that carried them was lost.
+async fn release_unknown(client: &Client, worker: WorkerId, held: &[Lease], min_age: Duration) -> Answer<()> {
+    // A full list may be incomplete, so it does not prove that a response was lost.
+    if held.len() < MAX_ITEMS {
+        client.release_unknown(worker, held, min_age).await?;
     }
     Ok(())
 }
@@ -130,8 +117,8 @@ pub(super) async fn sign_off(
     let Path(worker) = worker.map_err(|_| Problem::bad_request("worker_id: not a UUID"))?;
     let worker = WorkerId(worker);
     own(&server, &caller, worker).await?;
-    give_back_untold(&server.client, worker, &[], Duration::ZERO).await?;
-    server.client.store().retire(worker).await?;
+    release_unknown(&server.client, worker, &[], Duration::ZERO).await?;
+    server.client.retire(worker).await?;
     server.sessions.forget(worker);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -80,16 +80,16 @@ pub(in crate::api) async fn renew(
         reports.push((LeaseName { id, lease_no }.of(worker), progress));
     }
     let held: Vec<Lease> = named.iter().map(|lease| lease.of(worker)).collect();
-    let (lost, cancel) = match server.client.store().beat(worker, &held).await? {
+    let (lost, cancel) = match server.client.beat(worker, &held).await? {
         Beat::Alive { lost, cancel } => (lost, cancel),
         Beat::Dead => return Err(dead(&server, worker)),
     };
     if !reports.is_empty() {
         // Whose lease is lost is told above.
-        let _ = server.client.store().progress(&reports).await?;
+        let _ = server.client.progress(&reports).await?;
     }
     if body.leases.is_some() {
-        give_back_untold(&server.client, worker, &held, ARRIVED_WITHIN).await?;
+        release_unknown(&server.client, worker, &held, ARRIVED_WITHIN).await?;
     }
     let name = |leases: &[Lease]| leases.iter().map(LeaseName::from).collect();
     Ok(Json(Renewed { lost: name(&lost), cancel: name(&cancel) }))

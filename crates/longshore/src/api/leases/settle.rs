@@ -116,7 +116,7 @@ pub(in crate::api) async fn settle(
     let names: Vec<LeaseName> =
         body.items.iter().map(|item| LeaseName { id: item.id, lease_no: item.lease_no }).collect();
     let leases: Vec<Lease> = names.iter().map(|name| name.of(worker)).collect();
-    let claims = server.client.store().claims(&leases).await?;
+    let claims = server.client.claims(&leases).await?;
     let mut reports = Vec::with_capacity(leases.len());
     for (i, ((mut item, lease), claimed)) in body.items.into_iter().zip(leases).zip(claims).enumerate() {
         let wrong = |problem: Problem| problem.at(format_args!("items[{i}]"));

@@ -11,7 +11,7 @@ use crate::enqueue::{Enqueued, EnqueuedAs, ValidJob};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::When;
-use crate::store::millis;
+use crate::store::{KeyWait, millis};
 
 /// Rows of one insert: enough to forget the round trip, few enough that the
 /// statement stays small.
@@ -85,22 +85,13 @@ const ENQUEUE_UNIQUE: &str = "
              timeout => $11 * interval '1 millisecond',
              flags => $12, options => $13::text::json, id => $14, wake => false) e";
 
-/// How long a batch waits for a key that another transaction holds.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Patience {
-    /// It is all or none.
-    Long,
-    /// Whoever asks can split it.
-    Short,
-}
-
 impl PostgresStore {
     /// Stores jobs in one commit.
     pub(super) async fn enqueue_on(
         &self,
         connection: &mut PgConnection,
         jobs: &[ValidJob],
-        patience: Patience,
+        wait: KeyWait,
     ) -> Done<Vec<Enqueued>> {
         if jobs.iter().all(|job| !job.is_keyed()) {
             match self.insert_plain(connection, jobs).await {
@@ -109,7 +100,7 @@ impl PostgresStore {
                 done => return done.map(|()| jobs.iter().map(created).collect()),
             }
         }
-        self.insert_keyed(connection, jobs, patience).await
+        self.insert_keyed(connection, jobs, wait).await
     }
 
     /// Stores jobs inside the caller's own transaction: no commit, no retry,
@@ -120,7 +111,7 @@ impl PostgresStore {
         jobs: &[ValidJob],
     ) -> Result<Vec<Enqueued>> {
         let answers = self.insert_any(connection, jobs).await?;
-        self.notify_on(connection, &due_queues(jobs)).await?;
+        self.notify_due(connection, jobs).await?;
         Ok(answers)
     }
 
@@ -145,16 +136,19 @@ impl PostgresStore {
         &self,
         connection: &mut PgConnection,
         jobs: &[ValidJob],
-        patience: Patience,
+        wait: KeyWait,
     ) -> Done<Vec<Enqueued>> {
         // Somebody's open transaction may hold a key of this batch.
-        let patience = match patience {
-            Patience::Long if jobs.len() == 1 => "10s",
-            Patience::Long => "3s",
-            Patience::Short => "200ms",
+        let lock_timeout = match wait {
+            KeyWait::Long if jobs.len() == 1 => "10s",
+            KeyWait::Long => "3s",
+            KeyWait::Short => "200ms",
         };
         let mut tx = connection.begin().await?;
-        sqlx::query("select set_config('lock_timeout', $1, true)").bind(patience).execute(&mut *tx).await?;
+        sqlx::query("select set_config('lock_timeout', $1, true)")
+            .bind(lock_timeout)
+            .execute(&mut *tx)
+            .await?;
         let answers = self.insert_any(&mut tx, jobs).await?;
         tx.commit().await?;
         Ok(answers)
@@ -258,11 +252,6 @@ impl PostgresStore {
 
 fn created(job: &ValidJob) -> Enqueued {
     Enqueued { id: job.id, how: EnqueuedAs::Created }
-}
-
-fn due_queues(jobs: &[ValidJob]) -> Vec<String> {
-    let due = jobs.iter().filter(|job| job.when == When::NOW).map(|job| job.queue.clone());
-    due.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Jobs turned on their side: one array a column.

@@ -8,8 +8,11 @@ use sqlx::PgConnection;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::broadcast;
 
+use super::enqueue::split;
 use super::{Done, PostgresStore, Work};
+use crate::enqueue::ValidJob;
 use crate::error::Result;
+use crate::lifecycle::When;
 use crate::store::Wakeups;
 
 /// How long a listener may hear nothing before it is probed.
@@ -40,12 +43,13 @@ impl Listener {
         Listener { channel, options, ears: Arc::default(), connecting: tokio::sync::Mutex::default() }
     }
 
-    pub(super) fn aside(&self) -> Self {
+    /// A listener for the same channel that has no connection yet.
+    pub(super) fn unconnected(&self) -> Self {
         Listener::new(self.channel.clone(), self.options.clone())
     }
 
-    /// Tells subscribers in this process, if there are any.
-    pub(super) fn tell_ours(&self, queues: &[String]) -> bool {
+    /// Notifies subscribers in this process. Returns whether there is one.
+    pub(super) fn notify_local(&self, queues: &[String]) -> bool {
         self.ears.tell(queues)
     }
 
@@ -255,9 +259,17 @@ const NOTIFY: &str = "
     select pg_notify('longshore.wake', queue)
       from unnest($1::text[]) as queue";
 
+/// Once per queue with a job that is due now.
+const NOTIFY_DUE: &str = "
+    select pg_notify('longshore.wake', due.queue)
+      from (select distinct i.queue
+              from unnest($1::text[], $2::timestamptz[], $3::int8[]) as i(queue, run_at, delay_us)
+             where i.delay_us = 0
+                or i.run_at <= longshore.clock()) as due";
+
 impl PostgresStore {
-    /// Tells other processes, by way of the server.
-    pub(super) async fn announce(&self, queues: &[String]) -> Result<()> {
+    /// Notifies other processes through the server.
+    pub(super) async fn notify_server(&self, queues: &[String]) -> Result<()> {
         if !self.0.notify || queues.is_empty() {
             return Ok(());
         }
@@ -271,14 +283,32 @@ impl PostgresStore {
         Ok(())
     }
 
-    /// Announces in the transaction of this connection.
-    pub(super) async fn notify_on(&self, connection: &mut PgConnection, queues: &[String]) -> Done<()> {
+    /// Notifies workers of new jobs when the transaction of this connection commits.
+    pub(super) async fn notify_due(&self, connection: &mut PgConnection, jobs: &[ValidJob]) -> Done<()> {
+        if !self.0.notify || jobs.iter().all(|job| !may_be_due(job.when)) {
+            return Ok(());
+        }
+        let (run_ats, delays): (Vec<_>, Vec<_>) = jobs.iter().map(|job| split(job.when)).unzip();
+        sqlx::query(self.sql(NOTIFY_DUE))
+            .bind(jobs.iter().map(|job| job.queue.as_str()).collect::<Vec<_>>())
+            .bind(run_ats)
+            .bind(delays)
+            .execute(connection)
+            .await?;
+        Ok(())
+    }
+
+    async fn notify_on(&self, connection: &mut PgConnection, queues: &[String]) -> Done<()> {
         if !self.0.notify || queues.is_empty() {
             return Ok(());
         }
         sqlx::query(self.sql(NOTIFY)).bind(queues).execute(connection).await?;
         Ok(())
     }
+}
+
+fn may_be_due(when: When) -> bool {
+    !matches!(when, When::After(delay) if !delay.is_zero())
 }
 
 #[cfg(test)]

@@ -24,8 +24,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, SqlSafeStr, SqlStr};
 
 use super::*;
 use crate::enqueue::{MAX_PAYLOAD, check_json};
-use enqueue::Patience;
-use run::{DEADLINE, Doing, Done, Fault, QUICK, Query, Work, forget, translate, within};
+use run::{DEADLINE, Doing, Done, Fault, QUICK, Query, Work, translate, within};
 
 mod access;
 mod claim;
@@ -326,40 +325,28 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        let work: Work<_, _> = |store, connection, jobs: &Vec<ValidJob>| {
-            Box::pin(store.enqueue_on(connection, jobs, Patience::Long))
-        };
-        self.run_here(DEADLINE, jobs.to_vec(), work, forget).await
-    }
-
-    async fn enqueue_or_split(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        let work: Work<_, _> = |store, connection, jobs: &Vec<ValidJob>| {
-            Box::pin(store.enqueue_on(connection, jobs, Patience::Short))
-        };
-        self.run_here(DEADLINE, jobs.to_vec(), work, forget).await
-    }
-
-    fn aside(&self) -> Arc<dyn Store> {
+    fn with_own_connection(&self) -> Arc<dyn Store> {
         Arc::new(PostgresStore(Arc::new(Inner {
-            pool: self.0.pool.aside(),
+            pool: self.0.pool.of_one(),
             schema: Schema { name: self.0.schema.name.clone(), filled: RwLock::default() },
-            listener: self.0.listener.aside(),
+            listener: self.0.listener.unconnected(),
             notify: self.0.notify,
         })))
     }
 
-    async fn wake(&self, queues: &[String]) -> Result<()> {
-        self.wake_here(queues);
-        self.wake_others(queues).await
+    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>> {
+        let work: Work<_, _> = |store, connection, (jobs, wait): &(Vec<ValidJob>, KeyWait)| {
+            Box::pin(store.enqueue_on(connection, jobs, *wait))
+        };
+        self.run_here(DEADLINE, (jobs.to_vec(), wait), work).await
     }
 
-    async fn wake_others(&self, queues: &[String]) -> Result<()> {
-        self.announce(queues).await
+    fn notify_local(&self, queues: &[String]) -> bool {
+        self.0.listener.notify_local(queues)
     }
 
-    fn wake_here(&self, queues: &[String]) -> bool {
-        self.0.listener.tell_ours(queues)
+    async fn notify_others(&self, queues: &[String]) -> Result<()> {
+        self.notify_server(queues).await
     }
 
     async fn subscribe(&self) -> Result<Wakeups> {
@@ -372,12 +359,8 @@ impl Store for PostgresStore {
     }
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
-        // The cursor travels with the work; if the caller goes away or the
-        // work fails, an empty one stays behind and the next claim starts at
-        // the head.
         let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
-        let give_back = |store: PostgresStore, (claims, _)| Box::pin(store.give_back(claims)) as _;
-        let (claims, moved) = self.run_here(QUICK, args, claim_with_cursor, give_back).await?;
+        let (claims, moved) = self.run_here(QUICK, args, claim_with_cursor).await?;
         *cursor = moved;
         Ok(claims)
     }
@@ -424,7 +407,7 @@ impl Store for PostgresStore {
             Box::pin(store.settle_on(connection, settlements))
         };
         // Each of its statements is quick; of many locked leases, each has its turn.
-        self.run_here(DEADLINE, settlements.to_vec(), work, forget).await
+        self.run_here(DEADLINE, settlements.to_vec(), work).await
     }
 
     async fn register(&self, worker: &NewWorker) -> Result<()> {
@@ -644,15 +627,6 @@ fn claim_with_cursor<'c>(
         let claims = store.claim_on(connection, request, &mut cursor).await?;
         Ok((claims, std::mem::take(&mut *cursor)))
     })
-}
-
-impl PostgresStore {
-    /// Releases what nobody is there to run.
-    async fn give_back(self, claims: Claims) {
-        if let Err(error) = self.settle(&releases(&claims)).await {
-            tracing::warn!(%error, jobs = claims.jobs.len(), "could not give back a claim that nobody awaits");
-        }
-    }
 }
 
 /// Jobs stored by the caller's connection, inside whatever transaction is open

@@ -57,8 +57,8 @@ impl Pool {
         Arc::new(Pool { options, patience, most, permits, idle: Mutex::default(), shown })
     }
 
-    /// Another pool of the same server, for one user.
-    pub(super) fn aside(&self) -> Arc<Self> {
+    /// A pool of one connection to the same server.
+    pub(super) fn of_one(&self) -> Arc<Self> {
         Pool::build(self.options.clone(), 1, self.patience, Shown::No)
     }
 

@@ -66,23 +66,17 @@ impl PostgresStore {
         })
     }
 
-    /// As [`run`](Self::run), but in the caller's task for as long as the
-    /// caller waits: the verbs that lanes and workers live on save two changes
-    /// of thread. An answer that nobody waits for any more goes to `leftover`.
-    pub(super) async fn run_here<A, T>(
-        &self,
-        deadline: Duration,
-        args: A,
-        work: Work<A, T>,
-        leftover: Leftover<T>,
-    ) -> Result<T>
+    /// As [`run`](Self::run), but in the caller's task for as long as the caller
+    /// waits, which saves two thread switches. For the operations that lanes and
+    /// workers run all the time.
+    pub(super) async fn run_here<A, T>(&self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
         let runtime = tokio::runtime::Handle::current();
         let work = Box::pin(self.clone().persist(deadline, args, work));
-        Here { store: self.clone(), runtime, work: Some(work), leftover }.await
+        Here { runtime, work: Some(work) }.await
     }
 
     async fn persist<A, T>(self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
@@ -116,19 +110,10 @@ pub(super) async fn within<T>(deadline: Duration, work: impl Future<Output = Don
     tokio::time::timeout(deadline, work).await.unwrap_or(Err(Fault::Silent(deadline)))
 }
 
-/// Work that goes on in a task of its own when its owner drops it.
+/// Work that continues in a task of its own if its caller drops it.
 struct Here<T: Send + 'static> {
-    store: PostgresStore,
     runtime: tokio::runtime::Handle,
     work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send>>>,
-    leftover: Leftover<T>,
-}
-
-/// What becomes of an answer that nobody waits for.
-pub(super) type Leftover<T> = fn(PostgresStore, T) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-
-pub(super) fn forget<T>(_: PostgresStore, _: T) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    Box::pin(std::future::ready(()))
 }
 
 impl<T: Send + 'static> Future for Here<T> {
@@ -149,12 +134,7 @@ impl<T: Send + 'static> Drop for Here<T> {
         if std::thread::panicking() {
             return;
         }
-        let (store, leftover) = (self.store.clone(), self.leftover);
-        self.runtime.spawn(async move {
-            if let Ok(answer) = work.await {
-                leftover(store, answer).await;
-            }
-        });
+        self.runtime.spawn(work);
     }
 }
 

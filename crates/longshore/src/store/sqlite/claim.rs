@@ -504,28 +504,3 @@ fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<Option<u32>>> {
         }
     })
 }
-
-/// A claim on its way to whoever asked. If nobody takes it, because the caller
-/// went away before or after it arrived, it is given back.
-pub(super) struct Handover {
-    claims: Option<Claims>,
-    give_back: Box<dyn Fn(Claims) + Send>,
-}
-
-impl Handover {
-    pub(super) fn new(claims: Claims, give_back: impl Fn(Claims) + Send + 'static) -> Self {
-        Handover { claims: Some(claims), give_back: Box::new(give_back) }
-    }
-
-    pub(super) fn accept(mut self) -> Claims {
-        self.claims.take().unwrap_or_else(|| Claims { jobs: Vec::new(), more: false })
-    }
-}
-
-impl Drop for Handover {
-    fn drop(&mut self) {
-        if let Some(claims) = self.claims.take().filter(|claims| !claims.jobs.is_empty()) {
-            (self.give_back)(claims);
-        }
-    }
-}

@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{broadcast, oneshot};
 
-use super::{Fault, Tx, settle};
+use super::{Fault, Tx};
 use crate::error::{Error, Result};
-use crate::store::{Claims, releases};
 
 /// How long a write waits for another process before it is `unavailable`.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -63,14 +62,6 @@ enum Message {
     Subscribed,
 }
 
-/// Whether work is worth doing when its caller has gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unawaited {
-    Finish,
-    /// Undone as long as it is not committed.
-    Drop,
-}
-
 impl Engine {
     pub(super) async fn open(place: Place) -> Result<Self> {
         let (writer, inbox) = channel();
@@ -104,35 +95,10 @@ impl Engine {
         T: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
     {
-        self.write_for(Unawaited::Finish, work, |done| done).await
-    }
-
-    /// As [`write`](Self::write). `deliver` sees the result once it is
-    /// committed, and not at all when it was undone.
-    pub(super) async fn write_for<T, U, F, D>(&self, unawaited: Unawaited, work: F, deliver: D) -> Result<U>
-    where
-        T: Send + 'static,
-        U: Send + 'static,
-        F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
-        D: FnOnce(T) -> U + Send + 'static,
-    {
         let (reply, answer) = oneshot::channel();
-        let call = Call { work: Some(work), result: None, deliver, reply, unawaited };
+        let call = Call { work: Some(work), result: None, reply, mode: Mode::Write };
         self.writer.send(Message::Work(Box::new(call))).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
-    }
-
-    /// Releases claims that nobody took, whoever finds out on whatever thread.
-    pub(super) fn give_back(&self) -> impl Fn(Claims) + Send + 'static {
-        let writer = self.writer.clone();
-        move |claims| {
-            let (reply, _) = oneshot::channel();
-            let work = move |tx: &Tx<'_>| settle::settle(tx, &releases(&claims));
-            let unawaited = Unawaited::Finish;
-            let call = Call { work: Some(work), result: None, deliver: drop, reply, unawaited };
-            // Fails only when the store is gone, and recovery takes them.
-            let _ = writer.send(Message::Work(Box::new(call)));
-        }
     }
 
     /// Runs `work` on one snapshot, which holds everything answered before.
@@ -143,17 +109,14 @@ impl Engine {
     {
         let Some(readers) = &self.readers else { return self.write(work).await };
         let (reply, answer) = oneshot::channel();
-        let unawaited = Unawaited::Drop;
-        let call = Call { work: Some(work), result: None, deliver: |done| done, reply, unawaited };
+        let call = Call { work: Some(work), result: None, reply, mode: Mode::Read };
         readers.send(Box::new(call)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
 
-    pub(super) fn wake(&self, queues: &[String]) {
-        for queue in queues {
-            // Fails only when nobody listens.
-            let _ = self.wakeups.send(queue.clone());
-        }
+    /// Notifies subscribers in this process. Returns whether there is one.
+    pub(super) fn notify(&self, queues: &[String]) -> bool {
+        queues.iter().filter(|queue| self.wakeups.send(String::clone(queue)).is_ok()).count() > 0
     }
 
     pub(super) fn subscribe(&self) -> broadcast::Receiver<String> {
@@ -170,36 +133,35 @@ trait Task: Send {
     fn answer(self: Box<Self>, fate: Result<(), &Error>);
 }
 
-struct Call<T, U, F, D> {
+struct Call<T, F> {
     work: Option<F>,
-    /// None before it ran, and after it was undone because nobody waits.
+    /// `None` before it ran, and for a read whose caller has gone.
     result: Option<Result<T>>,
-    deliver: D,
-    reply: oneshot::Sender<Result<U>>,
-    unawaited: Unawaited,
+    reply: oneshot::Sender<Result<T>>,
+    mode: Mode,
 }
 
-impl<T, U, F, D> Call<T, U, F, D> {
-    fn is_pointless(&self) -> bool {
-        self.unawaited == Unawaited::Drop && self.reply.is_closed()
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Runs to its end even if its caller has gone.
+    Write,
+    /// Is skipped if its caller has gone.
+    Read,
 }
 
-impl<T, U, F, D> Task for Call<T, U, F, D>
+impl<T, F> Task for Call<T, F>
 where
     T: Send,
-    U: Send,
     F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send,
-    D: FnOnce(T) -> U + Send,
 {
     fn run(&mut self, tx: &Tx<'_>) -> bool {
-        let Some(work) = self.work.take().filter(|_| !self.is_pointless()) else { return false };
+        if self.mode == Mode::Read && self.reply.is_closed() {
+            return false;
+        }
+        let Some(work) = self.work.take() else { return false };
         // One call's panic must not end the thread that serves all.
         let result = catch_unwind(AssertUnwindSafe(|| work(tx)))
             .unwrap_or_else(|_| Err(Error::internal("the SQLite engine panicked; this is a bug").into()));
-        if self.is_pointless() {
-            return false;
-        }
         let keep = result.is_ok();
         self.result = Some(result.map_err(Error::from));
         keep
@@ -209,7 +171,7 @@ where
         let result = match (self.result, fate) {
             (Some(Err(own)), _) => Err(own),
             (_, Err(error)) => Err(error.shared()),
-            (Some(Ok(done)), Ok(())) => Ok((self.deliver)(done)),
+            (Some(Ok(done)), Ok(())) => Ok(done),
             (None, Ok(())) => return,
         };
         let _ = self.reply.send(result);
@@ -435,34 +397,4 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 
 fn ended() -> Error {
     Error::unavailable("the database engine has stopped; open it again")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use super::*;
-
-    /// The leases of an undone claim are not there to be given back: by then
-    /// their numbers may belong to somebody else.
-    #[test]
-    fn what_was_undone_is_not_delivered() {
-        let conn = Connection::open_in_memory().unwrap();
-        let delivered = Arc::new(AtomicBool::new(false));
-        let call = || {
-            let (reply, answer) = oneshot::channel();
-            let seen = delivered.clone();
-            // Whoever waits goes away while the work is being done.
-            let work = move |_: &Tx<'_>| {
-                drop(answer);
-                Ok(())
-            };
-            let deliver = move |()| seen.store(true, Ordering::Relaxed);
-            Box::new(Call { work: Some(work), result: None, deliver, reply, unawaited: Unawaited::Drop })
-                as Box<dyn Task>
-        };
-        commit_together(&conn, vec![call()]);
-        commit_together(&conn, vec![call(), call()]);
-        assert!(!delivered.load(Ordering::Relaxed));
-    }
 }

@@ -22,7 +22,7 @@ use super::*;
 use crate::enqueue::{MAX_PAYLOAD, check_json};
 use crate::job::Outcome;
 use crate::lifecycle::When;
-use engine::{Engine, Place, Unawaited};
+use engine::{Engine, Place};
 
 mod access;
 mod claim;
@@ -418,19 +418,23 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| pin_clock(tx, at)).await
     }
 
-    async fn enqueue(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+    fn with_own_connection(&self) -> Arc<dyn Store> {
+        // The one writing thread serves all callers and never waits for a handler.
+        Arc::new(self.clone())
+    }
+
+    async fn enqueue(&self, jobs: &[ValidJob], _: KeyWait) -> Result<Vec<Enqueued>> {
+        // There is one writer at a time, so no open transaction can hold a key.
         let jobs = jobs.to_vec();
         self.engine.write(move |tx| enqueue::enqueue(tx, &jobs)).await
     }
 
-    fn aside(&self) -> Arc<dyn Store> {
-        // The one writing thread serves everybody, and never waits for a
-        // handler.
-        Arc::new(self.clone())
+    fn notify_local(&self, queues: &[String]) -> bool {
+        self.engine.notify(queues)
     }
 
-    async fn wake(&self, queues: &[String]) -> Result<()> {
-        self.engine.wake(queues);
+    async fn notify_others(&self, _: &[String]) -> Result<()> {
+        // Other processes notice the commit by themselves: `data_version` changes.
         Ok(())
     }
 
@@ -439,19 +443,14 @@ impl Store for SqliteStore {
     }
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
-        // The cursor travels with the work. If the answer never comes, an
-        // empty one is left behind, which starts at the head.
-        let (request, mut travelling) = (request.clone(), std::mem::take(cursor));
-        // A claim that nobody waits for any more would lease jobs to nobody.
-        let give_back = self.engine.give_back();
+        let (request, mut moved) = (request.clone(), std::mem::take(cursor));
         let work = move |tx: &Tx<'_>| {
-            let claims = claim::claim(tx, &request, &mut travelling)?;
-            Ok((claims, travelling))
+            let claims = claim::claim(tx, &request, &mut moved)?;
+            Ok((claims, moved))
         };
-        let deliver = |(claims, travelling)| (claim::Handover::new(claims, give_back), travelling);
-        let (claims, returned) = self.engine.write_for(Unawaited::Drop, work, deliver).await?;
-        *cursor = returned;
-        Ok(claims.accept())
+        let (claims, moved) = self.engine.write(work).await?;
+        *cursor = moved;
+        Ok(claims)
     }
 
     async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {

@@ -53,7 +53,7 @@ fn job(kind: &str) -> NewJob {
 }
 
 async fn add(store: &SqliteStore, job: NewJob) -> JobId {
-    store.enqueue(&[job.validate().unwrap()]).await.unwrap()[0].id
+    store.enqueue(&[job.validate().unwrap()], KeyWait::Long).await.unwrap()[0].id
 }
 
 async fn worker(store: &SqliteStore) -> WorkerId {
@@ -165,9 +165,9 @@ fn while_another_process_writes_readers_go_on_and_writers_give_up_in_the_end() {
         let folder = Folder::new();
         let store = folder.store().await;
         let _other = lock(&folder);
-        assert!(store.wake(&["default".into()]).await.is_ok());
+        assert!(store.notify_others(&["default".into()]).await.is_ok());
         assert!(store.get(JobId::new()).await.unwrap().is_none(), "readers do not wait");
-        let refused = store.enqueue(&[job("a").validate().unwrap()]).await.unwrap_err();
+        let refused = store.enqueue(&[job("a").validate().unwrap()], KeyWait::Long).await.unwrap_err();
         assert!(refused.is_unavailable());
     });
 }

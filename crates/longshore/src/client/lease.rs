@@ -1,0 +1,187 @@
+//! What workers do with leases: register, claim, heartbeat, report progress,
+//! release. How attempts end is in `settle`.
+//!
+//! The worker runtime and the API's lease endpoints are built on these methods.
+//! Applications write handlers instead, so the methods are hidden from the
+//! documentation and may change.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use super::Client;
+use super::settle::{Kept, Report};
+use crate::error::Result;
+use crate::job::{JobId, WorkerId};
+use crate::lifecycle::Ending;
+use crate::store::{Beat, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Wakeups};
+
+#[doc(hidden)]
+impl Client {
+    // ---- workers ---------------------------------------------------------
+
+    /// Adds a worker, or updates the queues and kinds of one that is alive.
+    pub async fn register(&self, worker: &NewWorker) -> Result<()> {
+        self.store.register(worker).await
+    }
+
+    /// Sends a worker's heartbeat with the leases it holds. Returns those it has
+    /// lost and those to cancel.
+    pub async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
+        self.store.beat(worker, held).await
+    }
+
+    /// Removes a worker that stopped cleanly.
+    pub async fn retire(&self, worker: WorkerId) -> Result<()> {
+        self.store.retire(worker).await
+    }
+
+    /// Subscribes to wake-ups. Subscribe before claiming: a job enqueued between
+    /// the two would otherwise wait a full poll interval.
+    pub async fn subscribe(&self) -> Result<Wakeups> {
+        self.store.subscribe().await
+    }
+
+    /// A client of the same database with a connection of its own, for heartbeats
+    /// that must not wait behind other work.
+    pub fn with_own_connection(&self) -> Client {
+        Client::new(self.store.with_own_connection())
+    }
+
+    // ---- claim -----------------------------------------------------------
+
+    /// Leases due jobs to a live worker, as [`Store::claim`] does. If the caller
+    /// drops this future, the claim still completes and its jobs are released.
+    ///
+    /// [`Store::claim`]: crate::store::Store::claim
+    pub async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
+        // The cursor moves with the work. If the caller goes away or the claim
+        // fails, an empty cursor stays behind, and the next claim starts at the
+        // head.
+        let (store, request, mut moved) = (self.store.clone(), request.clone(), std::mem::take(cursor));
+        let work = Box::pin(async move {
+            let claims = store.claim(&request, &mut moved).await?;
+            Ok((claims, moved))
+        });
+        let runtime = tokio::runtime::Handle::current();
+        let (claims, moved) = Claiming { client: self.clone(), runtime, work: Some(work) }.await?;
+        *cursor = moved;
+        Ok(claims)
+    }
+
+    /// The claims behind live leases, in the order given; `None` where the lease is
+    /// not live. For workers that keep nothing in memory.
+    pub async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
+        self.store.claims(leases).await
+    }
+
+    /// Every live lease of this worker.
+    pub async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.store.leases(worker).await
+    }
+
+    // ---- release ---------------------------------------------------------
+
+    /// Releases leases: their jobs are due at once and the attempts are not
+    /// charged. Skips leases that are no longer live. Returns how many were
+    /// released.
+    pub async fn release(&self, leases: &[Lease]) -> Result<usize> {
+        if leases.is_empty() {
+            return Ok(0);
+        }
+        let claims = self.store.claims(leases).await?;
+        let report = |claimed| Report { claimed, ending: Ending::Released, follow_ups: Vec::new() };
+        let reports: Vec<Report<'_>> = claims.iter().flatten().map(report).collect();
+        let kept = self.settle_as(&reports).await?;
+        Ok(kept.into_iter().filter(|kept| *kept != Kept::LeaseLost).count())
+    }
+
+    /// Releases the leases of a worker that are older than `min_age` and that it
+    /// does not list in `held`: the reply to their claim was lost. Returns how many.
+    /// With a `min_age` of zero, no claim of that worker may be in flight.
+    pub async fn release_unknown(
+        &self,
+        worker: WorkerId,
+        held: &[Lease],
+        min_age: Duration,
+    ) -> Result<usize> {
+        let mut unknown = self.store.leases(worker).await?;
+        unknown.retain(|lease| !held.contains(lease));
+        if !unknown.is_empty() && !min_age.is_zero() {
+            let newest = self.store.now().await? - min_age;
+            let claims = self.store.claims(&unknown).await?;
+            let old = claims.iter().flatten().filter(|claimed| claimed.claimed_at() <= newest);
+            unknown = old.map(Claimed::lease).collect();
+        }
+        self.release(&unknown).await
+    }
+
+    // ---- while a job runs ------------------------------------------------
+
+    /// Records that the handler of a suspect job is about to start.
+    pub async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
+        self.store.mark_started(lease).await
+    }
+
+    /// Replaces the progress shown for running jobs.
+    pub async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        self.store.progress(reports).await
+    }
+
+    /// Saves a job's checkpoint, which outlives the attempt.
+    pub async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
+        self.store.save_checkpoint(lease, data).await
+    }
+
+    /// The newest checkpoint of a job.
+    pub async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
+        self.store.checkpoint(id).await
+    }
+
+    /// Whether this lease is live now.
+    pub async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
+        self.store.assert_lease(lease).await
+    }
+}
+
+type Work = Pin<Box<dyn Future<Output = Result<(Claims, ClaimCursor)>> + Send>>;
+
+/// A claim in progress. It runs in the caller's task, which saves two thread
+/// switches. If the caller drops it, it completes in a task of its own and releases
+/// what it claimed, because nobody would run those jobs.
+struct Claiming {
+    client: Client,
+    runtime: tokio::runtime::Handle,
+    work: Option<Work>,
+}
+
+impl Future for Claiming {
+    type Output = Result<(Claims, ClaimCursor)>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = self.work.as_mut() else { return Poll::Pending };
+        let result = std::task::ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(result)
+    }
+}
+
+impl Drop for Claiming {
+    fn drop(&mut self) {
+        let Some(work) = self.work.take() else { return };
+        // A future that panicked must not be polled again.
+        if std::thread::panicking() {
+            return;
+        }
+        let client = self.client.clone();
+        self.runtime.spawn(async move {
+            let Ok((claims, _)) = work.await else { return };
+            let leases: Vec<Lease> = claims.jobs.iter().map(Claimed::lease).collect();
+            if let Err(error) = client.release(&leases).await {
+                tracing::warn!(%error, jobs = leases.len(), "could not release the jobs of an abandoned claim; recovery will");
+            }
+        });
+    }
+}
