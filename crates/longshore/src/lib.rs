@@ -36,6 +36,8 @@ pub mod cron;
 pub mod enqueue;
 pub mod error;
 pub mod job;
+#[doc(hidden)]
+pub mod keys;
 pub mod lifecycle;
 pub mod recovery;
 pub mod retry;

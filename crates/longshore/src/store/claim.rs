@@ -1,38 +1,16 @@
-//! What a worker asks for and what it gets: a lease, with all that is needed to
-//! run the job under it. What it then says about the lease is in [`flow`](super::flow).
+//! What a worker requests and what it gets: leases, with everything needed to run
+//! the jobs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
 
+use super::Lease;
 use crate::enqueue::{DEFAULT_QUEUE, Options};
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Flags, Running};
 use crate::retry::RetryPolicy;
-
-/// The right to run one attempt of one job: the fence. A claim makes it; from
-/// then on every word about the attempt names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-pub struct Lease {
-    /// The job.
-    pub id: JobId,
-    /// Which lease of the job; rises by one with every claim, for ever.
-    pub lease_no: i32,
-    /// Who holds it.
-    pub worker: WorkerId,
-}
-
-/// Whether a lease was still live when something was done in its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Fenced {
-    /// It was; the thing is done.
-    Held,
-    /// It was not; nothing changed.
-    LeaseLost,
-}
 
 /// What a worker asks for.
 #[derive(Clone, Debug)]

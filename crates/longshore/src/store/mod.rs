@@ -6,10 +6,8 @@
 //! decided in [`lifecycle`](crate::lifecycle), and every move names what it was
 //! decided from, so that an engine can refuse one whose ground is gone.
 //!
-//! What a verb takes and answers is in the file that each engine has for it:
-//! `claim.rs` (leases), `flow.rs` (settle, workers), `operate.rs` (operators,
-//! queues), `upkeep.rs` (recovery, schedules, retention), `inspect.rs`,
-//! `access.rs` (tokens, kinds).
+//! The sections of the trait name files: `claim.rs` here has the arguments and
+//! results of a claim, `postgres/claim.rs` and `sqlite/claim.rs` store it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,30 +25,44 @@ use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
-mod access;
 mod claim;
 pub mod cursor;
-mod flow;
 mod inspect;
+mod kinds;
+mod lease;
 mod operate;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod queues;
+mod recover;
+mod retain;
+mod schedules;
+mod settle;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-mod upkeep;
+mod stats;
+mod tokens;
+mod workers;
 
-pub use access::{KindRecord, MAX_SCHEMA, NewKind, NewToken, Scope, TokenRecord};
-pub use claim::{ClaimRequest, Claimed, Claims, Fenced, Lease, Suspects};
+pub use claim::{ClaimRequest, Claimed, Claims, Suspects};
 pub use cursor::ClaimCursor;
-pub use flow::{Beat, NewWorker, Settled, Settlement, WorkerRecord};
-pub use inspect::{Ahead, CheckReport, Count, Glance, ListFilter, Page, Tallied};
-pub use operate::{DeadFilter, Operated, Operation, QueueChange, QueueRecord};
-pub use upkeep::{Interrupted, Interruptor, Retained, Retention, Schedule, SweepScope, Ticking};
+pub use inspect::{Glance, ListFilter, Page};
+pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
+pub use lease::{Fenced, Lease};
+pub use operate::{DeadFilter, Operated, Operation};
+pub use queues::{QueueChange, QueueRecord};
+pub use recover::{Interrupted, Interruptor, SweepScope};
+pub use retain::{Retained, Retention};
+pub use schedules::{Schedule, Ticking};
+pub use settle::{Settled, Settlement};
+pub use stats::{Ahead, CheckReport, Count, Tallied};
+pub use tokens::{NewToken, Scope, TokenRecord};
+pub use workers::{Beat, NewWorker, WorkerRecord};
 
-pub(crate) use access::by_name;
 pub(crate) use claim::shared;
-pub(crate) use flow::{clean, keepable};
-pub(crate) use inspect::{Tally, add_up, start_of};
+pub(crate) use kinds::by_name;
+pub(crate) use settle::{EndedBy, clean, keepable};
+pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema this build knows; both engines count the same numbers.
 pub const SCHEMA_VERSION: i64 = 2;
@@ -93,7 +105,7 @@ pub(crate) fn newer(found: i64) -> Error {
 /// engine's clock. Batches answer item by item, in the order given.
 #[async_trait]
 pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
-    // ---- the ground ------------------------------------------------------
+    // ---- migrate ----------------------------------------------------------
 
     /// Brings the tables to [`SCHEMA_VERSION`]; does nothing when they are
     /// there. Safe to run again after being killed, and from several processes
@@ -114,14 +126,14 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// not wait behind other work.
     fn with_own_connection(&self) -> Arc<dyn Store>;
 
-    // ---- enqueue ---------------------------------------------------------
+    // ---- enqueue ----------------------------------------------------------
 
     /// Stores jobs in one commit. A repeated id, a taken idempotency key or a
     /// live unique key is an answer, never an error, and never harms its
     /// neighbours in the batch.
     async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>>;
 
-    // ---- wake-ups --------------------------------------------------------
+    // ---- wake-ups ---------------------------------------------------------
 
     /// Notifies subscribers in this process that these queues have due jobs.
     /// Returns whether there is any subscriber. Call it through
@@ -137,7 +149,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// poll interval.
     async fn subscribe(&self) -> Result<Wakeups>;
 
-    // ---- claim -----------------------------------------------------------
+    // ---- claim ------------------------------------------------------------
 
     /// Leases up to `request.limit` due jobs to a live worker, highest
     /// priority first across its queues, then by `run_at`. Paused queues are
@@ -145,6 +157,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// that was interrupted before is among them. A worker that is unknown or
     /// was declared dead gets nothing.
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims>;
+
+    // ---- lease ------------------------------------------------------------
 
     /// The claims behind live leases, as [`claim`](Store::claim) gave them, for
     /// workers that keep none in memory; `None` where the lease is not live. Only
@@ -155,8 +169,6 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Records that the handler of a suspect job is about to begin, so that an
     /// interruption from here on counts. `LeaseLost` if the lease is gone.
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced>;
-
-    // ---- while it runs ---------------------------------------------------
 
     /// Replaces the progress shown for running jobs.
     async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
@@ -170,7 +182,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Whether this lease is live now.
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced>;
 
-    // ---- settle ----------------------------------------------------------
+    // ---- settle -----------------------------------------------------------
 
     /// Ends leases. Each item is stored only if its lease is live and its
     /// flags are as they were when the move was decided; follow-up jobs are
@@ -183,7 +195,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// neighbours may be stored: to learn which, ask again, one by one.
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>>;
 
-    // ---- workers ---------------------------------------------------------
+    // ---- workers ----------------------------------------------------------
 
     /// Adds a worker, alive from now on. One that lives already tells by this
     /// what it takes from now on; one declared dead stays so.
@@ -205,7 +217,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// `stale_after` in deciding who is stale.
     async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>>;
 
-    // ---- recovery --------------------------------------------------------
+    // ---- recover ----------------------------------------------------------
 
     /// Declares dead every live worker whose heartbeat is older than
     /// `threshold` or else its own `stale_after`, and forgets dead workers
@@ -222,7 +234,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// dead or unknown at that moment.
     async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>>;
 
-    // ---- operate ---------------------------------------------------------
+    // ---- operate ----------------------------------------------------------
 
     /// Where a job stands, from one snapshot; `None` if it does not exist.
     async fn locate(&self, id: JobId) -> Result<Option<State>>;
@@ -234,7 +246,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Ids of dead letters, oldest first, after `after`.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
 
-    // ---- queues ----------------------------------------------------------
+    // ---- queues -----------------------------------------------------------
 
     /// Changes a queue's settings; fields left out stay.
     async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()>;
@@ -242,7 +254,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Queues that have settings or waiting or running jobs, by name.
     async fn queues(&self) -> Result<Vec<QueueRecord>>;
 
-    // ---- inspect ---------------------------------------------------------
+    // ---- inspect ----------------------------------------------------------
 
     /// One job with its history.
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>>;
@@ -254,6 +266,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// The `most` newest jobs, as many of those that run, and these besides,
     /// without what they carry, oldest first. What does not exist is left out.
     async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>>;
+
+    // ---- stats ------------------------------------------------------------
 
     /// How many jobs are in each status, by queue and kind.
     async fn counts(&self) -> Result<Vec<Count>>;
@@ -275,11 +289,13 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// never reads jobs.
     async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>>;
 
+    // ---- check ------------------------------------------------------------
+
     /// Proves, in one snapshot, that every job is in exactly one place, that
     /// keys belong to live jobs and that the tallies agree with the rows.
     async fn check(&self) -> Result<CheckReport>;
 
-    // ---- schedules -------------------------------------------------------
+    // ---- schedules --------------------------------------------------------
 
     /// Creates a schedule, or gives the one of that name another line, policy
     /// or template. One that exists keeps its last tick and whether it is
@@ -311,7 +327,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
         jobs: &[ValidJob],
     ) -> Result<Option<Vec<Enqueued>>>;
 
-    // ---- retain ----------------------------------------------------------
+    // ---- retain -----------------------------------------------------------
 
     /// Removes finished jobs that are past their time, walking by id from
     /// where the last call stopped; looks at up to `step` rows.
@@ -320,7 +336,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Adds up old tallies so that counting stays fast; up to `step` rows.
     async fn fold_tallies(&self, step: u32) -> Result<u64>;
 
-    // ---- tokens ----------------------------------------------------------
+    // ---- tokens -----------------------------------------------------------
 
     /// Stores a token. The same one again changes nothing; an id or a hash that
     /// belongs to another is a conflict.
@@ -337,7 +353,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// revoked before stays revoked since then.
     async fn revoke_token(&self, id: Uuid) -> Result<bool>;
 
-    // ---- kinds -----------------------------------------------------------
+    // ---- kinds ------------------------------------------------------------
 
     /// Creates or replaces what is known of kinds. What is left out stays: a
     /// worker that only says that it handles a kind must not wipe its schema.

@@ -1,21 +1,76 @@
-//! Enqueue: jobs into `jobs` and `ready`, in one commit or in the caller's own
-//! transaction.
+//! Enqueue: stores jobs in `jobs` and `ready`, in one commit or in the caller's own
+//! transaction. [`keys`] decides what happens if a key is taken.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection, PgConnection, Row};
-use std::collections::{BTreeMap, BTreeSet};
+use sqlx::Row;
 use uuid::Uuid;
 
-use super::{Done, PostgresStore, Query};
-use crate::enqueue::{Enqueued, EnqueuedAs, ValidJob};
-use crate::error::{Error, Result};
+use super::listen::notify_due;
+use super::tx::{Query, Sql, Tx};
+use crate::enqueue::{Enqueued, EnqueuedAs, UniqueMode, ValidJob};
+use crate::error::Error;
 use crate::job::JobId;
+use crate::keys::{self, Decision, Holders, Owner, RunAt};
 use crate::lifecycle::When;
 use crate::store::{KeyWait, millis};
 
-/// Rows of one insert: enough to forget the round trip, few enough that the
-/// statement stays small.
+/// Rows per insert: enough to make the round trip cheap, few enough to keep the
+/// statement small.
 const INSERT_STEP: usize = 5000;
+/// How often the owner of a unique key may change before an enqueue gives up.
+const MAX_ROUNDS: usize = 10;
+
+pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], wait: KeyWait) -> Sql<Vec<Enqueued>> {
+    if jobs.iter().all(|job| !job.is_keyed()) {
+        match insert_plain(tx, jobs).await {
+            // An id exists already: an earlier try was stored after all.
+            Err(fault) if fault.is_duplicate() => {}
+            done => return done.map(|()| jobs.iter().map(created).collect()),
+        }
+    }
+    // Another client's open transaction may hold a key of this batch.
+    let lock_timeout = match wait {
+        KeyWait::Long if jobs.len() == 1 => "10s",
+        KeyWait::Long => "3s",
+        KeyWait::Short => "200ms",
+    };
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    sqlx::query("select set_config('lock_timeout', $1, true)")
+        .bind(lock_timeout)
+        .execute(&mut *tx.connection)
+        .await?;
+    let results = insert_any(tx, jobs).await?;
+    transaction.commit().await?;
+    Ok(results)
+}
+
+/// Stores jobs in the caller's own transaction: no commit and no retry.
+pub(super) async fn enqueue_in(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
+    let results = insert_any(tx, jobs).await?;
+    notify_due(tx, jobs).await?;
+    Ok(results)
+}
+
+/// Stores any mixture of jobs. Keys are taken in sorted order, so that two batches
+/// never wait for each other.
+pub(super) async fn insert_any(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
+    let mut results: Vec<Option<Enqueued>> = vec![None; jobs.len()];
+    let (mut simple, mut unique): (Vec<usize>, Vec<usize>) =
+        (0..jobs.len()).partition(|i| jobs[*i].unique.is_none());
+    simple.sort_by_key(|i| jobs[*i].idempotency_key.as_deref());
+    unique
+        .sort_by_key(|i| (jobs[*i].unique.as_ref().map(|(key, _)| key), jobs[*i].idempotency_key.as_deref()));
+    for step in simple.chunks(INSERT_STEP) {
+        insert_new(tx, jobs, step, &mut results).await?;
+    }
+    for i in unique {
+        results[i] = Some(enqueue_unique(tx, &jobs[i]).await?);
+    }
+    Ok(results.into_iter().flatten().collect())
+}
 
 const INSERT: &str = "
     with input as (
@@ -40,7 +95,25 @@ const INSERT: &str = "
     select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags
       from timed";
 
-/// As [`INSERT`], for jobs that may be there already: by id, because an answer
+/// Stores jobs that have no keys.
+async fn insert_plain(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<()> {
+    if jobs.len() <= INSERT_STEP {
+        return insert_step(tx, jobs).await;
+    }
+    let mut transaction = tx.begin().await?;
+    for step in jobs.chunks(INSERT_STEP) {
+        insert_step(&mut transaction.tx(), step).await?;
+    }
+    transaction.commit().await
+}
+
+async fn insert_step(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<()> {
+    let columns = Columns::of(jobs.iter());
+    columns.bind(sqlx::query(tx.sql(INSERT))).execute(&mut *tx.connection).await?;
+    Ok(())
+}
+
+/// As [`INSERT`], for jobs that may exist already: by id, because an earlier reply
 /// was lost, or by idempotency key.
 const INSERT_NEW: &str = "
     with input as (
@@ -75,186 +148,257 @@ const BY_KEY_OR_ID: &str = "
      where idempotency_key = any($1::text[])
         or id = any($2::uuid[])";
 
-/// Unique keys have rules of their own, which stand in the SQL function.
-const ENQUEUE_UNIQUE: &str = "
-    select e.job, e.how
-      from longshore.enqueue(
-             kind => $1, payload => $2::text::json, queue => $3, priority => $4, max_attempts => $5,
-             run_at => $6, delay => $7 * interval '1 microsecond',
-             idempotency_key => $8, unique_key => $9, unique_mode => $10,
-             timeout => $11 * interval '1 millisecond',
-             flags => $12, options => $13::text::json, id => $14, wake => false) e";
-
-impl PostgresStore {
-    /// Stores jobs in one commit.
-    pub(super) async fn enqueue_on(
-        &self,
-        connection: &mut PgConnection,
-        jobs: &[ValidJob],
-        wait: KeyWait,
-    ) -> Done<Vec<Enqueued>> {
-        if jobs.iter().all(|job| !job.is_keyed()) {
-            match self.insert_plain(connection, jobs).await {
-                // An id is there already: an earlier try was stored after all.
-                Err(fault) if fault.code().as_deref() == Some("23505") => {}
-                done => return done.map(|()| jobs.iter().map(created).collect()),
-            }
-        }
-        self.insert_keyed(connection, jobs, wait).await
-    }
-
-    /// Stores jobs inside the caller's own transaction: no commit, no retry,
-    /// and no statement that a key held elsewhere could fail.
-    pub async fn enqueue_in(
-        &self,
-        connection: &mut PgConnection,
-        jobs: &[ValidJob],
-    ) -> Result<Vec<Enqueued>> {
-        let answers = self.insert_any(connection, jobs).await?;
-        self.notify_due(connection, jobs).await?;
-        Ok(answers)
-    }
-
-    async fn insert_plain(&self, connection: &mut PgConnection, jobs: &[ValidJob]) -> Done<()> {
-        if jobs.len() <= INSERT_STEP {
-            return self.insert_step(connection, jobs).await;
-        }
-        let mut tx = connection.begin().await?;
-        for step in jobs.chunks(INSERT_STEP) {
-            self.insert_step(&mut tx, step).await?;
-        }
-        Ok(tx.commit().await?)
-    }
-
-    async fn insert_step(&self, connection: &mut PgConnection, jobs: &[ValidJob]) -> Done<()> {
-        let columns = Columns::of(jobs.iter());
-        columns.bind(sqlx::query(self.sql(INSERT))).execute(connection).await?;
-        Ok(())
-    }
-
-    async fn insert_keyed(
-        &self,
-        connection: &mut PgConnection,
-        jobs: &[ValidJob],
-        wait: KeyWait,
-    ) -> Done<Vec<Enqueued>> {
-        // Somebody's open transaction may hold a key of this batch.
-        let lock_timeout = match wait {
-            KeyWait::Long if jobs.len() == 1 => "10s",
-            KeyWait::Long => "3s",
-            KeyWait::Short => "200ms",
-        };
-        let mut tx = connection.begin().await?;
-        sqlx::query("select set_config('lock_timeout', $1, true)")
-            .bind(lock_timeout)
-            .execute(&mut *tx)
-            .await?;
-        let answers = self.insert_any(&mut tx, jobs).await?;
-        tx.commit().await?;
-        Ok(answers)
-    }
-
-    /// Any mixture of jobs, keys in sorted order so that two batches never
-    /// wait for each other.
-    pub(super) async fn insert_any(
-        &self,
-        connection: &mut PgConnection,
-        jobs: &[ValidJob],
-    ) -> Done<Vec<Enqueued>> {
-        let mut answers: Vec<Option<Enqueued>> = vec![None; jobs.len()];
-        let (mut simple, mut unique): (Vec<usize>, Vec<usize>) =
-            (0..jobs.len()).partition(|i| jobs[*i].unique.is_none());
-        simple.sort_by_key(|i| jobs[*i].idempotency_key.as_deref());
-        unique.sort_by_key(|i| {
-            (jobs[*i].unique.as_ref().map(|(key, _)| key), jobs[*i].idempotency_key.as_deref())
-        });
-        for step in simple.chunks(INSERT_STEP) {
-            self.insert_new(connection, jobs, step, &mut answers).await?;
-        }
-        for i in unique {
-            answers[i] = Some(self.insert_unique(connection, &jobs[i]).await?);
-        }
-        Ok(answers.into_iter().flatten().collect())
-    }
-
-    async fn insert_new(
-        &self,
-        connection: &mut PgConnection,
-        jobs: &[ValidJob],
-        step: &[usize],
-        answers: &mut [Option<Enqueued>],
-    ) -> Done<()> {
-        let columns = Columns::of(step.iter().map(|i| &jobs[*i]));
-        let keys: Vec<Option<&str>> = step.iter().map(|i| jobs[*i].idempotency_key.as_deref()).collect();
-        let query = columns.bind(sqlx::query(self.sql(INSERT_NEW))).bind(&keys);
-        let stored = query.fetch_all(&mut *connection).await?.len();
-        if stored == step.len() {
-            for i in step {
-                answers[*i] = Some(created(&jobs[*i]));
-            }
-            return Ok(());
-        }
-        let keys: Vec<&str> = keys.into_iter().flatten().collect();
-        let rows =
-            sqlx::query(self.sql(BY_KEY_OR_ID)).bind(&keys).bind(&columns.ids).fetch_all(connection).await?;
-        let (mut holders, mut ids) = (BTreeMap::<String, Uuid>::new(), BTreeSet::<Uuid>::new());
-        for row in rows {
-            ids.insert(row.try_get(1)?);
-            if let Some(key) = row.try_get::<Option<String>, _>(0)? {
-                holders.insert(key, row.try_get(1)?);
-            }
-        }
+/// Stores the jobs of one step that have no unique key, as far as neither their
+/// ids nor their idempotency keys exist.
+async fn insert_new(
+    tx: &mut Tx<'_>,
+    jobs: &[ValidJob],
+    step: &[usize],
+    results: &mut [Option<Enqueued>],
+) -> Sql<()> {
+    let columns = Columns::of(step.iter().map(|i| &jobs[*i]));
+    let keys: Vec<Option<&str>> = step.iter().map(|i| jobs[*i].idempotency_key.as_deref()).collect();
+    let query = columns.bind(sqlx::query(tx.sql(INSERT_NEW))).bind(&keys);
+    let stored = query.fetch_all(&mut *tx.connection).await?.len();
+    if stored == step.len() {
         for i in step {
-            let job = &jobs[*i];
-            let holder = job.idempotency_key.as_ref().and_then(|key| holders.get(key)).map(|id| JobId(*id));
-            answers[*i] = Some(match holder {
-                _ if ids.contains(&job.id.0) => created(job),
-                Some(id) => Enqueued { id, how: EnqueuedAs::Existing },
-                None => {
-                    return Err(Error::unavailable(
-                        "the holder of an idempotency key was removed at this moment; try again",
-                    )
-                    .into());
-                }
-            });
+            results[*i] = Some(created(&jobs[*i]));
         }
-        Ok(())
+        return Ok(());
     }
-
-    async fn insert_unique(&self, connection: &mut PgConnection, job: &ValidJob) -> Done<Enqueued> {
-        let (run_at, delay_us) = split(job.when);
-        let (key, mode) = job.unique.as_ref().map(|(key, mode)| (key, mode.as_str())).unzip();
-        let row = sqlx::query(self.sql(ENQUEUE_UNIQUE))
-            .bind(&job.kind)
-            .bind(&job.payload)
-            .bind(&job.queue)
-            .bind(i32::from(job.priority))
-            .bind(i32::from(job.max_attempts))
-            .bind(run_at)
-            .bind(delay_us)
-            .bind(&job.idempotency_key)
-            .bind(key)
-            .bind(mode)
-            .bind(job.timeout.map(millis))
-            .bind((!job.flags.is_empty()).then_some(&job.flags))
-            .bind(&job.options)
-            .bind(job.id.0)
-            .fetch_one(connection)
-            .await?;
-        let how = match row.try_get::<&str, _>(1)? {
-            "created" => EnqueuedAs::Created,
-            "replaced" => EnqueuedAs::Replaced,
-            _ => EnqueuedAs::Existing,
+    let keys: Vec<&str> = keys.into_iter().flatten().collect();
+    let rows = sqlx::query(tx.sql(BY_KEY_OR_ID))
+        .bind(&keys)
+        .bind(&columns.ids)
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let (mut by_key, mut ids) = (BTreeMap::<String, Uuid>::new(), BTreeSet::<Uuid>::new());
+    for row in rows {
+        ids.insert(row.try_get("id")?);
+        if let Some(key) = row.try_get::<Option<String>, _>("idempotency_key")? {
+            by_key.insert(key, row.try_get("id")?);
+        }
+    }
+    for i in step {
+        let job = &jobs[*i];
+        let holders = Holders {
+            same_id: ids.contains(&job.id.0),
+            idempotency: job.idempotency_key.as_ref().and_then(|key| by_key.get(key)).map(|id| JobId(*id)),
+            unique: None,
         };
-        Ok(Enqueued { id: JobId(row.try_get(0)?), how })
+        results[*i] = Some(match keys::decide(holders, UniqueMode::default()) {
+            Decision::AlreadyStored => created(job),
+            Decision::Existing(id) => Enqueued { id, how: EnqueuedAs::Existing },
+            Decision::Insert | Decision::Replace(..) | Decision::Supersede(_) => {
+                return Err(Error::unavailable(
+                    "the holder of an idempotency key was removed at this moment; try again",
+                )
+                .into());
+            }
+        });
     }
+    Ok(())
+}
+
+/// Stores one job with a unique key. Each decision is stored by one statement,
+/// which changes nothing if the owner of the key has changed; then the holders are
+/// read again.
+async fn enqueue_unique(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
+    let mode = job.unique.as_ref().map(|(_, mode)| *mode).unwrap_or_default();
+    for _ in 0..MAX_ROUNDS {
+        let (stored, id, how) = match keys::decide(holders(tx, job).await?, mode) {
+            Decision::AlreadyStored => return Ok(created(job)),
+            Decision::Existing(id) => return Ok(Enqueued { id, how: EnqueuedAs::Existing }),
+            Decision::Insert => (insert(tx, job).await?, job.id, EnqueuedAs::Created),
+            Decision::Replace(owner, run_at) => {
+                (replace(tx, job, owner, run_at).await?, owner, EnqueuedAs::Replaced)
+            }
+            Decision::Supersede(owner) => (supersede(tx, job, owner).await?, job.id, EnqueuedAs::Created),
+        };
+        if stored {
+            return Ok(Enqueued { id, how });
+        }
+    }
+    Err(Error::unavailable("unique_key: the state of its owner keeps changing; try again").into())
+}
+
+/// A key whose owner is superseded but not moved yet has no owner for a moment;
+/// then the row of `keys` decides again.
+const HOLDERS: &str = "
+    select exists (
+             select 1
+               from longshore.jobs
+              where id = $1) as same_id,
+           (select id
+              from longshore.jobs
+             where idempotency_key = $2) as idempotency,
+           k.job as owner,
+           exists (
+             select 1
+               from longshore.ready w
+              where w.id = k.job) as waiting,
+           exists (
+             select 1
+               from longshore.running r
+              where r.id = k.job) as running
+      from (select 1) as always
+      left join longshore.keys k on k.key = $3";
+
+/// Who holds the id and the keys of this job.
+async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Holders> {
+    let row = sqlx::query(tx.sql(HOLDERS))
+        .bind(job.id.0)
+        .bind(&job.idempotency_key)
+        .bind(job.unique.as_ref().map(|(key, _)| key))
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    let owner = if row.try_get("waiting")? {
+        Some(Owner::Waiting)
+    } else if row.try_get("running")? {
+        Some(Owner::Running)
+    } else {
+        None
+    };
+    Ok(Holders {
+        same_id: row.try_get("same_id")?,
+        idempotency: row.try_get::<Option<Uuid>, _>("idempotency")?.map(JobId),
+        unique: row.try_get::<Option<Uuid>, _>("owner")?.map(JobId).zip(owner),
+    })
+}
+
+/// Stores nothing if another job owns the key. If the id or the idempotency key
+/// was taken at this moment, the statement fails and is tried again.
+const INSERT_OWNER: &str = "
+    with owned as (
+      insert into longshore.keys (key, job)
+      values ($12, $1)
+          on conflict (key) do nothing
+      returning job),
+    stored as (
+      insert into longshore.jobs
+             (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options,
+              idempotency_key, unique_key)
+      select o.job, longshore.clock(), coalesce($7, longshore.clock() + $8 * interval '1 microsecond'),
+             $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12
+        from owned o
+      returning *),
+    waiting as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags
+        from stored)
+    select count(*) from owned";
+
+/// Stores the new job with its key. Returns whether the key was free.
+async fn insert(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<bool> {
+    let query = bind(sqlx::query(tx.sql(INSERT_OWNER)), job, job.id);
+    Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
+}
+
+/// A job in `ready` owns its key, so the row itself shows that it still does. The
+/// lease number stays, so that earlier holders of a lease remain fenced off. The
+/// idempotency key is stored too, so that a repeated request finds this job.
+const REPLACE: &str = "
+    with gone as (
+      delete from longshore.ready
+       where id = $1
+      returning id, run_at, lease_no),
+    changed as (
+      update longshore.jobs j
+         set kind = $2,
+             queue = $3,
+             priority = $4,
+             max_attempts = $5,
+             payload = $6::text::json,
+             run_at = case when $14 then j.run_at
+                           else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
+             timeout_ms = $9,
+             flags = $10,
+             options = $11::text::json,
+             idempotency_key = coalesce(j.idempotency_key, $13)
+        from gone g
+       where j.id = g.id
+         and j.unique_key = $12),
+    waiting as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select g.id,
+             case when $14 then g.run_at else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
+             longshore.clock(), $9, g.lease_no, $4, 0, $5, 0, true, $2, $3, $10
+        from gone g)
+    select count(*) from gone";
+
+/// Gives the waiting owner of the key the new contents. Returns whether it was
+/// still waiting.
+async fn replace(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<bool> {
+    let query = bind(sqlx::query(tx.sql(REPLACE)), job, owner).bind(run_at == RunAt::Preserved);
+    Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
+}
+
+/// Locks in the usual order: the row in `running` first, then the key.
+const SUPERSEDE: &str = "
+    with owner as (
+      update longshore.running
+         set superseded = true
+       where id = $14
+         and not superseded
+      returning id),
+    moved as (
+      update longshore.keys k
+         set job = $1
+        from owner o
+       where k.key = $12
+         and k.job = o.id
+      returning k.job),
+    stored as (
+      insert into longshore.jobs
+             (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options,
+              idempotency_key, unique_key)
+      select m.job, longshore.clock(), coalesce($7, longshore.clock() + $8 * interval '1 microsecond'),
+             $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12
+        from moved m
+      returning *),
+    waiting as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags
+        from stored)
+    select count(*) from owner";
+
+/// Stores the new job and moves the key of a running owner to it. Returns whether
+/// the owner was still running.
+async fn supersede(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId) -> Sql<bool> {
+    let query = bind(sqlx::query(tx.sql(SUPERSEDE)), job, job.id).bind(owner.0);
+    Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
+}
+
+/// The thirteen parameters of a job with a unique key, stored under `id`.
+fn bind<'q>(query: Query<'q>, job: &'q ValidJob, id: JobId) -> Query<'q> {
+    let (run_at, delay_us) = split(job.when);
+    query
+        .bind(id.0)
+        .bind(&job.kind)
+        .bind(&job.queue)
+        .bind(job.priority)
+        .bind(job.max_attempts as i16)
+        .bind(&job.payload)
+        .bind(run_at)
+        .bind(delay_us)
+        .bind(job.timeout.map(millis))
+        .bind((!job.flags.is_empty()).then_some(&job.flags))
+        .bind(&job.options)
+        .bind(job.unique.as_ref().map(|(key, _)| key))
+        .bind(&job.idempotency_key)
 }
 
 fn created(job: &ValidJob) -> Enqueued {
     Enqueued { id: job.id, how: EnqueuedAs::Created }
 }
 
-/// Jobs turned on their side: one array a column.
+/// Jobs as arrays, one per column.
 #[derive(Default)]
 struct Columns<'a> {
     ids: Vec<Uuid>,
@@ -307,7 +451,7 @@ impl<'a> Columns<'a> {
 }
 
 /// A point in time as the statements take it: an instant, or microseconds from
-/// the engine's now.
+/// the engine's current time.
 pub(super) fn split(when: When) -> (Option<DateTime<Utc>>, Option<i64>) {
     match when {
         When::At(at) => (Some(at), None),

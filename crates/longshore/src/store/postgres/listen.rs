@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sqlx::PgConnection;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::broadcast;
 
+use super::PostgresStore;
 use super::enqueue::split;
-use super::{Done, PostgresStore, Work};
+use super::tx::{Sql, Tx};
 use crate::enqueue::ValidJob;
 use crate::error::Result;
 use crate::lifecycle::When;
@@ -274,37 +274,32 @@ impl PostgresStore {
             return Ok(());
         }
         let awaited = self.0.listener.ears.echoes().map(|echoes| echoes.expect(queues));
-        let notify: Work<Vec<String>, ()> =
-            |store, connection, queues| Box::pin(store.notify_on(connection, queues));
-        self.run_quick(queues.to_vec(), notify).await?;
+        self.run_quick(queues.to_vec(), |tx, queues| Box::pin(notify(tx, queues))).await?;
         if let Some(awaited) = awaited {
             awaited.announced();
         }
         Ok(())
     }
+}
 
-    /// Notifies workers of new jobs when the transaction of this connection commits.
-    pub(super) async fn notify_due(&self, connection: &mut PgConnection, jobs: &[ValidJob]) -> Done<()> {
-        if !self.0.notify || jobs.iter().all(|job| !may_be_due(job.when)) {
-            return Ok(());
-        }
-        let (run_ats, delays): (Vec<_>, Vec<_>) = jobs.iter().map(|job| split(job.when)).unzip();
-        sqlx::query(self.sql(NOTIFY_DUE))
-            .bind(jobs.iter().map(|job| job.queue.as_str()).collect::<Vec<_>>())
-            .bind(run_ats)
-            .bind(delays)
-            .execute(connection)
-            .await?;
-        Ok(())
-    }
+async fn notify(tx: &mut Tx<'_>, queues: &[String]) -> Sql<()> {
+    sqlx::query(tx.sql(NOTIFY)).bind(queues).execute(&mut *tx.connection).await?;
+    Ok(())
+}
 
-    async fn notify_on(&self, connection: &mut PgConnection, queues: &[String]) -> Done<()> {
-        if !self.0.notify || queues.is_empty() {
-            return Ok(());
-        }
-        sqlx::query(self.sql(NOTIFY)).bind(queues).execute(connection).await?;
-        Ok(())
+/// Notifies workers of new jobs when the caller's transaction commits.
+pub(super) async fn notify_due(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<()> {
+    if !tx.store.notify || jobs.iter().all(|job| !may_be_due(job.when)) {
+        return Ok(());
     }
+    let (run_ats, delays): (Vec<_>, Vec<_>) = jobs.iter().map(|job| split(job.when)).unzip();
+    sqlx::query(tx.sql(NOTIFY_DUE))
+        .bind(jobs.iter().map(|job| job.queue.as_str()).collect::<Vec<_>>())
+        .bind(run_ats)
+        .bind(delays)
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(())
 }
 
 fn may_be_due(when: When) -> bool {

@@ -1,16 +1,16 @@
-//! An operator's moves, each stored only if the job still stands where it was
-//! seen, and the settings of queues.
+//! Operators' commands on single jobs. Each is stored only if the job is still in
+//! the state that the decision was made from.
 
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
 use super::enqueue::split;
-use super::{Done, PostgresStore};
+use super::tx::{Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome, WorkerId};
 use crate::lifecycle::{Finished, Flags, Running, State, Waiting, When};
-use crate::store::{DeadFilter, Operated, Operation, QueueChange, QueueRecord};
+use crate::store::{DeadFilter, Operated, Operation};
 
 /// One statement, one snapshot: a job is seen in exactly one place.
 const LOCATE: &str = "
@@ -23,6 +23,33 @@ const LOCATE: &str = "
       left join longshore.running r on r.id = j.id
       left join longshore.finished f on f.id = j.id
      where j.id = $1";
+
+pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
+    let Some(row) = sqlx::query(tx.sql(LOCATE)).bind(id.0).fetch_optional(&mut *tx.connection).await? else {
+        return Ok(None);
+    };
+    let small = |i: usize| row.try_get::<i16, _>(i).map(|n| n as u16);
+    if let Some(lease_no) = row.try_get(0)? {
+        let (attempts, max_attempts, interruptions) = (small(1)?, small(2)?, small(3)?);
+        return Ok(Some(State::Waiting(Waiting { lease_no, attempts, max_attempts, interruptions })));
+    }
+    if let Some(lease_no) = row.try_get(4)? {
+        return Ok(Some(State::Running(Running {
+            lease_no,
+            worker: WorkerId(row.try_get(5)?),
+            attempt: small(6)?,
+            max_attempts: small(7)?,
+            interruptions: small(8)?,
+            started: row.try_get(9)?,
+            flags: Flags { cancel_requested: row.try_get(10)?, superseded: row.try_get(11)? },
+        })));
+    }
+    if let Some(lease_no) = row.try_get(12)? {
+        let outcome = Outcome::from_stored(row.try_get(13)?)?;
+        return Ok(Some(State::Finished(Finished { lease_no, outcome })));
+    }
+    Err(Error::internal(format!("job {id} is in no table; run `longshore check`")).into())
+}
 
 const CANCEL: &str = "
     with gone as (
@@ -59,6 +86,107 @@ const REQUEST_CANCEL: &str = "
          and lease_no = $2
       returning id)
     select count(*) from told";
+
+const RUN_NOW: &str = "
+    with gone as (
+      delete from longshore.ready
+       where id = $1
+         and lease_no = $2
+      returning *),
+    waiting as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
+             attempt, max_attempts, interruptions, keyed, kind, queue, flags
+        from gone)
+    select count(*) from gone";
+
+const REMOVE: &str = "
+    with gone as (
+      delete from longshore.finished
+       where id = $1
+         and lease_no = $2
+      returning id, outcome),
+    forgotten as (
+      delete from longshore.jobs
+       where id = any(array(select id from gone))
+      returning id, queue, kind),
+    history as (
+      delete from longshore.attempts
+       where job = any(array(select id from gone))),
+    saved as (
+      delete from longshore.checkpoints
+       where job = any(array(select id from gone))),
+    uncounted as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), 0, -1, g.outcome, 0, j.queue, j.kind
+        from gone g
+        join forgotten j on j.id = g.id)
+    select count(*) from gone";
+
+pub(super) async fn operate(tx: &mut Tx<'_>, id: JobId, from: &State, to: &Operation) -> Sql<Operated> {
+    let lease_no = match from {
+        State::Waiting(job) => job.lease_no,
+        State::Running(job) => job.lease_no,
+        State::Finished(job) => job.lease_no,
+    };
+    let statement = match to {
+        Operation::Reopen => return reopen(tx, id, lease_no).await,
+        Operation::Rewrite(edit) => return rewrite(tx, id, lease_no, edit).await,
+        Operation::Cancel { .. } => CANCEL,
+        Operation::RequestCancel => REQUEST_CANCEL,
+        Operation::RunNow => RUN_NOW,
+        Operation::Remove => REMOVE,
+    };
+    let query = sqlx::query_scalar(tx.sql(statement)).bind(id.0).bind(lease_no);
+    let query = match to {
+        Operation::Cancel { attempts } => query.bind(*attempts as i16),
+        _ => query,
+    };
+    Ok(operated(query.fetch_one(&mut *tx.connection).await?))
+}
+
+const REWRITE: &str = "
+    with gone as (
+      delete from longshore.ready
+       where id = $1
+         and lease_no = $2
+      returning *),
+    changed as (
+      update longshore.jobs j
+         set priority = coalesce($3::int2, j.priority),
+             run_at = case when $7 then coalesce($4::timestamptz, longshore.clock() + $5 * interval '1 microsecond')
+                           else j.run_at end,
+             payload = coalesce($6::text::json, j.payload)
+        from gone g
+       where j.id = g.id),
+    waiting as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select id,
+             case when $7 then coalesce($4::timestamptz, longshore.clock() + $5 * interval '1 microsecond')
+                  else run_at end,
+             since, timeout_ms, lease_no, coalesce($3::int2, priority),
+             attempt, max_attempts, interruptions, keyed, kind, queue, flags
+        from gone)
+    select count(*) from gone";
+
+async fn rewrite(tx: &mut Tx<'_>, id: JobId, lease_no: i32, edit: &ValidEdit) -> Sql<Operated> {
+    let (run_at, delay_us) = split(edit.when.unwrap_or(When::NOW));
+    let done = sqlx::query_scalar(tx.sql(REWRITE))
+        .bind(id.0)
+        .bind(lease_no)
+        .bind(edit.priority)
+        .bind(run_at)
+        .bind(delay_us)
+        .bind(&edit.payload)
+        .bind(edit.when.is_some())
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok(operated(done))
+}
 
 /// The finished row is locked first and deleted after the key is won, so that
 /// two retries of one job cannot both think they did it.
@@ -98,69 +226,33 @@ const REOPEN: &str = "
         join longshore.jobs j on j.id = g.id)
     select count(*) from gone";
 
-const RUN_NOW: &str = "
-    with gone as (
-      delete from longshore.ready
-       where id = $1
-         and lease_no = $2
-      returning *),
-    waiting as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from gone)
-    select count(*) from gone";
+async fn reopen(tx: &mut Tx<'_>, id: JobId, lease_no: i32) -> Sql<Operated> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    let locked: Option<(Option<String>,)> = sqlx::query_as(tx.sql(LOCK_FINISHED))
+        .bind(id.0)
+        .bind(lease_no)
+        .fetch_optional(&mut *tx.connection)
+        .await?;
+    let Some((unique_key,)) = locked else { return Ok(Operated::Moved) };
+    if let Some(key) = unique_key {
+        let won = sqlx::query(tx.sql(TAKE_KEY)).bind(&key).bind(id.0).execute(&mut *tx.connection).await?;
+        if won.rows_affected() == 0 {
+            let holder: Option<Uuid> =
+                sqlx::query_scalar(tx.sql(KEY_HOLDER)).bind(&key).fetch_optional(&mut *tx.connection).await?;
+            // The holder may have ended in between: then look again.
+            return Ok(holder.map_or(Operated::Moved, |holder| Operated::KeyTaken(JobId(holder))));
+        }
+    }
+    let done =
+        sqlx::query_scalar(tx.sql(REOPEN)).bind(id.0).bind(lease_no).fetch_one(&mut *tx.connection).await?;
+    transaction.commit().await?;
+    Ok(operated(done))
+}
 
-const REWRITE: &str = "
-    with gone as (
-      delete from longshore.ready
-       where id = $1
-         and lease_no = $2
-      returning *),
-    changed as (
-      update longshore.jobs j
-         set priority = coalesce($3::int2, j.priority),
-             run_at = case when $7 then coalesce($4::timestamptz, longshore.clock() + $5 * interval '1 microsecond')
-                           else j.run_at end,
-             payload = coalesce($6::text::json, j.payload)
-        from gone g
-       where j.id = g.id),
-    waiting as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id,
-             case when $7 then coalesce($4::timestamptz, longshore.clock() + $5 * interval '1 microsecond')
-                  else run_at end,
-             since, timeout_ms, lease_no, coalesce($3::int2, priority),
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from gone)
-    select count(*) from gone";
-
-const REMOVE: &str = "
-    with gone as (
-      delete from longshore.finished
-       where id = $1
-         and lease_no = $2
-      returning id, outcome),
-    forgotten as (
-      delete from longshore.jobs
-       where id = any(array(select id from gone))
-      returning id, queue, kind),
-    history as (
-      delete from longshore.attempts
-       where job = any(array(select id from gone))),
-    saved as (
-      delete from longshore.checkpoints
-       where job = any(array(select id from gone))),
-    uncounted as (
-      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), 0, -1, g.outcome, 0, j.queue, j.kind
-        from gone g
-        join forgotten j on j.id = g.id)
-    select count(*) from gone";
+fn operated(rows: i64) -> Operated {
+    if rows > 0 { Operated::Done } else { Operated::Moved }
+}
 
 const DEAD_LETTERS: &str = "
     select f.id
@@ -173,218 +265,13 @@ const DEAD_LETTERS: &str = "
      order by f.id
      limit $4";
 
-impl PostgresStore {
-    pub(super) async fn locate_on(&self, connection: &mut PgConnection, id: JobId) -> Done<Option<State>> {
-        let Some(row) = sqlx::query(self.sql(LOCATE)).bind(id.0).fetch_optional(connection).await? else {
-            return Ok(None);
-        };
-        let small = |i: usize| row.try_get::<i16, _>(i).map(|n| n as u16);
-        if let Some(lease_no) = row.try_get(0)? {
-            let (attempts, max_attempts, interruptions) = (small(1)?, small(2)?, small(3)?);
-            return Ok(Some(State::Waiting(Waiting { lease_no, attempts, max_attempts, interruptions })));
-        }
-        if let Some(lease_no) = row.try_get(4)? {
-            return Ok(Some(State::Running(Running {
-                lease_no,
-                worker: WorkerId(row.try_get(5)?),
-                attempt: small(6)?,
-                max_attempts: small(7)?,
-                interruptions: small(8)?,
-                started: row.try_get(9)?,
-                flags: Flags { cancel_requested: row.try_get(10)?, superseded: row.try_get(11)? },
-            })));
-        }
-        if let Some(lease_no) = row.try_get(12)? {
-            let outcome = Outcome::from_stored(row.try_get(13)?)?;
-            return Ok(Some(State::Finished(Finished { lease_no, outcome })));
-        }
-        Err(Error::internal(format!("job {id} is in no table; run `longshore check`")).into())
-    }
-
-    pub(super) async fn operate_on(
-        &self,
-        connection: &mut PgConnection,
-        id: JobId,
-        from: &State,
-        to: &Operation,
-    ) -> Done<Operated> {
-        let lease_no = match from {
-            State::Waiting(job) => job.lease_no,
-            State::Running(job) => job.lease_no,
-            State::Finished(job) => job.lease_no,
-        };
-        let statement = match to {
-            Operation::Reopen => return self.reopen(connection, id, lease_no).await,
-            Operation::Rewrite(edit) => return self.rewrite(connection, id, lease_no, edit).await,
-            Operation::Cancel { .. } => CANCEL,
-            Operation::RequestCancel => REQUEST_CANCEL,
-            Operation::RunNow => RUN_NOW,
-            Operation::Remove => REMOVE,
-        };
-        let query = sqlx::query_scalar(self.sql(statement)).bind(id.0).bind(lease_no);
-        let query = match to {
-            Operation::Cancel { attempts } => query.bind(*attempts as i16),
-            _ => query,
-        };
-        Ok(operated(query.fetch_one(connection).await?))
-    }
-
-    async fn reopen(&self, connection: &mut PgConnection, id: JobId, lease_no: i32) -> Done<Operated> {
-        let mut tx = connection.begin().await?;
-        let locked: Option<(Option<String>,)> = sqlx::query_as(self.sql(LOCK_FINISHED))
-            .bind(id.0)
-            .bind(lease_no)
-            .fetch_optional(&mut *tx)
-            .await?;
-        let Some((unique_key,)) = locked else { return Ok(Operated::Moved) };
-        if let Some(key) = unique_key {
-            let won = sqlx::query(self.sql(TAKE_KEY)).bind(&key).bind(id.0).execute(&mut *tx).await?;
-            if won.rows_affected() == 0 {
-                let holder: Option<Uuid> =
-                    sqlx::query_scalar(self.sql(KEY_HOLDER)).bind(&key).fetch_optional(&mut *tx).await?;
-                // The holder may have ended in between: then look again.
-                return Ok(holder.map_or(Operated::Moved, |holder| Operated::KeyTaken(JobId(holder))));
-            }
-        }
-        let done = sqlx::query_scalar(self.sql(REOPEN)).bind(id.0).bind(lease_no).fetch_one(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(operated(done))
-    }
-
-    async fn rewrite(
-        &self,
-        connection: &mut PgConnection,
-        id: JobId,
-        lease_no: i32,
-        edit: &ValidEdit,
-    ) -> Done<Operated> {
-        let (run_at, delay_us) = split(edit.when.unwrap_or(When::NOW));
-        let done = sqlx::query_scalar(self.sql(REWRITE))
-            .bind(id.0)
-            .bind(lease_no)
-            .bind(edit.priority)
-            .bind(run_at)
-            .bind(delay_us)
-            .bind(&edit.payload)
-            .bind(edit.when.is_some())
-            .fetch_one(connection)
-            .await?;
-        Ok(operated(done))
-    }
-
-    pub(super) async fn dead_letters_on(
-        &self,
-        connection: &mut PgConnection,
-        filter: &DeadFilter,
-    ) -> Done<Vec<JobId>> {
-        let ids: Vec<Uuid> = sqlx::query_scalar(self.sql(DEAD_LETTERS))
-            .bind(filter.after.map(|id| id.0))
-            .bind(&filter.kind)
-            .bind(&filter.queue)
-            .bind(i64::from(filter.limit))
-            .fetch_all(connection)
-            .await?;
-        Ok(ids.into_iter().map(JobId).collect())
-    }
-}
-
-fn operated(rows: i64) -> Operated {
-    if rows > 0 { Operated::Done } else { Operated::Moved }
-}
-
-// ---- queues -------------------------------------------------------------
-
-const SET_QUEUE: &str = "
-    insert into longshore.queues as q (name, paused, max_running)
-    values ($1, coalesce($2, false), $4)
-        on conflict (name) do update
-       set paused = coalesce($2, q.paused),
-           max_running = case when $3 then $4 else q.max_running end";
-
-/// Waiting jobs are counted up to a bound per queue; past it, the number is
-/// the bound and marked. Suspects are few and wait in an index of their own.
-const QUEUES: &str = "
-    with recursive waiting_queues as (
-      (select queue
-         from longshore.ready
-        where interruptions = 0
-        order by queue
-        limit 1)
-      union all
-      select (
-               select r.queue
-                 from longshore.ready r
-                where r.interruptions = 0
-                  and r.queue > w.queue
-                order by r.queue
-                limit 1)
-        from waiting_queues w
-       where w.queue is not null),
-    suspects as (
-      select queue, count(*) as n
-        from longshore.ready
-       where interruptions > 0
-       group by queue),
-    running as (
-      select queue, count(*) as n
-        from longshore.running
-       group by queue),
-    names as (
-      select name from longshore.queues
-      union
-      select queue from waiting_queues where queue is not null
-      union
-      select queue from suspects
-      union
-      select queue from running)
-    select n.name, coalesce(s.paused, false), s.max_running, coalesce(p.n, 0) + (
-             select count(*)
-               from (select 1
-                       from longshore.ready r
-                      where r.queue = n.name
-                        and r.interruptions = 0
-                      limit $1 + 1) as bounded),
-           coalesce(r.n, 0)
-      from names n
-      left join longshore.queues s on s.name = n.name
-      left join suspects p on p.queue = n.name
-      left join running r on r.queue = n.name
-     order by n.name";
-
-const COUNT_BOUND: i64 = 10_000;
-
-impl PostgresStore {
-    pub(super) async fn set_queue_on(
-        &self,
-        connection: &mut PgConnection,
-        name: &str,
-        change: &QueueChange,
-    ) -> Done<()> {
-        let limit = change.limit.flatten();
-        sqlx::query(self.sql(SET_QUEUE))
-            .bind(name)
-            .bind(change.paused)
-            .bind(change.limit.is_some())
-            .bind(limit.map(|limit| i32::try_from(limit).unwrap_or(i32::MAX)))
-            .execute(connection)
-            .await?;
-        Ok(())
-    }
-
-    pub(super) async fn queues_on(&self, connection: &mut PgConnection) -> Done<Vec<QueueRecord>> {
-        let rows = sqlx::query(self.sql(QUEUES)).bind(COUNT_BOUND).fetch_all(connection).await?;
-        let mut queues = Vec::with_capacity(rows.len());
-        for row in rows {
-            let waiting: i64 = row.try_get(3)?;
-            queues.push(QueueRecord {
-                name: row.try_get(0)?,
-                paused: row.try_get(1)?,
-                limit: row.try_get::<Option<i32>, _>(2)?.map(|limit| limit as u32),
-                waiting: waiting.min(COUNT_BOUND) as u64,
-                waiting_estimated: waiting > COUNT_BOUND,
-                running: row.try_get::<i64, _>(4)? as u64,
-            });
-        }
-        Ok(queues)
-    }
+pub(super) async fn dead_letters(tx: &mut Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> {
+    let ids: Vec<Uuid> = sqlx::query_scalar(tx.sql(DEAD_LETTERS))
+        .bind(filter.after.map(|id| id.0))
+        .bind(&filter.kind)
+        .bind(&filter.queue)
+        .bind(i64::from(filter.limit))
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    Ok(ids.into_iter().map(JobId).collect())
 }

@@ -11,7 +11,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Done, Fault};
+use super::tx::{Fault, Sql};
 use crate::error::Error;
 
 /// A connection that idled this long is asked whether it still lives.
@@ -62,9 +62,9 @@ impl Pool {
         Pool::build(self.options.clone(), 1, self.patience, Shown::No)
     }
 
-    /// A connection to use and [`give back`](Held::give_back); one that is
+    /// A connection to use and [release](Held::release); one that is
     /// dropped instead is closed.
-    pub(super) async fn acquire(self: &Arc<Self>) -> Done<Held> {
+    pub(super) async fn acquire(self: &Arc<Self>) -> Sql<Held> {
         match tokio::time::timeout(self.patience, self.find()).await {
             Ok(found) => found,
             Err(_) => Err(Error::unavailable(format!(
@@ -75,7 +75,7 @@ impl Pool {
         }
     }
 
-    async fn find(self: &Arc<Self>) -> Done<Held> {
+    async fn find(self: &Arc<Self>) -> Sql<Held> {
         let permit = self.permits.clone().acquire_owned().await;
         let permit = permit.map_err(|closed| Error::internal("the pool is closed").with_source(closed))?;
         let permit = Permit { permit: Some(permit), pool: self.clone() };
@@ -158,7 +158,7 @@ pub(super) struct Held {
 impl Held {
     /// Makes the connection available again, if what happened on it leaves it
     /// usable.
-    pub(super) async fn give_back(mut self, fault: Option<&Fault>) {
+    pub(super) async fn release(mut self, fault: Option<&Fault>) {
         if fault.is_some_and(Fault::is_broken_connection) {
             return self.pool.clear();
         }

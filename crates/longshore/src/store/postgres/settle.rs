@@ -1,17 +1,18 @@
-//! Settle: how attempts end, in batches, each under its own lease. A sweeper's
-//! decision about somebody else's lease takes the same statements.
+//! Settle: how attempts end, in batches, each under its own lease. Recovery ends
+//! other workers' leases with the same statements.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::Row;
 use uuid::Uuid;
 
-use super::enqueue::split;
-use super::{Done, Fault, PostgresStore, QUICK, within};
+use super::enqueue::{insert_any, split};
+use super::run::{QUICK, within};
+use super::tx::{Fault, Sql, Tx};
 use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::lifecycle::{Finish, Flags, Leave, Requeue};
-use crate::store::{Interruptor, Settled, Settlement, clean};
+use crate::store::{EndedBy, Settled, Settlement, clean};
 
 /// The settle statements wait for a locked row no longer than they say: a
 /// transaction of the user's own that asserts a lease, or takes its unique key,
@@ -185,13 +186,11 @@ const DIAGNOSE: &str = "
        and r.lease_no = i.lease_no
        and r.worker = i.worker";
 
-/// One settlement on its way in, and where its answer goes.
+/// One settlement, and the place of its result.
 struct Item<'a> {
     nth: usize,
     settlement: &'a Settlement,
-    /// `None` for the holder's own word; for a sweeper's, whether the holder
-    /// must be dead.
-    recovers_dead: Option<bool>,
+    by: EndedBy,
 }
 
 impl Item<'_> {
@@ -200,215 +199,184 @@ impl Item<'_> {
     }
 }
 
-impl PostgresStore {
-    pub(super) async fn settle_on(
-        &self,
-        connection: &mut PgConnection,
-        batch: &[Settlement],
-    ) -> Done<Vec<Settled>> {
-        let items = batch.iter().enumerate();
-        let items = items.map(|(nth, settlement)| Item { nth, settlement, recovers_dead: None });
-        self.end_leases(connection, items.collect()).await
-    }
+pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
+    end_leases(tx, batch.iter().map(|settlement| (EndedBy::Holder, settlement))).await
+}
 
-    pub(super) async fn recover_on(
-        &self,
-        connection: &mut PgConnection,
-        batch: &[(Interruptor, Settlement)],
-    ) -> Done<Vec<Settled>> {
-        let items = batch.iter().enumerate().map(|(nth, (why, settlement))| Item {
-            nth,
-            settlement,
-            recovers_dead: Some(*why != Interruptor::HungHandler),
-        });
-        self.end_leases(connection, items.collect()).await
-    }
-
-    async fn end_leases(&self, connection: &mut PgConnection, items: Vec<Item<'_>>) -> Done<Vec<Settled>> {
-        let mut answers = vec![Settled::LeaseLost; items.len()];
-        let (alone, mut together): (Vec<_>, Vec<_>) =
-            items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
-        // Rows are locked in the order of their ids, here as everywhere.
-        together.sort_by_key(|item| item.settlement.lease.id);
-        let mut refused = None;
-        match within(QUICK, self.end_together(connection, &together, &mut answers)).await {
-            Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
-                for item in &together {
-                    let done = within(QUICK, self.end_together(connection, &[*item], &mut answers)).await;
-                    refused = keep_refusal(done.map(drop), refused)?;
-                }
-            }
-            done => drop(done?),
-        }
-        for item in alone {
-            let done = within(QUICK, self.end_with_follow_ups(connection, item, &mut answers)).await;
-            refused = keep_refusal(done, refused)?;
-        }
-        // What could be stored is; asked again, it says so.
-        refused.map_or(Ok(answers), Err)
-    }
-
-    async fn end_with_follow_ups(
-        &self,
-        connection: &mut PgConnection,
-        item: &Item<'_>,
-        answers: &mut [Settled],
-    ) -> Done<()> {
-        let mut tx = connection.begin().await?;
-        // Where the lease had ended before and only the answer was lost, the
-        // follow-ups were stored then.
-        if self.end_together(&mut tx, &[item], answers).await? > 0 {
-            self.insert_any(&mut tx, &item.settlement.follow_ups).await?;
-        }
-        Ok(tx.commit().await?)
-    }
-
-    /// Says how many leases this call ended.
-    async fn end_together(
-        &self,
-        connection: &mut PgConnection,
-        items: &[&Item<'_>],
-        answers: &mut [Settled],
-    ) -> Done<usize> {
-        let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
-        let mut leases = HashSet::with_capacity(items.len());
-        for item in items {
-            // The same lease twice in one batch: the first word counts, the
-            // second finds the lease gone.
-            if leases.insert(item.lease_key()) {
-                batches.entry(Condition::of(item)).or_default().add(item);
+/// Ends leases, each if it is live. An error means that at least one could not be
+/// stored now; the others are, and say so when the call is repeated.
+pub(super) async fn end_leases<'s>(
+    tx: &mut Tx<'_>,
+    ends: impl Iterator<Item = (EndedBy, &'s Settlement)>,
+) -> Sql<Vec<Settled>> {
+    let items: Vec<Item<'_>> =
+        ends.enumerate().map(|(nth, (by, settlement))| Item { nth, settlement, by }).collect();
+    let mut answers = vec![Settled::LeaseLost; items.len()];
+    let (alone, mut together): (Vec<_>, Vec<_>) =
+        items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
+    // Rows are locked in the order of their ids, here as everywhere.
+    together.sort_by_key(|item| item.settlement.lease.id);
+    let mut refused = None;
+    match within(QUICK, end_together(tx, &together, &mut answers)).await {
+        Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
+            for item in &together {
+                let done = within(QUICK, end_together(tx, &[*item], &mut answers)).await;
+                refused = keep_refusal(done.map(drop), refused)?;
             }
         }
-        let mut stored = Vec::with_capacity(items.len());
-        for (condition, batch) in &mut batches {
-            for (alike, ids) in batch.take_alike() {
-                stored.extend(self.finish_alike(connection, condition, &alike, ids).await?);
-            }
-            for (outcome, finishes) in &batch.finishes {
-                stored.extend(self.finish(connection, condition, *outcome, finishes).await?);
-            }
-            if !batch.requeues.is_empty() {
-                stored.extend(self.requeue(connection, condition, &batch.requeues).await?);
-            }
+        done => drop(done?),
+    }
+    for item in alone {
+        let done = within(QUICK, end_with_follow_ups(tx, item, &mut answers)).await;
+        refused = keep_refusal(done, refused)?;
+    }
+    // What could be stored is; asked again, it says so.
+    refused.map_or(Ok(answers), Err)
+}
+
+async fn end_with_follow_ups(tx: &mut Tx<'_>, item: &Item<'_>, answers: &mut [Settled]) -> Sql<()> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    // Where the lease had ended before and only the answer was lost, the
+    // follow-ups were stored then.
+    if end_together(tx, &[item], answers).await? > 0 {
+        insert_any(tx, &item.settlement.follow_ups).await?;
+    }
+    transaction.commit().await
+}
+
+/// Says how many leases this call ended.
+async fn end_together(tx: &mut Tx<'_>, items: &[&Item<'_>], answers: &mut [Settled]) -> Sql<usize> {
+    let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
+    let mut leases = HashSet::with_capacity(items.len());
+    for item in items {
+        // The same lease twice in one batch: the first word counts, the
+        // second finds the lease gone.
+        if leases.insert(item.lease_key()) {
+            batches.entry(Condition::of(item)).or_default().add(item);
         }
-        if stored.len() == items.len() {
-            items.iter().for_each(|item| answers[item.nth] = Settled::Stored);
-            return Ok(stored.len());
+    }
+    let mut stored = Vec::with_capacity(items.len());
+    for (condition, batch) in &mut batches {
+        for (alike, ids) in batch.take_alike() {
+            stored.extend(finish_alike(tx, condition, &alike, ids).await?);
         }
-        let ended = stored.len();
-        let mut stored: HashSet<(Uuid, i32)> = stored.into_iter().collect();
-        let (done, missed): (Vec<&Item<'_>>, Vec<&Item<'_>>) =
-            items.iter().partition(|item| stored.remove(&item.lease_key()));
-        done.iter().for_each(|item| answers[item.nth] = Settled::Stored);
-        self.diagnose(connection, &missed, answers).await?;
-        Ok(ended)
-    }
-
-    async fn finish_alike(
-        &self,
-        connection: &mut PgConnection,
-        condition: &Condition,
-        alike: &Alike,
-        ids: Vec<Uuid>,
-    ) -> Done<Vec<(Uuid, i32)>> {
-        let query: LeaseQuery<'_> = sqlx::query_as(self.sql(FINISH_ALIKE));
-        let taken = query
-            .bind(ids)
-            .bind(alike.lease_no)
-            .bind(alike.worker.0)
-            .bind(condition.cancel_seen)
-            .bind(condition.superseded_seen)
-            .bind(alike.outcome.as_str())
-            .bind(alike.attempts as i16)
-            .bind(alike.interruptions as i16)
-            .fetch_one(connection)
-            .await?;
-        Ok(pairs(taken))
-    }
-
-    async fn finish(
-        &self,
-        connection: &mut PgConnection,
-        condition: &Condition,
-        outcome: Outcome,
-        items: &[(&Item<'_>, &Finish)],
-    ) -> Done<Vec<(Uuid, i32)>> {
-        let query = bind_leases(sqlx::query_as(self.sql(FINISH)), items.iter().map(|(item, _)| *item));
-        let finishes = || items.iter().map(|(_, finish)| *finish);
-        let taken = query
-            .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
-            .bind(finishes().map(|f| f.interruptions as i16).collect::<Vec<_>>())
-            .bind(column(finishes().map(|f| f.error.as_deref().map(clean).map(Cow::into_owned))))
-            .bind(column(finishes().map(|f| f.result.as_ref().map(|result| result.get().to_owned()))))
-            .bind(column(finishes().map(|f| f.history.map(AttemptEnd::as_str))))
-            .bind(condition.cancel_seen)
-            .bind(condition.superseded_seen)
-            .bind(condition.recovers_dead)
-            .bind(outcome.as_str())
-            .fetch_one(connection)
-            .await?;
-        Ok(pairs(taken))
-    }
-
-    async fn requeue(
-        &self,
-        connection: &mut PgConnection,
-        condition: &Condition,
-        items: &[(&Item<'_>, &Requeue)],
-    ) -> Done<Vec<(Uuid, i32)>> {
-        let query = bind_leases(sqlx::query_as(self.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
-        let requeues = || items.iter().map(|(_, requeue)| *requeue);
-        let (run_ats, delays): (Vec<_>, Vec<_>) = requeues().map(|r| split(r.when)).unzip();
-        let taken = query
-            .bind(requeues().map(|r| r.attempts as i16).collect::<Vec<_>>())
-            .bind(requeues().map(|r| r.interruptions as i16).collect::<Vec<_>>())
-            .bind(column(requeues().map(|r| r.error.as_deref().map(clean).map(Cow::into_owned))))
-            .bind(requeues().map(|r| r.history.as_str()).collect::<Vec<_>>())
-            .bind(run_ats)
-            .bind(delays)
-            .bind(condition.cancel_seen)
-            .bind(condition.superseded_seen)
-            .bind(condition.recovers_dead)
-            .fetch_one(connection)
-            .await?;
-        Ok(pairs(taken))
-    }
-
-    async fn diagnose(
-        &self,
-        connection: &mut PgConnection,
-        missed: &[&Item<'_>],
-        answers: &mut [Settled],
-    ) -> Done<()> {
-        let leases = || missed.iter().map(|item| &item.settlement.lease);
-        let traces: Vec<Trace> = missed.iter().map(|item| Trace::of(item)).collect();
-        let rows = sqlx::query(self.sql(DIAGNOSE))
-            .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
-            .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
-            .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
-            .bind(traces.iter().map(|trace| trace.outcome).collect::<Vec<_>>())
-            .bind(traces.iter().map(|trace| trace.history).collect::<Vec<_>>())
-            .bind(traces.into_iter().map(|trace| trace.error).collect::<Vec<_>>())
-            .fetch_all(connection)
-            .await?;
-        for row in rows {
-            let item = missed[row.try_get::<i64, _>(0)? as usize - 1];
-            let flags = row.try_get::<Option<bool>, _>(1)?.zip(row.try_get::<Option<bool>, _>(2)?);
-            answers[item.nth] = match flags {
-                Some((cancel_requested, superseded))
-                    if item.recovers_dead.is_none() || flags_differ(item, flags) =>
-                {
-                    Settled::Flagged(Flags { cancel_requested, superseded })
-                }
-                // The lease lives, with the flags as seen: its holder is not
-                // dead, and keeps it.
-                Some(_) => Settled::LeaseLost,
-                None if item.recovers_dead.is_none() && row.try_get(3)? => Settled::Stored,
-                None => Settled::LeaseLost,
-            };
+        for (outcome, finishes) in &batch.finishes {
+            stored.extend(finish(tx, condition, *outcome, finishes).await?);
         }
-        Ok(())
+        if !batch.requeues.is_empty() {
+            stored.extend(requeue(tx, condition, &batch.requeues).await?);
+        }
     }
+    if stored.len() == items.len() {
+        items.iter().for_each(|item| answers[item.nth] = Settled::Stored);
+        return Ok(stored.len());
+    }
+    let ended = stored.len();
+    let mut stored: HashSet<(Uuid, i32)> = stored.into_iter().collect();
+    let (done, missed): (Vec<&Item<'_>>, Vec<&Item<'_>>) =
+        items.iter().partition(|item| stored.remove(&item.lease_key()));
+    done.iter().for_each(|item| answers[item.nth] = Settled::Stored);
+    diagnose(tx, &missed, answers).await?;
+    Ok(ended)
+}
+
+async fn finish_alike(
+    tx: &mut Tx<'_>,
+    condition: &Condition,
+    alike: &Alike,
+    ids: Vec<Uuid>,
+) -> Sql<Vec<(Uuid, i32)>> {
+    let query: LeaseQuery<'_> = sqlx::query_as(tx.sql(FINISH_ALIKE));
+    let taken = query
+        .bind(ids)
+        .bind(alike.lease_no)
+        .bind(alike.worker.0)
+        .bind(condition.cancel_seen)
+        .bind(condition.superseded_seen)
+        .bind(alike.outcome.as_str())
+        .bind(alike.attempts as i16)
+        .bind(alike.interruptions as i16)
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok(pairs(taken))
+}
+
+async fn finish(
+    tx: &mut Tx<'_>,
+    condition: &Condition,
+    outcome: Outcome,
+    items: &[(&Item<'_>, &Finish)],
+) -> Sql<Vec<(Uuid, i32)>> {
+    let query = bind_leases(sqlx::query_as(tx.sql(FINISH)), items.iter().map(|(item, _)| *item));
+    let finishes = || items.iter().map(|(_, finish)| *finish);
+    let taken = query
+        .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
+        .bind(finishes().map(|f| f.interruptions as i16).collect::<Vec<_>>())
+        .bind(column(finishes().map(|f| f.error.as_deref().map(clean).map(Cow::into_owned))))
+        .bind(column(finishes().map(|f| f.result.as_ref().map(|result| result.get().to_owned()))))
+        .bind(column(finishes().map(|f| f.history.map(AttemptEnd::as_str))))
+        .bind(condition.cancel_seen)
+        .bind(condition.superseded_seen)
+        .bind(condition.recovers_dead)
+        .bind(outcome.as_str())
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok(pairs(taken))
+}
+
+async fn requeue(
+    tx: &mut Tx<'_>,
+    condition: &Condition,
+    items: &[(&Item<'_>, &Requeue)],
+) -> Sql<Vec<(Uuid, i32)>> {
+    let query = bind_leases(sqlx::query_as(tx.sql(REQUEUE)), items.iter().map(|(item, _)| *item));
+    let requeues = || items.iter().map(|(_, requeue)| *requeue);
+    let (run_ats, delays): (Vec<_>, Vec<_>) = requeues().map(|r| split(r.when)).unzip();
+    let taken = query
+        .bind(requeues().map(|r| r.attempts as i16).collect::<Vec<_>>())
+        .bind(requeues().map(|r| r.interruptions as i16).collect::<Vec<_>>())
+        .bind(column(requeues().map(|r| r.error.as_deref().map(clean).map(Cow::into_owned))))
+        .bind(requeues().map(|r| r.history.as_str()).collect::<Vec<_>>())
+        .bind(run_ats)
+        .bind(delays)
+        .bind(condition.cancel_seen)
+        .bind(condition.superseded_seen)
+        .bind(condition.recovers_dead)
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok(pairs(taken))
+}
+
+async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], answers: &mut [Settled]) -> Sql<()> {
+    let leases = || missed.iter().map(|item| &item.settlement.lease);
+    let traces: Vec<Trace> = missed.iter().map(|item| Trace::of(item)).collect();
+    let rows = sqlx::query(tx.sql(DIAGNOSE))
+        .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
+        .bind(traces.iter().map(|trace| trace.outcome).collect::<Vec<_>>())
+        .bind(traces.iter().map(|trace| trace.history).collect::<Vec<_>>())
+        .bind(traces.into_iter().map(|trace| trace.error).collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    for row in rows {
+        let item = missed[row.try_get::<i64, _>(0)? as usize - 1];
+        let flags = row.try_get::<Option<bool>, _>(1)?.zip(row.try_get::<Option<bool>, _>(2)?);
+        answers[item.nth] = match flags {
+            Some((cancel_requested, superseded))
+                if item.by == EndedBy::Holder || flags_differ(item, flags) =>
+            {
+                Settled::Flagged(Flags { cancel_requested, superseded })
+            }
+            // The lease lives, with the flags as seen: its holder is not
+            // dead, and keeps it.
+            Some(_) => Settled::LeaseLost,
+            None if item.by == EndedBy::Holder && row.try_get(3)? => Settled::Stored,
+            None => Settled::LeaseLost,
+        };
+    }
+    Ok(())
 }
 
 fn flags_differ(item: &Item<'_>, found: Option<(bool, bool)>) -> bool {
@@ -441,7 +409,7 @@ impl Trace {
 
 /// Remembers why the database refused one, so that its neighbours still have
 /// their turn, and passes on any other failure.
-fn keep_refusal(done: Done<()>, before: Option<Fault>) -> Done<Option<Fault>> {
+fn keep_refusal(done: Sql<()>, before: Option<Fault>) -> Sql<Option<Fault>> {
     match done {
         Ok(()) => Ok(before),
         Err(fault) if fault.code().is_some() => Ok(before.or(Some(fault))),
@@ -454,6 +422,7 @@ fn keep_refusal(done: Done<()>, before: Option<Fault>) -> Done<Option<Fault>> {
 struct Condition {
     cancel_seen: Option<bool>,
     superseded_seen: Option<bool>,
+    /// `None` if the holder ends it; otherwise whether the holder must be dead.
     recovers_dead: Option<bool>,
 }
 
@@ -462,7 +431,10 @@ impl Condition {
         Condition {
             cancel_seen: item.settlement.seen.map(|seen| seen.cancel_requested),
             superseded_seen: item.settlement.seen.map(|seen| seen.superseded),
-            recovers_dead: item.recovers_dead,
+            recovers_dead: match item.by {
+                EndedBy::Holder => None,
+                by @ EndedBy::Recovery(_) => Some(by.requires_dead_holder()),
+            },
         }
     }
 }
@@ -498,7 +470,7 @@ impl Alike {
     /// for a sweeper's word.
     fn of(item: &Item<'_>, finish: &Finish) -> Option<Self> {
         let plain = finish.error.is_none() && finish.result.is_none() && finish.history.is_none();
-        (plain && item.recovers_dead.is_none()).then_some(Alike {
+        (plain && item.by == EndedBy::Holder).then_some(Alike {
             outcome: finish.outcome,
             lease_no: item.settlement.lease.lease_no,
             worker: item.settlement.lease.worker,
@@ -535,6 +507,7 @@ impl Batch<'_> {
 }
 
 type Leases = (Option<Vec<Uuid>>, Option<Vec<i32>>);
+
 type LeaseQuery<'q> = sqlx::query::QueryAs<'q, sqlx::Postgres, Leases, sqlx::postgres::PgArguments>;
 
 /// The three arrays that both settle statements begin with: whose lease.

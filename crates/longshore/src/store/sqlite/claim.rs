@@ -1,8 +1,8 @@
-//! Claim: `ready → running`, the first part of [`flow`](super::flow).
+//! Claim: moves due jobs from `ready` to `running`, in order, never one job twice.
 //!
-//! A claim visits every (queue, priority) once, from the top, and reads only
-//! what is due there, from where the [cursor](ClaimCursor) says. It stops as
-//! soon as it has enough, so lower priorities are not even looked at.
+//! A claim visits every (queue, priority) once, from the highest priority down, and
+//! reads only what is due there, from where the [cursor](ClaimCursor) says. It stops
+//! as soon as it has enough, so lower priorities are not read at all.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -10,12 +10,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::super::cursor::{Place, Position, Start, Taken};
-use super::*;
+use super::tx::{Columns, Sql, Tx, instant};
 use crate::enqueue::Options;
+use crate::job::{JobId, WorkerId};
+use crate::store::cursor::{ClaimCursor, Place, Position, Start, Taken};
+use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
 
 /// Leases due jobs to a live worker, all in the transaction it is called in.
 pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
@@ -424,61 +426,12 @@ impl<'a> Hunt<'a> {
     }
 }
 
-fn read_options(row: &Row<'_>, column: usize, id: JobId) -> Sql<Options> {
+pub(super) fn read_options(row: &Row<'_>, column: usize, id: JobId) -> Sql<Options> {
     let options = Options::from_stored(row.get_ref(column)?.as_str_or_null()?);
     Ok(options.unwrap_or_else(|error| {
         tracing::error!(job_id = %id, %error, "running the job without its options");
         Options::default()
     }))
-}
-
-/// The claims behind live leases.
-pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {
-    const HELD: &str = "
-        select j.payload,
-               j.options,
-               r.kind,
-               r.timeout_ms,
-               r.queue,
-               r.attempt,
-               r.max_attempts,
-               r.interruptions,
-               r.priority,
-               r.flags,
-               j.run_at,
-               r.claimed_at
-          from running r
-         cross join jobs j on j.id = r.id
-         where r.id = ?1
-           and r.lease_no = ?2   -- fence: a newer lease owns the row
-           and r.worker = ?3";
-    let (mut kind, mut queue) = <(Arc<str>, Arc<str>)>::default();
-    let mut held = tx.prepare(HELD)?;
-    let mut claims = Vec::with_capacity(leases.len());
-    for lease in leases {
-        let Lease { id, lease_no, worker } = lease;
-        let mut rows = held.query(params![id.0.as_bytes(), lease_no, worker.0.as_bytes()])?;
-        let Some(row) = rows.next()? else {
-            claims.push(None);
-            continue;
-        };
-        claims.push(Some(Claimed {
-            lease: *lease,
-            kind: shared(&mut kind, row.get_ref(2)?.as_str()?),
-            queue: shared(&mut queue, row.get_ref(4)?.as_str()?),
-            priority: row.get(8)?,
-            payload: row.get(0)?,
-            attempt: row.get(5)?,
-            max_attempts: row.get(6)?,
-            interruptions: row.get(7)?,
-            timeout: row.timeout(3)?,
-            flags: row.list(9)?,
-            options: read_options(row, 1, *id)?,
-            run_at: row.time(10)?,
-            claimed_at: row.time(11)?,
-        }));
-    }
-    Ok(claims)
 }
 
 /// How many more jobs of a queue may run: `None` if it is paused, `Some(None)`

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{broadcast, oneshot};
 
-use super::{Fault, Tx};
+use super::tx::{Fault, Tx};
 use crate::error::{Error, Result};
 
 /// How long a write waits for another process before it is `unavailable`.

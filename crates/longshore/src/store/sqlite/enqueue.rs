@@ -1,130 +1,91 @@
-//! Enqueue: jobs into `jobs` and `ready`, in one transaction.
+//! Enqueue: stores jobs in `jobs` and `ready`, in one commit or in the caller's own
+//! transaction. [`keys`] decides what happens if a key is taken.
 
 use rusqlite::params;
 
-use super::*;
-use crate::enqueue::{EnqueuedAs, UniqueMode};
+use super::tx::{Columns, Fault, Sql, Tx, stored_list};
+use crate::enqueue::{Enqueued, EnqueuedAs, ValidJob};
+use crate::job::JobId;
+use crate::keys::{self, Decision, Holders, Owner, RunAt};
+use crate::store::millis;
 
 pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
-    jobs.iter().map(|job| enqueue_one(tx, job)).collect()
+    jobs.iter()
+        .map(|job| if job.is_keyed() { enqueue_keyed(tx, job) } else { enqueue_plain(tx, job) })
+        .collect()
 }
 
-fn enqueue_one(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
-    if job.is_keyed()
-        && let Some(standing) = stand_in(tx, job)?
-    {
-        return Ok(standing);
+/// Stores jobs in the caller's own transaction, all or none.
+pub(super) fn enqueue_in(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
+    // On a connection without a transaction, the savepoint is one.
+    let run = |sql| tx.conn.execute_batch(sql).map_err(Fault::from);
+    run("savepoint longshore_enqueue")?;
+    let done = enqueue(tx, jobs);
+    if done.is_err() {
+        run("rollback to longshore_enqueue")?;
     }
-    insert_job(tx, job)?;
-    Ok(Enqueued { id: job.id, how: EnqueuedAs::Created })
+    run("release longshore_enqueue")?;
+    done
 }
 
-/// The job that stands for this one, if its keys say so. Idempotency comes
-/// first: whatever the second body says, the first job answers.
-fn stand_in(tx: &Tx<'_>, job: &ValidJob) -> Sql<Option<Enqueued>> {
-    const SAME_JOB: &str = "
-        select 1
-          from jobs
-         where id = ?1";
-    const SAME_REQUEST: &str = "
-        select id
-          from jobs
-         where idempotency_key = ?1";
-    const OWNER: &str = "
-        select job
-          from keys
-         where key = ?1";
-    let as_is = |id, how| Ok(Some(Enqueued { id, how }));
-    // This very job on an earlier try. Its unique key may be free again by
-    // now, and must not be taken for a job that has ended.
-    if tx.row(SAME_JOB, [job.id.0.as_bytes()], |_| Ok(()))?.is_some() {
-        return as_is(job.id, EnqueuedAs::Created);
-    }
-    if let Some(key) = &job.idempotency_key
-        && let Some(holder) = tx.row(SAME_REQUEST, [key], |row| row.job(0))?
-    {
-        return as_is(holder, EnqueuedAs::Existing);
-    }
-    let Some((key, mode)) = &job.unique else { return Ok(None) };
-    let Some(owner) = tx.row(OWNER, [key], |row| row.job(0))? else { return Ok(None) };
-    if *mode == UniqueMode::Dedupe {
-        return as_is(owner, EnqueuedAs::Existing);
-    }
-    match replace(tx, owner, job, *mode)? {
-        true => as_is(owner, EnqueuedAs::Replaced),
-        false => {
-            supersede(tx, key, owner)?;
-            Ok(None)
+fn enqueue_plain(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
+    insert(tx, job)?;
+    Ok(created(job))
+}
+
+/// Stores one job with keys. Nothing can change between the decision and storing it,
+/// because both run in the writer's transaction.
+fn enqueue_keyed(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
+    let mode = job.unique.as_ref().map(|(_, mode)| *mode).unwrap_or_default();
+    match keys::decide(holders(tx, job)?, mode) {
+        Decision::AlreadyStored => Ok(created(job)),
+        Decision::Existing(id) => Ok(Enqueued { id, how: EnqueuedAs::Existing }),
+        Decision::Insert => enqueue_plain(tx, job),
+        Decision::Replace(owner, run_at) => {
+            replace(tx, job, owner, run_at)?;
+            Ok(Enqueued { id: owner, how: EnqueuedAs::Replaced })
+        }
+        Decision::Supersede(owner) => {
+            supersede(tx, job, owner)?;
+            Ok(created(job))
         }
     }
 }
 
-/// Gives a waiting job new contents and a fresh budget; the lease number goes
-/// on, so that whoever held it before stays locked out.
-fn replace(tx: &Tx<'_>, owner: JobId, job: &ValidJob, mode: UniqueMode) -> Sql<bool> {
-    const LEAVE_READY: &str = "
-        delete from ready
-         where id = ?1
-        returning run_at, lease_no";
-    const REWRITE: &str = "
-        update jobs
-           set kind = ?2,
-               payload = ?3,
-               queue = ?4,
-               priority = ?5,
-               max_attempts = ?6,
-               run_at = coalesce(?7, run_at),
-               timeout_ms = ?8,
-               flags = ?9,
-               options = ?10,
-               -- the same request again must find the job that stands for it
-               idempotency_key = coalesce(idempotency_key, ?11)
+/// Who holds the id and the keys of this job.
+fn holders(tx: &Tx<'_>, job: &ValidJob) -> Sql<Holders> {
+    const SAME_ID: &str = "
+        select 1
+          from jobs
          where id = ?1";
-    let was =
-        tx.row(LEAVE_READY, [owner.0.as_bytes()], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i32>(1)?)))?;
-    let Some((run_at, lease_no)) = was else { return Ok(false) };
-    let due = match mode {
-        UniqueMode::PreserveRunAt => None,
-        UniqueMode::Dedupe | UniqueMode::Replace => Some(tx.due(job.when)?),
+    const IDEMPOTENCY: &str = "
+        select id
+          from jobs
+         where idempotency_key = ?1";
+    const UNIQUE: &str = "
+        select k.job,
+               w.id is not null as waiting
+          from keys k
+          left join ready w on w.id = k.job
+         where k.key = ?1";
+    let mut holders = Holders {
+        same_id: tx.row(SAME_ID, [job.id.0.as_bytes()], |_| Ok(()))?.is_some(),
+        ..Holders::default()
     };
-    let (timeout_ms, flags) = (job.timeout.map(millis), stored_list(&job.flags)?);
-    tx.execute(
-        REWRITE,
-        params![
-            owner.0.as_bytes(),
-            job.kind,
-            job.payload,
-            job.queue,
-            job.priority,
-            job.max_attempts,
-            due,
-            timeout_ms,
-            flags,
-            job.options,
-            job.idempotency_key,
-        ],
-    )?;
-    let ready =
-        Ready { run_at: due.unwrap_or(run_at), lease_no, ..Ready::of(tx, owner, job, flags.as_deref())? };
-    ready.insert(tx)?;
-    Ok(true)
+    if let Some(key) = &job.idempotency_key {
+        holders.idempotency = tx.row(IDEMPOTENCY, [key], |row| row.job(0))?;
+    }
+    if let Some((key, _)) = &job.unique {
+        // A key belongs to a live job, so an owner that does not wait is running.
+        holders.unique = tx.row(UNIQUE, [key], |row| {
+            Ok((row.job(0)?, if row.get(1)? { Owner::Waiting } else { Owner::Running }))
+        })?;
+    }
+    Ok(holders)
 }
 
-/// Takes the key from a running job, which may finish but not wait again.
-fn supersede(tx: &Tx<'_>, key: &str, owner: JobId) -> Sql<()> {
-    const SUPERSEDE: &str = "
-        update running
-           set superseded = 1
-         where id = ?1";
-    const FREE: &str = "
-        delete from keys
-         where key = ?1";
-    tx.execute(SUPERSEDE, [owner.0.as_bytes()])?;
-    tx.execute(FREE, [key])?;
-    Ok(())
-}
-
-fn insert_job(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
+/// Stores the new job. It owns its unique key, if it has one.
+fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
     const INSERT: &str = "
         insert into jobs
                (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
@@ -155,7 +116,7 @@ fn insert_job(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
         ],
     )?;
     if inserted == 0 {
-        // An earlier try has stored it; by now it may be anywhere.
+        // An earlier try stored it; by now it may be in any state.
         return Ok(());
     }
     if let Some(key) = unique_key {
@@ -164,7 +125,76 @@ fn insert_job(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
     Ready::of(tx, job.id, job, flags.as_deref())?.insert(tx)
 }
 
-/// A row of `ready` on its way in.
+/// Gives the waiting owner of the key the new contents and a fresh budget. The lease
+/// number stays, so that earlier holders of a lease remain fenced off.
+fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> {
+    const LEAVE_READY: &str = "
+        delete from ready
+         where id = ?1
+        returning run_at, lease_no";
+    const REWRITE: &str = "
+        update jobs
+           set kind = ?2,
+               payload = ?3,
+               queue = ?4,
+               priority = ?5,
+               max_attempts = ?6,
+               run_at = coalesce(?7, run_at),
+               timeout_ms = ?8,
+               flags = ?9,
+               options = ?10,
+               -- a repeated request must find this job
+               idempotency_key = coalesce(idempotency_key, ?11)
+         where id = ?1";
+    let mut leave = tx.prepare(LEAVE_READY)?;
+    let (old_run_at, lease_no) = leave.query_row([owner.0.as_bytes()], |row| {
+        Ok((row.get::<_, i64>("run_at")?, row.get::<_, i32>("lease_no")?))
+    })?;
+    let due = match run_at {
+        RunAt::Preserved => None,
+        RunAt::New => Some(tx.due(job.when)?),
+    };
+    let (timeout_ms, flags) = (job.timeout.map(millis), stored_list(&job.flags)?);
+    tx.execute(
+        REWRITE,
+        params![
+            owner.0.as_bytes(),
+            job.kind,
+            job.payload,
+            job.queue,
+            job.priority,
+            job.max_attempts,
+            due,
+            timeout_ms,
+            flags,
+            job.options,
+            job.idempotency_key,
+        ],
+    )?;
+    let ready =
+        Ready { run_at: due.unwrap_or(old_run_at), lease_no, ..Ready::of(tx, owner, job, flags.as_deref())? };
+    ready.insert(tx)
+}
+
+/// Stores the new job and moves the key of a running owner to it.
+fn supersede(tx: &Tx<'_>, job: &ValidJob, owner: JobId) -> Sql<()> {
+    const SUPERSEDE: &str = "
+        update running
+           set superseded = 1
+         where id = ?1";
+    const FREE: &str = "
+        delete from keys
+         where job = ?1";
+    tx.execute(SUPERSEDE, [owner.0.as_bytes()])?;
+    tx.execute(FREE, [owner.0.as_bytes()])?;
+    insert(tx, job)
+}
+
+fn created(job: &ValidJob) -> Enqueued {
+    Enqueued { id: job.id, how: EnqueuedAs::Created }
+}
+
+/// A row to insert into `ready`.
 pub(super) struct Ready<'a> {
     pub(super) id: JobId,
     pub(super) run_at: i64,

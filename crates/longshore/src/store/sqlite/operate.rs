@@ -1,14 +1,19 @@
-//! Operators' moves: where a job stands, and moving it from there if it still
-//! does. All within the writer's transaction, so nothing can move in between.
+//! Operators' commands on single jobs. Each is stored only if the job is still in
+//! the state that the decision was made from. All of it runs in the writer's
+//! transaction, so nothing can change in between.
 
 use rusqlite::params;
+use uuid::Uuid;
 
 use super::enqueue::Ready;
+use super::retain::forget;
 use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
-use super::upkeep::forget;
-use super::*;
-use crate::enqueue::{ValidEdit, check_name};
-use crate::lifecycle::{Finished, Flags, Running, Waiting};
+use super::tx::{Columns, Sql, Tx};
+use crate::enqueue::ValidEdit;
+use crate::error::Error;
+use crate::job::{JobId, Outcome};
+use crate::lifecycle::{Finished, Flags, Running, State, Waiting};
+use crate::store::{DeadFilter, Operated, Operation};
 
 pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
     const WAITING: &str = "
@@ -293,23 +298,4 @@ pub(super) fn dead_letters(tx: &Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> 
          limit ?4";
     let after = filter.after.map_or(Vec::new(), |id| id.0.as_bytes().to_vec());
     tx.rows(DEAD, params![after, filter.kind, filter.queue, filter.limit], |row| row.job(0))
-}
-
-// ---- queues --------------------------------------------------------------
-
-pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
-    const SET: &str = "
-        insert into queues (name, paused, max_running)
-        values (?1, coalesce(?2, 0), ?4)
-            on conflict (name) do update
-           set paused = coalesce(?2, paused),
-               max_running = iif(?3, ?4, max_running)";
-    check_name("queue", name)?;
-    let limit = change.limit.flatten();
-    if limit == Some(0) {
-        let message = format!("queue `{name}`: limit must be at least 1; pause the queue to stop it");
-        return Err(Error::invalid("limit", message).into());
-    }
-    tx.execute(SET, params![name, change.paused, change.limit.is_some(), limit])?;
-    Ok(())
 }

@@ -1,26 +1,22 @@
-//! Settle: how attempts end, each under its own lease. A sweeper's decision
-//! about somebody else's lease takes the same statements.
+//! Settle: how attempts end, each under its own lease. Recovery ends other workers'
+//! leases with the same statements.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use rusqlite::params;
+use serde_json::value::RawValue;
 
 use super::enqueue::{Ready, enqueue};
-use super::flow::raised_flags;
-use super::*;
-use crate::job::AttemptEnd;
+use super::lease::raised_flags;
+use super::tx::{Sql, Tx};
+use crate::error::{Error, Result};
+use crate::job::{AttemptEnd, JobId, Outcome};
 use crate::lifecycle::{Finish, Leave, Requeue};
+use crate::store::{EndedBy, Lease, Settled, Settlement, clean};
 
 pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> {
-    end_leases(tx, settlements.iter().map(|settlement| (By::Holder, settlement)))
-}
-
-/// Who ends a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
-    Holder,
-    Sweeper(Interruptor),
+    end_leases(tx, settlements.iter().map(|settlement| (EndedBy::Holder, settlement)))
 }
 
 /// Ends leases, each if it is live; the tallies are written once for all.
@@ -30,7 +26,7 @@ pub(super) enum By {
 /// others answer `Stored` again.
 pub(super) fn end_leases<'s>(
     tx: &Tx<'_>,
-    ends: impl Iterator<Item = (By, &'s Settlement)>,
+    ends: impl Iterator<Item = (EndedBy, &'s Settlement)>,
 ) -> Sql<Result<Vec<Settled>>> {
     let mut tallies = Tallies::default();
     let mut answers = Vec::new();
@@ -98,7 +94,7 @@ struct Held {
     keyed: bool,
 }
 
-fn end_with_follow_ups(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<End> {
+fn end_with_follow_ups(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
     let end = end_lease(tx, by, settlement)?;
     // If it had been stored before, so had they.
     if !matches!(end, End::Other(_)) {
@@ -107,31 +103,32 @@ fn end_with_follow_ups(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<End>
     Ok(end)
 }
 
-fn end_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<End> {
+fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
     let Settlement { lease, leave, .. } = settlement;
     let Some(held) = take_lease(tx, by, settlement)? else {
-        return why_not(tx, by, settlement).map(End::Other);
+        return diagnose(tx, by, settlement).map(End::Other);
     };
     match leave {
-        Leave::Finish(finish) => {
-            let error = finish.error.as_deref().map(clean);
-            if let Some(what) = finish.history {
+        Leave::Finish(end) => {
+            let error = end.error.as_deref().map(clean);
+            if let Some(what) = end.history {
                 record_attempt(tx, lease, &held, what, error.as_deref())?;
             }
-            finish_job(tx, by, lease, &held, finish, error)?;
-            Ok(End::Finished { held, outcome: finish.outcome })
+            let outcome = end.outcome;
+            finish(tx, by, lease, &held, end, error)?;
+            Ok(End::Finished { held, outcome })
         }
-        Leave::Requeue(requeue) => {
-            let error = requeue.error.as_deref().map(clean);
-            record_attempt(tx, lease, &held, requeue.history, error.as_deref())?;
-            requeue_job(tx, lease, &held, requeue)?;
+        Leave::Requeue(back) => {
+            let error = back.error.as_deref().map(clean);
+            record_attempt(tx, lease, &held, back.history, error.as_deref())?;
+            requeue(tx, lease, &held, back)?;
             Ok(End::Requeued)
         }
     }
 }
 
 /// Takes the row out of `running` if the fence lets it.
-fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<Held>> {
+fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<Held>> {
     const HELD: &str = "
         select queue,
                kind,
@@ -158,14 +155,13 @@ fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<Held>>
         delete from running
          where id = ?1";
     let Settlement { lease, seen, .. } = settlement;
-    let holder_may_live = matches!(by, By::Holder | By::Sweeper(Interruptor::HungHandler));
     let params = params![
         lease.id.0.as_bytes(),
         lease.lease_no,
         lease.worker.0.as_bytes(),
         seen.map(|flags| flags.cancel_requested),
         seen.map(|flags| flags.superseded),
-        holder_may_live,
+        !by.requires_dead_holder(),
     ];
     let held = tx.row(HELD, params, |row| {
         Ok(Held {
@@ -184,58 +180,6 @@ fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<Held>>
         tx.execute(LEAVE, [lease.id.0.as_bytes()])?;
     }
     Ok(held)
-}
-
-/// Why there was no such lease to end: flags were raised, this very move was
-/// stored before its answer got lost, or somebody else was first.
-fn why_not(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Settled> {
-    const FINISHED: &str = "
-        select 1
-          from finished
-         where id = ?1
-           and lease_no = ?2
-           and finished_by is ?3
-           and outcome = ?4";
-    // The error is compared, too: a sweeper may have charged the attempt in
-    // the holder's name.
-    const ATTEMPTED: &str = "
-        select 1
-          from attempts
-         where job = ?1
-           and lease_no = ?2
-           and worker = ?3
-           and what = ?4
-           and error is ?5";
-    let Settlement { lease, seen, leave, .. } = settlement;
-    if let Some(flags) = raised_flags(tx, lease)? {
-        // Unchanged flags mean that its holder, thought dead, is alive.
-        return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
-    }
-    if by != By::Holder {
-        // Another sweeper was first; the job is recovered, but not by us.
-        return Ok(Settled::LeaseLost);
-    }
-    let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
-    let (history, error) = match leave {
-        Leave::Finish(finish) => {
-            let params = params![id, lease.lease_no, finished_by(by, lease), finish.outcome.as_str()];
-            if tx.row(FINISHED, params, |_| Ok(()))?.is_some() {
-                return Ok(Settled::Stored);
-            }
-            (finish.history, &finish.error)
-        }
-        Leave::Requeue(requeue) => (Some(requeue.history), &requeue.error),
-    };
-    let Some(what) = history else { return Ok(Settled::LeaseLost) };
-    let params = params![id, lease.lease_no, worker, what.as_str(), error.as_deref().map(clean)];
-    Ok(match tx.row(ATTEMPTED, params, |_| Ok(()))? {
-        Some(()) => Settled::Stored,
-        None => Settled::LeaseLost,
-    })
-}
-
-fn finished_by(by: By, lease: &Lease) -> Option<[u8; 16]> {
-    (by == By::Holder).then_some(lease.worker.0.into_bytes())
 }
 
 fn record_attempt(tx: &Tx<'_>, lease: &Lease, held: &Held, what: AttemptEnd, error: Option<&str>) -> Sql<()> {
@@ -258,9 +202,9 @@ fn record_attempt(tx: &Tx<'_>, lease: &Lease, held: &Held, what: AttemptEnd, err
     Ok(())
 }
 
-fn finish_job(
+fn finish(
     tx: &Tx<'_>,
-    by: By,
+    by: EndedBy,
     lease: &Lease,
     held: &Held,
     finish: &Finish,
@@ -328,6 +272,10 @@ pub(super) fn enter_finished(tx: &Tx<'_>, ended: &Ended<'_>) -> Sql<()> {
     Ok(())
 }
 
+fn finished_by(by: EndedBy, lease: &Lease) -> Option<[u8; 16]> {
+    (by == EndedBy::Holder).then_some(lease.worker.0.into_bytes())
+}
+
 pub(super) fn newest_error(tx: &Tx<'_>, id: JobId) -> Sql<Option<String>> {
     const NEWEST: &str = "
         select error
@@ -348,7 +296,7 @@ pub(super) fn free_key(tx: &Tx<'_>, owner: JobId) -> Sql<()> {
     Ok(())
 }
 
-fn requeue_job(tx: &Tx<'_>, lease: &Lease, held: &Held, requeue: &Requeue) -> Sql<()> {
+fn requeue(tx: &Tx<'_>, lease: &Lease, held: &Held, requeue: &Requeue) -> Sql<()> {
     let ready = Ready {
         id: lease.id,
         run_at: tx.due(requeue.when)?,
@@ -364,6 +312,54 @@ fn requeue_job(tx: &Tx<'_>, lease: &Lease, held: &Held, requeue: &Requeue) -> Sq
         flags: held.flags.as_deref(),
     };
     ready.insert(tx)
+}
+
+/// Why there was no such lease to end: flags were raised, this very move was
+/// stored before its answer got lost, or somebody else was first.
+fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
+    const FINISHED: &str = "
+        select 1
+          from finished
+         where id = ?1
+           and lease_no = ?2
+           and finished_by is ?3
+           and outcome = ?4";
+    // The error is compared, too: a sweeper may have charged the attempt in
+    // the holder's name.
+    const ATTEMPTED: &str = "
+        select 1
+          from attempts
+         where job = ?1
+           and lease_no = ?2
+           and worker = ?3
+           and what = ?4
+           and error is ?5";
+    let Settlement { lease, seen, leave, .. } = settlement;
+    if let Some(flags) = raised_flags(tx, lease)? {
+        // Unchanged flags mean that its holder, thought dead, is alive.
+        return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
+    }
+    if by != EndedBy::Holder {
+        // Another sweeper was first; the job is recovered, but not by us.
+        return Ok(Settled::LeaseLost);
+    }
+    let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
+    let (history, error) = match leave {
+        Leave::Finish(finish) => {
+            let params = params![id, lease.lease_no, finished_by(by, lease), finish.outcome.as_str()];
+            if tx.row(FINISHED, params, |_| Ok(()))?.is_some() {
+                return Ok(Settled::Stored);
+            }
+            (finish.history, &finish.error)
+        }
+        Leave::Requeue(requeue) => (Some(requeue.history), &requeue.error),
+    };
+    let Some(what) = history else { return Ok(Settled::LeaseLost) };
+    let params = params![id, lease.lease_no, worker, what.as_str(), error.as_deref().map(clean)];
+    Ok(match tx.row(ATTEMPTED, params, |_| Ok(()))? {
+        Some(()) => Settled::Stored,
+        None => Settled::LeaseLost,
+    })
 }
 
 /// What ended in this transaction, added up by what it was.

@@ -9,7 +9,9 @@ use serde_json::json;
 
 use super::*;
 use crate::enqueue::NewJob;
+use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{self, Ending};
+use crate::store::*;
 
 /// A folder that goes when the test ends.
 struct Folder(PathBuf);
@@ -139,26 +141,6 @@ fn a_failing_call_is_undone_alone() {
     });
 }
 
-/// A claim that has to wait and is given up is not carried out at all, so that
-/// nothing has to be given back.
-#[test]
-fn a_claim_that_nobody_awaits_is_never_begun() {
-    run_async(async {
-        let folder = Folder::new();
-        let store = folder.store().await;
-        add(&store, job("a")).await;
-        let request = ClaimRequest::new(worker(&store).await, 1);
-        let other = lock(&folder);
-        let mut cursor = ClaimCursor::default();
-        let mut given_up = store.claim(&request, &mut cursor);
-        begin(given_up.as_mut());
-        drop(given_up);
-        unlock(other);
-        let claimed = store.claim(&request, &mut cursor).await.unwrap().jobs;
-        assert_eq!(claimed[0].lease().lease_no, 1);
-    });
-}
-
 #[test]
 fn while_another_process_writes_readers_go_on_and_writers_give_up_in_the_end() {
     run_async(async {
@@ -177,7 +159,7 @@ fn the_claims_walk_their_indexes() {
     run_async(async {
         let store = memory().await;
         let plan = store.engine.write(|tx| {
-            let sql = format!("explain query plan {}", claim::NEXT_DUE);
+            let sql = format!("explain query plan {}", super::claim::NEXT_DUE);
             let nulls = [(); 5].map(|()| rusqlite::types::Null);
             tx.rows(&sql, rusqlite::params_from_iter(nulls), |row| row.get::<_, String>(3))
         });
@@ -219,7 +201,7 @@ fn past_the_bound_what_waits_is_estimated_from_both_ends_and_its_sum_is_right() 
         for kind in ["old", "old", "old", "unseen", "new", "new"] {
             add(&store, job(kind)).await;
         }
-        let counted = |most| store.engine.read(move |tx| inspect::waiting(tx, most));
+        let counted = |most| store.engine.read(move |tx| super::stats::waiting(tx, most));
         let mut exact = counted(6).await.unwrap();
         exact.sort_by_key(|count| count.jobs);
         assert_eq!(exact.iter().map(|count| count.jobs).collect::<Vec<_>>(), [1, 2, 3]);

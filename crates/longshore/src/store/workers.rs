@@ -1,70 +1,14 @@
-//! What happens to a lease: how it ends, and the workers whose heartbeat keeps
-//! it.
+//! Worker processes: what they register with, what operators see, and the reply to
+//! a heartbeat.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::value::RawValue;
 
 use super::Lease;
-use crate::enqueue::{DEFAULT_QUEUE, MAX_PAYLOAD, ValidJob, check_json};
+use crate::enqueue::DEFAULT_QUEUE;
 use crate::job::WorkerId;
-use crate::lifecycle::{Flags, Leave};
-
-// ---- settle --------------------------------------------------------------
-
-/// The end of one lease, and what it was decided from.
-#[derive(Clone, Debug)]
-pub struct Settlement {
-    /// Whose end it is.
-    pub lease: Lease,
-    /// The flags it was decided from; `None` if they make no difference.
-    pub seen: Option<Flags>,
-    /// What becomes of the job.
-    pub leave: Leave,
-    /// Jobs that exist only if this is stored.
-    pub follow_ups: Vec<ValidJob>,
-}
-
-/// What became of a settlement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
-    /// It is in the database, now or since an earlier try.
-    Stored,
-    /// The lease lives, but these flags have been raised: decide again.
-    Flagged(Flags),
-    /// Somebody else owns the job now, or it has ended; nothing changed.
-    LeaseLost,
-}
-
-/// The longest error text that is kept, in bytes.
-pub(crate) const MAX_ERROR: usize = 64 * 1024;
-
-/// Text from a handler, as both engines can store it, without NUL and cut:
-/// content can never break settling.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    let cut = &text[..text.floor_char_boundary(MAX_ERROR)];
-    match cut.contains('\0') {
-        true => Cow::Owned(cut.replace('\0', "")),
-        false => Cow::Borrowed(cut),
-    }
-}
-
-/// A handler's result, as it may be stored; one that cannot be is replaced by
-/// the reason, because the success itself must not be lost.
-pub(crate) fn keepable(result: Box<RawValue>) -> Box<RawValue> {
-    match check_json("result", result.get(), MAX_PAYLOAD) {
-        Ok(()) => result,
-        Err(error) => {
-            let reason = serde_json::json!({ "not_kept": error.to_string() });
-            RawValue::from_string(reason.to_string()).unwrap_or(result)
-        }
-    }
-}
-
-// ---- workers -------------------------------------------------------------
 
 /// A worker process that begins.
 #[derive(Clone, Debug)]
@@ -141,16 +85,4 @@ pub enum Beat {
     },
     /// Declared dead, or unknown: stop everything and register anew.
     Dead,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_are_cleaned_and_cut_on_a_character() {
-        let long = format!("x{}", "é".repeat(40_000));
-        assert_eq!(clean(&long).len(), 64 * 1024 - 1);
-        assert_eq!(clean("a\0b"), "ab");
-    }
 }

@@ -1,17 +1,12 @@
-//! Who may call the server, and what is known of each kind of job. A secret is
-//! made and shown elsewhere; only its hash comes here, and nothing gives it back.
-
-use std::collections::BTreeMap;
+//! API tokens. The secret is created and shown elsewhere; only its hash is stored,
+//! and no operation returns it.
 
 use chrono::{DateTime, Datelike, Utc};
 use serde::Serialize;
-use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::enqueue::{check_json, check_labels, check_name};
+use crate::enqueue::{check_labels, check_name};
 use crate::error::{Error, Result};
-
-// ---- tokens --------------------------------------------------------------
 
 /// What a token may be for. `admin` may do everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,63 +132,4 @@ pub struct TokenRecord {
     pub expires_at: Option<DateTime<Utc>>,
     /// When it was revoked.
     pub revoked_at: Option<DateTime<Utc>>,
-}
-
-// ---- kinds ---------------------------------------------------------------
-
-/// The longest schema or defaults of a kind, in bytes of JSON.
-pub const MAX_SCHEMA: usize = 64 * 1024;
-
-/// What somebody says about a kind of job.
-#[derive(Clone, Debug)]
-pub struct NewKind {
-    /// Its name.
-    pub name: String,
-    /// A JSON schema of its payload; `None` says nothing about it.
-    pub schema: Option<Box<RawValue>>,
-    /// What an enqueue of it begins with, as JSON; `None` says nothing about it.
-    pub defaults: Option<Box<RawValue>>,
-}
-
-impl NewKind {
-    /// Says only that the kind exists.
-    pub fn new(name: impl Into<String>) -> Self {
-        NewKind { name: name.into(), schema: None, defaults: None }
-    }
-
-    pub(crate) fn validate(&self) -> Result<()> {
-        check_name("name", &self.name)?;
-        if let Some(schema) = &self.schema {
-            check_json("schema", schema.get(), MAX_SCHEMA)?;
-        }
-        if let Some(defaults) = &self.defaults {
-            check_json("defaults", defaults.get(), MAX_SCHEMA)?;
-        }
-        Ok(())
-    }
-}
-
-/// What is said about each kind, by name: one order for the rows to be locked
-/// in. Of two words about the same thing the last one counts.
-pub(crate) fn by_name(kinds: &[NewKind]) -> BTreeMap<&str, (Option<&str>, Option<&str>)> {
-    let mut said = BTreeMap::<&str, (Option<&str>, Option<&str>)>::new();
-    for kind in kinds {
-        let (schema, defaults) = said.entry(&kind.name).or_default();
-        *schema = kind.schema.as_deref().map(RawValue::get).or(*schema);
-        *defaults = kind.defaults.as_deref().map(RawValue::get).or(*defaults);
-    }
-    said
-}
-
-/// A kind of job as it is known.
-#[derive(Clone, Debug, Serialize)]
-pub struct KindRecord {
-    /// Its name.
-    pub name: String,
-    /// A JSON schema of its payload.
-    pub schema: Option<Box<RawValue>>,
-    /// What an enqueue of it begins with.
-    pub defaults: Option<Box<RawValue>>,
-    /// When somebody last said something about it.
-    pub updated_at: DateTime<Utc>,
 }

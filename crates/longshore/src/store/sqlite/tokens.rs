@@ -1,10 +1,10 @@
-//! Who may call the server, and what is known of each kind of job.
+//! API tokens, stored by the hash of their secret.
 
-use rusqlite::params;
+use rusqlite::{Row, params};
+use uuid::Uuid;
 
-use super::*;
-
-// ---- tokens --------------------------------------------------------------
+use super::tx::{Columns, Sql, Tx, json_list};
+use crate::store::{NewToken, TokenRecord};
 
 pub(super) fn put_token(tx: &Tx<'_>, token: &NewToken) -> Sql<()> {
     const PUT: &str = "
@@ -83,45 +83,4 @@ fn read_token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
         expires_at: row.maybe_time(5)?,
         revoked_at: row.maybe_time(6)?,
     })
-}
-
-// ---- kinds ---------------------------------------------------------------
-
-pub(super) fn put_kinds(tx: &Tx<'_>, kinds: &[NewKind]) -> Sql<()> {
-    const PUT: &str = "
-        insert into kinds (name, schema, defaults, updated_at)
-        values (?1, ?2, ?3, ?4)
-            on conflict (name) do update
-           set schema = coalesce(excluded.schema, schema),
-               defaults = coalesce(excluded.defaults, defaults),
-               updated_at = excluded.updated_at";
-    for (name, (schema, defaults)) in by_name(kinds) {
-        tx.execute(PUT, params![name, schema, defaults, tx.now()?])?;
-    }
-    Ok(())
-}
-
-pub(super) fn kinds(tx: &Tx<'_>) -> Sql<Vec<KindRecord>> {
-    const ALL: &str = "
-        select name,
-               schema,
-               defaults,
-               updated_at
-          from kinds
-         order by name";
-    tx.rows(ALL, [], |row| {
-        Ok(KindRecord {
-            name: row.get(0)?,
-            schema: row.json(1)?,
-            defaults: row.json(2)?,
-            updated_at: row.time(3)?,
-        })
-    })
-}
-
-pub(super) fn remove_kind(tx: &Tx<'_>, name: &str) -> Sql<bool> {
-    const REMOVE: &str = "
-        delete from kinds
-         where name = ?1";
-    Ok(tx.execute(REMOVE, [name])? > 0)
 }

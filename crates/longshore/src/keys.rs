@@ -1,0 +1,128 @@
+//! What an enqueue does when one of its keys belongs to another job. Pure, like
+//! [`lifecycle`](crate::lifecycle): the engines read who holds the keys, this
+//! module decides, and the engines store the decision if the holders have not
+//! changed.
+//!
+//! The SQL function `longshore.enqueue`, for callers without the library, contains
+//! the same rules; the conformance suite compares it with [`decide`].
+
+use crate::enqueue::UniqueMode;
+use crate::job::JobId;
+
+/// Which jobs hold the id and the keys of a new job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// Whether the new job itself is stored: an earlier try succeeded and its reply
+    /// was lost.
+    pub same_id: bool,
+    /// The job with the same idempotency key, in any state.
+    pub idempotency: Option<JobId>,
+    /// The live job that owns the unique key.
+    pub unique: Option<(JobId, Owner)>,
+}
+
+/// The state of the live job that owns a unique key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// It waits.
+    Waiting,
+    /// It runs.
+    Running,
+}
+
+/// What an enqueue does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing: an earlier try stored this job.
+    AlreadyStored,
+    /// Return this job, unchanged.
+    Existing(JobId),
+    /// Store the new job. It owns its unique key, if it has one.
+    Insert,
+    /// Give this waiting job the new contents and a fresh budget.
+    Replace(JobId, RunAt),
+    /// Store the new job and move the unique key to it. This running job may
+    /// finish, but it may not wait again.
+    Supersede(JobId),
+}
+
+/// Which `run_at` a replaced job has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunAt {
+    /// The one of the new request.
+    New,
+    /// The one it had.
+    Preserved,
+}
+
+/// Decides what an enqueue does. `mode` is that of the new job's unique key.
+///
+/// The idempotency key comes first: a repeated request returns the first job,
+/// whatever its body and its unique key say.
+pub fn decide(holders: Holders, mode: UniqueMode) -> Decision {
+    match holders {
+        // The unique key of a stored job may be free again, and a job that has
+        // ended must not take it.
+        Holders { same_id: true, .. } => Decision::AlreadyStored,
+        Holders { idempotency: Some(id), .. } => Decision::Existing(id),
+        Holders { unique: None, .. } => Decision::Insert,
+        Holders { unique: Some((id, owner)), .. } => match (mode, owner) {
+            (UniqueMode::Dedupe, _) => Decision::Existing(id),
+            (UniqueMode::Replace, Owner::Waiting) => Decision::Replace(id, RunAt::New),
+            (UniqueMode::PreserveRunAt, Owner::Waiting) => Decision::Replace(id, RunAt::Preserved),
+            (UniqueMode::Replace | UniqueMode::PreserveRunAt, Owner::Running) => Decision::Supersede(id),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODES: [UniqueMode; 3] = [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt];
+
+    #[test]
+    fn a_stored_id_comes_before_every_key() {
+        let holders = Holders {
+            same_id: true,
+            idempotency: Some(JobId::new()),
+            unique: Some((JobId::new(), Owner::Waiting)),
+        };
+        for mode in MODES {
+            assert_eq!(decide(holders, mode), Decision::AlreadyStored);
+        }
+    }
+
+    #[test]
+    fn an_idempotency_key_comes_before_a_unique_key() {
+        let first = JobId::new();
+        let unique = Some((JobId::new(), Owner::Running));
+        for mode in MODES {
+            let holders = Holders { same_id: false, idempotency: Some(first), unique };
+            assert_eq!(decide(holders, mode), Decision::Existing(first));
+        }
+    }
+
+    #[test]
+    fn a_free_unique_key_lets_the_job_in() {
+        for mode in MODES {
+            assert_eq!(decide(Holders::default(), mode), Decision::Insert);
+        }
+    }
+
+    #[test]
+    fn the_mode_and_the_owners_state_decide_about_a_unique_key() {
+        let id = JobId::new();
+        let decide =
+            |owner, mode| super::decide(Holders { unique: Some((id, owner)), ..Holders::default() }, mode);
+        assert_eq!(decide(Owner::Waiting, UniqueMode::Dedupe), Decision::Existing(id));
+        assert_eq!(decide(Owner::Running, UniqueMode::Dedupe), Decision::Existing(id));
+        assert_eq!(decide(Owner::Waiting, UniqueMode::Replace), Decision::Replace(id, RunAt::New));
+        assert_eq!(
+            decide(Owner::Waiting, UniqueMode::PreserveRunAt),
+            Decision::Replace(id, RunAt::Preserved)
+        );
+        assert_eq!(decide(Owner::Running, UniqueMode::Replace), Decision::Supersede(id));
+        assert_eq!(decide(Owner::Running, UniqueMode::PreserveRunAt), Decision::Supersede(id));
+    }
+}

@@ -1,0 +1,84 @@
+//! The consistency check: every job is in exactly one table, keys belong to live
+//! jobs, and the tallies match the rows.
+
+use super::tx::{Sql, Tx};
+use crate::store::CheckReport;
+
+/// Each finds rows that must not exist and says so in a sentence.
+const CHECKS: &[&str] = &[
+    "select format('job %s is in %s places, not one', j.id,
+                   (w.id is not null)::int + (r.id is not null)::int + (f.id is not null)::int)
+       from longshore.jobs j
+       left join longshore.ready w on w.id = j.id
+       left join longshore.running r on r.id = j.id
+       left join longshore.finished f on f.id = j.id
+      where (w.id is not null)::int + (r.id is not null)::int + (f.id is not null)::int <> 1
+      limit 100",
+    "select format('job %s is in %s but nothing says what was asked', p.id, p.place)
+       from (select id, 'ready' as place from longshore.ready
+             union all
+             select id, 'running' from longshore.running
+             union all
+             select id, 'finished' from longshore.finished) p
+      where not exists (select 1 from longshore.jobs j where j.id = p.id)
+      limit 100",
+    "select format('waiting job %s differs from what was asked in its queue, kind, priority or attempts', w.id)
+       from longshore.ready w
+       join longshore.jobs j on j.id = w.id
+      where (w.queue, w.kind, w.priority, w.max_attempts, w.keyed)
+            is distinct from (j.queue, j.kind, j.priority, j.max_attempts, j.unique_key is not null)
+      limit 100",
+    "select format('unique key `%s` belongs to job %s, which is not live or has another key', k.key, k.job)
+       from longshore.keys k
+      where not exists (
+              select 1
+                from longshore.jobs j
+                left join longshore.ready w on w.id = j.id
+                left join longshore.running r on r.id = j.id and not r.superseded
+               where j.id = k.job
+                 and j.unique_key = k.key
+                 and (w.id is not null or r.id is not null))
+      limit 100",
+    "select format('live job %s does not own its unique key', j.id)
+       from longshore.jobs j
+       left join longshore.ready w on w.id = j.id
+       left join longshore.running r on r.id = j.id and not r.superseded
+      where j.unique_key is not null
+        and (w.id is not null or r.id is not null)
+        and not exists (select 1 from longshore.keys k where k.job = j.id and k.key = j.unique_key)
+      limit 100",
+    "select format('tallies say %s %s jobs of kind `%s` in queue `%s`, the rows say %s',
+                   coalesce(t.n, 0), coalesce(t.outcome, f.outcome), coalesce(t.kind, f.kind),
+                   coalesce(t.queue, f.queue), coalesce(f.n, 0))
+       from (select outcome, queue, kind, sum(kept) as n
+               from longshore.tallies
+              group by outcome, queue, kind) t
+       full join (select e.outcome, j.queue, j.kind, count(*) as n
+                    from longshore.finished e
+                    join longshore.jobs j on j.id = e.id
+                   group by e.outcome, j.queue, j.kind) f
+         on f.outcome = t.outcome
+        and f.queue = t.queue
+        and f.kind = t.kind
+      where coalesce(t.n, 0) <> coalesce(f.n, 0)
+      limit 100",
+];
+
+pub(super) async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    // One snapshot for all, or a moving job would be seen twice.
+    sqlx::query("set transaction isolation level repeatable read, read only")
+        .execute(&mut *tx.connection)
+        .await?;
+    let jobs: i64 = sqlx::query_scalar(tx.sql("select count(*) from longshore.jobs"))
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    let mut report = CheckReport { jobs: jobs as u64, problems: Vec::new() };
+    for check in CHECKS {
+        let found: Vec<String> = sqlx::query_scalar(tx.sql(check)).fetch_all(&mut *tx.connection).await?;
+        report.problems.extend(found);
+    }
+    transaction.commit().await?;
+    Ok(report)
+}

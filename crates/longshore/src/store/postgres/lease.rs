@@ -1,0 +1,162 @@
+//! Live leases: what a lease stands for, progress and checkpoints, and whether the
+//! lease is still held. How leases end is in `settle`.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+use sqlx::Row;
+use uuid::Uuid;
+
+use super::claim::Reader;
+use super::tx::{Sql, Tx};
+use crate::job::JobId;
+use crate::store::{Claimed, Fenced, Lease};
+
+/// One probe a lease, whatever the planner believes of the table. The columns are
+/// those of a claim, then which lease it is about.
+const CLAIMS: &str = "
+    select r.claimed_at, r.id, r.kind, r.attempt::int4, r.max_attempts, r.lease_no, r.timeout_ms, r.flags,
+           j.run_at, j.payload::text, j.options::text,
+           r.queue, r.priority, r.interruptions, i.nth
+      from unnest((select $1::uuid[]), (select $2::int4[]), (select $3::uuid[])) with ordinality
+        as i(id, lease_no, worker, nth)
+     cross join lateral (
+             select *
+               from longshore.running h
+              where h.id = i.id
+                and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                and h.worker = i.worker
+              limit 1) as r
+      join longshore.jobs j on j.id = r.id";
+
+pub(super) async fn claims(tx: &mut Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {
+    let rows = sqlx::query(tx.sql(CLAIMS))
+        .bind(leases.iter().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(leases.iter().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .bind(leases.iter().map(|lease| lease.worker.0).collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let mut claims: Vec<_> = leases.iter().map(|_| None).collect();
+    for row in &rows {
+        let nth = row.try_get::<i64, _>(14)? as usize - 1;
+        let Lease { id, worker, .. } = leases[nth];
+        claims[nth] = Some(Reader::new(worker, row.try_get(0)?, None).read(row, id)?);
+    }
+    Ok(claims)
+}
+
+/// Here as in `settle`, nobody waits long for a row that a transaction of the
+/// user's own has locked: a statement that is given up on waits on in the server.
+const MARK_STARTED: &str = "
+    update longshore.running
+       set started_at = coalesce(started_at, longshore.clock())   -- the first start counts
+     where id = (select $1::uuid where set_config('lock_timeout', '2s', true) <> '')
+       and lease_no = $2
+       and worker = $3";
+
+pub(super) async fn mark_started(tx: &mut Tx<'_>, lease: &Lease) -> Sql<Fenced> {
+    let done = sqlx::query(tx.sql(MARK_STARTED))
+        .bind(lease.id.0)
+        .bind(lease.lease_no)
+        .bind(lease.worker.0)
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(fenced(done.rows_affected() > 0))
+}
+
+const PROGRESS: &str = "
+    with input as (
+      select *
+        from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::text[])) as input(id, lease_no, worker, progress)),
+    held as (
+      select r.id, i.lease_no, i.progress
+        from longshore.running r
+        join input i
+          on i.id = r.id
+         and i.lease_no = r.lease_no   -- fence: a newer lease owns the row
+         and i.worker = r.worker
+       order by r.id
+         for no key update of r)
+    update longshore.running r
+       set progress = h.progress::json
+      from held h
+     where r.id = h.id
+    returning r.id, r.lease_no";
+
+pub(super) async fn progress(tx: &mut Tx<'_>, reports: &[(Lease, Box<RawValue>)]) -> Sql<Vec<Fenced>> {
+    // The last report of a lease stands; an update touches a row once.
+    let newest: BTreeMap<Lease, &str> =
+        reports.iter().map(|(lease, progress)| (*lease, progress.get())).collect();
+    let rows = sqlx::query(tx.sql(PROGRESS))
+        .bind(newest.keys().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(newest.keys().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .bind(newest.keys().map(|lease| lease.worker.0).collect::<Vec<_>>())
+        .bind(newest.values().copied().collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let mut held = Vec::with_capacity(rows.len());
+    for row in rows {
+        held.push((row.try_get::<Uuid, _>(0)?, row.try_get::<i32, _>(1)?));
+    }
+    Ok(reports.iter().map(|(lease, _)| fenced(held.contains(&(lease.id.0, lease.lease_no)))).collect())
+}
+
+/// The lease's row is locked against being taken, so a checkpoint of a lost
+/// lease cannot land on top of its successor's.
+const SAVE_CHECKPOINT: &str = "
+    with held as (
+      select id, lease_no
+        from longshore.running
+       where id = $1
+         and lease_no = $2
+         and worker = $3
+         for key share)
+    insert into longshore.checkpoints (job, lease_no, data, saved_at)
+    select id, lease_no, $4::text::json, longshore.clock()
+      from held
+        on conflict (job) do update
+       set lease_no = excluded.lease_no,
+           data = excluded.data,
+           saved_at = excluded.saved_at";
+
+pub(super) async fn save_checkpoint(tx: &mut Tx<'_>, lease: &Lease, data: &RawValue) -> Sql<Fenced> {
+    let done = sqlx::query(tx.sql(SAVE_CHECKPOINT))
+        .bind(lease.id.0)
+        .bind(lease.lease_no)
+        .bind(lease.worker.0)
+        .bind(data.get())
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(fenced(done.rows_affected() > 0))
+}
+
+pub(super) async fn checkpoint(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<Box<RawValue>>> {
+    let text: Option<String> =
+        sqlx::query_scalar(tx.sql("select data::text from longshore.checkpoints where job = $1"))
+            .bind(id.0)
+            .fetch_optional(&mut *tx.connection)
+            .await?;
+    Ok(text.map(super::inspect::raw).transpose()?)
+}
+
+const ASSERT_LEASE: &str = "
+    select 1
+      from longshore.running
+     where id = $1
+       and lease_no = $2
+       and worker = $3
+       for key share";
+
+pub(super) async fn assert_lease(tx: &mut Tx<'_>, lease: &Lease) -> Sql<Fenced> {
+    let held = sqlx::query(tx.sql(ASSERT_LEASE))
+        .bind(lease.id.0)
+        .bind(lease.lease_no)
+        .bind(lease.worker.0)
+        .fetch_optional(&mut *tx.connection)
+        .await?;
+    Ok(fenced(held.is_some()))
+}
+
+fn fenced(held: bool) -> Fenced {
+    if held { Fenced::Held } else { Fenced::LeaseLost }
+}

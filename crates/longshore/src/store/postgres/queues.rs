@@ -1,0 +1,94 @@
+//! Queues: their settings, and the list that operators see.
+
+use sqlx::Row;
+
+use super::tx::{Sql, Tx};
+use crate::store::{QueueChange, QueueRecord};
+
+const SET_QUEUE: &str = "
+    insert into longshore.queues as q (name, paused, max_running)
+    values ($1, coalesce($2, false), $4)
+        on conflict (name) do update
+       set paused = coalesce($2, q.paused),
+           max_running = case when $3 then $4 else q.max_running end";
+
+pub(super) async fn set_queue(tx: &mut Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
+    let limit = change.limit.flatten();
+    sqlx::query(tx.sql(SET_QUEUE))
+        .bind(name)
+        .bind(change.paused)
+        .bind(change.limit.is_some())
+        .bind(limit.map(|limit| i32::try_from(limit).unwrap_or(i32::MAX)))
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(())
+}
+
+const COUNT_BOUND: i64 = 10_000;
+
+/// Waiting jobs are counted up to a bound per queue; past it, the number is
+/// the bound and marked. Suspects are few and wait in an index of their own.
+const QUEUES: &str = "
+    with recursive waiting_queues as (
+      (select queue
+         from longshore.ready
+        where interruptions = 0
+        order by queue
+        limit 1)
+      union all
+      select (
+               select r.queue
+                 from longshore.ready r
+                where r.interruptions = 0
+                  and r.queue > w.queue
+                order by r.queue
+                limit 1)
+        from waiting_queues w
+       where w.queue is not null),
+    suspects as (
+      select queue, count(*) as n
+        from longshore.ready
+       where interruptions > 0
+       group by queue),
+    running as (
+      select queue, count(*) as n
+        from longshore.running
+       group by queue),
+    names as (
+      select name from longshore.queues
+      union
+      select queue from waiting_queues where queue is not null
+      union
+      select queue from suspects
+      union
+      select queue from running)
+    select n.name, coalesce(s.paused, false), s.max_running, coalesce(p.n, 0) + (
+             select count(*)
+               from (select 1
+                       from longshore.ready r
+                      where r.queue = n.name
+                        and r.interruptions = 0
+                      limit $1 + 1) as bounded),
+           coalesce(r.n, 0)
+      from names n
+      left join longshore.queues s on s.name = n.name
+      left join suspects p on p.queue = n.name
+      left join running r on r.queue = n.name
+     order by n.name";
+
+pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
+    let rows = sqlx::query(tx.sql(QUEUES)).bind(COUNT_BOUND).fetch_all(&mut *tx.connection).await?;
+    let mut queues = Vec::with_capacity(rows.len());
+    for row in rows {
+        let waiting: i64 = row.try_get(3)?;
+        queues.push(QueueRecord {
+            name: row.try_get(0)?,
+            paused: row.try_get(1)?,
+            limit: row.try_get::<Option<i32>, _>(2)?.map(|limit| limit as u32),
+            waiting: waiting.min(COUNT_BOUND) as u64,
+            waiting_estimated: waiting > COUNT_BOUND,
+            running: row.try_get::<i64, _>(4)? as u64,
+        });
+    }
+    Ok(queues)
+}

@@ -1,0 +1,127 @@
+//! Cron schedules: storing them, and moving one to its next tick exactly once.
+
+use chrono::{DateTime, Utc};
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
+use super::enqueue::insert_any;
+use super::tx::{Sql, Tx};
+use crate::enqueue::{Enqueued, ValidJob};
+use crate::store::{Schedule, Ticking};
+
+const PUT_SCHEDULE: &str = "
+    insert into longshore.schedules as s (name, expression, zone, missed, template, paused, next_at, last_at)
+    values ($1, $2, $3, $4, $5, $6, $7, $8)
+        on conflict (name) do update
+       set expression = excluded.expression,
+           zone = excluded.zone,
+           missed = excluded.missed,
+           template = excluded.template,
+           next_at = case
+             when (s.expression, s.zone) = (excluded.expression, excluded.zone) then s.next_at
+             else excluded.next_at
+           end
+    returning name, expression, zone, missed, template, paused, next_at, last_at";
+
+pub(super) async fn put_schedule(tx: &mut Tx<'_>, schedule: &Schedule) -> Sql<Schedule> {
+    let stored = sqlx::query(tx.sql(PUT_SCHEDULE))
+        .bind(&schedule.name)
+        .bind(&schedule.expression)
+        .bind(&schedule.zone)
+        .bind(&schedule.missed)
+        .bind(&schedule.template)
+        .bind(schedule.paused)
+        .bind(schedule.next_at)
+        .bind(schedule.last_at)
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    read_schedule(&stored)
+}
+
+const SCHEDULES: &str = "
+    select name, expression, zone, missed, template, paused, next_at, last_at
+      from longshore.schedules
+     order by name";
+
+pub(super) async fn schedules(tx: &mut Tx<'_>) -> Sql<Vec<Schedule>> {
+    let rows = sqlx::query(tx.sql(SCHEDULES)).fetch_all(&mut *tx.connection).await?;
+    rows.iter().map(read_schedule).collect()
+}
+
+const SET_TICKING: &str = "
+    update longshore.schedules
+       set paused = $2
+     where name = $1";
+
+pub(super) async fn set_ticking(tx: &mut Tx<'_>, name: &str, ticking: Ticking) -> Sql<bool> {
+    let set = sqlx::query(tx.sql(SET_TICKING))
+        .bind(name)
+        .bind(ticking == Ticking::Held)
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(set.rows_affected() > 0)
+}
+
+pub(super) async fn remove_schedule(tx: &mut Tx<'_>, name: &str) -> Sql<bool> {
+    let gone = sqlx::query(tx.sql("delete from longshore.schedules where name = $1"))
+        .bind(name)
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(gone.rows_affected() > 0)
+}
+
+/// Compare and set: of all the processes that see this tick, one moves it on.
+/// The rest of what it was decided from is compared too, because a tick after
+/// an old line would be none of the new one's.
+const FIRE: &str = "
+    update longshore.schedules
+       set next_at = $3,
+           last_at = coalesce($4, last_at)
+     where name = $1
+       and next_at = $2
+       and expression = $5
+       and zone = $6
+       and missed = $7
+       and template = $8
+       and not paused";
+
+pub(super) async fn fire(
+    tx: &mut Tx<'_>,
+    seen: &Schedule,
+    next: DateTime<Utc>,
+    fired: Option<DateTime<Utc>>,
+    jobs: &[ValidJob],
+) -> Sql<Option<Vec<Enqueued>>> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    let moved = sqlx::query(tx.sql(FIRE))
+        .bind(&seen.name)
+        .bind(seen.next_at)
+        .bind(next)
+        .bind(fired)
+        .bind(&seen.expression)
+        .bind(&seen.zone)
+        .bind(&seen.missed)
+        .bind(&seen.template)
+        .execute(&mut *tx.connection)
+        .await?;
+    if moved.rows_affected() == 0 {
+        return Ok(None);
+    }
+    let enqueued = insert_any(tx, jobs).await?;
+    transaction.commit().await?;
+    Ok(Some(enqueued))
+}
+
+fn read_schedule(row: &PgRow) -> Sql<Schedule> {
+    Ok(Schedule {
+        name: row.try_get(0)?,
+        expression: row.try_get(1)?,
+        zone: row.try_get(2)?,
+        missed: row.try_get(3)?,
+        template: row.try_get(4)?,
+        paused: row.try_get(5)?,
+        next_at: row.try_get(6)?,
+        last_at: row.try_get(7)?,
+    })
+}

@@ -1,0 +1,326 @@
+//! The [`Store`] operations, in the order of the trait. Each passes its arguments to
+//! the function of the same name in the file named by the section.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::run::{DEADLINE, QUICK, Work, Working};
+use super::tx::Tx;
+use super::{Inner, PostgresStore};
+use super::{
+    check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
+    settle, stats, tokens, workers,
+};
+use crate::enqueue::{Enqueued, MAX_PAYLOAD, ValidJob, check_json};
+use crate::error::Result;
+use crate::job::{JobId, JobRecord, WorkerId};
+use crate::lifecycle::State;
+use crate::store::*;
+
+#[async_trait]
+impl Store for PostgresStore {
+    // ---- migrate ----------------------------------------------------------
+
+    async fn migrate(&self) -> Result<Migrated> {
+        self.run((), |tx, ()| Box::pin(migrate::migrate(tx))).await
+    }
+
+    async fn schema_version(&self) -> Result<i64> {
+        self.run((), |tx, ()| Box::pin(migrate::schema_version(tx))).await
+    }
+
+    async fn now(&self) -> Result<DateTime<Utc>> {
+        self.run_quick((), |tx, ()| Box::pin(migrate::now(tx))).await
+    }
+
+    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
+        self.run(at, |tx, at| Box::pin(migrate::pin_clock(tx, *at))).await
+    }
+
+    fn with_own_connection(&self) -> Arc<dyn Store> {
+        Arc::new(PostgresStore(Arc::new(Inner {
+            pool: self.0.pool.of_one(),
+            schema: self.0.schema.clone(),
+            listener: self.0.listener.unconnected(),
+            notify: self.0.notify,
+        })))
+    }
+
+    // ---- enqueue ----------------------------------------------------------
+
+    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>> {
+        let work: Work<_, _> =
+            |tx, (jobs, wait): &(Vec<ValidJob>, KeyWait)| Box::pin(enqueue::enqueue(tx, jobs, *wait));
+        self.run_here(DEADLINE, (jobs.to_vec(), wait), work).await
+    }
+
+    // ---- wake-ups ---------------------------------------------------------
+
+    fn notify_local(&self, queues: &[String]) -> bool {
+        self.0.listener.notify_local(queues)
+    }
+
+    async fn notify_others(&self, queues: &[String]) -> Result<()> {
+        self.notify_server(queues).await
+    }
+
+    async fn subscribe(&self) -> Result<Wakeups> {
+        self.0.listener.subscribe().await
+    }
+
+    // ---- claim ------------------------------------------------------------
+
+    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
+        let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
+        let (claims, moved) = self.run_here(QUICK, args, claim_and_move_cursor).await?;
+        *cursor = moved;
+        Ok(claims)
+    }
+
+    // ---- lease ------------------------------------------------------------
+
+    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
+        self.run_quick(leases.to_vec(), |tx, leases| Box::pin(lease::claims(tx, leases))).await
+    }
+
+    async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
+        self.run_quick(*lease, |tx, lease| Box::pin(lease::mark_started(tx, lease))).await
+    }
+
+    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
+        self.run_quick(reports.to_vec(), |tx, reports| Box::pin(lease::progress(tx, reports))).await
+    }
+
+    async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
+        check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
+        self.run_quick((*lease, data.to_owned()), |tx, (lease, data)| {
+            Box::pin(lease::save_checkpoint(tx, lease, data))
+        })
+        .await
+    }
+
+    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
+        self.run_quick(id, |tx, id| Box::pin(lease::checkpoint(tx, *id))).await
+    }
+
+    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
+        self.run_quick(*lease, |tx, lease| Box::pin(lease::assert_lease(tx, lease))).await
+    }
+
+    // ---- settle -----------------------------------------------------------
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
+        let work: Work<_, _> = |tx, settlements: &Vec<Settlement>| Box::pin(settle::settle(tx, settlements));
+        // Each of its statements is quick; of many locked leases, each has its turn.
+        self.run_here(DEADLINE, settlements.to_vec(), work).await
+    }
+
+    // ---- workers ----------------------------------------------------------
+
+    async fn register(&self, worker: &NewWorker) -> Result<()> {
+        self.run_while_awaited(worker.clone(), |tx, worker| Box::pin(workers::register(tx, worker))).await
+    }
+
+    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
+        self.run_while_awaited((worker, held.to_vec()), |tx, (worker, held)| {
+            Box::pin(workers::beat(tx, *worker, held))
+        })
+        .await
+    }
+
+    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.run_quick(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
+    }
+
+    async fn retire(&self, worker: WorkerId) -> Result<()> {
+        self.run_quick(worker, |tx, worker| Box::pin(workers::retire(tx, *worker))).await
+    }
+
+    async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
+        self.run(threshold, |tx, threshold| Box::pin(workers::workers(tx, *threshold))).await
+    }
+
+    // ---- recover ----------------------------------------------------------
+
+    async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>> {
+        self.run_quick(threshold, |tx, threshold| Box::pin(recover::mark_dead(tx, *threshold))).await
+    }
+
+    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
+        self.run(scope.clone(), |tx, scope| Box::pin(recover::interrupted(tx, scope))).await
+    }
+
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>> {
+        self.run(recoveries.to_vec(), |tx, recoveries| Box::pin(recover::recover(tx, recoveries))).await
+    }
+
+    // ---- operate ----------------------------------------------------------
+
+    async fn locate(&self, id: JobId) -> Result<Option<State>> {
+        self.run_quick(id, |tx, id| Box::pin(operate::locate(tx, *id))).await
+    }
+
+    async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
+        self.run((id, from.clone(), to.clone()), |tx, (id, from, to)| {
+            Box::pin(operate::operate(tx, *id, from, to))
+        })
+        .await
+    }
+
+    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
+        self.run(filter.clone(), |tx, filter| Box::pin(operate::dead_letters(tx, filter))).await
+    }
+
+    // ---- queues -----------------------------------------------------------
+
+    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()> {
+        self.run((name.to_owned(), change.clone()), |tx, (name, change)| {
+            Box::pin(queues::set_queue(tx, name, change))
+        })
+        .await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.run((), |tx, ()| Box::pin(queues::queues(tx))).await
+    }
+
+    // ---- inspect ----------------------------------------------------------
+
+    async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
+        self.run_quick(id, |tx, id| Box::pin(inspect::get(tx, *id))).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        filter.validate()?;
+        self.run(filter.clone(), |tx, filter| Box::pin(inspect::list(tx, filter))).await
+    }
+
+    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+        self.run((most, also.to_vec()), |tx, (most, also)| Box::pin(inspect::glance(tx, *most, also))).await
+    }
+
+    // ---- stats ------------------------------------------------------------
+
+    async fn counts(&self) -> Result<Vec<Count>> {
+        self.run((), |tx, ()| Box::pin(stats::counts(tx))).await
+    }
+
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
+        self.run((), |tx, ()| Box::pin(stats::overdue(tx))).await
+    }
+
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
+        self.run((id, kinds.map(<[_]>::to_vec), most), |tx, (id, kinds, most)| {
+            Box::pin(stats::ahead(tx, *id, kinds.as_deref(), *most))
+        })
+        .await
+    }
+
+    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
+        self.run(since, |tx, since| Box::pin(stats::tallied(tx, *since))).await
+    }
+
+    // ---- check ------------------------------------------------------------
+
+    async fn check(&self) -> Result<CheckReport> {
+        // Reads everything there is.
+        const MAX_TIME: Duration = Duration::from_secs(60 * 60);
+        self.run_within(MAX_TIME, (), |tx, ()| Box::pin(check::check(tx))).await
+    }
+
+    // ---- schedules --------------------------------------------------------
+
+    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {
+        schedule.validate()?;
+        self.run(schedule.clone(), |tx, schedule| Box::pin(schedules::put_schedule(tx, schedule))).await
+    }
+
+    async fn schedules(&self) -> Result<Vec<Schedule>> {
+        self.run_quick((), |tx, ()| Box::pin(schedules::schedules(tx))).await
+    }
+
+    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {
+        self.run((name.to_owned(), ticking), |tx, (name, ticking)| {
+            Box::pin(schedules::set_ticking(tx, name, *ticking))
+        })
+        .await
+    }
+
+    async fn remove_schedule(&self, name: &str) -> Result<bool> {
+        self.run(name.to_owned(), |tx, name| Box::pin(schedules::remove_schedule(tx, name))).await
+    }
+
+    async fn fire(
+        &self,
+        seen: &Schedule,
+        next: DateTime<Utc>,
+        fired: Option<DateTime<Utc>>,
+        jobs: &[ValidJob],
+    ) -> Result<Option<Vec<Enqueued>>> {
+        self.run((seen.clone(), next, fired, jobs.to_vec()), |tx, (seen, next, fired, jobs)| {
+            Box::pin(schedules::fire(tx, seen, *next, *fired, jobs))
+        })
+        .await
+    }
+
+    // ---- retain -----------------------------------------------------------
+
+    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
+        self.run((*policy, step), |tx, (policy, step)| Box::pin(retain::retain(tx, policy, *step))).await
+    }
+
+    async fn fold_tallies(&self, step: u32) -> Result<u64> {
+        self.run(step, |tx, step| Box::pin(retain::fold_tallies(tx, *step))).await
+    }
+
+    // ---- tokens -----------------------------------------------------------
+
+    async fn put_token(&self, token: &NewToken) -> Result<()> {
+        token.validate()?;
+        self.run_quick(token.clone(), |tx, token| Box::pin(tokens::put_token(tx, token))).await
+    }
+
+    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
+        self.run_quick(*hash, |tx, hash| Box::pin(tokens::token(tx, hash))).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        self.run((), |tx, ()| Box::pin(tokens::tokens(tx))).await
+    }
+
+    async fn revoke_token(&self, id: Uuid) -> Result<bool> {
+        self.run_quick(id, |tx, id| Box::pin(tokens::revoke_token(tx, *id))).await
+    }
+
+    // ---- kinds ------------------------------------------------------------
+
+    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
+        kinds.iter().try_for_each(NewKind::validate)?;
+        self.run_quick(kinds.to_vec(), |tx, kinds| Box::pin(kinds::put_kinds(tx, kinds))).await
+    }
+
+    async fn kinds(&self) -> Result<Vec<KindRecord>> {
+        self.run((), |tx, ()| Box::pin(kinds::kinds(tx))).await
+    }
+
+    async fn remove_kind(&self, name: &str) -> Result<bool> {
+        self.run_quick(name.to_owned(), |tx, name| Box::pin(kinds::remove_kind(tx, name))).await
+    }
+}
+
+fn claim_and_move_cursor<'c>(
+    tx: &'c mut Tx<'_>,
+    (request, cursor): &'c (ClaimRequest, tokio::sync::Mutex<ClaimCursor>),
+) -> Working<'c, (Claims, ClaimCursor)> {
+    Box::pin(async move {
+        let mut cursor = cursor.lock().await;
+        let claims = claim::claim(tx, request, &mut cursor).await?;
+        Ok((claims, std::mem::take(&mut *cursor)))
+    })
+}

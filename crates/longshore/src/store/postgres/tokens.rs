@@ -1,0 +1,87 @@
+//! API tokens, stored by the hash of their secret.
+
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use uuid::Uuid;
+
+use super::tx::{Sql, Tx};
+use crate::store::{NewToken, TokenRecord};
+
+const PUT_TOKEN: &str = "
+    insert into longshore.tokens (id, name, hash, scopes, queues, created_at, expires_at)
+    values ($1, $2, $3, $4, $5, longshore.clock(), $6)
+        on conflict do nothing";
+
+/// Whether it was stored before, and only the answer was lost.
+const IS_STORED: &str = "
+    select exists (
+             select 1
+               from longshore.tokens
+              where id = $1
+                and hash = $2)";
+
+pub(super) async fn put_token(tx: &mut Tx<'_>, token: &NewToken) -> Sql<()> {
+    let put = sqlx::query(tx.sql(PUT_TOKEN))
+        .bind(token.id)
+        .bind(&token.name)
+        .bind(token.hash.as_slice())
+        .bind(&token.scopes)
+        .bind(&token.queues)
+        .bind(token.expires_at)
+        .execute(&mut *tx.connection)
+        .await?;
+    if put.rows_affected() > 0 {
+        return Ok(());
+    }
+    let stored: bool = sqlx::query_scalar(tx.sql(IS_STORED))
+        .bind(token.id)
+        .bind(token.hash.as_slice())
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    if stored { Ok(()) } else { Err(token.taken().into()) }
+}
+
+const LIVE_TOKEN: &str = "
+    select id, name, scopes, queues, created_at, expires_at, revoked_at
+      from longshore.tokens
+     where hash = $1
+       and revoked_at is null
+       and (expires_at is null or expires_at > longshore.clock())";
+
+pub(super) async fn token(tx: &mut Tx<'_>, hash: &[u8; 32]) -> Sql<Option<TokenRecord>> {
+    let row =
+        sqlx::query(tx.sql(LIVE_TOKEN)).bind(hash.as_slice()).fetch_optional(&mut *tx.connection).await?;
+    row.as_ref().map(read_token).transpose()
+}
+
+const TOKENS: &str = "
+    select id, name, scopes, queues, created_at, expires_at, revoked_at
+      from longshore.tokens
+     order by created_at desc, id desc";
+
+pub(super) async fn tokens(tx: &mut Tx<'_>) -> Sql<Vec<TokenRecord>> {
+    let rows = sqlx::query(tx.sql(TOKENS)).fetch_all(&mut *tx.connection).await?;
+    rows.iter().map(read_token).collect()
+}
+
+const REVOKE_TOKEN: &str = "
+    update longshore.tokens
+       set revoked_at = coalesce(revoked_at, longshore.clock())
+     where id = $1";
+
+pub(super) async fn revoke_token(tx: &mut Tx<'_>, id: Uuid) -> Sql<bool> {
+    let revoked = sqlx::query(tx.sql(REVOKE_TOKEN)).bind(id).execute(&mut *tx.connection).await?;
+    Ok(revoked.rows_affected() > 0)
+}
+
+fn read_token(row: &PgRow) -> Sql<TokenRecord> {
+    Ok(TokenRecord {
+        id: row.try_get(0)?,
+        name: row.try_get(1)?,
+        scopes: row.try_get(2)?,
+        queues: row.try_get(3)?,
+        created_at: row.try_get(4)?,
+        expires_at: row.try_get(5)?,
+        revoked_at: row.try_get(6)?,
+    })
+}

@@ -1,0 +1,166 @@
+//! What one operation runs on: a connection with the schema's name filled into its
+//! statements, and how the driver's errors become ours.
+
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection, SqlStr};
+
+use super::Inner;
+use crate::error::Error;
+
+/// A connection for one operation. Each statement is a transaction of its own,
+/// unless the operation [begins](Tx::begin) one or runs in the caller's.
+pub(super) struct Tx<'c> {
+    pub(super) store: &'c Inner,
+    pub(super) connection: &'c mut PgConnection,
+}
+
+impl<'c> Tx<'c> {
+    pub(super) fn new(store: &'c Inner, connection: &'c mut PgConnection) -> Self {
+        Tx { store, connection }
+    }
+
+    /// One of our statements, for the schema in use.
+    pub(super) fn sql(&self, text: &'static str) -> SqlStr {
+        self.store.schema.sql(text)
+    }
+
+    /// The same for a statement that is put together at run time.
+    pub(super) fn fill(&self, text: &str) -> String {
+        self.store.schema.fill(text)
+    }
+
+    pub(super) async fn begin(&mut self) -> Sql<Transaction<'_>> {
+        Ok(Transaction { store: self.store, inner: self.connection.begin().await? })
+    }
+}
+
+/// A transaction. It rolls back unless it is committed.
+pub(super) struct Transaction<'c> {
+    store: &'c Inner,
+    inner: sqlx::Transaction<'c, sqlx::Postgres>,
+}
+
+impl Transaction<'_> {
+    pub(super) fn tx(&mut self) -> Tx<'_> {
+        Tx::new(self.store, &mut self.inner)
+    }
+
+    pub(super) async fn commit(self) -> Sql<()> {
+        Ok(self.inner.commit().await?)
+    }
+
+    pub(super) async fn rollback(self) -> Sql<()> {
+        Ok(self.inner.rollback().await?)
+    }
+}
+
+pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
+/// The result of database work.
+pub(super) type Sql<T> = std::result::Result<T, Fault>;
+
+/// Why database work failed. Kept apart from [`Error`] so that no driver type
+/// enters the public API.
+pub(super) enum Fault {
+    /// The driver's error.
+    Driver(sqlx::Error),
+    /// One of our own.
+    Ours(Error),
+    /// The database did not reply in this time. The connection is in the middle of
+    /// a reply and cannot be used again.
+    Timeout(Duration),
+}
+
+impl Fault {
+    /// Whether another try may succeed: this one lost a race.
+    pub(super) fn is_lost_race(&self) -> bool {
+        // 23505: two callers inserted the same key at the same time; the next try
+        // finds the other caller's job.
+        matches!(self.code().as_deref(), Some("40001" | "40P01" | "23505"))
+    }
+
+    pub(super) fn is_duplicate(&self) -> bool {
+        self.code().as_deref() == Some("23505")
+    }
+
+    pub(super) fn is_lock_timeout(&self) -> bool {
+        self.code().as_deref() == Some("55P03")
+    }
+
+    /// Whether the connection is broken, and probably the pool's others too.
+    pub(super) fn is_broken_connection(&self) -> bool {
+        match self {
+            Fault::Driver(error) => !matches!(error, sqlx::Error::Database(_)),
+            Fault::Timeout(_) => true,
+            Fault::Ours(_) => false,
+        }
+    }
+
+    pub(super) fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+        match self {
+            Fault::Driver(sqlx::Error::Database(error)) => error.code(),
+            _ => None,
+        }
+    }
+}
+
+impl From<sqlx::Error> for Fault {
+    fn from(error: sqlx::Error) -> Self {
+        Fault::Driver(error)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault::Ours(error)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Driver(error) => translate(error),
+            Fault::Ours(error) => error,
+            Fault::Timeout(deadline) => {
+                Error::unavailable(format!("the database did not reply within {deadline:?}"))
+            }
+        }
+    }
+}
+
+/// Turns a driver error into one of ours. Never repeats the URL.
+pub(super) fn translate(error: sqlx::Error) -> Error {
+    let translated = match &error {
+        sqlx::Error::Database(database) => {
+            let message = database.message();
+            match database.code().as_deref().unwrap_or_default() {
+                "42P01" | "3F000" | "42883" | "42704" => Error::schema(format!(
+                    "the queue's tables are missing or too old ({message}); run `longshore migrate`"
+                )),
+                "25006" => Error::read_only(
+                    "the database accepts no writes: it is a standby or set to read-only; connect to the primary",
+                ),
+                "22021" => Error::invalid(
+                    "text",
+                    "a text contains a NUL character, which Postgres cannot store; remove it",
+                ),
+                "28P01" | "28000" | "3D000" | "42501" => {
+                    Error::unavailable(format!("the database refused access: {message}"))
+                }
+                code if ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => {
+                    Error::unavailable(format!("the database is not available: {message}"))
+                }
+                code => Error::internal(format!("the database refused a statement ({code}): {message}")),
+            }
+        }
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Tls(_) => {
+            Error::unavailable(format!("the database cannot be reached: {error}"))
+        }
+        sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => {
+            Error::unavailable(format!("the connection to the database broke: {error}"))
+        }
+        _ => Error::internal(format!("unexpected reply from the database: {error}")),
+    };
+    translated.with_source(error)
+}

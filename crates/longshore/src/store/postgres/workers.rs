@@ -1,0 +1,129 @@
+//! Workers: registration, heartbeats, and the list that operators see.
+
+use std::time::Duration;
+
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use uuid::Uuid;
+
+use super::tx::{Sql, Tx};
+use crate::job::{JobId, WorkerId};
+use crate::store::{Beat, Lease, NewWorker, WorkerRecord, millis};
+
+const REGISTER: &str = "
+    insert into longshore.workers
+           (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at)
+    values ($1, $2, $3, $4, $5, $6, longshore.clock(), longshore.clock())
+        on conflict (id) do update
+       set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
+           heartbeat_at = excluded.heartbeat_at
+     where workers.dead_at is null";
+
+pub(super) async fn register(tx: &mut Tx<'_>, worker: &NewWorker) -> Sql<()> {
+    sqlx::query(tx.sql(REGISTER))
+        .bind(worker.id.0)
+        .bind(&worker.name)
+        .bind(&worker.queues)
+        .bind(&worker.kinds)
+        .bind(worker.concurrency as i32)
+        .bind(millis(worker.stale_after))
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(())
+}
+
+const BEAT: &str = "
+    with alive as (
+      update longshore.workers
+         set heartbeat_at = longshore.clock()
+       where id = (select $1::uuid where set_config('lock_timeout', '2s', true) <> '')
+         and dead_at is null
+      returning id)
+    select exists (select 1 from alive), h.nth, r.id is null
+      from (select 1) as always
+      left join (unnest((select $2::uuid[]), (select $3::int4[])) with ordinality as h(id, lease_no, nth)
+                 left join longshore.running r
+                   on r.id = h.id
+                  and r.lease_no = h.lease_no
+                  and r.worker = $1)
+        on r.id is null or r.cancel_requested";
+
+pub(super) async fn beat(tx: &mut Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
+    let rows = sqlx::query(tx.sql(BEAT))
+        .bind(worker.0)
+        .bind(held.iter().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(held.iter().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let (mut lost, mut cancel) = (Vec::new(), Vec::new());
+    for row in &rows {
+        if !row.try_get::<bool, _>(0)? {
+            return Ok(Beat::Dead);
+        }
+        if let Some(nth) = row.try_get::<Option<i64>, _>(1)? {
+            let list = if row.try_get(2)? { &mut lost } else { &mut cancel };
+            list.push(held[nth as usize - 1]);
+        }
+    }
+    Ok(Beat::Alive { lost, cancel })
+}
+
+pub(super) async fn leases(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
+    let rows: Vec<(Uuid, i32)> =
+        sqlx::query_as(tx.sql("select id, lease_no from longshore.running where worker = $1 order by id"))
+            .bind(worker.0)
+            .fetch_all(&mut *tx.connection)
+            .await?;
+    Ok(rows.into_iter().map(|(id, lease_no)| Lease { id: JobId(id), lease_no, worker }).collect())
+}
+
+const RETIRE: &str = "
+    delete from longshore.workers w
+     where w.id = $1
+       and not exists (
+             select 1
+               from longshore.running r
+              where r.worker = w.id)";
+
+const DECLARE_DEAD: &str = "
+    update longshore.workers
+       set dead_at = longshore.clock()
+     where id = $1
+       and dead_at is null";
+
+pub(super) async fn retire(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<()> {
+    let gone = sqlx::query(tx.sql(RETIRE)).bind(worker.0).execute(&mut *tx.connection).await?;
+    if gone.rows_affected() == 0 {
+        sqlx::query(tx.sql(DECLARE_DEAD)).bind(worker.0).execute(&mut *tx.connection).await?;
+    }
+    Ok(())
+}
+
+const WORKERS: &str = "
+    select w.id, w.name, w.queues, w.kinds, w.concurrency, w.stale_after_ms, w.started_at, w.heartbeat_at, w.dead_at,
+           w.heartbeat_at < longshore.clock()
+             - coalesce($1::int8, w.stale_after_ms) * interval '1 millisecond',
+           (select count(*) from longshore.running r where r.worker = w.id)
+      from longshore.workers w
+     order by w.id desc";
+
+pub(super) async fn workers(tx: &mut Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<WorkerRecord>> {
+    let rows =
+        sqlx::query(tx.sql(WORKERS)).bind(threshold.map(millis)).fetch_all(&mut *tx.connection).await?;
+    let record = |row: &PgRow| -> Sql<WorkerRecord> {
+        Ok(WorkerRecord {
+            id: WorkerId(row.try_get(0)?),
+            name: row.try_get(1)?,
+            queues: row.try_get(2)?,
+            kinds: row.try_get(3)?,
+            concurrency: row.try_get::<i32, _>(4)? as u32,
+            stale_after: Duration::from_millis(row.try_get::<i64, _>(5)? as u64),
+            started_at: row.try_get(6)?,
+            heartbeat_at: row.try_get(7)?,
+            dead_at: row.try_get(8)?,
+            stale: row.try_get(9)?,
+            running: row.try_get::<i64, _>(10)? as u64,
+        })
+    };
+    rows.iter().map(record).collect()
+}

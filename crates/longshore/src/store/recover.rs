@@ -1,0 +1,88 @@
+//! Recovery: which leases a sweep considers, and the ones it may take.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+
+use super::Lease;
+use super::claim::backoff;
+use crate::job::JobId;
+use crate::lifecycle::Running;
+use crate::retry::RetryPolicy;
+
+/// Which leases a sweep looks at.
+#[derive(Clone, Debug)]
+pub struct SweepScope {
+    /// Overrides every worker's own threshold.
+    pub threshold: Option<Duration>,
+    /// The threshold for leases whose worker has no row, and the margin past
+    /// a job's timeout after which its handler counts as hung.
+    pub orphan_after: Duration,
+    /// Jobs with one of these flags get `resilient_factor` times the threshold.
+    pub resilient_flags: Vec<String>,
+    /// See there.
+    pub resilient_factor: u32,
+    /// Only leases of jobs after this id.
+    pub after: Option<JobId>,
+    /// How many at most.
+    pub limit: u32,
+}
+
+impl Default for SweepScope {
+    fn default() -> Self {
+        SweepScope {
+            threshold: None,
+            orphan_after: Duration::from_secs(60),
+            resilient_flags: vec!["infrastructure_resilient".into()],
+            resilient_factor: 3,
+            after: None,
+            limit: 1000,
+        }
+    }
+}
+
+/// A lease that may be taken from its holder.
+#[derive(Clone, Debug)]
+pub struct Interrupted {
+    /// The job.
+    pub id: JobId,
+    /// Its kind.
+    pub kind: String,
+    /// Its queue.
+    pub queue: String,
+    /// Its flags.
+    pub flags: Vec<String>,
+    /// Its retry policy, when it is not the default.
+    pub retry: Option<RetryPolicy>,
+    /// The lease, its holder and what has been asked of it.
+    pub running: Running,
+    /// When the lease was taken.
+    pub claimed_at: DateTime<Utc>,
+    /// Why it may be taken.
+    pub why: Interruptor,
+}
+
+impl Interrupted {
+    /// The lease.
+    pub fn lease(&self) -> Lease {
+        Lease { id: self.id, lease_no: self.running.lease_no, worker: self.running.worker }
+    }
+
+    /// How long the next attempt waits if this one is charged.
+    pub fn backoff(&self) -> Option<Duration> {
+        backoff(self.retry.as_ref(), self.id, self.running.attempt)
+    }
+}
+
+/// Why a lease may be taken from its holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interruptor {
+    /// The worker's heartbeat is older than its threshold.
+    DeadWorker,
+    /// No such worker is known.
+    UnknownWorker,
+    /// The worker lives, but the job's timeout and the threshold have passed.
+    HungHandler,
+}

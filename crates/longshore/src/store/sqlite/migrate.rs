@@ -1,0 +1,63 @@
+//! The tables: their migrations and their clock.
+
+use chrono::{DateTime, Utc};
+use rusqlite::params;
+
+use super::tx::{Sql, Tx, host_clock, instant};
+use crate::store::{Migrated, SCHEMA_VERSION, newer};
+
+const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
+    (1, include_str!("../../../migrations/sqlite/0001_queue.sql")),
+    (2, include_str!("../../../migrations/sqlite/0002_server.sql")),
+];
+
+/// Runs what is missing, in the transaction it is called in.
+pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
+    const LEDGER: &str = "
+        create table if not exists migrations (
+            version          integer primary key,
+            applied_at       integer not null
+        ) strict";
+    const RECORD: &str = "
+        insert into migrations (version, applied_at)
+        values (?1, ?2)";
+    let from = schema_version(tx)?;
+    if from > SCHEMA_VERSION {
+        return Err(newer(from).into());
+    }
+    tx.conn.execute_batch(LEDGER)?;
+    for (version, script) in MIGRATIONS {
+        if version > from {
+            tx.conn.execute_batch(script)?;
+            tx.execute(RECORD, params![version, host_clock()])?;
+        }
+    }
+    Ok(Migrated { from, to: SCHEMA_VERSION })
+}
+
+pub(super) fn schema_version(tx: &Tx<'_>) -> Sql<i64> {
+    const HAS_LEDGER: &str = "
+        select 1
+          from sqlite_master
+         where type = 'table'
+           and name = 'migrations'";
+    const NEWEST: &str = "
+        select coalesce(max(version), 0)
+          from migrations";
+    if tx.row(HAS_LEDGER, [], |_| Ok(()))?.is_none() {
+        return Ok(0);
+    }
+    Ok(tx.row(NEWEST, [], |row| row.get(0))?.unwrap_or(0))
+}
+
+pub(super) fn now(tx: &Tx<'_>) -> Sql<DateTime<Utc>> {
+    tx.now().map(instant)
+}
+
+pub(super) fn pin_clock(tx: &Tx<'_>, at: Option<DateTime<Utc>>) -> Sql<()> {
+    const PIN: &str = "
+        update clock
+           set pinned = ?1";
+    tx.execute(PIN, params![at.map(|at| at.timestamp_micros())])?;
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Queues: their settings, and the list that operators see.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rusqlite::params;
+
+use super::stats::waiting;
+use super::tx::{Sql, Tx};
+use crate::enqueue::check_name;
+use crate::error::Error;
+use crate::store::{QueueChange, QueueRecord};
+
+/// How many waiting jobs are counted one by one; beyond that, the number is
+/// estimated.
+const MAX_COUNTED: u32 = 50_000;
+
+pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
+    const SET: &str = "
+        insert into queues (name, paused, max_running)
+        values (?1, coalesce(?2, 0), ?4)
+            on conflict (name) do update
+           set paused = coalesce(?2, paused),
+               max_running = iif(?3, ?4, max_running)";
+    check_name("queue", name)?;
+    let limit = change.limit.flatten();
+    if limit == Some(0) {
+        let message = format!("queue `{name}`: limit must be at least 1; pause the queue to stop it");
+        return Err(Error::invalid("limit", message).into());
+    }
+    tx.execute(SET, params![name, change.paused, change.limit.is_some(), limit])?;
+    Ok(())
+}
+
+pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
+    const SETTINGS: &str = "
+        select name,
+               paused,
+               max_running
+          from queues";
+    const RUNNING: &str = "
+        select queue,
+               count(*)
+          from running
+         group by queue";
+    let waiting = waiting(tx, MAX_COUNTED)?;
+    let mut queues = BTreeMap::<String, QueueRecord>::new();
+    fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
+        queues.entry(name.to_owned()).or_insert_with(|| QueueRecord::empty(name))
+    }
+    for (name, paused, limit) in
+        tx.rows(SETTINGS, [], |row| Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?)))?
+    {
+        let queue = entry(&mut queues, &name);
+        (queue.paused, queue.limit) = (paused, limit);
+    }
+    for (name, running) in
+        tx.rows(RUNNING, [], |row| Ok((row.get::<_, String>(0)?, row.get::<_, u32>(1)?)))?
+    {
+        entry(&mut queues, &name).running = running.into();
+    }
+    for name in waiting_queues(tx)? {
+        entry(&mut queues, &name);
+    }
+    for count in waiting {
+        let queue = entry(&mut queues, &count.queue);
+        queue.waiting += count.jobs;
+        queue.waiting_estimated = count.estimated;
+    }
+    Ok(queues.into_values().collect())
+}
+
+/// The queues with waiting jobs, however many those are: one probe for each.
+fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
+    const NEXT: [&str; 2] = [
+        "
+        select queue
+          from ready indexed by ready_claim
+         where interruptions = 0
+           and queue > ?1
+         order by queue
+         limit 1",
+        "
+        select queue
+          from ready indexed by ready_suspects
+         where interruptions > 0
+           and queue > ?1
+         order by queue
+         limit 1",
+    ];
+    let mut queues = BTreeSet::new();
+    for next in NEXT {
+        let mut last = String::new();
+        while let Some(queue) = tx.row(next, [&last], |row| row.get::<_, String>(0))? {
+            queues.insert(queue.clone());
+            last = queue;
+        }
+    }
+    Ok(queues)
+}

@@ -1,0 +1,320 @@
+//! The [`Store`] operations, in the order of the trait. Each passes its arguments to
+//! the function of the same name in the file named by the section.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::SqliteStore;
+use super::tx::Tx;
+use super::{
+    check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
+    settle, stats, tokens, workers,
+};
+use crate::enqueue::{Enqueued, MAX_PAYLOAD, ValidJob, check_json};
+use crate::error::Result;
+use crate::job::{JobId, JobRecord, WorkerId};
+use crate::lifecycle::State;
+use crate::store::*;
+
+#[async_trait]
+impl Store for SqliteStore {
+    // ---- migrate ----------------------------------------------------------
+
+    async fn migrate(&self) -> Result<Migrated> {
+        // Most calls find nothing to do; those need not wait for a writer.
+        let found = self.schema_version().await?;
+        if found == SCHEMA_VERSION {
+            return Ok(Migrated { from: found, to: found });
+        }
+        self.engine.write(migrate::migrate).await
+    }
+
+    async fn schema_version(&self) -> Result<i64> {
+        self.engine.read(migrate::schema_version).await
+    }
+
+    async fn now(&self) -> Result<DateTime<Utc>> {
+        self.engine.read(migrate::now).await
+    }
+
+    async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
+        self.engine.write(move |tx| migrate::pin_clock(tx, at)).await
+    }
+
+    fn with_own_connection(&self) -> Arc<dyn Store> {
+        // The one writing thread serves all callers and never waits for a handler.
+        Arc::new(self.clone())
+    }
+
+    // ---- enqueue ----------------------------------------------------------
+
+    async fn enqueue(&self, jobs: &[ValidJob], _: KeyWait) -> Result<Vec<Enqueued>> {
+        // There is one writer at a time, so no open transaction can hold a key.
+        let jobs = jobs.to_vec();
+        self.engine.write(move |tx| enqueue::enqueue(tx, &jobs)).await
+    }
+
+    // ---- wake-ups ---------------------------------------------------------
+
+    fn notify_local(&self, queues: &[String]) -> bool {
+        self.engine.notify(queues)
+    }
+
+    async fn notify_others(&self, _: &[String]) -> Result<()> {
+        // Other processes notice the commit by themselves: `data_version` changes.
+        Ok(())
+    }
+
+    async fn subscribe(&self) -> Result<Wakeups> {
+        Ok(Wakeups(self.engine.subscribe()))
+    }
+
+    // ---- claim ------------------------------------------------------------
+
+    async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
+        let (request, mut moved) = (request.clone(), std::mem::take(cursor));
+        let work = move |tx: &Tx<'_>| {
+            let claims = claim::claim(tx, &request, &mut moved)?;
+            Ok((claims, moved))
+        };
+        let (claims, moved) = self.engine.write(work).await?;
+        *cursor = moved;
+        Ok(claims)
+    }
+
+    // ---- lease ------------------------------------------------------------
+
+    async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
+        let leases = leases.to_vec();
+        self.engine.read(move |tx| lease::claims(tx, &leases)).await
+    }
+
+    async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
+        let lease = *lease;
+        self.engine.write(move |tx| lease::mark_started(tx, &lease)).await
+    }
+
+    async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>> {
+        reports.iter().try_for_each(|(_, progress)| check_json("progress", progress.get(), MAX_PAYLOAD))?;
+        let reports = reports.to_vec();
+        self.engine.write(move |tx| lease::progress(tx, &reports)).await
+    }
+
+    async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced> {
+        check_json("checkpoint", data.get(), MAX_PAYLOAD)?;
+        let (lease, data) = (*lease, data.to_owned());
+        self.engine.write(move |tx| lease::save_checkpoint(tx, &lease, &data)).await
+    }
+
+    async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
+        self.engine.read(move |tx| lease::checkpoint(tx, id)).await
+    }
+
+    async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
+        let lease = *lease;
+        self.engine.read(move |tx| lease::assert_lease(tx, &lease)).await
+    }
+
+    // ---- settle -----------------------------------------------------------
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
+        let settlements = settlements.to_vec();
+        self.engine.write(move |tx| settle::settle(tx, &settlements)).await?
+    }
+
+    // ---- workers ----------------------------------------------------------
+
+    async fn register(&self, worker: &NewWorker) -> Result<()> {
+        let worker = worker.clone();
+        self.engine.write(move |tx| workers::register(tx, &worker)).await
+    }
+
+    async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat> {
+        let held = held.to_vec();
+        self.engine.write(move |tx| workers::beat(tx, worker, &held)).await
+    }
+
+    async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.engine.read(move |tx| workers::leases(tx, worker)).await
+    }
+
+    async fn retire(&self, worker: WorkerId) -> Result<()> {
+        self.engine.write(move |tx| workers::retire(tx, worker)).await
+    }
+
+    async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
+        self.engine.read(move |tx| workers::workers(tx, threshold)).await
+    }
+
+    // ---- recover ----------------------------------------------------------
+
+    async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>> {
+        self.engine.write(move |tx| recover::mark_dead(tx, threshold)).await
+    }
+
+    async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
+        let scope = scope.clone();
+        self.engine.read(move |tx| recover::interrupted(tx, &scope)).await
+    }
+
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>> {
+        let recoveries = recoveries.to_vec();
+        self.engine.write(move |tx| recover::recover(tx, &recoveries)).await?
+    }
+
+    // ---- operate ----------------------------------------------------------
+
+    async fn locate(&self, id: JobId) -> Result<Option<State>> {
+        self.engine.read(move |tx| operate::locate(tx, id)).await
+    }
+
+    async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
+        let (from, to) = (from.clone(), to.clone());
+        self.engine.write(move |tx| operate::operate(tx, id, &from, &to)).await
+    }
+
+    async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
+        let filter = filter.clone();
+        self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
+    }
+
+    // ---- queues -----------------------------------------------------------
+
+    async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()> {
+        let (name, change) = (name.to_owned(), change.clone());
+        self.engine.write(move |tx| queues::set_queue(tx, &name, &change)).await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueRecord>> {
+        self.engine.read(queues::queues).await
+    }
+
+    // ---- inspect ----------------------------------------------------------
+
+    async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
+        self.engine.read(move |tx| inspect::get(tx, id)).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        filter.validate()?;
+        let filter = filter.clone();
+        self.engine.read(move |tx| inspect::list(tx, &filter)).await
+    }
+
+    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+        let also = also.to_vec();
+        self.engine.read(move |tx| inspect::glance(tx, most, &also)).await
+    }
+
+    // ---- stats ------------------------------------------------------------
+
+    async fn counts(&self) -> Result<Vec<Count>> {
+        self.engine.read(stats::counts).await
+    }
+
+    async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
+        self.engine.read(stats::overdue).await
+    }
+
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
+        let kinds = kinds.map(<[_]>::to_vec);
+        self.engine.read(move |tx| stats::ahead(tx, id, kinds.as_deref(), most)).await
+    }
+
+    async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
+        self.engine.read(move |tx| stats::tallied(tx, since)).await
+    }
+
+    // ---- check ------------------------------------------------------------
+
+    async fn check(&self) -> Result<CheckReport> {
+        self.engine.read(check::check).await
+    }
+
+    // ---- schedules --------------------------------------------------------
+
+    async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {
+        schedule.validate()?;
+        let schedule = schedule.clone();
+        self.engine.write(move |tx| schedules::put_schedule(tx, &schedule)).await
+    }
+
+    async fn schedules(&self) -> Result<Vec<Schedule>> {
+        self.engine.read(schedules::schedules).await
+    }
+
+    async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {
+        let name = name.to_owned();
+        self.engine.write(move |tx| schedules::set_ticking(tx, &name, ticking)).await
+    }
+
+    async fn remove_schedule(&self, name: &str) -> Result<bool> {
+        let name = name.to_owned();
+        self.engine.write(move |tx| schedules::remove_schedule(tx, &name)).await
+    }
+
+    async fn fire(
+        &self,
+        seen: &Schedule,
+        next: DateTime<Utc>,
+        fired: Option<DateTime<Utc>>,
+        jobs: &[ValidJob],
+    ) -> Result<Option<Vec<Enqueued>>> {
+        let (seen, jobs) = (seen.clone(), jobs.to_vec());
+        self.engine.write(move |tx| schedules::fire(tx, &seen, next, fired, &jobs)).await
+    }
+
+    // ---- retain -----------------------------------------------------------
+
+    async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
+        let policy = *policy;
+        self.engine.write(move |tx| retain::retain(tx, &policy, step)).await
+    }
+
+    async fn fold_tallies(&self, step: u32) -> Result<u64> {
+        self.engine.write(move |tx| retain::fold_tallies(tx, step)).await
+    }
+
+    // ---- tokens -----------------------------------------------------------
+
+    async fn put_token(&self, token: &NewToken) -> Result<()> {
+        token.validate()?;
+        let token = token.clone();
+        self.engine.write(move |tx| tokens::put_token(tx, &token)).await
+    }
+
+    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
+        let hash = *hash;
+        self.engine.read(move |tx| tokens::token(tx, &hash)).await
+    }
+
+    async fn tokens(&self) -> Result<Vec<TokenRecord>> {
+        self.engine.read(tokens::tokens).await
+    }
+
+    async fn revoke_token(&self, id: Uuid) -> Result<bool> {
+        self.engine.write(move |tx| tokens::revoke_token(tx, id)).await
+    }
+
+    // ---- kinds ------------------------------------------------------------
+
+    async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
+        kinds.iter().try_for_each(NewKind::validate)?;
+        let kinds = kinds.to_vec();
+        self.engine.write(move |tx| kinds::put_kinds(tx, &kinds)).await
+    }
+
+    async fn kinds(&self) -> Result<Vec<KindRecord>> {
+        self.engine.read(kinds::kinds).await
+    }
+
+    async fn remove_kind(&self, name: &str) -> Result<bool> {
+        let name = name.to_owned();
+        self.engine.write(move |tx| kinds::remove_kind(tx, &name)).await
+    }
+}

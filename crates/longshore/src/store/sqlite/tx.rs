@@ -1,0 +1,260 @@
+//! What one operation runs on: a transaction with its time, reading columns as the
+//! domain's types, and how the driver's errors become ours.
+
+use std::cell::Cell;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use chrono::{DateTime, Utc};
+use rusqlite::types::ValueRef;
+use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, Params, Row, RowIndex};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+use crate::job::{JobId, Outcome, WorkerId};
+use crate::lifecycle::When;
+
+const SECOND: i64 = 1_000_000;
+pub(super) const HOUR: i64 = 60 * 60 * SECOND;
+pub(super) const DAY: i64 = 24 * HOUR;
+
+/// A transaction on some connection, and its time.
+pub(super) struct Tx<'c> {
+    pub(super) conn: &'c Connection,
+    clock: Cell<Option<Clock>>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Clock {
+    pub(super) now: i64,
+    pub(super) pinned: bool,
+}
+
+impl<'c> Tx<'c> {
+    pub(super) fn new(conn: &'c Connection) -> Self {
+        Tx { conn, clock: Cell::new(None) }
+    }
+
+    pub(super) fn prepare(&self, sql: &str) -> Sql<CachedStatement<'c>> {
+        Ok(self.conn.prepare_cached(sql)?)
+    }
+
+    pub(super) fn execute(&self, sql: &str, params: impl Params) -> Sql<usize> {
+        Ok(self.prepare(sql)?.execute(params)?)
+    }
+
+    /// The only row, or none.
+    pub(super) fn row<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Sql<Option<T>> {
+        Ok(self.prepare(sql)?.query_row(params, read).optional()?)
+    }
+
+    /// All rows.
+    pub(super) fn rows<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Sql<Vec<T>> {
+        let mut statement = self.prepare(sql)?;
+        let rows = statement.query_map(params, read)?;
+        Ok(rows.collect::<rusqlite::Result<_>>()?)
+    }
+
+    /// The engine's clock, the same throughout the transaction.
+    pub(super) fn now(&self) -> Sql<i64> {
+        Ok(self.clock()?.now)
+    }
+
+    pub(super) fn clock(&self) -> Sql<Clock> {
+        const PINNED: &str = "
+            select pinned
+              from clock";
+        if let Some(clock) = self.clock.get() {
+            return Ok(clock);
+        }
+        // Read after the write lock was taken, so that of two processes the
+        // later writer also has the later time.
+        let pinned = self.row(PINNED, [], |row| row.get::<_, Option<i64>>(0))?.flatten();
+        let clock = Clock { now: pinned.unwrap_or_else(host_clock), pinned: pinned.is_some() };
+        self.clock.set(Some(clock));
+        Ok(clock)
+    }
+
+    pub(super) fn due(&self, when: When) -> Sql<i64> {
+        Ok(match when {
+            When::At(at) => at.timestamp_micros(),
+            When::After(delay) => self.now()?.saturating_add(micros(delay)),
+        })
+    }
+}
+
+pub(super) fn host_clock() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    micros(since)
+}
+
+pub(super) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn instant(micros: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp_micros(micros).unwrap_or_default()
+}
+
+/// Reads columns as the domain knows them.
+pub(super) trait Columns {
+    fn uuid(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Uuid>;
+    fn job(&self, column: impl RowIndex + Copy) -> rusqlite::Result<JobId>;
+    fn worker(&self, column: impl RowIndex + Copy) -> rusqlite::Result<WorkerId>;
+    fn time(&self, column: impl RowIndex + Copy) -> rusqlite::Result<DateTime<Utc>>;
+    fn maybe_time(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<DateTime<Utc>>>;
+    fn timeout(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Duration>>;
+    fn outcome(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Outcome>;
+    fn list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Vec<String>>;
+    fn maybe_list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Vec<String>>>;
+    fn json(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Box<RawValue>>>;
+}
+
+impl Columns for Row<'_> {
+    fn uuid(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Uuid> {
+        self.get(column).map(Uuid::from_bytes)
+    }
+
+    fn job(&self, column: impl RowIndex + Copy) -> rusqlite::Result<JobId> {
+        self.uuid(column).map(JobId)
+    }
+
+    fn worker(&self, column: impl RowIndex + Copy) -> rusqlite::Result<WorkerId> {
+        self.uuid(column).map(WorkerId)
+    }
+
+    fn time(&self, column: impl RowIndex + Copy) -> rusqlite::Result<DateTime<Utc>> {
+        self.get(column).map(instant)
+    }
+
+    fn maybe_time(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<DateTime<Utc>>> {
+        Ok(self.get::<_, Option<i64>>(column)?.map(instant))
+    }
+
+    fn timeout(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Duration>> {
+        let ms = self.get::<_, Option<i64>>(column)?;
+        Ok(ms.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis))
+    }
+
+    fn outcome(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Outcome> {
+        decoded(self.get_ref(column)?, Outcome::from_stored)
+    }
+
+    fn list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Vec<String>> {
+        match self.get_ref(column)? {
+            ValueRef::Null => Ok(Vec::new()),
+            text => decoded(text, |text| serde_json::from_str(text)),
+        }
+    }
+
+    fn maybe_list(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Vec<String>>> {
+        match self.get_ref(column)? {
+            ValueRef::Null => Ok(None),
+            _ => self.list(column).map(Some),
+        }
+    }
+
+    fn json(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Option<Box<RawValue>>> {
+        match self.get_ref(column)? {
+            ValueRef::Null => Ok(None),
+            text => decoded(text, |text| RawValue::from_string(text.to_owned())).map(Some),
+        }
+    }
+}
+
+pub(super) fn decoded<T, E>(
+    value: ValueRef<'_>,
+    decode: impl FnOnce(&str) -> Result<T, E>,
+) -> rusqlite::Result<T>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    decode(value.as_str()?).map_err(|error| rusqlite::types::FromSqlError::Other(Box::new(error)).into())
+}
+
+/// A list as its column holds it: JSON, or nothing.
+pub(super) fn stored_list(list: &[String]) -> Sql<Option<String>> {
+    match list.is_empty() {
+        true => Ok(None),
+        false => json_list(list).map(Some),
+    }
+}
+
+pub(super) fn json_list(list: &[String]) -> Sql<String> {
+    let json = serde_json::to_string(list);
+    json.map_err(|error| Error::internal("a list of strings does not encode").with_source(error).into())
+}
+
+/// What a piece of work comes to inside the engine.
+pub(super) type Sql<T> = Result<T, Fault>;
+
+/// Why it failed: the driver's error, or already one of ours. Kept apart from
+/// [`Error`] so that no driver type enters the public API.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Driver(rusqlite::Error),
+    Ours(Error),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Fault::Driver(error)
+    }
+}
+
+impl From<rusqlite::types::FromSqlError> for Fault {
+    fn from(error: rusqlite::types::FromSqlError) -> Self {
+        Fault::Driver(error.into())
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault::Ours(error)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        let error = match fault {
+            Fault::Driver(error) => error,
+            Fault::Ours(error) => return error,
+        };
+        let said = error.to_string();
+        let told = match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+                Error::unavailable("another process has kept the database locked for 5 s; try again")
+            }
+            Some(ErrorCode::ReadOnly) => Error::read_only(
+                "the database file or its folder cannot be written; give this user write access to both",
+            ),
+            Some(ErrorCode::DiskFull) => {
+                Error::unavailable("the disk that holds the database is full; free some space and try again")
+            }
+            Some(ErrorCode::CannotOpen | ErrorCode::SystemIoFailure | ErrorCode::OutOfMemory) => {
+                Error::unavailable(format!("the database file cannot be used ({said}); try again"))
+            }
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+                Error::internal(format!("the database file is damaged ({said}); restore it from a backup"))
+            }
+            _ if said.contains("no such table") => {
+                Error::schema("the database has no queue tables; run `longshore migrate`")
+            }
+            _ if said.contains("no such column") || said.contains("has no column") => {
+                Error::schema("the queue tables are of another version; run `longshore migrate`")
+            }
+            _ => Error::internal(format!("the database refused a statement: {said}")),
+        };
+        told.with_source(error)
+    }
+}

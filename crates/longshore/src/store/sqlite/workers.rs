@@ -1,0 +1,123 @@
+//! Workers: registration, heartbeats, and the list that operators see.
+
+use std::time::Duration;
+
+use rusqlite::params;
+
+use super::lease::raised_flags;
+use super::tx::{Columns, Sql, Tx, json_list, micros};
+use crate::job::WorkerId;
+use crate::store::{Beat, Lease, NewWorker, WorkerRecord, millis};
+
+pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
+    const REGISTER: &str = "
+        insert into workers (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7)
+            on conflict (id) do update
+           set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
+               heartbeat_at = excluded.heartbeat_at
+         where workers.dead_at is null";
+    let kinds = worker.kinds.as_deref().map(json_list).transpose()?;
+    tx.execute(
+        REGISTER,
+        params![
+            worker.id.0.as_bytes(),
+            worker.name,
+            json_list(&worker.queues)?,
+            kinds,
+            worker.concurrency,
+            millis(worker.stale_after).max(1),
+            tx.now()?,
+        ],
+    )?;
+    Ok(())
+}
+
+pub(super) fn beat(tx: &Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
+    const REFRESH: &str = "
+        update workers
+           set heartbeat_at = ?2
+         where id = ?1
+           and dead_at is null";
+    if tx.execute(REFRESH, params![worker.0.as_bytes(), tx.now()?])? == 0 {
+        return Ok(Beat::Dead);
+    }
+    let (mut lost, mut cancel) = (Vec::new(), Vec::new());
+    for lease in held {
+        match raised_flags(tx, lease)? {
+            None => lost.push(*lease),
+            Some(flags) if flags.cancel_requested => cancel.push(*lease),
+            Some(_) => {}
+        }
+    }
+    Ok(Beat::Alive { lost, cancel })
+}
+
+pub(super) fn leases(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
+    const NAMING: &str = "
+        select id,
+               lease_no
+          from running
+         where worker = ?1
+         order by id";
+    tx.rows(NAMING, [worker.0.as_bytes()], |row| Ok(Lease { id: row.job(0)?, lease_no: row.get(1)?, worker }))
+}
+
+pub(super) fn retire(tx: &Tx<'_>, worker: WorkerId) -> Sql<()> {
+    const HOLDS_LEASES: &str = "
+        select 1
+          from running
+         where worker = ?1
+         limit 1";
+    const DECLARE_DEAD: &str = "
+        update workers
+           set dead_at = ?2
+         where id = ?1
+           and dead_at is null";
+    const FORGET: &str = "
+        delete from workers
+         where id = ?1";
+    match tx.row(HOLDS_LEASES, [worker.0.as_bytes()], |_| Ok(()))? {
+        Some(()) => tx.execute(DECLARE_DEAD, params![worker.0.as_bytes(), tx.now()?])?,
+        None => tx.execute(FORGET, [worker.0.as_bytes()])?,
+    };
+    Ok(())
+}
+
+pub(super) fn workers(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<WorkerRecord>> {
+    const ALL: &str = "
+        select id,
+               name,
+               queues,
+               kinds,
+               concurrency,
+               stale_after_ms,
+               started_at,
+               heartbeat_at,
+               dead_at,
+               heartbeat_at < ?1 - coalesce(?2, stale_after_ms * 1000),
+               coalesce(held.leases, 0)
+          from workers
+          left join (
+               select worker,
+                      count(*) as leases
+                 from running
+                group by worker) held
+            on held.worker = workers.id
+         order by started_at desc, id desc";
+    tx.rows(ALL, params![tx.now()?, threshold.map(micros)], |row| {
+        Ok(WorkerRecord {
+            id: row.worker(0)?,
+            name: row.get(1)?,
+            queues: row.list(2)?,
+            kinds: row.maybe_list(3)?,
+            concurrency: row.get(4)?,
+            stale_after: row.timeout(5)?.unwrap_or_default(),
+            started_at: row.time(6)?,
+            heartbeat_at: row.time(7)?,
+            dead_at: row.maybe_time(8)?,
+            stale: row.get(9)?,
+            running: row.get::<_, u32>(10)?.into(),
+        })
+    })
+}
