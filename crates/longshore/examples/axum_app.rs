@@ -1,4 +1,4 @@
-//! A web service that enqueues, and works its jobs in the same process.
+//! A web service that enqueues jobs and runs them in the same process.
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -24,9 +24,9 @@ impl Job for Welcome {
     }
 }
 
-/// Answers as soon as the job is stored.
+/// Responds as soon as the job is stored.
 async fn sign_up(State(jobs): State<Client>, Json(welcome): Json<Welcome>) -> Result<String, StatusCode> {
-    let key = format!("welcome:{}", welcome.to); // a request sent twice makes one job
+    let key = format!("welcome:{}", welcome.to); // a repeated request creates no second job
     let enqueued = jobs.enqueue(welcome).idempotency_key(key).await;
     enqueued.map(|job| job.id.to_string()).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
 }
@@ -41,7 +41,7 @@ fn router(jobs: Client) -> Router {
     Router::new().route("/signups", post(sign_up)).route("/signups/{id}", get(status)).with_state(jobs)
 }
 
-/// Serves until `stop` comes, then lets requests and jobs under way finish.
+/// Serves until `stop` resolves, then lets requests and running jobs finish.
 async fn serve(
     listener: TcpListener,
     jobs: Client,
@@ -49,7 +49,7 @@ async fn serve(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let worker = Worker::builder(jobs.clone()).register::<Welcome>().build()?.start().await?;
     axum::serve(listener, router(jobs)).with_graceful_shutdown(stop).await?;
-    // After the server: what its last requests enqueued, another process will run.
+    // Stop the worker after the server. Jobs it has not started stay queued for another process.
     worker.stop().await;
     Ok(())
 }
@@ -63,21 +63,25 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let serving = serve(listener, jobs, async move { stopped.await.unwrap_or_default() });
 
-    let visiting = async {
+    let calling = async {
         let body = r#"{"to":"ada@example.com"}"#;
-        let id = ask(address, "POST", "/signups", body).await?;
-        assert_eq!(ask(address, "POST", "/signups", body).await?, id, "the same request, the same job");
-        while ask(address, "GET", &format!("/signups/{id}"), "").await? != "succeeded" {
+        let id = send(address, "POST", "/signups", body).await?;
+        assert_eq!(
+            send(address, "POST", "/signups", body).await?,
+            id,
+            "a repeated request returns the same job"
+        );
+        while send(address, "GET", &format!("/signups/{id}"), "").await? != "succeeded" {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
-        stop.send(()).map_err(|()| "the server is gone".into())
+        stop.send(()).map_err(|()| "the server has stopped".into())
     };
-    tokio::try_join!(serving, visiting)?;
+    tokio::try_join!(serving, calling)?;
     Ok(())
 }
 
-/// A visitor: one request, and the body of its answer.
-async fn ask(
+/// Sends one HTTP request and returns the body of the response.
+async fn send(
     address: std::net::SocketAddr,
     method: &str,
     path: &str,
@@ -88,7 +92,7 @@ async fn ask(
     let request =
         format!("{method} {path} HTTP/1.1\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).ok_or("no answer")?)
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await?;
+    Ok(response.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).ok_or("no response")?)
 }

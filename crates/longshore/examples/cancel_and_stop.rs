@@ -1,12 +1,12 @@
-//! A handler that listens: a cancel reaches it within a heartbeat, and a stop lets
-//! running jobs finish or gives them back.
+//! A handler that waits on its stop token. A cancel reaches it within a heartbeat.
+//! When the worker stops, running jobs finish within the grace period or are released.
 
 use std::time::Duration;
 
 use longshore::worker::{Settings, StopReason};
 use longshore::{Client, Context, Failure, NewJob, Status, Worker};
 
-async fn watch(_: String, ctx: Context) -> Result<(), Failure> {
+async fn slow(_: String, ctx: Context) -> Result<(), Failure> {
     match ctx.until_stopped(tokio::time::sleep(Duration::from_secs(3600))).await {
         Ok(()) => Ok(()),
         Err(reason) => {
@@ -21,27 +21,27 @@ async fn watch(_: String, ctx: Context) -> Result<(), Failure> {
 async fn main() -> longshore::Result<()> {
     let client = Client::connect("sqlite::memory:").await?;
     client.migrate().await?;
-    let cancelled = client.enqueue(NewJob::new("watch", "the tide")).await?.id;
-    let given_back = client.enqueue(NewJob::new("watch", "the moon")).await?.id;
+    let cancelled = client.enqueue(NewJob::new("slow", "first")).await?.id;
+    let released = client.enqueue(NewJob::new("slow", "second")).await?.id;
 
     let settings = Settings {
         heartbeat_interval: Duration::from_millis(100),
         shutdown_grace: Duration::from_millis(200),
         ..Settings::default()
     };
-    let worker = Worker::builder(client.clone()).settings(settings).function("watch", watch).build()?;
+    let worker = Worker::builder(client.clone()).settings(settings).function("slow", slow).build()?;
     let running = worker.start().await?;
-    until(&client, given_back, Status::Running).await?;
+    wait_for(&client, released, Status::Running).await?;
     client.cancel(cancelled).await?;
-    until(&client, cancelled, Status::Cancelled).await?;
+    wait_for(&client, cancelled, Status::Cancelled).await?;
 
     running.stop().await;
-    let job = client.get(given_back).await?;
-    assert_eq!((job.status, job.attempts), (Status::Queued, 0), "back in the queue, uncharged");
+    let job = client.get(released).await?;
+    assert_eq!((job.status, job.attempts), (Status::Queued, 0), "released to the queue, uncharged");
     Ok(())
 }
 
-async fn until(client: &Client, id: longshore::JobId, status: Status) -> longshore::Result<()> {
+async fn wait_for(client: &Client, id: longshore::JobId, status: Status) -> longshore::Result<()> {
     while client.get(id).await?.status != status {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

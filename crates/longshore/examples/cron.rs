@@ -1,4 +1,4 @@
-//! A schedule declared in code: one job a tick, however many processes run.
+//! A schedule declared in code: one job per tick, regardless of the number of workers.
 
 use std::time::Duration;
 
@@ -25,6 +25,6 @@ async fn main() -> longshore::Result<()> {
     for worker in running {
         done += worker.stop().await.succeeded;
     }
-    assert!((2..=4).contains(&done), "three workers, one job a second: {done}");
+    assert!((2..=4).contains(&done), "three workers together run one job per second: {done}");
     Ok(())
 }

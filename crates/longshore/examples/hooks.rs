@@ -1,22 +1,22 @@
-//! A say in what the worker does: veto an attempt, hear of failures.
+//! Hooks: veto an attempt before it runs, and observe permanent failures.
 
 use longshore::store::Claimed;
 use longshore::worker::Hooks;
 use longshore::{Client, Context, Failure, NewJob, Worker};
 
-struct Ours;
+struct CustomerHooks;
 
 #[async_trait::async_trait]
-impl Hooks for Ours {
+impl Hooks for CustomerHooks {
     async fn before_run(&self, job: &Claimed) -> Result<(), Failure> {
-        match job.tags().iter().any(|tag| tag == "banned") {
-            true => Err(Failure::permanent("this customer is banned")),
-            false => Ok(()),
+        if job.tags().iter().any(|tag| tag == "banned") {
+            return Err(Failure::permanent("this customer is banned"));
         }
+        Ok(())
     }
 
     async fn on_permanent_failure(&self, job: &Claimed, error: &str) {
-        println!("{} {} is dead: {error}", job.kind(), job.lease().id);
+        println!("{} {} failed permanently: {error}", job.kind(), job.lease().id);
     }
 }
 
@@ -25,12 +25,12 @@ async fn main() -> longshore::Result<()> {
     let client = Client::connect("sqlite::memory:").await?;
     client.migrate().await?;
     client.enqueue(NewJob::new("greet", "Ada")).await?;
-    client.enqueue(NewJob::new("greet", "Blackbeard")).tags(["banned"]).await?;
+    client.enqueue(NewJob::new("greet", "Bob")).tags(["banned"]).await?;
     let greet = |name: String, _: Context| async move {
         println!("hello, {name}");
         Ok::<(), Failure>(())
     };
-    let done = Worker::builder(client).hooks(Ours).function("greet", greet).build()?.drain().await?;
+    let done = Worker::builder(client).hooks(CustomerHooks).function("greet", greet).build()?.drain().await?;
     assert_eq!((done.succeeded, done.failed_permanent), (1, 1));
     Ok(())
 }

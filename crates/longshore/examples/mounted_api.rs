@@ -1,4 +1,4 @@
-//! The HTTP API under a prefix of somebody's own web service.
+//! The HTTP API under a prefix of your own web service.
 
 use axum::Router;
 use axum::body::Body;
@@ -19,31 +19,31 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     jobs.migrate().await?;
     let app = app(jobs);
 
-    let (status, _, body) = ask(&app, "GET", "/", "").await?;
+    let (status, _, body) = send(&app, "GET", "/", "").await?;
     assert_eq!((status, body.as_str()), (StatusCode::OK, "our shop"));
 
-    let (status, place, body) =
-        ask(&app, "POST", "/queue/jobs", r#"{"kind":"greet","payload":"Ada"}"#).await?;
+    let (status, location, body) =
+        send(&app, "POST", "/queue/jobs", r#"{"kind":"greet","payload":"Ada"}"#).await?;
     assert_eq!(status, StatusCode::CREATED, "{body}");
-    println!("the job is at {place}");
-    assert!(place.starts_with("/queue/jobs/"), "with the prefix: {place}");
-    let (status, _, body) = ask(&app, "GET", &place, "").await?;
+    println!("the job is at {location}");
+    assert!(location.starts_with("/queue/jobs/"), "the location has the prefix: {location}");
+    let (status, _, body) = send(&app, "GET", &location, "").await?;
     assert_eq!(status, StatusCode::OK);
     println!("{body}");
     Ok(())
 }
 
-/// A visitor: one request; its status, where it points to, and its body.
-async fn ask(
+/// Sends one request and returns the status, the `Location` header and the body.
+async fn send(
     app: &Router,
     method: &str,
     path: &str,
     body: &'static str,
 ) -> Result<(StatusCode, String, String), Box<dyn std::error::Error>> {
     let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
-    let answer = app.clone().oneshot(request.body(Body::from(body))?).await?;
-    let place = answer.headers().get("location").map(|place| place.to_str().map(str::to_owned));
-    let (status, place) = (answer.status(), place.transpose()?.unwrap_or_default());
-    let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await?;
-    Ok((status, place, String::from_utf8(body.into())?))
+    let response = app.clone().oneshot(request.body(Body::from(body))?).await?;
+    let location = response.headers().get("location").map(|value| value.to_str().map(str::to_owned));
+    let (status, location) = (response.status(), location.transpose()?.unwrap_or_default());
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await?;
+    Ok((status, location, String::from_utf8(body.into())?))
 }

@@ -1,4 +1,5 @@
-//! A worker that vanished: a dry run says what would be recovered, a sweep does it.
+//! Recovery of a dead worker's job: a dry run reports what would be recovered, a sweep
+//! recovers it.
 
 use std::time::Duration;
 
@@ -11,15 +12,15 @@ async fn main() -> longshore::Result<()> {
     client.migrate().await?;
     let id = client.enqueue(NewJob::new("greet", "Ada")).await?.id;
 
-    // A worker that claims a job and is never heard of again.
-    let doomed = NewWorker { stale_after: Duration::from_millis(50), ..NewWorker::new("doomed") };
-    client.store().register(&doomed).await?;
-    client.store().claim(&ClaimRequest::new(doomed.id, 1), &mut ClaimCursor::default()).await?;
+    // A worker that claims a job and sends no heartbeat.
+    let dead = NewWorker { stale_after: Duration::from_millis(50), ..NewWorker::new("dead") };
+    client.store().register(&dead).await?;
+    client.store().claim(&ClaimRequest::new(dead.id, 1), &mut ClaimCursor::default()).await?;
     tokio::time::sleep(Duration::from_millis(100)).await;
 
-    let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
-    let would = client.sweep(&dry).await?;
-    assert!(would.workers.contains(&doomed.id));
+    let dry_run = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
+    let report = client.sweep(&dry_run).await?;
+    assert!(report.workers.contains(&dead.id));
     assert_eq!(client.sweep(&SweepOptions::default()).await?.recovered, 1);
 
     let job = client.get(id).await?;

@@ -1,4 +1,4 @@
-//! A typed job with application state, and the fluent enqueue.
+//! A typed job with application state, enqueued with different options.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Job for SendEmail {
     type State = App;
 
     async fn run(self, ctx: Context<App>) -> Result<(), Failure> {
-        println!("{} writes to {}", ctx.state().sender, self.to);
+        println!("{} sends an email to {}", ctx.state().sender, self.to);
         Ok(())
     }
 }
@@ -44,6 +44,6 @@ async fn main() -> longshore::Result<()> {
         .register::<SendEmail>()
         .build()?;
     let done = worker.drain().await?;
-    assert_eq!(done.succeeded, 2, "the third is due in an hour");
+    assert_eq!(done.succeeded, 2, "the third job is due in an hour");
     Ok(())
 }
