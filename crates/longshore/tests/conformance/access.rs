@@ -6,6 +6,25 @@ use uuid::Uuid;
 
 use crate::bench::*;
 
+cases! {
+    a_token_is_found_by_its_hash_as_it_was_given,
+    a_token_never_shows_its_hash,
+    a_revoked_token_is_dead_and_stays_listed,
+    a_token_revoked_again_stays_revoked_since_the_first_time,
+    a_token_is_good_until_the_instant_it_expires,
+    tokens_are_listed_newest_first,
+    the_same_token_again_changes_nothing,
+    an_id_or_a_hash_of_another_token_is_a_conflict,
+    a_bad_token_is_refused_by_name,
+    kinds_are_kept_as_given_and_listed_by_name,
+    a_kind_put_again_is_replaced,
+    a_kind_put_without_a_schema_keeps_the_one_it_has,
+    of_two_words_about_a_kind_in_one_call_the_last_counts,
+    a_removed_kind_is_gone_and_says_so,
+    a_bad_kind_is_refused_by_name_and_nothing_is_written,
+    many_may_put_the_same_kinds_at_once,
+}
+
 // ---- tokens ------------------------------------------------------------------
 
 /// A token whose secret's hash is `byte` over and over.
@@ -44,7 +63,7 @@ fn record(token: &NewToken, created_at: DateTime<Utc>) -> TokenRecord {
     }
 }
 
-pub(crate) async fn a_token_is_found_by_its_hash_as_it_was_given(bench: Bench) {
+async fn a_token_is_found_by_its_hash_as_it_was_given(bench: Bench) {
     let narrow = NewToken { expires_at: Some(start() + DAY), ..token(1) };
     let wide = NewToken { queues: None, scopes: vec!["admin".into()], ..token(2) };
     for token in [&narrow, &wide] {
@@ -59,7 +78,7 @@ pub(crate) async fn a_token_is_found_by_its_hash_as_it_was_given(bench: Bench) {
     assert_eq!(bench.store().token(&near).await.expect("token"), None);
 }
 
-pub(crate) async fn a_token_never_shows_its_hash(bench: Bench) {
+async fn a_token_never_shows_its_hash(bench: Bench) {
     let token = NewToken { hash: *b"a hash that nobody else may see!", ..token(1) };
     put(&bench, &token).await;
     let shown = serde_json::to_string(&tokens(&bench).await).expect("JSON");
@@ -67,7 +86,7 @@ pub(crate) async fn a_token_never_shows_its_hash(bench: Bench) {
     assert!(!shown.contains("hash") && !shown.contains(&bytes), "{shown}");
 }
 
-pub(crate) async fn a_revoked_token_is_dead_and_stays_listed(bench: Bench) {
+async fn a_revoked_token_is_dead_and_stays_listed(bench: Bench) {
     let (revoked, other) = (token(1), token(2));
     put(&bench, &revoked).await;
     put(&bench, &other).await;
@@ -79,7 +98,7 @@ pub(crate) async fn a_revoked_token_is_dead_and_stays_listed(bench: Bench) {
     assert!(tokens(&bench).await.contains(&dead));
 }
 
-pub(crate) async fn a_token_revoked_again_stays_revoked_since_the_first_time(bench: Bench) {
+async fn a_token_revoked_again_stays_revoked_since_the_first_time(bench: Bench) {
     let token = token(1);
     put(&bench, &token).await;
     for _ in 0..2 {
@@ -90,7 +109,7 @@ pub(crate) async fn a_token_revoked_again_stays_revoked_since_the_first_time(ben
     assert!(!bench.store().revoke_token(Uuid::now_v7()).await.expect("revoke"), "nobody has that id");
 }
 
-pub(crate) async fn a_token_is_good_until_the_instant_it_expires(bench: Bench) {
+async fn a_token_is_good_until_the_instant_it_expires(bench: Bench) {
     let token = NewToken { expires_at: Some(start() + HOUR), ..token(1) };
     put(&bench, &token).await;
     bench.advance(HOUR - SECOND).await;
@@ -100,7 +119,7 @@ pub(crate) async fn a_token_is_good_until_the_instant_it_expires(bench: Bench) {
     assert_eq!(tokens(&bench).await, [record(&token, start())]);
 }
 
-pub(crate) async fn tokens_are_listed_newest_first(bench: Bench) {
+async fn tokens_are_listed_newest_first(bench: Bench) {
     let mut given = Vec::new();
     for byte in 1..=3 {
         let token = token(byte);
@@ -112,7 +131,7 @@ pub(crate) async fn tokens_are_listed_newest_first(bench: Bench) {
     assert_eq!(tokens(&bench).await, given);
 }
 
-pub(crate) async fn the_same_token_again_changes_nothing(bench: Bench) {
+async fn the_same_token_again_changes_nothing(bench: Bench) {
     let token = token(1);
     put(&bench, &token).await;
     bench.advance(MINUTE).await;
@@ -123,7 +142,7 @@ pub(crate) async fn the_same_token_again_changes_nothing(bench: Bench) {
     assert_eq!(live(&bench, &token).await, None, "a repeated put must not revive it");
 }
 
-pub(crate) async fn an_id_or_a_hash_of_another_token_is_a_conflict(bench: Bench) {
+async fn an_id_or_a_hash_of_another_token_is_a_conflict(bench: Bench) {
     let first = token(1);
     put(&bench, &first).await;
     for second in [NewToken { id: first.id, ..token(2) }, NewToken { hash: first.hash, ..token(2) }] {
@@ -134,7 +153,7 @@ pub(crate) async fn an_id_or_a_hash_of_another_token_is_a_conflict(bench: Bench)
     assert_eq!(tokens(&bench).await, [record(&first, start())]);
 }
 
-pub(crate) async fn a_bad_token_is_refused_by_name(bench: Bench) {
+async fn a_bad_token_is_refused_by_name(bench: Bench) {
     let bad = [
         ("name", NewToken { name: String::new(), ..token(1) }),
         ("name", NewToken { name: "x".repeat(129), ..token(1) }),
@@ -174,7 +193,7 @@ async fn kinds_of(bench: &Bench) -> Vec<KindRecord> {
     bench.store().kinds().await.expect("kinds")
 }
 
-pub(crate) async fn kinds_are_kept_as_given_and_listed_by_name(bench: Bench) {
+async fn kinds_are_kept_as_given_and_listed_by_name(bench: Bench) {
     put_kinds(
         &bench,
         &[
@@ -199,7 +218,7 @@ pub(crate) async fn kinds_are_kept_as_given_and_listed_by_name(bench: Bench) {
     assert_eq!(kinds_of(&bench).await.len(), 3);
 }
 
-pub(crate) async fn a_kind_put_again_is_replaced(bench: Bench) {
+async fn a_kind_put_again_is_replaced(bench: Bench) {
     let kind = |schema: &str, defaults: &str| NewKind {
         schema: Some(raw(schema)),
         defaults: Some(raw(defaults)),
@@ -213,7 +232,7 @@ pub(crate) async fn a_kind_put_again_is_replaced(bench: Bench) {
     assert_eq!(kinds.len(), 1);
 }
 
-pub(crate) async fn a_kind_put_without_a_schema_keeps_the_one_it_has(bench: Bench) {
+async fn a_kind_put_without_a_schema_keeps_the_one_it_has(bench: Bench) {
     put_kinds(
         &bench,
         &[NewKind { schema: Some(raw("1")), defaults: Some(raw("2")), ..NewKind::new("mail") }],
@@ -226,7 +245,7 @@ pub(crate) async fn a_kind_put_without_a_schema_keeps_the_one_it_has(bench: Benc
     assert_eq!(shown(&kinds_of(&bench).await[0]), ("mail", Some("1"), Some("3"), start() + MINUTE));
 }
 
-pub(crate) async fn of_two_words_about_a_kind_in_one_call_the_last_counts(bench: Bench) {
+async fn of_two_words_about_a_kind_in_one_call_the_last_counts(bench: Bench) {
     let kinds = [
         NewKind { schema: Some(raw("1")), ..NewKind::new("mail") },
         NewKind { schema: Some(raw("2")), defaults: Some(raw("3")), ..NewKind::new("mail") },
@@ -236,14 +255,14 @@ pub(crate) async fn of_two_words_about_a_kind_in_one_call_the_last_counts(bench:
     assert_eq!(shown(&kinds_of(&bench).await[0]), ("mail", Some("2"), Some("3"), start()));
 }
 
-pub(crate) async fn a_removed_kind_is_gone_and_says_so(bench: Bench) {
+async fn a_removed_kind_is_gone_and_says_so(bench: Bench) {
     put_kinds(&bench, &[NewKind::new("mail"), NewKind::new("sms")]).await;
     assert!(bench.store().remove_kind("mail").await.expect("remove"));
     assert!(!bench.store().remove_kind("mail").await.expect("remove"), "it was gone");
     assert_eq!(kinds_of(&bench).await.iter().map(|kind| kind.name.as_str()).collect::<Vec<_>>(), ["sms"]);
 }
 
-pub(crate) async fn a_bad_kind_is_refused_by_name_and_nothing_is_written(bench: Bench) {
+async fn a_bad_kind_is_refused_by_name_and_nothing_is_written(bench: Bench) {
     let long = raw(&format!("\"{}\"", "x".repeat(64 * 1024 - 1)));
     let bad = [
         ("name", NewKind::new("")),
@@ -264,7 +283,7 @@ pub(crate) async fn a_bad_kind_is_refused_by_name_and_nothing_is_written(bench: 
 }
 
 /// Many processes start at once and name their kinds in any order.
-pub(crate) async fn many_may_put_the_same_kinds_at_once(bench: Bench) {
+async fn many_may_put_the_same_kinds_at_once(bench: Bench) {
     let puts: Vec<_> = (0..8)
         .map(|n| {
             let client = bench.handle();

@@ -6,7 +6,23 @@ use longshore::{AttemptEnd, Cancelled, Ending, JobId, Outcome, Status};
 
 use crate::bench::*;
 
-pub(crate) async fn a_waiting_job_is_cancelled_at_once(bench: Bench) {
+cases! {
+    a_waiting_job_is_cancelled_at_once,
+    a_job_due_tomorrow_is_cancelled_at_once,
+    a_retrying_job_keeps_its_error_and_its_attempts_when_cancelled,
+    a_suspect_is_cancelled_with_its_interruptions,
+    a_running_job_is_told_to_stop,
+    a_second_cancel_of_a_running_job_is_pending_too,
+    a_requested_cancel_yields_to_success,
+    a_requested_cancel_outranks_every_other_ending,
+    a_requested_cancel_outranks_recovery,
+    a_cancel_does_not_stay_with_a_retried_job,
+    a_finished_job_cannot_be_cancelled_and_the_refusal_names_the_remedy,
+    an_unknown_job_is_not_found,
+    a_beat_names_cancels_and_losses_of_held_leases_only,
+}
+
+async fn a_waiting_job_is_cancelled_at_once(bench: Bench) {
     let id = bench.add(job("mail").priority(4)).await;
     bench.advance(3 * SECOND).await;
     assert_eq!(bench.cancel(id).await.expect("cancel"), Cancelled::Now);
@@ -17,13 +33,13 @@ pub(crate) async fn a_waiting_job_is_cancelled_at_once(bench: Bench) {
     assert_eq!(bench.claim(worker, 1).await.len(), 0);
 }
 
-pub(crate) async fn a_job_due_tomorrow_is_cancelled_at_once(bench: Bench) {
+async fn a_job_due_tomorrow_is_cancelled_at_once(bench: Bench) {
     let id = bench.add(job("mail").delay(DAY)).await;
     assert_eq!(bench.cancel(id).await.expect("cancel"), Cancelled::Now);
     assert_eq!(bench.status(id).await, Status::Cancelled);
 }
 
-pub(crate) async fn a_retrying_job_keeps_its_error_and_its_attempts_when_cancelled(bench: Bench) {
+async fn a_retrying_job_keeps_its_error_and_its_attempts_when_cancelled(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, failed()).await;
     assert_eq!(bench.cancel(claimed.lease().id).await.expect("cancel"), Cancelled::Now);
@@ -32,14 +48,14 @@ pub(crate) async fn a_retrying_job_keeps_its_error_and_its_attempts_when_cancell
     assert_eq!(job.last_error.as_deref(), Some("smtp said 451"));
 }
 
-pub(crate) async fn a_suspect_is_cancelled_with_its_interruptions(bench: Bench) {
+async fn a_suspect_is_cancelled_with_its_interruptions(bench: Bench) {
     let id = bench.suspect(job("mail")).await;
     assert_eq!(bench.cancel(id).await.expect("cancel"), Cancelled::Now);
     let job = bench.job(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Cancelled, 0, 1));
 }
 
-pub(crate) async fn a_running_job_is_told_to_stop(bench: Bench) {
+async fn a_running_job_is_told_to_stop(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let lease = claimed.lease();
     assert_eq!(bench.cancel(lease.id).await.expect("cancel"), Cancelled::Pending);
@@ -49,14 +65,14 @@ pub(crate) async fn a_running_job_is_told_to_stop(bench: Bench) {
     assert_eq!(beat, Beat::Alive { lost: Vec::new(), cancel: vec![lease] });
 }
 
-pub(crate) async fn a_second_cancel_of_a_running_job_is_pending_too(bench: Bench) {
+async fn a_second_cancel_of_a_running_job_is_pending_too(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     for _ in 0..2 {
         assert_eq!(bench.cancel(claimed.lease().id).await.expect("cancel"), Cancelled::Pending);
     }
 }
 
-pub(crate) async fn a_requested_cancel_yields_to_success(bench: Bench) {
+async fn a_requested_cancel_yields_to_success(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     bench.must_finish(&claimed, done()).await;
@@ -64,7 +80,7 @@ pub(crate) async fn a_requested_cancel_yields_to_success(bench: Bench) {
     assert_eq!((job.status, job.cancel_requested), (Status::Succeeded, false));
 }
 
-pub(crate) async fn a_requested_cancel_outranks_every_other_ending(bench: Bench) {
+async fn a_requested_cancel_outranks_every_other_ending(bench: Bench) {
     let endings = [
         (failed(), 1, vec![AttemptEnd::Failed], Some("smtp said 451")),
         (failed_for_good(), 1, vec![AttemptEnd::Failed], Some("no such mailbox")),
@@ -85,7 +101,7 @@ pub(crate) async fn a_requested_cancel_outranks_every_other_ending(bench: Bench)
     }
 }
 
-pub(crate) async fn a_requested_cancel_outranks_recovery(bench: Bench) {
+async fn a_requested_cancel_outranks_recovery(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     assert_eq!(bench.crash_all_workers().await.recovered, 1);
@@ -93,7 +109,7 @@ pub(crate) async fn a_requested_cancel_outranks_recovery(bench: Bench) {
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Cancelled, 0, 1));
 }
 
-pub(crate) async fn a_cancel_does_not_stay_with_a_retried_job(bench: Bench) {
+async fn a_cancel_does_not_stay_with_a_retried_job(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let id = claimed.lease().id;
     bench.cancel(id).await.expect("cancel");
@@ -105,7 +121,7 @@ pub(crate) async fn a_cancel_does_not_stay_with_a_retried_job(bench: Bench) {
     assert_eq!(bench.status(id).await, Status::Retrying);
 }
 
-pub(crate) async fn a_finished_job_cannot_be_cancelled_and_the_refusal_names_the_remedy(bench: Bench) {
+async fn a_finished_job_cannot_be_cancelled_and_the_refusal_names_the_remedy(bench: Bench) {
     for outcome in Outcome::ALL {
         let id = bench.ended(job("mail"), outcome).await;
         let before = picture(&bench.job(id).await);
@@ -117,13 +133,13 @@ pub(crate) async fn a_finished_job_cannot_be_cancelled_and_the_refusal_names_the
     }
 }
 
-pub(crate) async fn an_unknown_job_is_not_found(bench: Bench) {
+async fn an_unknown_job_is_not_found(bench: Bench) {
     let id = JobId::new();
     let error = bench.cancel(id).await.expect_err("there is none");
     assert!(error.is_not_found() && error.to_string().contains(&id.to_string()), "{error:?}");
 }
 
-pub(crate) async fn a_beat_names_cancels_and_losses_of_held_leases_only(bench: Bench) {
+async fn a_beat_names_cancels_and_losses_of_held_leases_only(bench: Bench) {
     let worker = bench.worker_with(DAY).await;
     for kind in ["keep", "stop", "unheld"] {
         bench.enqueue_kind(kind).await;

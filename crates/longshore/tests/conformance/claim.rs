@@ -10,9 +10,51 @@ use longshore::{Ending, NewJob, Status, WorkerId};
 
 use crate::bench::*;
 
+cases! {
+    higher_priority_comes_first_across_queues,
+    within_a_priority_the_earliest_due_comes_first,
+    jobs_due_at_the_same_instant_come_in_the_order_of_their_ids,
+    the_order_across_queues_of_one_priority_is_by_time,
+    a_future_job_of_a_higher_priority_is_passed_over,
+    a_foreign_kind_of_a_higher_priority_is_passed_over,
+    a_job_is_due_at_its_very_instant,
+    a_claim_brings_no_more_than_asked_and_says_that_there_are_more,
+    a_claim_of_none_gets_none,
+    an_empty_queue_gives_nothing_and_no_promise_of_more,
+    a_claimed_job_is_not_claimed_again,
+    a_claim_shows_who_holds_the_lease_since_when,
+    attempt_and_lease_number_rise_with_every_claim,
+    kinds_without_a_handler_are_left_alone,
+    a_worker_without_handlers_gets_nothing,
+    a_worker_without_queues_gets_nothing,
+    a_queue_named_twice_counts_once,
+    accepted_flags_bring_jobs_with_one_of_them_only,
+    forbidden_flags_keep_jobs_with_any_of_them_away,
+    a_flag_both_accepted_and_forbidden_is_forbidden,
+    flags_match_whole_and_exactly,
+    a_paused_queue_is_left_alone_until_resumed,
+    a_pause_binds_a_claimer_that_has_begun,
+    a_pause_binds_a_claimer_of_many_priorities_that_has_begun,
+    a_pause_lets_running_jobs_go_on,
+    an_unknown_worker_gets_nothing,
+    a_worker_declared_dead_gets_nothing,
+    a_dead_worker_with_a_warm_cursor_gets_nothing,
+    a_retired_worker_gets_nothing,
+    at_most_one_suspect_is_among_the_claimed,
+    at_most_one_suspect_comes_from_all_queues_together,
+    the_suspect_takes_its_place_in_the_order,
+    a_process_that_runs_a_suspect_leaves_the_others,
+    suspects_are_claimed_one_by_one_when_nothing_else_waits,
+    suspects_obey_the_same_filters,
+    a_suspect_that_is_not_due_waits,
+    a_claim_of_one_is_one_even_with_a_suspect_due,
+    a_claim_whose_caller_went_away_leaves_nothing_running,
+    a_claim_given_up_after_its_answer_came_leaves_nothing_running,
+}
+
 // ---- order -------------------------------------------------------------------
 
-pub(crate) async fn higher_priority_comes_first_across_queues(bench: Bench) {
+async fn higher_priority_comes_first_across_queues(bench: Bench) {
     for (kind, queue, priority) in
         [("a", "red", 1), ("b", "blue", 9), ("c", "red", 5), ("d", "green", -3), ("e", "blue", 0)]
     {
@@ -24,7 +66,7 @@ pub(crate) async fn higher_priority_comes_first_across_queues(bench: Bench) {
     assert_eq!(kinds(&claimed), ["b", "c", "a", "e", "d"]);
 }
 
-pub(crate) async fn within_a_priority_the_earliest_due_comes_first(bench: Bench) {
+async fn within_a_priority_the_earliest_due_comes_first(bench: Bench) {
     for (kind, minutes) in [("third", 10), ("first", 30), ("second", 20), ("fourth", 0)] {
         bench.add(job(kind).run_at(start() - minutes * MINUTE)).await;
     }
@@ -32,7 +74,7 @@ pub(crate) async fn within_a_priority_the_earliest_due_comes_first(bench: Bench)
     assert_eq!(kinds(&bench.claim(worker, 9).await), ["first", "second", "third", "fourth"]);
 }
 
-pub(crate) async fn jobs_due_at_the_same_instant_come_in_the_order_of_their_ids(bench: Bench) {
+async fn jobs_due_at_the_same_instant_come_in_the_order_of_their_ids(bench: Bench) {
     let mut expected = Vec::new();
     for _ in 0..6 {
         expected.push(bench.enqueue_kind("mail").await);
@@ -42,7 +84,7 @@ pub(crate) async fn jobs_due_at_the_same_instant_come_in_the_order_of_their_ids(
     assert_eq!(ids(&bench.claim(worker, 9).await), expected);
 }
 
-pub(crate) async fn the_order_across_queues_of_one_priority_is_by_time(bench: Bench) {
+async fn the_order_across_queues_of_one_priority_is_by_time(bench: Bench) {
     for (kind, queue, seconds) in [("third", "red", 10), ("first", "blue", 30), ("second", "red", 20)] {
         bench.add(job(kind).queue(queue).priority(2).run_at(start() - seconds * SECOND)).await;
     }
@@ -54,7 +96,7 @@ pub(crate) async fn the_order_across_queues_of_one_priority_is_by_time(bench: Be
     }
 }
 
-pub(crate) async fn a_future_job_of_a_higher_priority_is_passed_over(bench: Bench) {
+async fn a_future_job_of_a_higher_priority_is_passed_over(bench: Bench) {
     bench.add(job("tomorrow").priority(100).delay(DAY)).await;
     bench.add(job("today").priority(1)).await;
     let worker = bench.worker().await;
@@ -62,7 +104,7 @@ pub(crate) async fn a_future_job_of_a_higher_priority_is_passed_over(bench: Benc
     assert_eq!(kinds(&bench.claim(worker, 1).await), ["today"]);
 }
 
-pub(crate) async fn a_foreign_kind_of_a_higher_priority_is_passed_over(bench: Bench) {
+async fn a_foreign_kind_of_a_higher_priority_is_passed_over(bench: Bench) {
     bench.add(job("foreign").priority(100)).await;
     bench.add(job("flagged").priority(50).flags(["gpu"])).await;
     bench.add(job("own").priority(1)).await;
@@ -75,7 +117,7 @@ pub(crate) async fn a_foreign_kind_of_a_higher_priority_is_passed_over(bench: Be
     assert_eq!(kinds(&bench.claim_as(&request).await), ["own"]);
 }
 
-pub(crate) async fn a_job_is_due_at_its_very_instant(bench: Bench) {
+async fn a_job_is_due_at_its_very_instant(bench: Bench) {
     bench.add(job("mail").run_at(start() + MINUTE)).await;
     let worker = bench.worker_with(HOUR).await;
     assert_eq!(bench.claim(worker, 1).await.len(), 0);
@@ -85,7 +127,7 @@ pub(crate) async fn a_job_is_due_at_its_very_instant(bench: Bench) {
 
 // ---- how many ----------------------------------------------------------------
 
-pub(crate) async fn a_claim_brings_no_more_than_asked_and_says_that_there_are_more(bench: Bench) {
+async fn a_claim_brings_no_more_than_asked_and_says_that_there_are_more(bench: Bench) {
     for _ in 0..5 {
         bench.enqueue_kind("mail").await;
     }
@@ -97,20 +139,20 @@ pub(crate) async fn a_claim_brings_no_more_than_asked_and_says_that_there_are_mo
     assert_eq!((second.jobs.len(), second.more), (2, false));
 }
 
-pub(crate) async fn a_claim_of_none_gets_none(bench: Bench) {
+async fn a_claim_of_none_gets_none(bench: Bench) {
     bench.enqueue_kind("mail").await;
     let worker = bench.worker().await;
     assert_eq!(bench.claim(worker, 0).await.len(), 0);
     assert_eq!(bench.counted(Status::Running).await, 0);
 }
 
-pub(crate) async fn an_empty_queue_gives_nothing_and_no_promise_of_more(bench: Bench) {
+async fn an_empty_queue_gives_nothing_and_no_promise_of_more(bench: Bench) {
     let request = ClaimRequest::new(bench.worker().await, 3);
     let claims = bench.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim");
     assert_eq!((claims.jobs.len(), claims.more), (0, false));
 }
 
-pub(crate) async fn a_claimed_job_is_not_claimed_again(bench: Bench) {
+async fn a_claimed_job_is_not_claimed_again(bench: Bench) {
     bench.enqueue_kind("mail").await;
     let (first, second) = (bench.worker().await, bench.worker().await);
     assert_eq!(bench.claim(first, 9).await.len(), 1);
@@ -118,7 +160,7 @@ pub(crate) async fn a_claimed_job_is_not_claimed_again(bench: Bench) {
     assert_eq!(bench.claim(second, 9).await.len(), 0);
 }
 
-pub(crate) async fn a_claim_shows_who_holds_the_lease_since_when(bench: Bench) {
+async fn a_claim_shows_who_holds_the_lease_since_when(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     bench.advance(MINUTE).await;
     let worker = bench.worker().await;
@@ -130,7 +172,7 @@ pub(crate) async fn a_claim_shows_who_holds_the_lease_since_when(bench: Bench) {
     assert_eq!((job.started_at, job.finished_at), (Some(start() + MINUTE), None));
 }
 
-pub(crate) async fn attempt_and_lease_number_rise_with_every_claim(bench: Bench) {
+async fn attempt_and_lease_number_rise_with_every_claim(bench: Bench) {
     let id = bench.add(job("mail").max_attempts(9)).await;
     let worker = bench.worker_with(HOUR).await;
     // A snooze gives the attempt back, never the lease number.
@@ -146,7 +188,7 @@ pub(crate) async fn attempt_and_lease_number_rise_with_every_claim(bench: Bench)
 
 // ---- filters -----------------------------------------------------------------
 
-pub(crate) async fn kinds_without_a_handler_are_left_alone(bench: Bench) {
+async fn kinds_without_a_handler_are_left_alone(bench: Bench) {
     for kind in ["mail", "sms", "fax", "mail"] {
         bench.enqueue_kind(kind).await;
     }
@@ -156,19 +198,19 @@ pub(crate) async fn kinds_without_a_handler_are_left_alone(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 1);
 }
 
-pub(crate) async fn a_worker_without_handlers_gets_nothing(bench: Bench) {
+async fn a_worker_without_handlers_gets_nothing(bench: Bench) {
     bench.enqueue_kind("mail").await;
     let request = ClaimRequest { kinds: Some(Vec::new()), ..ClaimRequest::new(bench.worker().await, 9) };
     assert_eq!(bench.claim_as(&request).await.len(), 0);
 }
 
-pub(crate) async fn a_worker_without_queues_gets_nothing(bench: Bench) {
+async fn a_worker_without_queues_gets_nothing(bench: Bench) {
     bench.enqueue_kind("mail").await;
     let request = ClaimRequest { queues: Vec::new(), ..ClaimRequest::new(bench.worker().await, 9) };
     assert_eq!(bench.claim_as(&request).await.len(), 0);
 }
 
-pub(crate) async fn a_queue_named_twice_counts_once(bench: Bench) {
+async fn a_queue_named_twice_counts_once(bench: Bench) {
     for _ in 0..3 {
         bench.enqueue_kind("mail").await;
     }
@@ -188,28 +230,28 @@ fn labels<const N: usize>(labels: [&str; N]) -> Vec<String> {
     labels.map(String::from).to_vec()
 }
 
-pub(crate) async fn accepted_flags_bring_jobs_with_one_of_them_only(bench: Bench) {
+async fn accepted_flags_bring_jobs_with_one_of_them_only(bench: Bench) {
     flagged(&bench).await;
     let accept_flags = labels(["gpu", "tpu"]);
     let request = ClaimRequest { accept_flags, ..ClaimRequest::new(bench.worker().await, 9) };
     assert_eq!(kinds(&bench.claim_as(&request).await), ["gpu", "both"]);
 }
 
-pub(crate) async fn forbidden_flags_keep_jobs_with_any_of_them_away(bench: Bench) {
+async fn forbidden_flags_keep_jobs_with_any_of_them_away(bench: Bench) {
     flagged(&bench).await;
     let forbid_flags = labels(["gpu", "tpu"]);
     let request = ClaimRequest { forbid_flags, ..ClaimRequest::new(bench.worker().await, 9) };
     assert_eq!(kinds(&bench.claim_as(&request).await), ["plain", "eu"]);
 }
 
-pub(crate) async fn a_flag_both_accepted_and_forbidden_is_forbidden(bench: Bench) {
+async fn a_flag_both_accepted_and_forbidden_is_forbidden(bench: Bench) {
     flagged(&bench).await;
     let (accept_flags, forbid_flags) = (labels(["gpu"]), labels(["eu"]));
     let request = ClaimRequest { accept_flags, forbid_flags, ..ClaimRequest::new(bench.worker().await, 9) };
     assert_eq!(kinds(&bench.claim_as(&request).await), ["gpu"]);
 }
 
-pub(crate) async fn flags_match_whole_and_exactly(bench: Bench) {
+async fn flags_match_whole_and_exactly(bench: Bench) {
     bench.add(job("mail").flags(["gpu-large", "x\"gpu\"y"])).await;
     let worker = bench.worker().await;
     let accepting = ClaimRequest { accept_flags: labels(["gpu"]), ..ClaimRequest::new(worker, 9) };
@@ -218,7 +260,7 @@ pub(crate) async fn flags_match_whole_and_exactly(bench: Bench) {
     assert_eq!(bench.claim_as(&forbidding).await.len(), 1);
 }
 
-pub(crate) async fn a_paused_queue_is_left_alone_until_resumed(bench: Bench) {
+async fn a_paused_queue_is_left_alone_until_resumed(bench: Bench) {
     bench.add(job("mail").queue("letters")).await;
     bench.add(job("sms").queue("phones")).await;
     bench.pause("letters").await.expect("pause");
@@ -240,15 +282,15 @@ async fn pause_a_claimer_that_has_begun(bench: &Bench, priorities: [i64; 4]) {
     assert_eq!(bench.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 0);
 }
 
-pub(crate) async fn a_pause_binds_a_claimer_that_has_begun(bench: Bench) {
+async fn a_pause_binds_a_claimer_that_has_begun(bench: Bench) {
     pause_a_claimer_that_has_begun(&bench, [0; 4]).await;
 }
 
-pub(crate) async fn a_pause_binds_a_claimer_of_many_priorities_that_has_begun(bench: Bench) {
+async fn a_pause_binds_a_claimer_of_many_priorities_that_has_begun(bench: Bench) {
     pause_a_claimer_that_has_begun(&bench, [3, 2, 2, 1]).await;
 }
 
-pub(crate) async fn a_pause_lets_running_jobs_go_on(bench: Bench) {
+async fn a_pause_lets_running_jobs_go_on(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.pause("default").await.expect("pause");
     bench.must_finish(&claimed, done()).await;
@@ -256,13 +298,13 @@ pub(crate) async fn a_pause_lets_running_jobs_go_on(bench: Bench) {
 
 // ---- workers that may not ----------------------------------------------------
 
-pub(crate) async fn an_unknown_worker_gets_nothing(bench: Bench) {
+async fn an_unknown_worker_gets_nothing(bench: Bench) {
     bench.enqueue_kind("mail").await;
     assert_eq!(bench.claim(WorkerId::new(), 9).await.len(), 0);
     assert_eq!(bench.counted(Status::Queued).await, 1);
 }
 
-pub(crate) async fn a_worker_declared_dead_gets_nothing(bench: Bench) {
+async fn a_worker_declared_dead_gets_nothing(bench: Bench) {
     bench.enqueue_kind("mail").await;
     let worker = bench.worker().await;
     // A lease keeps the dead worker's row; without one it would be unknown.
@@ -276,7 +318,7 @@ pub(crate) async fn a_worker_declared_dead_gets_nothing(bench: Bench) {
     assert_eq!(bench.claim(worker, 9).await.len(), 0);
 }
 
-pub(crate) async fn a_dead_worker_with_a_warm_cursor_gets_nothing(bench: Bench) {
+async fn a_dead_worker_with_a_warm_cursor_gets_nothing(bench: Bench) {
     for _ in 0..4 {
         bench.enqueue_kind("mail").await;
     }
@@ -288,7 +330,7 @@ pub(crate) async fn a_dead_worker_with_a_warm_cursor_gets_nothing(bench: Bench) 
     assert_eq!(bench.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 0);
 }
 
-pub(crate) async fn a_retired_worker_gets_nothing(bench: Bench) {
+async fn a_retired_worker_gets_nothing(bench: Bench) {
     bench.enqueue_kind("mail").await;
     let worker = bench.worker().await;
     bench.store().retire(worker).await.expect("retire");
@@ -310,7 +352,7 @@ async fn suspects(bench: &Bench) {
     bench.add(job("late innocent")).await;
 }
 
-pub(crate) async fn at_most_one_suspect_is_among_the_claimed(bench: Bench) {
+async fn at_most_one_suspect_is_among_the_claimed(bench: Bench) {
     suspects(&bench).await;
     let worker = bench.worker().await;
     let claimed = bench.claim(worker, 9).await;
@@ -318,7 +360,7 @@ pub(crate) async fn at_most_one_suspect_is_among_the_claimed(bench: Bench) {
     assert_eq!((claimed.len(), suspicious), (3, 1), "{claimed:?}");
 }
 
-pub(crate) async fn at_most_one_suspect_comes_from_all_queues_together(bench: Bench) {
+async fn at_most_one_suspect_comes_from_all_queues_together(bench: Bench) {
     let mortal = bench.worker().await;
     let queues = labels(["red", "blue", "green"]);
     for queue in &queues {
@@ -333,14 +375,14 @@ pub(crate) async fn at_most_one_suspect_comes_from_all_queues_together(bench: Be
     }
 }
 
-pub(crate) async fn the_suspect_takes_its_place_in_the_order(bench: Bench) {
+async fn the_suspect_takes_its_place_in_the_order(bench: Bench) {
     suspects(&bench).await;
     let worker = bench.worker().await;
     let claimed = bench.claim(worker, 9).await;
     assert_eq!(kinds(&claimed), ["early innocent", "suspect 1", "late innocent"]);
 }
 
-pub(crate) async fn a_process_that_runs_a_suspect_leaves_the_others(bench: Bench) {
+async fn a_process_that_runs_a_suspect_leaves_the_others(bench: Bench) {
     suspects(&bench).await;
     let worker = bench.worker().await;
     let request = ClaimRequest { suspects: Suspects::Leave, ..ClaimRequest::new(worker, 9) };
@@ -348,7 +390,7 @@ pub(crate) async fn a_process_that_runs_a_suspect_leaves_the_others(bench: Bench
     assert_eq!(bench.counted(Status::Retrying).await, 3);
 }
 
-pub(crate) async fn suspects_are_claimed_one_by_one_when_nothing_else_waits(bench: Bench) {
+async fn suspects_are_claimed_one_by_one_when_nothing_else_waits(bench: Bench) {
     suspects(&bench).await;
     let worker = bench.worker().await;
     bench.claim(worker, 9).await;
@@ -358,7 +400,7 @@ pub(crate) async fn suspects_are_claimed_one_by_one_when_nothing_else_waits(benc
     assert_eq!(bench.claim(worker, 9).await.len(), 0);
 }
 
-pub(crate) async fn suspects_obey_the_same_filters(bench: Bench) {
+async fn suspects_obey_the_same_filters(bench: Bench) {
     suspects(&bench).await;
     let worker = bench.worker().await;
     let request = ClaimRequest { kinds: Some(labels(["suspect 3"])), ..ClaimRequest::new(worker, 9) };
@@ -367,7 +409,7 @@ pub(crate) async fn suspects_obey_the_same_filters(bench: Bench) {
     assert_eq!(bench.claim(worker, 9).await.len(), 0);
 }
 
-pub(crate) async fn a_suspect_that_is_not_due_waits(bench: Bench) {
+async fn a_suspect_that_is_not_due_waits(bench: Bench) {
     bench.running(job("mail")).await;
     bench.advance(61 * SECOND).await;
     // The default recovery delay is five seconds.
@@ -378,7 +420,7 @@ pub(crate) async fn a_suspect_that_is_not_due_waits(bench: Bench) {
     assert_eq!(bench.claim(worker, 9).await.len(), 1);
 }
 
-pub(crate) async fn a_claim_of_one_is_one_even_with_a_suspect_due(bench: Bench) {
+async fn a_claim_of_one_is_one_even_with_a_suspect_due(bench: Bench) {
     suspects(&bench).await;
     let worker = bench.worker().await;
     for expected in ["early innocent", "suspect 1", "suspect 2", "suspect 3", "late innocent"] {
@@ -403,7 +445,7 @@ async fn polled<T>(work: impl Future<Output = T>, times: usize) -> Option<T> {
     .await
 }
 
-pub(crate) async fn a_claim_whose_caller_went_away_leaves_nothing_running(bench: Bench) {
+async fn a_claim_whose_caller_went_away_leaves_nothing_running(bench: Bench) {
     const JOBS: usize = 24;
     bench.enqueue_many((0..JOBS).map(|n| NewJob::new("mail", &n).timeout(None))).await.expect("enqueue");
     let worker = bench.worker_with(DAY).await;
@@ -425,7 +467,7 @@ pub(crate) async fn a_claim_whose_caller_went_away_leaves_nothing_running(bench:
 }
 
 /// The answer has come, but whoever asked stops before looking at it.
-pub(crate) async fn a_claim_given_up_after_its_answer_came_leaves_nothing_running(bench: Bench) {
+async fn a_claim_given_up_after_its_answer_came_leaves_nothing_running(bench: Bench) {
     bench.enqueue_kind("mail").await;
     let worker = bench.worker_with(DAY).await;
     let began = Instant::now();

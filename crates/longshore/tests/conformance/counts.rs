@@ -9,6 +9,22 @@ use longshore::{Ending, NewJob, Outcome, Status};
 
 use crate::bench::*;
 
+cases! {
+    an_empty_queue_counts_nothing,
+    jobs_are_counted_by_status_queue_and_kind,
+    the_oldest_due_job_of_each_queue_is_found_whatever_its_priority,
+    a_retry_takes_the_job_out_of_its_outcome,
+    counts_agree_with_the_list_after_a_walk,
+    folding_keeps_the_sums,
+    folding_ends_and_leaves_few_rows,
+    a_job_moved_to_another_queue_by_its_key_is_counted_there,
+    ends_are_tallied_by_minute_queue_kind_and_outcome,
+    tallies_tell_how_long_the_attempts_took,
+    an_end_stays_tallied_whatever_becomes_of_the_job,
+    minutes_that_were_added_up_are_told_by_the_hour,
+    minutes_of_the_present_hour_are_told_apart,
+}
+
 /// Counts as a map, by what they count.
 async fn counts(bench: &Bench) -> BTreeMap<(Status, String, String), u64> {
     let counts = bench.counts().await.expect("counts");
@@ -26,11 +42,11 @@ fn key(status: Status, queue: &str, kind: &str) -> (Status, String, String) {
     (status, queue.into(), kind.into())
 }
 
-pub(crate) async fn an_empty_queue_counts_nothing(bench: Bench) {
+async fn an_empty_queue_counts_nothing(bench: Bench) {
     assert_eq!(counts(&bench).await, BTreeMap::new());
 }
 
-pub(crate) async fn jobs_are_counted_by_status_queue_and_kind(bench: Bench) {
+async fn jobs_are_counted_by_status_queue_and_kind(bench: Bench) {
     bench.ended(job("mail"), Outcome::Succeeded).await;
     bench.ended(job("mail"), Outcome::Succeeded).await;
     bench.ended(job("sms"), Outcome::Succeeded).await;
@@ -54,7 +70,7 @@ pub(crate) async fn jobs_are_counted_by_status_queue_and_kind(bench: Bench) {
     assert_eq!(counts(&bench).await, expected);
 }
 
-pub(crate) async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_priority(bench: Bench) {
+async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_priority(bench: Bench) {
     assert_eq!(bench.overdue().await.expect("overdue"), []);
     bench.add(job("fax").priority(-3)).await;
     bench.advance(Duration::from_secs(40)).await;
@@ -71,7 +87,7 @@ pub(crate) async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_prior
     assert_eq!(bench.overdue().await.expect("overdue"), expected[1..], "what runs does not wait");
 }
 
-pub(crate) async fn a_retry_takes_the_job_out_of_its_outcome(bench: Bench) {
+async fn a_retry_takes_the_job_out_of_its_outcome(bench: Bench) {
     for outcome in Outcome::ALL {
         let id = bench.ended(job("mail"), outcome).await;
         bench.retry(id).await.expect("retry");
@@ -84,7 +100,7 @@ pub(crate) async fn a_retry_takes_the_job_out_of_its_outcome(bench: Bench) {
 
 /// Every way a job can move, with numbers drawn from a fixed seed: the counts
 /// must be those of the list.
-pub(crate) async fn counts_agree_with_the_list_after_a_walk(bench: Bench) {
+async fn counts_agree_with_the_list_after_a_walk(bench: Bench) {
     let worker = bench.worker_with(400 * DAY).await;
     let mut seed = 0x5eed_u64;
     let mut draw = |below: u64| {
@@ -138,7 +154,7 @@ pub(crate) async fn counts_agree_with_the_list_after_a_walk(bench: Bench) {
     assert_eq!(counts(&bench).await, listed);
 }
 
-pub(crate) async fn folding_keeps_the_sums(bench: Bench) {
+async fn folding_keeps_the_sums(bench: Bench) {
     for outcome in Outcome::ALL {
         for _ in 0..3 {
             bench.ended(job("mail"), outcome).await;
@@ -157,7 +173,7 @@ pub(crate) async fn folding_keeps_the_sums(bench: Bench) {
     }
 }
 
-pub(crate) async fn folding_ends_and_leaves_few_rows(bench: Bench) {
+async fn folding_ends_and_leaves_few_rows(bench: Bench) {
     for _ in 0..30 {
         let claimed = bench.running(job("mail")).await;
         bench.advance(7 * SECOND).await;
@@ -175,7 +191,7 @@ pub(crate) async fn folding_ends_and_leaves_few_rows(bench: Bench) {
     assert_eq!(bench.counted(Status::Succeeded).await, 30);
 }
 
-pub(crate) async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(bench: Bench) {
+async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(bench: Bench) {
     let keyed = |queue: &str| job("mail").queue(queue).unique_key("k", longshore::UniqueMode::Replace);
     bench.add(keyed("red")).await;
     bench.enqueue(keyed("blue")).await.expect("enqueue");
@@ -204,7 +220,7 @@ fn first_minute() -> DateTime<Utc> {
     start() - 9 * SECOND
 }
 
-pub(crate) async fn ends_are_tallied_by_minute_queue_kind_and_outcome(bench: Bench) {
+async fn ends_are_tallied_by_minute_queue_kind_and_outcome(bench: Bench) {
     let (mail, sms) = ("mail".to_owned(), "sms".to_owned());
     let (default, letters) = ("default".to_owned(), "letters".to_owned());
     assert_eq!(tallied(&bench, start()).await, []);
@@ -234,7 +250,7 @@ pub(crate) async fn ends_are_tallied_by_minute_queue_kind_and_outcome(bench: Ben
     assert_eq!(tallied(&bench, DateTime::<Utc>::MAX_UTC).await, []);
 }
 
-pub(crate) async fn tallies_tell_how_long_the_attempts_took(bench: Bench) {
+async fn tallies_tell_how_long_the_attempts_took(bench: Bench) {
     let took = [Duration::ZERO, Duration::from_millis(6), 3 * SECOND, 3 * SECOND, 40 * MINUTE];
     let worker = bench.worker_with(DAY).await;
     for took in took {
@@ -254,7 +270,7 @@ pub(crate) async fn tallies_tell_how_long_the_attempts_took(bench: Bench) {
     assert_eq!(found, expected);
 }
 
-pub(crate) async fn an_end_stays_tallied_whatever_becomes_of_the_job(bench: Bench) {
+async fn an_end_stays_tallied_whatever_becomes_of_the_job(bench: Bench) {
     let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
     bench.retry(id).await.expect("retry");
     bench.cancel(id).await.expect("cancel");
@@ -264,7 +280,7 @@ pub(crate) async fn an_end_stays_tallied_whatever_becomes_of_the_job(bench: Benc
     assert_eq!(tallied(&bench, start()).await, expected);
 }
 
-pub(crate) async fn minutes_that_were_added_up_are_told_by_the_hour(bench: Bench) {
+async fn minutes_that_were_added_up_are_told_by_the_hour(bench: Bench) {
     // 07:08:09, 07:28:09, 07:48:09, 08:08:09, 08:28:09.
     for _ in 0..5 {
         bench.ended(job("mail"), Outcome::Succeeded).await;
@@ -287,7 +303,7 @@ pub(crate) async fn minutes_that_were_added_up_are_told_by_the_hour(bench: Bench
     assert_eq!(tallied(&bench, seven).await, [], "after a week only what is kept is counted");
 }
 
-pub(crate) async fn minutes_of_the_present_hour_are_told_apart(bench: Bench) {
+async fn minutes_of_the_present_hour_are_told_apart(bench: Bench) {
     bench.advance(52 * MINUTE).await;
     bench.ended(job("mail"), Outcome::Succeeded).await;
     bench.advance(10 * MINUTE).await;

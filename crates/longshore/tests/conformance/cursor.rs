@@ -8,6 +8,20 @@ use longshore::{Edit, JobId, When, WorkerId};
 
 use crate::bench::*;
 
+cases! {
+    jobs_of_one_instant_are_each_claimed_once_across_the_cursor,
+    a_job_that_arrives_behind_the_cursor_is_found,
+    a_job_of_a_new_higher_priority_is_found,
+    a_job_of_a_queue_that_was_empty_is_found,
+    jobs_that_come_due_behind_the_cursor_are_found,
+    a_retried_job_is_found_again,
+    an_edited_job_is_found_at_its_new_place,
+    thousands_of_foreign_kinds_in_front_do_not_hide_a_job,
+    a_question_about_other_kinds_starts_at_the_head,
+    a_cursor_that_always_starts_at_the_head_finds_the_same,
+    two_claimers_with_memories_share_all_jobs_between_them,
+}
+
 /// A claimer with a memory.
 struct Claimer {
     bench: Bench,
@@ -49,7 +63,7 @@ async fn fill(bench: &Bench, count: usize, kind: &str) {
     bench.enqueue_many((0..count).map(|_| job(kind))).await.expect("enqueue");
 }
 
-pub(crate) async fn jobs_of_one_instant_are_each_claimed_once_across_the_cursor(bench: Bench) {
+async fn jobs_of_one_instant_are_each_claimed_once_across_the_cursor(bench: Bench) {
     fill(&bench, 50, "mail").await;
     let mut claimer = Claimer::new(&bench, 7).await;
     let mut seen = BTreeSet::new();
@@ -62,7 +76,7 @@ pub(crate) async fn jobs_of_one_instant_are_each_claimed_once_across_the_cursor(
     }
 }
 
-pub(crate) async fn a_job_that_arrives_behind_the_cursor_is_found(bench: Bench) {
+async fn a_job_that_arrives_behind_the_cursor_is_found(bench: Bench) {
     fill(&bench, 40, "mail").await;
     let mut claimer = Claimer::new(&bench, 2).await;
     claimer.claim().await;
@@ -71,7 +85,7 @@ pub(crate) async fn a_job_that_arrives_behind_the_cursor_is_found(bench: Bench) 
     claimer.claim_until(late).await;
 }
 
-pub(crate) async fn a_job_of_a_new_higher_priority_is_found(bench: Bench) {
+async fn a_job_of_a_new_higher_priority_is_found(bench: Bench) {
     fill(&bench, 40, "mail").await;
     let mut claimer = Claimer::new(&bench, 2).await;
     claimer.claim().await;
@@ -80,7 +94,7 @@ pub(crate) async fn a_job_of_a_new_higher_priority_is_found(bench: Bench) {
     assert_eq!(claimed[0].lease().id, urgent, "the higher priority comes first");
 }
 
-pub(crate) async fn a_job_of_a_queue_that_was_empty_is_found(bench: Bench) {
+async fn a_job_of_a_queue_that_was_empty_is_found(bench: Bench) {
     let worker = bench.worker_with(DAY).await;
     let queues = vec!["default".into(), "late".into()];
     let mut claimer = Claimer::of(&bench, ClaimRequest { queues, ..ClaimRequest::new(worker, 2) });
@@ -90,7 +104,7 @@ pub(crate) async fn a_job_of_a_queue_that_was_empty_is_found(bench: Bench) {
     claimer.claim_until(late).await;
 }
 
-pub(crate) async fn jobs_that_come_due_behind_the_cursor_are_found(bench: Bench) {
+async fn jobs_that_come_due_behind_the_cursor_are_found(bench: Bench) {
     let soon = bench.add(job("soon").delay(MINUTE)).await;
     fill(&bench, 4, "mail").await;
     let mut claimer = Claimer::new(&bench, 2).await;
@@ -101,7 +115,7 @@ pub(crate) async fn jobs_that_come_due_behind_the_cursor_are_found(bench: Bench)
     claimer.claim_until(soon).await;
 }
 
-pub(crate) async fn a_retried_job_is_found_again(bench: Bench) {
+async fn a_retried_job_is_found_again(bench: Bench) {
     fill(&bench, 6, "mail").await;
     let mut claimer = Claimer::new(&bench, 2).await;
     let first = claimer.claim().await.remove(0);
@@ -112,7 +126,7 @@ pub(crate) async fn a_retried_job_is_found_again(bench: Bench) {
     assert!(found.iter().any(|job| job.attempt() == 2));
 }
 
-pub(crate) async fn an_edited_job_is_found_at_its_new_place(bench: Bench) {
+async fn an_edited_job_is_found_at_its_new_place(bench: Bench) {
     let later = bench.add(job("later").delay(HOUR)).await;
     fill(&bench, 6, "mail").await;
     let mut claimer = Claimer::new(&bench, 2).await;
@@ -122,7 +136,7 @@ pub(crate) async fn an_edited_job_is_found_at_its_new_place(bench: Bench) {
     claimer.claim_until(later).await;
 }
 
-pub(crate) async fn thousands_of_foreign_kinds_in_front_do_not_hide_a_job(bench: Bench) {
+async fn thousands_of_foreign_kinds_in_front_do_not_hide_a_job(bench: Bench) {
     fill(&bench, 5000, "foreign").await;
     let own = bench.add(job("own").priority(-1)).await;
     let last = bench.enqueue_kind("own").await;
@@ -135,7 +149,7 @@ pub(crate) async fn thousands_of_foreign_kinds_in_front_do_not_hide_a_job(bench:
     }
 }
 
-pub(crate) async fn a_question_about_other_kinds_starts_at_the_head(bench: Bench) {
+async fn a_question_about_other_kinds_starts_at_the_head(bench: Bench) {
     fill(&bench, 10, "foreign").await;
     fill(&bench, 10, "own").await;
     let mut claimer = Claimer::new(&bench, 4).await;
@@ -146,7 +160,7 @@ pub(crate) async fn a_question_about_other_kinds_starts_at_the_head(bench: Bench
     assert_eq!(kinds(&claimed), ["foreign"; 4]);
 }
 
-pub(crate) async fn a_cursor_that_always_starts_at_the_head_finds_the_same(bench: Bench) {
+async fn a_cursor_that_always_starts_at_the_head_finds_the_same(bench: Bench) {
     fill(&bench, 20, "mail").await;
     let mut claimer = Claimer::new(&bench, 3).await;
     claimer.cursor = ClaimCursor::always_head();
@@ -161,7 +175,7 @@ pub(crate) async fn a_cursor_that_always_starts_at_the_head_finds_the_same(bench
     assert_eq!(seen.len(), 20);
 }
 
-pub(crate) async fn two_claimers_with_memories_share_all_jobs_between_them(bench: Bench) {
+async fn two_claimers_with_memories_share_all_jobs_between_them(bench: Bench) {
     fill(&bench, 60, "mail").await;
     let mut claimers = [Claimer::new(&bench, 3).await, Claimer::new(&bench, 4).await];
     let mut seen = BTreeSet::new();

@@ -8,11 +8,35 @@ use longshore::{Enqueued, EnqueuedAs, NewJob, RetryPolicy, Status, ValidJob};
 
 use crate::bench::*;
 
+cases! {
+    a_job_that_asks_for_nothing_gets_the_defaults,
+    everything_asked_survives_exactly,
+    a_claim_carries_what_was_asked,
+    a_payload_keeps_its_very_bytes,
+    the_largest_payload_is_stored,
+    answers_come_in_the_order_of_the_jobs,
+    a_repeated_id_is_answered_as_created_and_stored_once,
+    a_repeated_id_within_one_batch_is_stored_once,
+    a_repeated_keyed_id_is_answered_as_created,
+    a_repeated_id_with_another_idempotency_key_is_answered_as_created,
+    a_repeated_id_does_not_revive_a_job_that_has_moved_on,
+    a_delay_counts_from_the_engines_clock,
+    a_time_in_the_past_is_due_and_kept,
+    a_time_is_kept_to_the_microsecond,
+    the_extremes_of_priority_are_kept,
+    an_empty_batch_is_no_error,
+    many_jobs_are_stored_in_one_call,
+    one_invalid_job_among_many_stores_none,
+    concurrent_enqueues_each_get_their_own_job,
+    a_bad_neighbour_harms_nobody,
+    jobs_wait_in_the_queue_they_name,
+}
+
 fn valid(job: NewJob) -> ValidJob {
     job.validate().expect("valid")
 }
 
-pub(crate) async fn a_job_that_asks_for_nothing_gets_the_defaults(bench: Bench) {
+async fn a_job_that_asks_for_nothing_gets_the_defaults(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     let job = bench.job(id).await;
     assert_eq!((job.kind.as_str(), job.queue.as_str(), job.status), ("mail", "default", Status::Queued));
@@ -28,7 +52,7 @@ pub(crate) async fn a_job_that_asks_for_nothing_gets_the_defaults(bench: Bench) 
     assert!(job.result.is_none() && job.metadata.is_none() && job.progress.is_none() && job.retry.is_none());
 }
 
-pub(crate) async fn everything_asked_survives_exactly(bench: Bench) {
+async fn everything_asked_survives_exactly(bench: Bench) {
     let policy = RetryPolicy::list([Duration::from_millis(1500), 90 * SECOND]);
     let id = bench
         .add(
@@ -62,7 +86,7 @@ pub(crate) async fn everything_asked_survives_exactly(bench: Bench) {
     assert_eq!(job.metadata.expect("metadata").get(), r#"{"by": [1,  2]}"#);
 }
 
-pub(crate) async fn a_claim_carries_what_was_asked(bench: Bench) {
+async fn a_claim_carries_what_was_asked(bench: Bench) {
     let job = NewJob::from_json("mail", r#"{ "to":"ada" }"#)
         .priority(4)
         .max_attempts(9)
@@ -84,7 +108,7 @@ pub(crate) async fn a_claim_carries_what_was_asked(bench: Bench) {
     );
 }
 
-pub(crate) async fn a_payload_keeps_its_very_bytes(bench: Bench) {
+async fn a_payload_keeps_its_very_bytes(bench: Bench) {
     let texts = [
         r#"{"z": 1.50, "a" :[ 1,2 ],"a":2}"#,
         r#""\u00e9 \ud83d\ude00 'quoted' \\ ""#,
@@ -99,13 +123,13 @@ pub(crate) async fn a_payload_keeps_its_very_bytes(bench: Bench) {
     }
 }
 
-pub(crate) async fn the_largest_payload_is_stored(bench: Bench) {
+async fn the_largest_payload_is_stored(bench: Bench) {
     let text = format!("\"{}\"", "é".repeat(longshore::enqueue::MAX_PAYLOAD / 2 - 1));
     let id = bench.add(NewJob::from_json("mail", &text)).await;
     assert_eq!(bench.job(id).await.payload.get(), text);
 }
 
-pub(crate) async fn answers_come_in_the_order_of_the_jobs(bench: Bench) {
+async fn answers_come_in_the_order_of_the_jobs(bench: Bench) {
     let jobs: Vec<_> = (0..40).map(|n| valid(job("mail").priority(n))).collect();
     // Sent out of the order of their ids.
     let shuffled: Vec<_> = (0..40).map(|n| jobs[n * 17 % 40].clone()).collect();
@@ -115,7 +139,7 @@ pub(crate) async fn answers_come_in_the_order_of_the_jobs(bench: Bench) {
     assert_eq!(answers, expected);
 }
 
-pub(crate) async fn a_repeated_id_is_answered_as_created_and_stored_once(bench: Bench) {
+async fn a_repeated_id_is_answered_as_created_and_stored_once(bench: Bench) {
     let again = valid(job("mail").priority(3));
     for _ in 0..2 {
         let answers = bench
@@ -128,7 +152,7 @@ pub(crate) async fn a_repeated_id_is_answered_as_created_and_stored_once(bench: 
     assert_eq!(bench.counted(Status::Queued).await, 1);
 }
 
-pub(crate) async fn a_repeated_id_within_one_batch_is_stored_once(bench: Bench) {
+async fn a_repeated_id_within_one_batch_is_stored_once(bench: Bench) {
     let (again, other) = (valid(job("mail")), valid(job("sms")));
     let batch = [again.clone(), other.clone(), again.clone()];
     let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
@@ -139,7 +163,7 @@ pub(crate) async fn a_repeated_id_within_one_batch_is_stored_once(bench: Bench) 
     assert_eq!(bench.counted(Status::Queued).await, 2);
 }
 
-pub(crate) async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
+async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
     let jobs = [
         valid(job("mail").idempotency_key("order-17")),
         valid(job("sms").unique_key("customer-23", longshore::UniqueMode::Dedupe)),
@@ -160,7 +184,7 @@ pub(crate) async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
 }
 
 /// A caller whose answer was lost may ask again long after the job has run.
-pub(crate) async fn a_repeated_id_with_another_idempotency_key_is_answered_as_created(bench: Bench) {
+async fn a_repeated_id_with_another_idempotency_key_is_answered_as_created(bench: Bench) {
     for first in [job("mail"), job("mail").idempotency_key("order-17")] {
         let first = valid(first);
         let id = first.id();
@@ -171,7 +195,7 @@ pub(crate) async fn a_repeated_id_with_another_idempotency_key_is_answered_as_cr
     assert_eq!(bench.counted(Status::Queued).await, 2);
 }
 
-pub(crate) async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(bench: Bench) {
+async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(bench: Bench) {
     let asked = valid(job("mail"));
     bench
         .store()
@@ -196,7 +220,7 @@ pub(crate) async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(bench:
     assert_eq!(bench.status(asked.id()).await, Status::Succeeded);
 }
 
-pub(crate) async fn a_delay_counts_from_the_engines_clock(bench: Bench) {
+async fn a_delay_counts_from_the_engines_clock(bench: Bench) {
     let id = bench.add(job("mail").delay(90 * SECOND)).await;
     assert_eq!(bench.job(id).await.run_at, start() + 90 * SECOND);
     let worker = bench.worker_with(HOUR).await;
@@ -206,7 +230,7 @@ pub(crate) async fn a_delay_counts_from_the_engines_clock(bench: Bench) {
     assert_eq!(ids(&bench.claim(worker, 1).await), [id]);
 }
 
-pub(crate) async fn a_time_in_the_past_is_due_and_kept(bench: Bench) {
+async fn a_time_in_the_past_is_due_and_kept(bench: Bench) {
     let asked = start() - DAY;
     let id = bench.add(job("mail").run_at(asked)).await;
     assert_eq!(bench.job(id).await.run_at, asked);
@@ -214,7 +238,7 @@ pub(crate) async fn a_time_in_the_past_is_due_and_kept(bench: Bench) {
     assert_eq!(ids(&bench.claim(worker, 1).await), [id]);
 }
 
-pub(crate) async fn a_time_is_kept_to_the_microsecond(bench: Bench) {
+async fn a_time_is_kept_to_the_microsecond(bench: Bench) {
     let asked = start() + Duration::from_micros(1_000_001);
     let id = bench.add(job("mail").run_at(asked)).await;
     assert_eq!(bench.job(id).await.run_at, asked);
@@ -225,7 +249,7 @@ pub(crate) async fn a_time_is_kept_to_the_microsecond(bench: Bench) {
     assert_eq!(bench.claim(worker, 1).await.len(), 1);
 }
 
-pub(crate) async fn the_extremes_of_priority_are_kept(bench: Bench) {
+async fn the_extremes_of_priority_are_kept(bench: Bench) {
     let low = bench.add(job("low").priority(i16::MIN.into())).await;
     let high = bench.add(job("high").priority(i16::MAX.into())).await;
     assert_eq!((bench.job(low).await.priority, bench.job(high).await.priority), (i16::MIN, i16::MAX));
@@ -233,25 +257,25 @@ pub(crate) async fn the_extremes_of_priority_are_kept(bench: Bench) {
     assert_eq!(ids(&bench.claim(worker, 2).await), [high, low]);
 }
 
-pub(crate) async fn an_empty_batch_is_no_error(bench: Bench) {
-    assert_eq!(bench.store().enqueue(&[], longshore::store::KeyWait::Long).await.expect("enqueue"), []);
+async fn an_empty_batch_is_no_error(bench: Bench) {
+    assert_eq!(bench.store().enqueue(&[]).await.expect("enqueue"), []);
     assert_eq!(bench.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
 }
 
-pub(crate) async fn many_jobs_are_stored_in_one_call(bench: Bench) {
+async fn many_jobs_are_stored_in_one_call(bench: Bench) {
     let answers = bench.enqueue_many((0..3000).map(|_| job("mail"))).await.expect("enqueue_many");
     let distinct: BTreeSet<_> = answers.iter().map(|answer| answer.id).collect();
     assert_eq!(distinct.len(), 3000);
     assert_eq!(bench.counted(Status::Queued).await, 3000);
 }
 
-pub(crate) async fn one_invalid_job_among_many_stores_none(bench: Bench) {
+async fn one_invalid_job_among_many_stores_none(bench: Bench) {
     let error = bench.enqueue_many([job("mail"), job(""), job("sms")]).await.expect_err("an empty kind");
     assert_eq!(error.field(), Some("jobs[1].kind"));
     assert_eq!(bench.check().await.expect("check").jobs, 0);
 }
 
-pub(crate) async fn concurrent_enqueues_each_get_their_own_job(bench: Bench) {
+async fn concurrent_enqueues_each_get_their_own_job(bench: Bench) {
     let tasks: Vec<_> = (0..64)
         .map(|n| {
             let client = bench.handle();
@@ -268,7 +292,7 @@ pub(crate) async fn concurrent_enqueues_each_get_their_own_job(bench: Bench) {
     assert_eq!(seen.len(), 64);
 }
 
-pub(crate) async fn a_bad_neighbour_harms_nobody(bench: Bench) {
+async fn a_bad_neighbour_harms_nobody(bench: Bench) {
     let client = &*bench;
     let (good, bad, also_good, keyed, twin) = tokio::join!(
         client.enqueue(job("mail")),
@@ -284,7 +308,7 @@ pub(crate) async fn a_bad_neighbour_harms_nobody(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 3);
 }
 
-pub(crate) async fn jobs_wait_in_the_queue_they_name(bench: Bench) {
+async fn jobs_wait_in_the_queue_they_name(bench: Bench) {
     let id = bench.add(job("mail").queue("letters")).await;
     let worker = bench.worker().await;
     assert_eq!(bench.claim(worker, 1).await.len(), 0);

@@ -7,6 +7,34 @@ use longshore::{Decision, Ending, JobId, NewJob, Outcome, RetryPolicy, Status, S
 use crate::bench::*;
 use crate::settle::settlement;
 
+cases! {
+    a_holder_whose_job_runs_elsewhere_is_powerless,
+    a_holder_whose_job_waits_again_is_powerless,
+    a_late_settle_is_not_mistaken_for_the_sweepers,
+    a_late_settle_is_not_mistaken_for_the_sweepers_quarantine,
+    a_late_failure_is_not_mistaken_for_the_one_a_hook_decided,
+    a_holder_from_before_an_operators_retry_is_powerless,
+    a_finished_holder_does_not_own_the_retried_job,
+    the_right_number_in_the_wrong_hands_is_powerless,
+    a_holder_is_powerless_over_its_own_later_lease,
+    a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker,
+    plain_successes_of_one_batch_end_what_their_worker_holds,
+    a_number_from_the_future_is_powerless,
+    a_waiting_job_has_no_holder,
+    an_unknown_job_has_no_holder,
+    a_deleted_job_has_no_holder,
+    the_live_holder_can_do_everything,
+    the_claims_behind_live_leases_are_as_they_were_given,
+    a_suspect_is_found_by_its_lease_as_a_suspect,
+    claims_are_answered_lease_by_lease,
+    progress_is_answered_report_by_report,
+    the_newest_of_two_reports_in_one_batch_shows,
+    what_the_database_could_choke_on_is_refused_by_name_and_harms_nothing,
+    a_checkpoint_outlives_the_attempt_and_is_replaced_by_the_next,
+    a_checkpoint_goes_with_its_job,
+    a_released_lease_is_gone_at_once,
+}
+
 /// Tries every verb that names a lease; none may succeed or change the job.
 async fn assert_powerless(bench: &Bench, lease: Lease) {
     let id = lease.id;
@@ -57,7 +85,7 @@ async fn reclaimed(bench: &Bench) -> (Claimed, Claimed) {
     (stale, live)
 }
 
-pub(crate) async fn a_holder_whose_job_runs_elsewhere_is_powerless(bench: Bench) {
+async fn a_holder_whose_job_runs_elsewhere_is_powerless(bench: Bench) {
     let (stale, live) = reclaimed(&bench).await;
     assert_powerless(&bench, stale.lease()).await;
     assert_lost_by_beat(&bench, stale.lease()).await;
@@ -65,7 +93,7 @@ pub(crate) async fn a_holder_whose_job_runs_elsewhere_is_powerless(bench: Bench)
     assert_powerless(&bench, stale.lease()).await;
 }
 
-pub(crate) async fn a_holder_whose_job_waits_again_is_powerless(bench: Bench) {
+async fn a_holder_whose_job_waits_again_is_powerless(bench: Bench) {
     let stale = bench.running(job("mail")).await;
     bench.crash_all_workers().await;
     assert_eq!(bench.status(stale.lease().id).await, Status::Retrying);
@@ -75,7 +103,7 @@ pub(crate) async fn a_holder_whose_job_waits_again_is_powerless(bench: Bench) {
 
 /// The sweeper's own entry in the history has the stale holder's (id, lease):
 /// it must not pass for the holder's own, stored earlier.
-pub(crate) async fn a_late_settle_is_not_mistaken_for_the_sweepers(bench: Bench) {
+async fn a_late_settle_is_not_mistaken_for_the_sweepers(bench: Bench) {
     let stale = bench.running(job("mail")).await;
     bench.crash_all_workers().await;
     for ending in endings() {
@@ -84,7 +112,7 @@ pub(crate) async fn a_late_settle_is_not_mistaken_for_the_sweepers(bench: Bench)
     }
 }
 
-pub(crate) async fn a_late_settle_is_not_mistaken_for_the_sweepers_quarantine(bench: Bench) {
+async fn a_late_settle_is_not_mistaken_for_the_sweepers_quarantine(bench: Bench) {
     let mut stale = bench.running(job("mail")).await;
     for _ in 0..2 {
         bench.crash_all_workers().await;
@@ -103,7 +131,7 @@ pub(crate) async fn a_late_settle_is_not_mistaken_for_the_sweepers_quarantine(be
 
 /// A hook may have charged the attempt: then the history says `failed`, as the
 /// holder would.
-pub(crate) async fn a_late_failure_is_not_mistaken_for_the_one_a_hook_decided(bench: Bench) {
+async fn a_late_failure_is_not_mistaken_for_the_one_a_hook_decided(bench: Bench) {
     for max_attempts in [1, 3] {
         let stale = bench.running(job("mail").max_attempts(max_attempts)).await;
         bench.advance(61 * SECOND).await;
@@ -124,7 +152,7 @@ pub(crate) async fn a_late_failure_is_not_mistaken_for_the_one_a_hook_decided(be
 
 /// The ABA of job queues: ended, retried by an operator, running again, and
 /// the attempt has the same number as before.
-pub(crate) async fn a_holder_from_before_an_operators_retry_is_powerless(bench: Bench) {
+async fn a_holder_from_before_an_operators_retry_is_powerless(bench: Bench) {
     let stale = bench.running(job("mail").max_attempts(1)).await;
     bench.crash_all_workers().await;
     let id = stale.lease().id;
@@ -137,7 +165,7 @@ pub(crate) async fn a_holder_from_before_an_operators_retry_is_powerless(bench: 
     bench.must_finish(&live, done()).await;
 }
 
-pub(crate) async fn a_finished_holder_does_not_own_the_retried_job(bench: Bench) {
+async fn a_finished_holder_does_not_own_the_retried_job(bench: Bench) {
     for outcome in Outcome::ALL {
         let old = bench.running(job("mail")).await;
         let ending = match outcome {
@@ -161,7 +189,7 @@ pub(crate) async fn a_finished_holder_does_not_own_the_retried_job(bench: Bench)
     }
 }
 
-pub(crate) async fn the_right_number_in_the_wrong_hands_is_powerless(bench: Bench) {
+async fn the_right_number_in_the_wrong_hands_is_powerless(bench: Bench) {
     let live = bench.running(job("mail")).await;
     let thief = bench.worker().await;
     assert_powerless(&bench, stolen(live.lease(), thief)).await;
@@ -171,7 +199,7 @@ pub(crate) async fn the_right_number_in_the_wrong_hands_is_powerless(bench: Benc
 
 /// The same worker got the job back after its handler had hung: the right
 /// hands, but an old number.
-pub(crate) async fn a_holder_is_powerless_over_its_own_later_lease(bench: Bench) {
+async fn a_holder_is_powerless_over_its_own_later_lease(bench: Bench) {
     let stale = bench.running(job("mail").timeout(Some(MINUTE))).await;
     let worker = stale.lease().worker;
     for _ in 0..3 {
@@ -189,7 +217,7 @@ pub(crate) async fn a_holder_is_powerless_over_its_own_later_lease(bench: Bench)
 
 /// The same once more for ends that leave nothing behind: first the job ended
 /// and an operator let it run again, then its holder gave it back.
-pub(crate) async fn a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker(bench: Bench) {
+async fn a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker(bench: Bench) {
     let first = bench.running(job("mail")).await;
     let (id, worker) = (first.lease().id, first.lease().worker);
     bench.must_finish(&first, done_plainly()).await;
@@ -207,7 +235,7 @@ pub(crate) async fn a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_
 }
 
 /// Many at once, all with the same number; two of them are somebody else's.
-pub(crate) async fn plain_successes_of_one_batch_end_what_their_worker_holds(bench: Bench) {
+async fn plain_successes_of_one_batch_end_what_their_worker_holds(bench: Bench) {
     let (honest, robbed) = (bench.worker().await, bench.worker().await);
     bench.enqueue_many((0..6).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let (own, foreign) = (bench.claim(honest, 4).await, bench.claim(robbed, 9).await);
@@ -222,14 +250,14 @@ pub(crate) async fn plain_successes_of_one_batch_end_what_their_worker_holds(ben
     }
 }
 
-pub(crate) async fn a_number_from_the_future_is_powerless(bench: Bench) {
+async fn a_number_from_the_future_is_powerless(bench: Bench) {
     let live = bench.running(job("mail")).await;
     let future = Lease { lease_no: live.lease().lease_no + 1, ..live.lease() };
     assert_powerless(&bench, future).await;
     assert_lost_by_beat(&bench, future).await;
 }
 
-pub(crate) async fn a_waiting_job_has_no_holder(bench: Bench) {
+async fn a_waiting_job_has_no_holder(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     let worker = bench.worker().await;
     for lease_no in [0, 1] {
@@ -237,7 +265,7 @@ pub(crate) async fn a_waiting_job_has_no_holder(bench: Bench) {
     }
 }
 
-pub(crate) async fn an_unknown_job_has_no_holder(bench: Bench) {
+async fn an_unknown_job_has_no_holder(bench: Bench) {
     let lease = Lease { id: JobId::new(), lease_no: 1, worker: bench.worker().await };
     let store = bench.store();
     let late = settlement(lease, 1, done(), None);
@@ -249,7 +277,7 @@ pub(crate) async fn an_unknown_job_has_no_holder(bench: Bench) {
     assert!(store.checkpoint(lease.id).await.expect("checkpoint").is_none());
 }
 
-pub(crate) async fn a_deleted_job_has_no_holder(bench: Bench) {
+async fn a_deleted_job_has_no_holder(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, failed_for_good()).await;
     bench.delete(claimed.lease().id).await.expect("delete");
@@ -259,7 +287,7 @@ pub(crate) async fn a_deleted_job_has_no_holder(bench: Bench) {
 
 // ---- and the live holder can ---------------------------------------------------
 
-pub(crate) async fn the_live_holder_can_do_everything(bench: Bench) {
+async fn the_live_holder_can_do_everything(bench: Bench) {
     let live = bench.running(job("mail")).await;
     let (lease, store) = (live.lease(), bench.store());
     assert_eq!(store.assert_lease(&lease).await.expect("assert"), Fenced::Held);
@@ -293,7 +321,7 @@ fn face(claimed: &Claimed) -> String {
     )
 }
 
-pub(crate) async fn the_claims_behind_live_leases_are_as_they_were_given(bench: Bench) {
+async fn the_claims_behind_live_leases_are_as_they_were_given(bench: Bench) {
     let worker = bench.worker().await;
     let everything = job("mail")
         .priority(9)
@@ -324,7 +352,7 @@ pub(crate) async fn the_claims_behind_live_leases_are_as_they_were_given(bench: 
     bench.must_finish(&found, done()).await;
 }
 
-pub(crate) async fn a_suspect_is_found_by_its_lease_as_a_suspect(bench: Bench) {
+async fn a_suspect_is_found_by_its_lease_as_a_suspect(bench: Bench) {
     bench.suspect(job("mail")).await;
     let worker = bench.worker().await;
     let claimed = bench.claim_one(worker).await;
@@ -332,7 +360,7 @@ pub(crate) async fn a_suspect_is_found_by_its_lease_as_a_suspect(bench: Bench) {
     assert_eq!((found.interruptions(), face(&found)), (1, face(&claimed)));
 }
 
-pub(crate) async fn claims_are_answered_lease_by_lease(bench: Bench) {
+async fn claims_are_answered_lease_by_lease(bench: Bench) {
     let (stale, live) = reclaimed(&bench).await;
     let future = Lease { lease_no: live.lease().lease_no + 1, ..live.lease() };
     let thief = bench.worker().await;
@@ -346,7 +374,7 @@ pub(crate) async fn claims_are_answered_lease_by_lease(bench: Bench) {
     assert!(bench.store().claims(&[live.lease()]).await.expect("claims")[0].is_none());
 }
 
-pub(crate) async fn progress_is_answered_report_by_report(bench: Bench) {
+async fn progress_is_answered_report_by_report(bench: Bench) {
     let (stale, live) = reclaimed(&bench).await;
     let reports = [(stale.lease(), raw("1")), (live.lease(), raw("2")), (stale.lease(), raw("3"))];
     let answers = bench.store().progress(&reports).await.expect("progress");
@@ -354,14 +382,14 @@ pub(crate) async fn progress_is_answered_report_by_report(bench: Bench) {
     assert_eq!(bench.job(live.lease().id).await.progress.expect("progress").get(), "2");
 }
 
-pub(crate) async fn the_newest_of_two_reports_in_one_batch_shows(bench: Bench) {
+async fn the_newest_of_two_reports_in_one_batch_shows(bench: Bench) {
     let live = bench.running(job("mail")).await;
     let reports = [(live.lease(), raw("1")), (live.lease(), raw("2"))];
     assert_eq!(bench.store().progress(&reports).await.expect("progress"), [Fenced::Held; 2]);
     assert_eq!(bench.job(live.lease().id).await.progress.expect("progress").get(), "2");
 }
 
-pub(crate) async fn what_the_database_could_choke_on_is_refused_by_name_and_harms_nothing(bench: Bench) {
+async fn what_the_database_could_choke_on_is_refused_by_name_and_harms_nothing(bench: Bench) {
     let live = bench.running(job("mail")).await;
     for bad in [r#"{"a":"\u0000"}"#, r#""\ud800""#] {
         let reports = [(live.lease(), raw("1")), (live.lease(), raw(bad))];
@@ -374,7 +402,7 @@ pub(crate) async fn what_the_database_could_choke_on_is_refused_by_name_and_harm
     bench.must_finish(&live, done()).await;
 }
 
-pub(crate) async fn a_checkpoint_outlives_the_attempt_and_is_replaced_by_the_next(bench: Bench) {
+async fn a_checkpoint_outlives_the_attempt_and_is_replaced_by_the_next(bench: Bench) {
     let first = bench.running(job("mail")).await;
     let id = first.lease().id;
     assert!(checkpoint(&bench, id).await.is_none());
@@ -388,7 +416,7 @@ pub(crate) async fn a_checkpoint_outlives_the_attempt_and_is_replaced_by_the_nex
     assert_eq!(checkpoint(&bench, id).await.as_deref(), Some("3"));
 }
 
-pub(crate) async fn a_checkpoint_goes_with_its_job(bench: Bench) {
+async fn a_checkpoint_goes_with_its_job(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let id = claimed.lease().id;
     assert_eq!(bench.store().save_checkpoint(&claimed.lease(), &raw("1")).await.expect("save"), Fenced::Held);
@@ -397,7 +425,7 @@ pub(crate) async fn a_checkpoint_goes_with_its_job(bench: Bench) {
     assert!(checkpoint(&bench, id).await.is_none());
 }
 
-pub(crate) async fn a_released_lease_is_gone_at_once(bench: Bench) {
+async fn a_released_lease_is_gone_at_once(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, Ending::Released).await;
     let store = bench.store();

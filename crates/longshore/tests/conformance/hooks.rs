@@ -11,6 +11,12 @@ use longshore::{Context, Decision, Ending, Failure, Status};
 use crate::bench::*;
 use crate::worker::{nothing, until, until_status, worker};
 
+cases! {
+    hooks_are_told_and_have_their_say,
+    hooks_decide_about_jobs_of_dead_workers,
+    recovery_can_be_switched_off,
+}
+
 #[derive(Clone, Default)]
 struct Diary(Arc<Mutex<Vec<String>>>);
 
@@ -84,7 +90,7 @@ impl Hooks for Diary {
     }
 }
 
-pub(crate) async fn hooks_are_told_and_have_their_say(bench: Bench) {
+async fn hooks_are_told_and_have_their_say(bench: Bench) {
     let mut ids = BTreeMap::new();
     for kind in ["good", "bad", "hopeless", "unwanted", "vetoed", "shaky", "reshaped", "trembling"] {
         ids.insert(kind, bench.add(job(kind)).await);
@@ -120,7 +126,7 @@ pub(crate) async fn hooks_are_told_and_have_their_say(bench: Bench) {
     assert_eq!((job.status, job.run_at), (Status::Queued, start() + HOUR));
 }
 
-pub(crate) async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
+async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
     let mut ids = BTreeMap::new();
     for kind in ["plain", "skipped", "charged"] {
         ids.insert(kind, bench.running(job(kind)).await.lease().id);
@@ -147,7 +153,7 @@ pub(crate) async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
     assert_eq!(bench.job(ids["charged"]).await.attempts, 1);
 }
 
-pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
+async fn recovery_can_be_switched_off(bench: Bench) {
     let id = bench.running(job("plain")).await.lease().id;
     bench.advance(DAY / 2).await;
     let diary = Diary::default();

@@ -11,7 +11,24 @@ use uuid::Uuid;
 
 use crate::bench::*;
 
-pub(crate) async fn every_bad_field_is_refused_by_name_and_nothing_is_written(bench: Bench) {
+cases! {
+    every_bad_field_is_refused_by_name_and_nothing_is_written,
+    the_limits_themselves_are_stored,
+    the_earliest_and_the_latest_times_are_stored,
+    a_question_with_nul_is_no_internal_error,
+    a_queue_without_a_proper_name_is_refused,
+    a_queue_setting_that_changes_nothing_is_no_error,
+    a_job_id_that_is_none_is_refused_by_name,
+    an_unknown_scheme_is_refused_without_repeating_the_password,
+    a_database_that_is_not_there_is_told_and_not_made,
+    a_read_only_database_says_so_and_still_answers_questions,
+    the_largest_numbers_are_no_error,
+    steps_of_nothing_are_no_error,
+    a_job_with_an_odd_id_lives_like_any_other,
+    a_number_of_any_size_is_stored_as_written,
+}
+
+async fn every_bad_field_is_refused_by_name_and_nothing_is_written(bench: Bench) {
     let long = "x".repeat(129);
     let key = "k".repeat(513);
     let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
@@ -47,7 +64,7 @@ pub(crate) async fn every_bad_field_is_refused_by_name_and_nothing_is_written(be
 }
 
 /// What validation lets pass, both engines store: the very limits.
-pub(crate) async fn the_limits_themselves_are_stored(bench: Bench) {
+async fn the_limits_themselves_are_stored(bench: Bench) {
     let name = "ä".repeat(64);
     let key = "k".repeat(512);
     let id = bench
@@ -72,7 +89,7 @@ pub(crate) async fn the_limits_themselves_are_stored(bench: Bench) {
     assert_eq!(job.run_at, start() + longshore::retry::MAX_DELAY);
 }
 
-pub(crate) async fn the_earliest_and_the_latest_times_are_stored(bench: Bench) {
+async fn the_earliest_and_the_latest_times_are_stored(bench: Bench) {
     for text in ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"] {
         let at = text.parse().expect("a time");
         let id = bench.add(job("mail").run_at(at)).await;
@@ -90,7 +107,7 @@ fn harmless<T>(result: Result<T>, what: &str) -> Option<T> {
 
 /// Questions with text that Postgres cannot hold: no match, or refused as bad
 /// input, but never an internal error.
-pub(crate) async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
+async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
     let nul = || Some("a\0b".to_owned());
     bench.enqueue_kind("mail").await;
     let filters = [
@@ -128,7 +145,7 @@ pub(crate) async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_queue_without_a_proper_name_is_refused(bench: Bench) {
+async fn a_queue_without_a_proper_name_is_refused(bench: Bench) {
     for name in ["", "a\0b", &"x".repeat(129)] {
         let error = bench.pause(name).await.expect_err("a bad name");
         assert_eq!(error.field(), Some("queue"), "{error:?}");
@@ -136,11 +153,11 @@ pub(crate) async fn a_queue_without_a_proper_name_is_refused(bench: Bench) {
     assert!(bench.queues().await.expect("queues").is_empty());
 }
 
-pub(crate) async fn a_queue_setting_that_changes_nothing_is_no_error(bench: Bench) {
+async fn a_queue_setting_that_changes_nothing_is_no_error(bench: Bench) {
     bench.store().set_queue("letters", &QueueChange::default()).await.expect("set_queue");
 }
 
-pub(crate) async fn a_job_id_that_is_none_is_refused_by_name(_bench: Bench) {
+async fn a_job_id_that_is_none_is_refused_by_name(_bench: Bench) {
     let error = "not-an-id".parse::<longshore::JobId>().expect_err("no id");
     assert_eq!(error.field(), Some("id"));
 }
@@ -151,7 +168,7 @@ async fn refused(url: &str) -> Error {
     Client::connect(url).await.expect_err("it cannot be opened")
 }
 
-pub(crate) async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Bench) {
+async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Bench) {
     for url in ["mysql://root:hunter2@localhost/x", "hunter2", ""] {
         let error = refused(url).await;
         assert_eq!(error.field(), Some("url"), "{error:?}");
@@ -162,7 +179,7 @@ pub(crate) async fn an_unknown_scheme_is_refused_without_repeating_the_password(
     }
 }
 
-pub(crate) async fn a_database_that_is_not_there_is_told_and_not_made(bench: Bench) {
+async fn a_database_that_is_not_there_is_told_and_not_made(bench: Bench) {
     match bench.engine() {
         Engine::Postgres => {
             let error = refused("postgres://ada:hunter2@127.0.0.1:1/none").await;
@@ -197,7 +214,7 @@ async fn read_only(bench: &Bench) -> Client {
     Client::connect(&url).await.expect("a read-only database opens")
 }
 
-pub(crate) async fn a_read_only_database_says_so_and_still_answers_questions(bench: Bench) {
+async fn a_read_only_database_says_so_and_still_answers_questions(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     let worker = bench.worker().await;
     let reader = read_only(&bench).await;
@@ -220,7 +237,7 @@ pub(crate) async fn a_read_only_database_says_so_and_still_answers_questions(ben
     assert_eq!(bench.counted(Status::Queued).await, 1);
 }
 
-pub(crate) async fn the_largest_numbers_are_no_error(bench: Bench) {
+async fn the_largest_numbers_are_no_error(bench: Bench) {
     let store = bench.store();
     bench.add(job("mail").flags(["infrastructure_resilient"])).await;
     let worker = NewWorker { stale_after: Duration::MAX, concurrency: u32::MAX, ..NewWorker::new("bench") };
@@ -242,7 +259,7 @@ pub(crate) async fn the_largest_numbers_are_no_error(bench: Bench) {
         .map_or_else(|error| assert!(error.is_invalid(), "{error:?}"), drop);
 }
 
-pub(crate) async fn steps_of_nothing_are_no_error(bench: Bench) {
+async fn steps_of_nothing_are_no_error(bench: Bench) {
     let store = bench.store();
     bench.enqueue_kind("mail").await;
     store.retain(&Retention::default(), 0).await.expect("retain");
@@ -256,7 +273,7 @@ pub(crate) async fn steps_of_nothing_are_no_error(bench: Bench) {
 
 /// Ids are the callers' choice; the ends of the range must not fall through a
 /// walk that begins "after nothing".
-pub(crate) async fn a_job_with_an_odd_id_lives_like_any_other(bench: Bench) {
+async fn a_job_with_an_odd_id_lives_like_any_other(bench: Bench) {
     for odd in [Uuid::nil(), Uuid::max()] {
         let id = JobId(odd);
         let asked = job("mail").id(id).max_attempts(1);
@@ -284,7 +301,7 @@ pub(crate) async fn a_job_with_an_odd_id_lives_like_any_other(bench: Bench) {
 }
 
 /// Neither engine reckons with payloads, so a number may be past any of its own.
-pub(crate) async fn a_number_of_any_size_is_stored_as_written(bench: Bench) {
+async fn a_number_of_any_size_is_stored_as_written(bench: Bench) {
     for number in ["1e200000", "-1E-200000", "123456789012345678901234567890.5"] {
         let plain = bench.add(NewJob::from_json("mail", number)).await;
         let keyed = NewJob::from_json("mail", number).unique_key(number, UniqueMode::Dedupe);

@@ -6,6 +6,39 @@ use longshore::{JobId, NewJob, Outcome, Status};
 
 use crate::bench::*;
 
+cases! {
+    a_list_is_newest_first_over_every_status,
+    a_list_by_status_finds_that_status_only,
+    a_list_agrees_with_the_single_view,
+    a_list_by_kind_queue_tag_or_key_finds_the_matching,
+    a_list_by_key_obeys_the_other_filters_too,
+    pages_follow_one_another_without_gap_or_overlap,
+    a_page_holds_between_one_and_two_hundred,
+    an_offset_passes_over_matches_up_to_its_bound,
+    a_list_by_time_finds_what_was_made_then,
+    a_rare_match_is_found_by_following_short_pages,
+    the_farthest_offset_is_reached_in_one_page,
+    a_cursor_of_a_job_that_is_gone_still_works,
+    the_jobs_ahead_are_those_a_claim_would_take_first,
+    interrupted_jobs_count_among_those_ahead,
+    those_ahead_are_counted_up_to_a_bound,
+    only_jobs_of_these_kinds_count_among_those_ahead,
+    it_is_told_when_more_may_be_ahead,
+    a_job_that_is_due_later_is_not_ahead_of_one_that_is_due,
+    a_job_that_does_not_wait_has_nobody_ahead,
+    a_healthy_queue_has_no_problems,
+    a_job_in_no_place_is_found,
+    a_job_in_two_places_is_found,
+    a_waiting_row_without_a_job_is_found,
+    a_lease_without_a_job_is_found,
+    an_end_without_a_job_is_found,
+    a_key_without_a_live_owner_is_found,
+    a_live_job_that_lost_its_key_is_found,
+    a_tally_that_disagrees_with_the_rows_is_found,
+    a_waiting_row_that_disagrees_with_its_job_is_found,
+    a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does,
+}
+
 fn filter() -> ListFilter {
     ListFilter::default()
 }
@@ -49,7 +82,7 @@ async fn one_of_each(bench: &Bench) -> Vec<(Status, JobId)> {
 
 // ---- pages -------------------------------------------------------------------
 
-pub(crate) async fn a_list_is_newest_first_over_every_status(bench: Bench) {
+async fn a_list_is_newest_first_over_every_status(bench: Bench) {
     let mut expected: Vec<_> = one_of_each(&bench).await.into_iter().map(|(_, id)| id).collect();
     expected.sort();
     expected.reverse();
@@ -57,7 +90,7 @@ pub(crate) async fn a_list_is_newest_first_over_every_status(bench: Bench) {
     assert_eq!((listed(&page), page.next), (expected, None));
 }
 
-pub(crate) async fn a_list_by_status_finds_that_status_only(bench: Bench) {
+async fn a_list_by_status_finds_that_status_only(bench: Bench) {
     for (status, id) in one_of_each(&bench).await {
         let by = ListFilter { status: Some(status), ..filter() };
         assert_eq!(all(&bench, &by).await, [id], "{status}");
@@ -66,7 +99,7 @@ pub(crate) async fn a_list_by_status_finds_that_status_only(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_list_agrees_with_the_single_view(bench: Bench) {
+async fn a_list_agrees_with_the_single_view(bench: Bench) {
     one_of_each(&bench).await;
     for listed in bench.list(&filter()).await.expect("list").jobs {
         let mut single = bench.job(listed.id).await;
@@ -75,7 +108,7 @@ pub(crate) async fn a_list_agrees_with_the_single_view(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(bench: Bench) {
+async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(bench: Bench) {
     let mail = bench.add(job("mail").queue("letters").tags(["red", "blue"]).idempotency_key("k-1")).await;
     let sms = bench.add(job("sms").queue("phones").tags(["red"]).idempotency_key("k-2")).await;
     let bulk = bench.add(job("mail").queue("phones").tags(["blue-ish"])).await;
@@ -95,7 +128,7 @@ pub(crate) async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(bench: Be
     assert_eq!(find(none).await, []);
 }
 
-pub(crate) async fn a_list_by_key_obeys_the_other_filters_too(bench: Bench) {
+async fn a_list_by_key_obeys_the_other_filters_too(bench: Bench) {
     let both = |n: u32| {
         job("mail").idempotency_key(format!("i-{n}")).unique_key(format!("u-{n}"), Default::default())
     };
@@ -121,7 +154,7 @@ pub(crate) async fn a_list_by_key_obeys_the_other_filters_too(bench: Bench) {
     }
 }
 
-pub(crate) async fn pages_follow_one_another_without_gap_or_overlap(bench: Bench) {
+async fn pages_follow_one_another_without_gap_or_overlap(bench: Bench) {
     let jobs = (0..25).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
     let mut expected: Vec<_> =
         bench.enqueue_many(jobs).await.expect("enqueue").iter().map(|e| e.id).collect();
@@ -134,7 +167,7 @@ pub(crate) async fn pages_follow_one_another_without_gap_or_overlap(bench: Bench
     assert_eq!(all(&bench, &queued).await, expected);
 }
 
-pub(crate) async fn a_page_holds_between_one_and_two_hundred(bench: Bench) {
+async fn a_page_holds_between_one_and_two_hundred(bench: Bench) {
     bench.enqueue_many((0..205).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     for (asked, given) in [(0, 1), (1, 1), (50, 50), (200, 200), (9999, 200)] {
         let page = bench.list(&ListFilter { limit: asked, ..filter() }).await.expect("list");
@@ -142,7 +175,7 @@ pub(crate) async fn a_page_holds_between_one_and_two_hundred(bench: Bench) {
     }
 }
 
-pub(crate) async fn an_offset_passes_over_matches_up_to_its_bound(bench: Bench) {
+async fn an_offset_passes_over_matches_up_to_its_bound(bench: Bench) {
     let jobs = (0..6).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
     bench.enqueue_many(jobs).await.expect("enqueue");
     let everything = all(&bench, &filter()).await;
@@ -160,7 +193,7 @@ pub(crate) async fn an_offset_passes_over_matches_up_to_its_bound(bench: Bench) 
 }
 
 /// The time is that of the id, whatever the engine's clock says.
-pub(crate) async fn a_list_by_time_finds_what_was_made_then(bench: Bench) {
+async fn a_list_by_time_finds_what_was_made_then(bench: Bench) {
     let at = |n: u64| DateTime::from_timestamp_millis(1_900_000_000_000 + n as i64).expect("an instant");
     let made = |n: u64| {
         let bytes: u128 = ((1_900_000_000_000 + u128::from(n)) << 80) | (7 << 76) | (1 << 63) | u128::from(n);
@@ -194,7 +227,7 @@ pub(crate) async fn a_list_by_time_finds_what_was_made_then(bench: Bench) {
 
 /// A filter that matches almost nothing must not read the whole table for one
 /// page: short pages carry on.
-pub(crate) async fn a_rare_match_is_found_by_following_short_pages(bench: Bench) {
+async fn a_rare_match_is_found_by_following_short_pages(bench: Bench) {
     let rare = bench.add(job("rare").tags(["needle"])).await;
     for _ in 0..2 {
         let bulk = (0..5500).map(|_| job("common"));
@@ -212,7 +245,7 @@ pub(crate) async fn a_rare_match_is_found_by_following_short_pages(bench: Bench)
 }
 
 /// A page may examine more than usual to count up to its offset.
-pub(crate) async fn the_farthest_offset_is_reached_in_one_page(bench: Bench) {
+async fn the_farthest_offset_is_reached_in_one_page(bench: Bench) {
     for _ in 0..2 {
         let bulk = (0..5500).map(|_| job("common"));
         bench.enqueue_many(bulk).await.expect("enqueue");
@@ -221,7 +254,7 @@ pub(crate) async fn the_farthest_offset_is_reached_in_one_page(bench: Bench) {
     assert_eq!(bench.list(&far).await.expect("list").jobs.len(), 50);
 }
 
-pub(crate) async fn a_cursor_of_a_job_that_is_gone_still_works(bench: Bench) {
+async fn a_cursor_of_a_job_that_is_gone_still_works(bench: Bench) {
     let old = bench.enqueue_kind("mail").await;
     let gone = bench.enqueue_kind("sms").await;
     bench.cancel(gone).await.expect("cancel");
@@ -238,7 +271,7 @@ async fn ahead(bench: &Bench, id: JobId) -> Option<u32> {
 
 /// The jobs of one queue in every order of priority, time and id, one of them
 /// interrupted before: each has as many ahead as a claim takes first.
-pub(crate) async fn the_jobs_ahead_are_those_a_claim_would_take_first(bench: Bench) {
+async fn the_jobs_ahead_are_those_a_claim_would_take_first(bench: Bench) {
     bench.suspect(job("suspect").priority(3)).await;
     for priority in [3, -5, 0, 3, 7] {
         for delay in [20 * SECOND, SECOND, 20 * SECOND] {
@@ -260,7 +293,7 @@ pub(crate) async fn the_jobs_ahead_are_those_a_claim_would_take_first(bench: Ben
 }
 
 /// All suspects are ahead, though a claim takes one of them at a time.
-pub(crate) async fn interrupted_jobs_count_among_those_ahead(bench: Bench) {
+async fn interrupted_jobs_count_among_those_ahead(bench: Bench) {
     bench.add(job("a")).await;
     bench.add(job("b").priority(2)).await;
     let worker = bench.worker().await;
@@ -272,7 +305,7 @@ pub(crate) async fn interrupted_jobs_count_among_those_ahead(bench: Bench) {
     assert_eq!((ahead(&bench, first).await, ahead(&bench, last).await), (Some(1), Some(3)));
 }
 
-pub(crate) async fn those_ahead_are_counted_up_to_a_bound(bench: Bench) {
+async fn those_ahead_are_counted_up_to_a_bound(bench: Bench) {
     bench.enqueue_many((0..30).map(|_| job("mail").priority(1))).await.expect("enqueue");
     let last = bench.enqueue_kind("mail").await;
     for (most, counted) in [(0, 0), (1, 1), (29, 29), (30, 30), (31, 30), (u32::MAX, 30)] {
@@ -280,7 +313,7 @@ pub(crate) async fn those_ahead_are_counted_up_to_a_bound(bench: Bench) {
     }
 }
 
-pub(crate) async fn only_jobs_of_these_kinds_count_among_those_ahead(bench: Bench) {
+async fn only_jobs_of_these_kinds_count_among_those_ahead(bench: Bench) {
     bench.suspect(job("mail").priority(3)).await;
     for kind in ["stray", "mail", "sms", "stray", "mail"] {
         bench.add(job(kind).priority(1)).await;
@@ -295,7 +328,7 @@ pub(crate) async fn only_jobs_of_these_kinds_count_among_those_ahead(bench: Benc
 }
 
 /// Jobs that do not count are looked at all the same.
-pub(crate) async fn it_is_told_when_more_may_be_ahead(bench: Bench) {
+async fn it_is_told_when_more_may_be_ahead(bench: Bench) {
     bench.enqueue_many((0..9).map(|_| job("stray").priority(1))).await.expect("enqueue");
     let last = bench.enqueue_kind("mail").await;
     for (most, or_more) in [(8, true), (10, false)] {
@@ -304,7 +337,7 @@ pub(crate) async fn it_is_told_when_more_may_be_ahead(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(bench: Bench) {
+async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(bench: Bench) {
     bench.add(job("mail").priority(5).delay(MINUTE)).await;
     bench.add(job("mail").priority(5).delay(HOUR)).await;
     let now = bench.enqueue_kind("mail").await;
@@ -314,7 +347,7 @@ pub(crate) async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(benc
     assert_eq!((ahead(&bench, now).await, ahead(&bench, later).await), (Some(1), Some(2)));
 }
 
-pub(crate) async fn a_job_that_does_not_wait_has_nobody_ahead(bench: Bench) {
+async fn a_job_that_does_not_wait_has_nobody_ahead(bench: Bench) {
     for (status, id) in one_of_each(&bench).await {
         let waits = matches!(status, Status::Queued | Status::Retrying);
         assert_eq!(ahead(&bench, id).await.is_some(), waits, "{status}");
@@ -324,7 +357,7 @@ pub(crate) async fn a_job_that_does_not_wait_has_nobody_ahead(bench: Bench) {
 
 // ---- a proof -----------------------------------------------------------------
 
-pub(crate) async fn a_healthy_queue_has_no_problems(bench: Bench) {
+async fn a_healthy_queue_has_no_problems(bench: Bench) {
     one_of_each(&bench).await;
     let report = bench.check().await.expect("check");
     assert_eq!((report.jobs, report.problems), (6, Vec::new()));
@@ -336,13 +369,13 @@ async fn assert_found(bench: &Bench, words: &str) {
     assert!(problems.iter().any(|problem| problem.contains(words)), "{words:?} not in {problems:?}");
 }
 
-pub(crate) async fn a_job_in_no_place_is_found(bench: Bench) {
+async fn a_job_in_no_place_is_found(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     bench.sql("delete from ready", None).await;
     assert_found(&bench, &id.to_string()).await;
 }
 
-pub(crate) async fn a_job_in_two_places_is_found(bench: Bench) {
+async fn a_job_in_two_places_is_found(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     let at = match bench.engine() {
         Engine::Postgres => "now()",
@@ -356,49 +389,49 @@ pub(crate) async fn a_job_in_two_places_is_found(bench: Bench) {
     assert_found(&bench, &id.to_string()).await;
 }
 
-pub(crate) async fn a_waiting_row_without_a_job_is_found(bench: Bench) {
+async fn a_waiting_row_without_a_job_is_found(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     bench.sql("delete from jobs", None).await;
     assert_found(&bench, &id.to_string()).await;
 }
 
-pub(crate) async fn a_lease_without_a_job_is_found(bench: Bench) {
+async fn a_lease_without_a_job_is_found(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.sql("delete from jobs", None).await;
     assert_found(&bench, &claimed.lease().id.to_string()).await;
 }
 
-pub(crate) async fn an_end_without_a_job_is_found(bench: Bench) {
+async fn an_end_without_a_job_is_found(bench: Bench) {
     let id = bench.ended(job("mail"), Outcome::Cancelled).await;
     bench.sql("delete from jobs", None).await;
     assert_found(&bench, &id.to_string()).await;
 }
 
-pub(crate) async fn a_key_without_a_live_owner_is_found(bench: Bench) {
+async fn a_key_without_a_live_owner_is_found(bench: Bench) {
     let id = bench.ended(job("mail"), Outcome::Succeeded).await;
     bench.sql("insert into keys (key, job) values ('left-behind', {id})", Some(id)).await;
     assert_found(&bench, "left-behind").await;
 }
 
-pub(crate) async fn a_live_job_that_lost_its_key_is_found(bench: Bench) {
+async fn a_live_job_that_lost_its_key_is_found(bench: Bench) {
     let id = bench.add(job("mail").unique_key("customer-23", Default::default())).await;
     bench.sql("delete from keys", None).await;
     assert_found(&bench, &id.to_string()).await;
 }
 
-pub(crate) async fn a_tally_that_disagrees_with_the_rows_is_found(bench: Bench) {
+async fn a_tally_that_disagrees_with_the_rows_is_found(bench: Bench) {
     bench.ended(job("mail").queue("default"), Outcome::Succeeded).await;
     bench.sql("update tallies set kept = kept + 1", None).await;
     assert_found(&bench, "default").await;
 }
 
-pub(crate) async fn a_waiting_row_that_disagrees_with_its_job_is_found(bench: Bench) {
+async fn a_waiting_row_that_disagrees_with_its_job_is_found(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     bench.sql("update ready set priority = 77", None).await;
     assert_found(&bench, &id.to_string()).await;
 }
 
-pub(crate) async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(bench: Bench) {
+async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(bench: Bench) {
     let mut old = Vec::new();
     for outcome in Outcome::ALL {
         old.push(bench.ended(job("mail"), outcome).await);

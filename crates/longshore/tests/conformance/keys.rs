@@ -7,6 +7,43 @@ use longshore::{Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Status, Un
 
 use crate::bench::*;
 
+cases! {
+    the_same_idempotency_key_returns_the_first_job_unchanged,
+    an_idempotency_key_outlives_the_end_of_its_job,
+    an_idempotency_key_is_free_again_when_its_job_is_deleted,
+    an_idempotency_key_is_free_again_when_its_job_is_retained_away,
+    a_job_is_checked_before_its_key_is_looked_at,
+    twins_within_a_batch_become_the_first_of_them,
+    a_twin_within_a_batch_takes_no_unique_key_of_its_own,
+    a_batch_finds_keys_taken_before_it,
+    keys_differ_by_case_and_by_trailing_space,
+    an_idempotent_answer_takes_no_unique_key,
+    the_idempotency_key_of_a_replacement_is_remembered,
+    an_idempotent_answer_replaces_nothing,
+    dedupe_returns_a_waiting_holder_unchanged,
+    dedupe_returns_a_running_holder,
+    dedupe_holds_across_kinds_and_queues,
+    replace_gives_a_waiting_holder_the_new_contents_and_time,
+    a_replaced_job_is_claimed_with_its_new_contents,
+    preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time,
+    a_replaced_retry_starts_over_under_the_same_fence,
+    replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job,
+    every_mode_makes_a_new_job_when_the_holder_has_ended,
+    a_unique_key_is_released_by_every_end,
+    a_unique_key_is_released_by_an_end_that_leaves_nothing_behind,
+    a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out,
+    a_unique_key_is_released_by_quarantine,
+    a_unique_key_is_kept_by_every_way_back_to_the_queue,
+    an_operators_retry_takes_the_unique_key_again,
+    a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder,
+    a_superseded_job_may_succeed,
+    a_superseded_job_that_gives_up_says_why,
+    a_superseded_failure_is_final,
+    a_superseded_snooze_release_or_interruption_ends_cancelled,
+    a_superseded_job_of_a_dead_worker_ends_cancelled,
+    a_list_by_unique_key_finds_the_live_owner_only,
+}
+
 const KEY: &str = "customer-23";
 
 fn unique(kind: &str, mode: UniqueMode) -> NewJob {
@@ -31,7 +68,7 @@ async fn take(bench: &Bench, job: NewJob) -> Enqueued {
 
 // ---- idempotency ---------------------------------------------------------------
 
-pub(crate) async fn the_same_idempotency_key_returns_the_first_job_unchanged(bench: Bench) {
+async fn the_same_idempotency_key_returns_the_first_job_unchanged(bench: Bench) {
     let first = bench.add(job("mail").priority(3).idempotency_key("order-17")).await;
     let before = picture(&bench.job(first).await);
     let again = job("sms").priority(9).queue("other").idempotency_key("order-17");
@@ -39,7 +76,7 @@ pub(crate) async fn the_same_idempotency_key_returns_the_first_job_unchanged(ben
     assert_eq!(picture(&bench.job(first).await), before);
 }
 
-pub(crate) async fn an_idempotency_key_outlives_the_end_of_its_job(bench: Bench) {
+async fn an_idempotency_key_outlives_the_end_of_its_job(bench: Bench) {
     for outcome in Outcome::ALL {
         let key = outcome.as_str();
         let first = bench.ended(job("mail").idempotency_key(key), outcome).await;
@@ -47,7 +84,7 @@ pub(crate) async fn an_idempotency_key_outlives_the_end_of_its_job(bench: Bench)
     }
 }
 
-pub(crate) async fn an_idempotency_key_is_free_again_when_its_job_is_deleted(bench: Bench) {
+async fn an_idempotency_key_is_free_again_when_its_job_is_deleted(bench: Bench) {
     let first = bench.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
     bench.delete(first).await.expect("delete");
     let second = take(&bench, job("mail").idempotency_key("order-17")).await;
@@ -55,7 +92,7 @@ pub(crate) async fn an_idempotency_key_is_free_again_when_its_job_is_deleted(ben
     assert_ne!(second.id, first);
 }
 
-pub(crate) async fn an_idempotency_key_is_free_again_when_its_job_is_retained_away(bench: Bench) {
+async fn an_idempotency_key_is_free_again_when_its_job_is_retained_away(bench: Bench) {
     let first = bench.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
     bench.advance(8 * DAY).await;
     assert_eq!(bench.store().retain(&Retention::default(), 100).await.expect("retain").removed, 1);
@@ -64,13 +101,13 @@ pub(crate) async fn an_idempotency_key_is_free_again_when_its_job_is_retained_aw
     assert_ne!(second.id, first);
 }
 
-pub(crate) async fn a_job_is_checked_before_its_key_is_looked_at(bench: Bench) {
+async fn a_job_is_checked_before_its_key_is_looked_at(bench: Bench) {
     bench.add(job("mail").idempotency_key("order-17")).await;
     let error = bench.enqueue(job("").idempotency_key("order-17")).await.expect_err("an empty kind");
     assert_eq!(error.field(), Some("kind"));
 }
 
-pub(crate) async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) {
+async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) {
     let batch = [
         valid(job("plain")),
         valid(job("first").idempotency_key("order-17")),
@@ -97,7 +134,7 @@ pub(crate) async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) 
 
 /// Which of two twins in one batch comes first is the engine's business; the
 /// other must leave no trace.
-pub(crate) async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(bench: Bench) {
+async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(bench: Bench) {
     let both = |key: &str| job("mail").idempotency_key("order-17").unique_key(key, UniqueMode::Dedupe);
     let batch = [valid(both("u-1")), valid(both("u-2"))];
     let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
@@ -110,14 +147,14 @@ pub(crate) async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(bench: 
     assert_eq!(take(&bench, again(free)).await.how, EnqueuedAs::Created);
 }
 
-pub(crate) async fn a_batch_finds_keys_taken_before_it(bench: Bench) {
+async fn a_batch_finds_keys_taken_before_it(bench: Bench) {
     let first = bench.add(job("mail").idempotency_key("order-17")).await;
     let batch = [valid(job("plain")), valid(job("sms").idempotency_key("order-17")), valid(job("plain too"))];
     let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
     assert_eq!(answers, [created(batch[0].id()), existing(first), created(batch[2].id())]);
 }
 
-pub(crate) async fn keys_differ_by_case_and_by_trailing_space(bench: Bench) {
+async fn keys_differ_by_case_and_by_trailing_space(bench: Bench) {
     for key in ["order-17", "Order-17", "order-17 ", "order-17\t"] {
         assert_eq!(take(&bench, job("mail").idempotency_key(key)).await.how, EnqueuedAs::Created, "{key:?}");
         assert_eq!(
@@ -128,7 +165,7 @@ pub(crate) async fn keys_differ_by_case_and_by_trailing_space(bench: Bench) {
     }
 }
 
-pub(crate) async fn an_idempotent_answer_takes_no_unique_key(bench: Bench) {
+async fn an_idempotent_answer_takes_no_unique_key(bench: Bench) {
     let first = bench.add(job("mail").idempotency_key("order-17")).await;
     let again = unique("sms", UniqueMode::Dedupe).idempotency_key("order-17");
     assert_eq!(take(&bench, again).await, existing(first));
@@ -137,7 +174,7 @@ pub(crate) async fn an_idempotent_answer_takes_no_unique_key(bench: Bench) {
 
 /// The request took effect on a job that came with no such key; from then on
 /// that job is what the request made.
-pub(crate) async fn the_idempotency_key_of_a_replacement_is_remembered(bench: Bench) {
+async fn the_idempotency_key_of_a_replacement_is_remembered(bench: Bench) {
     let holder = bench.add(unique("old", UniqueMode::Replace)).await;
     let request = || unique("new", UniqueMode::Replace).idempotency_key("order-17");
     let replaced = Enqueued { id: holder, how: EnqueuedAs::Replaced };
@@ -152,7 +189,7 @@ pub(crate) async fn the_idempotency_key_of_a_replacement_is_remembered(bench: Be
     assert_eq!(bench.check().await.expect("check").jobs, 1);
 }
 
-pub(crate) async fn an_idempotent_answer_replaces_nothing(bench: Bench) {
+async fn an_idempotent_answer_replaces_nothing(bench: Bench) {
     let first = bench.add(job("mail").idempotency_key("order-17")).await;
     let holder = bench.add(unique("holder", UniqueMode::Dedupe)).await;
     let before = picture(&bench.job(holder).await);
@@ -163,7 +200,7 @@ pub(crate) async fn an_idempotent_answer_replaces_nothing(bench: Bench) {
 
 // ---- unique: modes × where the holder stands -------------------------------------
 
-pub(crate) async fn dedupe_returns_a_waiting_holder_unchanged(bench: Bench) {
+async fn dedupe_returns_a_waiting_holder_unchanged(bench: Bench) {
     let holder = bench.add(unique("mail", UniqueMode::Dedupe)).await;
     let before = picture(&bench.job(holder).await);
     let second = unique("sms", UniqueMode::Dedupe).priority(5);
@@ -171,19 +208,19 @@ pub(crate) async fn dedupe_returns_a_waiting_holder_unchanged(bench: Bench) {
     assert_eq!(picture(&bench.job(holder).await), before);
 }
 
-pub(crate) async fn dedupe_returns_a_running_holder(bench: Bench) {
+async fn dedupe_returns_a_running_holder(bench: Bench) {
     let holder = bench.running(unique("mail", UniqueMode::Dedupe)).await;
     assert_eq!(take(&bench, unique("mail", UniqueMode::Dedupe)).await, existing(holder.lease().id));
     bench.must_finish(&holder, failed()).await;
     assert_eq!(bench.status(holder.lease().id).await, Status::Retrying);
 }
 
-pub(crate) async fn dedupe_holds_across_kinds_and_queues(bench: Bench) {
+async fn dedupe_holds_across_kinds_and_queues(bench: Bench) {
     let holder = bench.add(unique("mail", UniqueMode::Dedupe).queue("letters")).await;
     assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe).queue("phones")).await, existing(holder));
 }
 
-pub(crate) async fn replace_gives_a_waiting_holder_the_new_contents_and_time(bench: Bench) {
+async fn replace_gives_a_waiting_holder_the_new_contents_and_time(bench: Bench) {
     let holder = bench.add(unique("mail", UniqueMode::Replace).priority(1).delay(HOUR).tags(["old"])).await;
     bench.advance(MINUTE).await;
     let next = NewJob::from_json("sms", r#"{"new":true}"#)
@@ -206,7 +243,7 @@ pub(crate) async fn replace_gives_a_waiting_holder_the_new_contents_and_time(ben
     assert_eq!((job.run_at, job.created_at), (start() + 3 * MINUTE, start()));
 }
 
-pub(crate) async fn a_replaced_job_is_claimed_with_its_new_contents(bench: Bench) {
+async fn a_replaced_job_is_claimed_with_its_new_contents(bench: Bench) {
     let holder = bench.add(unique("mail", UniqueMode::Replace).delay(HOUR)).await;
     take(&bench, unique("sms", UniqueMode::Replace).priority(5)).await;
     let worker = bench.worker().await;
@@ -215,7 +252,7 @@ pub(crate) async fn a_replaced_job_is_claimed_with_its_new_contents(bench: Bench
     assert_eq!(claimed.payload(), r#"{"for":"sms"}"#);
 }
 
-pub(crate) async fn preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time(bench: Bench) {
+async fn preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time(bench: Bench) {
     let holder = bench.add(unique("mail", UniqueMode::Dedupe).delay(HOUR)).await;
     let next = unique("sms", UniqueMode::PreserveRunAt).priority(5);
     assert_eq!(take(&bench, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
@@ -223,7 +260,7 @@ pub(crate) async fn preserve_run_at_gives_a_waiting_holder_the_contents_but_not_
     assert_eq!((job.kind.as_str(), job.priority, job.run_at), ("sms", 5, start() + HOUR));
 }
 
-pub(crate) async fn a_replaced_retry_starts_over_under_the_same_fence(bench: Bench) {
+async fn a_replaced_retry_starts_over_under_the_same_fence(bench: Bench) {
     let claimed = bench.running(unique("mail", UniqueMode::Replace).max_attempts(2)).await;
     let id = claimed.lease().id;
     bench.must_finish(&claimed, failed()).await;
@@ -234,7 +271,7 @@ pub(crate) async fn a_replaced_retry_starts_over_under_the_same_fence(bench: Ben
     assert_eq!((again.lease().lease_no, again.attempt()), (2, 1));
 }
 
-pub(crate) async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job(bench: Bench) {
+async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job(bench: Bench) {
     let mut holder = bench.running(unique("mail", UniqueMode::Dedupe)).await.lease().id;
     for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
         let next = take(&bench, unique("sms", mode)).await;
@@ -249,7 +286,7 @@ pub(crate) async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_n
     assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(holder));
 }
 
-pub(crate) async fn every_mode_makes_a_new_job_when_the_holder_has_ended(bench: Bench) {
+async fn every_mode_makes_a_new_job_when_the_holder_has_ended(bench: Bench) {
     for mode in [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt] {
         for outcome in Outcome::ALL {
             let old = bench.ended(unique("mail", mode), outcome).await;
@@ -265,7 +302,7 @@ pub(crate) async fn every_mode_makes_a_new_job_when_the_holder_has_ended(bench: 
 
 // ---- unique: how long a key is held ------------------------------------------------
 
-pub(crate) async fn a_unique_key_is_released_by_every_end(bench: Bench) {
+async fn a_unique_key_is_released_by_every_end(bench: Bench) {
     for ending in [done(), failed_for_good(), gave_up()] {
         let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
         bench.must_finish(&claimed, ending).await;
@@ -277,7 +314,7 @@ pub(crate) async fn a_unique_key_is_released_by_every_end(bench: Bench) {
     bench.add(unique("fax", UniqueMode::Dedupe)).await;
 }
 
-pub(crate) async fn a_unique_key_is_released_by_an_end_that_leaves_nothing_behind(bench: Bench) {
+async fn a_unique_key_is_released_by_an_end_that_leaves_nothing_behind(bench: Bench) {
     for ending in [done_plainly(), gave_up_plainly()] {
         let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
         bench.must_finish(&claimed, ending).await;
@@ -287,7 +324,7 @@ pub(crate) async fn a_unique_key_is_released_by_an_end_that_leaves_nothing_behin
     }
 }
 
-pub(crate) async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out(bench: Bench) {
+async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out(bench: Bench) {
     let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(claimed.lease().id));
@@ -295,7 +332,7 @@ pub(crate) async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_ca
     bench.add(unique("sms", UniqueMode::Dedupe)).await;
 }
 
-pub(crate) async fn a_unique_key_is_released_by_quarantine(bench: Bench) {
+async fn a_unique_key_is_released_by_quarantine(bench: Bench) {
     let id = bench.add(unique("mail", UniqueMode::Dedupe)).await;
     for _ in 0..3 {
         let worker = bench.worker().await;
@@ -307,7 +344,7 @@ pub(crate) async fn a_unique_key_is_released_by_quarantine(bench: Bench) {
     bench.add(unique("sms", UniqueMode::Dedupe)).await;
 }
 
-pub(crate) async fn a_unique_key_is_kept_by_every_way_back_to_the_queue(bench: Bench) {
+async fn a_unique_key_is_kept_by_every_way_back_to_the_queue(bench: Bench) {
     let id = bench.add(unique("mail", UniqueMode::Dedupe).max_attempts(20)).await;
     for ending in [failed(), snoozed(), Ending::Released, interrupted()] {
         let worker = bench.worker().await;
@@ -322,13 +359,13 @@ pub(crate) async fn a_unique_key_is_kept_by_every_way_back_to_the_queue(bench: B
     assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id));
 }
 
-pub(crate) async fn an_operators_retry_takes_the_unique_key_again(bench: Bench) {
+async fn an_operators_retry_takes_the_unique_key_again(bench: Bench) {
     let id = bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
     bench.retry(id).await.expect("retry");
     assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id));
 }
 
-pub(crate) async fn a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder(bench: Bench) {
+async fn a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder(bench: Bench) {
     let old = bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
     let holder = bench.add(unique("sms", UniqueMode::Dedupe)).await;
     let before = picture(&bench.job(old).await);
@@ -347,7 +384,7 @@ async fn superseded(bench: &Bench) -> (longshore::store::Claimed, JobId) {
     (old, new.id)
 }
 
-pub(crate) async fn a_superseded_job_may_succeed(bench: Bench) {
+async fn a_superseded_job_may_succeed(bench: Bench) {
     let (old, new) = superseded(&bench).await;
     bench.must_finish(&old, done()).await;
     assert_eq!(bench.status(old.lease().id).await, Status::Succeeded);
@@ -356,7 +393,7 @@ pub(crate) async fn a_superseded_job_may_succeed(bench: Bench) {
 
 /// The holder gives up without a reason, and does not know yet that its key
 /// has gone: the end has to say so.
-pub(crate) async fn a_superseded_job_that_gives_up_says_why(bench: Bench) {
+async fn a_superseded_job_that_gives_up_says_why(bench: Bench) {
     let (old, new) = superseded(&bench).await;
     bench.must_finish(&old, gave_up_plainly()).await;
     let job = bench.job(old.lease().id).await;
@@ -364,7 +401,7 @@ pub(crate) async fn a_superseded_job_that_gives_up_says_why(bench: Bench) {
     assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-pub(crate) async fn a_superseded_failure_is_final(bench: Bench) {
+async fn a_superseded_failure_is_final(bench: Bench) {
     let (old, new) = superseded(&bench).await;
     bench.must_finish(&old, failed()).await;
     let job = bench.job(old.lease().id).await;
@@ -372,7 +409,7 @@ pub(crate) async fn a_superseded_failure_is_final(bench: Bench) {
     assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-pub(crate) async fn a_superseded_snooze_release_or_interruption_ends_cancelled(bench: Bench) {
+async fn a_superseded_snooze_release_or_interruption_ends_cancelled(bench: Bench) {
     for ending in [snoozed(), Ending::Released, interrupted()] {
         let (old, new) = superseded(&bench).await;
         bench.must_finish(&old, ending.clone()).await;
@@ -383,14 +420,14 @@ pub(crate) async fn a_superseded_snooze_release_or_interruption_ends_cancelled(b
     }
 }
 
-pub(crate) async fn a_superseded_job_of_a_dead_worker_ends_cancelled(bench: Bench) {
+async fn a_superseded_job_of_a_dead_worker_ends_cancelled(bench: Bench) {
     let (old, new) = superseded(&bench).await;
     assert_eq!(bench.crash_all_workers().await.recovered, 1);
     assert_eq!(bench.status(old.lease().id).await, Status::Cancelled);
     assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-pub(crate) async fn a_list_by_unique_key_finds_the_live_owner_only(bench: Bench) {
+async fn a_list_by_unique_key_finds_the_live_owner_only(bench: Bench) {
     bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::Succeeded).await;
     let live = bench.add(unique("sms", UniqueMode::Dedupe)).await;
     bench.add(job("fax").unique_key("another", UniqueMode::Dedupe)).await;

@@ -7,6 +7,16 @@ use longshore::{Ending, Interruption, JobId, NewJob, Status, UniqueMode, ValidJo
 
 use crate::bench::*;
 
+cases! {
+    a_lease_alone_settles_as_its_claim_does,
+    a_lease_settled_again_is_held_again_and_nothing_changes,
+    a_last_failure_and_a_quarantine_settled_again_are_held_again,
+    another_word_about_an_ended_lease_is_lost,
+    a_lost_lease_alone_settles_nothing,
+    leases_settled_in_one_batch_are_answered_one_by_one,
+    a_report_that_comes_in_twice_at_once_is_held_twice,
+}
+
 /// Reports an end as a holder does that kept nothing but its lease.
 async fn report(bench: &Bench, lease: Lease, ending: Ending, follow_ups: Vec<ValidJob>) -> Fenced {
     bench.settle_leases(vec![(lease, ending, follow_ups)]).await.expect("settle_leases").remove(0)
@@ -50,7 +60,7 @@ async fn put_away(bench: &Bench, id: JobId) {
     }
 }
 
-pub(crate) async fn a_lease_alone_settles_as_its_claim_does(bench: Bench) {
+async fn a_lease_alone_settles_as_its_claim_does(bench: Bench) {
     for ending in endings().into_iter().chain([done_plainly(), gave_up_plainly()]) {
         for flags in all_flags() {
             let by_claim = flagged(&bench, flags).await;
@@ -67,7 +77,7 @@ pub(crate) async fn a_lease_alone_settles_as_its_claim_does(bench: Bench) {
 
 /// The answer was lost and the holder asks again: whatever the end was, and
 /// whatever had been asked of the job, it is told that its word is stored.
-pub(crate) async fn a_lease_settled_again_is_held_again_and_nothing_changes(bench: Bench) {
+async fn a_lease_settled_again_is_held_again_and_nothing_changes(bench: Bench) {
     for ending in endings().into_iter().chain([done_plainly(), gave_up_plainly()]) {
         for flags in all_flags() {
             let lease = flagged(&bench, flags).await.lease();
@@ -87,7 +97,7 @@ pub(crate) async fn a_lease_settled_again_is_held_again_and_nothing_changes(benc
     assert_eq!(next, 9 * 4, "a follow-up for each end, and no second one");
 }
 
-pub(crate) async fn a_last_failure_and_a_quarantine_settled_again_are_held_again(bench: Bench) {
+async fn a_last_failure_and_a_quarantine_settled_again_are_held_again(bench: Bench) {
     let last = bench.running(job("mail").max_attempts(1)).await.lease();
     for _ in 0..2 {
         assert_eq!(report(&bench, last, failed(), Vec::new()).await, Fenced::Held);
@@ -103,7 +113,7 @@ pub(crate) async fn a_last_failure_and_a_quarantine_settled_again_are_held_again
     }
 }
 
-pub(crate) async fn another_word_about_an_ended_lease_is_lost(bench: Bench) {
+async fn another_word_about_an_ended_lease_is_lost(bench: Bench) {
     let lease = bench.running(job("mail")).await.lease();
     assert_eq!(report(&bench, lease, done(), Vec::new()).await, Fenced::Held);
     let before = picture(&bench.job(lease.id).await);
@@ -113,7 +123,7 @@ pub(crate) async fn another_word_about_an_ended_lease_is_lost(bench: Bench) {
     assert_eq!(picture(&bench.job(lease.id).await), before);
 }
 
-pub(crate) async fn a_lost_lease_alone_settles_nothing(bench: Bench) {
+async fn a_lost_lease_alone_settles_nothing(bench: Bench) {
     let stale = bench.running(job("mail")).await.lease();
     bench.crash_all_workers().await;
     let worker = bench.worker().await;
@@ -141,7 +151,7 @@ pub(crate) async fn a_lost_lease_alone_settles_nothing(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 1);
 }
 
-pub(crate) async fn leases_settled_in_one_batch_are_answered_one_by_one(bench: Bench) {
+async fn leases_settled_in_one_batch_are_answered_one_by_one(bench: Bench) {
     let ended = bench.running(job("mail")).await.lease();
     assert_eq!(report(&bench, ended, snoozed(), Vec::new()).await, Fenced::Held);
     let worker = bench.worker().await;
@@ -163,7 +173,7 @@ pub(crate) async fn leases_settled_in_one_batch_are_answered_one_by_one(bench: B
     assert_eq!(bench.settle_leases(Vec::new()).await.expect("settle_leases"), []);
 }
 
-pub(crate) async fn a_report_that_comes_in_twice_at_once_is_held_twice(bench: Bench) {
+async fn a_report_that_comes_in_twice_at_once_is_held_twice(bench: Bench) {
     for ending in endings() {
         for flags in all_flags() {
             let lease = flagged(&bench, flags).await.lease();

@@ -7,6 +7,25 @@ use longshore::{Client, Ending, Status, WorkerId};
 
 use crate::bench::*;
 
+cases! {
+    a_serial_queue_runs_one_job_at_a_time_across_handles,
+    a_serial_queue_keeps_the_order_of_its_jobs,
+    a_limit_holds_across_priorities_and_kinds,
+    concurrent_claimers_never_overdraw_a_limit,
+    every_ending_frees_the_slot,
+    a_requested_cancel_holds_the_slot_until_it_is_carried_out,
+    recovery_frees_the_slot,
+    a_lost_lease_frees_its_slot_once,
+    a_limit_set_while_jobs_run_counts_them,
+    a_raised_limit_lets_more_run_and_a_lifted_one_all,
+    a_limit_holds_for_a_claimer_that_has_begun_without_one,
+    a_full_queue_does_not_hold_up_its_neighbours,
+    a_suspect_needs_a_slot_like_any_other,
+    a_limit_below_one_is_refused_by_name,
+    queues_show_their_settings_and_their_live_jobs,
+    a_change_of_one_setting_leaves_the_other,
+}
+
 const QUEUE: &str = "serial";
 
 async fn limited(bench: &Bench, limit: u32, jobs: usize) -> WorkerId {
@@ -19,7 +38,7 @@ async fn claim(bench: &Bench, worker: WorkerId, count: u32) -> Vec<Claimed> {
     bench.claim_from(QUEUE, worker, count).await
 }
 
-pub(crate) async fn a_serial_queue_runs_one_job_at_a_time_across_handles(bench: Bench) {
+async fn a_serial_queue_runs_one_job_at_a_time_across_handles(bench: Bench) {
     let worker = limited(&bench, 1, 3).await;
     let other = bench.second().await;
     let held = claim(&bench, worker, 9).await;
@@ -32,7 +51,7 @@ pub(crate) async fn a_serial_queue_runs_one_job_at_a_time_across_handles(bench: 
     assert_eq!(elsewhere.jobs.len(), 1);
 }
 
-pub(crate) async fn a_serial_queue_keeps_the_order_of_its_jobs(bench: Bench) {
+async fn a_serial_queue_keeps_the_order_of_its_jobs(bench: Bench) {
     let worker = limited(&bench, 1, 0).await;
     let mut expected = Vec::new();
     for _ in 0..4 {
@@ -47,7 +66,7 @@ pub(crate) async fn a_serial_queue_keeps_the_order_of_its_jobs(bench: Bench) {
     assert_eq!(seen, expected);
 }
 
-pub(crate) async fn a_limit_holds_across_priorities_and_kinds(bench: Bench) {
+async fn a_limit_holds_across_priorities_and_kinds(bench: Bench) {
     let worker = limited(&bench, 2, 0).await;
     for priority in [3, 1, 2, 3, 1] {
         bench.add(job("step").queue(QUEUE).priority(priority)).await;
@@ -59,7 +78,7 @@ pub(crate) async fn a_limit_holds_across_priorities_and_kinds(bench: Bench) {
     assert_eq!(claim(&bench, worker, 9).await.len(), 0);
 }
 
-pub(crate) async fn concurrent_claimers_never_overdraw_a_limit(bench: Bench) {
+async fn concurrent_claimers_never_overdraw_a_limit(bench: Bench) {
     let worker = limited(&bench, 3, 40).await;
     let handles = [bench.second().await, bench.second().await, bench.handle()];
     for _ in 0..5 {
@@ -87,7 +106,7 @@ pub(crate) async fn concurrent_claimers_never_overdraw_a_limit(bench: Bench) {
     }
 }
 
-pub(crate) async fn every_ending_frees_the_slot(bench: Bench) {
+async fn every_ending_frees_the_slot(bench: Bench) {
     let worker = limited(&bench, 1, 20).await;
     for ending in endings() {
         let held = claim(&bench, worker, 9).await;
@@ -97,7 +116,7 @@ pub(crate) async fn every_ending_frees_the_slot(bench: Bench) {
     assert_eq!(claim(&bench, worker, 9).await.len(), 1);
 }
 
-pub(crate) async fn a_requested_cancel_holds_the_slot_until_it_is_carried_out(bench: Bench) {
+async fn a_requested_cancel_holds_the_slot_until_it_is_carried_out(bench: Bench) {
     let worker = limited(&bench, 1, 2).await;
     let held = claim(&bench, worker, 9).await;
     bench.cancel(held[0].lease().id).await.expect("cancel");
@@ -106,7 +125,7 @@ pub(crate) async fn a_requested_cancel_holds_the_slot_until_it_is_carried_out(be
     assert_eq!(claim(&bench, worker, 9).await.len(), 1);
 }
 
-pub(crate) async fn recovery_frees_the_slot(bench: Bench) {
+async fn recovery_frees_the_slot(bench: Bench) {
     limited(&bench, 1, 2).await;
     let mortal = bench.worker().await;
     assert_eq!(claim(&bench, mortal, 9).await.len(), 1);
@@ -116,7 +135,7 @@ pub(crate) async fn recovery_frees_the_slot(bench: Bench) {
     assert_eq!(claim(&bench, next, 9).await.len(), 0);
 }
 
-pub(crate) async fn a_lost_lease_frees_its_slot_once(bench: Bench) {
+async fn a_lost_lease_frees_its_slot_once(bench: Bench) {
     limited(&bench, 1, 3).await;
     let mortal = bench.worker().await;
     let stale = claim(&bench, mortal, 9).await.remove(0);
@@ -128,7 +147,7 @@ pub(crate) async fn a_lost_lease_frees_its_slot_once(bench: Bench) {
 }
 
 /// Leases taken before there was a limit count too.
-pub(crate) async fn a_limit_set_while_jobs_run_counts_them(bench: Bench) {
+async fn a_limit_set_while_jobs_run_counts_them(bench: Bench) {
     bench.enqueue_many((0..6).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
     let worker = bench.worker_with(DAY).await;
     let held = claim(&bench, worker, 3).await;
@@ -140,7 +159,7 @@ pub(crate) async fn a_limit_set_while_jobs_run_counts_them(bench: Bench) {
     assert_eq!(claim(&bench, worker, 9).await.len(), 1);
 }
 
-pub(crate) async fn a_raised_limit_lets_more_run_and_a_lifted_one_all(bench: Bench) {
+async fn a_raised_limit_lets_more_run_and_a_lifted_one_all(bench: Bench) {
     let worker = limited(&bench, 1, 6).await;
     assert_eq!(claim(&bench, worker, 9).await.len(), 1);
     bench.limit(QUEUE, Some(3)).await.expect("limit");
@@ -149,7 +168,7 @@ pub(crate) async fn a_raised_limit_lets_more_run_and_a_lifted_one_all(bench: Ben
     assert_eq!(claim(&bench, worker, 9).await.len(), 3);
 }
 
-pub(crate) async fn a_limit_holds_for_a_claimer_that_has_begun_without_one(bench: Bench) {
+async fn a_limit_holds_for_a_claimer_that_has_begun_without_one(bench: Bench) {
     bench.enqueue_many((0..8).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
     let worker = bench.worker_with(DAY).await;
     let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 2) };
@@ -168,7 +187,7 @@ pub(crate) async fn a_limit_holds_for_a_claimer_that_has_begun_without_one(bench
     assert_eq!(held, 3);
 }
 
-pub(crate) async fn a_full_queue_does_not_hold_up_its_neighbours(bench: Bench) {
+async fn a_full_queue_does_not_hold_up_its_neighbours(bench: Bench) {
     let worker = limited(&bench, 1, 5).await;
     bench.add(job("free").queue("free").priority(-5)).await;
     let queues = vec![QUEUE.into(), "free".into()];
@@ -178,7 +197,7 @@ pub(crate) async fn a_full_queue_does_not_hold_up_its_neighbours(bench: Bench) {
     assert_eq!(kinds(&bench.claim_as(&request).await), ["free"]);
 }
 
-pub(crate) async fn a_suspect_needs_a_slot_like_any_other(bench: Bench) {
+async fn a_suspect_needs_a_slot_like_any_other(bench: Bench) {
     limited(&bench, 1, 1).await;
     let mortal = bench.worker().await;
     claim(&bench, mortal, 1).await;
@@ -190,13 +209,13 @@ pub(crate) async fn a_suspect_needs_a_slot_like_any_other(bench: Bench) {
     assert_eq!(bench.counted(Status::Retrying).await, 1);
 }
 
-pub(crate) async fn a_limit_below_one_is_refused_by_name(bench: Bench) {
+async fn a_limit_below_one_is_refused_by_name(bench: Bench) {
     let error = bench.limit(QUEUE, Some(0)).await.expect_err("a limit of nothing");
     assert_eq!(error.field(), Some("limit"));
     assert!(error.to_string().contains("pause"), "{error}");
 }
 
-pub(crate) async fn queues_show_their_settings_and_their_live_jobs(bench: Bench) {
+async fn queues_show_their_settings_and_their_live_jobs(bench: Bench) {
     let worker = limited(&bench, 2, 5).await;
     claim(&bench, worker, 9).await;
     bench.pause("closed").await.expect("pause");
@@ -213,7 +232,7 @@ pub(crate) async fn queues_show_their_settings_and_their_live_jobs(bench: Bench)
     );
 }
 
-pub(crate) async fn a_change_of_one_setting_leaves_the_other(bench: Bench) {
+async fn a_change_of_one_setting_leaves_the_other(bench: Bench) {
     bench.limit(QUEUE, Some(4)).await.expect("limit");
     bench.pause(QUEUE).await.expect("pause");
     bench.limit(QUEUE, Some(5)).await.expect("limit");

@@ -12,6 +12,25 @@ use crate::bench::*;
 use crate::sql::call;
 use crate::worker::until;
 
+cases! {
+    only on postgres:
+    a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place,
+    nor_does_one_from_many_places,
+    a_claim_does_not_wait_for_rows_that_others_hold,
+    a_locked_job_holds_up_none_below_it,
+    what_may_not_be_claimed_costs_no_further_step,
+    a_locked_job_of_a_limited_queue_gives_its_place_to_one_other,
+    a_locked_suspect_holds_up_no_other,
+    a_settle_stores_the_neighbours_of_a_locked_lease,
+    what_a_handler_reports_does_not_wait_long_for_a_locked_lease,
+    a_sweep_recovers_the_neighbours_of_a_locked_lease,
+    retention_passes_over_a_locked_job,
+    a_key_that_a_transaction_holds_holds_up_no_other,
+    a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all,
+    a_claim_in_flight_counts_against_the_limit_set_meanwhile,
+    a_retry_beside_a_replacement_queues_the_new_contents,
+}
+
 fn own_without_gpu(worker: WorkerId, limit: u32) -> ClaimRequest {
     ClaimRequest {
         kinds: Some(vec!["own".into()]),
@@ -34,17 +53,17 @@ async fn claim_while_due_jobs_are_locked(bench: &Bench) {
     assert_eq!(ids(&bench.claim_as(&request).await), [due]);
 }
 
-pub(crate) async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place(bench: Bench) {
+async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place(bench: Bench) {
     claim_while_due_jobs_are_locked(&bench).await;
 }
 
-pub(crate) async fn nor_does_one_from_many_places(bench: Bench) {
+async fn nor_does_one_from_many_places(bench: Bench) {
     bench.add(job("elsewhere").priority(-5)).await;
     claim_while_due_jobs_are_locked(&bench).await;
 }
 
 /// One claimer never waits for another.
-pub(crate) async fn a_claim_does_not_wait_for_rows_that_others_hold(bench: Bench) {
+async fn a_claim_does_not_wait_for_rows_that_others_hold(bench: Bench) {
     for _ in 0..4 {
         bench.enqueue_kind("mail").await;
     }
@@ -61,7 +80,7 @@ pub(crate) async fn a_claim_does_not_wait_for_rows_that_others_hold(bench: Bench
 
 /// A transaction that keeps the most urgent job to itself keeps only that one:
 /// those below are claimed in order, nothing else is, and then there is rest.
-pub(crate) async fn a_locked_job_holds_up_none_below_it(bench: Bench) {
+async fn a_locked_job_holds_up_none_below_it(bench: Bench) {
     let top = bench.add(job("own").priority(10)).await;
     let next = bench.add(job("own").priority(9)).await;
     bench.add(job("foreign").priority(5)).await;
@@ -91,7 +110,7 @@ pub(crate) async fn a_locked_job_holds_up_none_below_it(bench: Bench) {
 
 /// The further step for what others hold would find the right jobs as well, so
 /// only its cost tells whether the first one chose among those that can be had.
-pub(crate) async fn what_may_not_be_claimed_costs_no_further_step(bench: Bench) {
+async fn what_may_not_be_claimed_costs_no_further_step(bench: Bench) {
     bench.add(job("own").priority(100).delay(DAY)).await;
     bench.add(job("foreign").priority(60)).await;
     bench.add(job("own").priority(50).flags(["gpu"])).await;
@@ -108,7 +127,7 @@ pub(crate) async fn what_may_not_be_claimed_costs_no_further_step(bench: Bench) 
 }
 
 /// Nor may what is taken in place of a locked job exceed the queue's limit.
-pub(crate) async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other(bench: Bench) {
+async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other(bench: Bench) {
     bench.limit("letters", Some(2)).await.expect("limit");
     let letters = |priority| job("mail").queue("letters").priority(priority);
     bench.add(letters(10)).await;
@@ -127,7 +146,7 @@ pub(crate) async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other
     let_go(other).await;
 }
 
-pub(crate) async fn a_locked_suspect_holds_up_no_other(bench: Bench) {
+async fn a_locked_suspect_holds_up_no_other(bench: Bench) {
     let held = bench.add(job("mail").priority(20)).await;
     let other = bench.add(job("mail").priority(10)).await;
     bench.claim(bench.worker().await, 2).await;
@@ -191,7 +210,7 @@ async fn settle_beside_a_locked_lease(bench: Bench, queue: &str, ending: Ending)
     assert_eq!(in_time(bench.settle(reports())).await.expect("settle"), [Fenced::Held; 4], "{ending:?}");
 }
 
-pub(crate) async fn a_settle_stores_the_neighbours_of_a_locked_lease(bench: Bench) {
+async fn a_settle_stores_the_neighbours_of_a_locked_lease(bench: Bench) {
     let tasks: Vec<_> = [("a", done()), ("b", failed()), ("c", failed_for_good()), ("d", Ending::Released)]
         .into_iter()
         .map(|(queue, ending)| tokio::spawn(settle_beside_a_locked_lease(bench.clone(), queue, ending)))
@@ -201,7 +220,7 @@ pub(crate) async fn a_settle_stores_the_neighbours_of_a_locked_lease(bench: Benc
     }
 }
 
-pub(crate) async fn what_a_handler_reports_does_not_wait_long_for_a_locked_lease(bench: Bench) {
+async fn what_a_handler_reports_does_not_wait_long_for_a_locked_lease(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let other = lock_lease(&bench, &claimed).await;
     let lease = claimed.lease();
@@ -215,7 +234,7 @@ pub(crate) async fn what_a_handler_reports_does_not_wait_long_for_a_locked_lease
     let_go(other).await;
 }
 
-pub(crate) async fn a_sweep_recovers_the_neighbours_of_a_locked_lease(bench: Bench) {
+async fn a_sweep_recovers_the_neighbours_of_a_locked_lease(bench: Bench) {
     let claimed = four_running(&bench, "default").await;
     bench.advance(61 * SECOND).await;
     let other = lock_lease(&bench, &claimed[1]).await;
@@ -229,7 +248,7 @@ pub(crate) async fn a_sweep_recovers_the_neighbours_of_a_locked_lease(bench: Ben
     assert_eq!(bench.sweep_now().await.recovered, 1);
 }
 
-pub(crate) async fn retention_passes_over_a_locked_job(bench: Bench) {
+async fn retention_passes_over_a_locked_job(bench: Bench) {
     let claimed = four_running(&bench, "default").await;
     for job in &claimed {
         bench.must_finish(job, done()).await;
@@ -249,7 +268,7 @@ pub(crate) async fn retention_passes_over_a_locked_job(bench: Bench) {
     assert_eq!(removed, 1);
 }
 
-pub(crate) async fn a_key_that_a_transaction_holds_holds_up_no_other(bench: Bench) {
+async fn a_key_that_a_transaction_holds_holds_up_no_other(bench: Bench) {
     let other = holding(&bench, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
     let mut waiting = Vec::new();
     for held in [job("a").idempotency_key("held"), job("b").unique_key("held", UniqueMode::Replace)] {
@@ -278,7 +297,7 @@ pub(crate) async fn a_key_that_a_transaction_holds_holds_up_no_other(bench: Benc
     assert_eq!(bench.counted(Status::Queued).await, 8);
 }
 
-pub(crate) async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all(bench: Bench) {
+async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all(bench: Bench) {
     let other = holding(&bench, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
     let by_request = |key: &str| job("mail").idempotency_key(key);
     let by_owner = |key: &str| job("mail").unique_key(key, UniqueMode::Dedupe);
@@ -296,7 +315,7 @@ pub(crate) async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_
 }
 
 /// The claim has begun while there was no limit, and commits when there is one.
-pub(crate) async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(bench: Bench) {
+async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(bench: Bench) {
     let first = bench.enqueue_kind("mail").await;
     for _ in 0..4 {
         bench.enqueue_kind("mail").await;
@@ -337,7 +356,7 @@ pub(crate) async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(ben
 }
 
 /// The retry has to wait for a transaction that changes what it is about.
-pub(crate) async fn a_retry_beside_a_replacement_queues_the_new_contents(bench: Bench) {
+async fn a_retry_beside_a_replacement_queues_the_new_contents(bench: Bench) {
     // By a lock on the table it waits after it has begun to look.
     let lock = "lock table finished in access exclusive mode";
     let variants = [("", ""), ("", "select cancel('{id}')"), (lock, "select cancel('{id}')")];

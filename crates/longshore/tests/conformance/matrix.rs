@@ -13,6 +13,25 @@ use longshore::{
 
 use crate::bench::*;
 
+cases! {
+    a_fresh_job_follows_the_table,
+    a_retrying_job_follows_the_table,
+    a_waiting_suspect_follows_the_table,
+    a_running_job_follows_the_table,
+    a_job_on_its_last_attempt_follows_the_table,
+    a_job_told_to_stop_follows_the_table,
+    a_superseded_job_follows_the_table,
+    a_suspect_that_has_not_started_follows_the_table,
+    a_suspect_that_has_started_follows_the_table,
+    a_suspect_on_its_last_life_follows_the_table,
+    a_succeeded_job_follows_the_table,
+    a_dead_letter_follows_the_table,
+    a_cancelled_job_follows_the_table,
+    a_located_state_tells_what_the_rules_ask_for,
+    the_status_view_says_the_same_as_the_library,
+    a_long_life_ends_where_the_rules_say,
+}
+
 /// Where a job can stand, as far as any rule distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stand {
@@ -310,60 +329,60 @@ async fn follow_the_table(bench: Bench, stand: Stand) {
     }
 }
 
-pub(crate) async fn a_fresh_job_follows_the_table(bench: Bench) {
+async fn a_fresh_job_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::Fresh).await;
 }
 
-pub(crate) async fn a_retrying_job_follows_the_table(bench: Bench) {
+async fn a_retrying_job_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::Retrying).await;
 }
 
-pub(crate) async fn a_waiting_suspect_follows_the_table(bench: Bench) {
+async fn a_waiting_suspect_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::WaitingSuspect).await;
 }
 
-pub(crate) async fn a_running_job_follows_the_table(bench: Bench) {
+async fn a_running_job_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::Running).await;
 }
 
-pub(crate) async fn a_job_on_its_last_attempt_follows_the_table(bench: Bench) {
+async fn a_job_on_its_last_attempt_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::LastAttempt).await;
 }
 
-pub(crate) async fn a_job_told_to_stop_follows_the_table(bench: Bench) {
+async fn a_job_told_to_stop_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::CancelRequested).await;
 }
 
-pub(crate) async fn a_superseded_job_follows_the_table(bench: Bench) {
+async fn a_superseded_job_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::Superseded).await;
 }
 
-pub(crate) async fn a_suspect_that_has_not_started_follows_the_table(bench: Bench) {
+async fn a_suspect_that_has_not_started_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::SuspectNotStarted).await;
 }
 
-pub(crate) async fn a_suspect_that_has_started_follows_the_table(bench: Bench) {
+async fn a_suspect_that_has_started_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::SuspectStarted).await;
 }
 
-pub(crate) async fn a_suspect_on_its_last_life_follows_the_table(bench: Bench) {
+async fn a_suspect_on_its_last_life_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::SuspectOnItsLastLife).await;
 }
 
-pub(crate) async fn a_succeeded_job_follows_the_table(bench: Bench) {
+async fn a_succeeded_job_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::Finished(Outcome::Succeeded)).await;
 }
 
-pub(crate) async fn a_dead_letter_follows_the_table(bench: Bench) {
+async fn a_dead_letter_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::Finished(Outcome::FailedPermanent)).await;
 }
 
-pub(crate) async fn a_cancelled_job_follows_the_table(bench: Bench) {
+async fn a_cancelled_job_follows_the_table(bench: Bench) {
     follow_the_table(bench, Stand::Finished(Outcome::Cancelled)).await;
 }
 
 /// Where a job stands when it is located, in every stand.
-pub(crate) async fn a_located_state_tells_what_the_rules_ask_for(bench: Bench) {
+async fn a_located_state_tells_what_the_rules_ask_for(bench: Bench) {
     let mut stage = Stage::new(bench.clone());
     let rows = [
         (Stand::Fresh, "waiting 0/3 lease 0 interruptions 0"),
@@ -407,7 +426,7 @@ fn told(state: &State) -> String {
 }
 
 /// The view that people query speaks the words of the library.
-pub(crate) async fn the_status_view_says_the_same_as_the_library(bench: Bench) {
+async fn the_status_view_says_the_same_as_the_library(bench: Bench) {
     let mut stage = Stage::new(bench.clone());
     let stands = [
         Stand::Fresh,
@@ -441,7 +460,7 @@ pub(crate) async fn the_status_view_says_the_same_as_the_library(bench: Bench) {
 }
 
 /// A whole life through the sweep, the way a worker process would see it.
-pub(crate) async fn a_long_life_ends_where_the_rules_say(bench: Bench) {
+async fn a_long_life_ends_where_the_rules_say(bench: Bench) {
     let id = bench.add(NewJob::new("mail", &1).max_attempts(3)).await;
     let worker = bench.worker_with(DAY).await;
     for ending in [Ending::Released, failed(), snoozed()] {

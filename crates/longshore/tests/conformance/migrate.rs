@@ -6,7 +6,21 @@ use longshore::{Client, NewJob, Status};
 
 use crate::bench::*;
 
-pub(crate) async fn migrating_again_changes_nothing(bench: Bench) {
+cases! {
+    migrating_again_changes_nothing,
+    a_database_without_tables_is_at_version_zero,
+    a_database_of_the_first_version_keeps_its_jobs,
+    what_the_first_version_lacks_says_to_migrate,
+    processes_that_migrate_at_once_all_succeed,
+    without_tables_a_verb_says_to_migrate,
+    a_schema_newer_than_this_build_is_refused,
+    a_schema_newer_than_this_build_is_refused_at_connect,
+    a_pinned_clock_stands_still_for_every_process,
+    an_unpinned_clock_is_the_real_one,
+    the_clock_keeps_microseconds,
+}
+
+async fn migrating_again_changes_nothing(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     assert_eq!(
         bench.migrate().await.expect("migrate"),
@@ -15,7 +29,7 @@ pub(crate) async fn migrating_again_changes_nothing(bench: Bench) {
     assert_eq!(bench.status(id).await, Status::Queued);
 }
 
-pub(crate) async fn a_database_without_tables_is_at_version_zero(bench: Bench) {
+async fn a_database_without_tables_is_at_version_zero(bench: Bench) {
     let bare = Client::connect(&bench.bare_url()).await.expect("open");
     assert_eq!(bare.store().schema_version().await.expect("version"), 0);
     assert_eq!(bare.migrate().await.expect("migrate"), Migrated { from: 0, to: SCHEMA_VERSION });
@@ -28,7 +42,7 @@ async fn as_of_version_one(bench: &Bench) {
     assert_eq!(bench.store().schema_version().await.expect("version"), 1);
 }
 
-pub(crate) async fn a_database_of_the_first_version_keeps_its_jobs(bench: Bench) {
+async fn a_database_of_the_first_version_keeps_its_jobs(bench: Bench) {
     as_of_version_one(&bench).await;
     let old = bench.second().await;
     let waiting = old.enqueue(job("mail").queue("letters")).await.expect("enqueue").id;
@@ -46,7 +60,7 @@ pub(crate) async fn a_database_of_the_first_version_keeps_its_jobs(bench: Bench)
     bench.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
 }
 
-pub(crate) async fn what_the_first_version_lacks_says_to_migrate(bench: Bench) {
+async fn what_the_first_version_lacks_says_to_migrate(bench: Bench) {
     as_of_version_one(&bench).await;
     let store = bench.store();
     let errors = [
@@ -62,7 +76,7 @@ pub(crate) async fn what_the_first_version_lacks_says_to_migrate(bench: Bench) {
     bench.enqueue_kind("mail").await;
 }
 
-pub(crate) async fn processes_that_migrate_at_once_all_succeed(bench: Bench) {
+async fn processes_that_migrate_at_once_all_succeed(bench: Bench) {
     let url = bench.bare_url();
     let migrations: Vec<_> = (0..4)
         .map(|_| {
@@ -81,7 +95,7 @@ pub(crate) async fn processes_that_migrate_at_once_all_succeed(bench: Bench) {
     assert_eq!(client.check().await.expect("check").problems, Vec::<String>::new());
 }
 
-pub(crate) async fn without_tables_a_verb_says_to_migrate(bench: Bench) {
+async fn without_tables_a_verb_says_to_migrate(bench: Bench) {
     let bare = Client::connect(&bench.bare_url()).await.expect("open");
     let errors = [
         bare.enqueue(job("mail")).await.expect_err("enqueue"),
@@ -98,14 +112,14 @@ fn renumbered(from: i64, to: i64) -> String {
     format!("update migrations set version = {to} where version = {from}")
 }
 
-pub(crate) async fn a_schema_newer_than_this_build_is_refused(bench: Bench) {
+async fn a_schema_newer_than_this_build_is_refused(bench: Bench) {
     bench.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
     let error = bench.migrate().await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
 }
 
-pub(crate) async fn a_schema_newer_than_this_build_is_refused_at_connect(bench: Bench) {
+async fn a_schema_newer_than_this_build_is_refused_at_connect(bench: Bench) {
     bench.enqueue_kind("mail").await;
     bench.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
     let error = Client::connect(&bench.url()).await.expect_err("a newer schema");
@@ -117,7 +131,7 @@ pub(crate) async fn a_schema_newer_than_this_build_is_refused_at_connect(bench: 
     bench.second().await;
 }
 
-pub(crate) async fn a_pinned_clock_stands_still_for_every_process(bench: Bench) {
+async fn a_pinned_clock_stands_still_for_every_process(bench: Bench) {
     let second = bench.second().await;
     assert_eq!(bench.now().await, start());
     assert_eq!(second.store().now().await.expect("now"), start());
@@ -125,13 +139,13 @@ pub(crate) async fn a_pinned_clock_stands_still_for_every_process(bench: Bench) 
     assert_eq!(second.store().now().await.expect("now"), start() + HOUR);
 }
 
-pub(crate) async fn an_unpinned_clock_is_the_real_one(bench: Bench) {
+async fn an_unpinned_clock_is_the_real_one(bench: Bench) {
     bench.store().pin_clock(None).await.expect("unpin");
     let off = (bench.now().await - Utc::now()).num_seconds().abs();
     assert!(off < 60, "off by {off} s");
 }
 
-pub(crate) async fn the_clock_keeps_microseconds(bench: Bench) {
+async fn the_clock_keeps_microseconds(bench: Bench) {
     let at = start() + std::time::Duration::from_micros(123_456);
     bench.store().pin_clock(Some(at)).await.expect("pin");
     let id = bench.add(NewJob::new("mail", &1)).await;

@@ -16,6 +16,24 @@ use tokio::sync::Notify;
 use crate::bench::*;
 use crate::worker::{Begun, nothing, patient, until, until_status, worker};
 
+cases! {
+    a_backoff_that_panics_leaves_it_to_the_policy,
+    a_handler_that_panics_when_dropped_costs_its_own_attempt_only,
+    a_cancelled_job_takes_none_of_its_batch_along,
+    a_batch_handler_gets_batches_however_few_its_slots,
+    a_hook_that_hangs_has_no_longer_than_the_job,
+    a_stop_hook_that_hangs_ends_with_the_grace,
+    hooks_have_heard_of_every_end_before_a_drain_returns,
+    nobody_left_to_ask_for_haste_leaves_the_grace,
+    jobs_of_a_limited_queue_follow_one_another_without_a_poll,
+}
+
+cases! {
+    only on postgres:
+    a_locked_row_holds_up_no_other_end,
+    a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt,
+}
+
 // ---- handlers --------------------------------------------------------------------
 
 #[derive(Serialize, Deserialize)]
@@ -36,7 +54,7 @@ impl Job for Rash {
     }
 }
 
-pub(crate) async fn a_backoff_that_panics_leaves_it_to_the_policy(bench: Bench) {
+async fn a_backoff_that_panics_leaves_it_to_the_policy(bench: Bench) {
     let fails = bench.enqueue(Rash { fails: true }).await.expect("enqueue").id;
     let succeeds = bench.enqueue(Rash { fails: false }).await.expect("enqueue").id;
     let running = worker(&bench)
@@ -63,7 +81,7 @@ impl Drop for PanicsWhenDropped {
     }
 }
 
-pub(crate) async fn a_handler_that_panics_when_dropped_costs_its_own_attempt_only(bench: Bench) {
+async fn a_handler_that_panics_when_dropped_costs_its_own_attempt_only(bench: Bench) {
     let id = bench.add(NewJob::new("rash", &()).timeout(Some(Duration::from_millis(50)))).await;
     let rash = |_: (), _: Context| async {
         let _held = PanicsWhenDropped;
@@ -79,7 +97,7 @@ pub(crate) async fn a_handler_that_panics_when_dropped_costs_its_own_attempt_onl
     assert_eq!(bench.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
 }
 
-pub(crate) async fn a_cancelled_job_takes_none_of_its_batch_along(bench: Bench) {
+async fn a_cancelled_job_takes_none_of_its_batch_along(bench: Bench) {
     let mut ids = Vec::new();
     for n in 0..3 {
         ids.push(bench.add(NewJob::new("mail", &n).timeout(Some(SECOND))).await);
@@ -111,7 +129,7 @@ pub(crate) async fn a_cancelled_job_takes_none_of_its_batch_along(bench: Bench) 
     assert_eq!(told, ids.into_iter().zip(reasons).collect::<Vec<_>>());
 }
 
-pub(crate) async fn a_batch_handler_gets_batches_however_few_its_slots(bench: Bench) {
+async fn a_batch_handler_gets_batches_however_few_its_slots(bench: Bench) {
     bench.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let seen = sizes.clone();
@@ -156,7 +174,7 @@ impl Hooks for Slow {
     }
 }
 
-pub(crate) async fn a_hook_that_hangs_has_no_longer_than_the_job(bench: Bench) {
+async fn a_hook_that_hangs_has_no_longer_than_the_job(bench: Bench) {
     let id = bench.add(NewJob::new("mail", &()).timeout(Some(Duration::from_millis(50)))).await;
     let builder = worker(&bench).hooks(Slow { before_run: true, ..Slow::default() });
     let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
@@ -164,7 +182,7 @@ pub(crate) async fn a_hook_that_hangs_has_no_longer_than_the_job(bench: Bench) {
     running.stop().await;
 }
 
-pub(crate) async fn a_stop_hook_that_hangs_ends_with_the_grace(bench: Bench) {
+async fn a_stop_hook_that_hangs_ends_with_the_grace(bench: Bench) {
     let builder = worker(&bench).hooks(Slow { on_worker_stop: true, ..Slow::default() });
     let builder = builder.shutdown_grace(Duration::from_millis(50)).function("mail", nothing);
     let running = builder.build().expect("build").start().await.expect("start");
@@ -172,7 +190,7 @@ pub(crate) async fn a_stop_hook_that_hangs_ends_with_the_grace(bench: Bench) {
     assert!(ended.is_ok(), "it never ended");
 }
 
-pub(crate) async fn hooks_have_heard_of_every_end_before_a_drain_returns(bench: Bench) {
+async fn hooks_have_heard_of_every_end_before_a_drain_returns(bench: Bench) {
     bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let heard = Arc::new(AtomicUsize::new(0));
     let builder = worker(&bench).hooks(Slow { heard: heard.clone(), ..Slow::default() });
@@ -182,7 +200,7 @@ pub(crate) async fn hooks_have_heard_of_every_end_before_a_drain_returns(bench: 
 
 // ---- stops and stalls --------------------------------------------------------------
 
-pub(crate) async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) {
+async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     let (begun, go) = (Begun::none(), Arc::new(Notify::new()));
     let (begins, gone) = (begun.clone(), go.clone());
@@ -207,7 +225,7 @@ pub(crate) async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) 
     assert_eq!(bench.job(id).await.lease_no, 1);
 }
 
-pub(crate) async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(bench: Bench) {
+async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(bench: Bench) {
     bench.limit("serial", Some(1)).await.expect("limit");
     for queue in ["serial", "narrow"] {
         bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n).queue(queue))).await.expect("enqueue");
@@ -220,7 +238,7 @@ pub(crate) async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(be
 
 // ---- on Postgres -------------------------------------------------------------------
 
-pub(crate) async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
+async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
     let replacing = || NewJob::new("slow", &()).unique_key("key", UniqueMode::Replace);
     let held = bench.enqueue(replacing()).await.expect("enqueue").id;
     let go = Arc::new(Notify::new());
@@ -247,7 +265,7 @@ pub(crate) async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
     running.stop().await;
 }
 
-pub(crate) async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(bench: Bench) {
+async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(bench: Bench) {
     let mut connection = bench.postgres().await;
     // Sequences are not rolled back.
     let read_only = "

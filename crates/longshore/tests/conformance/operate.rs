@@ -6,6 +6,31 @@ use longshore::{Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode,
 
 use crate::bench::*;
 
+cases! {
+    a_finished_job_runs_again_with_a_fresh_budget,
+    a_quarantined_job_is_no_suspect_after_a_retry,
+    the_history_stays_after_a_retry,
+    the_result_of_an_earlier_success_is_gone_after_a_retry,
+    a_waiting_job_is_due_now_and_keeps_its_attempts,
+    a_job_already_due_keeps_its_place_when_hurried,
+    a_running_job_cannot_be_retried,
+    only_dead_letters_are_redriven,
+    dead_letters_are_listed_oldest_first_and_by_filter,
+    many_dead_letters_are_redriven_by_filter,
+    a_redrive_of_many_passes_over_taken_keys,
+    an_edit_changes_what_it_names_and_nothing_else,
+    an_edited_job_is_claimed_as_edited,
+    an_edit_keeps_attempts_interruptions_and_fence,
+    running_and_finished_jobs_cannot_be_edited,
+    a_bad_edit_is_refused_by_name,
+    a_finished_job_is_deleted_with_its_history,
+    live_jobs_cannot_be_deleted,
+    an_unknown_job_is_not_found_by_any_command,
+    an_operation_on_a_job_that_has_moved_changes_nothing,
+    an_operation_decided_before_a_run_changes_nothing,
+    an_operation_decided_before_a_replacement_changes_nothing,
+}
+
 fn conflict(error: &Error, remedy: &str) {
     assert!(error.is_conflict(), "{error:?}");
     assert!(error.to_string().contains(remedy), "{error} does not say to {remedy}");
@@ -13,7 +38,7 @@ fn conflict(error: &Error, remedy: &str) {
 
 // ---- retry -------------------------------------------------------------------
 
-pub(crate) async fn a_finished_job_runs_again_with_a_fresh_budget(bench: Bench) {
+async fn a_finished_job_runs_again_with_a_fresh_budget(bench: Bench) {
     for outcome in Outcome::ALL {
         let id = bench.ended(job("mail").max_attempts(1), outcome).await;
         bench.advance(MINUTE).await;
@@ -29,7 +54,7 @@ pub(crate) async fn a_finished_job_runs_again_with_a_fresh_budget(bench: Bench) 
     }
 }
 
-pub(crate) async fn a_quarantined_job_is_no_suspect_after_a_retry(bench: Bench) {
+async fn a_quarantined_job_is_no_suspect_after_a_retry(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     for _ in 0..3 {
         let worker = bench.worker().await;
@@ -42,7 +67,7 @@ pub(crate) async fn a_quarantined_job_is_no_suspect_after_a_retry(bench: Bench) 
     assert_eq!(bench.job(id).await.interruptions, 0);
 }
 
-pub(crate) async fn the_history_stays_after_a_retry(bench: Bench) {
+async fn the_history_stays_after_a_retry(bench: Bench) {
     let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
     bench.retry(id).await.expect("retry");
     let job = bench.job(id).await;
@@ -50,13 +75,13 @@ pub(crate) async fn the_history_stays_after_a_retry(bench: Bench) {
     assert_eq!(job.last_error.as_deref(), Some("no such mailbox"));
 }
 
-pub(crate) async fn the_result_of_an_earlier_success_is_gone_after_a_retry(bench: Bench) {
+async fn the_result_of_an_earlier_success_is_gone_after_a_retry(bench: Bench) {
     let id = bench.ended(job("mail"), Outcome::Succeeded).await;
     bench.retry(id).await.expect("retry");
     assert!(bench.job(id).await.result.is_none());
 }
 
-pub(crate) async fn a_waiting_job_is_due_now_and_keeps_its_attempts(bench: Bench) {
+async fn a_waiting_job_is_due_now_and_keeps_its_attempts(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let id = claimed.lease().id;
     bench.must_finish(&claimed, failed()).await;
@@ -66,7 +91,7 @@ pub(crate) async fn a_waiting_job_is_due_now_and_keeps_its_attempts(bench: Bench
     assert_eq!(bench.claim_one(claimed.lease().worker).await.attempt(), 2);
 }
 
-pub(crate) async fn a_job_already_due_keeps_its_place_when_hurried(bench: Bench) {
+async fn a_job_already_due_keeps_its_place_when_hurried(bench: Bench) {
     let early = bench.add(job("early").run_at(start() - HOUR)).await;
     bench.add(job("late").run_at(start() - MINUTE)).await;
     bench.retry(early).await.expect("retry");
@@ -74,7 +99,7 @@ pub(crate) async fn a_job_already_due_keeps_its_place_when_hurried(bench: Bench)
     assert_eq!(kinds(&bench.claim(worker, 2).await), ["early", "late"]);
 }
 
-pub(crate) async fn a_running_job_cannot_be_retried(bench: Bench) {
+async fn a_running_job_cannot_be_retried(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let before = picture(&bench.job(claimed.lease().id).await);
     conflict(&bench.retry(claimed.lease().id).await.expect_err("it runs"), "cancel it first");
@@ -83,7 +108,7 @@ pub(crate) async fn a_running_job_cannot_be_retried(bench: Bench) {
 
 // ---- redrive -----------------------------------------------------------------
 
-pub(crate) async fn only_dead_letters_are_redriven(bench: Bench) {
+async fn only_dead_letters_are_redriven(bench: Bench) {
     let dead = bench.ended(job("mail"), Outcome::FailedPermanent).await;
     bench.redrive(dead).await.expect("redrive");
     assert_eq!(bench.status(dead).await, Status::Queued);
@@ -115,7 +140,7 @@ fn all(limit: u32) -> DeadFilter {
     DeadFilter { limit, ..DeadFilter::default() }
 }
 
-pub(crate) async fn dead_letters_are_listed_oldest_first_and_by_filter(bench: Bench) {
+async fn dead_letters_are_listed_oldest_first_and_by_filter(bench: Bench) {
     let dead = dead_letters(&bench).await;
     let list = async |filter: DeadFilter| bench.store().dead_letters(&filter).await.expect("dead letters");
     assert_eq!(list(all(9)).await, dead);
@@ -127,7 +152,7 @@ pub(crate) async fn dead_letters_are_listed_oldest_first_and_by_filter(bench: Be
     assert_eq!(list(DeadFilter { after: Some(dead[0]), ..both }).await, [dead[3]]);
 }
 
-pub(crate) async fn many_dead_letters_are_redriven_by_filter(bench: Bench) {
+async fn many_dead_letters_are_redriven_by_filter(bench: Bench) {
     let dead = dead_letters(&bench).await;
     let mail = DeadFilter { kind: Some("mail".into()), ..all(100) };
     assert_eq!(bench.redrive_all(&mail).await.expect("redrive"), 3);
@@ -137,7 +162,7 @@ pub(crate) async fn many_dead_letters_are_redriven_by_filter(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 4);
 }
 
-pub(crate) async fn a_redrive_of_many_passes_over_taken_keys(bench: Bench) {
+async fn a_redrive_of_many_passes_over_taken_keys(bench: Bench) {
     let keyed = || job("mail").unique_key("customer-23", Default::default());
     let old = bench.ended(keyed(), Outcome::FailedPermanent).await;
     let newer = bench.ended(keyed(), Outcome::FailedPermanent).await;
@@ -150,7 +175,7 @@ pub(crate) async fn a_redrive_of_many_passes_over_taken_keys(bench: Bench) {
 
 // ---- edit --------------------------------------------------------------------
 
-pub(crate) async fn an_edit_changes_what_it_names_and_nothing_else(bench: Bench) {
+async fn an_edit_changes_what_it_names_and_nothing_else(bench: Bench) {
     let id = bench
         .add(NewJob::from_json("mail", r#"{"v":1}"#).priority(2).tags(["kept"]).flags(["gpu"]).delay(HOUR))
         .await;
@@ -166,7 +191,7 @@ pub(crate) async fn an_edit_changes_what_it_names_and_nothing_else(bench: Bench)
     assert_eq!((job.tags, job.flags), (vec!["kept".to_owned()], vec!["gpu".to_owned()]));
 }
 
-pub(crate) async fn an_edited_job_is_claimed_as_edited(bench: Bench) {
+async fn an_edited_job_is_claimed_as_edited(bench: Bench) {
     let id = bench.add(job("mail").delay(DAY)).await;
     let edit = Edit::default().priority(8).payload("[8]").when(When::At(start() - SECOND));
     bench.edit(id, edit).await.expect("edit");
@@ -176,7 +201,7 @@ pub(crate) async fn an_edited_job_is_claimed_as_edited(bench: Bench) {
     assert_eq!((claimed[0].lease().id, claimed[0].priority(), claimed[0].payload()), (id, 8, "[8]"));
 }
 
-pub(crate) async fn an_edit_keeps_attempts_interruptions_and_fence(bench: Bench) {
+async fn an_edit_keeps_attempts_interruptions_and_fence(bench: Bench) {
     let id = bench.suspect(job("mail")).await;
     let worker = bench.worker().await;
     let claimed = bench.claim_one(worker).await;
@@ -186,7 +211,7 @@ pub(crate) async fn an_edit_keeps_attempts_interruptions_and_fence(bench: Bench)
     assert_eq!((job.attempts, job.interruptions, job.lease_no, job.status), (1, 1, 2, Status::Retrying));
 }
 
-pub(crate) async fn running_and_finished_jobs_cannot_be_edited(bench: Bench) {
+async fn running_and_finished_jobs_cannot_be_edited(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let id = claimed.lease().id;
     let edit = || Edit::default().priority(8);
@@ -196,7 +221,7 @@ pub(crate) async fn running_and_finished_jobs_cannot_be_edited(bench: Bench) {
     assert_eq!(bench.job(id).await.priority, 0);
 }
 
-pub(crate) async fn a_bad_edit_is_refused_by_name(bench: Bench) {
+async fn a_bad_edit_is_refused_by_name(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     let before = picture(&bench.job(id).await);
     for (edit, field) in
@@ -209,7 +234,7 @@ pub(crate) async fn a_bad_edit_is_refused_by_name(bench: Bench) {
 
 // ---- delete ------------------------------------------------------------------
 
-pub(crate) async fn a_finished_job_is_deleted_with_its_history(bench: Bench) {
+async fn a_finished_job_is_deleted_with_its_history(bench: Bench) {
     for outcome in Outcome::ALL {
         let id = bench.ended(job("mail"), outcome).await;
         bench.delete(id).await.expect("delete");
@@ -221,7 +246,7 @@ pub(crate) async fn a_finished_job_is_deleted_with_its_history(bench: Bench) {
     }
 }
 
-pub(crate) async fn live_jobs_cannot_be_deleted(bench: Bench) {
+async fn live_jobs_cannot_be_deleted(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     conflict(&bench.delete(id).await.expect_err("it waits"), "cancel it first");
     let worker = bench.worker().await;
@@ -232,7 +257,7 @@ pub(crate) async fn live_jobs_cannot_be_deleted(bench: Bench) {
 
 // ---- all of them -------------------------------------------------------------
 
-pub(crate) async fn an_unknown_job_is_not_found_by_any_command(bench: Bench) {
+async fn an_unknown_job_is_not_found_by_any_command(bench: Bench) {
     let id = JobId::new();
     let errors = [
         bench.retry(id).await.expect_err("retry"),
@@ -249,7 +274,7 @@ pub(crate) async fn an_unknown_job_is_not_found_by_any_command(bench: Bench) {
 
 /// Every operation against every place the job is not in any more: each must
 /// be told that the job moved, and none may change it.
-pub(crate) async fn an_operation_on_a_job_that_has_moved_changes_nothing(bench: Bench) {
+async fn an_operation_on_a_job_that_has_moved_changes_nothing(bench: Bench) {
     let edit = || Operation::Rewrite(Edit::default().priority(8).validate().expect("valid"));
     let claimed = bench.running(job("mail")).await;
     let id = claimed.lease().id;
@@ -281,7 +306,7 @@ pub(crate) async fn an_operation_on_a_job_that_has_moved_changes_nothing(bench: 
 
 /// It ran in between and waits again as it did before: only the number of its
 /// lease tells.
-pub(crate) async fn an_operation_decided_before_a_run_changes_nothing(bench: Bench) {
+async fn an_operation_decided_before_a_run_changes_nothing(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     let seen = bench.state(id).await;
     let worker = bench.worker().await;
@@ -297,7 +322,7 @@ pub(crate) async fn an_operation_decided_before_a_run_changes_nothing(bench: Ben
 }
 
 /// A key replacement renews the budget under the same lease number.
-pub(crate) async fn an_operation_decided_before_a_replacement_changes_nothing(bench: Bench) {
+async fn an_operation_decided_before_a_replacement_changes_nothing(bench: Bench) {
     let keyed = |kind: &str| job(kind).unique_key("customer-23", UniqueMode::Replace);
     let claimed = bench.running(keyed("old")).await;
     let id = claimed.lease().id;

@@ -13,6 +13,13 @@ use tokio::sync::watch;
 
 use crate::bench::*;
 
+cases! {
+    only on postgres:
+    a_heartbeat_given_up_leaves_room_for_the_next,
+    a_heartbeat_that_nobody_gives_up_ends_by_itself,
+    a_worker_is_soon_done_with_dead_connections,
+}
+
 /// A way to the database on which what was opened so far can be silenced.
 struct Proxy {
     url: String,
@@ -60,7 +67,7 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(25), work).await.expect("it takes far too long")
 }
 
-pub(crate) async fn a_heartbeat_given_up_leaves_room_for_the_next(bench: Bench) {
+async fn a_heartbeat_given_up_leaves_room_for_the_next(bench: Bench) {
     let proxy = Proxy::start(&bench).await;
     let store = proxy.client().await.store().with_own_connection();
     let worker = bench.worker_with(DAY).await;
@@ -72,7 +79,7 @@ pub(crate) async fn a_heartbeat_given_up_leaves_room_for_the_next(bench: Bench) 
     assert!(matches!(next, Ok(Ok(Beat::Alive { .. }))), "{next:?}");
 }
 
-pub(crate) async fn a_heartbeat_that_nobody_gives_up_ends_by_itself(bench: Bench) {
+async fn a_heartbeat_that_nobody_gives_up_ends_by_itself(bench: Bench) {
     let proxy = Proxy::start(&bench).await;
     let store = proxy.client().await.store().with_own_connection();
     let worker = bench.worker_with(DAY).await;
@@ -95,7 +102,7 @@ async fn fresh<T>(work: impl Future<Output = Result<T>>) -> T {
     tokio::time::timeout(5 * SECOND, work).await.expect("dead again").expect("the database is well")
 }
 
-pub(crate) async fn a_worker_is_soon_done_with_dead_connections(bench: Bench) {
+async fn a_worker_is_soon_done_with_dead_connections(bench: Bench) {
     let proxy = Proxy::start(&bench).await;
     let worker = bench.worker_with(DAY).await;
     bench.add(job("mail")).await;

@@ -15,6 +15,29 @@ use tokio::task::JoinHandle;
 
 use crate::bench::*;
 
+cases! {
+    a_cancel_and_a_claim_agree_on_who_was_first,
+    a_cancel_and_a_failure_end_cancelled_whoever_is_first,
+    a_cancel_and_a_success_end_succeeded,
+    a_cancel_and_an_operators_retry_never_lose_the_job,
+    an_accepted_cancel_is_never_followed_by_another_run,
+    a_settle_is_never_lost_to_a_report_of_the_same_moment,
+    a_sweep_takes_the_lease_of_a_zombie_that_reports,
+    a_claim_gets_the_old_job_whole_or_the_new_one,
+    a_limit_set_beside_a_claim_is_not_overdrawn_afterwards,
+    two_sweepers_recover_each_job_once,
+    of_a_sweep_and_a_settle_exactly_one_wins,
+    a_beat_in_time_and_a_sweep_agree,
+    ten_enqueues_with_one_idempotency_key_make_one_job,
+    ten_enqueues_with_one_unique_key_make_one_job,
+    ten_replacing_enqueues_leave_one_job_with_one_of_their_contents,
+    ten_replacing_enqueues_of_a_running_holder_make_one_new_job,
+    keys_in_any_order_never_surface_a_deadlock,
+    everything_at_once_leaves_no_damage,
+    thirty_two_claimers_take_each_of_twenty_thousand_jobs_once,
+    a_claimer_killed_in_mid_transaction_loses_nothing,
+}
+
 const ROUNDS: usize = 25;
 
 /// Starts a task that waits for the others at `start`.
@@ -49,7 +72,7 @@ fn again_at_once() -> Ending {
 
 // ---- cancel ------------------------------------------------------------------
 
-pub(crate) async fn a_cancel_and_a_claim_agree_on_who_was_first(bench: Bench) {
+async fn a_cancel_and_a_claim_agree_on_who_was_first(bench: Bench) {
     let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
     for _ in 0..ROUNDS {
         let id = bench.enqueue_kind("mail").await;
@@ -69,7 +92,7 @@ pub(crate) async fn a_cancel_and_a_claim_agree_on_who_was_first(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(bench: Bench) {
+async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(bench: Bench) {
     let other = bench.second().await;
     for _ in 0..ROUNDS {
         let claimed = bench.running(job("mail")).await;
@@ -84,7 +107,7 @@ pub(crate) async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(bench:
     }
 }
 
-pub(crate) async fn a_cancel_and_a_success_end_succeeded(bench: Bench) {
+async fn a_cancel_and_a_success_end_succeeded(bench: Bench) {
     let other = bench.second().await;
     for _ in 0..ROUNDS {
         let claimed = bench.running(job("mail")).await;
@@ -102,7 +125,7 @@ pub(crate) async fn a_cancel_and_a_success_end_succeeded(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_cancel_and_an_operators_retry_never_lose_the_job(bench: Bench) {
+async fn a_cancel_and_an_operators_retry_never_lose_the_job(bench: Bench) {
     let other = bench.second().await;
     for _ in 0..ROUNDS {
         let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
@@ -130,7 +153,7 @@ pub(crate) async fn a_cancel_and_an_operators_retry_never_lose_the_job(bench: Be
 
 /// A job that fails and comes back at once, over and over: the canceller has
 /// to chase it, and once it is told yes, no attempt starts.
-pub(crate) async fn an_accepted_cancel_is_never_followed_by_another_run(bench: Bench) {
+async fn an_accepted_cancel_is_never_followed_by_another_run(bench: Bench) {
     let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
     for _ in 0..ROUNDS {
         let id = bench.add(job("mail").max_attempts(30_000)).await;
@@ -164,7 +187,7 @@ pub(crate) async fn an_accepted_cancel_is_never_followed_by_another_run(bench: B
 }
 
 /// Reports, beats and marks touch the very row that a settle takes away.
-pub(crate) async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(bench: Bench) {
+async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(bench: Bench) {
     let other = bench.second().await;
     for round in 0..ROUNDS {
         let claimed = bench.running(job("mail")).await;
@@ -193,7 +216,7 @@ pub(crate) async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(bench:
 }
 
 /// A zombie goes on reporting while its lease is taken.
-pub(crate) async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(bench: Bench) {
+async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(bench: Bench) {
     let other = bench.second().await;
     for _ in 0..ROUNDS {
         let claimed = bench.running(job("mail")).await;
@@ -221,7 +244,7 @@ pub(crate) async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(bench: Benc
 
 // ---- edit --------------------------------------------------------------------
 
-pub(crate) async fn a_claim_gets_the_old_job_whole_or_the_new_one(bench: Bench) {
+async fn a_claim_gets_the_old_job_whole_or_the_new_one(bench: Bench) {
     let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
     for _ in 0..ROUNDS {
         let id = bench.add(NewJob::from_json("mail", "1").priority(1)).await;
@@ -246,7 +269,7 @@ pub(crate) async fn a_claim_gets_the_old_job_whole_or_the_new_one(bench: Bench) 
 // ---- recovery ----------------------------------------------------------------
 
 /// Whether the claim or the limit was first, what runs counts from then on.
-pub(crate) async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(bench: Bench) {
+async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(bench: Bench) {
     let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
     for round in 0..ROUNDS {
         let queue = format!("q{round}");
@@ -270,7 +293,7 @@ pub(crate) async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(bench
     }
 }
 
-pub(crate) async fn two_sweepers_recover_each_job_once(bench: Bench) {
+async fn two_sweepers_recover_each_job_once(bench: Bench) {
     let handles = [bench.handle(), bench.second().await, bench.second().await];
     bench.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let worker = bench.worker().await;
@@ -292,7 +315,7 @@ pub(crate) async fn two_sweepers_recover_each_job_once(bench: Bench) {
     }
 }
 
-pub(crate) async fn of_a_sweep_and_a_settle_exactly_one_wins(bench: Bench) {
+async fn of_a_sweep_and_a_settle_exactly_one_wins(bench: Bench) {
     let other = bench.second().await;
     for _ in 0..5 {
         let worker = bench.worker().await;
@@ -318,7 +341,7 @@ pub(crate) async fn of_a_sweep_and_a_settle_exactly_one_wins(bench: Bench) {
 }
 
 /// The sweeper looked before the beat and stores after it, or the other way.
-pub(crate) async fn a_beat_in_time_and_a_sweep_agree(bench: Bench) {
+async fn a_beat_in_time_and_a_sweep_agree(bench: Bench) {
     let other = bench.second().await;
     for _ in 0..ROUNDS {
         let claimed = bench.running(job("mail")).await;
@@ -369,7 +392,7 @@ fn of_one_job(answers: &[Enqueued]) -> JobId {
     answers[0].id
 }
 
-pub(crate) async fn ten_enqueues_with_one_idempotency_key_make_one_job(bench: Bench) {
+async fn ten_enqueues_with_one_idempotency_key_make_one_job(bench: Bench) {
     for round in 0..6 {
         let key = format!("order-{round}");
         let answers = ten(&bench, |n| NewJob::new("mail", &n).idempotency_key(key.as_str())).await;
@@ -379,7 +402,7 @@ pub(crate) async fn ten_enqueues_with_one_idempotency_key_make_one_job(bench: Be
     assert_eq!(bench.counted(Status::Queued).await, 6);
 }
 
-pub(crate) async fn ten_enqueues_with_one_unique_key_make_one_job(bench: Bench) {
+async fn ten_enqueues_with_one_unique_key_make_one_job(bench: Bench) {
     for round in 0..6 {
         let key = format!("customer-{round}");
         let answers =
@@ -390,7 +413,7 @@ pub(crate) async fn ten_enqueues_with_one_unique_key_make_one_job(bench: Bench) 
     assert_eq!(bench.counted(Status::Queued).await, 6);
 }
 
-pub(crate) async fn ten_replacing_enqueues_leave_one_job_with_one_of_their_contents(bench: Bench) {
+async fn ten_replacing_enqueues_leave_one_job_with_one_of_their_contents(bench: Bench) {
     for round in 0..6 {
         let key = format!("customer-{round}");
         let answers = ten(&bench, |n| {
@@ -403,7 +426,7 @@ pub(crate) async fn ten_replacing_enqueues_leave_one_job_with_one_of_their_conte
     }
 }
 
-pub(crate) async fn ten_replacing_enqueues_of_a_running_holder_make_one_new_job(bench: Bench) {
+async fn ten_replacing_enqueues_of_a_running_holder_make_one_new_job(bench: Bench) {
     for round in 0..6 {
         let key = format!("customer-{round}");
         let unique = |n: usize| NewJob::new("mail", &n).unique_key(key.as_str(), UniqueMode::Replace);
@@ -419,7 +442,7 @@ pub(crate) async fn ten_replacing_enqueues_of_a_running_holder_make_one_new_job(
 }
 
 /// Both keys at once, in every mixture: no caller sees a deadlock.
-pub(crate) async fn keys_in_any_order_never_surface_a_deadlock(bench: Bench) {
+async fn keys_in_any_order_never_surface_a_deadlock(bench: Bench) {
     let handles = [bench.handle(), bench.second().await, bench.second().await];
     let start = Arc::new(Barrier::new(9));
     let tasks: Vec<_> = (0..9)
@@ -454,7 +477,7 @@ pub(crate) async fn keys_in_any_order_never_surface_a_deadlock(bench: Bench) {
 
 /// Everything that moves keyed jobs, at once: enqueue, claim, settle, cancel,
 /// retry. No error but the honest ones, and no damage (the fixture checks).
-pub(crate) async fn everything_at_once_leaves_no_damage(bench: Bench) {
+async fn everything_at_once_leaves_no_damage(bench: Bench) {
     let worker = bench.worker_with(DAY).await;
     let start = Arc::new(Barrier::new(6));
     let handles = [bench.handle(), bench.second().await];
@@ -500,7 +523,7 @@ pub(crate) async fn everything_at_once_leaves_no_damage(bench: Bench) {
 
 // ---- claim -------------------------------------------------------------------
 
-pub(crate) async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(bench: Bench) {
+async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(bench: Bench) {
     const JOBS: usize = 20_000;
     for _ in 0..4 {
         bench
@@ -550,7 +573,7 @@ pub(crate) async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(b
 }
 
 /// A claimer that dies in the middle of its transaction loses nothing.
-pub(crate) async fn a_claimer_killed_in_mid_transaction_loses_nothing(bench: Bench) {
+async fn a_claimer_killed_in_mid_transaction_loses_nothing(bench: Bench) {
     for n in 0..5 {
         bench.add(NewJob::new("mail", &n)).await;
     }

@@ -12,6 +12,44 @@ use longshore::{
 
 use crate::bench::*;
 
+cases! {
+    a_dead_workers_job_goes_back_to_the_queue,
+    a_live_workers_leases_are_never_taken,
+    each_worker_dies_by_its_own_threshold,
+    a_resilient_job_waits_three_times_as_long,
+    a_manual_sweep_honours_resilience_too,
+    the_flags_and_the_factor_of_resilience_can_be_chosen,
+    a_lease_without_a_worker_row_is_taken_past_the_threshold,
+    a_hung_handlers_lease_is_taken_from_a_live_worker,
+    a_job_without_a_timeout_never_counts_as_hung,
+    a_job_without_a_timeout_is_still_recovered_from_the_dead,
+    a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing,
+    a_dry_run_names_dead_workers_that_hold_nothing,
+    a_dry_run_goes_by_the_threshold_asked_for,
+    a_sweep_walks_through_every_page,
+    candidates_come_by_id_after_the_one_named,
+    a_candidate_shows_the_whole_lease,
+    a_reschedule_names_the_time,
+    a_reschedule_may_name_the_attempts,
+    a_failing_decision_charges_the_attempt_with_the_jobs_backoff,
+    a_failing_decision_on_the_last_attempt_is_final,
+    a_skipped_job_stays_with_its_holder_uncounted,
+    after_the_first_only_started_runs_are_counted,
+    a_poison_job_is_quarantined_with_a_reason_that_says_so,
+    innocent_neighbours_of_a_poison_job_are_not_quarantined,
+    the_maximum_of_interruptions_can_be_chosen,
+    mark_started_shows_in_the_located_state_once,
+    a_recovery_from_a_worker_that_is_not_dead_is_refused,
+    a_listed_worker_that_beat_in_time_keeps_its_lease,
+    a_recovery_of_a_lease_that_was_settled_is_refused,
+    a_recovery_blind_to_a_raised_flag_is_sent_back,
+    a_recovery_of_many_is_answered_item_by_item,
+    a_hung_handler_is_taken_though_its_worker_lives,
+    a_worker_that_comes_back_registers_anew_and_claims,
+    a_reschedule_to_an_absurd_time_stores_something,
+    an_absurd_threshold_recovers_nobody,
+}
+
 fn resilient(kind: &str) -> NewJob {
     job(kind).flags(["infrastructure_resilient"])
 }
@@ -47,7 +85,7 @@ fn taken(claimed: &Claimed) -> Settlement {
 
 // ---- who -------------------------------------------------------------------
 
-pub(crate) async fn a_dead_workers_job_goes_back_to_the_queue(bench: Bench) {
+async fn a_dead_workers_job_goes_back_to_the_queue(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let (id, worker) = (claimed.lease().id, claimed.lease().worker);
     bench.advance(61 * SECOND).await;
@@ -64,7 +102,7 @@ pub(crate) async fn a_dead_workers_job_goes_back_to_the_queue(bench: Bench) {
     assert_eq!(entry.ended_at, start() + 61 * SECOND);
 }
 
-pub(crate) async fn a_live_workers_leases_are_never_taken(bench: Bench) {
+async fn a_live_workers_leases_are_never_taken(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     for _ in 0..10 {
         bench.advance(55 * SECOND).await;
@@ -75,7 +113,7 @@ pub(crate) async fn a_live_workers_leases_are_never_taken(bench: Bench) {
     bench.must_finish(&claimed, done()).await;
 }
 
-pub(crate) async fn each_worker_dies_by_its_own_threshold(bench: Bench) {
+async fn each_worker_dies_by_its_own_threshold(bench: Bench) {
     let (quick, slow) = (bench.worker_with(20 * SECOND).await, bench.worker_with(5 * MINUTE).await);
     let (first, second) = (bench.enqueue_kind("mail").await, bench.enqueue_kind("sms").await);
     bench.claim(quick, 1).await;
@@ -88,7 +126,7 @@ pub(crate) async fn each_worker_dies_by_its_own_threshold(bench: Bench) {
     assert_eq!(bench.status(second).await, Status::Retrying);
 }
 
-pub(crate) async fn a_resilient_job_waits_three_times_as_long(bench: Bench) {
+async fn a_resilient_job_waits_three_times_as_long(bench: Bench) {
     let worker = bench.worker().await;
     let (plain, patient) = (bench.enqueue_kind("plain").await, bench.add(resilient("patient")).await);
     bench.claim(worker, 2).await;
@@ -102,7 +140,7 @@ pub(crate) async fn a_resilient_job_waits_three_times_as_long(bench: Bench) {
     assert_eq!(bench.status(patient).await, Status::Retrying);
 }
 
-pub(crate) async fn a_manual_sweep_honours_resilience_too(bench: Bench) {
+async fn a_manual_sweep_honours_resilience_too(bench: Bench) {
     let worker = bench.worker().await;
     bench.add(resilient("patient")).await;
     bench.claim(worker, 1).await;
@@ -113,7 +151,7 @@ pub(crate) async fn a_manual_sweep_honours_resilience_too(bench: Bench) {
     assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 1);
 }
 
-pub(crate) async fn the_flags_and_the_factor_of_resilience_can_be_chosen(bench: Bench) {
+async fn the_flags_and_the_factor_of_resilience_can_be_chosen(bench: Bench) {
     let worker = bench.worker().await;
     bench.add(job("mail").flags(["slow", "x"])).await;
     bench.claim(worker, 1).await;
@@ -127,7 +165,7 @@ pub(crate) async fn the_flags_and_the_factor_of_resilience_can_be_chosen(bench: 
 }
 
 /// The row may be lost to an operator's hand or a restored backup.
-pub(crate) async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(bench: Bench) {
+async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.sql("delete from workers", None).await;
     bench.advance(60 * SECOND).await;
@@ -139,7 +177,7 @@ pub(crate) async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(ben
     assert_eq!(bench.status(id).await, Status::Retrying);
 }
 
-pub(crate) async fn a_hung_handlers_lease_is_taken_from_a_live_worker(bench: Bench) {
+async fn a_hung_handlers_lease_is_taken_from_a_live_worker(bench: Bench) {
     let claimed = bench.running(job("mail").timeout(Some(10 * MINUTE))).await;
     let lease = claimed.lease();
     for minute in 1..=11 {
@@ -157,14 +195,14 @@ pub(crate) async fn a_hung_handlers_lease_is_taken_from_a_live_worker(bench: Ben
     assert_eq!(beat, Beat::Alive { lost: vec![lease], cancel: Vec::new() });
 }
 
-pub(crate) async fn a_job_without_a_timeout_never_counts_as_hung(bench: Bench) {
+async fn a_job_without_a_timeout_never_counts_as_hung(bench: Bench) {
     let claimed = bench.running(job("mail").timeout(None)).await;
     bench.advance(400 * DAY).await;
     bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
     assert_eq!(bench.sweep_now().await.recovered, 0);
 }
 
-pub(crate) async fn a_job_without_a_timeout_is_still_recovered_from_the_dead(bench: Bench) {
+async fn a_job_without_a_timeout_is_still_recovered_from_the_dead(bench: Bench) {
     bench.running(job("mail").timeout(None)).await;
     bench.advance(61 * SECOND).await;
     assert_eq!(bench.sweep_now().await.recovered, 1);
@@ -172,7 +210,7 @@ pub(crate) async fn a_job_without_a_timeout_is_still_recovered_from_the_dead(ben
 
 // ---- how a sweep looks ---------------------------------------------------------
 
-pub(crate) async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(bench: Bench) {
+async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(bench: Bench) {
     let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
     for _ in 0..3 {
         bench.enqueue_kind("mail").await;
@@ -189,7 +227,7 @@ pub(crate) async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(be
     assert_eq!(bench.sweep_now().await, told);
 }
 
-pub(crate) async fn a_dry_run_names_dead_workers_that_hold_nothing(bench: Bench) {
+async fn a_dry_run_names_dead_workers_that_hold_nothing(bench: Bench) {
     let (mortal, _fit) = (bench.worker().await, bench.worker_with(DAY).await);
     bench.advance(61 * SECOND).await;
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
@@ -199,7 +237,7 @@ pub(crate) async fn a_dry_run_names_dead_workers_that_hold_nothing(bench: Bench)
     assert_eq!(bench.sweep_now().await, told);
 }
 
-pub(crate) async fn a_dry_run_goes_by_the_threshold_asked_for(bench: Bench) {
+async fn a_dry_run_goes_by_the_threshold_asked_for(bench: Bench) {
     let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
     bench.advance(61 * SECOND).await;
     for (threshold, dead) in [(HOUR, vec![]), (30 * SECOND, vec![mortal, fit])] {
@@ -211,7 +249,7 @@ pub(crate) async fn a_dry_run_goes_by_the_threshold_asked_for(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_sweep_walks_through_every_page(bench: Bench) {
+async fn a_sweep_walks_through_every_page(bench: Bench) {
     let worker = bench.worker().await;
     for _ in 0..7 {
         bench.enqueue_kind("mail").await;
@@ -224,7 +262,7 @@ pub(crate) async fn a_sweep_walks_through_every_page(bench: Bench) {
     assert_eq!(bench.counted(Status::Retrying).await, 7);
 }
 
-pub(crate) async fn candidates_come_by_id_after_the_one_named(bench: Bench) {
+async fn candidates_come_by_id_after_the_one_named(bench: Bench) {
     let worker = bench.worker().await;
     for _ in 0..4 {
         bench.enqueue_kind("mail").await;
@@ -237,7 +275,7 @@ pub(crate) async fn candidates_come_by_id_after_the_one_named(bench: Bench) {
     assert_eq!(found, expected[1..3]);
 }
 
-pub(crate) async fn a_candidate_shows_the_whole_lease(bench: Bench) {
+async fn a_candidate_shows_the_whole_lease(bench: Bench) {
     let policy = RetryPolicy::fixed(33 * SECOND);
     let claimed =
         bench.running(job("mail").priority(4).max_attempts(6).flags(["gpu"]).retry(policy.clone())).await;
@@ -269,7 +307,7 @@ async fn decided(bench: &Bench, claimed: &Claimed, decision: Decision) -> SweepR
     report.expect("sweep")
 }
 
-pub(crate) async fn a_reschedule_names_the_time(bench: Bench) {
+async fn a_reschedule_names_the_time(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let at = start() + DAY;
     decided(&bench, &claimed, Decision::Reschedule { when: When::At(at), attempts: None }).await;
@@ -277,7 +315,7 @@ pub(crate) async fn a_reschedule_names_the_time(bench: Bench) {
     assert_eq!((job.status, job.attempts, job.interruptions, job.run_at), (Status::Retrying, 0, 1, at));
 }
 
-pub(crate) async fn a_reschedule_may_name_the_attempts(bench: Bench) {
+async fn a_reschedule_may_name_the_attempts(bench: Bench) {
     for (named, kept) in [(Some(2), 2), (Some(0), 0), (Some(77), 4)] {
         let claimed = bench.running(job("mail").max_attempts(5)).await;
         let decision = Decision::Reschedule { when: When::After(2 * MINUTE), attempts: named };
@@ -289,7 +327,7 @@ pub(crate) async fn a_reschedule_may_name_the_attempts(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff(bench: Bench) {
+async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff(bench: Bench) {
     let claimed = bench.running(job("mail").retry(RetryPolicy::fixed(33 * SECOND))).await;
     decided(&bench, &claimed, Decision::FailWithBackoff).await;
     let job = bench.job(claimed.lease().id).await;
@@ -299,14 +337,14 @@ pub(crate) async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff
     assert_eq!(bench.history(claimed.lease().id).await, [AttemptEnd::Failed]);
 }
 
-pub(crate) async fn a_failing_decision_on_the_last_attempt_is_final(bench: Bench) {
+async fn a_failing_decision_on_the_last_attempt_is_final(bench: Bench) {
     let claimed = bench.running(job("mail").max_attempts(1)).await;
     decided(&bench, &claimed, Decision::FailWithBackoff).await;
     let job = bench.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::FailedPermanent, Some("WorkerCrashed")));
 }
 
-pub(crate) async fn a_skipped_job_stays_with_its_holder_uncounted(bench: Bench) {
+async fn a_skipped_job_stays_with_its_holder_uncounted(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let report = decided(&bench, &claimed, Decision::Skip).await;
     assert_eq!((report.recovered, report.skipped), (0, 1));
@@ -326,7 +364,7 @@ async fn interrupt(bench: &Bench, started: bool) {
     assert_eq!(bench.crash_all_workers().await.recovered, 1);
 }
 
-pub(crate) async fn after_the_first_only_started_runs_are_counted(bench: Bench) {
+async fn after_the_first_only_started_runs_are_counted(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     for (started, counted) in [(false, 1), (false, 1), (true, 2), (false, 2)] {
         interrupt(&bench, started).await;
@@ -335,7 +373,7 @@ pub(crate) async fn after_the_first_only_started_runs_are_counted(bench: Bench) 
     assert_eq!(bench.status(id).await, Status::Retrying);
 }
 
-pub(crate) async fn a_poison_job_is_quarantined_with_a_reason_that_says_so(bench: Bench) {
+async fn a_poison_job_is_quarantined_with_a_reason_that_says_so(bench: Bench) {
     let id = bench.enqueue_kind("mail").await;
     for _ in 0..3 {
         interrupt(&bench, true).await;
@@ -348,7 +386,7 @@ pub(crate) async fn a_poison_job_is_quarantined_with_a_reason_that_says_so(bench
 }
 
 /// Ten jobs share a process with one that kills it every time.
-pub(crate) async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(bench: Bench) {
+async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(bench: Bench) {
     let poison = bench.add(job("poison").priority(9)).await;
     let mut innocents = Vec::new();
     for _ in 0..10 {
@@ -378,7 +416,7 @@ pub(crate) async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(benc
     }
 }
 
-pub(crate) async fn the_maximum_of_interruptions_can_be_chosen(bench: Bench) {
+async fn the_maximum_of_interruptions_can_be_chosen(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.advance(61 * SECOND).await;
     let mut options = SweepOptions::default();
@@ -387,7 +425,7 @@ pub(crate) async fn the_maximum_of_interruptions_can_be_chosen(bench: Bench) {
     assert_eq!(bench.status(claimed.lease().id).await, Status::FailedPermanent);
 }
 
-pub(crate) async fn mark_started_shows_in_the_located_state_once(bench: Bench) {
+async fn mark_started_shows_in_the_located_state_once(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let started = async || match bench.state(claimed.lease().id).await {
         lifecycle::State::Running(running) => running.started,
@@ -402,7 +440,7 @@ pub(crate) async fn mark_started_shows_in_the_located_state_once(bench: Bench) {
 
 // ---- legality, at the moment it is stored ----------------------------------------
 
-pub(crate) async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(bench: Bench) {
+async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let before = picture(&bench.job(claimed.lease().id).await);
     for why in [Interruptor::DeadWorker, Interruptor::UnknownWorker] {
@@ -414,7 +452,7 @@ pub(crate) async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(bench: 
 }
 
 /// Listed while stale, but it beat before the decision was stored.
-pub(crate) async fn a_listed_worker_that_beat_in_time_keeps_its_lease(bench: Bench) {
+async fn a_listed_worker_that_beat_in_time_keeps_its_lease(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.advance(61 * SECOND).await;
     assert_eq!(candidates(&bench, &SweepScope::default()).await.len(), 1);
@@ -426,7 +464,7 @@ pub(crate) async fn a_listed_worker_that_beat_in_time_keeps_its_lease(bench: Ben
     bench.must_finish(&claimed, done()).await;
 }
 
-pub(crate) async fn a_recovery_of_a_lease_that_was_settled_is_refused(bench: Bench) {
+async fn a_recovery_of_a_lease_that_was_settled_is_refused(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, done()).await;
     bench.advance(61 * SECOND).await;
@@ -437,7 +475,7 @@ pub(crate) async fn a_recovery_of_a_lease_that_was_settled_is_refused(bench: Ben
     assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded);
 }
 
-pub(crate) async fn a_recovery_blind_to_a_raised_flag_is_sent_back(bench: Bench) {
+async fn a_recovery_blind_to_a_raised_flag_is_sent_back(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     bench.advance(61 * SECOND).await;
@@ -448,7 +486,7 @@ pub(crate) async fn a_recovery_blind_to_a_raised_flag_is_sent_back(bench: Bench)
     assert_eq!(bench.status(claimed.lease().id).await, Status::Running);
 }
 
-pub(crate) async fn a_recovery_of_many_is_answered_item_by_item(bench: Bench) {
+async fn a_recovery_of_many_is_answered_item_by_item(bench: Bench) {
     let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
     for _ in 0..3 {
         bench.enqueue_kind("mail").await;
@@ -463,7 +501,7 @@ pub(crate) async fn a_recovery_of_many_is_answered_item_by_item(bench: Bench) {
     assert_eq!(settled, [Settled::LeaseLost, Settled::Stored, Settled::LeaseLost]);
 }
 
-pub(crate) async fn a_hung_handler_is_taken_though_its_worker_lives(bench: Bench) {
+async fn a_hung_handler_is_taken_though_its_worker_lives(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let settled =
         bench.store().recover(&[(Interruptor::HungHandler, taken(&claimed))]).await.expect("recover");
@@ -471,7 +509,7 @@ pub(crate) async fn a_hung_handler_is_taken_though_its_worker_lives(bench: Bench
     assert_eq!(bench.status(claimed.lease().id).await, Status::Retrying);
 }
 
-pub(crate) async fn a_worker_that_comes_back_registers_anew_and_claims(bench: Bench) {
+async fn a_worker_that_comes_back_registers_anew_and_claims(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.crash_all_workers().await;
     let beat = bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
@@ -482,7 +520,7 @@ pub(crate) async fn a_worker_that_comes_back_registers_anew_and_claims(bench: Be
 }
 
 /// A hook may name any time.
-pub(crate) async fn a_reschedule_to_an_absurd_time_stores_something(bench: Bench) {
+async fn a_reschedule_to_an_absurd_time_stores_something(bench: Bench) {
     for when in
         [When::At(DateTime::<Utc>::MIN_UTC), When::At(DateTime::<Utc>::MAX_UTC), When::After(Duration::MAX)]
     {
@@ -494,7 +532,7 @@ pub(crate) async fn a_reschedule_to_an_absurd_time_stores_something(bench: Bench
     }
 }
 
-pub(crate) async fn an_absurd_threshold_recovers_nobody(bench: Bench) {
+async fn an_absurd_threshold_recovers_nobody(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.advance(61 * SECOND).await;
     let mut options = SweepOptions::default().threshold(Duration::MAX);

@@ -7,6 +7,20 @@ use longshore::{JobId, Outcome, Status};
 
 use crate::bench::*;
 
+cases! {
+    each_outcome_is_kept_for_its_own_time,
+    the_defaults_are_a_week_and_ninety_days,
+    age_counts_from_the_end_not_from_the_enqueue,
+    for_ever_is_for_ever,
+    live_jobs_are_never_removed,
+    a_retried_job_is_live_again,
+    history_and_checkpoint_go_with_the_job,
+    a_step_looks_at_so_many_rows_and_the_walk_begins_anew,
+    tallies_follow_what_is_removed,
+    two_processes_may_retain_at_once,
+    retention_works_by_a_running_clock,
+}
+
 const FOR_EVER: Retention = Retention { succeeded: None, cancelled: None, failed_permanent: None };
 
 async fn retain(bench: &Bench, policy: &Retention) -> u64 {
@@ -24,7 +38,7 @@ async fn exists(bench: &Bench, id: JobId) -> bool {
     bench.store().get(id).await.expect("get").is_some()
 }
 
-pub(crate) async fn each_outcome_is_kept_for_its_own_time(bench: Bench) {
+async fn each_outcome_is_kept_for_its_own_time(bench: Bench) {
     for outcome in Outcome::ALL {
         let mut policy = FOR_EVER;
         match outcome {
@@ -47,7 +61,7 @@ pub(crate) async fn each_outcome_is_kept_for_its_own_time(bench: Bench) {
     }
 }
 
-pub(crate) async fn the_defaults_are_a_week_and_ninety_days(bench: Bench) {
+async fn the_defaults_are_a_week_and_ninety_days(bench: Bench) {
     for outcome in Outcome::ALL {
         bench.ended(job("mail"), outcome).await;
     }
@@ -63,7 +77,7 @@ pub(crate) async fn the_defaults_are_a_week_and_ninety_days(bench: Bench) {
 }
 
 /// A job may wait for a month and finish a second ago.
-pub(crate) async fn age_counts_from_the_end_not_from_the_enqueue(bench: Bench) {
+async fn age_counts_from_the_end_not_from_the_enqueue(bench: Bench) {
     let id = bench.add(job("mail").delay(30 * DAY)).await;
     bench.advance(30 * DAY).await;
     let worker = bench.worker().await;
@@ -73,7 +87,7 @@ pub(crate) async fn age_counts_from_the_end_not_from_the_enqueue(bench: Bench) {
     assert!(exists(&bench, id).await);
 }
 
-pub(crate) async fn for_ever_is_for_ever(bench: Bench) {
+async fn for_ever_is_for_ever(bench: Bench) {
     for outcome in Outcome::ALL {
         bench.ended(job("mail"), outcome).await;
     }
@@ -82,7 +96,7 @@ pub(crate) async fn for_ever_is_for_ever(bench: Bench) {
     assert_eq!(bench.check().await.expect("check").jobs, 3);
 }
 
-pub(crate) async fn live_jobs_are_never_removed(bench: Bench) {
+async fn live_jobs_are_never_removed(bench: Bench) {
     let waiting = bench.add(job("mail").delay(DAY)).await;
     let retrying = bench.running(job("mail")).await;
     bench.must_finish(&retrying, failed()).await;
@@ -96,7 +110,7 @@ pub(crate) async fn live_jobs_are_never_removed(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_retried_job_is_live_again(bench: Bench) {
+async fn a_retried_job_is_live_again(bench: Bench) {
     let id = bench.ended(job("mail"), Outcome::Succeeded).await;
     bench.advance(8 * DAY).await;
     bench.retry(id).await.expect("retry");
@@ -104,7 +118,7 @@ pub(crate) async fn a_retried_job_is_live_again(bench: Bench) {
     assert_eq!(bench.status(id).await, Status::Queued);
 }
 
-pub(crate) async fn history_and_checkpoint_go_with_the_job(bench: Bench) {
+async fn history_and_checkpoint_go_with_the_job(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let saved = bench.store().save_checkpoint(&claimed.lease(), &raw("5")).await.expect("save");
     assert_eq!(saved, longshore::store::Fenced::Held);
@@ -116,7 +130,7 @@ pub(crate) async fn history_and_checkpoint_go_with_the_job(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_step_looks_at_so_many_rows_and_the_walk_begins_anew(bench: Bench) {
+async fn a_step_looks_at_so_many_rows_and_the_walk_begins_anew(bench: Bench) {
     for _ in 0..5 {
         bench.ended(job("mail"), Outcome::Succeeded).await;
     }
@@ -133,7 +147,7 @@ pub(crate) async fn a_step_looks_at_so_many_rows_and_the_walk_begins_anew(bench:
     assert_eq!(step().await, Retained { removed: 0, done: true });
 }
 
-pub(crate) async fn tallies_follow_what_is_removed(bench: Bench) {
+async fn tallies_follow_what_is_removed(bench: Bench) {
     for _ in 0..3 {
         bench.ended(job("mail"), Outcome::Succeeded).await;
     }
@@ -144,7 +158,7 @@ pub(crate) async fn tallies_follow_what_is_removed(bench: Bench) {
     assert_eq!(bench.counted(Status::Succeeded).await, 1);
 }
 
-pub(crate) async fn two_processes_may_retain_at_once(bench: Bench) {
+async fn two_processes_may_retain_at_once(bench: Bench) {
     for _ in 0..20 {
         bench.ended(job("mail"), Outcome::Succeeded).await;
     }
@@ -173,7 +187,7 @@ pub(crate) async fn two_processes_may_retain_at_once(bench: Bench) {
 
 /// Everything else here stops the clock; a walk may take short cuts when it
 /// runs.
-pub(crate) async fn retention_works_by_a_running_clock(bench: Bench) {
+async fn retention_works_by_a_running_clock(bench: Bench) {
     bench.store().pin_clock(None).await.expect("unpin");
     for outcome in Outcome::ALL {
         bench.ended(job("mail"), outcome).await;

@@ -11,6 +11,38 @@ use longshore::{EnqueuedAs, FiredReport, JobRecord, Missed, NewJob, NewSchedule,
 
 use crate::bench::*;
 
+cases! {
+    schedules_are_kept_as_given_and_listed_by_name,
+    a_schedule_of_the_same_name_is_replaced,
+    a_schedule_put_again_keeps_its_ticks_and_its_pause,
+    a_removed_schedule_is_gone_and_says_so,
+    a_tick_fires_once_and_stores_its_jobs,
+    another_tick_than_the_next_does_not_fire,
+    a_paused_schedule_does_not_fire,
+    a_tick_decided_from_what_is_no_longer_so_does_not_fire,
+    a_tick_that_is_let_go_is_not_the_last_that_fired,
+    an_unknown_schedule_does_not_fire,
+    of_many_callers_one_gets_each_tick,
+    a_ticks_jobs_obey_their_keys_and_are_answered,
+    a_pass_fires_what_is_due_and_says_when_to_look_again,
+    without_schedules_there_is_nothing_to_wake_for,
+    a_tick_has_what_the_template_says_and_tells_its_origin,
+    a_tick_found_within_a_minute_is_on_time,
+    skipped_ticks_leave_no_job,
+    one_job_makes_up_for_all_missed_ticks,
+    the_newest_missed_ticks_are_backfilled,
+    many_processes_fire_each_tick_once,
+    a_tick_that_is_fired_again_makes_no_second_job,
+    putting_what_is_there_disturbs_nothing,
+    another_line_or_zone_counts_from_now,
+    a_paused_schedule_holds_its_ticks_until_it_is_resumed,
+    a_run_by_hand_is_extra,
+    an_unknown_schedule_is_not_found,
+    a_refused_schedule_is_not_stored,
+    a_schedule_that_cannot_be_understood_does_not_stop_the_others,
+    whoever_makes_the_pass_may_veto_or_reshape_a_tick,
+}
+
 // ---- the store ---------------------------------------------------------------
 
 fn schedule(name: &str, next_at: DateTime<Utc>) -> Schedule {
@@ -40,7 +72,7 @@ async fn fire(bench: &Bench, expected: u32, jobs: &[ValidJob]) -> bool {
     fired.expect("fire").is_some()
 }
 
-pub(crate) async fn schedules_are_kept_as_given_and_listed_by_name(bench: Bench) {
+async fn schedules_are_kept_as_given_and_listed_by_name(bench: Bench) {
     let (b, a) = (schedule("b it's", tick(1)), Schedule { paused: true, ..schedule("a", tick(2)) });
     for schedule in [&b, &a] {
         bench.store().put_schedule(schedule).await.expect("put");
@@ -48,7 +80,7 @@ pub(crate) async fn schedules_are_kept_as_given_and_listed_by_name(bench: Bench)
     assert_eq!(bench.store().schedules().await.expect("schedules"), [a, b]);
 }
 
-pub(crate) async fn a_schedule_of_the_same_name_is_replaced(bench: Bench) {
+async fn a_schedule_of_the_same_name_is_replaced(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let other = Schedule {
         expression: "0 3 * * *".into(),
@@ -61,7 +93,7 @@ pub(crate) async fn a_schedule_of_the_same_name_is_replaced(bench: Bench) {
     assert_eq!(bench.store().schedules().await.expect("schedules"), [other]);
 }
 
-pub(crate) async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(bench: Bench) {
+async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     assert!(fire(&bench, 1, &[]).await);
     assert!(bench.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
@@ -83,7 +115,7 @@ pub(crate) async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(bench: Be
     }
 }
 
-pub(crate) async fn a_removed_schedule_is_gone_and_says_so(bench: Bench) {
+async fn a_removed_schedule_is_gone_and_says_so(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     assert!(bench.store().remove_schedule("nightly").await.expect("remove"));
     assert!(!bench.store().remove_schedule("nightly").await.expect("remove"));
@@ -91,7 +123,7 @@ pub(crate) async fn a_removed_schedule_is_gone_and_says_so(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 0);
 }
 
-pub(crate) async fn a_tick_fires_once_and_stores_its_jobs(bench: Bench) {
+async fn a_tick_fires_once_and_stores_its_jobs(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let jobs = [report(), report()];
     assert!(fire(&bench, 1, &jobs).await);
@@ -105,7 +137,7 @@ pub(crate) async fn a_tick_fires_once_and_stores_its_jobs(bench: Bench) {
     assert!(fire(&bench, 2, &[]).await);
 }
 
-pub(crate) async fn another_tick_than_the_next_does_not_fire(bench: Bench) {
+async fn another_tick_than_the_next_does_not_fire(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(3))).await.expect("put");
     for wrong in [0, 2, 4] {
         assert!(!fire(&bench, wrong, &[report()]).await, "{wrong}");
@@ -114,7 +146,7 @@ pub(crate) async fn another_tick_than_the_next_does_not_fire(bench: Bench) {
     assert_eq!(bench.store().schedules().await.expect("schedules")[0].next_at, tick(3));
 }
 
-pub(crate) async fn a_paused_schedule_does_not_fire(bench: Bench) {
+async fn a_paused_schedule_does_not_fire(bench: Bench) {
     let paused = Schedule { paused: true, ..schedule("nightly", tick(1)) };
     bench.store().put_schedule(&paused).await.expect("put");
     assert!(!fire(&bench, 1, &[report()]).await);
@@ -127,7 +159,7 @@ pub(crate) async fn a_paused_schedule_does_not_fire(bench: Bench) {
     assert!(!bench.store().set_ticking("nobody", Ticking::Held).await.expect("hold"));
 }
 
-pub(crate) async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(bench: Bench) {
+async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(bench: Bench) {
     let now = schedule("nightly", tick(1));
     bench.store().put_schedule(&now).await.expect("put");
     let seen = [
@@ -145,7 +177,7 @@ pub(crate) async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(bench
     assert!(fire(&bench, 1, &[report()]).await);
 }
 
-pub(crate) async fn a_tick_that_is_let_go_is_not_the_last_that_fired(bench: Bench) {
+async fn a_tick_that_is_let_go_is_not_the_last_that_fired(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let moved = [
         (1, 2, Some(tick(1)), Some(tick(1))),
@@ -160,12 +192,12 @@ pub(crate) async fn a_tick_that_is_let_go_is_not_the_last_that_fired(bench: Benc
     }
 }
 
-pub(crate) async fn an_unknown_schedule_does_not_fire(bench: Bench) {
+async fn an_unknown_schedule_does_not_fire(bench: Bench) {
     assert!(!fire(&bench, 1, &[report()]).await);
     assert_eq!(bench.counted(Status::Queued).await, 0);
 }
 
-pub(crate) async fn of_many_callers_one_gets_each_tick(bench: Bench) {
+async fn of_many_callers_one_gets_each_tick(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(0))).await.expect("put");
     let handles = [bench.handle(), bench.second().await, bench.second().await];
     for n in 0..10 {
@@ -188,7 +220,7 @@ pub(crate) async fn of_many_callers_one_gets_each_tick(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 10);
 }
 
-pub(crate) async fn a_ticks_jobs_obey_their_keys_and_are_answered(bench: Bench) {
+async fn a_ticks_jobs_obey_their_keys_and_are_answered(bench: Bench) {
     bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let keyed = || job("report").unique_key("report", Default::default()).validate().expect("valid");
     let mut answers = Vec::new();
@@ -240,7 +272,7 @@ async fn jobs(bench: &Bench) -> Vec<JobRecord> {
     jobs
 }
 
-pub(crate) async fn a_pass_fires_what_is_due_and_says_when_to_look_again(bench: Bench) {
+async fn a_pass_fires_what_is_due_and_says_when_to_look_again(bench: Bench) {
     put(&bench, ten_minutes(Missed::Skip)).await;
     put(&bench, NewSchedule::new("hour", "0 * * * *", job("report"))).await;
     let early = fire_at(&bench, "07:09:59").await;
@@ -253,12 +285,12 @@ pub(crate) async fn a_pass_fires_what_is_due_and_says_when_to_look_again(bench: 
     assert_eq!(stored(&bench, "hour").await.last_at, None);
 }
 
-pub(crate) async fn without_schedules_there_is_nothing_to_wake_for(bench: Bench) {
+async fn without_schedules_there_is_nothing_to_wake_for(bench: Bench) {
     let report = bench.fire_due().await.expect("fire");
     assert_eq!((report.fired, report.next_wake), (vec![], None));
 }
 
-pub(crate) async fn a_tick_has_what_the_template_says_and_tells_its_origin(bench: Bench) {
+async fn a_tick_has_what_the_template_says_and_tells_its_origin(bench: Bench) {
     let template = NewJob::from_json("report", r#"{"pages":  7}"#)
         .queue("slow")
         .priority(-3)
@@ -294,14 +326,14 @@ pub(crate) async fn a_tick_has_what_the_template_says_and_tells_its_origin(bench
 
 // ---- missed ticks ------------------------------------------------------------
 
-pub(crate) async fn a_tick_found_within_a_minute_is_on_time(bench: Bench) {
+async fn a_tick_found_within_a_minute_is_on_time(bench: Bench) {
     put(&bench, ten_minutes(Missed::Skip)).await;
     assert_eq!(fired(&fire_at(&bench, "07:10:59.999999").await), [("ten", at("07:10:00"))]);
     assert_eq!(fired(&fire_at(&bench, "07:21:00").await), []);
     assert_eq!(fired(&fire_at(&bench, "07:30:01").await), [("ten", at("07:30:00"))]);
 }
 
-pub(crate) async fn skipped_ticks_leave_no_job(bench: Bench) {
+async fn skipped_ticks_leave_no_job(bench: Bench) {
     put(&bench, ten_minutes(Missed::Skip)).await;
     let report = fire_at(&bench, "23:05:00").await;
     assert_eq!((report.fired, report.next_wake), (vec![], Some(at("23:10:00"))));
@@ -310,7 +342,7 @@ pub(crate) async fn skipped_ticks_leave_no_job(bench: Bench) {
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), None));
 }
 
-pub(crate) async fn one_job_makes_up_for_all_missed_ticks(bench: Bench) {
+async fn one_job_makes_up_for_all_missed_ticks(bench: Bench) {
     put(&bench, ten_minutes(Missed::One)).await;
     let report = fire_at(&bench, "23:05:00").await;
     assert_eq!((fired(&report), report.next_wake), (vec![("ten", at("23:00:00"))], Some(at("23:10:00"))));
@@ -325,7 +357,7 @@ pub(crate) async fn one_job_makes_up_for_all_missed_ticks(bench: Bench) {
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), Some(at("23:00:00"))));
 }
 
-pub(crate) async fn the_newest_missed_ticks_are_backfilled(bench: Bench) {
+async fn the_newest_missed_ticks_are_backfilled(bench: Bench) {
     put(&bench, ten_minutes(Missed::All { limit: 3 })).await;
     let report = fire_at(&bench, "23:05:00").await;
     let newest = [at("22:40:00"), at("22:50:00"), at("23:00:00")];
@@ -338,7 +370,7 @@ pub(crate) async fn the_newest_missed_ticks_are_backfilled(bench: Bench) {
 
 // ---- exactly one job a tick ----------------------------------------------------
 
-pub(crate) async fn many_processes_fire_each_tick_once(bench: Bench) {
+async fn many_processes_fire_each_tick_once(bench: Bench) {
     const TICKS: u32 = 40;
     for name in ["a", "b"] {
         let every_minute = NewSchedule::new(name, "* * * * *", job("report"));
@@ -377,7 +409,7 @@ pub(crate) async fn many_processes_fire_each_tick_once(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, u64::from(2 * TICKS));
 }
 
-pub(crate) async fn a_tick_that_is_fired_again_makes_no_second_job(bench: Bench) {
+async fn a_tick_that_is_fired_again_makes_no_second_job(bench: Bench) {
     put(&bench, ten_minutes(Missed::Skip)).await;
     let first = fire_at(&bench, "07:10:00").await;
     bench.sql("update schedules set next_at = last_at", None).await;
@@ -390,7 +422,7 @@ pub(crate) async fn a_tick_that_is_fired_again_makes_no_second_job(bench: Bench)
 
 // ---- put, pause, run ---------------------------------------------------------
 
-pub(crate) async fn putting_what_is_there_disturbs_nothing(bench: Bench) {
+async fn putting_what_is_there_disturbs_nothing(bench: Bench) {
     let first = put(&bench, ten_minutes(Missed::One)).await;
     bench.advance(HOUR).await;
     // Eight processes start with the same code, and ticks are due.
@@ -410,7 +442,7 @@ pub(crate) async fn putting_what_is_there_disturbs_nothing(bench: Bench) {
     assert!(other.template.contains("letter"), "{}", other.template);
 }
 
-pub(crate) async fn another_line_or_zone_counts_from_now(bench: Bench) {
+async fn another_line_or_zone_counts_from_now(bench: Bench) {
     put(&bench, ten_minutes(Missed::One)).await;
     bench.advance(HOUR).await;
     let daily = |zone| NewSchedule::new("ten", "30 10 * * *", job("report")).zone(zone);
@@ -419,7 +451,7 @@ pub(crate) async fn another_line_or_zone_counts_from_now(bench: Bench) {
     assert_eq!(fired(&bench.fire_due().await.expect("fire")), []);
 }
 
-pub(crate) async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(bench: Bench) {
+async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(bench: Bench) {
     let policies = [("all", Missed::All { limit: 9 }), ("one", Missed::One), ("skip", Missed::Skip)];
     for (name, missed) in policies {
         put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report")).missed(missed)).await;
@@ -439,7 +471,7 @@ pub(crate) async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(bench:
     assert_eq!((fired(&report), report.next_wake), (expected, Some(at("07:40:00"))));
 }
 
-pub(crate) async fn a_run_by_hand_is_extra(bench: Bench) {
+async fn a_run_by_hand_is_extra(bench: Bench) {
     let before = put(&bench, ten_minutes(Missed::One)).await;
     let first = bench.run_schedule_now("ten").await.expect("run");
     bench.pause_schedule("ten").await.expect("pause");
@@ -456,7 +488,7 @@ pub(crate) async fn a_run_by_hand_is_extra(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 3);
 }
 
-pub(crate) async fn an_unknown_schedule_is_not_found(bench: Bench) {
+async fn an_unknown_schedule_is_not_found(bench: Bench) {
     put(&bench, ten_minutes(Missed::One)).await;
     bench.remove_schedule("ten").await.expect("remove");
     let refusals = [
@@ -472,7 +504,7 @@ pub(crate) async fn an_unknown_schedule_is_not_found(bench: Bench) {
     assert_eq!((report.fired, report.next_wake), (vec![], None));
 }
 
-pub(crate) async fn a_refused_schedule_is_not_stored(bench: Bench) {
+async fn a_refused_schedule_is_not_stored(bench: Bench) {
     let refusal = bench.put_schedule(ten_minutes(Missed::All { limit: 0 })).await.expect_err("no limit");
     assert_eq!(refusal.field(), Some("missed"));
     assert_eq!(bench.schedules().await.expect("schedules"), []);
@@ -480,7 +512,7 @@ pub(crate) async fn a_refused_schedule_is_not_stored(bench: Bench) {
 
 // ---- bad rows, hooks ---------------------------------------------------------
 
-pub(crate) async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(bench: Bench) {
+async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(bench: Bench) {
     for name in ["a", "b", "c", "d", "e"] {
         put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
     }
@@ -505,7 +537,7 @@ pub(crate) async fn a_schedule_that_cannot_be_understood_does_not_stop_the_other
     assert_eq!(fired(&report), [("c", at("07:10:00")), ("d", at("07:10:00"))]);
 }
 
-pub(crate) async fn whoever_makes_the_pass_may_veto_or_reshape_a_tick(bench: Bench) {
+async fn whoever_makes_the_pass_may_veto_or_reshape_a_tick(bench: Bench) {
     put(&bench, ten_minutes(Missed::All { limit: 9 })).await;
     bench.store().pin_clock(Some(at("07:35:00"))).await.expect("the clock moves");
     let mut asked = Vec::new();

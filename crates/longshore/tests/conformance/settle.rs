@@ -8,6 +8,49 @@ use longshore::{AttemptEnd, Ending, Interruption, JobId, NewJob, Report, RetryPo
 
 use crate::bench::*;
 
+cases! {
+    success_is_final_and_keeps_its_result,
+    success_without_a_result_has_none,
+    failure_with_attempts_left_waits_its_backoff,
+    failure_on_the_last_attempt_is_final,
+    failure_without_a_retry_is_final_with_attempts_left,
+    an_observed_cancel_is_final_and_keeps_its_reason,
+    a_snooze_is_not_charged_and_waits_as_long_as_asked,
+    a_release_is_not_charged_and_is_due_at_once,
+    a_workers_own_interruption_is_counted_but_not_charged,
+    the_history_tells_every_attempt_that_did_not_succeed,
+    the_last_error_is_kept_after_a_later_success,
+    a_success_that_leaves_nothing_behind_keeps_what_was_counted,
+    the_default_backoff_stays_between_one_second_and_its_ceiling,
+    a_jobs_own_policy_decides_its_backoff,
+    a_repeated_settle_says_stored_and_changes_nothing,
+    a_repeated_settle_is_known_even_after_the_next_claim,
+    a_repeated_settle_makes_no_second_follow_up,
+    a_repeated_settle_does_not_try_its_follow_ups_again,
+    a_final_failure_is_known_even_after_an_operators_retry,
+    a_job_ends_once_however_often_its_end_is_counted,
+    follow_ups_are_stored_with_the_end,
+    follow_ups_of_a_lost_lease_are_never_stored,
+    follow_ups_with_keys_obey_them,
+    follow_ups_survive_a_cancel_that_changes_the_end,
+    a_follow_up_that_the_database_refuses_harms_its_own_settle_only,
+    an_error_with_nul_is_stored_cleaned,
+    an_over_long_error_is_stored_cut_at_a_character,
+    a_result_the_database_could_choke_on_does_not_stop_the_settle,
+    an_over_long_result_does_not_stop_the_settle,
+    an_absurd_delay_does_not_stop_the_settle,
+    a_reason_with_nul_is_stored_cleaned,
+    a_batch_is_answered_item_by_item,
+    an_empty_batch_is_no_error,
+    a_lease_settled_twice_in_one_batch_ends_once,
+    a_large_batch_of_successes_is_stored,
+    results_and_errors_of_a_batch_stay_with_their_jobs,
+    a_move_decided_without_a_raised_flag_is_sent_back,
+    a_success_is_stored_whatever_the_flags,
+    a_follow_up_is_not_stored_while_the_flag_sends_its_settle_back,
+    the_end_names_who_stored_it,
+}
+
 fn report(claimed: &Claimed, ending: Ending) -> Report<'_> {
     Report { claimed, ending, follow_ups: Vec::new() }
 }
@@ -28,7 +71,7 @@ pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Optio
 
 // ---- every ending ------------------------------------------------------------
 
-pub(crate) async fn success_is_final_and_keeps_its_result(bench: Bench) {
+async fn success_is_final_and_keeps_its_result(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.advance(7 * SECOND).await;
     bench.must_finish(&claimed, done()).await;
@@ -40,13 +83,13 @@ pub(crate) async fn success_is_final_and_keeps_its_result(bench: Bench) {
     assert!(job.errors.is_empty());
 }
 
-pub(crate) async fn success_without_a_result_has_none(bench: Bench) {
+async fn success_without_a_result_has_none(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, done_plainly()).await;
     assert!(bench.job(claimed.lease().id).await.result.is_none());
 }
 
-pub(crate) async fn failure_with_attempts_left_waits_its_backoff(bench: Bench) {
+async fn failure_with_attempts_left_waits_its_backoff(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.advance(7 * SECOND).await;
     bench.must_finish(&claimed, failed()).await;
@@ -57,7 +100,7 @@ pub(crate) async fn failure_with_attempts_left_waits_its_backoff(bench: Bench) {
     assert_eq!(job.last_failed_at, Some(start() + 7 * SECOND));
 }
 
-pub(crate) async fn failure_on_the_last_attempt_is_final(bench: Bench) {
+async fn failure_on_the_last_attempt_is_final(bench: Bench) {
     let claimed = bench.running(job("mail").max_attempts(1)).await;
     bench.must_finish(&claimed, failed()).await;
     let job = bench.job(claimed.lease().id).await;
@@ -66,7 +109,7 @@ pub(crate) async fn failure_on_the_last_attempt_is_final(bench: Bench) {
     assert_eq!(job.finished_at, Some(start()));
 }
 
-pub(crate) async fn failure_without_a_retry_is_final_with_attempts_left(bench: Bench) {
+async fn failure_without_a_retry_is_final_with_attempts_left(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, failed_for_good()).await;
     let job = bench.job(claimed.lease().id).await;
@@ -74,14 +117,14 @@ pub(crate) async fn failure_without_a_retry_is_final_with_attempts_left(bench: B
     assert_eq!(job.last_error.as_deref(), Some("no such mailbox"));
 }
 
-pub(crate) async fn an_observed_cancel_is_final_and_keeps_its_reason(bench: Bench) {
+async fn an_observed_cancel_is_final_and_keeps_its_reason(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, gave_up()).await;
     let job = bench.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Cancelled, Some("saw the cancellation")));
 }
 
-pub(crate) async fn a_snooze_is_not_charged_and_waits_as_long_as_asked(bench: Bench) {
+async fn a_snooze_is_not_charged_and_waits_as_long_as_asked(bench: Bench) {
     let claimed = bench.running(job("mail").max_attempts(1)).await;
     bench.must_finish(&claimed, snoozed()).await;
     let job = bench.job(claimed.lease().id).await;
@@ -89,7 +132,7 @@ pub(crate) async fn a_snooze_is_not_charged_and_waits_as_long_as_asked(bench: Be
     assert_eq!((job.status, job.last_error), (Status::Queued, None));
 }
 
-pub(crate) async fn a_release_is_not_charged_and_is_due_at_once(bench: Bench) {
+async fn a_release_is_not_charged_and_is_due_at_once(bench: Bench) {
     let claimed = bench.running(job("mail").max_attempts(1)).await;
     bench.advance(SECOND).await;
     bench.must_finish(&claimed, Ending::Released).await;
@@ -100,7 +143,7 @@ pub(crate) async fn a_release_is_not_charged_and_is_due_at_once(bench: Bench) {
     assert_eq!((again.attempt(), again.lease().lease_no), (1, 2));
 }
 
-pub(crate) async fn a_workers_own_interruption_is_counted_but_not_charged(bench: Bench) {
+async fn a_workers_own_interruption_is_counted_but_not_charged(bench: Bench) {
     let claimed = bench.running(job("mail").max_attempts(1)).await;
     bench.must_finish(&claimed, interrupted()).await;
     let job = bench.job(claimed.lease().id).await;
@@ -111,7 +154,7 @@ pub(crate) async fn a_workers_own_interruption_is_counted_but_not_charged(bench:
 
 // ---- history -----------------------------------------------------------------
 
-pub(crate) async fn the_history_tells_every_attempt_that_did_not_succeed(bench: Bench) {
+async fn the_history_tells_every_attempt_that_did_not_succeed(bench: Bench) {
     let id = bench.add(job("mail").max_attempts(9)).await;
     let worker = bench.worker_with(DAY).await;
     for ending in [failed(), snoozed(), Ending::Released, interrupted(), failed(), done()] {
@@ -143,7 +186,7 @@ pub(crate) async fn the_history_tells_every_attempt_that_did_not_succeed(bench: 
     }
 }
 
-pub(crate) async fn the_last_error_is_kept_after_a_later_success(bench: Bench) {
+async fn the_last_error_is_kept_after_a_later_success(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, failed()).await;
     bench.advance(MINUTE / 2).await;
@@ -154,7 +197,7 @@ pub(crate) async fn the_last_error_is_kept_after_a_later_success(bench: Bench) {
     assert_eq!(job.last_failed_at, Some(start()));
 }
 
-pub(crate) async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(bench: Bench) {
+async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(bench: Bench) {
     let id = bench.add(job("mail").max_attempts(9)).await;
     let worker = bench.worker_with(DAY).await;
     for ending in [failed(), failed(), interrupted(), done_plainly()] {
@@ -169,7 +212,7 @@ pub(crate) async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(
     assert_eq!((job.started_at, job.finished_at), (Some(start() + 3 * MINUTE), Some(start() + 3 * MINUTE)));
 }
 
-pub(crate) async fn the_default_backoff_stays_between_one_second_and_its_ceiling(bench: Bench) {
+async fn the_default_backoff_stays_between_one_second_and_its_ceiling(bench: Bench) {
     for _ in 0..20 {
         bench.enqueue_kind("mail").await;
     }
@@ -182,7 +225,7 @@ pub(crate) async fn the_default_backoff_stays_between_one_second_and_its_ceiling
     }
 }
 
-pub(crate) async fn a_jobs_own_policy_decides_its_backoff(bench: Bench) {
+async fn a_jobs_own_policy_decides_its_backoff(bench: Bench) {
     let policies = [
         (RetryPolicy::exponential(), Some(4 * SECOND)),
         (RetryPolicy::fixed(33 * SECOND), Some(33 * SECOND)),
@@ -199,7 +242,7 @@ pub(crate) async fn a_jobs_own_policy_decides_its_backoff(bench: Bench) {
 // ---- once --------------------------------------------------------------------
 
 /// What a worker does whose reply was lost: it says the same again.
-pub(crate) async fn a_repeated_settle_says_stored_and_changes_nothing(bench: Bench) {
+async fn a_repeated_settle_says_stored_and_changes_nothing(bench: Bench) {
     for ending in endings() {
         let claimed = bench.running(job("mail")).await;
         let id = claimed.lease().id;
@@ -214,7 +257,7 @@ pub(crate) async fn a_repeated_settle_says_stored_and_changes_nothing(bench: Ben
     }
 }
 
-pub(crate) async fn a_repeated_settle_is_known_even_after_the_next_claim(bench: Bench) {
+async fn a_repeated_settle_is_known_even_after_the_next_claim(bench: Bench) {
     for ending in [failed(), snoozed(), Ending::Released, interrupted()] {
         let claimed = bench.running(job("mail").max_attempts(2)).await;
         bench.must_finish(&claimed, ending.clone()).await;
@@ -227,7 +270,7 @@ pub(crate) async fn a_repeated_settle_is_known_even_after_the_next_claim(bench: 
     }
 }
 
-pub(crate) async fn a_repeated_settle_makes_no_second_follow_up(bench: Bench) {
+async fn a_repeated_settle_makes_no_second_follow_up(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let follow_up = job("follow").validate().expect("valid");
     for _ in 0..2 {
@@ -239,7 +282,7 @@ pub(crate) async fn a_repeated_settle_makes_no_second_follow_up(bench: Bench) {
 
 /// The follow-up found its key taken; that the holder has ended since then
 /// does not make the repeat another try.
-pub(crate) async fn a_repeated_settle_does_not_try_its_follow_ups_again(bench: Bench) {
+async fn a_repeated_settle_does_not_try_its_follow_ups_again(bench: Bench) {
     let keyed = || job("follow").queue("other").unique_key("customer-23", Default::default());
     let holder = bench.add(keyed()).await;
     let claimed = bench.running(job("mail")).await;
@@ -251,7 +294,7 @@ pub(crate) async fn a_repeated_settle_does_not_try_its_follow_ups_again(bench: B
     assert!(bench.store().get(follow_up.id()).await.expect("get").is_none());
 }
 
-pub(crate) async fn a_final_failure_is_known_even_after_an_operators_retry(bench: Bench) {
+async fn a_final_failure_is_known_even_after_an_operators_retry(bench: Bench) {
     for ending in [failed(), failed_for_good()] {
         let claimed = bench.running(job("mail").max_attempts(1)).await;
         let id = claimed.lease().id;
@@ -264,7 +307,7 @@ pub(crate) async fn a_final_failure_is_known_even_after_an_operators_retry(bench
     }
 }
 
-pub(crate) async fn a_job_ends_once_however_often_its_end_is_counted(bench: Bench) {
+async fn a_job_ends_once_however_often_its_end_is_counted(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     for _ in 0..3 {
         bench.must_finish(&claimed, done()).await;
@@ -274,7 +317,7 @@ pub(crate) async fn a_job_ends_once_however_often_its_end_is_counted(bench: Benc
 
 // ---- follow-ups ---------------------------------------------------------------
 
-pub(crate) async fn follow_ups_are_stored_with_the_end(bench: Bench) {
+async fn follow_ups_are_stored_with_the_end(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let follow_ups: Vec<_> = ["a", "b"].map(|kind| job(kind).validate().expect("valid")).to_vec();
     let wanted: Vec<JobId> = follow_ups.iter().map(longshore::ValidJob::id).collect();
@@ -285,7 +328,7 @@ pub(crate) async fn follow_ups_are_stored_with_the_end(bench: Bench) {
     }
 }
 
-pub(crate) async fn follow_ups_of_a_lost_lease_are_never_stored(bench: Bench) {
+async fn follow_ups_of_a_lost_lease_are_never_stored(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.crash_all_workers().await;
     let follow_up = job("follow").validate().expect("valid");
@@ -295,7 +338,7 @@ pub(crate) async fn follow_ups_of_a_lost_lease_are_never_stored(bench: Bench) {
     assert!(bench.store().get(id).await.expect("get").is_none());
 }
 
-pub(crate) async fn follow_ups_with_keys_obey_them(bench: Bench) {
+async fn follow_ups_with_keys_obey_them(bench: Bench) {
     let holder = bench.add(job("holder").priority(-9).unique_key("k", Default::default()).delay(HOUR)).await;
     let claimed = bench.running(job("mail")).await;
     let follow_up = job("follow").unique_key("k", Default::default()).validate().expect("valid");
@@ -306,7 +349,7 @@ pub(crate) async fn follow_ups_with_keys_obey_them(bench: Bench) {
     assert_eq!(bench.status(holder).await, Status::Queued);
 }
 
-pub(crate) async fn follow_ups_survive_a_cancel_that_changes_the_end(bench: Bench) {
+async fn follow_ups_survive_a_cancel_that_changes_the_end(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     let follow_up = job("follow").validate().expect("valid");
@@ -319,7 +362,7 @@ pub(crate) async fn follow_ups_survive_a_cancel_that_changes_the_end(bench: Benc
 
 /// An index of the user's own stands in for whatever a database may hold
 /// against a job.
-pub(crate) async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(bench: Bench) {
+async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(bench: Bench) {
     bench.sql("create unique index only_one on ready (kind) where kind = 'only one'", None).await;
     bench.add(job("only one").queue("other")).await;
     bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
@@ -349,7 +392,7 @@ pub(crate) async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_o
 
 // ---- content can never break settling --------------------------------------------
 
-pub(crate) async fn an_error_with_nul_is_stored_cleaned(bench: Bench) {
+async fn an_error_with_nul_is_stored_cleaned(bench: Bench) {
     for retry_in in [Some(SECOND), None] {
         let claimed = bench.running(job("mail")).await;
         bench.must_finish(&claimed, Ending::Failed { error: "bad\0byte".into(), retry_in }).await;
@@ -362,7 +405,7 @@ pub(crate) async fn an_error_with_nul_is_stored_cleaned(bench: Bench) {
     }
 }
 
-pub(crate) async fn an_over_long_error_is_stored_cut_at_a_character(bench: Bench) {
+async fn an_over_long_error_is_stored_cut_at_a_character(bench: Bench) {
     for retry_in in [Some(SECOND), None] {
         let claimed = bench.running(job("mail")).await;
         let error = "ä".repeat(1_000_000);
@@ -375,7 +418,7 @@ pub(crate) async fn an_over_long_error_is_stored_cut_at_a_character(bench: Bench
     }
 }
 
-pub(crate) async fn a_result_the_database_could_choke_on_does_not_stop_the_settle(bench: Bench) {
+async fn a_result_the_database_could_choke_on_does_not_stop_the_settle(bench: Bench) {
     for text in [r#"{"a":"x\u0000y"}"#, r#""\ud800""#] {
         let claimed = bench.running(job("mail")).await;
         bench.must_finish(&claimed, Ending::Succeeded { result: Some(raw(text)) }).await;
@@ -383,7 +426,7 @@ pub(crate) async fn a_result_the_database_could_choke_on_does_not_stop_the_settl
     }
 }
 
-pub(crate) async fn an_over_long_result_does_not_stop_the_settle(bench: Bench) {
+async fn an_over_long_result_does_not_stop_the_settle(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let text = format!("\"{}\"", "r".repeat(3 * 1024 * 1024));
     bench.must_finish(&claimed, Ending::Succeeded { result: Some(raw(&text)) }).await;
@@ -391,7 +434,7 @@ pub(crate) async fn an_over_long_result_does_not_stop_the_settle(bench: Bench) {
 }
 
 /// A handler may pass on any `Retry-After`.
-pub(crate) async fn an_absurd_delay_does_not_stop_the_settle(bench: Bench) {
+async fn an_absurd_delay_does_not_stop_the_settle(bench: Bench) {
     let how = Interruption { delay: Duration::MAX, max_interruptions: 9 };
     for ending in [
         Ending::Failed { error: "busy".into(), retry_in: Some(Duration::MAX) },
@@ -406,7 +449,7 @@ pub(crate) async fn an_absurd_delay_does_not_stop_the_settle(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_reason_with_nul_is_stored_cleaned(bench: Bench) {
+async fn a_reason_with_nul_is_stored_cleaned(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, Ending::Cancelled { reason: Some("why\0not".into()) }).await;
     assert_eq!(bench.status(claimed.lease().id).await, Status::Cancelled);
@@ -414,7 +457,7 @@ pub(crate) async fn a_reason_with_nul_is_stored_cleaned(bench: Bench) {
 
 // ---- batches -----------------------------------------------------------------
 
-pub(crate) async fn a_batch_is_answered_item_by_item(bench: Bench) {
+async fn a_batch_is_answered_item_by_item(bench: Bench) {
     let worker = bench.worker_with(DAY).await;
     let mortal = bench.worker().await;
     for _ in 0..2 {
@@ -446,12 +489,12 @@ pub(crate) async fn a_batch_is_answered_item_by_item(bench: Bench) {
     assert_eq!(statuses, [Succeeded, Cancelled, FailedPermanent, Cancelled, Queued, Queued, Retrying]);
 }
 
-pub(crate) async fn an_empty_batch_is_no_error(bench: Bench) {
+async fn an_empty_batch_is_no_error(bench: Bench) {
     assert_eq!(bench.settle(Vec::new()).await.expect("settle"), []);
     assert_eq!(bench.store().settle(&[]).await.expect("settle"), []);
 }
 
-pub(crate) async fn a_lease_settled_twice_in_one_batch_ends_once(bench: Bench) {
+async fn a_lease_settled_twice_in_one_batch_ends_once(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let reports = vec![report(&claimed, done()), report(&claimed, done())];
     let answers = bench.settle(reports).await.expect("settle");
@@ -460,7 +503,7 @@ pub(crate) async fn a_lease_settled_twice_in_one_batch_ends_once(bench: Bench) {
     assert_eq!(bench.counted(Status::Succeeded).await, 1);
 }
 
-pub(crate) async fn a_large_batch_of_successes_is_stored(bench: Bench) {
+async fn a_large_batch_of_successes_is_stored(bench: Bench) {
     bench.enqueue_many((0..1500).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let worker = bench.worker().await;
     let mut claimed = Vec::new();
@@ -474,7 +517,7 @@ pub(crate) async fn a_large_batch_of_successes_is_stored(bench: Bench) {
     assert_eq!(bench.counted(Status::Succeeded).await, 1500);
 }
 
-pub(crate) async fn results_and_errors_of_a_batch_stay_with_their_jobs(bench: Bench) {
+async fn results_and_errors_of_a_batch_stay_with_their_jobs(bench: Bench) {
     bench.enqueue_many((0..12).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let worker = bench.worker().await;
     let claimed = bench.claim(worker, 12).await;
@@ -503,7 +546,7 @@ pub(crate) async fn results_and_errors_of_a_batch_stay_with_their_jobs(bench: Be
 
 // ---- flags -------------------------------------------------------------------
 
-pub(crate) async fn a_move_decided_without_a_raised_flag_is_sent_back(bench: Bench) {
+async fn a_move_decided_without_a_raised_flag_is_sent_back(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     let flags = Flags { cancel_requested: true, superseded: false };
@@ -516,7 +559,7 @@ pub(crate) async fn a_move_decided_without_a_raised_flag_is_sent_back(bench: Ben
     assert!(matches!(bench.state(claimed.lease().id).await, State::Running(_)));
 }
 
-pub(crate) async fn a_success_is_stored_whatever_the_flags(bench: Bench) {
+async fn a_success_is_stored_whatever_the_flags(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     let blind = settlement(claimed.lease(), 1, done(), None);
@@ -524,7 +567,7 @@ pub(crate) async fn a_success_is_stored_whatever_the_flags(bench: Bench) {
     assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded);
 }
 
-pub(crate) async fn a_follow_up_is_not_stored_while_the_flag_sends_its_settle_back(bench: Bench) {
+async fn a_follow_up_is_not_stored_while_the_flag_sends_its_settle_back(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.cancel(claimed.lease().id).await.expect("cancel");
     let follow_up = job("follow").validate().expect("valid");
@@ -538,7 +581,7 @@ pub(crate) async fn a_follow_up_is_not_stored_while_the_flag_sends_its_settle_ba
     assert!(bench.store().get(id).await.expect("get").is_none());
 }
 
-pub(crate) async fn the_end_names_who_stored_it(bench: Bench) {
+async fn the_end_names_who_stored_it(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.must_finish(&claimed, done()).await;
     let other = WorkerId::new();

@@ -14,6 +14,33 @@ use crate::bench::*;
 use crate::locks::in_time;
 use crate::matrix::{Stage, Stand};
 
+cases! {
+    only on postgres:
+    the_cancel_function_follows_the_table,
+    the_retry_function_follows_the_table,
+    a_retry_whose_key_is_taken_says_so,
+    a_job_enqueued_from_sql_is_like_one_of_the_library,
+    every_argument_of_the_sql_enqueue_is_stored,
+    the_sql_enqueue_answers_for_keys,
+    the_sql_enqueue_refuses_what_the_library_refuses,
+    the_sql_enqueue_has_the_librarys_limits,
+    what_the_library_takes_the_function_takes_from_it,
+    the_sql_enqueue_refuses_what_could_not_be_read_back,
+    flags_of_any_shape_are_stored_as_one_list,
+    the_sql_enqueue_takes_the_payloads_that_the_library_takes,
+    half_pairs_around_a_backslash_are_no_pair,
+    the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part,
+    a_unique_mode_of_null_is_dedupe,
+    a_job_with_unreadable_options_is_claimed_with_its_neighbours,
+    brackets_in_strings_do_not_count_as_depth,
+    ids_made_in_sql_are_version_seven_and_sort_with_the_librarys,
+    a_job_enqueued_from_sql_wakes_subscribers,
+    a_rolled_back_sql_enqueue_leaves_nothing,
+    any_proper_schema_name_works_from_end_to_end,
+    a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name,
+    a_role_that_may_make_no_schema_can_migrate_its_own,
+}
+
 const STANDS: [Stand; 13] = [
     Stand::Fresh,
     Stand::Retrying,
@@ -49,7 +76,7 @@ async fn shown(bench: &Bench, id: JobId) -> String {
     )
 }
 
-pub(crate) async fn the_cancel_function_follows_the_table(bench: Bench) {
+async fn the_cancel_function_follows_the_table(bench: Bench) {
     let mut stage = Stage::new(bench.clone());
     for stand in STANDS {
         // The same job twice: what the library makes of one, the function must
@@ -68,7 +95,7 @@ pub(crate) async fn the_cancel_function_follows_the_table(bench: Bench) {
     assert_eq!(call(&bench, "cancel", JobId::new()).await, "not_found");
 }
 
-pub(crate) async fn the_retry_function_follows_the_table(bench: Bench) {
+async fn the_retry_function_follows_the_table(bench: Bench) {
     let mut stage = Stage::new(bench.clone());
     for stand in STANDS {
         let (by_sql, by_library) = (stage.put(stand).await, stage.put(stand).await);
@@ -92,7 +119,7 @@ async fn assert_same(bench: &Bench, by_sql: JobId, by_library: JobId, stand: Sta
     assert_eq!(one, other, "{stand:?}");
 }
 
-pub(crate) async fn a_retry_whose_key_is_taken_says_so(bench: Bench) {
+async fn a_retry_whose_key_is_taken_says_so(bench: Bench) {
     let keyed = || job("mail").unique_key("customer-23", UniqueMode::Dedupe);
     let old = bench.ended(keyed(), Outcome::FailedPermanent).await;
     bench.add(keyed()).await;
@@ -107,7 +134,7 @@ async fn enqueue(bench: &Bench, arguments: &str) -> Result<(JobId, String), sqlx
     Ok((JobId(id), how))
 }
 
-pub(crate) async fn a_job_enqueued_from_sql_is_like_one_of_the_library(bench: Bench) {
+async fn a_job_enqueued_from_sql_is_like_one_of_the_library(bench: Bench) {
     let (by_sql, how) = enqueue(&bench, r#"'mail', '{"for":"mail"}'"#).await.expect("enqueue");
     assert_eq!(how, "created");
     let by_library = bench.enqueue_kind("mail").await;
@@ -118,7 +145,7 @@ pub(crate) async fn a_job_enqueued_from_sql_is_like_one_of_the_library(bench: Be
     assert_eq!(bench.claim(worker, 9).await.len(), 2);
 }
 
-pub(crate) async fn every_argument_of_the_sql_enqueue_is_stored(bench: Bench) {
+async fn every_argument_of_the_sql_enqueue_is_stored(bench: Bench) {
     let (id, _) = enqueue(
         &bench,
         "'mail', '[1]', queue => 'letters', priority => -3, max_attempts => 7, delay => '90 s',
@@ -136,7 +163,7 @@ pub(crate) async fn every_argument_of_the_sql_enqueue_is_stored(bench: Bench) {
     );
 }
 
-pub(crate) async fn the_sql_enqueue_answers_for_keys(bench: Bench) {
+async fn the_sql_enqueue_answers_for_keys(bench: Bench) {
     let (first, _) = enqueue(&bench, "'mail', idempotency_key => 'order-17'").await.expect("enqueue");
     let again = enqueue(&bench, "'sms', idempotency_key => 'order-17'").await.expect("enqueue");
     assert_eq!(again, (first, "existing".into()));
@@ -149,7 +176,7 @@ pub(crate) async fn the_sql_enqueue_answers_for_keys(bench: Bench) {
     assert_eq!(answer.id, holder);
 }
 
-pub(crate) async fn the_sql_enqueue_refuses_what_the_library_refuses(bench: Bench) {
+async fn the_sql_enqueue_refuses_what_the_library_refuses(bench: Bench) {
     let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
     let bad = [
         "''".to_owned(),
@@ -175,7 +202,7 @@ pub(crate) async fn the_sql_enqueue_refuses_what_the_library_refuses(bench: Benc
 
 /// Each limit itself and the next step past it. The library's own check says
 /// what is right, and comes before any key is looked at.
-pub(crate) async fn the_sql_enqueue_has_the_librarys_limits(bench: Bench) {
+async fn the_sql_enqueue_has_the_librarys_limits(bench: Bench) {
     let options = |json: &str| format!("options => '{json}'");
     let part = |name: &str, json: &str| options(&format!(r#"{{"{name}":{json}}}"#));
     let quoted = |text: &str| format!("\"{text}\"");
@@ -264,7 +291,7 @@ fn last_instant() -> DateTime<Utc> {
 }
 
 /// The library sends jobs with unique keys through the function.
-pub(crate) async fn what_the_library_takes_the_function_takes_from_it(bench: Bench) {
+async fn what_the_library_takes_the_function_takes_from_it(bench: Bench) {
     let policies = [
         RetryPolicy::default(),
         RetryPolicy::exponential(),
@@ -280,7 +307,7 @@ pub(crate) async fn what_the_library_takes_the_function_takes_from_it(bench: Ben
 }
 
 /// What is stored must be readable: by a claim, above all.
-pub(crate) async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: Bench) {
+async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: Bench) {
     let bad = [
         r#"options => '{"tags":"x"}'"#,
         r#"options => '{"tags":[1]}'"#,
@@ -322,7 +349,7 @@ pub(crate) async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: B
     }
 }
 
-pub(crate) async fn flags_of_any_shape_are_stored_as_one_list(bench: Bench) {
+async fn flags_of_any_shape_are_stored_as_one_list(bench: Bench) {
     for flags in ["{gpu,eu}", "{{gpu},{eu}}", "[0:1]={gpu,eu}"] {
         enqueue(&bench, &format!("'mail', flags => '{flags}'")).await.expect("enqueue");
     }
@@ -333,7 +360,7 @@ pub(crate) async fn flags_of_any_shape_are_stored_as_one_list(bench: Bench) {
 }
 
 /// The library's own check says what is right.
-pub(crate) async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(bench: Bench) {
+async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(bench: Bench) {
     let payloads = [
         "1e200000",
         "-1E-200000",
@@ -359,14 +386,14 @@ pub(crate) async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(be
     }
 }
 
-pub(crate) async fn half_pairs_around_a_backslash_are_no_pair(bench: Bench) {
+async fn half_pairs_around_a_backslash_are_no_pair(bench: Bench) {
     let payload = r#""\ud83d\\\ude00""#;
     NewJob::from_json("mail", payload).validate().expect_err("the library refuses it");
     assert!(enqueue(&bench, &format!("'mail', '{payload}'")).await.is_err());
 }
 
 /// The job would run without any of its options.
-pub(crate) async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(bench: Bench) {
+async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(bench: Bench) {
     for options in [
         r#"{"tags":["a"],"tags":["b"]}"#,
         r#"{"context":"a","context":"b"}"#,
@@ -384,7 +411,7 @@ pub(crate) async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(b
     }
 }
 
-pub(crate) async fn a_unique_mode_of_null_is_dedupe(bench: Bench) {
+async fn a_unique_mode_of_null_is_dedupe(bench: Bench) {
     let (holder, _) =
         enqueue(&bench, "'mail', unique_key => 'k', unique_mode => null").await.expect("enqueue");
     let again = enqueue(&bench, "'sms', unique_key => 'k', unique_mode => null").await.expect("enqueue");
@@ -394,7 +421,7 @@ pub(crate) async fn a_unique_mode_of_null_is_dedupe(bench: Bench) {
 
 /// However it got there: one row that cannot be read whole is no reason to
 /// lose the others of its batch.
-pub(crate) async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours(bench: Bench) {
+async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours(bench: Bench) {
     let options =
         [r#"{"tags":"x"}"#, "[]", "1", r#"{"retry":{"policy":"fixed"}}"#, r#"{"tags":["a"],"tags":["b"]}"#];
     for options in options {
@@ -416,13 +443,13 @@ pub(crate) async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours
 }
 
 /// Depth is counted outside strings only, as the library does.
-pub(crate) async fn brackets_in_strings_do_not_count_as_depth(bench: Bench) {
+async fn brackets_in_strings_do_not_count_as_depth(bench: Bench) {
     let text = format!(r#"{{"a":"{}\"{}"}}"#, "[".repeat(100), "{".repeat(100));
     NewJob::from_json("mail", &text).validate().expect("the library takes it");
     enqueue(&bench, &format!("'mail', '{text}'")).await.expect("so does the function");
 }
 
-pub(crate) async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys(bench: Bench) {
+async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys(bench: Bench) {
     let before = JobId::new();
     tokio::time::sleep(Duration::from_millis(2)).await;
     let (made, _) = enqueue(&bench, "'mail'").await.expect("enqueue");
@@ -431,14 +458,14 @@ pub(crate) async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys
     assert_eq!(made.0.get_version_num(), 7);
 }
 
-pub(crate) async fn a_job_enqueued_from_sql_wakes_subscribers(bench: Bench) {
+async fn a_job_enqueued_from_sql_wakes_subscribers(bench: Bench) {
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     enqueue(&bench, "'mail', queue => 'letters'").await.expect("enqueue");
     let heard = tokio::time::timeout(Duration::from_secs(20), wakeups.next()).await;
     assert_eq!(heard.expect("a wake-up"), Some("letters".into()));
 }
 
-pub(crate) async fn a_rolled_back_sql_enqueue_leaves_nothing(bench: Bench) {
+async fn a_rolled_back_sql_enqueue_leaves_nothing(bench: Bench) {
     let mut connection = bench.postgres().await;
     sqlx::raw_sql("begin; select enqueue('mail', unique_key => 'k'); rollback")
         .execute(&mut connection)
@@ -477,7 +504,7 @@ impl Database {
     }
 }
 
-pub(crate) async fn any_proper_schema_name_works_from_end_to_end(_: Bench) {
+async fn any_proper_schema_name_works_from_end_to_end(_: Bench) {
     let database = Database::make().await;
     let long = "s".repeat(63);
     for schema in ["user", "order", "my_longshore_schema", "longshore", &long] {
@@ -504,7 +531,7 @@ pub(crate) async fn any_proper_schema_name_works_from_end_to_end(_: Bench) {
     database.remove().await;
 }
 
-pub(crate) async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name(bench: Bench) {
+async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name(bench: Bench) {
     let long = "s".repeat(64);
     for schema in ["pg_x", "pg_", "", "Upper", "1st", "a-b", "a\"b", &long] {
         let url = with_parameter(&database_url(), &format!("schema={schema}"));
@@ -514,7 +541,7 @@ pub(crate) async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_na
     drop(bench);
 }
 
-pub(crate) async fn a_role_that_may_make_no_schema_can_migrate_its_own(_: Bench) {
+async fn a_role_that_may_make_no_schema_can_migrate_its_own(_: Bench) {
     let database = Database::make().await;
     let role = format!("{}_role", database.0);
     let make = format!("create role {role}; create schema theirs authorization {role}");

@@ -5,6 +5,19 @@ use sqlx::Connection as _;
 
 use crate::bench::*;
 
+cases! {
+    jobs_of_a_committed_transaction_exist,
+    jobs_of_a_rolled_back_transaction_never_existed,
+    keys_are_answered_inside_a_transaction_too,
+    a_replacement_rolls_back_with_the_transaction,
+    an_invalid_job_is_refused_before_it_reaches_the_transaction,
+}
+
+cases! {
+    only on sqlite:
+    a_failed_enqueue_on_a_bare_connection_stores_nothing,
+}
+
 /// Enqueues `jobs` inside a transaction with a row of the caller's own, and
 /// commits or rolls back.
 async fn transact(bench: &Bench, jobs: Vec<NewJob>, commit: bool) -> Vec<longshore::Enqueued> {
@@ -51,7 +64,7 @@ async fn exists(bench: &Bench, id: JobId) -> bool {
     bench.store().get(id).await.expect("get").is_some()
 }
 
-pub(crate) async fn jobs_of_a_committed_transaction_exist(bench: Bench) {
+async fn jobs_of_a_committed_transaction_exist(bench: Bench) {
     with_orders(&bench).await;
     let answers = transact(&bench, vec![job("mail").priority(3), job("sms")], true).await;
     assert_eq!(answers.iter().map(|answer| answer.how).collect::<Vec<_>>(), [EnqueuedAs::Created; 2]);
@@ -61,7 +74,7 @@ pub(crate) async fn jobs_of_a_committed_transaction_exist(bench: Bench) {
     assert_eq!(bench.claim(worker, 9).await.len(), 2);
 }
 
-pub(crate) async fn jobs_of_a_rolled_back_transaction_never_existed(bench: Bench) {
+async fn jobs_of_a_rolled_back_transaction_never_existed(bench: Bench) {
     with_orders(&bench).await;
     let jobs = vec![
         job("mail"),
@@ -78,7 +91,7 @@ pub(crate) async fn jobs_of_a_rolled_back_transaction_never_existed(bench: Bench
     bench.add(job("unique").unique_key("customer-23", Default::default())).await;
 }
 
-pub(crate) async fn keys_are_answered_inside_a_transaction_too(bench: Bench) {
+async fn keys_are_answered_inside_a_transaction_too(bench: Bench) {
     with_orders(&bench).await;
     let first = bench.add(job("mail").idempotency_key("order-17")).await;
     let holder = bench.add(job("sms").unique_key("customer-23", Default::default())).await;
@@ -93,7 +106,7 @@ pub(crate) async fn keys_are_answered_inside_a_transaction_too(bench: Bench) {
     assert_eq!(answers[2].how, EnqueuedAs::Created);
 }
 
-pub(crate) async fn a_replacement_rolls_back_with_the_transaction(bench: Bench) {
+async fn a_replacement_rolls_back_with_the_transaction(bench: Bench) {
     with_orders(&bench).await;
     let keyed = |kind: &str| job(kind).unique_key("customer-23", longshore::UniqueMode::Replace);
     let holder = bench.add(keyed("old")).await;
@@ -102,7 +115,7 @@ pub(crate) async fn a_replacement_rolls_back_with_the_transaction(bench: Bench) 
     assert_eq!(bench.job(holder).await.kind, "old");
 }
 
-pub(crate) async fn an_invalid_job_is_refused_before_it_reaches_the_transaction(bench: Bench) {
+async fn an_invalid_job_is_refused_before_it_reaches_the_transaction(bench: Bench) {
     with_orders(&bench).await;
     match bench.engine() {
         Engine::Postgres => {
@@ -153,7 +166,7 @@ fn on_a_bare_connection(bench: &Bench) {
 }
 
 /// A connection without a transaction: what fails half-way is undone all the same.
-pub(crate) async fn a_failed_enqueue_on_a_bare_connection_stores_nothing(bench: Bench) {
+async fn a_failed_enqueue_on_a_bare_connection_stores_nothing(bench: Bench) {
     bench
         .sql(
             "create trigger refuse before insert on ready when new.kind = 'bad'

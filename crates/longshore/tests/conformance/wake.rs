@@ -8,6 +8,18 @@ use tokio::sync::mpsc;
 
 use crate::bench::*;
 
+cases! {
+    a_subscriber_hears_a_wake_of_its_own_handle,
+    every_subscriber_hears_every_wake,
+    a_wake_among_many_at_once_is_heard,
+    a_subscriber_hears_an_enqueue_of_another_handle,
+    an_enqueue_through_the_client_wakes,
+    a_keyed_enqueue_wakes,
+    a_retry_and_a_resume_wake,
+    a_follow_up_wakes,
+    a_wake_carries_any_name,
+}
+
 /// Waits until a wake-up says to look at `queue`: by its name, or by saying
 /// that any queue may have work.
 async fn heard(wakeups: &mut Wakeups, queue: &str) {
@@ -33,13 +45,13 @@ async fn wake(client: &Client, queue: &str) {
     notify(client, &[queue.to_owned()]).await;
 }
 
-pub(crate) async fn a_subscriber_hears_a_wake_of_its_own_handle(bench: Bench) {
+async fn a_subscriber_hears_a_wake_of_its_own_handle(bench: Bench) {
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     wake(&bench, "letters").await;
     heard(&mut wakeups, "letters").await;
 }
 
-pub(crate) async fn every_subscriber_hears_every_wake(bench: Bench) {
+async fn every_subscriber_hears_every_wake(bench: Bench) {
     let mut first = bench.store().subscribe().await.expect("subscribe");
     let mut second = bench.store().subscribe().await.expect("subscribe");
     notify(&bench, &["letters".into(), "phones".into()]).await;
@@ -50,7 +62,7 @@ pub(crate) async fn every_subscriber_hears_every_wake(bench: Bench) {
 }
 
 /// Announcers of one process must not get in each other's way.
-pub(crate) async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
+async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     let (hear, mut ear) = mpsc::unbounded_channel();
     // Reads all the time, so that none are missed for being too many.
@@ -80,14 +92,14 @@ pub(crate) async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
 }
 
 /// Another process may know only that something was written; so it writes.
-pub(crate) async fn a_subscriber_hears_an_enqueue_of_another_handle(bench: Bench) {
+async fn a_subscriber_hears_an_enqueue_of_another_handle(bench: Bench) {
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     let other = bench.second().await;
     other.enqueue(job("mail").queue("letters")).await.expect("enqueue");
     heard(&mut wakeups, "letters").await;
 }
 
-pub(crate) async fn an_enqueue_through_the_client_wakes(bench: Bench) {
+async fn an_enqueue_through_the_client_wakes(bench: Bench) {
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     bench.add(job("mail").queue("letters")).await;
     heard(&mut wakeups, "letters").await;
@@ -95,13 +107,13 @@ pub(crate) async fn an_enqueue_through_the_client_wakes(bench: Bench) {
     heard(&mut wakeups, "phones").await;
 }
 
-pub(crate) async fn a_keyed_enqueue_wakes(bench: Bench) {
+async fn a_keyed_enqueue_wakes(bench: Bench) {
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     bench.add(job("mail").queue("letters").unique_key("k", Default::default())).await;
     heard(&mut wakeups, "letters").await;
 }
 
-pub(crate) async fn a_retry_and_a_resume_wake(bench: Bench) {
+async fn a_retry_and_a_resume_wake(bench: Bench) {
     let id = bench.add(job("mail").queue("letters").delay(DAY)).await;
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     bench.retry(id).await.expect("retry");
@@ -111,7 +123,7 @@ pub(crate) async fn a_retry_and_a_resume_wake(bench: Bench) {
     heard(&mut wakeups, "phones").await;
 }
 
-pub(crate) async fn a_follow_up_wakes(bench: Bench) {
+async fn a_follow_up_wakes(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     let follow_ups = vec![NewJob::new("next", &1).queue("letters").validate().expect("valid")];
@@ -121,7 +133,7 @@ pub(crate) async fn a_follow_up_wakes(bench: Bench) {
 }
 
 /// A queue's name is anybody's text.
-pub(crate) async fn a_wake_carries_any_name(bench: Bench) {
+async fn a_wake_carries_any_name(bench: Bench) {
     let name = "q'uo\"te; --\\ ü".to_owned() + &"x".repeat(100);
     let mut wakeups = bench.store().subscribe().await.expect("subscribe");
     wake(&bench, &name).await;

@@ -13,6 +13,11 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::bench::*;
 
+cases! {
+    any_order_of_operations_follows_the_model,
+    a_walk_of_one_job_to_the_end_of_its_budget,
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Enqueue { priority: i16, max_attempts: u16, delay: u32 },
@@ -281,7 +286,7 @@ impl Walk {
     }
 }
 
-pub(crate) async fn any_order_of_operations_follows_the_model(bench: Bench) {
+async fn any_order_of_operations_follows_the_model(bench: Bench) {
     let config = Config { cases: 12, failure_persistence: None, max_shrink_iters: 100, ..Config::default() };
     let steps = prop::collection::vec(step(), 20..70);
     let runtime = tokio::runtime::Handle::current();
@@ -311,7 +316,7 @@ fn told(panic: Box<dyn std::any::Any + Send>) -> String {
 }
 
 /// The ending that the walk uses most must really be retried in time.
-pub(crate) async fn a_walk_of_one_job_to_the_end_of_its_budget(bench: Bench) {
+async fn a_walk_of_one_job_to_the_end_of_its_budget(bench: Bench) {
     let mut walk = Walk::new(&bench).await;
     walk.take(Step::Enqueue { priority: 0, max_attempts: 3, delay: 0 }).await;
     for _ in 0..3 {

@@ -20,6 +20,40 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::bench::*;
 
+cases! {
+    a_worker_publishes_its_kinds_when_it_starts,
+    a_worker_that_cannot_publish_its_kinds_works_all_the_same,
+    a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built,
+    a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state,
+    the_dynamic_executor_takes_what_has_no_handler,
+    a_kind_without_a_handler_is_left_alone,
+    a_batch_is_one_call_and_each_job_ends_by_itself,
+    any_error_is_a_failed_attempt_with_its_causes,
+    a_handler_may_say_when_to_retry_or_never,
+    a_panic_is_a_failed_attempt_with_its_message,
+    a_payload_of_an_old_shape_is_a_dead_letter,
+    a_result_is_kept_with_the_job,
+    follow_ups_exist_only_after_a_success,
+    a_checkpoint_is_there_for_the_next_attempt,
+    progress_is_seen_while_the_job_runs,
+    a_cancel_reaches_the_handler_and_ends_the_job,
+    a_timeout_is_a_failed_attempt,
+    a_stop_lets_running_jobs_finish,
+    what_outlives_the_grace_goes_back_uncharged,
+    a_worker_declared_dead_stops_its_handlers_and_begins_anew,
+    a_thousand_jobs_run_once_each,
+    a_queues_own_limit_holds,
+    suspects_start_one_at_a_time_and_their_start_is_written_down,
+    what_one_worker_gives_back_another_takes_without_a_poll,
+    suspects_follow_one_another_without_a_poll,
+    what_is_announced_is_found_without_a_poll,
+    what_is_announced_together_starts_in_order_of_priority,
+    a_schedule_declared_in_code_ticks_in_a_running_worker,
+    an_invalid_schedule_is_refused_when_the_worker_starts,
+    what_is_wrong_with_a_worker_is_named_when_it_is_built,
+    a_worker_for_upkeep_only_recovers_and_claims_nothing,
+}
+
 /// Waits for something that another task brings about.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut there: impl FnMut() -> F) {
     let began = Instant::now();
@@ -87,7 +121,7 @@ impl<const TOO_LONG: bool> Job for Described<TOO_LONG> {
     }
 }
 
-pub(crate) async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
+async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
     let known = NewKind { schema: Some(raw("true")), defaults: Some(raw("5")), ..NewKind::new("mail") };
     bench.put_kinds(&[known, NewKind::new("elsewhere")]).await.expect("put_kinds");
     let running = worker(&bench)
@@ -117,14 +151,14 @@ pub(crate) async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
     assert_eq!(nobodys.err().expect("refused").field(), Some("kind"));
 }
 
-pub(crate) async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(bench: Bench) {
+async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(bench: Bench) {
     bench.sql("drop table kinds", None).await;
     let id = bench.enqueue_kind("mail").await;
     let done = worker(&bench).function("mail", nothing).build().expect("build").drain().await.expect("drain");
     assert_eq!((done.succeeded, bench.status(id).await), (1, Status::Succeeded));
 }
 
-pub(crate) async fn a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built(bench: Bench) {
+async fn a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built(bench: Bench) {
     let refused = worker(&bench).register::<Described<true>>().build();
     let error = refused.err().expect("too long a schema");
     assert_eq!(error.field(), Some("schema"));
@@ -166,7 +200,7 @@ impl Job for Greet {
     }
 }
 
-pub(crate) async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state(bench: Bench) {
+async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state(bench: Bench) {
     let id = bench.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
     let again = bench.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
     let other = bench.enqueue(Greet { name: "Bob".into() }).priority(9).await.expect("enqueue").id;
@@ -200,7 +234,7 @@ impl Executor for Echo {
     }
 }
 
-pub(crate) async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench) {
+async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench) {
     bench.add(NewJob::new("known", &1)).await;
     bench.add(NewJob::new("unknown", &2)).await;
     let (seen, own) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
@@ -223,7 +257,7 @@ pub(crate) async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench)
     assert_eq!(*seen.lock().expect("seen"), ["unknown 2"]);
 }
 
-pub(crate) async fn a_kind_without_a_handler_is_left_alone(bench: Bench) {
+async fn a_kind_without_a_handler_is_left_alone(bench: Bench) {
     let id = bench.enqueue_kind("theirs").await;
     bench.add(NewJob::new("ours", &())).await;
     let done = worker(&bench).function("ours", |_: (), _: Context| async { Ok(()) }).build().expect("build");
@@ -232,7 +266,7 @@ pub(crate) async fn a_kind_without_a_handler_is_left_alone(bench: Bench) {
     assert_eq!((job.status, job.attempts), (Status::Queued, 0));
 }
 
-pub(crate) async fn a_batch_is_one_call_and_each_job_ends_by_itself(bench: Bench) {
+async fn a_batch_is_one_call_and_each_job_ends_by_itself(bench: Bench) {
     for n in 0..10 {
         bench.add(NewJob::new("index", &n)).await;
     }
@@ -284,7 +318,7 @@ async fn ended_with(
     bench.job(id).await
 }
 
-pub(crate) async fn any_error_is_a_failed_attempt_with_its_causes(bench: Bench) {
+async fn any_error_is_a_failed_attempt_with_its_causes(bench: Bench) {
     let job = ended_with(&bench, job("mail"), |_| {
         let number = "seven".parse::<u32>();
         let wrapped = number.map_err(std::io::Error::other);
@@ -296,7 +330,7 @@ pub(crate) async fn any_error_is_a_failed_attempt_with_its_causes(bench: Bench) 
     assert_eq!(job.last_error.as_deref(), Some("invalid digit found in string"));
 }
 
-pub(crate) async fn a_handler_may_say_when_to_retry_or_never(bench: Bench) {
+async fn a_handler_may_say_when_to_retry_or_never(bench: Bench) {
     let job1 = ended_with(&bench, job("mail"), |_| Err(Failure::retry_after(3 * HOUR, "busy"))).await;
     assert_eq!((job1.status, job1.run_at), (Status::Retrying, start() + 3 * HOUR));
     let job2 = ended_with(&bench, job("mail"), |_| Err(Failure::permanent("gone"))).await;
@@ -307,13 +341,13 @@ pub(crate) async fn a_handler_may_say_when_to_retry_or_never(bench: Bench) {
     assert_eq!(job4.status, Status::Cancelled);
 }
 
-pub(crate) async fn a_panic_is_a_failed_attempt_with_its_message(bench: Bench) {
+async fn a_panic_is_a_failed_attempt_with_its_message(bench: Bench) {
     let job = ended_with(&bench, job("mail"), |_| panic!("at the disco")).await;
     assert_eq!(job.status, Status::Retrying);
     assert_eq!(job.last_error.as_deref(), Some("panicked: at the disco"));
 }
 
-pub(crate) async fn a_payload_of_an_old_shape_is_a_dead_letter(bench: Bench) {
+async fn a_payload_of_an_old_shape_is_a_dead_letter(bench: Bench) {
     let id = bench.add(NewJob::new("mail", &json!({ "old": true }))).await;
     let private = bench.add(NewJob::new("mail", "s3cret")).await;
     let done =
@@ -327,7 +361,7 @@ pub(crate) async fn a_payload_of_an_old_shape_is_a_dead_letter(bench: Bench) {
     assert!(!format!("{:?} {:?}", job.last_error, job.errors).contains("s3cret"), "{:?}", job.errors);
 }
 
-pub(crate) async fn a_result_is_kept_with_the_job(bench: Bench) {
+async fn a_result_is_kept_with_the_job(bench: Bench) {
     let job = ended_with(&bench, job("mail"), |ctx| {
         ctx.set_result(&json!({ "sent": 3 }))?;
         Ok(())
@@ -336,7 +370,7 @@ pub(crate) async fn a_result_is_kept_with_the_job(bench: Bench) {
     assert_eq!(job.result.expect("a result").get(), r#"{"sent":3}"#);
 }
 
-pub(crate) async fn follow_ups_exist_only_after_a_success(bench: Bench) {
+async fn follow_ups_exist_only_after_a_success(bench: Bench) {
     let failed = ended_with(&bench, job("mail"), |ctx| {
         ctx.enqueue(NewJob::new("after_failure", &()))?;
         Err("no".into())
@@ -352,7 +386,7 @@ pub(crate) async fn follow_ups_exist_only_after_a_success(bench: Bench) {
     assert_eq!(bench.counted(Status::Queued).await, 1);
 }
 
-pub(crate) async fn a_checkpoint_is_there_for_the_next_attempt(bench: Bench) {
+async fn a_checkpoint_is_there_for_the_next_attempt(bench: Bench) {
     let id = bench.add(job("walk").retry(RetryPolicy::fixed(Duration::ZERO))).await;
     worker(&bench)
         .function("walk", |_: serde_json::Value, ctx: Context| async move {
@@ -374,7 +408,7 @@ pub(crate) async fn a_checkpoint_is_there_for_the_next_attempt(bench: Bench) {
     assert_eq!(job.result.expect("a result").get(), "42");
 }
 
-pub(crate) async fn progress_is_seen_while_the_job_runs(bench: Bench) {
+async fn progress_is_seen_while_the_job_runs(bench: Bench) {
     let id = bench.add(job("slow")).await;
     let go = Arc::new(Notify::new());
     let wait = go.clone();
@@ -423,7 +457,7 @@ fn waiting(
 
 type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-pub(crate) async fn a_cancel_reaches_the_handler_and_ends_the_job(bench: Bench) {
+async fn a_cancel_reaches_the_handler_and_ends_the_job(bench: Bench) {
     let id = bench.add(job("mail")).await;
     let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
     let running =
@@ -436,7 +470,7 @@ pub(crate) async fn a_cancel_reaches_the_handler_and_ends_the_job(bench: Bench) 
     running.stop().await;
 }
 
-pub(crate) async fn a_timeout_is_a_failed_attempt(bench: Bench) {
+async fn a_timeout_is_a_failed_attempt(bench: Bench) {
     let id = bench.add(job("mail").timeout(Some(Duration::from_millis(50)))).await;
     let told = Arc::new(Mutex::new(Vec::new()));
     let handler = waiting(&Begun::none(), &told);
@@ -448,7 +482,7 @@ pub(crate) async fn a_timeout_is_a_failed_attempt(bench: Bench) {
     running.stop().await;
 }
 
-pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
+async fn a_stop_lets_running_jobs_finish(bench: Bench) {
     let id = bench.add(job("slow")).await;
     let go = tokio::sync::watch::Sender::new(false);
     let begun = Begun::none();
@@ -478,7 +512,7 @@ pub(crate) async fn a_stop_lets_running_jobs_finish(bench: Bench) {
     assert!(bench.workers(None).await.expect("workers").is_empty(), "it has signed off");
 }
 
-pub(crate) async fn what_outlives_the_grace_goes_back_uncharged(bench: Bench) {
+async fn what_outlives_the_grace_goes_back_uncharged(bench: Bench) {
     let (polite, stubborn) = (bench.add(job("polite")).await, bench.add(job("stubborn")).await);
     let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
     let begins = begun.clone();
@@ -506,7 +540,7 @@ pub(crate) async fn what_outlives_the_grace_goes_back_uncharged(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(bench: Bench) {
+async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(bench: Bench) {
     let id = bench.add(job("mail").max_attempts(9)).await;
     let told = Arc::new(Mutex::new(Vec::new()));
     let (seen, first) = (told.clone(), Arc::new(AtomicUsize::new(0)));
@@ -552,7 +586,7 @@ pub(crate) async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(be
 
 // ---- how many at once ---------------------------------------------------------------
 
-pub(crate) async fn a_thousand_jobs_run_once_each(bench: Bench) {
+async fn a_thousand_jobs_run_once_each(bench: Bench) {
     bench.enqueue_many((0..1000).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let runs = Arc::new(Mutex::new(BTreeMap::<u32, u32>::new()));
     let seen = runs.clone();
@@ -575,7 +609,7 @@ pub(crate) async fn a_thousand_jobs_run_once_each(bench: Bench) {
     assert!(runs.len() == 1000 && runs.values().all(|times| *times == 1));
 }
 
-pub(crate) async fn a_queues_own_limit_holds(bench: Bench) {
+async fn a_queues_own_limit_holds(bench: Bench) {
     for n in 0..30 {
         bench.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
     }
@@ -605,7 +639,7 @@ pub(crate) async fn a_queues_own_limit_holds(bench: Bench) {
     assert!(most.load(Ordering::SeqCst) <= 2, "{most:?} at once");
 }
 
-pub(crate) async fn suspects_start_one_at_a_time_and_their_start_is_written_down(bench: Bench) {
+async fn suspects_start_one_at_a_time_and_their_start_is_written_down(bench: Bench) {
     for _ in 0..3 {
         bench.add(job("mail").max_attempts(9)).await;
     }
@@ -643,7 +677,7 @@ pub(crate) async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Fail
     Ok(())
 }
 
-pub(crate) async fn what_one_worker_gives_back_another_takes_without_a_poll(bench: Bench) {
+async fn what_one_worker_gives_back_another_takes_without_a_poll(bench: Bench) {
     let id = bench.add(job("mail")).await;
     let holder = bench.worker().await;
     let claimed = bench.claim(holder, 1).await.remove(0);
@@ -657,7 +691,7 @@ pub(crate) async fn what_one_worker_gives_back_another_takes_without_a_poll(benc
     running.stop().await;
 }
 
-pub(crate) async fn suspects_follow_one_another_without_a_poll(bench: Bench) {
+async fn suspects_follow_one_another_without_a_poll(bench: Bench) {
     for _ in 0..5 {
         bench.add(job("mail").max_attempts(9)).await;
     }
@@ -671,7 +705,7 @@ pub(crate) async fn suspects_follow_one_another_without_a_poll(bench: Bench) {
     running.stop().await;
 }
 
-pub(crate) async fn what_is_announced_is_found_without_a_poll(bench: Bench) {
+async fn what_is_announced_is_found_without_a_poll(bench: Bench) {
     let running =
         patient(&bench).function("mail", nothing).build().expect("build").start().await.expect("start");
     // One right after another: a moment ago the claimer has looked in vain.
@@ -682,7 +716,7 @@ pub(crate) async fn what_is_announced_is_found_without_a_poll(bench: Bench) {
     running.stop().await;
 }
 
-pub(crate) async fn what_is_announced_together_starts_in_order_of_priority(bench: Bench) {
+async fn what_is_announced_together_starts_in_order_of_priority(bench: Bench) {
     let order = Arc::new(Mutex::new(Vec::new()));
     let seen = order.clone();
     let note = move |priority: i64, _: Context| {
@@ -709,7 +743,7 @@ pub(crate) async fn what_is_announced_together_starts_in_order_of_priority(bench
 
 // ---- schedules ------------------------------------------------------------------
 
-pub(crate) async fn a_schedule_declared_in_code_ticks_in_a_running_worker(bench: Bench) {
+async fn a_schedule_declared_in_code_ticks_in_a_running_worker(bench: Bench) {
     let declared = || {
         let every_minute =
             NewSchedule::new("minutely", "* * * * *", NewJob::new("report", &json!({ "n": 1 })));
@@ -727,7 +761,7 @@ pub(crate) async fn a_schedule_declared_in_code_ticks_in_a_running_worker(bench:
     assert_eq!(bench.schedules().await.expect("schedules")[0].last_at, Some(first));
 }
 
-pub(crate) async fn an_invalid_schedule_is_refused_when_the_worker_starts(bench: Bench) {
+async fn an_invalid_schedule_is_refused_when_the_worker_starts(bench: Bench) {
     let wrong = NewSchedule::new("never", "99 * * * *", NewJob::new("report", &1));
     let started =
         worker(&bench).cron(wrong).function("report", |_: u32, _: Context| async { Ok(()) }).build();
@@ -738,7 +772,7 @@ pub(crate) async fn an_invalid_schedule_is_refused_when_the_worker_starts(bench:
 
 // ---- bad input ----------------------------------------------------------------------
 
-pub(crate) async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(bench: Bench) {
+async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(bench: Bench) {
     let noop = |_: serde_json::Value, _: Context| async { Ok::<(), Failure>(()) };
     let refused = |builder: Builder, field: &str, part: &str| {
         let error = builder.build().err().expect("refused");
@@ -762,7 +796,7 @@ pub(crate) async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(bench:
     refused(worker(&bench).batch("a", 0, |_: Vec<Batched<u32>>| async { Vec::new() }), "size", "at least 1");
 }
 
-pub(crate) async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(bench: Bench) {
+async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(bench: Bench) {
     bench.store().pin_clock(None).await.expect("the clock runs");
     let waiting = bench.add(job("greet").queue("elsewhere")).await;
     let lost = bench.running(job("greet")).await;

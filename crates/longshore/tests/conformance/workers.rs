@@ -7,9 +7,30 @@ use longshore::{Status, WorkerId};
 
 use crate::bench::*;
 
+cases! {
+    a_worker_is_shown_as_it_registered,
+    workers_are_listed_newest_first_with_their_leases,
+    a_worker_is_stale_past_its_own_threshold_or_the_one_asked_for,
+    a_worker_is_declared_dead_past_its_own_threshold_only,
+    a_threshold_asked_for_overrides_the_workers_own,
+    a_beat_keeps_a_worker_alive,
+    a_late_beat_before_the_sweep_saves_the_worker,
+    the_dead_stay_dead,
+    an_unknown_worker_is_told_that_it_is_dead,
+    a_beat_names_every_lost_lease,
+    a_dead_worker_without_leases_is_forgotten,
+    a_dead_worker_is_kept_while_a_lease_names_it,
+    a_worker_that_retires_is_gone,
+    a_worker_that_retires_with_leases_is_dead_and_recovered,
+    a_repeated_registration_is_no_error,
+    a_live_worker_may_say_anew_what_it_takes,
+    leases_are_told_by_their_worker,
+    leases_a_worker_does_not_know_of_are_given_back_uncharged,
+}
+
 const ALIVE: Beat = Beat::Alive { lost: Vec::new(), cancel: Vec::new() };
 
-pub(crate) async fn a_worker_is_shown_as_it_registered(bench: Bench) {
+async fn a_worker_is_shown_as_it_registered(bench: Bench) {
     let worker = NewWorker {
         queues: vec!["letters".into(), "it's".into()],
         kinds: Some(vec!["mail".into()]),
@@ -27,7 +48,7 @@ pub(crate) async fn a_worker_is_shown_as_it_registered(bench: Bench) {
     assert_eq!((shown.dead_at, shown.stale, shown.running), (None, false, 0));
 }
 
-pub(crate) async fn workers_are_listed_newest_first_with_their_leases(bench: Bench) {
+async fn workers_are_listed_newest_first_with_their_leases(bench: Bench) {
     let old = bench.worker_with(HOUR).await;
     bench.advance(SECOND).await;
     let new = bench.worker_with(HOUR).await;
@@ -40,7 +61,7 @@ pub(crate) async fn workers_are_listed_newest_first_with_their_leases(bench: Ben
     assert_eq!(shown, [(new, 0), (old, 2)]);
 }
 
-pub(crate) async fn a_worker_is_stale_past_its_own_threshold_or_the_one_asked_for(bench: Bench) {
+async fn a_worker_is_stale_past_its_own_threshold_or_the_one_asked_for(bench: Bench) {
     let (quick, slow) = (bench.worker_with(10 * SECOND).await, bench.worker_with(HOUR).await);
     bench.advance(11 * SECOND).await;
     let stale = async |threshold| {
@@ -57,7 +78,7 @@ pub(crate) async fn a_worker_is_stale_past_its_own_threshold_or_the_one_asked_fo
     assert_eq!(stale(Some(5 * SECOND)).await, both);
 }
 
-pub(crate) async fn a_worker_is_declared_dead_past_its_own_threshold_only(bench: Bench) {
+async fn a_worker_is_declared_dead_past_its_own_threshold_only(bench: Bench) {
     let (quick, slow) = (bench.worker_with(10 * SECOND).await, bench.worker_with(HOUR).await);
     bench.advance(10 * SECOND).await;
     assert_eq!(bench.store().mark_dead(None).await.expect("mark_dead"), []);
@@ -66,7 +87,7 @@ pub(crate) async fn a_worker_is_declared_dead_past_its_own_threshold_only(bench:
     assert_eq!(bench.store().beat(slow, &[]).await.expect("beat"), ALIVE);
 }
 
-pub(crate) async fn a_threshold_asked_for_overrides_the_workers_own(bench: Bench) {
+async fn a_threshold_asked_for_overrides_the_workers_own(bench: Bench) {
     let (quick, slow) = (bench.worker_with(10 * SECOND).await, bench.worker_with(HOUR).await);
     bench.advance(MINUTE).await;
     assert_eq!(bench.store().mark_dead(Some(2 * MINUTE)).await.expect("mark_dead"), []);
@@ -77,7 +98,7 @@ pub(crate) async fn a_threshold_asked_for_overrides_the_workers_own(bench: Bench
     assert_eq!(dead, both);
 }
 
-pub(crate) async fn a_beat_keeps_a_worker_alive(bench: Bench) {
+async fn a_beat_keeps_a_worker_alive(bench: Bench) {
     let worker = bench.worker().await;
     for _ in 0..3 {
         bench.advance(50 * SECOND).await;
@@ -86,7 +107,7 @@ pub(crate) async fn a_beat_keeps_a_worker_alive(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_late_beat_before_the_sweep_saves_the_worker(bench: Bench) {
+async fn a_late_beat_before_the_sweep_saves_the_worker(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.advance(HOUR).await;
     let lease = claimed.lease();
@@ -94,7 +115,7 @@ pub(crate) async fn a_late_beat_before_the_sweep_saves_the_worker(bench: Bench) 
     assert_eq!(bench.sweep_now().await.recovered, 0);
 }
 
-pub(crate) async fn the_dead_stay_dead(bench: Bench) {
+async fn the_dead_stay_dead(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     let worker = claimed.lease().worker;
     bench.advance(61 * SECOND).await;
@@ -110,11 +131,11 @@ pub(crate) async fn the_dead_stay_dead(bench: Bench) {
     assert_eq!((shown.dead_at, shown.heartbeat_at), (Some(start() + 61 * SECOND), start()));
 }
 
-pub(crate) async fn an_unknown_worker_is_told_that_it_is_dead(bench: Bench) {
+async fn an_unknown_worker_is_told_that_it_is_dead(bench: Bench) {
     assert_eq!(bench.store().beat(WorkerId::new(), &[]).await.expect("beat"), Beat::Dead);
 }
 
-pub(crate) async fn a_beat_names_every_lost_lease(bench: Bench) {
+async fn a_beat_names_every_lost_lease(bench: Bench) {
     let worker = bench.worker_with(DAY).await;
     for _ in 0..3 {
         bench.enqueue_kind("mail").await;
@@ -130,7 +151,7 @@ pub(crate) async fn a_beat_names_every_lost_lease(bench: Bench) {
     assert_eq!((lost, cancel), (vec![held[0], held[2]], Vec::new()));
 }
 
-pub(crate) async fn a_dead_worker_without_leases_is_forgotten(bench: Bench) {
+async fn a_dead_worker_without_leases_is_forgotten(bench: Bench) {
     let worker = bench.worker().await;
     bench.advance(61 * SECOND).await;
     bench.store().mark_dead(None).await.expect("mark_dead");
@@ -140,7 +161,7 @@ pub(crate) async fn a_dead_worker_without_leases_is_forgotten(bench: Bench) {
     assert!(bench.worker_record(worker).await.is_none());
 }
 
-pub(crate) async fn a_dead_worker_is_kept_while_a_lease_names_it(bench: Bench) {
+async fn a_dead_worker_is_kept_while_a_lease_names_it(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.advance(61 * SECOND).await;
     for _ in 0..3 {
@@ -150,7 +171,7 @@ pub(crate) async fn a_dead_worker_is_kept_while_a_lease_names_it(bench: Bench) {
     assert!(bench.worker_record(claimed.lease().worker).await.is_some());
 }
 
-pub(crate) async fn a_worker_that_retires_is_gone(bench: Bench) {
+async fn a_worker_that_retires_is_gone(bench: Bench) {
     let worker = bench.worker().await;
     bench.store().retire(worker).await.expect("retire");
     assert!(bench.worker_record(worker).await.is_none());
@@ -158,7 +179,7 @@ pub(crate) async fn a_worker_that_retires_is_gone(bench: Bench) {
     bench.store().retire(worker).await.expect("retiring again is no error");
 }
 
-pub(crate) async fn a_worker_that_retires_with_leases_is_dead_and_recovered(bench: Bench) {
+async fn a_worker_that_retires_with_leases_is_dead_and_recovered(bench: Bench) {
     let claimed = bench.running(job("mail")).await;
     bench.store().retire(claimed.lease().worker).await.expect("retire");
     let shown = bench.worker_record(claimed.lease().worker).await.expect("a lease still names it");
@@ -167,7 +188,7 @@ pub(crate) async fn a_worker_that_retires_with_leases_is_dead_and_recovered(benc
     assert_eq!(bench.status(claimed.lease().id).await, Status::Retrying);
 }
 
-pub(crate) async fn a_repeated_registration_is_no_error(bench: Bench) {
+async fn a_repeated_registration_is_no_error(bench: Bench) {
     let worker = NewWorker::new("bench");
     // The first answer may have been lost.
     bench.store().register(&worker).await.expect("register");
@@ -175,7 +196,7 @@ pub(crate) async fn a_repeated_registration_is_no_error(bench: Bench) {
     assert_eq!(bench.store().workers(None).await.expect("workers").len(), 1);
 }
 
-pub(crate) async fn a_live_worker_may_say_anew_what_it_takes(bench: Bench) {
+async fn a_live_worker_may_say_anew_what_it_takes(bench: Bench) {
     let worker = NewWorker::new("bench");
     bench.store().register(&worker).await.expect("register");
     bench.advance(5 * SECOND).await;
@@ -194,7 +215,7 @@ pub(crate) async fn a_live_worker_may_say_anew_what_it_takes(bench: Bench) {
     assert_eq!((shown.started_at, shown.heartbeat_at), (start(), start() + 5 * SECOND));
 }
 
-pub(crate) async fn leases_are_told_by_their_worker(bench: Bench) {
+async fn leases_are_told_by_their_worker(bench: Bench) {
     for _ in 0..4 {
         bench.enqueue_kind("mail").await;
     }
@@ -213,7 +234,7 @@ pub(crate) async fn leases_are_told_by_their_worker(bench: Bench) {
     assert_eq!(told(WorkerId::new()).await, []);
 }
 
-pub(crate) async fn leases_a_worker_does_not_know_of_are_given_back_uncharged(bench: Bench) {
+async fn leases_a_worker_does_not_know_of_are_given_back_uncharged(bench: Bench) {
     for _ in 0..4 {
         bench.enqueue_kind("mail").await;
     }

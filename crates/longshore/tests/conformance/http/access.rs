@@ -9,6 +9,16 @@ use uuid::Uuid;
 use super::web::Web;
 use crate::bench::{Bench, MINUTE, job};
 
+cases! {
+    every_route_asks_for_the_scope_that_its_document_names,
+    a_token_that_is_wrong_revoked_or_expired_opens_nothing,
+    a_token_for_some_queues_reaches_no_others,
+    a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there,
+    a_key_of_another_queue_tells_a_limited_token_nothing,
+    a_token_for_some_queues_reads_no_counts_of_all,
+    follow_ups_take_the_scope_to_enqueue,
+}
+
 fn guarded(bench: &Bench) -> Web {
     Web::of(
         Api::new(bench.handle())
@@ -50,7 +60,7 @@ async fn operations(web: &Web) -> Vec<(String, String, Option<String>)> {
     operations
 }
 
-pub(crate) async fn every_route_asks_for_the_scope_that_its_document_names(bench: Bench) {
+async fn every_route_asks_for_the_scope_that_its_document_names(bench: Bench) {
     let web = guarded(&bench);
     let (_, admin) = token(&bench, Scope::Admin, None).await;
     let admin = web.with_token(&admin);
@@ -85,7 +95,7 @@ pub(crate) async fn every_route_asks_for_the_scope_that_its_document_names(bench
     }
 }
 
-pub(crate) async fn a_token_that_is_wrong_revoked_or_expired_opens_nothing(bench: Bench) {
+async fn a_token_that_is_wrong_revoked_or_expired_opens_nothing(bench: Bench) {
     let web = guarded(&bench);
     for header in ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "Bearer nobody", "bearer"] {
         web.send("GET", "/jobs", &[("authorization", header)], "").await.is_problem(401, "unauthorized", "");
@@ -117,7 +127,7 @@ pub(crate) async fn a_token_that_is_wrong_revoked_or_expired_opens_nothing(bench
     guarded(&bench).with_token(secret).get("/jobs").await.is_problem(401, "unauthorized", "expired");
 }
 
-pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
+async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
     let web = guarded(&bench);
     let (_, secret) = token(&bench, Scope::Admin, Some(&["mail"])).await;
     let web = web.with_token(&secret);
@@ -164,7 +174,7 @@ pub(crate) async fn a_token_for_some_queues_reaches_no_others(bench: Bench) {
     assert_eq!((&batch["created"], &batch["refused"]), (&json!(1), &json!(1)));
 }
 
-pub(crate) async fn a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there(bench: Bench) {
+async fn a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there(bench: Bench) {
     let (_, secret) = token(&bench, Scope::Admin, Some(&["mail"])).await;
     let web = guarded(&bench).with_token(&secret);
     let theirs = bench.ended(job("greet"), Outcome::FailedPermanent).await;
@@ -196,7 +206,7 @@ pub(crate) async fn a_token_for_some_queues_looks_into_no_others_and_orders_noth
     assert_eq!(own["changed"], 1);
 }
 
-pub(crate) async fn a_key_of_another_queue_tells_a_limited_token_nothing(bench: Bench) {
+async fn a_key_of_another_queue_tells_a_limited_token_nothing(bench: Bench) {
     let web = guarded(&bench);
     bench.add(job("greet").idempotency_key("theirs")).await;
     let (_, secret) = token(&bench, Scope::Enqueue, Some(&["mail"])).await;
@@ -210,7 +220,7 @@ pub(crate) async fn a_key_of_another_queue_tells_a_limited_token_nothing(bench: 
     assert_eq!(web.post("/jobs/batch", &json!([replace])).await.is(200).json()["refused"], 1);
 }
 
-pub(crate) async fn a_token_for_some_queues_reads_no_counts_of_all(bench: Bench) {
+async fn a_token_for_some_queues_reads_no_counts_of_all(bench: Bench) {
     let (_, secret) = token(&bench, Scope::Read, Some(&["mail"])).await;
     let web = guarded(&bench).with_token(&secret);
     web.get("/metrics").await.is_problem(403, "forbidden", "mail");
@@ -223,7 +233,7 @@ pub(crate) async fn a_token_for_some_queues_reads_no_counts_of_all(bench: Bench)
     Web::of(open).get("/metrics").await.is(200);
 }
 
-pub(crate) async fn follow_ups_take_the_scope_to_enqueue(bench: Bench) {
+async fn follow_ups_take_the_scope_to_enqueue(bench: Bench) {
     let web = guarded(&bench);
     let (_, secret) = token(&bench, Scope::Work, None).await;
     let web = web.with_token(&secret);

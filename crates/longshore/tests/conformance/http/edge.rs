@@ -11,12 +11,29 @@ use tokio::net::TcpStream;
 use super::web::{Web, parse};
 use crate::bench::{Bench, Engine, SECOND, job};
 
-pub(crate) async fn a_well_server_says_so(bench: Bench) {
+cases! {
+    a_well_server_says_so,
+    a_database_that_cannot_serve_is_told_without_its_secrets,
+    a_request_keeps_its_id_or_gets_one,
+    a_route_that_is_not_there_is_told_in_the_same_words,
+    a_strangers_host_is_refused,
+    a_request_that_takes_too_long_is_told,
+    a_call_that_waits_is_answered_within_its_time,
+    a_page_of_another_site_changes_nothing,
+    a_client_that_sends_its_headers_slowly_is_cut_off,
+    a_client_that_asks_nothing_more_is_cut_off,
+    a_client_that_never_reads_is_cut_off,
+    more_connections_than_allowed_wait_their_turn,
+    clients_that_go_away_leave_nothing_behind,
+    too_much_is_told_when_to_come_back,
+}
+
+async fn a_well_server_says_so(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     assert_eq!(web.get("/health").await.is(200).json(), json!({ "status": "ok" }));
 }
 
-pub(crate) async fn a_database_that_cannot_serve_is_told_without_its_secrets(bench: Bench) {
+async fn a_database_that_cannot_serve_is_told_without_its_secrets(bench: Bench) {
     if bench.engine() == Engine::Sqlite {
         return;
     }
@@ -33,7 +50,7 @@ pub(crate) async fn a_database_that_cannot_serve_is_told_without_its_secrets(ben
     }
 }
 
-pub(crate) async fn a_request_keeps_its_id_or_gets_one(bench: Bench) {
+async fn a_request_keeps_its_id_or_gets_one(bench: Bench) {
     let web = Web::new(&bench);
     let sent = web.send("GET", "/health", &[("x-request-id", "req-7")], "").await.is(200);
     assert_eq!(sent.header("x-request-id"), "req-7");
@@ -43,14 +60,14 @@ pub(crate) async fn a_request_keeps_its_id_or_gets_one(bench: Bench) {
     assert_ne!(garbled.header("x-request-id"), "a b");
 }
 
-pub(crate) async fn a_route_that_is_not_there_is_told_in_the_same_words(bench: Bench) {
+async fn a_route_that_is_not_there_is_told_in_the_same_words(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     web.get("/nowhere").await.is_problem(404, "not_found", "/nowhere");
     web.send("PUT", "/jobs", &[], "").await.is_problem(405, "method_not_allowed", "PUT");
     web.send("DELETE", "/health", &[], "").await.is_problem(405, "method_not_allowed", "DELETE");
 }
 
-pub(crate) async fn a_strangers_host_is_refused(bench: Bench) {
+async fn a_strangers_host_is_refused(bench: Bench) {
     let api = Api::new(bench.handle()).hosts(["localhost", "127.0.0.1", "[::1]"]);
     let web = Web::of(api).listening(Limits::default()).await;
     web.get("/health").await.is(200);
@@ -62,7 +79,7 @@ pub(crate) async fn a_strangers_host_is_refused(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_request_that_takes_too_long_is_told(bench: Bench) {
+async fn a_request_that_takes_too_long_is_told(bench: Bench) {
     let api = Api::new(bench.handle()).timeout(Duration::from_millis(50));
     let web = Web::of(api).listening(Limits::default()).await;
     let mut slow = TcpStream::connect(web.address()).await.expect("it listens");
@@ -75,12 +92,12 @@ pub(crate) async fn a_request_that_takes_too_long_is_told(bench: Bench) {
     parse(&answer).is_problem(504, "timeout", "50ms");
 }
 
-pub(crate) async fn a_call_that_waits_is_answered_within_its_time(bench: Bench) {
+async fn a_call_that_waits_is_answered_within_its_time(bench: Bench) {
     let web = Web::of(Api::new(bench.handle()).timeout(3 * SECOND));
     web.post("/leases", &json!({ "wait_seconds": 20 })).await.is(200);
 }
 
-pub(crate) async fn a_page_of_another_site_changes_nothing(bench: Bench) {
+async fn a_page_of_another_site_changes_nothing(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let own = format!("http://{}", web.address());
     for (origin, status) in [("https://evil.example", 403), ("null", 403), (own.as_str(), 200)] {
@@ -93,7 +110,7 @@ pub(crate) async fn a_page_of_another_site_changes_nothing(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_client_that_sends_its_headers_slowly_is_cut_off(bench: Bench) {
+async fn a_client_that_sends_its_headers_slowly_is_cut_off(bench: Bench) {
     let limits = Limits { headers: Duration::from_millis(100), ..Limits::default() };
     let web = Web::new(&bench).listening(limits).await;
     let mut slow = TcpStream::connect(web.address()).await.expect("it listens");
@@ -105,7 +122,7 @@ pub(crate) async fn a_client_that_sends_its_headers_slowly_is_cut_off(bench: Ben
     web.get("/health").await.is(200);
 }
 
-pub(crate) async fn a_client_that_asks_nothing_more_is_cut_off(bench: Bench) {
+async fn a_client_that_asks_nothing_more_is_cut_off(bench: Bench) {
     let limits = Limits { headers: Duration::from_millis(100), ..Limits::default() };
     let web = Web::new(&bench).listening(limits).await;
     let mut idle = TcpStream::connect(web.address()).await.expect("it listens");
@@ -116,7 +133,7 @@ pub(crate) async fn a_client_that_asks_nothing_more_is_cut_off(bench: Bench) {
     parse(&answer).is(200);
 }
 
-pub(crate) async fn a_client_that_never_reads_is_cut_off(bench: Bench) {
+async fn a_client_that_never_reads_is_cut_off(bench: Bench) {
     let limits = Limits { connections: 1, reading: Duration::from_millis(100), ..Limits::default() };
     let web = Web::new(&bench).listening(limits).await;
     let mut deaf = TcpStream::connect(web.address()).await.expect("it listens");
@@ -131,7 +148,7 @@ pub(crate) async fn a_client_that_never_reads_is_cut_off(bench: Bench) {
     drop(asking.await);
 }
 
-pub(crate) async fn more_connections_than_allowed_wait_their_turn(bench: Bench) {
+async fn more_connections_than_allowed_wait_their_turn(bench: Bench) {
     let limits = Limits { connections: 1, ..Limits::default() };
     let web = Web::new(&bench).listening(limits).await;
     let first = TcpStream::connect(web.address()).await.expect("it listens");
@@ -145,7 +162,7 @@ pub(crate) async fn more_connections_than_allowed_wait_their_turn(bench: Bench) 
     waiting.await.expect("served");
 }
 
-pub(crate) async fn clients_that_go_away_leave_nothing_behind(bench: Bench) {
+async fn clients_that_go_away_leave_nothing_behind(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let body = json!({ "kind": "greet", "payload": 1 }).to_string();
     let head = format!(
@@ -169,7 +186,7 @@ pub(crate) async fn clients_that_go_away_leave_nothing_behind(bench: Bench) {
     }
 }
 
-pub(crate) async fn too_much_is_told_when_to_come_back(bench: Bench) {
+async fn too_much_is_told_when_to_come_back(bench: Bench) {
     let slow = Admission { requests_per_second: Some(2), ..Admission::default() };
     let web = Web::of(Api::new(bench.handle()).admission(slow));
     let mut refused = 0;

@@ -11,6 +11,15 @@ use super::access::token;
 use super::web::Web;
 use crate::bench::*;
 
+cases! {
+    a_jobs_life_is_told_as_it_happens,
+    a_job_that_is_not_among_the_newest_is_told_of_while_it_runs,
+    more_new_jobs_than_one_look_sees_leave_a_gap,
+    a_listener_goes_on_where_it_was_or_is_told_to_read_anew,
+    a_token_for_some_queues_hears_of_no_others,
+    whoever_listens_is_let_go_when_the_server_ends,
+}
+
 /// Somebody who listens.
 struct Ear {
     body: Body,
@@ -80,7 +89,7 @@ impl Ear {
     }
 }
 
-pub(crate) async fn a_jobs_life_is_told_as_it_happens(bench: Bench) {
+async fn a_jobs_life_is_told_as_it_happens(bench: Bench) {
     let web = Web::new(&bench);
     let before = bench.add(job("greet")).await;
     let mut ear = Ear::open(&web, None).await;
@@ -106,7 +115,7 @@ pub(crate) async fn a_jobs_life_is_told_as_it_happens(bench: Bench) {
     assert_eq!(ear.hear("queue").await.data["paused"], true);
 }
 
-pub(crate) async fn a_job_that_is_not_among_the_newest_is_told_of_while_it_runs(bench: Bench) {
+async fn a_job_that_is_not_among_the_newest_is_told_of_while_it_runs(bench: Bench) {
     let web = Web::new(&bench);
     let old = bench.add(job("greet")).await;
     let jobs: Vec<NewJob> = (0..300).map(|_| job("later").queue("elsewhere")).collect();
@@ -118,7 +127,7 @@ pub(crate) async fn a_job_that_is_not_among_the_newest_is_told_of_while_it_runs(
     ear.hear_of(old, Status::Succeeded).await;
 }
 
-pub(crate) async fn more_new_jobs_than_one_look_sees_leave_a_gap(bench: Bench) {
+async fn more_new_jobs_than_one_look_sees_leave_a_gap(bench: Bench) {
     let web = Web::new(&bench);
     let mut ear = Ear::open(&web, None).await;
     let few = bench.add(job("greet")).await;
@@ -130,7 +139,7 @@ pub(crate) async fn more_new_jobs_than_one_look_sees_leave_a_gap(bench: Bench) {
     ear.hear_of(made[299].id, Status::Queued).await;
 }
 
-pub(crate) async fn a_listener_goes_on_where_it_was_or_is_told_to_read_anew(bench: Bench) {
+async fn a_listener_goes_on_where_it_was_or_is_told_to_read_anew(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let mut ear = Ear::open(&web, None).await;
     let first = bench.add(job("greet")).await;
@@ -151,7 +160,7 @@ pub(crate) async fn a_listener_goes_on_where_it_was_or_is_told_to_read_anew(benc
     }
 }
 
-pub(crate) async fn a_token_for_some_queues_hears_of_no_others(bench: Bench) {
+async fn a_token_for_some_queues_hears_of_no_others(bench: Bench) {
     let api = Api::new(bench.handle()).access(Access::Tokens).unknown_kinds(UnknownKinds::Allow);
     let web = Web::of(api);
     let (id, secret) = token(&bench, Scope::Read, Some(&["mail"])).await;
@@ -168,7 +177,7 @@ pub(crate) async fn a_token_for_some_queues_hears_of_no_others(bench: Bench) {
     assert!(more.is_none(), "{more:?}");
 }
 
-pub(crate) async fn whoever_listens_is_let_go_when_the_server_ends(bench: Bench) {
+async fn whoever_listens_is_let_go_when_the_server_ends(bench: Bench) {
     let ending = tokio::sync::watch::Sender::new(false);
     let web = Web::of(Api::new(bench.handle()).ending(ending.subscribe()));
     let mut ear = Ear::open(&web, None).await;

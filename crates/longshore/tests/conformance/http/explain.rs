@@ -7,6 +7,19 @@ use serde_json::{Value, json};
 use super::web::Web;
 use crate::bench::{Bench, HOUR, MINUTE, SECOND, done, failed, job};
 
+cases! {
+    each_reason_is_told_where_it_is_the_reason,
+    a_suspect_is_told_that_it_waits_as_one,
+    a_place_and_an_estimate_are_given,
+    jobs_that_none_of_its_workers_takes_are_not_ahead,
+    a_job_whose_workers_are_all_busy_is_told_so,
+    what_a_person_must_mend_is_told_before_the_job_is_due,
+    a_full_queue_is_no_reason_where_no_worker_could_run_the_job,
+    a_job_of_a_lost_worker_waits_for_a_sweep,
+    a_job_whose_worker_signed_off_waits_for_a_sweep,
+    stats_tell_counts_rates_and_latencies,
+}
+
 async fn explain(web: &Web, id: JobId) -> Value {
     web.get(&format!("/jobs/{id}/explain")).await.is(200).json()
 }
@@ -31,7 +44,7 @@ fn assert_says(told: &Value, words: &[&str]) {
     }
 }
 
-pub(crate) async fn each_reason_is_told_where_it_is_the_reason(bench: Bench) {
+async fn each_reason_is_told_where_it_is_the_reason(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     assert_eq!(explain(&web, id).await["reason"], "no_worker_for_queue");
@@ -69,7 +82,7 @@ pub(crate) async fn each_reason_is_told_where_it_is_the_reason(bench: Bench) {
     web.get("/jobs/01990000-0000-7000-8000-000000000000/explain").await.is_problem(404, "not_found", "");
 }
 
-pub(crate) async fn a_suspect_is_told_that_it_waits_as_one(bench: Bench) {
+async fn a_suspect_is_told_that_it_waits_as_one(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     let dead = bench.worker_with(10 * SECOND).await;
@@ -81,7 +94,7 @@ pub(crate) async fn a_suspect_is_told_that_it_waits_as_one(bench: Bench) {
     assert_eq!(explain(&web, id).await["reason"], "suspect_waits");
 }
 
-pub(crate) async fn a_place_and_an_estimate_are_given(bench: Bench) {
+async fn a_place_and_an_estimate_are_given(bench: Bench) {
     let web = Web::new(&bench);
     for _ in 0..10 {
         bench.ended(job("greet"), Outcome::Succeeded).await;
@@ -98,7 +111,7 @@ pub(crate) async fn a_place_and_an_estimate_are_given(bench: Bench) {
     assert!((40.0..90.0).contains(&seconds), "{told}");
 }
 
-pub(crate) async fn jobs_that_none_of_its_workers_takes_are_not_ahead(bench: Bench) {
+async fn jobs_that_none_of_its_workers_takes_are_not_ahead(bench: Bench) {
     let web = Web::new(&bench);
     bench.ended(job("greet"), Outcome::Succeeded).await;
     bench.advance(100 * SECOND).await;
@@ -119,7 +132,7 @@ pub(crate) async fn jobs_that_none_of_its_workers_takes_are_not_ahead(bench: Ben
     assert_eq!(explain(&web, id).await["ahead"], 31);
 }
 
-pub(crate) async fn a_job_whose_workers_are_all_busy_is_told_so(bench: Bench) {
+async fn a_job_whose_workers_are_all_busy_is_told_so(bench: Bench) {
     let web = Web::new(&bench);
     let worker = loner(&bench).await;
     bench.add(job("greet")).await;
@@ -146,7 +159,7 @@ pub(crate) async fn a_job_whose_workers_are_all_busy_is_told_so(bench: Bench) {
     assert_eq!(explain(&web, id).await["reason"], "waits_its_turn");
 }
 
-pub(crate) async fn what_a_person_must_mend_is_told_before_the_job_is_due(bench: Bench) {
+async fn what_a_person_must_mend_is_told_before_the_job_is_due(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet").delay(HOUR)).await;
     let due = bench.job(id).await.run_at.to_string();
@@ -172,7 +185,7 @@ pub(crate) async fn what_a_person_must_mend_is_told_before_the_job_is_due(bench:
     assert_eq!(explain(&web, id).await["reason"], "not_due");
 }
 
-pub(crate) async fn a_full_queue_is_no_reason_where_no_worker_could_run_the_job(bench: Bench) {
+async fn a_full_queue_is_no_reason_where_no_worker_could_run_the_job(bench: Bench) {
     let web = Web::new(&bench);
     bench.limit("default", Some(1)).await.expect("limit");
     bench.add(job("stray")).await;
@@ -185,7 +198,7 @@ pub(crate) async fn a_full_queue_is_no_reason_where_no_worker_could_run_the_job(
     assert_eq!(explain(&web, id).await["reason"], "queue_limit");
 }
 
-pub(crate) async fn a_job_of_a_lost_worker_waits_for_a_sweep(bench: Bench) {
+async fn a_job_of_a_lost_worker_waits_for_a_sweep(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     let worker = bench.worker_with(10 * SECOND).await;
@@ -206,7 +219,7 @@ pub(crate) async fn a_job_of_a_lost_worker_waits_for_a_sweep(bench: Bench) {
     assert_eq!(explain(&web, id).await["reason"], "finished");
 }
 
-pub(crate) async fn a_job_whose_worker_signed_off_waits_for_a_sweep(bench: Bench) {
+async fn a_job_whose_worker_signed_off_waits_for_a_sweep(bench: Bench) {
     let web = Web::new(&bench);
     let plain = bench.add(job("greet")).await;
     let tough = bench.add(job("greet").flags(["infrastructure_resilient"])).await;
@@ -224,7 +237,7 @@ pub(crate) async fn a_job_whose_worker_signed_off_waits_for_a_sweep(bench: Bench
     assert_eq!(explain(&web, tough).await["reason"], "worker_lost");
 }
 
-pub(crate) async fn stats_tell_counts_rates_and_latencies(bench: Bench) {
+async fn stats_tell_counts_rates_and_latencies(bench: Bench) {
     let web = Web::new(&bench);
     for _ in 0..3 {
         bench.ended(job("greet"), Outcome::Succeeded).await;

@@ -9,6 +9,24 @@ use serde_json::{Value, json};
 use super::web::{Answer, Web};
 use crate::bench::{Bench, job};
 
+cases! {
+    a_posted_job_is_created_and_can_be_read,
+    everything_a_request_says_reaches_the_job,
+    one_key_is_one_job_and_the_header_beats_the_body,
+    a_replaced_job_is_told_as_such,
+    ten_posts_with_one_key_at_once_make_one_job,
+    what_is_wrong_with_a_job_is_refused_by_name,
+    a_job_that_is_not_there_is_not_found,
+    a_cancel_answers_by_where_the_job_stands,
+    a_list_is_newest_first_filtered_and_paged,
+    a_job_is_changed_retried_and_deleted,
+    a_batch_stores_the_good_and_names_the_bad,
+    two_idempotency_keys_are_refused,
+    the_largest_batch_is_stored,
+    a_kind_that_nobody_has_announced_is_refused,
+    a_job_on_the_wire_has_the_fields_that_the_document_names,
+}
+
 /// Runs a case in this process and then by a socket.
 macro_rules! both_ways {
     ($bench:ident, $case:expr) => {
@@ -25,7 +43,7 @@ fn id(answer: &Answer) -> String {
     answer.json()["id"].as_str().expect("an id").to_owned()
 }
 
-pub(crate) async fn a_posted_job_is_created_and_can_be_read(bench: Bench) {
+async fn a_posted_job_is_created_and_can_be_read(bench: Bench) {
     both_ways!(bench, |_, web: Web| async move {
         let posted = web.post("/jobs", &greet()).await.is(201);
         let body = posted.json();
@@ -39,7 +57,7 @@ pub(crate) async fn a_posted_job_is_created_and_can_be_read(bench: Bench) {
     });
 }
 
-pub(crate) async fn everything_a_request_says_reaches_the_job(bench: Bench) {
+async fn everything_a_request_says_reaches_the_job(bench: Bench) {
     let web = Web::new(&bench);
     let asked = json!({
         "kind": "greet", "payload": [1, "two"], "max_attempts": 7, "idempotency_key": "idem-1",
@@ -72,7 +90,7 @@ pub(crate) async fn everything_a_request_says_reaches_the_job(bench: Bench) {
     assert_eq!(web.get(&format!("/jobs/{}", id(&posted))).await.json()["timeout_seconds"], Value::Null);
 }
 
-pub(crate) async fn one_key_is_one_job_and_the_header_beats_the_body(bench: Bench) {
+async fn one_key_is_one_job_and_the_header_beats_the_body(bench: Bench) {
     both_ways!(bench, |bench: Bench, web: Web| async move {
         let (by_header, by_body) =
             (format!("h-{}", uuid::Uuid::now_v7()), format!("b-{}", uuid::Uuid::now_v7()));
@@ -93,7 +111,7 @@ pub(crate) async fn one_key_is_one_job_and_the_header_beats_the_body(bench: Benc
     });
 }
 
-pub(crate) async fn a_replaced_job_is_told_as_such(bench: Bench) {
+async fn a_replaced_job_is_told_as_such(bench: Bench) {
     let web = Web::new(&bench);
     let keyed = |priority: i32| json!({ "kind": "greet", "payload": 1, "unique_key": "doc 7", "unique_mode": "replace", "priority": priority });
     let first = web.post("/jobs", &keyed(1)).await.is(201);
@@ -102,7 +120,7 @@ pub(crate) async fn a_replaced_job_is_told_as_such(bench: Bench) {
     assert_eq!((id(&second), &told["how"], &told["priority"]), (id(&first), &json!("replaced"), &json!(2)));
 }
 
-pub(crate) async fn ten_posts_with_one_key_at_once_make_one_job(bench: Bench) {
+async fn ten_posts_with_one_key_at_once_make_one_job(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let posts = (0..10).map(|i| {
         let web = web.clone();
@@ -124,7 +142,7 @@ pub(crate) async fn ten_posts_with_one_key_at_once_make_one_job(bench: Bench) {
     assert_eq!(ids.len(), 1);
 }
 
-pub(crate) async fn what_is_wrong_with_a_job_is_refused_by_name(bench: Bench) {
+async fn what_is_wrong_with_a_job_is_refused_by_name(bench: Bench) {
     both_ways!(bench, |bench: Bench, web: Web| async move {
         let raw =
             |body: &'static str| web.send("POST", "/jobs", &[("content-type", "application/json")], body);
@@ -182,7 +200,7 @@ pub(crate) async fn what_is_wrong_with_a_job_is_refused_by_name(bench: Bench) {
     });
 }
 
-pub(crate) async fn a_job_that_is_not_there_is_not_found(bench: Bench) {
+async fn a_job_that_is_not_there_is_not_found(bench: Bench) {
     both_ways!(bench, |_, web: Web| async move {
         let nobody = "/jobs/01990000-0000-7000-8000-000000000000";
         web.get(nobody).await.is_problem(404, "not_found", "01990000");
@@ -194,7 +212,7 @@ pub(crate) async fn a_job_that_is_not_there_is_not_found(bench: Bench) {
     });
 }
 
-pub(crate) async fn a_cancel_answers_by_where_the_job_stands(bench: Bench) {
+async fn a_cancel_answers_by_where_the_job_stands(bench: Bench) {
     both_ways!(bench, |bench: Bench, web: Web| async move {
         let waiting = bench.add(job("greet")).await;
         let answer = web.send("POST", &format!("/jobs/{waiting}/cancel"), &[], "").await.is(200);
@@ -215,7 +233,7 @@ pub(crate) async fn a_cancel_answers_by_where_the_job_stands(bench: Bench) {
     });
 }
 
-pub(crate) async fn a_list_is_newest_first_filtered_and_paged(bench: Bench) {
+async fn a_list_is_newest_first_filtered_and_paged(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let mut ids = Vec::new();
     for i in 0..5 {
@@ -260,7 +278,7 @@ pub(crate) async fn a_list_is_newest_first_filtered_and_paged(bench: Bench) {
     web.get("/jobs?kind=a%00b").await.is_problem(400, "bad_request", "NUL");
 }
 
-pub(crate) async fn a_job_is_changed_retried_and_deleted(bench: Bench) {
+async fn a_job_is_changed_retried_and_deleted(bench: Bench) {
     both_ways!(bench, |bench: Bench, web: Web| async move {
         let id = bench.add(job("greet")).await;
         let path = format!("/jobs/{id}");
@@ -287,7 +305,7 @@ pub(crate) async fn a_job_is_changed_retried_and_deleted(bench: Bench) {
     });
 }
 
-pub(crate) async fn a_batch_stores_the_good_and_names_the_bad(bench: Bench) {
+async fn a_batch_stores_the_good_and_names_the_bad(bench: Bench) {
     both_ways!(bench, |bench: Bench, web: Web| async move {
         let key = uuid::Uuid::now_v7().to_string();
         let items = [
@@ -335,7 +353,7 @@ pub(crate) async fn a_batch_stores_the_good_and_names_the_bad(bench: Bench) {
     });
 }
 
-pub(crate) async fn two_idempotency_keys_are_refused(bench: Bench) {
+async fn two_idempotency_keys_are_refused(bench: Bench) {
     let web = Web::new(&bench);
     let keys = [("content-type", "application/json"), ("idempotency-key", "a"), ("idempotency-key", "b")];
     let body = greet().to_string();
@@ -343,14 +361,14 @@ pub(crate) async fn two_idempotency_keys_are_refused(bench: Bench) {
     web.send("POST", "/jobs", &keys[..2], &body).await.is(201);
 }
 
-pub(crate) async fn the_largest_batch_is_stored(bench: Bench) {
+async fn the_largest_batch_is_stored(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let jobs: Vec<Value> = (0..10_000).map(|i| json!({ "kind": "greet", "payload": i })).collect();
     let answer = web.post("/jobs/batch", &json!(jobs)).await.is(200).json();
     assert_eq!(answer["created"], 10_000);
 }
 
-pub(crate) async fn a_kind_that_nobody_has_announced_is_refused(bench: Bench) {
+async fn a_kind_that_nobody_has_announced_is_refused(bench: Bench) {
     let web = Web::of(Api::new(bench.handle()));
     web.post("/jobs", &greet()).await.is_problem(422, "validation", "greet");
     let schema = json!({
@@ -383,7 +401,7 @@ pub(crate) async fn a_kind_that_nobody_has_announced_is_refused(bench: Bench) {
     web.post("/jobs", &greet()).await.is_problem(422, "validation", "greet");
 }
 
-pub(crate) async fn a_job_on_the_wire_has_the_fields_that_the_document_names(bench: Bench) {
+async fn a_job_on_the_wire_has_the_fields_that_the_document_names(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     let fields = |value: &Value| -> BTreeSet<String> {

@@ -14,6 +14,32 @@ use super::web::{Answer, Web};
 use crate::bench::{Bench, MINUTE, SECOND, job};
 use crate::worker::until;
 
+cases! {
+    a_leased_job_is_run_renewed_and_settled,
+    every_outcome_is_what_it_is_for_workers_in_rust,
+    what_cannot_be_settled_is_refused_by_name,
+    follow_ups_exist_only_with_the_success_that_names_them,
+    a_worker_that_fell_silent_is_dead_and_powerless,
+    a_call_is_a_sign_of_life,
+    a_cancel_reaches_a_worker_with_its_next_renewal,
+    a_call_waits_for_work,
+    a_call_that_waits_keeps_its_worker_alive,
+    a_worker_renews_as_often_as_it_said_when_it_registered,
+    leases_whose_answer_was_lost_are_given_back,
+    a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost,
+    a_full_list_of_leases_gives_nothing_back,
+    a_caller_that_goes_leaves_nothing_leased,
+    two_calls_of_one_worker_share_nothing,
+    two_calls_of_one_worker_get_one_suspect_between_them,
+    a_worker_that_signs_off_gives_back_what_it_holds,
+    suspects_are_leased_one_at_a_time_by_all_servers_together,
+    a_call_cut_off_at_any_moment_leaves_nothing_leased,
+    a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased,
+    a_worker_may_take_other_jobs_than_at_first,
+    suspects_are_leased_one_at_a_time,
+    a_call_that_waits_is_answered_when_the_server_ends,
+}
+
 fn worker(answer: &Answer) -> String {
     answer.json()["worker_id"].as_str().expect("a worker").to_owned()
 }
@@ -53,7 +79,7 @@ async fn until_one_is_heard(bench: &Bench) {
     until("a sign of life", is_heard).await;
 }
 
-pub(crate) async fn a_leased_job_is_run_renewed_and_settled(bench: Bench) {
+async fn a_leased_job_is_run_renewed_and_settled(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet").priority(7).tags(["nightly"]).flags(["gpu"])).await;
     let leased = web.post("/leases", &json!({ "name": "python", "kinds": ["greet"] })).await.is(200);
@@ -87,7 +113,7 @@ pub(crate) async fn a_leased_job_is_run_renewed_and_settled(bench: Bench) {
     assert!(bench.workers(None).await.expect("workers").is_empty());
 }
 
-pub(crate) async fn every_outcome_is_what_it_is_for_workers_in_rust(bench: Bench) {
+async fn every_outcome_is_what_it_is_for_workers_in_rust(bench: Bench) {
     let web = Web::new(&bench);
     let first = web.post("/leases", &json!({})).await.is(200);
     let me = worker(&first);
@@ -119,7 +145,7 @@ pub(crate) async fn every_outcome_is_what_it_is_for_workers_in_rust(bench: Bench
     }
 }
 
-pub(crate) async fn what_cannot_be_settled_is_refused_by_name(bench: Bench) {
+async fn what_cannot_be_settled_is_refused_by_name(bench: Bench) {
     let web = Web::new(&bench);
     bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({})).await.is(200);
@@ -154,7 +180,7 @@ pub(crate) async fn what_cannot_be_settled_is_refused_by_name(bench: Bench) {
     assert_eq!(settle(&web, &me, ended(&lease, "released", json!({}))).await, "stored");
 }
 
-pub(crate) async fn follow_ups_exist_only_with_the_success_that_names_them(bench: Bench) {
+async fn follow_ups_exist_only_with_the_success_that_names_them(bench: Bench) {
     let web = Web::new(&bench);
     bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({})).await.is(200);
@@ -167,7 +193,7 @@ pub(crate) async fn follow_ups_exist_only_with_the_success_that_names_them(bench
     assert_eq!(bench.claim_from("other", bench.worker().await, 1).await.len(), 1);
 }
 
-pub(crate) async fn a_worker_that_fell_silent_is_dead_and_powerless(bench: Bench) {
+async fn a_worker_that_fell_silent_is_dead_and_powerless(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({ "stale_after_seconds": 10 })).await.is(200);
@@ -186,7 +212,7 @@ pub(crate) async fn a_worker_that_fell_silent_is_dead_and_powerless(bench: Bench
     assert_eq!(anew.json()["jobs"][0]["lease_no"], 2);
 }
 
-pub(crate) async fn a_call_is_a_sign_of_life(bench: Bench) {
+async fn a_call_is_a_sign_of_life(bench: Bench) {
     let web = Web::new(&bench);
     bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({ "stale_after_seconds": 10 })).await.is(200);
@@ -200,7 +226,7 @@ pub(crate) async fn a_call_is_a_sign_of_life(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_cancel_reaches_a_worker_with_its_next_renewal(bench: Bench) {
+async fn a_cancel_reaches_a_worker_with_its_next_renewal(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({})).await.is(200);
@@ -215,7 +241,7 @@ pub(crate) async fn a_cancel_reaches_a_worker_with_its_next_renewal(bench: Bench
     assert_eq!(bench.status(id).await, Status::Cancelled);
 }
 
-pub(crate) async fn a_call_waits_for_work(bench: Bench) {
+async fn a_call_waits_for_work(bench: Bench) {
     let web = Web::new(&bench);
     let waiting = tokio::spawn({
         let web = web.clone();
@@ -226,7 +252,7 @@ pub(crate) async fn a_call_waits_for_work(bench: Bench) {
     assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
 }
 
-pub(crate) async fn a_call_that_waits_keeps_its_worker_alive(bench: Bench) {
+async fn a_call_that_waits_keeps_its_worker_alive(bench: Bench) {
     let web = Web::new(&bench);
     let waiting = tokio::spawn({
         let web = web.clone();
@@ -243,7 +269,7 @@ pub(crate) async fn a_call_that_waits_keeps_its_worker_alive(bench: Bench) {
     assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
 }
 
-pub(crate) async fn a_worker_renews_as_often_as_it_said_when_it_registered(bench: Bench) {
+async fn a_worker_renews_as_often_as_it_said_when_it_registered(bench: Bench) {
     let web = Web::new(&bench);
     let first = web.post("/leases", &json!({ "stale_after_seconds": 12 })).await.is(200);
     let me = worker(&first);
@@ -259,7 +285,7 @@ pub(crate) async fn a_worker_renews_as_often_as_it_said_when_it_registered(bench
     assert_eq!(first.json()["renew_within_seconds"], 3.0);
 }
 
-pub(crate) async fn leases_whose_answer_was_lost_are_given_back(bench: Bench) {
+async fn leases_whose_answer_was_lost_are_given_back(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({})).await.is(200);
@@ -274,7 +300,7 @@ pub(crate) async fn leases_whose_answer_was_lost_are_given_back(bench: Bench) {
     assert_eq!(again.json()["jobs"][0]["attempt"], 1, "not charged");
 }
 
-pub(crate) async fn a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost(bench: Bench) {
+async fn a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost(bench: Bench) {
     let web = Web::new(&bench);
     let first = bench.add(job("greet")).await;
     let leased = web.post("/leases", &json!({})).await.is(200);
@@ -296,7 +322,7 @@ pub(crate) async fn a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_ans
     assert_eq!((job.attempts, job.interruptions), (0, 0), "neither charged nor counted");
 }
 
-pub(crate) async fn a_full_list_of_leases_gives_nothing_back(bench: Bench) {
+async fn a_full_list_of_leases_gives_nothing_back(bench: Bench) {
     let web = Web::new(&bench);
     let jobs: Vec<NewJob> = (0..1001).map(|_| job("greet")).collect();
     bench.enqueue_many(jobs).await.expect("enqueued");
@@ -325,7 +351,7 @@ pub(crate) async fn a_full_list_of_leases_gives_nothing_back(bench: Bench) {
     assert_eq!(renew(998).await, 998);
 }
 
-pub(crate) async fn a_caller_that_goes_leaves_nothing_leased(bench: Bench) {
+async fn a_caller_that_goes_leaves_nothing_leased(bench: Bench) {
     let web = Web::new(&bench).listening(Limits::default()).await;
     let mut caller = TcpStream::connect(web.address()).await.expect("it listens");
     let body = json!({ "wait_seconds": 20 }).to_string();
@@ -347,7 +373,7 @@ pub(crate) async fn a_caller_that_goes_leaves_nothing_leased(bench: Bench) {
     assert_eq!(other.json()["jobs"][0]["id"], id.to_string());
 }
 
-pub(crate) async fn two_calls_of_one_worker_share_nothing(bench: Bench) {
+async fn two_calls_of_one_worker_share_nothing(bench: Bench) {
     let web = Web::new(&bench);
     let me = worker(&web.post("/leases", &json!({})).await.is(200));
     let call = |held: Value| {
@@ -373,7 +399,7 @@ pub(crate) async fn two_calls_of_one_worker_share_nothing(bench: Bench) {
     assert_eq!(bench.job(id).await.lease_no, 1);
 }
 
-pub(crate) async fn two_calls_of_one_worker_get_one_suspect_between_them(bench: Bench) {
+async fn two_calls_of_one_worker_get_one_suspect_between_them(bench: Bench) {
     let web = Web::new(&bench);
     for _ in 0..2 {
         bench.add(job("greet")).await;
@@ -402,7 +428,7 @@ pub(crate) async fn two_calls_of_one_worker_get_one_suspect_between_them(bench: 
     assert_eq!(held(&other.await.expect("answered"))["id"], id.to_string());
 }
 
-pub(crate) async fn a_worker_that_signs_off_gives_back_what_it_holds(bench: Bench) {
+async fn a_worker_that_signs_off_gives_back_what_it_holds(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.suspect(job("greet")).await;
     for _ in 0..3 {
@@ -415,7 +441,7 @@ pub(crate) async fn a_worker_that_signs_off_gives_back_what_it_holds(bench: Benc
     }
 }
 
-pub(crate) async fn suspects_are_leased_one_at_a_time_by_all_servers_together(bench: Bench) {
+async fn suspects_are_leased_one_at_a_time_by_all_servers_together(bench: Bench) {
     let (web, other) = (Web::new(&bench), Web::new(&bench));
     for _ in 0..2 {
         bench.add(job("greet")).await;
@@ -444,7 +470,7 @@ async fn cut_off_after<T>(steps: u32, call: impl Future<Output = T>) -> Option<T
     .await
 }
 
-pub(crate) async fn a_call_cut_off_at_any_moment_leaves_nothing_leased(bench: Bench) {
+async fn a_call_cut_off_at_any_moment_leaves_nothing_leased(bench: Bench) {
     let web = Web::new(&bench);
     // With an interruption behind it there is more to do between claim and answer.
     let id = bench.suspect(job("greet")).await;
@@ -483,7 +509,7 @@ async fn cut_off_when<T, F: Future<Output = bool>>(
     }
 }
 
-pub(crate) async fn a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased(bench: Bench) {
+async fn a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.suspect(job("greet")).await;
     let me = worker(&web.post("/leases", &json!({ "queues": ["elsewhere"] })).await.is(200));
@@ -498,7 +524,7 @@ pub(crate) async fn a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_l
     assert_eq!(bench.job(id).await.interruptions, 1, "not counted");
 }
 
-pub(crate) async fn a_worker_may_take_other_jobs_than_at_first(bench: Bench) {
+async fn a_worker_may_take_other_jobs_than_at_first(bench: Bench) {
     let web = Web::of(Api::new(bench.handle()));
     let me = worker(&web.post("/leases", &json!({ "queues": ["mail"], "kinds": ["letter"] })).await.is(200));
     let ship = json!({ "kind": "ship", "queue": "harbour", "payload": {} });
@@ -514,7 +540,7 @@ pub(crate) async fn a_worker_may_take_other_jobs_than_at_first(bench: Bench) {
     held(&web.post("/leases", &asked).await.is(200));
 }
 
-pub(crate) async fn suspects_are_leased_one_at_a_time(bench: Bench) {
+async fn suspects_are_leased_one_at_a_time(bench: Bench) {
     let web = Web::new(&bench);
     for _ in 0..2 {
         bench.add(job("greet")).await;
@@ -532,7 +558,7 @@ pub(crate) async fn suspects_are_leased_one_at_a_time(bench: Bench) {
     held(&web.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.is(200));
 }
 
-pub(crate) async fn a_call_that_waits_is_answered_when_the_server_ends(bench: Bench) {
+async fn a_call_that_waits_is_answered_when_the_server_ends(bench: Bench) {
     let ending = tokio::sync::watch::Sender::new(false);
     let web = Web::of(Api::new(bench.handle()).ending(ending.subscribe()));
     let waiting =

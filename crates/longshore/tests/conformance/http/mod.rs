@@ -10,13 +10,3 @@ mod operate;
 mod shape;
 mod strangers;
 mod web;
-
-pub(crate) use access::*;
-pub(crate) use edge::*;
-pub(crate) use events::*;
-pub(crate) use explain::*;
-pub(crate) use jobs::*;
-pub(crate) use leases::*;
-pub(crate) use operate::*;
-pub(crate) use shape::*;
-pub(crate) use strangers::*;

@@ -6,7 +6,19 @@ use serde_json::{Value, json};
 use super::web::Web;
 use crate::bench::{Bench, SECOND, job};
 
-pub(crate) async fn a_queue_is_paused_limited_and_resumed(bench: Bench) {
+cases! {
+    a_queue_is_paused_limited_and_resumed,
+    a_schedule_is_put_paused_run_and_removed,
+    dead_letters_are_listed_and_redriven,
+    a_redrive_goes_on_where_the_last_answer_ended,
+    a_redrive_passes_over_who_lost_its_key,
+    a_sweep_can_be_rehearsed_and_done,
+    one_order_changes_whatever_a_filter_finds,
+    a_dry_run_foresees_what_an_order_passes_over,
+    an_order_of_several_pages_ends_at_its_limit,
+}
+
+async fn a_queue_is_paused_limited_and_resumed(bench: Bench) {
     let web = Web::new(&bench);
     bench.add(job("greet").queue("mail")).await;
     assert_eq!(web.send("POST", "/queues/mail/pause", &[], "").await.is(200).json()["paused"], true);
@@ -39,7 +51,7 @@ pub(crate) async fn a_queue_is_paused_limited_and_resumed(bench: Bench) {
     web.send("POST", &format!("/queues/{long}/pause"), &[], "").await.is_problem(400, "bad_request", "128");
 }
 
-pub(crate) async fn a_schedule_is_put_paused_run_and_removed(bench: Bench) {
+async fn a_schedule_is_put_paused_run_and_removed(bench: Bench) {
     let web = Web::new(&bench);
     let schedule = json!({
         "cron": "*/5 * * * *", "zone": "Europe/Berlin", "missed": "all:7",
@@ -85,7 +97,7 @@ pub(crate) async fn a_schedule_is_put_paused_run_and_removed(bench: Bench) {
     );
 }
 
-pub(crate) async fn dead_letters_are_listed_and_redriven(bench: Bench) {
+async fn dead_letters_are_listed_and_redriven(bench: Bench) {
     let web = Web::new(&bench);
     let one = bench.ended(job("mail"), Outcome::FailedPermanent).await;
     let two = bench.ended(job("other"), Outcome::FailedPermanent).await;
@@ -103,7 +115,7 @@ pub(crate) async fn dead_letters_are_listed_and_redriven(bench: Bench) {
     assert_eq!(bench.status(two).await, Status::Queued);
 }
 
-pub(crate) async fn a_redrive_goes_on_where_the_last_answer_ended(bench: Bench) {
+async fn a_redrive_goes_on_where_the_last_answer_ended(bench: Bench) {
     let web = Web::new(&bench);
     let mut dead = Vec::new();
     for _ in 0..3 {
@@ -119,7 +131,7 @@ pub(crate) async fn a_redrive_goes_on_where_the_last_answer_ended(bench: Bench) 
     assert_eq!(bench.status(dead[2]).await, Status::Queued);
 }
 
-pub(crate) async fn a_redrive_passes_over_who_lost_its_key(bench: Bench) {
+async fn a_redrive_passes_over_who_lost_its_key(bench: Bench) {
     let web = Web::new(&bench);
     let keyed = || job("mail").unique_key("doc 7", longshore::UniqueMode::Dedupe);
     bench.ended(keyed(), Outcome::FailedPermanent).await;
@@ -128,7 +140,7 @@ pub(crate) async fn a_redrive_passes_over_who_lost_its_key(bench: Bench) {
     assert_eq!(answer, json!({ "redriven": 0, "skipped": 1, "next": null }));
 }
 
-pub(crate) async fn a_sweep_can_be_rehearsed_and_done(bench: Bench) {
+async fn a_sweep_can_be_rehearsed_and_done(bench: Bench) {
     let web = Web::new(&bench);
     let id = bench.add(job("greet")).await;
     let dead = bench.worker_with(10 * SECOND).await;
@@ -150,7 +162,7 @@ pub(crate) async fn a_sweep_can_be_rehearsed_and_done(bench: Bench) {
     assert_eq!(bench.status(id).await, Status::Retrying);
 }
 
-pub(crate) async fn one_order_changes_whatever_a_filter_finds(bench: Bench) {
+async fn one_order_changes_whatever_a_filter_finds(bench: Bench) {
     let web = Web::new(&bench);
     for i in 0..5 {
         bench.add(job("greet").tags(["nightly"]).priority(i)).await;
@@ -201,7 +213,7 @@ pub(crate) async fn one_order_changes_whatever_a_filter_finds(bench: Bench) {
     web.post("/jobs/bulk", &order("dance", json!({}))).await.is_problem(422, "validation", "dance");
 }
 
-pub(crate) async fn a_dry_run_foresees_what_an_order_passes_over(bench: Bench) {
+async fn a_dry_run_foresees_what_an_order_passes_over(bench: Bench) {
     let web = Web::new(&bench);
     let order = |action: &str, status: &str, dry_run: bool| json!({ "action": action, "filter": { "status": status }, "dry_run": dry_run });
     // How many of each status there are is how the counts are told apart.
@@ -234,7 +246,7 @@ pub(crate) async fn a_dry_run_foresees_what_an_order_passes_over(bench: Bench) {
     }
 }
 
-pub(crate) async fn an_order_of_several_pages_ends_at_its_limit(bench: Bench) {
+async fn an_order_of_several_pages_ends_at_its_limit(bench: Bench) {
     let web = Web::new(&bench);
     let jobs: Vec<NewJob> = (0..230).map(|_| job("greet")).collect();
     bench.enqueue_many(jobs).await.expect("enqueued");

@@ -8,7 +8,19 @@ use serde_json::json;
 use super::web::Web;
 use crate::bench::{Bench, MINUTE, job, raw};
 
-pub(crate) async fn a_list_of_values_is_no_object_anywhere(bench: Bench) {
+cases! {
+    a_list_of_values_is_no_object_anywhere,
+    a_mistake_within_is_told_by_its_name,
+    a_delay_of_more_than_ten_years_is_refused,
+    a_payload_is_changed_to_null_but_not_to_too_much,
+    a_batch_refuses_a_key_for_all_of_it,
+    a_worker_names_at_most_a_thousand_kinds_and_leases,
+    a_kind_whose_schema_cannot_be_used_takes_nothing,
+    follow_ups_wait_for_room_as_other_jobs_do,
+    a_rate_is_over_the_same_time_however_short_the_series,
+}
+
+async fn a_list_of_values_is_no_object_anywhere(bench: Bench) {
     let web = Web::new(&bench);
     let nobody = "01990000-0000-7000-8000-000000000000";
     let leased = web.post("/leases", &json!({})).await.is(200).json();
@@ -39,7 +51,7 @@ pub(crate) async fn a_list_of_values_is_no_object_anywhere(bench: Bench) {
     assert!(bench.list(&longshore::store::ListFilter::default()).await.expect("list").jobs.is_empty());
 }
 
-pub(crate) async fn a_mistake_within_is_told_by_its_name(bench: Bench) {
+async fn a_mistake_within_is_told_by_its_name(bench: Bench) {
     let web = Web::new(&bench);
     let body = json!({ "kind": "greet", "payload": 1, "retry": { "policy": "fixed", "delay_ms": "soon" } });
     web.post("/jobs", &body).await.is_problem(422, "validation", "soon");
@@ -49,7 +61,7 @@ pub(crate) async fn a_mistake_within_is_told_by_its_name(bench: Bench) {
     web.post("/jobs", &none).await.is(201);
 }
 
-pub(crate) async fn a_delay_of_more_than_ten_years_is_refused(bench: Bench) {
+async fn a_delay_of_more_than_ten_years_is_refused(bench: Bench) {
     let web = Web::new(&bench);
     let longest: u64 = 315_360_000_000;
     for (too_long, status) in [(longest, 201), (longest + 1, 422), (1 << 63, 422), (u64::MAX, 422)] {
@@ -68,7 +80,7 @@ pub(crate) async fn a_delay_of_more_than_ten_years_is_refused(bench: Bench) {
     }
 }
 
-pub(crate) async fn a_payload_is_changed_to_null_but_not_to_too_much(bench: Bench) {
+async fn a_payload_is_changed_to_null_but_not_to_too_much(bench: Bench) {
     let web = Web::new(&bench);
     let path = format!("/jobs/{}", bench.add(job("greet")).await);
     let before = web.get(&path).await.is(200).json();
@@ -82,7 +94,7 @@ pub(crate) async fn a_payload_is_changed_to_null_but_not_to_too_much(bench: Benc
     web.json("PATCH", &path, &large(1024 * 1024 - 2)).await.is(200);
 }
 
-pub(crate) async fn a_batch_refuses_a_key_for_all_of_it(bench: Bench) {
+async fn a_batch_refuses_a_key_for_all_of_it(bench: Bench) {
     let web = Web::new(&bench);
     let headers = [("content-type", "application/json"), ("idempotency-key", "all of them")];
     let body = json!([{ "kind": "greet", "payload": 1 }, { "kind": "greet", "payload": 2 }]).to_string();
@@ -91,7 +103,7 @@ pub(crate) async fn a_batch_refuses_a_key_for_all_of_it(bench: Bench) {
     assert_eq!(web.get("/jobs").await.is(200).json(), json!([]));
 }
 
-pub(crate) async fn a_worker_names_at_most_a_thousand_kinds_and_leases(bench: Bench) {
+async fn a_worker_names_at_most_a_thousand_kinds_and_leases(bench: Bench) {
     let web = Web::new(&bench);
     let kinds: Vec<String> = (0..1001).map(|i| format!("kind-{i}")).collect();
     web.post("/leases", &json!({ "kinds": kinds })).await.is_problem(422, "validation", "kinds: 1001");
@@ -100,7 +112,7 @@ pub(crate) async fn a_worker_names_at_most_a_thousand_kinds_and_leases(bench: Be
     web.post("/leases", &json!({ "held": held })).await.is_problem(422, "validation", "held: 1001");
 }
 
-pub(crate) async fn a_kind_whose_schema_cannot_be_used_takes_nothing(bench: Bench) {
+async fn a_kind_whose_schema_cannot_be_used_takes_nothing(bench: Bench) {
     // As a worker publishes it: nothing checks it there.
     let broken = NewKind { schema: Some(raw(r#"{"type":"moon"}"#)), ..NewKind::new("greet") };
     bench.put_kinds(&[broken, NewKind::new("wave")]).await.expect("stored");
@@ -113,7 +125,7 @@ pub(crate) async fn a_kind_whose_schema_cannot_be_used_takes_nothing(bench: Benc
     web.post("/jobs", &greet).await.is(201);
 }
 
-pub(crate) async fn follow_ups_wait_for_room_as_other_jobs_do(bench: Bench) {
+async fn follow_ups_wait_for_room_as_other_jobs_do(bench: Bench) {
     let short = Admission { waiting_jobs: Some(1), ..Admission::default() };
     let web = Web::of(Api::new(bench.handle()).unknown_kinds(UnknownKinds::Allow).admission(short));
     bench.add(job("greet").queue("here")).await;
@@ -133,7 +145,7 @@ pub(crate) async fn follow_ups_wait_for_room_as_other_jobs_do(bench: Bench) {
     assert_eq!(stored["items"][0]["settled"], "stored", "nothing was lost by the refusal");
 }
 
-pub(crate) async fn a_rate_is_over_the_same_time_however_short_the_series(bench: Bench) {
+async fn a_rate_is_over_the_same_time_however_short_the_series(bench: Bench) {
     let web = Web::new(&bench);
     for _ in 0..6 {
         bench.ended(job("greet"), longshore::Outcome::Succeeded).await;

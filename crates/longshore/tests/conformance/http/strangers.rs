@@ -11,6 +11,14 @@ use tokio::net::TcpStream;
 use super::web::{Web, parse};
 use crate::bench::Bench;
 
+cases! {
+    a_client_that_trickles_its_headers_is_cut_off,
+    a_client_that_trickles_its_body_is_told_and_left,
+    a_connection_too_many_is_not_served_before_one_goes,
+    a_batch_that_is_too_large_is_refused_before_it_is_read,
+    a_batch_is_as_strict_as_a_single_job,
+}
+
 /// Sends a byte at a time for as long as the server takes them, and returns what
 /// the server said.
 async fn trickle(web: &Web, head: &str) -> Vec<u8> {
@@ -31,7 +39,7 @@ async fn trickle(web: &Web, head: &str) -> Vec<u8> {
     answer
 }
 
-pub(crate) async fn a_client_that_trickles_its_headers_is_cut_off(bench: Bench) {
+async fn a_client_that_trickles_its_headers_is_cut_off(bench: Bench) {
     let limits = Limits { headers: Duration::from_millis(100), ..Limits::default() };
     let web = Web::new(&bench).listening(limits).await;
     let answer = trickle(&web, "GET /health HTTP/1.1\r\nhost: a\r\nx-slow: ").await;
@@ -39,7 +47,7 @@ pub(crate) async fn a_client_that_trickles_its_headers_is_cut_off(bench: Bench) 
     web.get("/health").await.is(200);
 }
 
-pub(crate) async fn a_client_that_trickles_its_body_is_told_and_left(bench: Bench) {
+async fn a_client_that_trickles_its_body_is_told_and_left(bench: Bench) {
     let web = Web::of(Api::new(bench.handle()).timeout(Duration::from_millis(100)));
     let web = web.listening(Limits::default()).await;
     let head =
@@ -48,7 +56,7 @@ pub(crate) async fn a_client_that_trickles_its_body_is_told_and_left(bench: Benc
     web.get("/health").await.is(200);
 }
 
-pub(crate) async fn a_connection_too_many_is_not_served_before_one_goes(bench: Bench) {
+async fn a_connection_too_many_is_not_served_before_one_goes(bench: Bench) {
     const ASK: &[u8] = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n";
     let web = Web::new(&bench).listening(Limits { connections: 1, ..Limits::default() }).await;
     let mut first = TcpStream::connect(web.address()).await.expect("it listens");
@@ -71,7 +79,7 @@ pub(crate) async fn a_connection_too_many_is_not_served_before_one_goes(bench: B
     assert!(second.read(&mut buffer).await.expect("an answer") > 0, "it is served once the first has gone");
 }
 
-pub(crate) async fn a_batch_that_is_too_large_is_refused_before_it_is_read(bench: Bench) {
+async fn a_batch_that_is_too_large_is_refused_before_it_is_read(bench: Bench) {
     let web = Web::of(Api::new(bench.handle()).unknown_kinds(UnknownKinds::Allow));
     let web = web.listening(Limits::default()).await;
     let head = |framing: &str| {
@@ -107,7 +115,7 @@ pub(crate) async fn a_batch_that_is_too_large_is_refused_before_it_is_read(bench
     sent.abort();
 }
 
-pub(crate) async fn a_batch_is_as_strict_as_a_single_job(bench: Bench) {
+async fn a_batch_is_as_strict_as_a_single_job(bench: Bench) {
     let web = Web::new(&bench);
     let large = json!({ "kind": "a", "payload": "p".repeat(1024 * 1024) });
     let items = json!([
