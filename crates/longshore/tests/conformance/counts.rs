@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use longshore::store::{ClaimRequest, Count, Tallied};
 use longshore::{Ending, NewJob, Outcome, Status};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     an_empty_queue_counts_nothing,
@@ -26,8 +26,8 @@ cases! {
 }
 
 /// Counts as a map, by what they count.
-async fn counts(bench: &Bench) -> BTreeMap<(Status, String, String), u64> {
-    let counts = bench.counts().await.expect("counts");
+async fn counts(fixture: &Fixture) -> BTreeMap<(Status, String, String), u64> {
+    let counts = fixture.counts().await.expect("counts");
     let mut map = BTreeMap::new();
     for Count { status, queue, kind, jobs, estimated } in counts {
         assert!(!estimated, "so few jobs are counted exactly");
@@ -42,22 +42,22 @@ fn key(status: Status, queue: &str, kind: &str) -> (Status, String, String) {
     (status, queue.into(), kind.into())
 }
 
-async fn an_empty_queue_counts_nothing(bench: Bench) {
-    assert_eq!(counts(&bench).await, BTreeMap::new());
+async fn an_empty_queue_counts_nothing(fixture: Fixture) {
+    assert_eq!(counts(&fixture).await, BTreeMap::new());
 }
 
-async fn jobs_are_counted_by_status_queue_and_kind(bench: Bench) {
-    bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.ended(job("sms"), Outcome::Succeeded).await;
-    bench.ended(job("mail"), Outcome::FailedPermanent).await;
-    bench.ended(job("mail"), Outcome::Cancelled).await;
-    bench.suspect(job("mail")).await;
-    bench.add(job("fax").priority(9)).await;
-    let worker = bench.worker().await;
-    assert_eq!(kinds(&bench.claim(worker, 1).await), ["fax"]);
-    bench.add(job("mail").queue("letters")).await;
-    bench.add(job("mail").queue("letters").delay(DAY)).await;
+async fn jobs_are_counted_by_status_queue_and_kind(fixture: Fixture) {
+    fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.ended(job("sms"), Outcome::Succeeded).await;
+    fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    fixture.ended(job("mail"), Outcome::Cancelled).await;
+    fixture.suspect(job("mail")).await;
+    fixture.add(job("fax").priority(9)).await;
+    let worker = fixture.worker().await;
+    assert_eq!(kinds(&fixture.claim(worker, 1).await), ["fax"]);
+    fixture.add(job("mail").queue("letters")).await;
+    fixture.add(job("mail").queue("letters").delay(DAY)).await;
     let expected = BTreeMap::from([
         (key(Status::Succeeded, "default", "mail"), 2),
         (key(Status::Succeeded, "default", "sms"), 1),
@@ -67,41 +67,41 @@ async fn jobs_are_counted_by_status_queue_and_kind(bench: Bench) {
         (key(Status::Running, "default", "fax"), 1),
         (key(Status::Queued, "letters", "mail"), 2),
     ]);
-    assert_eq!(counts(&bench).await, expected);
+    assert_eq!(counts(&fixture).await, expected);
 }
 
-async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_priority(bench: Bench) {
-    assert_eq!(bench.overdue().await.expect("overdue"), []);
-    bench.add(job("fax").priority(-3)).await;
-    bench.advance(Duration::from_secs(40)).await;
-    bench.add(job("mail").priority(9)).await;
-    bench.add(job("mail")).await;
-    bench.add(job("mail").queue("letters").delay(Duration::from_secs(2))).await;
-    bench.add(job("mail").queue("later").delay(DAY)).await;
-    bench.advance(Duration::from_secs(7)).await;
+async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_priority(fixture: Fixture) {
+    assert_eq!(fixture.overdue().await.expect("overdue"), []);
+    fixture.add(job("fax").priority(-3)).await;
+    fixture.advance(Duration::from_secs(40)).await;
+    fixture.add(job("mail").priority(9)).await;
+    fixture.add(job("mail")).await;
+    fixture.add(job("mail").queue("letters").delay(Duration::from_secs(2))).await;
+    fixture.add(job("mail").queue("later").delay(DAY)).await;
+    fixture.advance(Duration::from_secs(7)).await;
     let expected =
         [("default".to_owned(), Duration::from_secs(47)), ("letters".to_owned(), Duration::from_secs(5))];
-    assert_eq!(bench.overdue().await.expect("overdue"), expected);
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 9).await.len(), 3);
-    assert_eq!(bench.overdue().await.expect("overdue"), expected[1..], "what runs does not wait");
+    assert_eq!(fixture.overdue().await.expect("overdue"), expected);
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 3);
+    assert_eq!(fixture.overdue().await.expect("overdue"), expected[1..], "what runs does not wait");
 }
 
-async fn a_retry_takes_the_job_out_of_its_outcome(bench: Bench) {
+async fn a_retry_takes_the_job_out_of_its_outcome(fixture: Fixture) {
     for outcome in Outcome::ALL {
-        let id = bench.ended(job("mail"), outcome).await;
-        bench.retry(id).await.expect("retry");
-        assert_eq!(counts(&bench).await, BTreeMap::from([(key(Status::Queued, "default", "mail"), 1)]));
-        bench.cancel(id).await.expect("cancel");
-        bench.delete(id).await.expect("delete");
-        assert_eq!(counts(&bench).await, BTreeMap::new());
+        let id = fixture.ended(job("mail"), outcome).await;
+        fixture.retry(id).await.expect("retry");
+        assert_eq!(counts(&fixture).await, BTreeMap::from([(key(Status::Queued, "default", "mail"), 1)]));
+        fixture.cancel(id).await.expect("cancel");
+        fixture.delete(id).await.expect("delete");
+        assert_eq!(counts(&fixture).await, BTreeMap::new());
     }
 }
 
 /// Every way a job can move, with numbers drawn from a fixed seed: the counts
 /// must be those of the list.
-async fn counts_agree_with_the_list_after_a_walk(bench: Bench) {
-    let worker = bench.worker_with(400 * DAY).await;
+async fn counts_agree_with_the_list_after_a_walk(fixture: Fixture) {
+    let worker = fixture.worker_with(400 * DAY).await;
     let mut seed = 0x5eed_u64;
     let mut draw = |below: u64| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -111,38 +111,39 @@ async fn counts_agree_with_the_list_after_a_walk(bench: Bench) {
         let queue = ["red", "blue"][draw(2) as usize];
         match draw(7) {
             0..=2 => {
-                bench.add(NewJob::new(["mail", "sms"][draw(2) as usize], &step).queue(queue)).await;
+                fixture.add(NewJob::new(["mail", "sms"][draw(2) as usize], &step).queue(queue)).await;
             }
             3..=4 => {
                 let queues = vec!["red".into(), "blue".into()];
-                for claimed in bench.claim_as(&ClaimRequest { queues, ..ClaimRequest::new(worker, 3) }).await
+                for claimed in
+                    fixture.claim_as(&ClaimRequest { queues, ..ClaimRequest::new(worker, 3) }).await
                 {
                     let ending = endings()[draw(7) as usize].clone();
                     if draw(5) > 0 {
-                        bench.must_finish(&claimed, ending).await;
+                        fixture.must_finish(&claimed, ending).await;
                     }
                 }
             }
             5 => {
-                let page = bench.list(&Default::default()).await.expect("list");
+                let page = fixture.list(&Default::default()).await.expect("list");
                 if let Some(job) = page.jobs.get(draw(20) as usize) {
                     match draw(3) {
-                        0 => drop(bench.cancel(job.id).await),
-                        1 => drop(bench.retry(job.id).await),
-                        _ => drop(bench.delete(job.id).await),
+                        0 => drop(fixture.cancel(job.id).await),
+                        1 => drop(fixture.retry(job.id).await),
+                        _ => drop(fixture.delete(job.id).await),
                     }
                 }
             }
-            _ => bench.advance(15 * SECOND).await,
+            _ => fixture.advance(15 * SECOND).await,
         }
         if step % 20 == 0 {
-            bench.store().fold_tallies(100).await.expect("fold");
+            fixture.store().fold_tallies(100).await.expect("fold");
         }
     }
     let mut listed = BTreeMap::new();
     let mut filter = longshore::store::ListFilter { limit: 200, ..Default::default() };
     loop {
-        let page = bench.list(&filter).await.expect("list");
+        let page = fixture.list(&filter).await.expect("list");
         for job in page.jobs {
             *listed.entry((job.status, job.queue, job.kind)).or_insert(0) += 1;
         }
@@ -151,62 +152,65 @@ async fn counts_agree_with_the_list_after_a_walk(bench: Bench) {
             None => break,
         }
     }
-    assert_eq!(counts(&bench).await, listed);
+    assert_eq!(counts(&fixture).await, listed);
 }
 
-async fn folding_keeps_the_sums(bench: Bench) {
+async fn folding_keeps_the_sums(fixture: Fixture) {
     for outcome in Outcome::ALL {
         for _ in 0..3 {
-            bench.ended(job("mail"), outcome).await;
-            bench.advance(MINUTE).await;
+            fixture.ended(job("mail"), outcome).await;
+            fixture.advance(MINUTE).await;
         }
     }
-    let before = counts(&bench).await;
+    let before = counts(&fixture).await;
     for age in [HOUR, 3 * HOUR, 2 * DAY, 30 * DAY] {
-        bench.advance(age).await;
+        fixture.advance(age).await;
         // Steps of two, so that a fold is cut in the middle.
-        while bench.store().fold_tallies(2).await.expect("fold") > 0 {
-            assert_eq!(counts(&bench).await, before, "after {age:?}");
+        while fixture.store().fold_tallies(2).await.expect("fold") > 0 {
+            assert_eq!(counts(&fixture).await, before, "after {age:?}");
         }
-        assert_eq!(counts(&bench).await, before, "after {age:?}");
-        assert_eq!(bench.check().await.expect("check").problems, Vec::<String>::new());
+        assert_eq!(counts(&fixture).await, before, "after {age:?}");
+        assert_eq!(fixture.check().await.expect("check").problems, Vec::<String>::new());
     }
 }
 
-async fn folding_ends_and_leaves_few_rows(bench: Bench) {
+async fn folding_ends_and_leaves_few_rows(fixture: Fixture) {
     for _ in 0..30 {
-        let claimed = bench.running(job("mail")).await;
-        bench.advance(7 * SECOND).await;
-        bench.must_finish(&claimed, done()).await;
+        let claimed = fixture.running(job("mail")).await;
+        fixture.advance(7 * SECOND).await;
+        fixture.must_finish(&claimed, done()).await;
     }
-    bench.advance(30 * DAY).await;
+    fixture.advance(30 * DAY).await;
     for round in 0.. {
-        if bench.store().fold_tallies(1000).await.expect("fold") == 0 {
+        if fixture.store().fold_tallies(1000).await.expect("fold") == 0 {
             break;
         }
         assert!(round < 50, "folding never ends");
     }
-    let rows = bench.ask("select count(*) from tallies", None).await;
+    let rows = fixture.ask("select count(*) from tallies", None).await;
     assert!(rows <= 5, "{rows} rows are left");
-    assert_eq!(bench.counted(Status::Succeeded).await, 30);
+    assert_eq!(fixture.counted(Status::Succeeded).await, 30);
 }
 
-async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(bench: Bench) {
+async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(fixture: Fixture) {
     let keyed = |queue: &str| job("mail").queue(queue).unique_key("k", longshore::UniqueMode::Replace);
-    bench.add(keyed("red")).await;
-    bench.enqueue(keyed("blue")).await.expect("enqueue");
-    assert_eq!(counts(&bench).await, BTreeMap::from([(key(Status::Queued, "blue", "mail"), 1)]));
-    let worker = bench.worker().await;
-    let claimed = bench.claim_from("blue", worker, 1).await;
-    bench.must_finish(&claimed[0], Ending::Succeeded { result: None }).await;
-    assert_eq!(counts(&bench).await, BTreeMap::from([(key(Status::Succeeded, "blue", "mail"), 1)]));
+    fixture.add(keyed("red")).await;
+    fixture.enqueue(keyed("blue")).await.expect("enqueue");
+    assert_eq!(counts(&fixture).await, BTreeMap::from([(key(Status::Queued, "blue", "mail"), 1)]));
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_from("blue", worker, 1).await;
+    fixture.must_finish(&claimed[0], Ending::Succeeded { result: None }).await;
+    assert_eq!(counts(&fixture).await, BTreeMap::from([(key(Status::Succeeded, "blue", "mail"), 1)]));
 }
 
 // ---- what ended when ---------------------------------------------------------
 
 /// What ended since then, without how long it took.
-async fn tallied(bench: &Bench, since: DateTime<Utc>) -> Vec<(DateTime<Utc>, String, String, Outcome, u64)> {
-    let tallied = bench.store().tallied(since).await.expect("tallied");
+async fn tallied(
+    fixture: &Fixture,
+    since: DateTime<Utc>,
+) -> Vec<(DateTime<Utc>, String, String, Outcome, u64)> {
+    let tallied = fixture.store().tallied(since).await.expect("tallied");
     let each = |t: Tallied| {
         assert_eq!(t.run_ms.iter().map(|(_, jobs)| jobs).sum::<u64>(), t.jobs);
         assert!(t.run_ms.is_sorted_by(|a, b| a.0 < b.0), "{:?}", t.run_ms);
@@ -220,21 +224,21 @@ fn first_minute() -> DateTime<Utc> {
     start() - 9 * SECOND
 }
 
-async fn ends_are_tallied_by_minute_queue_kind_and_outcome(bench: Bench) {
+async fn ends_are_tallied_by_minute_queue_kind_and_outcome(fixture: Fixture) {
     let (mail, sms) = ("mail".to_owned(), "sms".to_owned());
     let (default, letters) = ("default".to_owned(), "letters".to_owned());
-    assert_eq!(tallied(&bench, start()).await, []);
+    assert_eq!(tallied(&fixture, start()).await, []);
     for outcome in Outcome::ALL {
-        bench.ended(job("mail"), outcome).await;
+        fixture.ended(job("mail"), outcome).await;
     }
-    bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.ended(job("sms"), Outcome::Succeeded).await;
-    bench.advance(MINUTE).await;
-    let waiting = bench.add(job("mail").queue("letters")).await;
-    bench.cancel(waiting).await.expect("cancel");
+    fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.ended(job("sms"), Outcome::Succeeded).await;
+    fixture.advance(MINUTE).await;
+    let waiting = fixture.add(job("mail").queue("letters")).await;
+    fixture.cancel(waiting).await.expect("cancel");
     // Neither is an end.
-    let snoozing = bench.running(job("mail")).await;
-    bench.must_finish(&snoozing, snoozed()).await;
+    let snoozing = fixture.running(job("mail")).await;
+    fixture.must_finish(&snoozing, snoozed()).await;
     let (first, second) = (first_minute(), first_minute() + MINUTE);
     let expected = vec![
         (first, default.clone(), mail.clone(), Outcome::Succeeded, 2),
@@ -243,24 +247,24 @@ async fn ends_are_tallied_by_minute_queue_kind_and_outcome(bench: Bench) {
         (first, default, sms, Outcome::Succeeded, 1),
         (second, letters, mail, Outcome::Cancelled, 1),
     ];
-    assert_eq!(tallied(&bench, start()).await, expected);
-    assert_eq!(tallied(&bench, DateTime::<Utc>::MIN_UTC).await, expected);
-    assert_eq!(tallied(&bench, second).await, expected[4..]);
-    assert_eq!(tallied(&bench, second + MINUTE).await, []);
-    assert_eq!(tallied(&bench, DateTime::<Utc>::MAX_UTC).await, []);
+    assert_eq!(tallied(&fixture, start()).await, expected);
+    assert_eq!(tallied(&fixture, DateTime::<Utc>::MIN_UTC).await, expected);
+    assert_eq!(tallied(&fixture, second).await, expected[4..]);
+    assert_eq!(tallied(&fixture, second + MINUTE).await, []);
+    assert_eq!(tallied(&fixture, DateTime::<Utc>::MAX_UTC).await, []);
 }
 
-async fn tallies_tell_how_long_the_attempts_took(bench: Bench) {
+async fn tallies_tell_how_long_the_attempts_took(fixture: Fixture) {
     let took = [Duration::ZERO, Duration::from_millis(6), 3 * SECOND, 3 * SECOND, 40 * MINUTE];
-    let worker = bench.worker_with(DAY).await;
+    let worker = fixture.worker_with(DAY).await;
     for took in took {
-        bench.enqueue_kind("mail").await;
-        let claimed = bench.claim_one(worker).await;
-        bench.advance(took).await;
-        bench.must_finish(&claimed, done()).await;
+        fixture.enqueue_kind("mail").await;
+        let claimed = fixture.claim_one(worker).await;
+        fixture.advance(took).await;
+        fixture.must_finish(&claimed, done()).await;
     }
     let mut found = BTreeMap::<u64, u64>::new();
-    for tallied in bench.store().tallied(start()).await.expect("tallied") {
+    for tallied in fixture.store().tallied(start()).await.expect("tallied") {
         for (bound, jobs) in tallied.run_ms {
             *found.entry(bound.ceil() as u64).or_default() += jobs;
         }
@@ -270,46 +274,46 @@ async fn tallies_tell_how_long_the_attempts_took(bench: Bench) {
     assert_eq!(found, expected);
 }
 
-async fn an_end_stays_tallied_whatever_becomes_of_the_job(bench: Bench) {
-    let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
-    bench.retry(id).await.expect("retry");
-    bench.cancel(id).await.expect("cancel");
-    bench.delete(id).await.expect("delete");
+async fn an_end_stays_tallied_whatever_becomes_of_the_job(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    fixture.retry(id).await.expect("retry");
+    fixture.cancel(id).await.expect("cancel");
+    fixture.delete(id).await.expect("delete");
     let of = |outcome| (first_minute(), "default".to_owned(), "mail".to_owned(), outcome, 1);
     let expected = [of(Outcome::FailedPermanent), of(Outcome::Cancelled)];
-    assert_eq!(tallied(&bench, start()).await, expected);
+    assert_eq!(tallied(&fixture, start()).await, expected);
 }
 
-async fn minutes_that_were_added_up_are_told_by_the_hour(bench: Bench) {
+async fn minutes_that_were_added_up_are_told_by_the_hour(fixture: Fixture) {
     // 07:08:09, 07:28:09, 07:48:09, 08:08:09, 08:28:09.
     for _ in 0..5 {
-        bench.ended(job("mail"), Outcome::Succeeded).await;
-        bench.advance(20 * MINUTE).await;
+        fixture.ended(job("mail"), Outcome::Succeeded).await;
+        fixture.advance(20 * MINUTE).await;
     }
-    let whole = bench.store().tallied(start()).await.expect("tallied");
+    let whole = fixture.store().tallied(start()).await.expect("tallied");
     assert_eq!(whole.len(), 5);
-    bench.advance(DAY).await;
-    while bench.store().fold_tallies(2).await.expect("fold") > 0 {}
+    fixture.advance(DAY).await;
+    while fixture.store().fold_tallies(2).await.expect("fold") > 0 {}
     let seven = first_minute() - 8 * MINUTE;
     let hour = |at, jobs| (at, "default".to_owned(), "mail".to_owned(), Outcome::Succeeded, jobs);
     let hours = [hour(seven, 3), hour(seven + HOUR, 2)];
-    assert_eq!(tallied(&bench, seven).await, hours);
+    assert_eq!(tallied(&fixture, seven).await, hours);
     // Whole hours, as nothing finer is kept.
-    assert_eq!(tallied(&bench, start() + 30 * MINUTE).await, hours);
-    assert_eq!(tallied(&bench, seven + HOUR).await, hours[1..]);
-    assert_eq!(tallied(&bench, seven + 2 * HOUR).await, []);
-    bench.advance(30 * DAY).await;
-    while bench.store().fold_tallies(100).await.expect("fold") > 0 {}
-    assert_eq!(tallied(&bench, seven).await, [], "after a week only what is kept is counted");
+    assert_eq!(tallied(&fixture, start() + 30 * MINUTE).await, hours);
+    assert_eq!(tallied(&fixture, seven + HOUR).await, hours[1..]);
+    assert_eq!(tallied(&fixture, seven + 2 * HOUR).await, []);
+    fixture.advance(30 * DAY).await;
+    while fixture.store().fold_tallies(100).await.expect("fold") > 0 {}
+    assert_eq!(tallied(&fixture, seven).await, [], "after a week only what is kept is counted");
 }
 
-async fn minutes_of_the_present_hour_are_told_apart(bench: Bench) {
-    bench.advance(52 * MINUTE).await;
-    bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.advance(10 * MINUTE).await;
-    bench.ended(job("mail"), Outcome::Succeeded).await;
+async fn minutes_of_the_present_hour_are_told_apart(fixture: Fixture) {
+    fixture.advance(52 * MINUTE).await;
+    fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.advance(10 * MINUTE).await;
+    fixture.ended(job("mail"), Outcome::Succeeded).await;
     let ten_past = first_minute() + 62 * MINUTE;
     let expected = [(ten_past, "default".to_owned(), "mail".to_owned(), Outcome::Succeeded, 1)];
     // 08:00 is the first minute of an hour, and not all of it.
-    assert_eq!(tallied(&bench, ten_past - MINUTE).await, expected);
+    assert_eq!(tallied(&fixture, ten_past - MINUTE).await, expected);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use longshore::store::ClaimRequest;
 use longshore::{Enqueued, EnqueuedAs, NewJob, RetryPolicy, Status, ValidJob};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_job_that_asks_for_nothing_gets_the_defaults,
@@ -36,9 +36,9 @@ fn valid(job: NewJob) -> ValidJob {
     job.validate().expect("valid")
 }
 
-async fn a_job_that_asks_for_nothing_gets_the_defaults(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    let job = bench.job(id).await;
+async fn a_job_that_asks_for_nothing_gets_the_defaults(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    let job = fixture.job(id).await;
     assert_eq!((job.kind.as_str(), job.queue.as_str(), job.status), ("mail", "default", Status::Queued));
     assert_eq!(
         (job.priority, job.attempts, job.max_attempts, job.interruptions, job.lease_no),
@@ -52,9 +52,9 @@ async fn a_job_that_asks_for_nothing_gets_the_defaults(bench: Bench) {
     assert!(job.result.is_none() && job.metadata.is_none() && job.progress.is_none() && job.retry.is_none());
 }
 
-async fn everything_asked_survives_exactly(bench: Bench) {
+async fn everything_asked_survives_exactly(fixture: Fixture) {
     let policy = RetryPolicy::list([Duration::from_millis(1500), 90 * SECOND]);
-    let id = bench
+    let id = fixture
         .add(
             NewJob::from_json("resize \"image\" ✓", r#"{"url":"x"}"#)
                 .queue("mail'; --")
@@ -72,7 +72,7 @@ async fn everything_asked_survives_exactly(bench: Bench) {
                 .trace("00-abc-def-01"),
         )
         .await;
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.kind.as_str(), job.queue.as_str()), ("resize \"image\" ✓", "mail'; --"));
     assert_eq!((job.priority, job.max_attempts), (-7, 11));
     assert_eq!((job.run_at, job.created_at), (start() + 5 * MINUTE, start()));
@@ -86,7 +86,7 @@ async fn everything_asked_survives_exactly(bench: Bench) {
     assert_eq!(job.metadata.expect("metadata").get(), r#"{"by": [1,  2]}"#);
 }
 
-async fn a_claim_carries_what_was_asked(bench: Bench) {
+async fn a_claim_carries_what_was_asked(fixture: Fixture) {
     let job = NewJob::from_json("mail", r#"{ "to":"ada" }"#)
         .priority(4)
         .max_attempts(9)
@@ -94,7 +94,7 @@ async fn a_claim_carries_what_was_asked(bench: Bench) {
         .flags(["gpu"])
         .tags(["nightly"])
         .trace("00-abc-def-01");
-    let claimed = bench.running(job).await;
+    let claimed = fixture.running(job).await;
     assert_eq!(
         (claimed.kind(), claimed.queue(), claimed.payload()),
         ("mail", "default", r#"{ "to":"ada" }"#)
@@ -108,7 +108,7 @@ async fn a_claim_carries_what_was_asked(bench: Bench) {
     );
 }
 
-async fn a_payload_keeps_its_very_bytes(bench: Bench) {
+async fn a_payload_keeps_its_very_bytes(fixture: Fixture) {
     let texts = [
         r#"{"z": 1.50, "a" :[ 1,2 ],"a":2}"#,
         r#""\u00e9 \ud83d\ude00 'quoted' \\ ""#,
@@ -118,52 +118,48 @@ async fn a_payload_keeps_its_very_bytes(bench: Bench) {
         "{\"emoji\": \"😀\"}",
     ];
     for text in texts {
-        let id = bench.add(NewJob::from_json("mail", text)).await;
-        assert_eq!(bench.job(id).await.payload.get(), text);
+        let id = fixture.add(NewJob::from_json("mail", text)).await;
+        assert_eq!(fixture.job(id).await.payload.get(), text);
     }
 }
 
-async fn the_largest_payload_is_stored(bench: Bench) {
+async fn the_largest_payload_is_stored(fixture: Fixture) {
     let text = format!("\"{}\"", "é".repeat(longshore::enqueue::MAX_PAYLOAD / 2 - 1));
-    let id = bench.add(NewJob::from_json("mail", &text)).await;
-    assert_eq!(bench.job(id).await.payload.get(), text);
+    let id = fixture.add(NewJob::from_json("mail", &text)).await;
+    assert_eq!(fixture.job(id).await.payload.get(), text);
 }
 
-async fn answers_come_in_the_order_of_the_jobs(bench: Bench) {
+async fn answers_come_in_the_order_of_the_jobs(fixture: Fixture) {
     let jobs: Vec<_> = (0..40).map(|n| valid(job("mail").priority(n))).collect();
     // Sent out of the order of their ids.
     let shuffled: Vec<_> = (0..40).map(|n| jobs[n * 17 % 40].clone()).collect();
-    let answers = bench.store().enqueue(&shuffled, longshore::store::KeyWait::Long).await.expect("enqueue");
+    let answers = fixture.store().enqueue(&shuffled).await.expect("enqueue");
     let expected: Vec<_> =
         shuffled.iter().map(|job| Enqueued { id: job.id(), how: EnqueuedAs::Created }).collect();
     assert_eq!(answers, expected);
 }
 
-async fn a_repeated_id_is_answered_as_created_and_stored_once(bench: Bench) {
+async fn a_repeated_id_is_answered_as_created_and_stored_once(fixture: Fixture) {
     let again = valid(job("mail").priority(3));
     for _ in 0..2 {
-        let answers = bench
-            .store()
-            .enqueue(std::slice::from_ref(&again), longshore::store::KeyWait::Long)
-            .await
-            .expect("enqueue");
+        let answers = fixture.store().enqueue(std::slice::from_ref(&again)).await.expect("enqueue");
         assert_eq!(answers, [Enqueued { id: again.id(), how: EnqueuedAs::Created }]);
     }
-    assert_eq!(bench.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.counted(Status::Queued).await, 1);
 }
 
-async fn a_repeated_id_within_one_batch_is_stored_once(bench: Bench) {
+async fn a_repeated_id_within_one_batch_is_stored_once(fixture: Fixture) {
     let (again, other) = (valid(job("mail")), valid(job("sms")));
     let batch = [again.clone(), other.clone(), again.clone()];
-    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
+    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
     assert_eq!(
         answers.iter().map(|answer| answer.id).collect::<Vec<_>>(),
         [again.id(), other.id(), again.id()]
     );
-    assert_eq!(bench.counted(Status::Queued).await, 2);
+    assert_eq!(fixture.counted(Status::Queued).await, 2);
 }
 
-async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
+async fn a_repeated_keyed_id_is_answered_as_created(fixture: Fixture) {
     let jobs = [
         valid(job("mail").idempotency_key("order-17")),
         valid(job("sms").unique_key("customer-23", longshore::UniqueMode::Dedupe)),
@@ -172,113 +168,97 @@ async fn a_repeated_keyed_id_is_answered_as_created(bench: Bench) {
     ];
     for _ in 0..2 {
         for job in &jobs {
-            let answers = bench
-                .store()
-                .enqueue(std::slice::from_ref(job), longshore::store::KeyWait::Long)
-                .await
-                .expect("enqueue");
+            let answers = fixture.store().enqueue(std::slice::from_ref(job)).await.expect("enqueue");
             assert_eq!(answers, [Enqueued { id: job.id(), how: EnqueuedAs::Created }], "{}", job.kind());
         }
     }
-    assert_eq!(bench.counted(Status::Queued).await, 4);
+    assert_eq!(fixture.counted(Status::Queued).await, 4);
 }
 
 /// A caller whose answer was lost may ask again long after the job has run.
-async fn a_repeated_id_with_another_idempotency_key_is_answered_as_created(bench: Bench) {
+async fn a_repeated_id_with_another_idempotency_key_is_answered_as_created(fixture: Fixture) {
     for first in [job("mail"), job("mail").idempotency_key("order-17")] {
         let first = valid(first);
         let id = first.id();
-        bench.store().enqueue(&[first], longshore::store::KeyWait::Long).await.expect("enqueue");
-        let again = bench.enqueue(job("mail").id(id).idempotency_key("order-19")).await.expect("enqueue");
+        fixture.store().enqueue(&[first]).await.expect("enqueue");
+        let again = fixture.enqueue(job("mail").id(id).idempotency_key("order-19")).await.expect("enqueue");
         assert_eq!(again, Enqueued { id, how: EnqueuedAs::Created });
     }
-    assert_eq!(bench.counted(Status::Queued).await, 2);
+    assert_eq!(fixture.counted(Status::Queued).await, 2);
 }
 
-async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(bench: Bench) {
+async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(fixture: Fixture) {
     let asked = valid(job("mail"));
-    bench
-        .store()
-        .enqueue(std::slice::from_ref(&asked), longshore::store::KeyWait::Long)
-        .await
-        .expect("enqueue");
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
-    let answers = bench
-        .store()
-        .enqueue(std::slice::from_ref(&asked), longshore::store::KeyWait::Long)
-        .await
-        .expect("enqueue");
+    fixture.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    let answers = fixture.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
     assert_eq!(answers, [Enqueued { id: asked.id(), how: EnqueuedAs::Created }]);
-    assert_eq!(bench.status(asked.id()).await, Status::Running);
-    bench.must_finish(&claimed, done()).await;
-    bench
-        .store()
-        .enqueue(std::slice::from_ref(&asked), longshore::store::KeyWait::Long)
-        .await
-        .expect("enqueue");
-    assert_eq!(bench.status(asked.id()).await, Status::Succeeded);
+    assert_eq!(fixture.status(asked.id()).await, Status::Running);
+    fixture.must_finish(&claimed, done()).await;
+    fixture.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+    assert_eq!(fixture.status(asked.id()).await, Status::Succeeded);
 }
 
-async fn a_delay_counts_from_the_engines_clock(bench: Bench) {
-    let id = bench.add(job("mail").delay(90 * SECOND)).await;
-    assert_eq!(bench.job(id).await.run_at, start() + 90 * SECOND);
-    let worker = bench.worker_with(HOUR).await;
-    bench.advance(89 * SECOND).await;
-    assert_eq!(bench.claim(worker, 1).await.len(), 0);
-    bench.advance(SECOND).await;
-    assert_eq!(ids(&bench.claim(worker, 1).await), [id]);
+async fn a_delay_counts_from_the_engines_clock(fixture: Fixture) {
+    let id = fixture.add(job("mail").delay(90 * SECOND)).await;
+    assert_eq!(fixture.job(id).await.run_at, start() + 90 * SECOND);
+    let worker = fixture.worker_with(HOUR).await;
+    fixture.advance(89 * SECOND).await;
+    assert_eq!(fixture.claim(worker, 1).await.len(), 0);
+    fixture.advance(SECOND).await;
+    assert_eq!(ids(&fixture.claim(worker, 1).await), [id]);
 }
 
-async fn a_time_in_the_past_is_due_and_kept(bench: Bench) {
+async fn a_time_in_the_past_is_due_and_kept(fixture: Fixture) {
     let asked = start() - DAY;
-    let id = bench.add(job("mail").run_at(asked)).await;
-    assert_eq!(bench.job(id).await.run_at, asked);
-    let worker = bench.worker().await;
-    assert_eq!(ids(&bench.claim(worker, 1).await), [id]);
+    let id = fixture.add(job("mail").run_at(asked)).await;
+    assert_eq!(fixture.job(id).await.run_at, asked);
+    let worker = fixture.worker().await;
+    assert_eq!(ids(&fixture.claim(worker, 1).await), [id]);
 }
 
-async fn a_time_is_kept_to_the_microsecond(bench: Bench) {
+async fn a_time_is_kept_to_the_microsecond(fixture: Fixture) {
     let asked = start() + Duration::from_micros(1_000_001);
-    let id = bench.add(job("mail").run_at(asked)).await;
-    assert_eq!(bench.job(id).await.run_at, asked);
-    let worker = bench.worker().await;
-    bench.advance(Duration::from_micros(1_000_000)).await;
-    assert_eq!(bench.claim(worker, 1).await.len(), 0);
-    bench.advance(Duration::from_micros(1)).await;
-    assert_eq!(bench.claim(worker, 1).await.len(), 1);
+    let id = fixture.add(job("mail").run_at(asked)).await;
+    assert_eq!(fixture.job(id).await.run_at, asked);
+    let worker = fixture.worker().await;
+    fixture.advance(Duration::from_micros(1_000_000)).await;
+    assert_eq!(fixture.claim(worker, 1).await.len(), 0);
+    fixture.advance(Duration::from_micros(1)).await;
+    assert_eq!(fixture.claim(worker, 1).await.len(), 1);
 }
 
-async fn the_extremes_of_priority_are_kept(bench: Bench) {
-    let low = bench.add(job("low").priority(i16::MIN.into())).await;
-    let high = bench.add(job("high").priority(i16::MAX.into())).await;
-    assert_eq!((bench.job(low).await.priority, bench.job(high).await.priority), (i16::MIN, i16::MAX));
-    let worker = bench.worker().await;
-    assert_eq!(ids(&bench.claim(worker, 2).await), [high, low]);
+async fn the_extremes_of_priority_are_kept(fixture: Fixture) {
+    let low = fixture.add(job("low").priority(i16::MIN.into())).await;
+    let high = fixture.add(job("high").priority(i16::MAX.into())).await;
+    assert_eq!((fixture.job(low).await.priority, fixture.job(high).await.priority), (i16::MIN, i16::MAX));
+    let worker = fixture.worker().await;
+    assert_eq!(ids(&fixture.claim(worker, 2).await), [high, low]);
 }
 
-async fn an_empty_batch_is_no_error(bench: Bench) {
-    assert_eq!(bench.store().enqueue(&[]).await.expect("enqueue"), []);
-    assert_eq!(bench.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
+async fn an_empty_batch_is_no_error(fixture: Fixture) {
+    assert_eq!(fixture.store().enqueue(&[]).await.expect("enqueue"), []);
+    assert_eq!(fixture.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
 }
 
-async fn many_jobs_are_stored_in_one_call(bench: Bench) {
-    let answers = bench.enqueue_many((0..3000).map(|_| job("mail"))).await.expect("enqueue_many");
+async fn many_jobs_are_stored_in_one_call(fixture: Fixture) {
+    let answers = fixture.enqueue_many((0..3000).map(|_| job("mail"))).await.expect("enqueue_many");
     let distinct: BTreeSet<_> = answers.iter().map(|answer| answer.id).collect();
     assert_eq!(distinct.len(), 3000);
-    assert_eq!(bench.counted(Status::Queued).await, 3000);
+    assert_eq!(fixture.counted(Status::Queued).await, 3000);
 }
 
-async fn one_invalid_job_among_many_stores_none(bench: Bench) {
-    let error = bench.enqueue_many([job("mail"), job(""), job("sms")]).await.expect_err("an empty kind");
+async fn one_invalid_job_among_many_stores_none(fixture: Fixture) {
+    let error = fixture.enqueue_many([job("mail"), job(""), job("sms")]).await.expect_err("an empty kind");
     assert_eq!(error.field(), Some("jobs[1].kind"));
-    assert_eq!(bench.check().await.expect("check").jobs, 0);
+    assert_eq!(fixture.check().await.expect("check").jobs, 0);
 }
 
-async fn concurrent_enqueues_each_get_their_own_job(bench: Bench) {
+async fn concurrent_enqueues_each_get_their_own_job(fixture: Fixture) {
     let tasks: Vec<_> = (0..64)
         .map(|n| {
-            let client = bench.handle();
+            let client = fixture.handle();
             tokio::spawn(async move { client.enqueue(job("mail").priority(n)).await })
         })
         .collect();
@@ -286,14 +266,14 @@ async fn concurrent_enqueues_each_get_their_own_job(bench: Bench) {
     for (n, task) in tasks.into_iter().enumerate() {
         let answer = task.await.expect("task").expect("enqueue");
         assert_eq!(answer.how, EnqueuedAs::Created);
-        assert_eq!(bench.job(answer.id).await.priority, n as i16);
+        assert_eq!(fixture.job(answer.id).await.priority, n as i16);
         seen.insert(answer.id);
     }
     assert_eq!(seen.len(), 64);
 }
 
-async fn a_bad_neighbour_harms_nobody(bench: Bench) {
-    let client = &*bench;
+async fn a_bad_neighbour_harms_nobody(fixture: Fixture) {
+    let client = &*fixture;
     let (good, bad, also_good, keyed, twin) = tokio::join!(
         client.enqueue(job("mail")),
         client.enqueue(job("mail").priority(99_999)),
@@ -305,13 +285,13 @@ async fn a_bad_neighbour_harms_nobody(bench: Bench) {
     assert_eq!(good.expect("good").how, EnqueuedAs::Created);
     assert_eq!(also_good.expect("also good").how, EnqueuedAs::Created);
     assert_eq!(keyed.expect("keyed").id, twin.expect("twin").id);
-    assert_eq!(bench.counted(Status::Queued).await, 3);
+    assert_eq!(fixture.counted(Status::Queued).await, 3);
 }
 
-async fn jobs_wait_in_the_queue_they_name(bench: Bench) {
-    let id = bench.add(job("mail").queue("letters")).await;
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 1).await.len(), 0);
+async fn jobs_wait_in_the_queue_they_name(fixture: Fixture) {
+    let id = fixture.add(job("mail").queue("letters")).await;
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 1).await.len(), 0);
     let request = ClaimRequest { queues: vec!["letters".into()], ..ClaimRequest::new(worker, 1) };
-    assert_eq!(ids(&bench.claim_as(&request).await), [id]);
+    assert_eq!(ids(&fixture.claim_as(&request).await), [id]);
 }

@@ -8,7 +8,7 @@ use longshore::store::{Claimed, Interrupted};
 use longshore::worker::{Hooks, Recovery};
 use longshore::{Context, Decision, Ending, Failure, Status};
 
-use crate::bench::*;
+use crate::fixture::*;
 use crate::worker::{nothing, until, until_status, worker};
 
 cases! {
@@ -90,13 +90,13 @@ impl Hooks for Diary {
     }
 }
 
-async fn hooks_are_told_and_have_their_say(bench: Bench) {
+async fn hooks_are_told_and_have_their_say(fixture: Fixture) {
     let mut ids = BTreeMap::new();
     for kind in ["good", "bad", "hopeless", "unwanted", "vetoed", "shaky", "reshaped", "trembling"] {
-        ids.insert(kind, bench.add(job(kind)).await);
+        ids.insert(kind, fixture.add(job(kind)).await);
     }
     let diary = Diary::default();
-    let mut builder = worker(&bench).hooks(diary.clone());
+    let mut builder = worker(&fixture).hooks(diary.clone());
     for kind in ids.keys().copied() {
         builder = builder.function(kind, move |_: serde_json::Value, _: Context| async move {
             match kind {
@@ -122,18 +122,18 @@ async fn hooks_are_told_and_have_their_say(bench: Bench) {
     for line in expected {
         until(line, || async { diary.has(line) }).await;
     }
-    let job = bench.job(ids["reshaped"]).await;
+    let job = fixture.job(ids["reshaped"]).await;
     assert_eq!((job.status, job.run_at), (Status::Queued, start() + HOUR));
 }
 
-async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
+async fn hooks_decide_about_jobs_of_dead_workers(fixture: Fixture) {
     let mut ids = BTreeMap::new();
     for kind in ["plain", "skipped", "charged"] {
-        ids.insert(kind, bench.running(job(kind)).await.lease().id);
+        ids.insert(kind, fixture.running(job(kind)).await.lease().id);
     }
-    bench.advance(61 * SECOND).await;
+    fixture.advance(61 * SECOND).await;
     let diary = Diary::default();
-    let running = worker(&bench)
+    let running = worker(&fixture)
         .hooks(diary.clone())
         .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
         .build()
@@ -146,35 +146,35 @@ async fn hooks_decide_about_jobs_of_dead_workers(bench: Bench) {
     }
     running.stop().await;
     assert!(!diary.has("skipped recovered"));
-    assert_eq!(bench.status(ids["skipped"]).await, Status::Running);
-    let plain = bench.job(ids["plain"]).await;
+    assert_eq!(fixture.status(ids["skipped"]).await, Status::Running);
+    let plain = fixture.job(ids["plain"]).await;
     assert_eq!((plain.status, plain.attempts), (Status::Retrying, 0));
     assert_eq!(plain.last_error.as_deref(), Some("Job recovered after worker interruption"));
-    assert_eq!(bench.job(ids["charged"]).await.attempts, 1);
+    assert_eq!(fixture.job(ids["charged"]).await.attempts, 1);
 }
 
-async fn recovery_can_be_switched_off(bench: Bench) {
-    let id = bench.running(job("plain")).await.lease().id;
-    bench.advance(DAY / 2).await;
+async fn recovery_can_be_switched_off(fixture: Fixture) {
+    let id = fixture.running(job("plain")).await.lease().id;
+    fixture.advance(DAY / 2).await;
     let diary = Diary::default();
     let ready = |recovery: Recovery| {
-        let builder = worker(&bench).recovery(recovery).hooks(diary.clone()).function("other", nothing);
+        let builder = worker(&fixture).recovery(recovery).hooks(diary.clone()).function("other", nothing);
         builder.build().expect("build")
     };
     let off = Recovery { enabled: false, ..Recovery::default() };
     let running = ready(off).start().await.expect("start");
     // It sweeps as often as it beats, and may from the third beat on.
     for _ in 0..6 {
-        bench.advance(SECOND).await;
-        let now = bench.now().await;
-        let worker = || async { bench.worker_record(running.id()).await.expect("the worker") };
+        fixture.advance(SECOND).await;
+        let now = fixture.now().await;
+        let worker = || async { fixture.worker_record(running.id()).await.expect("the worker") };
         until("a beat", || async { worker().await.heartbeat_at == now }).await;
     }
     running.stop().await;
-    assert_eq!(bench.status(id).await, Status::Running);
+    assert_eq!(fixture.status(id).await, Status::Running);
     assert!(!diary.has("plain interrupted"));
     // Another that does recover finds what there was to find.
     let running = ready(Recovery::default()).start().await.expect("start");
-    until_status(&bench, id, Status::Retrying).await;
+    until_status(&fixture, id, Status::Retrying).await;
     running.stop().await;
 }

@@ -9,7 +9,7 @@ use longshore::{Client, Error, JobId, NewJob, Result, RetryPolicy, Status, Uniqu
 
 use uuid::Uuid;
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     every_bad_field_is_refused_by_name_and_nothing_is_written,
@@ -28,7 +28,7 @@ cases! {
     a_number_of_any_size_is_stored_as_written,
 }
 
-async fn every_bad_field_is_refused_by_name_and_nothing_is_written(bench: Bench) {
+async fn every_bad_field_is_refused_by_name_and_nothing_is_written(fixture: Fixture) {
     let long = "x".repeat(129);
     let key = "k".repeat(513);
     let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
@@ -56,18 +56,18 @@ async fn every_bad_field_is_refused_by_name_and_nothing_is_written(bench: Bench)
         (NewJob::from_json("mail", r#""\ud800""#), "payload"),
     ];
     for (job, field) in bad {
-        let error = bench.enqueue(job).await.expect_err(field);
+        let error = fixture.enqueue(job).await.expect_err(field);
         assert!(error.is_invalid(), "{error:?}");
         assert_eq!(error.field(), Some(field));
     }
-    assert_eq!(bench.check().await.expect("check").jobs, 0);
+    assert_eq!(fixture.check().await.expect("check").jobs, 0);
 }
 
 /// What validation lets pass, both engines store: the very limits.
-async fn the_limits_themselves_are_stored(bench: Bench) {
+async fn the_limits_themselves_are_stored(fixture: Fixture) {
     let name = "ä".repeat(64);
     let key = "k".repeat(512);
-    let id = bench
+    let id = fixture
         .add(
             NewJob::from_json(name.as_str(), &format!("{}{}", "[".repeat(64), "]".repeat(64)))
                 .queue(name.as_str())
@@ -81,7 +81,7 @@ async fn the_limits_themselves_are_stored(bench: Bench) {
                 .delay(longshore::retry::MAX_DELAY),
         )
         .await;
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.kind, job.queue), (name.clone(), name));
     assert_eq!((job.max_attempts, job.flags.len(), job.tags.len()), (32_767, 64, 64));
     assert_eq!((job.idempotency_key.as_ref(), job.unique_key.as_ref()), (Some(&key), Some(&key)));
@@ -89,11 +89,11 @@ async fn the_limits_themselves_are_stored(bench: Bench) {
     assert_eq!(job.run_at, start() + longshore::retry::MAX_DELAY);
 }
 
-async fn the_earliest_and_the_latest_times_are_stored(bench: Bench) {
+async fn the_earliest_and_the_latest_times_are_stored(fixture: Fixture) {
     for text in ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"] {
         let at = text.parse().expect("a time");
-        let id = bench.add(job("mail").run_at(at)).await;
-        assert_eq!(bench.job(id).await.run_at, at);
+        let id = fixture.add(job("mail").run_at(at)).await;
+        assert_eq!(fixture.job(id).await.run_at, at);
     }
 }
 
@@ -107,9 +107,9 @@ fn harmless<T>(result: Result<T>, what: &str) -> Option<T> {
 
 /// Questions with text that Postgres cannot hold: no match, or refused as bad
 /// input, but never an internal error.
-async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
+async fn a_question_with_nul_is_no_internal_error(fixture: Fixture) {
     let nul = || Some("a\0b".to_owned());
-    bench.enqueue_kind("mail").await;
+    fixture.enqueue_kind("mail").await;
     let filters = [
         ListFilter { kind: nul(), ..ListFilter::default() },
         ListFilter { queue: nul(), ..ListFilter::default() },
@@ -118,18 +118,19 @@ async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
         ListFilter { unique_key: nul(), ..ListFilter::default() },
     ];
     for filter in filters {
-        if let Some(page) = harmless(bench.list(&filter).await, "list") {
+        if let Some(page) = harmless(fixture.list(&filter).await, "list") {
             assert!(page.jobs.is_empty());
         }
     }
     let dead = DeadFilter { kind: nul(), limit: 5, ..DeadFilter::default() };
-    harmless(bench.store().dead_letters(&dead).await, "dead letters");
-    let request = ClaimRequest { queues: vec!["a\0b".into()], ..ClaimRequest::new(bench.worker().await, 1) };
-    harmless(bench.store().claim(&request, &mut Default::default()).await, "claim");
-    harmless(bench.store().notify_others(&["a\0b".into()]).await, "notify");
-    harmless(bench.store().register(&NewWorker::new("a\0b")).await, "register");
-    harmless(bench.store().remove_schedule("a\0b").await, "remove_schedule");
-    harmless(bench.store().set_ticking("a\0b", Ticking::Held).await, "set_ticking");
+    harmless(fixture.store().dead_letters(&dead).await, "dead letters");
+    let request =
+        ClaimRequest { queues: vec!["a\0b".into()], ..ClaimRequest::new(fixture.worker().await, 1) };
+    harmless(fixture.store().claim(&request, &mut Default::default()).await, "claim");
+    harmless(fixture.store().wake(&["a\0b".into()]).await, "wake");
+    harmless(fixture.store().register(&NewWorker::new("a\0b")).await, "register");
+    harmless(fixture.store().remove_schedule("a\0b").await, "remove_schedule");
+    harmless(fixture.store().set_ticking("a\0b", Ticking::Held).await, "set_ticking");
     for name in ["a\0b", "", &"x".repeat(129)] {
         let schedule = Schedule {
             name: name.into(),
@@ -141,23 +142,23 @@ async fn a_question_with_nul_is_no_internal_error(bench: Bench) {
             next_at: start(),
             last_at: None,
         };
-        harmless(bench.store().put_schedule(&schedule).await, "put_schedule");
+        harmless(fixture.store().put_schedule(&schedule).await, "put_schedule");
     }
 }
 
-async fn a_queue_without_a_proper_name_is_refused(bench: Bench) {
+async fn a_queue_without_a_proper_name_is_refused(fixture: Fixture) {
     for name in ["", "a\0b", &"x".repeat(129)] {
-        let error = bench.pause(name).await.expect_err("a bad name");
+        let error = fixture.pause(name).await.expect_err("a bad name");
         assert_eq!(error.field(), Some("queue"), "{error:?}");
     }
-    assert!(bench.queues().await.expect("queues").is_empty());
+    assert!(fixture.queues().await.expect("queues").is_empty());
 }
 
-async fn a_queue_setting_that_changes_nothing_is_no_error(bench: Bench) {
-    bench.store().set_queue("letters", &QueueChange::default()).await.expect("set_queue");
+async fn a_queue_setting_that_changes_nothing_is_no_error(fixture: Fixture) {
+    fixture.store().set_queue("letters", &QueueChange::default()).await.expect("set_queue");
 }
 
-async fn a_job_id_that_is_none_is_refused_by_name(_bench: Bench) {
+async fn a_job_id_that_is_none_is_refused_by_name(_bench: Fixture) {
     let error = "not-an-id".parse::<longshore::JobId>().expect_err("no id");
     assert_eq!(error.field(), Some("id"));
 }
@@ -168,7 +169,7 @@ async fn refused(url: &str) -> Error {
     Client::connect(url).await.expect_err("it cannot be opened")
 }
 
-async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Bench) {
+async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Fixture) {
     for url in ["mysql://root:hunter2@localhost/x", "hunter2", ""] {
         let error = refused(url).await;
         assert_eq!(error.field(), Some("url"), "{error:?}");
@@ -179,13 +180,13 @@ async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Ben
     }
 }
 
-async fn a_database_that_is_not_there_is_told_and_not_made(bench: Bench) {
-    match bench.engine() {
+async fn a_database_that_is_not_there_is_told_and_not_made(fixture: Fixture) {
+    match fixture.engine() {
         Engine::Postgres => {
             let error = refused("postgres://ada:hunter2@127.0.0.1:1/none").await;
             assert!(error.is_unavailable(), "{error:?}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
-            let error = refused(&with_parameter(&bench.url(), "schema=No-Schema")).await;
+            let error = refused(&with_parameter(&fixture.url(), "schema=No-Schema")).await;
             assert_eq!(error.field(), Some("schema"), "{error:?}");
         }
         Engine::Sqlite => {
@@ -195,14 +196,14 @@ async fn a_database_that_is_not_there_is_told_and_not_made(bench: Bench) {
     }
 }
 
-/// The same database as the bench's, but it takes no writes.
-async fn read_only(bench: &Bench) -> Client {
-    let url = match bench.engine() {
-        Engine::Postgres => with_parameter(&bench.url(), "options[default_transaction_read_only]=on"),
+/// The same database as the fixture's, but it takes no writes.
+async fn read_only(fixture: &Fixture) -> Client {
+    let url = match fixture.engine() {
+        Engine::Postgres => with_parameter(&fixture.url(), "options[default_transaction_read_only]=on"),
         Engine::Sqlite => {
-            let url = bench.bare_url();
+            let url = fixture.bare_url();
             let copy = url.trim_start_matches("sqlite:").to_owned();
-            bench.sql(&format!("vacuum into '{copy}'"), None).await;
+            fixture.sql(&format!("vacuum into '{copy}'"), None).await;
             // A write version from the future makes a file read-only even for
             // root, whom no file mode stops.
             let mut bytes = std::fs::read(&copy).expect("the copy");
@@ -214,10 +215,10 @@ async fn read_only(bench: &Bench) -> Client {
     Client::connect(&url).await.expect("a read-only database opens")
 }
 
-async fn a_read_only_database_says_so_and_still_answers_questions(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    let worker = bench.worker().await;
-    let reader = read_only(&bench).await;
+async fn a_read_only_database_says_so_and_still_answers_questions(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    let worker = fixture.worker().await;
+    let reader = read_only(&fixture).await;
     let errors = [
         reader.enqueue(job("sms")).await.expect_err("enqueue"),
         reader.enqueue(job("sms").unique_key("k", UniqueMode::Dedupe)).await.expect_err("keyed enqueue"),
@@ -234,16 +235,16 @@ async fn a_read_only_database_says_so_and_still_answers_questions(bench: Bench) 
     }
     assert_eq!(reader.get(id).await.expect("get").status, Status::Queued);
     assert_eq!(reader.list(&ListFilter::default()).await.expect("list").jobs.len(), 1);
-    assert_eq!(bench.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.counted(Status::Queued).await, 1);
 }
 
-async fn the_largest_numbers_are_no_error(bench: Bench) {
-    let store = bench.store();
-    bench.add(job("mail").flags(["infrastructure_resilient"])).await;
-    let worker = NewWorker { stale_after: Duration::MAX, concurrency: u32::MAX, ..NewWorker::new("bench") };
+async fn the_largest_numbers_are_no_error(fixture: Fixture) {
+    let store = fixture.store();
+    fixture.add(job("mail").flags(["infrastructure_resilient"])).await;
+    let worker = NewWorker { stale_after: Duration::MAX, concurrency: u32::MAX, ..NewWorker::new("test") };
     store.register(&worker).await.expect("register");
-    assert_eq!(bench.claim(worker.id, u32::MAX).await.len(), 1);
-    bench.advance(DAY).await;
+    assert_eq!(fixture.claim(worker.id, u32::MAX).await.len(), 1);
+    fixture.advance(DAY).await;
     assert_eq!(store.mark_dead(None).await.expect("mark_dead"), []);
     assert_eq!(store.mark_dead(Some(Duration::MAX)).await.expect("mark_dead"), []);
     assert_eq!(store.workers(Some(Duration::MAX)).await.expect("workers").len(), 1);
@@ -253,15 +254,15 @@ async fn the_largest_numbers_are_no_error(bench: Bench) {
     assert_eq!(store.retain(&policy, u32::MAX).await.expect("retain").removed, 0);
     store.fold_tallies(u32::MAX).await.expect("fold");
     store.dead_letters(&DeadFilter { limit: u32::MAX, ..DeadFilter::default() }).await.expect("dead letters");
-    bench
+    fixture
         .limit("default", Some(u32::MAX))
         .await
         .map_or_else(|error| assert!(error.is_invalid(), "{error:?}"), drop);
 }
 
-async fn steps_of_nothing_are_no_error(bench: Bench) {
-    let store = bench.store();
-    bench.enqueue_kind("mail").await;
+async fn steps_of_nothing_are_no_error(fixture: Fixture) {
+    let store = fixture.store();
+    fixture.enqueue_kind("mail").await;
     store.retain(&Retention::default(), 0).await.expect("retain");
     store.fold_tallies(0).await.expect("fold");
     assert_eq!(store.dead_letters(&DeadFilter::default()).await.expect("dead letters"), []);
@@ -273,27 +274,27 @@ async fn steps_of_nothing_are_no_error(bench: Bench) {
 
 /// Ids are the callers' choice; the ends of the range must not fall through a
 /// walk that begins "after nothing".
-async fn a_job_with_an_odd_id_lives_like_any_other(bench: Bench) {
+async fn a_job_with_an_odd_id_lives_like_any_other(fixture: Fixture) {
     for odd in [Uuid::nil(), Uuid::max()] {
         let id = JobId(odd);
         let asked = job("mail").id(id).max_attempts(1);
         if asked.validate().is_err() {
             continue;
         }
-        let claimed = bench.running(job("mail").id(id).max_attempts(1)).await;
-        assert_eq!(bench.list(&ListFilter::default()).await.expect("list").jobs.len(), 1);
-        bench.advance(61 * SECOND).await;
-        assert_eq!(bench.sweep_now().await.recovered, 1, "{odd} is never recovered");
-        bench.advance(MINUTE).await;
-        let worker = bench.worker().await;
-        let again = bench.claim_one(worker).await;
+        let claimed = fixture.running(job("mail").id(id).max_attempts(1)).await;
+        assert_eq!(fixture.list(&ListFilter::default()).await.expect("list").jobs.len(), 1);
+        fixture.advance(61 * SECOND).await;
+        assert_eq!(fixture.sweep_now().await.recovered, 1, "{odd} is never recovered");
+        fixture.advance(MINUTE).await;
+        let worker = fixture.worker().await;
+        let again = fixture.claim_one(worker).await;
         assert_eq!(again.lease().id, claimed.lease().id);
-        bench.must_finish(&again, failed_for_good()).await;
-        let dead = bench.store().dead_letters(&DeadFilter { limit: 5, ..DeadFilter::default() }).await;
+        fixture.must_finish(&again, failed_for_good()).await;
+        let dead = fixture.store().dead_letters(&DeadFilter { limit: 5, ..DeadFilter::default() }).await;
         assert_eq!(dead.expect("dead letters"), [id]);
-        bench.advance(91 * DAY).await;
+        fixture.advance(91 * DAY).await;
         assert_eq!(
-            bench.store().retain(&Retention::default(), 10).await.expect("retain").removed,
+            fixture.store().retain(&Retention::default(), 10).await.expect("retain").removed,
             1,
             "{odd}"
         );
@@ -301,17 +302,17 @@ async fn a_job_with_an_odd_id_lives_like_any_other(bench: Bench) {
 }
 
 /// Neither engine reckons with payloads, so a number may be past any of its own.
-async fn a_number_of_any_size_is_stored_as_written(bench: Bench) {
+async fn a_number_of_any_size_is_stored_as_written(fixture: Fixture) {
     for number in ["1e200000", "-1E-200000", "123456789012345678901234567890.5"] {
-        let plain = bench.add(NewJob::from_json("mail", number)).await;
+        let plain = fixture.add(NewJob::from_json("mail", number)).await;
         let keyed = NewJob::from_json("mail", number).unique_key(number, UniqueMode::Dedupe);
-        let keyed = bench.add(keyed.tags(["red"]).metadata(raw(number))).await;
+        let keyed = fixture.add(keyed.tags(["red"]).metadata(raw(number))).await;
         for id in [plain, keyed] {
-            assert_eq!(bench.job(id).await.payload.get(), number);
+            assert_eq!(fixture.job(id).await.payload.get(), number);
         }
     }
     let tagged = ListFilter { tag: Some("red".into()), ..ListFilter::default() };
-    assert_eq!(bench.list(&tagged).await.expect("list").jobs.len(), 3);
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 9).await.len(), 6);
+    assert_eq!(fixture.list(&tagged).await.expect("list").jobs.len(), 3);
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 6);
 }

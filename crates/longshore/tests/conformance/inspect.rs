@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use longshore::store::{Ahead, ListFilter, Page};
 use longshore::{JobId, NewJob, Outcome, Status};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_list_is_newest_first_over_every_status,
@@ -47,11 +47,11 @@ fn listed(page: &Page) -> Vec<JobId> {
     page.jobs.iter().map(|job| job.id).collect()
 }
 
-async fn all(bench: &Bench, filter: &ListFilter) -> Vec<JobId> {
+async fn all(fixture: &Fixture, filter: &ListFilter) -> Vec<JobId> {
     let mut filter = filter.clone();
     let mut found = Vec::new();
     loop {
-        let page = bench.list(&filter).await.expect("list");
+        let page = fixture.list(&filter).await.expect("list");
         found.extend(listed(&page));
         match page.next {
             Some(next) => filter.cursor = Some(next),
@@ -62,14 +62,14 @@ async fn all(bench: &Bench, filter: &ListFilter) -> Vec<JobId> {
 }
 
 /// One job in every status, oldest first.
-async fn one_of_each(bench: &Bench) -> Vec<(Status, JobId)> {
-    let succeeded = bench.ended(job("mail"), Outcome::Succeeded).await;
-    let dead = bench.ended(job("mail"), Outcome::FailedPermanent).await;
-    let cancelled = bench.ended(job("mail"), Outcome::Cancelled).await;
-    let retrying = bench.running(job("mail")).await;
-    bench.must_finish(&retrying, failed()).await;
-    let running = bench.running(job("mail")).await;
-    let queued = bench.enqueue_kind("mail").await;
+async fn one_of_each(fixture: &Fixture) -> Vec<(Status, JobId)> {
+    let succeeded = fixture.ended(job("mail"), Outcome::Succeeded).await;
+    let dead = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    let cancelled = fixture.ended(job("mail"), Outcome::Cancelled).await;
+    let retrying = fixture.running(job("mail")).await;
+    fixture.must_finish(&retrying, failed()).await;
+    let running = fixture.running(job("mail")).await;
+    let queued = fixture.enqueue_kind("mail").await;
     vec![
         (Status::Succeeded, succeeded),
         (Status::FailedPermanent, dead),
@@ -82,38 +82,38 @@ async fn one_of_each(bench: &Bench) -> Vec<(Status, JobId)> {
 
 // ---- pages -------------------------------------------------------------------
 
-async fn a_list_is_newest_first_over_every_status(bench: Bench) {
-    let mut expected: Vec<_> = one_of_each(&bench).await.into_iter().map(|(_, id)| id).collect();
+async fn a_list_is_newest_first_over_every_status(fixture: Fixture) {
+    let mut expected: Vec<_> = one_of_each(&fixture).await.into_iter().map(|(_, id)| id).collect();
     expected.sort();
     expected.reverse();
-    let page = bench.list(&filter()).await.expect("list");
+    let page = fixture.list(&filter()).await.expect("list");
     assert_eq!((listed(&page), page.next), (expected, None));
 }
 
-async fn a_list_by_status_finds_that_status_only(bench: Bench) {
-    for (status, id) in one_of_each(&bench).await {
+async fn a_list_by_status_finds_that_status_only(fixture: Fixture) {
+    for (status, id) in one_of_each(&fixture).await {
         let by = ListFilter { status: Some(status), ..filter() };
-        assert_eq!(all(&bench, &by).await, [id], "{status}");
-        let page = bench.list(&by).await.expect("list");
+        assert_eq!(all(&fixture, &by).await, [id], "{status}");
+        let page = fixture.list(&by).await.expect("list");
         assert!(page.jobs.iter().all(|job| job.status == status));
     }
 }
 
-async fn a_list_agrees_with_the_single_view(bench: Bench) {
-    one_of_each(&bench).await;
-    for listed in bench.list(&filter()).await.expect("list").jobs {
-        let mut single = bench.job(listed.id).await;
+async fn a_list_agrees_with_the_single_view(fixture: Fixture) {
+    one_of_each(&fixture).await;
+    for listed in fixture.list(&filter()).await.expect("list").jobs {
+        let mut single = fixture.job(listed.id).await;
         single.errors.clear();
         assert_eq!(picture(&listed), picture(&single), "{}", listed.status);
     }
 }
 
-async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(bench: Bench) {
-    let mail = bench.add(job("mail").queue("letters").tags(["red", "blue"]).idempotency_key("k-1")).await;
-    let sms = bench.add(job("sms").queue("phones").tags(["red"]).idempotency_key("k-2")).await;
-    let bulk = bench.add(job("mail").queue("phones").tags(["blue-ish"])).await;
+async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(fixture: Fixture) {
+    let mail = fixture.add(job("mail").queue("letters").tags(["red", "blue"]).idempotency_key("k-1")).await;
+    let sms = fixture.add(job("sms").queue("phones").tags(["red"]).idempotency_key("k-2")).await;
+    let bulk = fixture.add(job("mail").queue("phones").tags(["blue-ish"])).await;
     let find = async |filter: ListFilter| {
-        let mut found = all(&bench, &filter).await;
+        let mut found = all(&fixture, &filter).await;
         found.sort();
         found
     };
@@ -128,12 +128,12 @@ async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(bench: Bench) {
     assert_eq!(find(none).await, []);
 }
 
-async fn a_list_by_key_obeys_the_other_filters_too(bench: Bench) {
+async fn a_list_by_key_obeys_the_other_filters_too(fixture: Fixture) {
     let both = |n: u32| {
         job("mail").idempotency_key(format!("i-{n}")).unique_key(format!("u-{n}"), Default::default())
     };
-    let id = bench.add(both(1)).await;
-    bench.add(both(2)).await;
+    let id = fixture.add(both(1)).await;
+    fixture.add(both(2)).await;
     let by_request = ListFilter { idempotency_key: Some("i-1".into()), ..filter() };
     let by_owner = ListFilter { unique_key: Some("u-1".into()), ..filter() };
     let by_both = ListFilter { unique_key: Some("u-1".into()), ..by_request.clone() };
@@ -142,71 +142,71 @@ async fn a_list_by_key_obeys_the_other_filters_too(bench: Bench) {
             [(Status::Queued, vec![id]), (Status::Succeeded, vec![]), (Status::Running, vec![])]
         {
             let by = ListFilter { status: Some(status), ..by.clone() };
-            assert_eq!(all(&bench, &by).await, found, "{by:?}");
+            assert_eq!(all(&fixture, &by).await, found, "{by:?}");
         }
         let other_kind = ListFilter { kind: Some("sms".into()), ..by };
-        assert_eq!(all(&bench, &other_kind).await, [], "{other_kind:?}");
+        assert_eq!(all(&fixture, &other_kind).await, [], "{other_kind:?}");
     }
     for (request, owner) in [("i-2", "u-1"), ("i-1", "u-2"), ("i-1", "nobody"), ("nobody", "u-1")] {
         let by =
             ListFilter { idempotency_key: Some(request.into()), unique_key: Some(owner.into()), ..filter() };
-        assert_eq!(all(&bench, &by).await, [], "{by:?}");
+        assert_eq!(all(&fixture, &by).await, [], "{by:?}");
     }
 }
 
-async fn pages_follow_one_another_without_gap_or_overlap(bench: Bench) {
+async fn pages_follow_one_another_without_gap_or_overlap(fixture: Fixture) {
     let jobs = (0..25).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
     let mut expected: Vec<_> =
-        bench.enqueue_many(jobs).await.expect("enqueue").iter().map(|e| e.id).collect();
+        fixture.enqueue_many(jobs).await.expect("enqueue").iter().map(|e| e.id).collect();
     expected.sort();
     expected.reverse();
-    assert_eq!(all(&bench, &ListFilter { limit: 7, ..filter() }).await, expected);
+    assert_eq!(all(&fixture, &ListFilter { limit: 7, ..filter() }).await, expected);
     let even = ListFilter { limit: 3, kind: Some("even".into()), ..filter() };
-    assert_eq!(all(&bench, &even).await.len(), 13);
+    assert_eq!(all(&fixture, &even).await.len(), 13);
     let queued = ListFilter { limit: 4, status: Some(Status::Queued), ..filter() };
-    assert_eq!(all(&bench, &queued).await, expected);
+    assert_eq!(all(&fixture, &queued).await, expected);
 }
 
-async fn a_page_holds_between_one_and_two_hundred(bench: Bench) {
-    bench.enqueue_many((0..205).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+async fn a_page_holds_between_one_and_two_hundred(fixture: Fixture) {
+    fixture.enqueue_many((0..205).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     for (asked, given) in [(0, 1), (1, 1), (50, 50), (200, 200), (9999, 200)] {
-        let page = bench.list(&ListFilter { limit: asked, ..filter() }).await.expect("list");
+        let page = fixture.list(&ListFilter { limit: asked, ..filter() }).await.expect("list");
         assert_eq!((page.jobs.len(), page.next.is_some()), (given, true), "{asked}");
     }
 }
 
-async fn an_offset_passes_over_matches_up_to_its_bound(bench: Bench) {
+async fn an_offset_passes_over_matches_up_to_its_bound(fixture: Fixture) {
     let jobs = (0..6).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
-    bench.enqueue_many(jobs).await.expect("enqueue");
-    let everything = all(&bench, &filter()).await;
-    let page = bench.list(&ListFilter { offset: 4, ..filter() }).await.expect("list");
+    fixture.enqueue_many(jobs).await.expect("enqueue");
+    let everything = all(&fixture, &filter()).await;
+    let page = fixture.list(&ListFilter { offset: 4, ..filter() }).await.expect("list");
     assert_eq!(listed(&page), everything[4..]);
     let even = ListFilter { kind: Some("even".into()), ..filter() };
     let second = ListFilter { offset: 1, limit: 1, ..even.clone() };
-    assert_eq!(listed(&bench.list(&second).await.expect("list")), all(&bench, &even).await[1..2]);
+    assert_eq!(listed(&fixture.list(&second).await.expect("list")), all(&fixture, &even).await[1..2]);
     let far = ListFilter { offset: ListFilter::MAX_OFFSET, ..filter() };
-    assert_eq!(bench.list(&far).await.expect("list").jobs.len(), 0);
+    assert_eq!(fixture.list(&far).await.expect("list").jobs.len(), 0);
     let too_far = ListFilter { offset: ListFilter::MAX_OFFSET + 1, ..filter() };
-    let error = bench.list(&too_far).await.expect_err("too far");
+    let error = fixture.list(&too_far).await.expect_err("too far");
     assert_eq!(error.field(), Some("offset"));
     assert!(error.to_string().contains("cursor"), "{error}");
 }
 
 /// The time is that of the id, whatever the engine's clock says.
-async fn a_list_by_time_finds_what_was_made_then(bench: Bench) {
+async fn a_list_by_time_finds_what_was_made_then(fixture: Fixture) {
     let at = |n: u64| DateTime::from_timestamp_millis(1_900_000_000_000 + n as i64).expect("an instant");
     let made = |n: u64| {
         let bytes: u128 = ((1_900_000_000_000 + u128::from(n)) << 80) | (7 << 76) | (1 << 63) | u128::from(n);
         JobId(uuid::Uuid::from_u128(bytes))
     };
     for n in 0..6 {
-        bench.add(job("mail").id(made(n)).idempotency_key(format!("k-{n}"))).await;
+        fixture.add(job("mail").id(made(n)).idempotency_key(format!("k-{n}"))).await;
     }
-    let worker = bench.worker().await;
-    let claimed = bench.claim(worker, 3).await;
-    bench.must_finish(&claimed[0], done()).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 3).await;
+    fixture.must_finish(&claimed[0], done()).await;
     let between = |from, to| ListFilter { newer_than: from, older_than: to, ..filter() };
-    let find = async |by: ListFilter| all(&bench, &by).await;
+    let find = async |by: ListFilter| all(&fixture, &by).await;
     let newest_first = |range: std::ops::Range<u64>| range.rev().map(made).collect::<Vec<_>>();
     assert_eq!(find(between(None, Some(at(4)))).await, newest_first(0..4));
     assert_eq!(find(between(Some(at(4)), None)).await, newest_first(4..6));
@@ -227,157 +227,157 @@ async fn a_list_by_time_finds_what_was_made_then(bench: Bench) {
 
 /// A filter that matches almost nothing must not read the whole table for one
 /// page: short pages carry on.
-async fn a_rare_match_is_found_by_following_short_pages(bench: Bench) {
-    let rare = bench.add(job("rare").tags(["needle"])).await;
+async fn a_rare_match_is_found_by_following_short_pages(fixture: Fixture) {
+    let rare = fixture.add(job("rare").tags(["needle"])).await;
     for _ in 0..2 {
         let bulk = (0..5500).map(|_| job("common"));
-        bench.enqueue_many(bulk).await.expect("enqueue");
+        fixture.enqueue_many(bulk).await.expect("enqueue");
     }
     for by in [
         ListFilter { kind: Some("rare".into()), ..filter() },
         ListFilter { tag: Some("needle".into()), ..filter() },
         ListFilter { kind: Some("rare".into()), status: Some(Status::Queued), ..filter() },
     ] {
-        let page = bench.list(&by).await.expect("list");
+        let page = fixture.list(&by).await.expect("list");
         assert!(page.jobs.is_empty() && page.next.is_some(), "{by:?} looked too far");
-        assert_eq!(all(&bench, &by).await, [rare], "{by:?}");
+        assert_eq!(all(&fixture, &by).await, [rare], "{by:?}");
     }
 }
 
 /// A page may examine more than usual to count up to its offset.
-async fn the_farthest_offset_is_reached_in_one_page(bench: Bench) {
+async fn the_farthest_offset_is_reached_in_one_page(fixture: Fixture) {
     for _ in 0..2 {
         let bulk = (0..5500).map(|_| job("common"));
-        bench.enqueue_many(bulk).await.expect("enqueue");
+        fixture.enqueue_many(bulk).await.expect("enqueue");
     }
     let far = ListFilter { offset: ListFilter::MAX_OFFSET, kind: Some("common".into()), ..filter() };
-    assert_eq!(bench.list(&far).await.expect("list").jobs.len(), 50);
+    assert_eq!(fixture.list(&far).await.expect("list").jobs.len(), 50);
 }
 
-async fn a_cursor_of_a_job_that_is_gone_still_works(bench: Bench) {
-    let old = bench.enqueue_kind("mail").await;
-    let gone = bench.enqueue_kind("sms").await;
-    bench.cancel(gone).await.expect("cancel");
-    bench.delete(gone).await.expect("delete");
-    let page = bench.list(&ListFilter { cursor: Some(gone), ..filter() }).await.expect("list");
+async fn a_cursor_of_a_job_that_is_gone_still_works(fixture: Fixture) {
+    let old = fixture.enqueue_kind("mail").await;
+    let gone = fixture.enqueue_kind("sms").await;
+    fixture.cancel(gone).await.expect("cancel");
+    fixture.delete(gone).await.expect("delete");
+    let page = fixture.list(&ListFilter { cursor: Some(gone), ..filter() }).await.expect("list");
     assert_eq!(listed(&page), [old]);
 }
 
 // ---- how many come first -----------------------------------------------------
 
-async fn ahead(bench: &Bench, id: JobId) -> Option<u32> {
-    bench.ahead(id, 100).await.expect("ahead")
+async fn ahead(fixture: &Fixture, id: JobId) -> Option<u32> {
+    fixture.ahead(id, 100).await.expect("ahead")
 }
 
 /// The jobs of one queue in every order of priority, time and id, one of them
 /// interrupted before: each has as many ahead as a claim takes first.
-async fn the_jobs_ahead_are_those_a_claim_would_take_first(bench: Bench) {
-    bench.suspect(job("suspect").priority(3)).await;
+async fn the_jobs_ahead_are_those_a_claim_would_take_first(fixture: Fixture) {
+    fixture.suspect(job("suspect").priority(3)).await;
     for priority in [3, -5, 0, 3, 7] {
         for delay in [20 * SECOND, SECOND, 20 * SECOND] {
-            bench.add(job("mail").priority(priority).delay(delay)).await;
+            fixture.add(job("mail").priority(priority).delay(delay)).await;
         }
     }
-    bench.add(job("mail").queue("other").priority(9)).await;
-    bench.advance(MINUTE / 2).await;
-    let page = bench.list(&ListFilter { queue: Some("default".into()), ..filter() }).await.expect("list");
+    fixture.add(job("mail").queue("other").priority(9)).await;
+    fixture.advance(MINUTE / 2).await;
+    let page = fixture.list(&ListFilter { queue: Some("default".into()), ..filter() }).await.expect("list");
     let mut by_ahead = Vec::new();
     for id in listed(&page) {
-        by_ahead.push((ahead(&bench, id).await.expect("it waits"), id));
+        by_ahead.push((ahead(&fixture, id).await.expect("it waits"), id));
     }
     by_ahead.sort();
-    let worker = bench.worker().await;
-    let expected: Vec<_> = (0..).zip(ids(&bench.claim(worker, 100).await)).collect();
+    let worker = fixture.worker().await;
+    let expected: Vec<_> = (0..).zip(ids(&fixture.claim(worker, 100).await)).collect();
     assert_eq!(expected.len(), 16);
     assert_eq!(by_ahead, expected);
 }
 
 /// All suspects are ahead, though a claim takes one of them at a time.
-async fn interrupted_jobs_count_among_those_ahead(bench: Bench) {
-    bench.add(job("a")).await;
-    bench.add(job("b").priority(2)).await;
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 9).await.len(), 2);
-    assert_eq!(bench.crash_all_workers().await.recovered, 2);
-    let last = bench.add(job("c").delay(SECOND)).await;
-    assert_eq!(ahead(&bench, last).await, Some(2));
-    let first = bench.add(job("d").priority(1)).await;
-    assert_eq!((ahead(&bench, first).await, ahead(&bench, last).await), (Some(1), Some(3)));
+async fn interrupted_jobs_count_among_those_ahead(fixture: Fixture) {
+    fixture.add(job("a")).await;
+    fixture.add(job("b").priority(2)).await;
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 2);
+    assert_eq!(fixture.crash_all_workers().await.recovered, 2);
+    let last = fixture.add(job("c").delay(SECOND)).await;
+    assert_eq!(ahead(&fixture, last).await, Some(2));
+    let first = fixture.add(job("d").priority(1)).await;
+    assert_eq!((ahead(&fixture, first).await, ahead(&fixture, last).await), (Some(1), Some(3)));
 }
 
-async fn those_ahead_are_counted_up_to_a_bound(bench: Bench) {
-    bench.enqueue_many((0..30).map(|_| job("mail").priority(1))).await.expect("enqueue");
-    let last = bench.enqueue_kind("mail").await;
+async fn those_ahead_are_counted_up_to_a_bound(fixture: Fixture) {
+    fixture.enqueue_many((0..30).map(|_| job("mail").priority(1))).await.expect("enqueue");
+    let last = fixture.enqueue_kind("mail").await;
     for (most, counted) in [(0, 0), (1, 1), (29, 29), (30, 30), (31, 30), (u32::MAX, 30)] {
-        assert_eq!(bench.ahead(last, most).await.expect("ahead"), Some(counted), "{most}");
+        assert_eq!(fixture.ahead(last, most).await.expect("ahead"), Some(counted), "{most}");
     }
 }
 
-async fn only_jobs_of_these_kinds_count_among_those_ahead(bench: Bench) {
-    bench.suspect(job("mail").priority(3)).await;
+async fn only_jobs_of_these_kinds_count_among_those_ahead(fixture: Fixture) {
+    fixture.suspect(job("mail").priority(3)).await;
     for kind in ["stray", "mail", "sms", "stray", "mail"] {
-        bench.add(job(kind).priority(1)).await;
+        fixture.add(job(kind).priority(1)).await;
     }
-    let last = bench.enqueue_kind("mail").await;
+    let last = fixture.enqueue_kind("mail").await;
     for (kinds, counted) in [(vec!["mail"], 3), (vec!["mail", "sms"], 4), (vec!["other"], 0), (vec![], 0)] {
         let kinds: Vec<String> = kinds.into_iter().map(Into::into).collect();
-        let ahead = bench.store().ahead(last, Some(&kinds), 100).await.expect("ahead");
+        let ahead = fixture.store().ahead(last, Some(&kinds), 100).await.expect("ahead");
         assert_eq!(ahead, Some(Ahead { jobs: counted, or_more: false }), "{kinds:?}");
     }
-    assert_eq!(ahead(&bench, last).await, Some(6));
+    assert_eq!(ahead(&fixture, last).await, Some(6));
 }
 
 /// Jobs that do not count are looked at all the same.
-async fn it_is_told_when_more_may_be_ahead(bench: Bench) {
-    bench.enqueue_many((0..9).map(|_| job("stray").priority(1))).await.expect("enqueue");
-    let last = bench.enqueue_kind("mail").await;
+async fn it_is_told_when_more_may_be_ahead(fixture: Fixture) {
+    fixture.enqueue_many((0..9).map(|_| job("stray").priority(1))).await.expect("enqueue");
+    let last = fixture.enqueue_kind("mail").await;
     for (most, or_more) in [(8, true), (10, false)] {
-        let ahead = bench.store().ahead(last, Some(&["mail".into()]), most).await.expect("ahead");
+        let ahead = fixture.store().ahead(last, Some(&["mail".into()]), most).await.expect("ahead");
         assert_eq!(ahead, Some(Ahead { jobs: 0, or_more }), "{most}");
     }
 }
 
-async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(bench: Bench) {
-    bench.add(job("mail").priority(5).delay(MINUTE)).await;
-    bench.add(job("mail").priority(5).delay(HOUR)).await;
-    let now = bench.enqueue_kind("mail").await;
-    let later = bench.add(job("mail").delay(2 * MINUTE)).await;
-    assert_eq!((ahead(&bench, now).await, ahead(&bench, later).await), (Some(0), Some(2)));
-    bench.advance(MINUTE).await;
-    assert_eq!((ahead(&bench, now).await, ahead(&bench, later).await), (Some(1), Some(2)));
+async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(fixture: Fixture) {
+    fixture.add(job("mail").priority(5).delay(MINUTE)).await;
+    fixture.add(job("mail").priority(5).delay(HOUR)).await;
+    let now = fixture.enqueue_kind("mail").await;
+    let later = fixture.add(job("mail").delay(2 * MINUTE)).await;
+    assert_eq!((ahead(&fixture, now).await, ahead(&fixture, later).await), (Some(0), Some(2)));
+    fixture.advance(MINUTE).await;
+    assert_eq!((ahead(&fixture, now).await, ahead(&fixture, later).await), (Some(1), Some(2)));
 }
 
-async fn a_job_that_does_not_wait_has_nobody_ahead(bench: Bench) {
-    for (status, id) in one_of_each(&bench).await {
+async fn a_job_that_does_not_wait_has_nobody_ahead(fixture: Fixture) {
+    for (status, id) in one_of_each(&fixture).await {
         let waits = matches!(status, Status::Queued | Status::Retrying);
-        assert_eq!(ahead(&bench, id).await.is_some(), waits, "{status}");
+        assert_eq!(ahead(&fixture, id).await.is_some(), waits, "{status}");
     }
-    assert_eq!(ahead(&bench, JobId::new()).await, None);
+    assert_eq!(ahead(&fixture, JobId::new()).await, None);
 }
 
 // ---- a proof -----------------------------------------------------------------
 
-async fn a_healthy_queue_has_no_problems(bench: Bench) {
-    one_of_each(&bench).await;
-    let report = bench.check().await.expect("check");
+async fn a_healthy_queue_has_no_problems(fixture: Fixture) {
+    one_of_each(&fixture).await;
+    let report = fixture.check().await.expect("check");
     assert_eq!((report.jobs, report.problems), (6, Vec::new()));
 }
 
-async fn assert_found(bench: &Bench, words: &str) {
-    bench.skip_the_final_check();
-    let problems = bench.check().await.expect("check").problems;
+async fn assert_found(fixture: &Fixture, words: &str) {
+    fixture.skip_the_final_check();
+    let problems = fixture.check().await.expect("check").problems;
     assert!(problems.iter().any(|problem| problem.contains(words)), "{words:?} not in {problems:?}");
 }
 
-async fn a_job_in_no_place_is_found(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    bench.sql("delete from ready", None).await;
-    assert_found(&bench, &id.to_string()).await;
+async fn a_job_in_no_place_is_found(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    fixture.sql("delete from ready", None).await;
+    assert_found(&fixture, &id.to_string()).await;
 }
 
-async fn a_job_in_two_places_is_found(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    let at = match bench.engine() {
+async fn a_job_in_two_places_is_found(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    let at = match fixture.engine() {
         Engine::Postgres => "now()",
         Engine::Sqlite => "0",
     };
@@ -385,81 +385,81 @@ async fn a_job_in_two_places_is_found(bench: Bench) {
         "insert into finished (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions)
          values ({{id}}, {at}, 0, 'succeeded', 1, 3, 0)"
     );
-    bench.sql(&twice, Some(id)).await;
-    assert_found(&bench, &id.to_string()).await;
+    fixture.sql(&twice, Some(id)).await;
+    assert_found(&fixture, &id.to_string()).await;
 }
 
-async fn a_waiting_row_without_a_job_is_found(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    bench.sql("delete from jobs", None).await;
-    assert_found(&bench, &id.to_string()).await;
+async fn a_waiting_row_without_a_job_is_found(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    fixture.sql("delete from jobs", None).await;
+    assert_found(&fixture, &id.to_string()).await;
 }
 
-async fn a_lease_without_a_job_is_found(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.sql("delete from jobs", None).await;
-    assert_found(&bench, &claimed.lease().id.to_string()).await;
+async fn a_lease_without_a_job_is_found(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.sql("delete from jobs", None).await;
+    assert_found(&fixture, &claimed.lease().id.to_string()).await;
 }
 
-async fn an_end_without_a_job_is_found(bench: Bench) {
-    let id = bench.ended(job("mail"), Outcome::Cancelled).await;
-    bench.sql("delete from jobs", None).await;
-    assert_found(&bench, &id.to_string()).await;
+async fn an_end_without_a_job_is_found(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Cancelled).await;
+    fixture.sql("delete from jobs", None).await;
+    assert_found(&fixture, &id.to_string()).await;
 }
 
-async fn a_key_without_a_live_owner_is_found(bench: Bench) {
-    let id = bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.sql("insert into keys (key, job) values ('left-behind', {id})", Some(id)).await;
-    assert_found(&bench, "left-behind").await;
+async fn a_key_without_a_live_owner_is_found(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.sql("insert into keys (key, job) values ('left-behind', {id})", Some(id)).await;
+    assert_found(&fixture, "left-behind").await;
 }
 
-async fn a_live_job_that_lost_its_key_is_found(bench: Bench) {
-    let id = bench.add(job("mail").unique_key("customer-23", Default::default())).await;
-    bench.sql("delete from keys", None).await;
-    assert_found(&bench, &id.to_string()).await;
+async fn a_live_job_that_lost_its_key_is_found(fixture: Fixture) {
+    let id = fixture.add(job("mail").unique_key("customer-23", Default::default())).await;
+    fixture.sql("delete from keys", None).await;
+    assert_found(&fixture, &id.to_string()).await;
 }
 
-async fn a_tally_that_disagrees_with_the_rows_is_found(bench: Bench) {
-    bench.ended(job("mail").queue("default"), Outcome::Succeeded).await;
-    bench.sql("update tallies set kept = kept + 1", None).await;
-    assert_found(&bench, "default").await;
+async fn a_tally_that_disagrees_with_the_rows_is_found(fixture: Fixture) {
+    fixture.ended(job("mail").queue("default"), Outcome::Succeeded).await;
+    fixture.sql("update tallies set kept = kept + 1", None).await;
+    assert_found(&fixture, "default").await;
 }
 
-async fn a_waiting_row_that_disagrees_with_its_job_is_found(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    bench.sql("update ready set priority = 77", None).await;
-    assert_found(&bench, &id.to_string()).await;
+async fn a_waiting_row_that_disagrees_with_its_job_is_found(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    fixture.sql("update ready set priority = 77", None).await;
+    assert_found(&fixture, &id.to_string()).await;
 }
 
-async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(bench: Bench) {
+async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(fixture: Fixture) {
     let mut old = Vec::new();
     for outcome in Outcome::ALL {
-        old.push(bench.ended(job("mail"), outcome).await);
+        old.push(fixture.ended(job("mail"), outcome).await);
     }
-    old.push(bench.suspect(job("mail")).await);
-    let worker = bench.worker().await;
-    old.push(bench.add(job("mail").priority(9)).await);
-    assert_eq!(ids(&bench.claim(worker, 1).await), old[old.len() - 1..]);
-    let unasked = bench.add(job("mail")).await;
+    old.push(fixture.suspect(job("mail")).await);
+    let worker = fixture.worker().await;
+    old.push(fixture.add(job("mail").priority(9)).await);
+    assert_eq!(ids(&fixture.claim(worker, 1).await), old[old.len() - 1..]);
+    let unasked = fixture.add(job("mail")).await;
     let mut newest = Vec::new();
     for _ in 0..3 {
-        newest.push(bench.add(job("ship").queue("harbour")).await);
+        newest.push(fixture.add(job("ship").queue("harbour")).await);
     }
     old.push(JobId::new());
-    let claimed = bench.add(job("urgent").priority(100)).await;
-    assert_eq!(ids(&bench.claim(worker, 1).await), [claimed]);
-    bench.cancel(claimed).await.expect("cancel");
+    let claimed = fixture.add(job("urgent").priority(100)).await;
+    assert_eq!(ids(&fixture.claim(worker, 1).await), [claimed]);
+    fixture.cancel(claimed).await.expect("cancel");
     newest.push(claimed);
 
-    let seen = bench.store().glance(4, &old).await.expect("glance");
+    let seen = fixture.store().glance(4, &old).await.expect("glance");
     let mut expected: Vec<JobId> = old[..old.len() - 1].iter().chain(&newest).copied().collect();
     expected.sort();
     assert_eq!(seen.iter().map(|job| job.id).collect::<Vec<_>>(), expected, "not {unasked}");
     for glance in seen {
-        let job = bench.job(glance.id).await;
+        let job = fixture.job(glance.id).await;
         assert_eq!((&glance.kind, &glance.queue, glance.status), (&job.kind, &job.queue, job.status));
         assert_eq!((glance.attempts, glance.cancel_requested), (job.attempts, job.cancel_requested));
     }
-    let seen = bench.store().glance(1, &[]).await.expect("glance");
+    let seen = fixture.store().glance(1, &[]).await.expect("glance");
     assert_eq!(seen.iter().map(|job| job.id).collect::<Vec<_>>(), [claimed], "the newest runs");
 }

@@ -5,7 +5,7 @@ use longshore::lifecycle::{self, State};
 use longshore::store::{Fenced, ListFilter, Retention};
 use longshore::{Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Status, UniqueMode, ValidJob};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     the_same_idempotency_key_returns_the_first_job_unchanged,
@@ -62,52 +62,52 @@ fn existing(id: JobId) -> Enqueued {
     Enqueued { id, how: EnqueuedAs::Existing }
 }
 
-async fn take(bench: &Bench, job: NewJob) -> Enqueued {
-    bench.enqueue(job).await.expect("enqueue")
+async fn take(fixture: &Fixture, job: NewJob) -> Enqueued {
+    fixture.enqueue(job).await.expect("enqueue")
 }
 
 // ---- idempotency ---------------------------------------------------------------
 
-async fn the_same_idempotency_key_returns_the_first_job_unchanged(bench: Bench) {
-    let first = bench.add(job("mail").priority(3).idempotency_key("order-17")).await;
-    let before = picture(&bench.job(first).await);
+async fn the_same_idempotency_key_returns_the_first_job_unchanged(fixture: Fixture) {
+    let first = fixture.add(job("mail").priority(3).idempotency_key("order-17")).await;
+    let before = picture(&fixture.job(first).await);
     let again = job("sms").priority(9).queue("other").idempotency_key("order-17");
-    assert_eq!(take(&bench, again).await, existing(first));
-    assert_eq!(picture(&bench.job(first).await), before);
+    assert_eq!(take(&fixture, again).await, existing(first));
+    assert_eq!(picture(&fixture.job(first).await), before);
 }
 
-async fn an_idempotency_key_outlives_the_end_of_its_job(bench: Bench) {
+async fn an_idempotency_key_outlives_the_end_of_its_job(fixture: Fixture) {
     for outcome in Outcome::ALL {
         let key = outcome.as_str();
-        let first = bench.ended(job("mail").idempotency_key(key), outcome).await;
-        assert_eq!(take(&bench, job("mail").idempotency_key(key)).await, existing(first), "{key}");
+        let first = fixture.ended(job("mail").idempotency_key(key), outcome).await;
+        assert_eq!(take(&fixture, job("mail").idempotency_key(key)).await, existing(first), "{key}");
     }
 }
 
-async fn an_idempotency_key_is_free_again_when_its_job_is_deleted(bench: Bench) {
-    let first = bench.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
-    bench.delete(first).await.expect("delete");
-    let second = take(&bench, job("mail").idempotency_key("order-17")).await;
+async fn an_idempotency_key_is_free_again_when_its_job_is_deleted(fixture: Fixture) {
+    let first = fixture.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
+    fixture.delete(first).await.expect("delete");
+    let second = take(&fixture, job("mail").idempotency_key("order-17")).await;
     assert_eq!(second.how, EnqueuedAs::Created);
     assert_ne!(second.id, first);
 }
 
-async fn an_idempotency_key_is_free_again_when_its_job_is_retained_away(bench: Bench) {
-    let first = bench.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
-    bench.advance(8 * DAY).await;
-    assert_eq!(bench.store().retain(&Retention::default(), 100).await.expect("retain").removed, 1);
-    let second = take(&bench, job("mail").idempotency_key("order-17")).await;
+async fn an_idempotency_key_is_free_again_when_its_job_is_retained_away(fixture: Fixture) {
+    let first = fixture.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
+    fixture.advance(8 * DAY).await;
+    assert_eq!(fixture.store().retain(&Retention::default(), 100).await.expect("retain").removed, 1);
+    let second = take(&fixture, job("mail").idempotency_key("order-17")).await;
     assert_eq!(second.how, EnqueuedAs::Created);
     assert_ne!(second.id, first);
 }
 
-async fn a_job_is_checked_before_its_key_is_looked_at(bench: Bench) {
-    bench.add(job("mail").idempotency_key("order-17")).await;
-    let error = bench.enqueue(job("").idempotency_key("order-17")).await.expect_err("an empty kind");
+async fn a_job_is_checked_before_its_key_is_looked_at(fixture: Fixture) {
+    fixture.add(job("mail").idempotency_key("order-17")).await;
+    let error = fixture.enqueue(job("").idempotency_key("order-17")).await.expect_err("an empty kind");
     assert_eq!(error.field(), Some("kind"));
 }
 
-async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) {
+async fn twins_within_a_batch_become_the_first_of_them(fixture: Fixture) {
     let batch = [
         valid(job("plain")),
         valid(job("first").idempotency_key("order-17")),
@@ -117,7 +117,7 @@ async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) {
         valid(unique("holder", UniqueMode::Dedupe)),
         valid(unique("guest", UniqueMode::Dedupe)),
     ];
-    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
+    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
     let expected = [
         created(batch[0].id()),
         created(batch[1].id()),
@@ -128,101 +128,105 @@ async fn twins_within_a_batch_become_the_first_of_them(bench: Bench) {
         existing(batch[5].id()),
     ];
     assert_eq!(answers, expected);
-    assert_eq!(bench.job(batch[1].id()).await.kind, "first");
-    assert_eq!(bench.counted(Status::Queued).await, 5);
+    assert_eq!(fixture.job(batch[1].id()).await.kind, "first");
+    assert_eq!(fixture.counted(Status::Queued).await, 5);
 }
 
 /// Which of two twins in one batch comes first is the engine's business; the
 /// other must leave no trace.
-async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(bench: Bench) {
+async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(fixture: Fixture) {
     let both = |key: &str| job("mail").idempotency_key("order-17").unique_key(key, UniqueMode::Dedupe);
     let batch = [valid(both("u-1")), valid(both("u-2"))];
-    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
+    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
     let winner = answers.iter().position(|answer| answer.how == EnqueuedAs::Created).expect("one is new");
     assert_eq!(answers[winner], created(batch[winner].id()));
     assert_eq!(answers[1 - winner], existing(batch[winner].id()));
     let [taken, free] = if winner == 0 { ["u-1", "u-2"] } else { ["u-2", "u-1"] };
     let again = |key: &str| job("sms").unique_key(key, UniqueMode::Dedupe);
-    assert_eq!(take(&bench, again(taken)).await, existing(batch[winner].id()));
-    assert_eq!(take(&bench, again(free)).await.how, EnqueuedAs::Created);
+    assert_eq!(take(&fixture, again(taken)).await, existing(batch[winner].id()));
+    assert_eq!(take(&fixture, again(free)).await.how, EnqueuedAs::Created);
 }
 
-async fn a_batch_finds_keys_taken_before_it(bench: Bench) {
-    let first = bench.add(job("mail").idempotency_key("order-17")).await;
+async fn a_batch_finds_keys_taken_before_it(fixture: Fixture) {
+    let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let batch = [valid(job("plain")), valid(job("sms").idempotency_key("order-17")), valid(job("plain too"))];
-    let answers = bench.store().enqueue(&batch, longshore::store::KeyWait::Long).await.expect("enqueue");
+    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
     assert_eq!(answers, [created(batch[0].id()), existing(first), created(batch[2].id())]);
 }
 
-async fn keys_differ_by_case_and_by_trailing_space(bench: Bench) {
+async fn keys_differ_by_case_and_by_trailing_space(fixture: Fixture) {
     for key in ["order-17", "Order-17", "order-17 ", "order-17\t"] {
-        assert_eq!(take(&bench, job("mail").idempotency_key(key)).await.how, EnqueuedAs::Created, "{key:?}");
         assert_eq!(
-            take(&bench, job("sms").unique_key(key, UniqueMode::Dedupe)).await.how,
+            take(&fixture, job("mail").idempotency_key(key)).await.how,
+            EnqueuedAs::Created,
+            "{key:?}"
+        );
+        assert_eq!(
+            take(&fixture, job("sms").unique_key(key, UniqueMode::Dedupe)).await.how,
             EnqueuedAs::Created,
             "{key:?}"
         );
     }
 }
 
-async fn an_idempotent_answer_takes_no_unique_key(bench: Bench) {
-    let first = bench.add(job("mail").idempotency_key("order-17")).await;
+async fn an_idempotent_answer_takes_no_unique_key(fixture: Fixture) {
+    let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let again = unique("sms", UniqueMode::Dedupe).idempotency_key("order-17");
-    assert_eq!(take(&bench, again).await, existing(first));
-    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await.how, EnqueuedAs::Created);
+    assert_eq!(take(&fixture, again).await, existing(first));
+    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await.how, EnqueuedAs::Created);
 }
 
 /// The request took effect on a job that came with no such key; from then on
 /// that job is what the request made.
-async fn the_idempotency_key_of_a_replacement_is_remembered(bench: Bench) {
-    let holder = bench.add(unique("old", UniqueMode::Replace)).await;
+async fn the_idempotency_key_of_a_replacement_is_remembered(fixture: Fixture) {
+    let holder = fixture.add(unique("old", UniqueMode::Replace)).await;
     let request = || unique("new", UniqueMode::Replace).idempotency_key("order-17");
     let replaced = Enqueued { id: holder, how: EnqueuedAs::Replaced };
-    assert_eq!(take(&bench, request()).await, replaced);
-    assert_eq!(bench.job(holder).await.idempotency_key.as_deref(), Some("order-17"));
-    assert_eq!(take(&bench, request()).await, existing(holder));
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
-    assert_eq!(take(&bench, request()).await, existing(holder));
-    bench.must_finish(&claimed, done()).await;
-    assert_eq!(take(&bench, request()).await, existing(holder));
-    assert_eq!(bench.check().await.expect("check").jobs, 1);
+    assert_eq!(take(&fixture, request()).await, replaced);
+    assert_eq!(fixture.job(holder).await.idempotency_key.as_deref(), Some("order-17"));
+    assert_eq!(take(&fixture, request()).await, existing(holder));
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    assert_eq!(take(&fixture, request()).await, existing(holder));
+    fixture.must_finish(&claimed, done()).await;
+    assert_eq!(take(&fixture, request()).await, existing(holder));
+    assert_eq!(fixture.check().await.expect("check").jobs, 1);
 }
 
-async fn an_idempotent_answer_replaces_nothing(bench: Bench) {
-    let first = bench.add(job("mail").idempotency_key("order-17")).await;
-    let holder = bench.add(unique("holder", UniqueMode::Dedupe)).await;
-    let before = picture(&bench.job(holder).await);
+async fn an_idempotent_answer_replaces_nothing(fixture: Fixture) {
+    let first = fixture.add(job("mail").idempotency_key("order-17")).await;
+    let holder = fixture.add(unique("holder", UniqueMode::Dedupe)).await;
+    let before = picture(&fixture.job(holder).await);
     let again = unique("sms", UniqueMode::Replace).idempotency_key("order-17");
-    assert_eq!(take(&bench, again).await, existing(first));
-    assert_eq!(picture(&bench.job(holder).await), before);
+    assert_eq!(take(&fixture, again).await, existing(first));
+    assert_eq!(picture(&fixture.job(holder).await), before);
 }
 
 // ---- unique: modes × where the holder stands -------------------------------------
 
-async fn dedupe_returns_a_waiting_holder_unchanged(bench: Bench) {
-    let holder = bench.add(unique("mail", UniqueMode::Dedupe)).await;
-    let before = picture(&bench.job(holder).await);
+async fn dedupe_returns_a_waiting_holder_unchanged(fixture: Fixture) {
+    let holder = fixture.add(unique("mail", UniqueMode::Dedupe)).await;
+    let before = picture(&fixture.job(holder).await);
     let second = unique("sms", UniqueMode::Dedupe).priority(5);
-    assert_eq!(take(&bench, second).await, existing(holder));
-    assert_eq!(picture(&bench.job(holder).await), before);
+    assert_eq!(take(&fixture, second).await, existing(holder));
+    assert_eq!(picture(&fixture.job(holder).await), before);
 }
 
-async fn dedupe_returns_a_running_holder(bench: Bench) {
-    let holder = bench.running(unique("mail", UniqueMode::Dedupe)).await;
-    assert_eq!(take(&bench, unique("mail", UniqueMode::Dedupe)).await, existing(holder.lease().id));
-    bench.must_finish(&holder, failed()).await;
-    assert_eq!(bench.status(holder.lease().id).await, Status::Retrying);
+async fn dedupe_returns_a_running_holder(fixture: Fixture) {
+    let holder = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
+    assert_eq!(take(&fixture, unique("mail", UniqueMode::Dedupe)).await, existing(holder.lease().id));
+    fixture.must_finish(&holder, failed()).await;
+    assert_eq!(fixture.status(holder.lease().id).await, Status::Retrying);
 }
 
-async fn dedupe_holds_across_kinds_and_queues(bench: Bench) {
-    let holder = bench.add(unique("mail", UniqueMode::Dedupe).queue("letters")).await;
-    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe).queue("phones")).await, existing(holder));
+async fn dedupe_holds_across_kinds_and_queues(fixture: Fixture) {
+    let holder = fixture.add(unique("mail", UniqueMode::Dedupe).queue("letters")).await;
+    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe).queue("phones")).await, existing(holder));
 }
 
-async fn replace_gives_a_waiting_holder_the_new_contents_and_time(bench: Bench) {
-    let holder = bench.add(unique("mail", UniqueMode::Replace).priority(1).delay(HOUR).tags(["old"])).await;
-    bench.advance(MINUTE).await;
+async fn replace_gives_a_waiting_holder_the_new_contents_and_time(fixture: Fixture) {
+    let holder = fixture.add(unique("mail", UniqueMode::Replace).priority(1).delay(HOUR).tags(["old"])).await;
+    fixture.advance(MINUTE).await;
     let next = NewJob::from_json("sms", r#"{"new":true}"#)
         .unique_key(KEY, UniqueMode::Replace)
         .queue("phones")
@@ -232,8 +236,8 @@ async fn replace_gives_a_waiting_holder_the_new_contents_and_time(bench: Bench) 
         .flags(["gpu"])
         .tags(["new"])
         .delay(2 * MINUTE);
-    assert_eq!(take(&bench, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
-    let job = bench.job(holder).await;
+    assert_eq!(take(&fixture, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
+    let job = fixture.job(holder).await;
     assert_eq!(
         (job.kind.as_str(), job.queue.as_str(), job.payload.get()),
         ("sms", "phones", r#"{"new":true}"#)
@@ -243,195 +247,195 @@ async fn replace_gives_a_waiting_holder_the_new_contents_and_time(bench: Bench) 
     assert_eq!((job.run_at, job.created_at), (start() + 3 * MINUTE, start()));
 }
 
-async fn a_replaced_job_is_claimed_with_its_new_contents(bench: Bench) {
-    let holder = bench.add(unique("mail", UniqueMode::Replace).delay(HOUR)).await;
-    take(&bench, unique("sms", UniqueMode::Replace).priority(5)).await;
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
+async fn a_replaced_job_is_claimed_with_its_new_contents(fixture: Fixture) {
+    let holder = fixture.add(unique("mail", UniqueMode::Replace).delay(HOUR)).await;
+    take(&fixture, unique("sms", UniqueMode::Replace).priority(5)).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
     assert_eq!((claimed.lease().id, claimed.kind(), claimed.priority()), (holder, "sms", 5));
     assert_eq!(claimed.payload(), r#"{"for":"sms"}"#);
 }
 
-async fn preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time(bench: Bench) {
-    let holder = bench.add(unique("mail", UniqueMode::Dedupe).delay(HOUR)).await;
+async fn preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time(fixture: Fixture) {
+    let holder = fixture.add(unique("mail", UniqueMode::Dedupe).delay(HOUR)).await;
     let next = unique("sms", UniqueMode::PreserveRunAt).priority(5);
-    assert_eq!(take(&bench, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
-    let job = bench.job(holder).await;
+    assert_eq!(take(&fixture, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
+    let job = fixture.job(holder).await;
     assert_eq!((job.kind.as_str(), job.priority, job.run_at), ("sms", 5, start() + HOUR));
 }
 
-async fn a_replaced_retry_starts_over_under_the_same_fence(bench: Bench) {
-    let claimed = bench.running(unique("mail", UniqueMode::Replace).max_attempts(2)).await;
+async fn a_replaced_retry_starts_over_under_the_same_fence(fixture: Fixture) {
+    let claimed = fixture.running(unique("mail", UniqueMode::Replace).max_attempts(2)).await;
     let id = claimed.lease().id;
-    bench.must_finish(&claimed, failed()).await;
-    assert_eq!(take(&bench, unique("sms", UniqueMode::Replace)).await.how, EnqueuedAs::Replaced);
-    let job = bench.job(id).await;
+    fixture.must_finish(&claimed, failed()).await;
+    assert_eq!(take(&fixture, unique("sms", UniqueMode::Replace)).await.how, EnqueuedAs::Replaced);
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.lease_no), (Status::Queued, 0, 1));
-    let again = bench.claim_one(claimed.lease().worker).await;
+    let again = fixture.claim_one(claimed.lease().worker).await;
     assert_eq!((again.lease().lease_no, again.attempt()), (2, 1));
 }
 
-async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job(bench: Bench) {
-    let mut holder = bench.running(unique("mail", UniqueMode::Dedupe)).await.lease().id;
+async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job(fixture: Fixture) {
+    let mut holder = fixture.running(unique("mail", UniqueMode::Dedupe)).await.lease().id;
     for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
-        let next = take(&bench, unique("sms", mode)).await;
+        let next = take(&fixture, unique("sms", mode)).await;
         assert_eq!(next.how, EnqueuedAs::Created);
         assert_ne!(next.id, holder);
-        let State::Running(old) = bench.state(holder).await else { panic!("the holder runs on") };
+        let State::Running(old) = fixture.state(holder).await else { panic!("the holder runs on") };
         assert!(old.flags.superseded && !old.flags.cancel_requested);
-        let worker = bench.worker().await;
-        holder = bench.claim_one(worker).await.lease().id;
+        let worker = fixture.worker().await;
+        holder = fixture.claim_one(worker).await.lease().id;
         assert_eq!(holder, next.id);
     }
-    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(holder));
+    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(holder));
 }
 
-async fn every_mode_makes_a_new_job_when_the_holder_has_ended(bench: Bench) {
+async fn every_mode_makes_a_new_job_when_the_holder_has_ended(fixture: Fixture) {
     for mode in [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt] {
         for outcome in Outcome::ALL {
-            let old = bench.ended(unique("mail", mode), outcome).await;
-            let before = picture(&bench.job(old).await);
-            let new = take(&bench, unique("sms", mode)).await;
+            let old = fixture.ended(unique("mail", mode), outcome).await;
+            let before = picture(&fixture.job(old).await);
+            let new = take(&fixture, unique("sms", mode)).await;
             assert_eq!(new.how, EnqueuedAs::Created, "{mode:?} after {outcome:?}");
             assert_ne!(new.id, old);
-            assert_eq!(picture(&bench.job(old).await), before);
-            bench.cancel(new.id).await.expect("cancel");
+            assert_eq!(picture(&fixture.job(old).await), before);
+            fixture.cancel(new.id).await.expect("cancel");
         }
     }
 }
 
 // ---- unique: how long a key is held ------------------------------------------------
 
-async fn a_unique_key_is_released_by_every_end(bench: Bench) {
+async fn a_unique_key_is_released_by_every_end(fixture: Fixture) {
     for ending in [done(), failed_for_good(), gave_up()] {
-        let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
-        bench.must_finish(&claimed, ending).await;
-        let next = take(&bench, unique("sms", UniqueMode::Dedupe)).await;
+        let claimed = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
+        fixture.must_finish(&claimed, ending).await;
+        let next = take(&fixture, unique("sms", UniqueMode::Dedupe)).await;
         assert_eq!(next.how, EnqueuedAs::Created);
-        bench.cancel(next.id).await.expect("cancel");
+        fixture.cancel(next.id).await.expect("cancel");
     }
     // The cancel of a waiting job, at the end of the loop, released it too.
-    bench.add(unique("fax", UniqueMode::Dedupe)).await;
+    fixture.add(unique("fax", UniqueMode::Dedupe)).await;
 }
 
-async fn a_unique_key_is_released_by_an_end_that_leaves_nothing_behind(bench: Bench) {
+async fn a_unique_key_is_released_by_an_end_that_leaves_nothing_behind(fixture: Fixture) {
     for ending in [done_plainly(), gave_up_plainly()] {
-        let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
-        bench.must_finish(&claimed, ending).await;
-        let next = bench.add(unique("sms", UniqueMode::Dedupe)).await;
-        assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(next));
-        bench.cancel(next).await.expect("cancel");
+        let claimed = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
+        fixture.must_finish(&claimed, ending).await;
+        let next = fixture.add(unique("sms", UniqueMode::Dedupe)).await;
+        assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(next));
+        fixture.cancel(next).await.expect("cancel");
     }
 }
 
-async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out(bench: Bench) {
-    let claimed = bench.running(unique("mail", UniqueMode::Dedupe)).await;
-    bench.cancel(claimed.lease().id).await.expect("cancel");
-    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(claimed.lease().id));
-    bench.must_finish(&claimed, failed()).await;
-    bench.add(unique("sms", UniqueMode::Dedupe)).await;
+async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out(fixture: Fixture) {
+    let claimed = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
+    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(claimed.lease().id));
+    fixture.must_finish(&claimed, failed()).await;
+    fixture.add(unique("sms", UniqueMode::Dedupe)).await;
 }
 
-async fn a_unique_key_is_released_by_quarantine(bench: Bench) {
-    let id = bench.add(unique("mail", UniqueMode::Dedupe)).await;
+async fn a_unique_key_is_released_by_quarantine(fixture: Fixture) {
+    let id = fixture.add(unique("mail", UniqueMode::Dedupe)).await;
     for _ in 0..3 {
-        let worker = bench.worker().await;
-        let claimed = bench.claim_one(worker).await;
-        assert_eq!(bench.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
-        bench.crash_all_workers().await;
+        let worker = fixture.worker().await;
+        let claimed = fixture.claim_one(worker).await;
+        assert_eq!(fixture.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
+        fixture.crash_all_workers().await;
     }
-    assert_eq!(bench.status(id).await, Status::FailedPermanent);
-    bench.add(unique("sms", UniqueMode::Dedupe)).await;
+    assert_eq!(fixture.status(id).await, Status::FailedPermanent);
+    fixture.add(unique("sms", UniqueMode::Dedupe)).await;
 }
 
-async fn a_unique_key_is_kept_by_every_way_back_to_the_queue(bench: Bench) {
-    let id = bench.add(unique("mail", UniqueMode::Dedupe).max_attempts(20)).await;
+async fn a_unique_key_is_kept_by_every_way_back_to_the_queue(fixture: Fixture) {
+    let id = fixture.add(unique("mail", UniqueMode::Dedupe).max_attempts(20)).await;
     for ending in [failed(), snoozed(), Ending::Released, interrupted()] {
-        let worker = bench.worker().await;
-        let claimed = bench.claim_one(worker).await;
-        bench.must_finish(&claimed, ending.clone()).await;
-        assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id), "{ending:?}");
-        bench.advance(MINUTE).await;
+        let worker = fixture.worker().await;
+        let claimed = fixture.claim_one(worker).await;
+        fixture.must_finish(&claimed, ending.clone()).await;
+        assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id), "{ending:?}");
+        fixture.advance(MINUTE).await;
     }
-    let worker = bench.worker().await;
-    bench.claim_one(worker).await;
-    bench.crash_all_workers().await;
-    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id));
+    let worker = fixture.worker().await;
+    fixture.claim_one(worker).await;
+    fixture.crash_all_workers().await;
+    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id));
 }
 
-async fn an_operators_retry_takes_the_unique_key_again(bench: Bench) {
-    let id = bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
-    bench.retry(id).await.expect("retry");
-    assert_eq!(take(&bench, unique("sms", UniqueMode::Dedupe)).await, existing(id));
+async fn an_operators_retry_takes_the_unique_key_again(fixture: Fixture) {
+    let id = fixture.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
+    fixture.retry(id).await.expect("retry");
+    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id));
 }
 
-async fn a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder(bench: Bench) {
-    let old = bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
-    let holder = bench.add(unique("sms", UniqueMode::Dedupe)).await;
-    let before = picture(&bench.job(old).await);
-    for refused in [bench.retry(old).await, bench.redrive(old).await] {
+async fn a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder(fixture: Fixture) {
+    let old = fixture.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
+    let holder = fixture.add(unique("sms", UniqueMode::Dedupe)).await;
+    let before = picture(&fixture.job(old).await);
+    for refused in [fixture.retry(old).await, fixture.redrive(old).await] {
         let error = refused.expect_err("the key is taken");
         assert!(error.is_conflict() && error.to_string().contains(&holder.to_string()), "{error}");
     }
-    assert_eq!(picture(&bench.job(old).await), before);
+    assert_eq!(picture(&fixture.job(old).await), before);
 }
 
 // ---- unique: the superseded ------------------------------------------------------
 
-async fn superseded(bench: &Bench) -> (longshore::store::Claimed, JobId) {
-    let old = bench.running(unique("mail", UniqueMode::Dedupe)).await;
-    let new = take(bench, unique("sms", UniqueMode::Replace)).await;
+async fn superseded(fixture: &Fixture) -> (longshore::store::Claimed, JobId) {
+    let old = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
+    let new = take(fixture, unique("sms", UniqueMode::Replace)).await;
     (old, new.id)
 }
 
-async fn a_superseded_job_may_succeed(bench: Bench) {
-    let (old, new) = superseded(&bench).await;
-    bench.must_finish(&old, done()).await;
-    assert_eq!(bench.status(old.lease().id).await, Status::Succeeded);
-    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+async fn a_superseded_job_may_succeed(fixture: Fixture) {
+    let (old, new) = superseded(&fixture).await;
+    fixture.must_finish(&old, done()).await;
+    assert_eq!(fixture.status(old.lease().id).await, Status::Succeeded);
+    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
 /// The holder gives up without a reason, and does not know yet that its key
 /// has gone: the end has to say so.
-async fn a_superseded_job_that_gives_up_says_why(bench: Bench) {
-    let (old, new) = superseded(&bench).await;
-    bench.must_finish(&old, gave_up_plainly()).await;
-    let job = bench.job(old.lease().id).await;
+async fn a_superseded_job_that_gives_up_says_why(fixture: Fixture) {
+    let (old, new) = superseded(&fixture).await;
+    fixture.must_finish(&old, gave_up_plainly()).await;
+    let job = fixture.job(old.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Cancelled, Some(lifecycle::SUPERSEDED)));
-    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-async fn a_superseded_failure_is_final(bench: Bench) {
-    let (old, new) = superseded(&bench).await;
-    bench.must_finish(&old, failed()).await;
-    let job = bench.job(old.lease().id).await;
+async fn a_superseded_failure_is_final(fixture: Fixture) {
+    let (old, new) = superseded(&fixture).await;
+    fixture.must_finish(&old, failed()).await;
+    let job = fixture.job(old.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::FailedPermanent, Some("smtp said 451")));
-    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-async fn a_superseded_snooze_release_or_interruption_ends_cancelled(bench: Bench) {
+async fn a_superseded_snooze_release_or_interruption_ends_cancelled(fixture: Fixture) {
     for ending in [snoozed(), Ending::Released, interrupted()] {
-        let (old, new) = superseded(&bench).await;
-        bench.must_finish(&old, ending.clone()).await;
-        assert_eq!(bench.status(old.lease().id).await, Status::Cancelled, "{ending:?}");
-        assert_eq!(bench.job(old.lease().id).await.attempts, 0, "{ending:?}");
-        assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
-        bench.cancel(new).await.expect("cancel");
+        let (old, new) = superseded(&fixture).await;
+        fixture.must_finish(&old, ending.clone()).await;
+        assert_eq!(fixture.status(old.lease().id).await, Status::Cancelled, "{ending:?}");
+        assert_eq!(fixture.job(old.lease().id).await.attempts, 0, "{ending:?}");
+        assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+        fixture.cancel(new).await.expect("cancel");
     }
 }
 
-async fn a_superseded_job_of_a_dead_worker_ends_cancelled(bench: Bench) {
-    let (old, new) = superseded(&bench).await;
-    assert_eq!(bench.crash_all_workers().await.recovered, 1);
-    assert_eq!(bench.status(old.lease().id).await, Status::Cancelled);
-    assert_eq!(take(&bench, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+async fn a_superseded_job_of_a_dead_worker_ends_cancelled(fixture: Fixture) {
+    let (old, new) = superseded(&fixture).await;
+    assert_eq!(fixture.crash_all_workers().await.recovered, 1);
+    assert_eq!(fixture.status(old.lease().id).await, Status::Cancelled);
+    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-async fn a_list_by_unique_key_finds_the_live_owner_only(bench: Bench) {
-    bench.ended(unique("mail", UniqueMode::Dedupe), Outcome::Succeeded).await;
-    let live = bench.add(unique("sms", UniqueMode::Dedupe)).await;
-    bench.add(job("fax").unique_key("another", UniqueMode::Dedupe)).await;
+async fn a_list_by_unique_key_finds_the_live_owner_only(fixture: Fixture) {
+    fixture.ended(unique("mail", UniqueMode::Dedupe), Outcome::Succeeded).await;
+    let live = fixture.add(unique("sms", UniqueMode::Dedupe)).await;
+    fixture.add(job("fax").unique_key("another", UniqueMode::Dedupe)).await;
     let filter = ListFilter { unique_key: Some(KEY.into()), ..ListFilter::default() };
-    let page = bench.list(&filter).await.expect("list");
+    let page = fixture.list(&filter).await.expect("list");
     assert_eq!(page.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [live]);
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use longshore::store::{ClaimRequest, Claimed};
 use longshore::{Client, Ending, Status, WorkerId};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_serial_queue_runs_one_job_at_a_time_across_handles,
@@ -28,59 +28,59 @@ cases! {
 
 const QUEUE: &str = "serial";
 
-async fn limited(bench: &Bench, limit: u32, jobs: usize) -> WorkerId {
-    bench.limit(QUEUE, Some(limit)).await.expect("limit");
-    bench.enqueue_many((0..jobs).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
-    bench.worker_with(DAY).await
+async fn limited(fixture: &Fixture, limit: u32, jobs: usize) -> WorkerId {
+    fixture.limit(QUEUE, Some(limit)).await.expect("limit");
+    fixture.enqueue_many((0..jobs).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
+    fixture.worker_with(DAY).await
 }
 
-async fn claim(bench: &Bench, worker: WorkerId, count: u32) -> Vec<Claimed> {
-    bench.claim_from(QUEUE, worker, count).await
+async fn claim(fixture: &Fixture, worker: WorkerId, count: u32) -> Vec<Claimed> {
+    fixture.claim_from(QUEUE, worker, count).await
 }
 
-async fn a_serial_queue_runs_one_job_at_a_time_across_handles(bench: Bench) {
-    let worker = limited(&bench, 1, 3).await;
-    let other = bench.second().await;
-    let held = claim(&bench, worker, 9).await;
+async fn a_serial_queue_runs_one_job_at_a_time_across_handles(fixture: Fixture) {
+    let worker = limited(&fixture, 1, 3).await;
+    let other = fixture.second().await;
+    let held = claim(&fixture, worker, 9).await;
     assert_eq!(held.len(), 1);
     let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 9) };
     let elsewhere = other.store().claim(&request, &mut Default::default()).await.expect("claim");
     assert_eq!(elsewhere.jobs.len(), 0);
-    bench.must_finish(&held[0], done()).await;
+    fixture.must_finish(&held[0], done()).await;
     let elsewhere = other.store().claim(&request, &mut Default::default()).await.expect("claim");
     assert_eq!(elsewhere.jobs.len(), 1);
 }
 
-async fn a_serial_queue_keeps_the_order_of_its_jobs(bench: Bench) {
-    let worker = limited(&bench, 1, 0).await;
+async fn a_serial_queue_keeps_the_order_of_its_jobs(fixture: Fixture) {
+    let worker = limited(&fixture, 1, 0).await;
     let mut expected = Vec::new();
     for _ in 0..4 {
-        expected.push(bench.add(job("step").queue(QUEUE)).await);
+        expected.push(fixture.add(job("step").queue(QUEUE)).await);
     }
     let mut seen = Vec::new();
     for _ in 0..4 {
-        let held = claim(&bench, worker, 9).await;
+        let held = claim(&fixture, worker, 9).await;
         seen.extend(ids(&held));
-        bench.must_finish(&held[0], done()).await;
+        fixture.must_finish(&held[0], done()).await;
     }
     assert_eq!(seen, expected);
 }
 
-async fn a_limit_holds_across_priorities_and_kinds(bench: Bench) {
-    let worker = limited(&bench, 2, 0).await;
+async fn a_limit_holds_across_priorities_and_kinds(fixture: Fixture) {
+    let worker = limited(&fixture, 2, 0).await;
     for priority in [3, 1, 2, 3, 1] {
-        bench.add(job("step").queue(QUEUE).priority(priority)).await;
+        fixture.add(job("step").queue(QUEUE).priority(priority)).await;
     }
-    let held = claim(&bench, worker, 9).await;
+    let held = claim(&fixture, worker, 9).await;
     assert_eq!(held.iter().map(Claimed::priority).collect::<Vec<_>>(), [3, 3]);
-    bench.must_finish(&held[0], done()).await;
-    assert_eq!(claim(&bench, worker, 9).await.len(), 1);
-    assert_eq!(claim(&bench, worker, 9).await.len(), 0);
+    fixture.must_finish(&held[0], done()).await;
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
 }
 
-async fn concurrent_claimers_never_overdraw_a_limit(bench: Bench) {
-    let worker = limited(&bench, 3, 40).await;
-    let handles = [bench.second().await, bench.second().await, bench.handle()];
+async fn concurrent_claimers_never_overdraw_a_limit(fixture: Fixture) {
+    let worker = limited(&fixture, 3, 40).await;
+    let handles = [fixture.second().await, fixture.second().await, fixture.handle()];
     for _ in 0..5 {
         let tasks: Vec<_> = (0..9)
             .map(|n| {
@@ -98,130 +98,130 @@ async fn concurrent_claimers_never_overdraw_a_limit(bench: Bench) {
         assert!(held.len() <= 3, "{} run at once", held.len());
         // A claimer that found the queue's row taken went away empty; alone,
         // one gets the rest.
-        held.extend(claim(&bench, worker, 9).await);
+        held.extend(claim(&fixture, worker, 9).await);
         assert_eq!(held.len(), 3);
         for job in &held {
-            bench.must_finish(job, done()).await;
+            fixture.must_finish(job, done()).await;
         }
     }
 }
 
-async fn every_ending_frees_the_slot(bench: Bench) {
-    let worker = limited(&bench, 1, 20).await;
+async fn every_ending_frees_the_slot(fixture: Fixture) {
+    let worker = limited(&fixture, 1, 20).await;
     for ending in endings() {
-        let held = claim(&bench, worker, 9).await;
+        let held = claim(&fixture, worker, 9).await;
         assert_eq!(held.len(), 1, "before {ending:?}");
-        bench.must_finish(&held[0], ending).await;
+        fixture.must_finish(&held[0], ending).await;
     }
-    assert_eq!(claim(&bench, worker, 9).await.len(), 1);
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
 }
 
-async fn a_requested_cancel_holds_the_slot_until_it_is_carried_out(bench: Bench) {
-    let worker = limited(&bench, 1, 2).await;
-    let held = claim(&bench, worker, 9).await;
-    bench.cancel(held[0].lease().id).await.expect("cancel");
-    assert_eq!(claim(&bench, worker, 9).await.len(), 0);
-    bench.must_finish(&held[0], Ending::Released).await;
-    assert_eq!(claim(&bench, worker, 9).await.len(), 1);
+async fn a_requested_cancel_holds_the_slot_until_it_is_carried_out(fixture: Fixture) {
+    let worker = limited(&fixture, 1, 2).await;
+    let held = claim(&fixture, worker, 9).await;
+    fixture.cancel(held[0].lease().id).await.expect("cancel");
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
+    fixture.must_finish(&held[0], Ending::Released).await;
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
 }
 
-async fn recovery_frees_the_slot(bench: Bench) {
-    limited(&bench, 1, 2).await;
-    let mortal = bench.worker().await;
-    assert_eq!(claim(&bench, mortal, 9).await.len(), 1);
-    bench.crash_all_workers().await;
-    let next = bench.worker_with(DAY).await;
-    assert_eq!(claim(&bench, next, 9).await.len(), 1);
-    assert_eq!(claim(&bench, next, 9).await.len(), 0);
+async fn recovery_frees_the_slot(fixture: Fixture) {
+    limited(&fixture, 1, 2).await;
+    let mortal = fixture.worker().await;
+    assert_eq!(claim(&fixture, mortal, 9).await.len(), 1);
+    fixture.crash_all_workers().await;
+    let next = fixture.worker_with(DAY).await;
+    assert_eq!(claim(&fixture, next, 9).await.len(), 1);
+    assert_eq!(claim(&fixture, next, 9).await.len(), 0);
 }
 
-async fn a_lost_lease_frees_its_slot_once(bench: Bench) {
-    limited(&bench, 1, 3).await;
-    let mortal = bench.worker().await;
-    let stale = claim(&bench, mortal, 9).await.remove(0);
-    bench.crash_all_workers().await;
-    let next = bench.worker_with(DAY).await;
-    assert_eq!(claim(&bench, next, 9).await.len(), 1);
-    assert_eq!(bench.finish(&stale, done()).await, longshore::store::Fenced::LeaseLost);
-    assert_eq!(claim(&bench, next, 9).await.len(), 0);
+async fn a_lost_lease_frees_its_slot_once(fixture: Fixture) {
+    limited(&fixture, 1, 3).await;
+    let mortal = fixture.worker().await;
+    let stale = claim(&fixture, mortal, 9).await.remove(0);
+    fixture.crash_all_workers().await;
+    let next = fixture.worker_with(DAY).await;
+    assert_eq!(claim(&fixture, next, 9).await.len(), 1);
+    assert_eq!(fixture.finish(&stale, done()).await, longshore::store::Fenced::LeaseLost);
+    assert_eq!(claim(&fixture, next, 9).await.len(), 0);
 }
 
 /// Leases taken before there was a limit count too.
-async fn a_limit_set_while_jobs_run_counts_them(bench: Bench) {
-    bench.enqueue_many((0..6).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
-    let worker = bench.worker_with(DAY).await;
-    let held = claim(&bench, worker, 3).await;
-    bench.limit(QUEUE, Some(2)).await.expect("limit");
-    assert_eq!(claim(&bench, worker, 9).await.len(), 0);
-    bench.must_finish(&held[0], done()).await;
-    assert_eq!(claim(&bench, worker, 9).await.len(), 0);
-    bench.must_finish(&held[1], done()).await;
-    assert_eq!(claim(&bench, worker, 9).await.len(), 1);
+async fn a_limit_set_while_jobs_run_counts_them(fixture: Fixture) {
+    fixture.enqueue_many((0..6).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
+    let worker = fixture.worker_with(DAY).await;
+    let held = claim(&fixture, worker, 3).await;
+    fixture.limit(QUEUE, Some(2)).await.expect("limit");
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
+    fixture.must_finish(&held[0], done()).await;
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
+    fixture.must_finish(&held[1], done()).await;
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
 }
 
-async fn a_raised_limit_lets_more_run_and_a_lifted_one_all(bench: Bench) {
-    let worker = limited(&bench, 1, 6).await;
-    assert_eq!(claim(&bench, worker, 9).await.len(), 1);
-    bench.limit(QUEUE, Some(3)).await.expect("limit");
-    assert_eq!(claim(&bench, worker, 9).await.len(), 2);
-    bench.limit(QUEUE, None).await.expect("limit");
-    assert_eq!(claim(&bench, worker, 9).await.len(), 3);
+async fn a_raised_limit_lets_more_run_and_a_lifted_one_all(fixture: Fixture) {
+    let worker = limited(&fixture, 1, 6).await;
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
+    fixture.limit(QUEUE, Some(3)).await.expect("limit");
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 2);
+    fixture.limit(QUEUE, None).await.expect("limit");
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 3);
 }
 
-async fn a_limit_holds_for_a_claimer_that_has_begun_without_one(bench: Bench) {
-    bench.enqueue_many((0..8).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
-    let worker = bench.worker_with(DAY).await;
+async fn a_limit_holds_for_a_claimer_that_has_begun_without_one(fixture: Fixture) {
+    fixture.enqueue_many((0..8).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
+    let worker = fixture.worker_with(DAY).await;
     let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 2) };
     let mut cursor = Default::default();
-    assert_eq!(bench.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 2);
-    bench.limit(QUEUE, Some(3)).await.expect("limit");
+    assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 2);
+    fixture.limit(QUEUE, Some(3)).await.expect("limit");
     // It may take the claimer until its next look at the head to see that one
     // slot is left; it never takes two.
     let began = Instant::now();
     let mut held = 2;
     while held < 3 && began.elapsed() < 20 * SECOND {
-        held += bench.store().claim(&request, &mut cursor).await.expect("claim").jobs.len();
+        held += fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len();
         tokio::time::sleep(SECOND / 200).await;
     }
-    held += bench.store().claim(&request, &mut cursor).await.expect("claim").jobs.len();
+    held += fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len();
     assert_eq!(held, 3);
 }
 
-async fn a_full_queue_does_not_hold_up_its_neighbours(bench: Bench) {
-    let worker = limited(&bench, 1, 5).await;
-    bench.add(job("free").queue("free").priority(-5)).await;
+async fn a_full_queue_does_not_hold_up_its_neighbours(fixture: Fixture) {
+    let worker = limited(&fixture, 1, 5).await;
+    fixture.add(job("free").queue("free").priority(-5)).await;
     let queues = vec![QUEUE.into(), "free".into()];
     let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 9) };
-    assert_eq!(kinds(&bench.claim_as(&request).await), ["step", "free"]);
-    bench.add(job("free").queue("free").priority(-5)).await;
-    assert_eq!(kinds(&bench.claim_as(&request).await), ["free"]);
+    assert_eq!(kinds(&fixture.claim_as(&request).await), ["step", "free"]);
+    fixture.add(job("free").queue("free").priority(-5)).await;
+    assert_eq!(kinds(&fixture.claim_as(&request).await), ["free"]);
 }
 
-async fn a_suspect_needs_a_slot_like_any_other(bench: Bench) {
-    limited(&bench, 1, 1).await;
-    let mortal = bench.worker().await;
-    claim(&bench, mortal, 1).await;
-    bench.crash_all_workers().await;
-    bench.add(job("step").queue(QUEUE).priority(9)).await;
-    let worker = bench.worker_with(DAY).await;
-    assert_eq!(claim(&bench, worker, 9).await.len(), 1);
-    assert_eq!(claim(&bench, worker, 9).await.len(), 0);
-    assert_eq!(bench.counted(Status::Retrying).await, 1);
+async fn a_suspect_needs_a_slot_like_any_other(fixture: Fixture) {
+    limited(&fixture, 1, 1).await;
+    let mortal = fixture.worker().await;
+    claim(&fixture, mortal, 1).await;
+    fixture.crash_all_workers().await;
+    fixture.add(job("step").queue(QUEUE).priority(9)).await;
+    let worker = fixture.worker_with(DAY).await;
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
+    assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
+    assert_eq!(fixture.counted(Status::Retrying).await, 1);
 }
 
-async fn a_limit_below_one_is_refused_by_name(bench: Bench) {
-    let error = bench.limit(QUEUE, Some(0)).await.expect_err("a limit of nothing");
+async fn a_limit_below_one_is_refused_by_name(fixture: Fixture) {
+    let error = fixture.limit(QUEUE, Some(0)).await.expect_err("a limit of nothing");
     assert_eq!(error.field(), Some("limit"));
     assert!(error.to_string().contains("pause"), "{error}");
 }
 
-async fn queues_show_their_settings_and_their_live_jobs(bench: Bench) {
-    let worker = limited(&bench, 2, 5).await;
-    claim(&bench, worker, 9).await;
-    bench.pause("closed").await.expect("pause");
-    bench.enqueue_kind("mail").await;
-    bench.add(job("mail").delay(DAY)).await;
-    let queues = bench.queues().await.expect("queues");
+async fn queues_show_their_settings_and_their_live_jobs(fixture: Fixture) {
+    let worker = limited(&fixture, 2, 5).await;
+    claim(&fixture, worker, 9).await;
+    fixture.pause("closed").await.expect("pause");
+    fixture.enqueue_kind("mail").await;
+    fixture.add(job("mail").delay(DAY)).await;
+    let queues = fixture.queues().await.expect("queues");
     let shown: Vec<_> = queues
         .iter()
         .map(|queue| (queue.name.as_str(), queue.paused, queue.limit, queue.waiting, queue.running))
@@ -232,12 +232,12 @@ async fn queues_show_their_settings_and_their_live_jobs(bench: Bench) {
     );
 }
 
-async fn a_change_of_one_setting_leaves_the_other(bench: Bench) {
-    bench.limit(QUEUE, Some(4)).await.expect("limit");
-    bench.pause(QUEUE).await.expect("pause");
-    bench.limit(QUEUE, Some(5)).await.expect("limit");
-    let queues = bench.queues().await.expect("queues");
+async fn a_change_of_one_setting_leaves_the_other(fixture: Fixture) {
+    fixture.limit(QUEUE, Some(4)).await.expect("limit");
+    fixture.pause(QUEUE).await.expect("pause");
+    fixture.limit(QUEUE, Some(5)).await.expect("limit");
+    let queues = fixture.queues().await.expect("queues");
     assert_eq!((queues[0].paused, queues[0].limit), (true, Some(5)));
-    bench.resume(QUEUE).await.expect("resume");
-    assert_eq!(bench.queues().await.expect("queues")[0].limit, Some(5));
+    fixture.resume(QUEUE).await.expect("resume");
+    assert_eq!(fixture.queues().await.expect("queues")[0].limit, Some(5));
 }

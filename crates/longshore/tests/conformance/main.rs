@@ -1,6 +1,6 @@
 //! The conformance suite: what both engines promise, case by case.
 //!
-//! A case is an `async fn` that takes a [`Bench`](bench::Bench) and does not
+//! A case is an `async fn` that takes a [`Fixture`](fixture::Fixture) and does not
 //! depend on the engine. Each module registers its cases with `cases!`, which
 //! makes two tests of each: `module::postgres::case` and `module::sqlite::case`.
 //! A case that is not registered is dead code, so the compiler warns about it.
@@ -22,7 +22,7 @@ macro_rules! cases {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    crate::bench::run(crate::bench::Engine::$engine, super::$case).await;
+                    crate::fixture::run(crate::fixture::Engine::$engine, super::$case).await;
                 }
             )+
         }
@@ -33,35 +33,36 @@ macro_rules! cases {
     };
 }
 
-mod access;
-mod bench;
 mod cancel;
 mod claim;
 mod counts;
 mod cursor;
+mod dead_connections;
 mod enqueue;
 mod fence;
+mod fixture;
 mod hooks;
 mod http;
 mod input;
 mod inspect;
 mod keys;
-mod leases;
+mod kinds;
 mod limits;
 mod locks;
-mod matrix;
 mod migrate;
-mod mishaps;
 mod operate;
-mod outage;
 mod races;
+mod random_operations;
 mod recovery;
 mod retention;
 mod schedules;
 mod settle;
+mod settle_by_lease;
 mod sql;
+mod tokens;
 mod transactions;
+mod transitions;
 mod wake;
-mod walk;
 mod worker;
+mod worker_faults;
 mod workers;

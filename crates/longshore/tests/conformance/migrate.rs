@@ -4,7 +4,7 @@ use chrono::Utc;
 use longshore::store::{Migrated, NewKind, SCHEMA_VERSION};
 use longshore::{Client, NewJob, Status};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     migrating_again_changes_nothing,
@@ -20,49 +20,49 @@ cases! {
     the_clock_keeps_microseconds,
 }
 
-async fn migrating_again_changes_nothing(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
+async fn migrating_again_changes_nothing(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
     assert_eq!(
-        bench.migrate().await.expect("migrate"),
+        fixture.migrate().await.expect("migrate"),
         Migrated { from: SCHEMA_VERSION, to: SCHEMA_VERSION }
     );
-    assert_eq!(bench.status(id).await, Status::Queued);
+    assert_eq!(fixture.status(id).await, Status::Queued);
 }
 
-async fn a_database_without_tables_is_at_version_zero(bench: Bench) {
-    let bare = Client::connect(&bench.bare_url()).await.expect("open");
+async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
+    let bare = Client::connect(&fixture.bare_url()).await.expect("open");
     assert_eq!(bare.store().schema_version().await.expect("version"), 0);
     assert_eq!(bare.migrate().await.expect("migrate"), Migrated { from: 0, to: SCHEMA_VERSION });
     assert_eq!(bare.store().schema_version().await.expect("version"), SCHEMA_VERSION);
 }
 
 /// Takes the tables back to where version 1 left them.
-async fn as_of_version_one(bench: &Bench) {
-    bench.sql("drop table tokens; drop table kinds; delete from migrations where version > 1", None).await;
-    assert_eq!(bench.store().schema_version().await.expect("version"), 1);
+async fn as_of_version_one(fixture: &Fixture) {
+    fixture.sql("drop table tokens; drop table kinds; delete from migrations where version > 1", None).await;
+    assert_eq!(fixture.store().schema_version().await.expect("version"), 1);
 }
 
-async fn a_database_of_the_first_version_keeps_its_jobs(bench: Bench) {
-    as_of_version_one(&bench).await;
-    let old = bench.second().await;
+async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
+    as_of_version_one(&fixture).await;
+    let old = fixture.second().await;
     let waiting = old.enqueue(job("mail").queue("letters")).await.expect("enqueue").id;
-    let running = bench.running(job("sms").priority(3)).await;
-    let before = [picture(&bench.job(waiting).await), picture(&bench.job(running.lease().id).await)];
+    let running = fixture.running(job("sms").priority(3)).await;
+    let before = [picture(&fixture.job(waiting).await), picture(&fixture.job(running.lease().id).await)];
     assert_eq!(old.migrate().await.expect("migrate"), Migrated { from: 1, to: SCHEMA_VERSION });
     assert_eq!(
-        bench.migrate().await.expect("migrate"),
+        fixture.migrate().await.expect("migrate"),
         Migrated { from: SCHEMA_VERSION, to: SCHEMA_VERSION }
     );
-    let after = [picture(&bench.job(waiting).await), picture(&bench.job(running.lease().id).await)];
+    let after = [picture(&fixture.job(waiting).await), picture(&fixture.job(running.lease().id).await)];
     assert_eq!(after, before);
     // Whoever worked before goes on, and what is new is there.
-    bench.must_finish(&running, done()).await;
-    bench.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
+    fixture.must_finish(&running, done()).await;
+    fixture.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
 }
 
-async fn what_the_first_version_lacks_says_to_migrate(bench: Bench) {
-    as_of_version_one(&bench).await;
-    let store = bench.store();
+async fn what_the_first_version_lacks_says_to_migrate(fixture: Fixture) {
+    as_of_version_one(&fixture).await;
+    let store = fixture.store();
     let errors = [
         store.put_kinds(&[NewKind::new("mail")]).await.expect_err("put_kinds"),
         store.kinds().await.expect_err("kinds"),
@@ -73,11 +73,11 @@ async fn what_the_first_version_lacks_says_to_migrate(bench: Bench) {
         assert!(error.is_schema(), "{error:?}");
         assert!(error.to_string().contains("longshore migrate"), "{error}");
     }
-    bench.enqueue_kind("mail").await;
+    fixture.enqueue_kind("mail").await;
 }
 
-async fn processes_that_migrate_at_once_all_succeed(bench: Bench) {
-    let url = bench.bare_url();
+async fn processes_that_migrate_at_once_all_succeed(fixture: Fixture) {
+    let url = fixture.bare_url();
     let migrations: Vec<_> = (0..4)
         .map(|_| {
             let url = url.clone();
@@ -95,8 +95,8 @@ async fn processes_that_migrate_at_once_all_succeed(bench: Bench) {
     assert_eq!(client.check().await.expect("check").problems, Vec::<String>::new());
 }
 
-async fn without_tables_a_verb_says_to_migrate(bench: Bench) {
-    let bare = Client::connect(&bench.bare_url()).await.expect("open");
+async fn without_tables_a_verb_says_to_migrate(fixture: Fixture) {
+    let bare = Client::connect(&fixture.bare_url()).await.expect("open");
     let errors = [
         bare.enqueue(job("mail")).await.expect_err("enqueue"),
         bare.get(longshore::JobId::new()).await.expect_err("get"),
@@ -112,42 +112,42 @@ fn renumbered(from: i64, to: i64) -> String {
     format!("update migrations set version = {to} where version = {from}")
 }
 
-async fn a_schema_newer_than_this_build_is_refused(bench: Bench) {
-    bench.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
-    let error = bench.migrate().await.expect_err("a newer schema");
+async fn a_schema_newer_than_this_build_is_refused(fixture: Fixture) {
+    fixture.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
+    let error = fixture.migrate().await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
 }
 
-async fn a_schema_newer_than_this_build_is_refused_at_connect(bench: Bench) {
-    bench.enqueue_kind("mail").await;
-    bench.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
-    let error = Client::connect(&bench.url()).await.expect_err("a newer schema");
+async fn a_schema_newer_than_this_build_is_refused_at_connect(fixture: Fixture) {
+    fixture.enqueue_kind("mail").await;
+    fixture.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
+    let error = Client::connect(&fixture.url()).await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
-    assert_eq!(bench.ask("select max(version) from migrations", None).await, 99);
-    assert_eq!(bench.ask("select count(*) from jobs", None).await, 1);
-    bench.sql(&renumbered(99, SCHEMA_VERSION), None).await;
-    bench.second().await;
+    assert_eq!(fixture.ask("select max(version) from migrations", None).await, 99);
+    assert_eq!(fixture.ask("select count(*) from jobs", None).await, 1);
+    fixture.sql(&renumbered(99, SCHEMA_VERSION), None).await;
+    fixture.second().await;
 }
 
-async fn a_pinned_clock_stands_still_for_every_process(bench: Bench) {
-    let second = bench.second().await;
-    assert_eq!(bench.now().await, start());
+async fn a_pinned_clock_stands_still_for_every_process(fixture: Fixture) {
+    let second = fixture.second().await;
+    assert_eq!(fixture.now().await, start());
     assert_eq!(second.store().now().await.expect("now"), start());
-    bench.advance(HOUR).await;
+    fixture.advance(HOUR).await;
     assert_eq!(second.store().now().await.expect("now"), start() + HOUR);
 }
 
-async fn an_unpinned_clock_is_the_real_one(bench: Bench) {
-    bench.store().pin_clock(None).await.expect("unpin");
-    let off = (bench.now().await - Utc::now()).num_seconds().abs();
+async fn an_unpinned_clock_is_the_real_one(fixture: Fixture) {
+    fixture.store().pin_clock(None).await.expect("unpin");
+    let off = (fixture.now().await - Utc::now()).num_seconds().abs();
     assert!(off < 60, "off by {off} s");
 }
 
-async fn the_clock_keeps_microseconds(bench: Bench) {
+async fn the_clock_keeps_microseconds(fixture: Fixture) {
     let at = start() + std::time::Duration::from_micros(123_456);
-    bench.store().pin_clock(Some(at)).await.expect("pin");
-    let id = bench.add(NewJob::new("mail", &1)).await;
-    assert_eq!(bench.job(id).await.created_at, at);
+    fixture.store().pin_clock(Some(at)).await.expect("pin");
+    let id = fixture.add(NewJob::new("mail", &1)).await;
+    assert_eq!(fixture.job(id).await.created_at, at);
 }

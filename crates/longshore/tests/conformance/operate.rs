@@ -4,7 +4,7 @@ use longshore::lifecycle::State;
 use longshore::store::{DeadFilter, Operated, Operation};
 use longshore::{Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode, When};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_finished_job_runs_again_with_a_fresh_budget,
@@ -38,101 +38,101 @@ fn conflict(error: &Error, remedy: &str) {
 
 // ---- retry -------------------------------------------------------------------
 
-async fn a_finished_job_runs_again_with_a_fresh_budget(bench: Bench) {
+async fn a_finished_job_runs_again_with_a_fresh_budget(fixture: Fixture) {
     for outcome in Outcome::ALL {
-        let id = bench.ended(job("mail").max_attempts(1), outcome).await;
-        bench.advance(MINUTE).await;
-        let now = bench.now().await;
-        bench.retry(id).await.expect("retry");
-        let job = bench.job(id).await;
+        let id = fixture.ended(job("mail").max_attempts(1), outcome).await;
+        fixture.advance(MINUTE).await;
+        let now = fixture.now().await;
+        fixture.retry(id).await.expect("retry");
+        let job = fixture.job(id).await;
         assert_eq!((job.status, job.attempts, job.interruptions), (Status::Queued, 0, 0), "{outcome:?}");
         assert_eq!((job.run_at, job.finished_at, job.lease_no), (now, None, 1), "{outcome:?}");
-        let worker = bench.worker().await;
-        let again = bench.claim_one(worker).await;
+        let worker = fixture.worker().await;
+        let again = fixture.claim_one(worker).await;
         assert_eq!((again.attempt(), again.lease().lease_no), (1, 2));
-        bench.must_finish(&again, done()).await;
+        fixture.must_finish(&again, done()).await;
     }
 }
 
-async fn a_quarantined_job_is_no_suspect_after_a_retry(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
+async fn a_quarantined_job_is_no_suspect_after_a_retry(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
     for _ in 0..3 {
-        let worker = bench.worker().await;
-        let claimed = bench.claim_one(worker).await;
-        bench.must_finish(&claimed, interrupted()).await;
-        bench.advance(MINUTE).await;
+        let worker = fixture.worker().await;
+        let claimed = fixture.claim_one(worker).await;
+        fixture.must_finish(&claimed, interrupted()).await;
+        fixture.advance(MINUTE).await;
     }
-    assert_eq!(bench.status(id).await, Status::FailedPermanent);
-    bench.redrive(id).await.expect("redrive");
-    assert_eq!(bench.job(id).await.interruptions, 0);
+    assert_eq!(fixture.status(id).await, Status::FailedPermanent);
+    fixture.redrive(id).await.expect("redrive");
+    assert_eq!(fixture.job(id).await.interruptions, 0);
 }
 
-async fn the_history_stays_after_a_retry(bench: Bench) {
-    let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
-    bench.retry(id).await.expect("retry");
-    let job = bench.job(id).await;
+async fn the_history_stays_after_a_retry(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    fixture.retry(id).await.expect("retry");
+    let job = fixture.job(id).await;
     assert_eq!(job.errors.len(), 1);
     assert_eq!(job.last_error.as_deref(), Some("no such mailbox"));
 }
 
-async fn the_result_of_an_earlier_success_is_gone_after_a_retry(bench: Bench) {
-    let id = bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.retry(id).await.expect("retry");
-    assert!(bench.job(id).await.result.is_none());
+async fn the_result_of_an_earlier_success_is_gone_after_a_retry(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.retry(id).await.expect("retry");
+    assert!(fixture.job(id).await.result.is_none());
 }
 
-async fn a_waiting_job_is_due_now_and_keeps_its_attempts(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_waiting_job_is_due_now_and_keeps_its_attempts(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
-    bench.must_finish(&claimed, failed()).await;
-    bench.retry(id).await.expect("retry");
-    let job = bench.job(id).await;
+    fixture.must_finish(&claimed, failed()).await;
+    fixture.retry(id).await.expect("retry");
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.lease_no, job.run_at), (Status::Retrying, 1, 1, start()));
-    assert_eq!(bench.claim_one(claimed.lease().worker).await.attempt(), 2);
+    assert_eq!(fixture.claim_one(claimed.lease().worker).await.attempt(), 2);
 }
 
-async fn a_job_already_due_keeps_its_place_when_hurried(bench: Bench) {
-    let early = bench.add(job("early").run_at(start() - HOUR)).await;
-    bench.add(job("late").run_at(start() - MINUTE)).await;
-    bench.retry(early).await.expect("retry");
-    let worker = bench.worker().await;
-    assert_eq!(kinds(&bench.claim(worker, 2).await), ["early", "late"]);
+async fn a_job_already_due_keeps_its_place_when_hurried(fixture: Fixture) {
+    let early = fixture.add(job("early").run_at(start() - HOUR)).await;
+    fixture.add(job("late").run_at(start() - MINUTE)).await;
+    fixture.retry(early).await.expect("retry");
+    let worker = fixture.worker().await;
+    assert_eq!(kinds(&fixture.claim(worker, 2).await), ["early", "late"]);
 }
 
-async fn a_running_job_cannot_be_retried(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    let before = picture(&bench.job(claimed.lease().id).await);
-    conflict(&bench.retry(claimed.lease().id).await.expect_err("it runs"), "cancel it first");
-    assert_eq!(picture(&bench.job(claimed.lease().id).await), before);
+async fn a_running_job_cannot_be_retried(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let before = picture(&fixture.job(claimed.lease().id).await);
+    conflict(&fixture.retry(claimed.lease().id).await.expect_err("it runs"), "cancel it first");
+    assert_eq!(picture(&fixture.job(claimed.lease().id).await), before);
 }
 
 // ---- redrive -----------------------------------------------------------------
 
-async fn only_dead_letters_are_redriven(bench: Bench) {
-    let dead = bench.ended(job("mail"), Outcome::FailedPermanent).await;
-    bench.redrive(dead).await.expect("redrive");
-    assert_eq!(bench.status(dead).await, Status::Queued);
-    conflict(&bench.redrive(dead).await.expect_err("it waits"), "cancel it first");
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
-    conflict(&bench.redrive(dead).await.expect_err("it runs"), "cancel it first");
-    bench.must_finish(&claimed, done()).await;
-    conflict(&bench.redrive(dead).await.expect_err("it succeeded"), "retry it instead");
-    let cancelled = bench.ended(job("mail"), Outcome::Cancelled).await;
-    conflict(&bench.redrive(cancelled).await.expect_err("it was cancelled"), "retry it instead");
+async fn only_dead_letters_are_redriven(fixture: Fixture) {
+    let dead = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    fixture.redrive(dead).await.expect("redrive");
+    assert_eq!(fixture.status(dead).await, Status::Queued);
+    conflict(&fixture.redrive(dead).await.expect_err("it waits"), "cancel it first");
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    conflict(&fixture.redrive(dead).await.expect_err("it runs"), "cancel it first");
+    fixture.must_finish(&claimed, done()).await;
+    conflict(&fixture.redrive(dead).await.expect_err("it succeeded"), "retry it instead");
+    let cancelled = fixture.ended(job("mail"), Outcome::Cancelled).await;
+    conflict(&fixture.redrive(cancelled).await.expect_err("it was cancelled"), "retry it instead");
 }
 
-async fn dead_letters(bench: &Bench) -> Vec<JobId> {
+async fn dead_letters(fixture: &Fixture) -> Vec<JobId> {
     let mut dead = Vec::new();
     for (kind, queue) in [("mail", "letters"), ("sms", "phones"), ("mail", "phones"), ("mail", "letters")] {
-        let id = bench.add(job(kind).queue(queue)).await;
-        let worker = bench.worker_with(DAY).await;
-        let claimed = bench.claim_from(queue, worker, 1).await.remove(0);
-        bench.must_finish(&claimed, failed_for_good()).await;
+        let id = fixture.add(job(kind).queue(queue)).await;
+        let worker = fixture.worker_with(DAY).await;
+        let claimed = fixture.claim_from(queue, worker, 1).await.remove(0);
+        fixture.must_finish(&claimed, failed_for_good()).await;
         dead.push(id);
     }
-    bench.ended(job("fine"), Outcome::Succeeded).await;
-    bench.ended(job("stopped"), Outcome::Cancelled).await;
+    fixture.ended(job("fine"), Outcome::Succeeded).await;
+    fixture.ended(job("stopped"), Outcome::Cancelled).await;
     dead
 }
 
@@ -140,9 +140,9 @@ fn all(limit: u32) -> DeadFilter {
     DeadFilter { limit, ..DeadFilter::default() }
 }
 
-async fn dead_letters_are_listed_oldest_first_and_by_filter(bench: Bench) {
-    let dead = dead_letters(&bench).await;
-    let list = async |filter: DeadFilter| bench.store().dead_letters(&filter).await.expect("dead letters");
+async fn dead_letters_are_listed_oldest_first_and_by_filter(fixture: Fixture) {
+    let dead = dead_letters(&fixture).await;
+    let list = async |filter: DeadFilter| fixture.store().dead_letters(&filter).await.expect("dead letters");
     assert_eq!(list(all(9)).await, dead);
     assert_eq!(list(all(2)).await, dead[..2]);
     assert_eq!(list(DeadFilter { after: Some(dead[1]), ..all(9) }).await, dead[2..]);
@@ -152,186 +152,186 @@ async fn dead_letters_are_listed_oldest_first_and_by_filter(bench: Bench) {
     assert_eq!(list(DeadFilter { after: Some(dead[0]), ..both }).await, [dead[3]]);
 }
 
-async fn many_dead_letters_are_redriven_by_filter(bench: Bench) {
-    let dead = dead_letters(&bench).await;
+async fn many_dead_letters_are_redriven_by_filter(fixture: Fixture) {
+    let dead = dead_letters(&fixture).await;
     let mail = DeadFilter { kind: Some("mail".into()), ..all(100) };
-    assert_eq!(bench.redrive_all(&mail).await.expect("redrive"), 3);
-    assert_eq!(bench.status(dead[1]).await, Status::FailedPermanent);
-    assert_eq!(bench.redrive_all(&all(100)).await.expect("redrive"), 1);
-    assert_eq!(bench.redrive_all(&all(100)).await.expect("redrive"), 0);
-    assert_eq!(bench.counted(Status::Queued).await, 4);
+    assert_eq!(fixture.redrive_all(&mail).await.expect("redrive"), 3);
+    assert_eq!(fixture.status(dead[1]).await, Status::FailedPermanent);
+    assert_eq!(fixture.redrive_all(&all(100)).await.expect("redrive"), 1);
+    assert_eq!(fixture.redrive_all(&all(100)).await.expect("redrive"), 0);
+    assert_eq!(fixture.counted(Status::Queued).await, 4);
 }
 
-async fn a_redrive_of_many_passes_over_taken_keys(bench: Bench) {
+async fn a_redrive_of_many_passes_over_taken_keys(fixture: Fixture) {
     let keyed = || job("mail").unique_key("customer-23", Default::default());
-    let old = bench.ended(keyed(), Outcome::FailedPermanent).await;
-    let newer = bench.ended(keyed(), Outcome::FailedPermanent).await;
-    assert_eq!(bench.redrive_all(&all(100)).await.expect("redrive"), 1);
+    let old = fixture.ended(keyed(), Outcome::FailedPermanent).await;
+    let newer = fixture.ended(keyed(), Outcome::FailedPermanent).await;
+    assert_eq!(fixture.redrive_all(&all(100)).await.expect("redrive"), 1);
     assert_eq!(
-        (bench.status(old).await, bench.status(newer).await),
+        (fixture.status(old).await, fixture.status(newer).await),
         (Status::Queued, Status::FailedPermanent)
     );
 }
 
 // ---- edit --------------------------------------------------------------------
 
-async fn an_edit_changes_what_it_names_and_nothing_else(bench: Bench) {
-    let id = bench
+async fn an_edit_changes_what_it_names_and_nothing_else(fixture: Fixture) {
+    let id = fixture
         .add(NewJob::from_json("mail", r#"{"v":1}"#).priority(2).tags(["kept"]).flags(["gpu"]).delay(HOUR))
         .await;
-    bench.edit(id, Edit::default().priority(8)).await.expect("edit");
-    let job = bench.job(id).await;
+    fixture.edit(id, Edit::default().priority(8)).await.expect("edit");
+    let job = fixture.job(id).await;
     assert_eq!((job.priority, job.payload.get(), job.run_at), (8, r#"{"v":1}"#, start() + HOUR));
-    bench.edit(id, Edit::default().payload(r#"{"v":2}"#)).await.expect("edit");
-    let job = bench.job(id).await;
+    fixture.edit(id, Edit::default().payload(r#"{"v":2}"#)).await.expect("edit");
+    let job = fixture.job(id).await;
     assert_eq!((job.priority, job.payload.get(), job.run_at), (8, r#"{"v":2}"#, start() + HOUR));
-    bench.edit(id, Edit::default().when(When::After(MINUTE))).await.expect("edit");
-    let job = bench.job(id).await;
+    fixture.edit(id, Edit::default().when(When::After(MINUTE))).await.expect("edit");
+    let job = fixture.job(id).await;
     assert_eq!((job.priority, job.payload.get(), job.run_at), (8, r#"{"v":2}"#, start() + MINUTE));
     assert_eq!((job.tags, job.flags), (vec!["kept".to_owned()], vec!["gpu".to_owned()]));
 }
 
-async fn an_edited_job_is_claimed_as_edited(bench: Bench) {
-    let id = bench.add(job("mail").delay(DAY)).await;
+async fn an_edited_job_is_claimed_as_edited(fixture: Fixture) {
+    let id = fixture.add(job("mail").delay(DAY)).await;
     let edit = Edit::default().priority(8).payload("[8]").when(When::At(start() - SECOND));
-    bench.edit(id, edit).await.expect("edit");
-    bench.add(job("other").priority(5)).await;
-    let worker = bench.worker().await;
-    let claimed = bench.claim(worker, 2).await;
+    fixture.edit(id, edit).await.expect("edit");
+    fixture.add(job("other").priority(5)).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 2).await;
     assert_eq!((claimed[0].lease().id, claimed[0].priority(), claimed[0].payload()), (id, 8, "[8]"));
 }
 
-async fn an_edit_keeps_attempts_interruptions_and_fence(bench: Bench) {
-    let id = bench.suspect(job("mail")).await;
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
-    bench.must_finish(&claimed, failed()).await;
-    bench.edit(id, Edit::default().priority(8)).await.expect("edit");
-    let job = bench.job(id).await;
+async fn an_edit_keeps_attempts_interruptions_and_fence(fixture: Fixture) {
+    let id = fixture.suspect(job("mail")).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, failed()).await;
+    fixture.edit(id, Edit::default().priority(8)).await.expect("edit");
+    let job = fixture.job(id).await;
     assert_eq!((job.attempts, job.interruptions, job.lease_no, job.status), (1, 1, 2, Status::Retrying));
 }
 
-async fn running_and_finished_jobs_cannot_be_edited(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn running_and_finished_jobs_cannot_be_edited(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
     let edit = || Edit::default().priority(8);
-    conflict(&bench.edit(id, edit()).await.expect_err("it runs"), "cancel it first");
-    bench.must_finish(&claimed, done()).await;
-    conflict(&bench.edit(id, edit()).await.expect_err("it ended"), "retry it");
-    assert_eq!(bench.job(id).await.priority, 0);
+    conflict(&fixture.edit(id, edit()).await.expect_err("it runs"), "cancel it first");
+    fixture.must_finish(&claimed, done()).await;
+    conflict(&fixture.edit(id, edit()).await.expect_err("it ended"), "retry it");
+    assert_eq!(fixture.job(id).await.priority, 0);
 }
 
-async fn a_bad_edit_is_refused_by_name(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    let before = picture(&bench.job(id).await);
+async fn a_bad_edit_is_refused_by_name(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    let before = picture(&fixture.job(id).await);
     for (edit, field) in
         [(Edit::default().priority(99_999), "priority"), (Edit::default().payload("{oops"), "payload")]
     {
-        assert_eq!(bench.edit(id, edit).await.expect_err("bad").field(), Some(field));
+        assert_eq!(fixture.edit(id, edit).await.expect_err("bad").field(), Some(field));
     }
-    assert_eq!(picture(&bench.job(id).await), before);
+    assert_eq!(picture(&fixture.job(id).await), before);
 }
 
 // ---- delete ------------------------------------------------------------------
 
-async fn a_finished_job_is_deleted_with_its_history(bench: Bench) {
+async fn a_finished_job_is_deleted_with_its_history(fixture: Fixture) {
     for outcome in Outcome::ALL {
-        let id = bench.ended(job("mail"), outcome).await;
-        bench.delete(id).await.expect("delete");
-        assert!(bench.get(id).await.expect_err("gone").is_not_found());
-        assert!(bench.delete(id).await.expect_err("gone").is_not_found());
-        let rows = bench.ask("select count(*) from attempts where job = {id}", Some(id)).await;
+        let id = fixture.ended(job("mail"), outcome).await;
+        fixture.delete(id).await.expect("delete");
+        assert!(fixture.get(id).await.expect_err("gone").is_not_found());
+        assert!(fixture.delete(id).await.expect_err("gone").is_not_found());
+        let rows = fixture.ask("select count(*) from attempts where job = {id}", Some(id)).await;
         assert_eq!(rows, 0, "{outcome:?}");
-        assert_eq!(bench.counted(outcome.status()).await, 0);
+        assert_eq!(fixture.counted(outcome.status()).await, 0);
     }
 }
 
-async fn live_jobs_cannot_be_deleted(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    conflict(&bench.delete(id).await.expect_err("it waits"), "cancel it first");
-    let worker = bench.worker().await;
-    bench.claim_one(worker).await;
-    conflict(&bench.delete(id).await.expect_err("it runs"), "cancel it first");
-    assert_eq!(bench.status(id).await, Status::Running);
+async fn live_jobs_cannot_be_deleted(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    conflict(&fixture.delete(id).await.expect_err("it waits"), "cancel it first");
+    let worker = fixture.worker().await;
+    fixture.claim_one(worker).await;
+    conflict(&fixture.delete(id).await.expect_err("it runs"), "cancel it first");
+    assert_eq!(fixture.status(id).await, Status::Running);
 }
 
 // ---- all of them -------------------------------------------------------------
 
-async fn an_unknown_job_is_not_found_by_any_command(bench: Bench) {
+async fn an_unknown_job_is_not_found_by_any_command(fixture: Fixture) {
     let id = JobId::new();
     let errors = [
-        bench.retry(id).await.expect_err("retry"),
-        bench.redrive(id).await.expect_err("redrive"),
-        bench.edit(id, Edit::default().priority(1)).await.expect_err("edit"),
-        bench.delete(id).await.expect_err("delete"),
-        bench.get(id).await.expect_err("get"),
+        fixture.retry(id).await.expect_err("retry"),
+        fixture.redrive(id).await.expect_err("redrive"),
+        fixture.edit(id, Edit::default().priority(1)).await.expect_err("edit"),
+        fixture.delete(id).await.expect_err("delete"),
+        fixture.get(id).await.expect_err("get"),
     ];
     for error in errors {
         assert!(error.is_not_found() && error.to_string().contains(&id.to_string()), "{error:?}");
     }
-    assert_eq!(bench.store().locate(id).await.expect("locate"), None);
+    assert_eq!(fixture.store().locate(id).await.expect("locate"), None);
 }
 
 /// Every operation against every place the job is not in any more: each must
 /// be told that the job moved, and none may change it.
-async fn an_operation_on_a_job_that_has_moved_changes_nothing(bench: Bench) {
+async fn an_operation_on_a_job_that_has_moved_changes_nothing(fixture: Fixture) {
     let edit = || Operation::Rewrite(Edit::default().priority(8).validate().expect("valid"));
-    let claimed = bench.running(job("mail")).await;
+    let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
-    let running = bench.state(id).await;
-    bench.must_finish(&claimed, failed()).await;
-    let waiting = bench.state(id).await;
-    bench.advance(MINUTE / 2).await;
-    let second = bench.claim_one(claimed.lease().worker).await;
+    let running = fixture.state(id).await;
+    fixture.must_finish(&claimed, failed()).await;
+    let waiting = fixture.state(id).await;
+    fixture.advance(MINUTE / 2).await;
+    let second = fixture.claim_one(claimed.lease().worker).await;
     let still = async |from: &State, operations: Vec<Operation>| {
-        let before = picture(&bench.job(id).await);
+        let before = picture(&fixture.job(id).await);
         for operation in operations {
-            let operated = bench.store().operate(id, from, &operation).await.expect("operate");
+            let operated = fixture.store().operate(id, from, &operation).await.expect("operate");
             assert_eq!(operated, Operated::Moved, "{operation:?} from {from:?}");
         }
-        assert_eq!(picture(&bench.job(id).await), before);
+        assert_eq!(picture(&fixture.job(id).await), before);
     };
     still(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
     // The same kind of place, but another lease.
     still(&running, vec![Operation::RequestCancel]).await;
-    let running_again = bench.state(id).await;
-    bench.must_finish(&second, failed()).await;
+    let running_again = fixture.state(id).await;
+    fixture.must_finish(&second, failed()).await;
     still(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
     still(&running_again, vec![Operation::RequestCancel]).await;
-    bench.cancel(id).await.expect("cancel");
-    let finished = bench.state(id).await;
-    bench.retry(id).await.expect("retry");
+    fixture.cancel(id).await.expect("cancel");
+    let finished = fixture.state(id).await;
+    fixture.retry(id).await.expect("retry");
     still(&finished, vec![Operation::Reopen, Operation::Remove]).await;
 }
 
 /// It ran in between and waits again as it did before: only the number of its
 /// lease tells.
-async fn an_operation_decided_before_a_run_changes_nothing(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
-    let seen = bench.state(id).await;
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
-    bench.must_finish(&claimed, Ending::Released).await;
-    let before = picture(&bench.job(id).await);
+async fn an_operation_decided_before_a_run_changes_nothing(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    let seen = fixture.state(id).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, Ending::Released).await;
+    let before = picture(&fixture.job(id).await);
     let edit = Edit::default().priority(8).validate().expect("valid");
     for operation in [Operation::Cancel { attempts: 0 }, Operation::RunNow, Operation::Rewrite(edit)] {
-        let operated = bench.store().operate(id, &seen, &operation).await.expect("operate");
+        let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
         assert_eq!(operated, Operated::Moved, "{operation:?}");
     }
-    assert_eq!(picture(&bench.job(id).await), before);
+    assert_eq!(picture(&fixture.job(id).await), before);
 }
 
 /// A key replacement renews the budget under the same lease number.
-async fn an_operation_decided_before_a_replacement_changes_nothing(bench: Bench) {
+async fn an_operation_decided_before_a_replacement_changes_nothing(fixture: Fixture) {
     let keyed = |kind: &str| job(kind).unique_key("customer-23", UniqueMode::Replace);
-    let claimed = bench.running(keyed("old")).await;
+    let claimed = fixture.running(keyed("old")).await;
     let id = claimed.lease().id;
-    bench.must_finish(&claimed, failed()).await;
-    let seen = bench.state(id).await;
-    bench.enqueue(keyed("new").max_attempts(1)).await.expect("enqueue");
-    let before = picture(&bench.job(id).await);
+    fixture.must_finish(&claimed, failed()).await;
+    let seen = fixture.state(id).await;
+    fixture.enqueue(keyed("new").max_attempts(1)).await.expect("enqueue");
+    let before = picture(&fixture.job(id).await);
     let operated =
-        bench.store().operate(id, &seen, &Operation::Cancel { attempts: 1 }).await.expect("operate");
+        fixture.store().operate(id, &seen, &Operation::Cancel { attempts: 1 }).await.expect("operate");
     assert_eq!(operated, Operated::Moved);
-    assert_eq!(picture(&bench.job(id).await), before);
+    assert_eq!(picture(&fixture.job(id).await), before);
 }

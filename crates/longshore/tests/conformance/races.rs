@@ -13,7 +13,7 @@ use longshore::{
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_cancel_and_a_claim_agree_on_who_was_first,
@@ -72,12 +72,12 @@ fn again_at_once() -> Ending {
 
 // ---- cancel ------------------------------------------------------------------
 
-async fn a_cancel_and_a_claim_agree_on_who_was_first(bench: Bench) {
-    let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
+async fn a_cancel_and_a_claim_agree_on_who_was_first(fixture: Fixture) {
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
     for _ in 0..ROUNDS {
-        let id = bench.enqueue_kind("mail").await;
+        let id = fixture.enqueue_kind("mail").await;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, claimer) = (bench.handle(), other.clone());
+        let (canceller, claimer) = (fixture.handle(), other.clone());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let claimed = at(&start, claim(claimer, worker, 1));
         let (cancel, claimed) = (joined(cancel).await.expect("cancel"), joined(claimed).await);
@@ -85,35 +85,35 @@ async fn a_cancel_and_a_claim_agree_on_who_was_first(bench: Bench) {
             Cancelled::Now => assert_eq!(claimed.len(), 0, "cancelled, and claimed all the same"),
             Cancelled::Pending => {
                 assert_eq!(claimed.len(), 1);
-                bench.must_finish(&claimed[0], again_at_once()).await;
+                fixture.must_finish(&claimed[0], again_at_once()).await;
             }
         }
-        assert_eq!(bench.status(id).await, Status::Cancelled);
+        assert_eq!(fixture.status(id).await, Status::Cancelled);
     }
 }
 
-async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(bench: Bench) {
-    let other = bench.second().await;
+async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(fixture: Fixture) {
+    let other = fixture.second().await;
     for _ in 0..ROUNDS {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, settler) = (other.clone(), bench.handle());
+        let (canceller, settler) = (other.clone(), fixture.handle());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let settled = at(&start, settle(settler, vec![claimed], again_at_once()));
         joined(cancel).await.expect("a live job can be cancelled");
         assert_eq!(joined(settled).await, [Fenced::Held]);
-        assert_eq!(bench.status(id).await, Status::Cancelled);
+        assert_eq!(fixture.status(id).await, Status::Cancelled);
     }
 }
 
-async fn a_cancel_and_a_success_end_succeeded(bench: Bench) {
-    let other = bench.second().await;
+async fn a_cancel_and_a_success_end_succeeded(fixture: Fixture) {
+    let other = fixture.second().await;
     for _ in 0..ROUNDS {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, settler) = (other.clone(), bench.handle());
+        let (canceller, settler) = (other.clone(), fixture.handle());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let settled = at(&start, settle(settler, vec![claimed], done()));
         match joined(cancel).await {
@@ -121,16 +121,16 @@ async fn a_cancel_and_a_success_end_succeeded(bench: Bench) {
             Err(error) => assert!(error.is_conflict(), "{error:?}"),
         }
         assert_eq!(joined(settled).await, [Fenced::Held]);
-        assert_eq!(bench.status(id).await, Status::Succeeded);
+        assert_eq!(fixture.status(id).await, Status::Succeeded);
     }
 }
 
-async fn a_cancel_and_an_operators_retry_never_lose_the_job(bench: Bench) {
-    let other = bench.second().await;
+async fn a_cancel_and_an_operators_retry_never_lose_the_job(fixture: Fixture) {
+    let other = fixture.second().await;
     for _ in 0..ROUNDS {
-        let id = bench.ended(job("mail"), Outcome::FailedPermanent).await;
+        let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, operator) = (other.clone(), bench.handle());
+        let (canceller, operator) = (other.clone(), fixture.handle());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let retry = at(&start, async move { operator.retry(id).await });
         let cancel = joined(cancel).await;
@@ -143,22 +143,22 @@ async fn a_cancel_and_an_operators_retry_never_lose_the_job(bench: Bench) {
             // The cancel came first and found it finished.
             Err(error) => assert!(error.is_conflict(), "{error:?}"),
         }
-        let status = bench.status(id).await;
+        let status = fixture.status(id).await;
         assert!(matches!(status, Status::Queued | Status::Cancelled), "{status}");
         if status == Status::Queued {
-            bench.cancel(id).await.expect("cancel");
+            fixture.cancel(id).await.expect("cancel");
         }
     }
 }
 
 /// A job that fails and comes back at once, over and over: the canceller has
 /// to chase it, and once it is told yes, no attempt starts.
-async fn an_accepted_cancel_is_never_followed_by_another_run(bench: Bench) {
-    let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
+async fn an_accepted_cancel_is_never_followed_by_another_run(fixture: Fixture) {
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
     for _ in 0..ROUNDS {
-        let id = bench.add(job("mail").max_attempts(30_000)).await;
+        let id = fixture.add(job("mail").max_attempts(30_000)).await;
         let runner = {
-            let client = bench.handle();
+            let client = fixture.handle();
             tokio::spawn(async move {
                 let mut runs = 0;
                 loop {
@@ -180,17 +180,17 @@ async fn an_accepted_cancel_is_never_followed_by_another_run(bench: Bench) {
         };
         let lease_no = other.get(id).await.expect("get").lease_no;
         joined(runner).await;
-        let job = bench.job(id).await;
+        let job = fixture.job(id).await;
         assert_eq!(job.status, Status::Cancelled);
         assert_eq!(job.lease_no, lease_no, "ran again after {cancelled:?}");
     }
 }
 
 /// Reports, beats and marks touch the very row that a settle takes away.
-async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(bench: Bench) {
-    let other = bench.second().await;
+async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(fixture: Fixture) {
+    let other = fixture.second().await;
     for round in 0..ROUNDS {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let (id, lease) = (claimed.lease().id, claimed.lease());
         let start = Arc::new(Barrier::new(3));
         let reporter = other.clone();
@@ -203,25 +203,25 @@ async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(bench: Bench) {
                 }
             }
         });
-        let marker = bench.handle();
+        let marker = fixture.handle();
         let mark = at(&start, async move { marker.store().mark_started(&lease).await.expect("mark") });
         let ending = if round % 2 == 0 { done() } else { failed_for_good() };
-        let settled = at(&start, settle(bench.handle(), vec![claimed], ending));
+        let settled = at(&start, settle(fixture.handle(), vec![claimed], ending));
         assert_eq!(joined(settled).await, [Fenced::Held]);
         joined(report).await;
         let _ = joined(mark).await;
         let expected = if round % 2 == 0 { Status::Succeeded } else { Status::FailedPermanent };
-        assert_eq!(bench.status(id).await, expected);
+        assert_eq!(fixture.status(id).await, expected);
     }
 }
 
 /// A zombie goes on reporting while its lease is taken.
-async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(bench: Bench) {
-    let other = bench.second().await;
+async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(fixture: Fixture) {
+    let other = fixture.second().await;
     for _ in 0..ROUNDS {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let lease = claimed.lease();
-        bench.advance(61 * SECOND).await;
+        fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
         let zombie = other.clone();
         let report = at(&start, async move {
@@ -229,27 +229,27 @@ async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(bench: Bench) {
                 let _ = zombie.store().progress(&[(lease, raw(&n.to_string()))]).await.expect("progress");
             }
         });
-        let sweeper = bench.handle();
+        let sweeper = fixture.handle();
         let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
         let first = joined(sweep).await.recovered;
         joined(report).await;
         // A report may have moved the row away under the first sweep; the
         // next takes it.
-        let second = bench.sweep_now().await.recovered;
+        let second = fixture.sweep_now().await.recovered;
         assert_eq!(first + second, 1);
-        assert_eq!(bench.status(lease.id).await, Status::Retrying);
-        bench.cancel(lease.id).await.expect("cancel");
+        assert_eq!(fixture.status(lease.id).await, Status::Retrying);
+        fixture.cancel(lease.id).await.expect("cancel");
     }
 }
 
 // ---- edit --------------------------------------------------------------------
 
-async fn a_claim_gets_the_old_job_whole_or_the_new_one(bench: Bench) {
-    let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
+async fn a_claim_gets_the_old_job_whole_or_the_new_one(fixture: Fixture) {
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
     for _ in 0..ROUNDS {
-        let id = bench.add(NewJob::from_json("mail", "1").priority(1)).await;
+        let id = fixture.add(NewJob::from_json("mail", "1").priority(1)).await;
         let start = Arc::new(Barrier::new(2));
-        let (editor, claimer) = (other.clone(), bench.handle());
+        let (editor, claimer) = (other.clone(), fixture.handle());
         let edit = at(&start, async move { editor.edit(id, Edit::default().priority(2).payload("2")).await });
         let claimed = at(&start, claim(claimer, worker, 1));
         let (edit, mut claimed) = (joined(edit).await, joined(claimed).await);
@@ -258,47 +258,47 @@ async fn a_claim_gets_the_old_job_whole_or_the_new_one(bench: Bench) {
             assert_eq!(claimed.len(), 1);
         }
         if claimed.is_empty() {
-            claimed = bench.claim(worker, 1).await;
+            claimed = fixture.claim(worker, 1).await;
         }
         let seen = (claimed[0].payload(), claimed[0].priority());
         assert_eq!(seen, if edit.is_ok() { ("2", 2) } else { ("1", 1) });
-        bench.must_finish(&claimed[0], done()).await;
+        fixture.must_finish(&claimed[0], done()).await;
     }
 }
 
 // ---- recovery ----------------------------------------------------------------
 
 /// Whether the claim or the limit was first, what runs counts from then on.
-async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(bench: Bench) {
-    let (worker, other) = (bench.worker_with(DAY).await, bench.second().await);
+async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(fixture: Fixture) {
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
     for round in 0..ROUNDS {
         let queue = format!("q{round}");
-        bench.enqueue_many((0..4).map(|_| job("step").queue(queue.as_str()))).await.expect("enqueue");
+        fixture.enqueue_many((0..4).map(|_| job("step").queue(queue.as_str()))).await.expect("enqueue");
         let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(worker, 2) };
         let start = Arc::new(Barrier::new(2));
-        let (limiter, name) = (bench.handle(), queue.clone());
+        let (limiter, name) = (fixture.handle(), queue.clone());
         let limit = at(&start, async move { limiter.limit(&name, Some(1)).await });
         let (claimer, asked) = (other.clone(), request.clone());
         let held =
             at(&start, async move { claimer.store().claim(&asked, &mut ClaimCursor::default()).await });
         joined(limit).await.expect("limit");
         let mut held = joined(held).await.expect("claim").jobs;
-        let more = bench.claim_as(&request).await;
+        let more = fixture.claim_as(&request).await;
         assert!(held.is_empty() || more.is_empty(), "{} more beside {}", more.len(), held.len());
         held.extend(more);
-        for done in settle(bench.handle(), held, done()).await {
+        for done in settle(fixture.handle(), held, done()).await {
             assert_eq!(done, Fenced::Held);
         }
-        assert_eq!(bench.claim_as(&request).await.len(), 1);
+        assert_eq!(fixture.claim_as(&request).await.len(), 1);
     }
 }
 
-async fn two_sweepers_recover_each_job_once(bench: Bench) {
-    let handles = [bench.handle(), bench.second().await, bench.second().await];
-    bench.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-    let worker = bench.worker().await;
-    let claimed = bench.claim(worker, 60).await;
-    bench.advance(61 * SECOND).await;
+async fn two_sweepers_recover_each_job_once(fixture: Fixture) {
+    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
+    fixture.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 60).await;
+    fixture.advance(61 * SECOND).await;
     let start = Arc::new(Barrier::new(handles.len()));
     let sweeps: Vec<_> = handles
         .into_iter()
@@ -310,21 +310,21 @@ async fn two_sweepers_recover_each_job_once(bench: Bench) {
     }
     assert_eq!(recovered, 60);
     for job in claimed {
-        let record = bench.job(job.lease().id).await;
+        let record = fixture.job(job.lease().id).await;
         assert_eq!((record.status, record.interruptions, record.errors.len()), (Status::Retrying, 1, 1));
     }
 }
 
-async fn of_a_sweep_and_a_settle_exactly_one_wins(bench: Bench) {
-    let other = bench.second().await;
+async fn of_a_sweep_and_a_settle_exactly_one_wins(fixture: Fixture) {
+    let other = fixture.second().await;
     for _ in 0..5 {
-        let worker = bench.worker().await;
-        bench.enqueue_many((0..20).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-        let claimed = bench.claim(worker, 20).await;
+        let worker = fixture.worker().await;
+        fixture.enqueue_many((0..20).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+        let claimed = fixture.claim(worker, 20).await;
         let ids = ids(&claimed);
-        bench.advance(61 * SECOND).await;
+        fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
-        let (sweeper, settler) = (other.clone(), bench.handle());
+        let (sweeper, settler) = (other.clone(), fixture.handle());
         let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
         let settled = at(&start, settle(settler, claimed, done()));
         let (report, settled) = (joined(sweep).await, joined(settled).await);
@@ -332,23 +332,23 @@ async fn of_a_sweep_and_a_settle_exactly_one_wins(bench: Bench) {
         assert_eq!(held + report.recovered, 20);
         for (id, fenced) in ids.into_iter().zip(settled) {
             let expected = if fenced == Fenced::Held { Status::Succeeded } else { Status::Retrying };
-            assert_eq!(bench.status(id).await, expected);
+            assert_eq!(fixture.status(id).await, expected);
             if fenced == Fenced::LeaseLost {
-                bench.cancel(id).await.expect("cancel");
+                fixture.cancel(id).await.expect("cancel");
             }
         }
     }
 }
 
 /// The sweeper looked before the beat and stores after it, or the other way.
-async fn a_beat_in_time_and_a_sweep_agree(bench: Bench) {
-    let other = bench.second().await;
+async fn a_beat_in_time_and_a_sweep_agree(fixture: Fixture) {
+    let other = fixture.second().await;
     for _ in 0..ROUNDS {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let lease = claimed.lease();
-        bench.advance(61 * SECOND).await;
+        fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
-        let (sweeper, beater) = (other.clone(), bench.handle());
+        let (sweeper, beater) = (other.clone(), fixture.handle());
         let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
         let beat =
             at(&start, async move { beater.store().beat(lease.worker, &[lease]).await.expect("beat") });
@@ -356,9 +356,9 @@ async fn a_beat_in_time_and_a_sweep_agree(bench: Bench) {
         let alive = beat != longshore::store::Beat::Dead;
         assert_eq!(report.recovered == 0, alive, "recovered {} but the beat said {beat:?}", report.recovered);
         if alive {
-            bench.must_finish(&claimed, done()).await;
+            fixture.must_finish(&claimed, done()).await;
         } else {
-            bench.cancel(lease.id).await.expect("cancel");
+            fixture.cancel(lease.id).await.expect("cancel");
         }
     }
 }
@@ -366,8 +366,8 @@ async fn a_beat_in_time_and_a_sweep_agree(bench: Bench) {
 // ---- keys --------------------------------------------------------------------
 
 /// Ten enqueues at once through three handles.
-async fn ten(bench: &Bench, job: impl Fn(usize) -> NewJob) -> Vec<Enqueued> {
-    let handles = [bench.handle(), bench.second().await, bench.second().await];
+async fn ten(fixture: &Fixture, job: impl Fn(usize) -> NewJob) -> Vec<Enqueued> {
+    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
     let start = Arc::new(Barrier::new(10));
     let tasks: Vec<_> = (0..10)
         .map(|n| {
@@ -392,58 +392,58 @@ fn of_one_job(answers: &[Enqueued]) -> JobId {
     answers[0].id
 }
 
-async fn ten_enqueues_with_one_idempotency_key_make_one_job(bench: Bench) {
+async fn ten_enqueues_with_one_idempotency_key_make_one_job(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("order-{round}");
-        let answers = ten(&bench, |n| NewJob::new("mail", &n).idempotency_key(key.as_str())).await;
+        let answers = ten(&fixture, |n| NewJob::new("mail", &n).idempotency_key(key.as_str())).await;
         assert_eq!(tally(&answers), [1, 9, 0]);
         of_one_job(&answers);
     }
-    assert_eq!(bench.counted(Status::Queued).await, 6);
+    assert_eq!(fixture.counted(Status::Queued).await, 6);
 }
 
-async fn ten_enqueues_with_one_unique_key_make_one_job(bench: Bench) {
+async fn ten_enqueues_with_one_unique_key_make_one_job(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("customer-{round}");
         let answers =
-            ten(&bench, |n| NewJob::new("mail", &n).unique_key(key.as_str(), UniqueMode::Dedupe)).await;
+            ten(&fixture, |n| NewJob::new("mail", &n).unique_key(key.as_str(), UniqueMode::Dedupe)).await;
         assert_eq!(tally(&answers), [1, 9, 0]);
         of_one_job(&answers);
     }
-    assert_eq!(bench.counted(Status::Queued).await, 6);
+    assert_eq!(fixture.counted(Status::Queued).await, 6);
 }
 
-async fn ten_replacing_enqueues_leave_one_job_with_one_of_their_contents(bench: Bench) {
+async fn ten_replacing_enqueues_leave_one_job_with_one_of_their_contents(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("customer-{round}");
-        let answers = ten(&bench, |n| {
+        let answers = ten(&fixture, |n| {
             NewJob::new("mail", &n).priority(n as i64).unique_key(key.as_str(), UniqueMode::Replace)
         })
         .await;
         assert_eq!(tally(&answers), [1, 0, 9]);
-        let job = bench.job(of_one_job(&answers)).await;
+        let job = fixture.job(of_one_job(&answers)).await;
         assert_eq!(job.payload.get(), job.priority.to_string(), "half of one and half of another");
     }
 }
 
-async fn ten_replacing_enqueues_of_a_running_holder_make_one_new_job(bench: Bench) {
+async fn ten_replacing_enqueues_of_a_running_holder_make_one_new_job(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("customer-{round}");
         let unique = |n: usize| NewJob::new("mail", &n).unique_key(key.as_str(), UniqueMode::Replace);
-        let holder = bench.running(unique(99)).await;
-        let answers = ten(&bench, unique).await;
+        let holder = fixture.running(unique(99)).await;
+        let answers = ten(&fixture, unique).await;
         assert_eq!(tally(&answers), [1, 0, 9]);
         let next = of_one_job(&answers);
         assert_ne!(next, holder.lease().id);
-        bench.must_finish(&holder, again_at_once()).await;
-        assert_eq!(bench.status(holder.lease().id).await, Status::FailedPermanent);
-        bench.cancel(next).await.expect("cancel");
+        fixture.must_finish(&holder, again_at_once()).await;
+        assert_eq!(fixture.status(holder.lease().id).await, Status::FailedPermanent);
+        fixture.cancel(next).await.expect("cancel");
     }
 }
 
 /// Both keys at once, in every mixture: no caller sees a deadlock.
-async fn keys_in_any_order_never_surface_a_deadlock(bench: Bench) {
-    let handles = [bench.handle(), bench.second().await, bench.second().await];
+async fn keys_in_any_order_never_surface_a_deadlock(fixture: Fixture) {
+    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
     let start = Arc::new(Barrier::new(9));
     let tasks: Vec<_> = (0..9)
         .map(|task: usize| {
@@ -477,10 +477,10 @@ async fn keys_in_any_order_never_surface_a_deadlock(bench: Bench) {
 
 /// Everything that moves keyed jobs, at once: enqueue, claim, settle, cancel,
 /// retry. No error but the honest ones, and no damage (the fixture checks).
-async fn everything_at_once_leaves_no_damage(bench: Bench) {
-    let worker = bench.worker_with(DAY).await;
+async fn everything_at_once_leaves_no_damage(fixture: Fixture) {
+    let worker = fixture.worker_with(DAY).await;
     let start = Arc::new(Barrier::new(6));
-    let handles = [bench.handle(), bench.second().await];
+    let handles = [fixture.handle(), fixture.second().await];
     let key = |n: usize| format!("customer-{}", n % 5);
     let mut tasks = Vec::new();
     for task in 0..2_usize {
@@ -523,16 +523,16 @@ async fn everything_at_once_leaves_no_damage(bench: Bench) {
 
 // ---- claim -------------------------------------------------------------------
 
-async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(bench: Bench) {
+async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(fixture: Fixture) {
     const JOBS: usize = 20_000;
     for _ in 0..4 {
-        bench
+        fixture
             .enqueue_many((0..JOBS / 4).map(|n| NewJob::new("mail", &n).priority(n as i64 % 3)))
             .await
             .expect("fill");
     }
-    let worker = bench.worker_with(DAY).await;
-    let handles = [bench.handle(), bench.second().await, bench.second().await, bench.second().await];
+    let worker = fixture.worker_with(DAY).await;
+    let handles = [fixture.handle(), fixture.second().await, fixture.second().await, fixture.second().await];
     let start = Arc::new(Barrier::new(32));
     let claimers: Vec<_> = (0..32)
         .map(|n| {
@@ -560,7 +560,7 @@ async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(bench: Bench
     }
     // What the last claimers passed over is still there for the next.
     loop {
-        let rest = claim(bench.handle(), worker, 1000).await;
+        let rest = claim(fixture.handle(), worker, 1000).await;
         if rest.is_empty() {
             break;
         }
@@ -573,23 +573,23 @@ async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(bench: Bench
 }
 
 /// A claimer that dies in the middle of its transaction loses nothing.
-async fn a_claimer_killed_in_mid_transaction_loses_nothing(bench: Bench) {
+async fn a_claimer_killed_in_mid_transaction_loses_nothing(fixture: Fixture) {
     for n in 0..5 {
-        bench.add(NewJob::new("mail", &n)).await;
+        fixture.add(NewJob::new("mail", &n)).await;
     }
-    match bench.engine() {
-        Engine::Postgres => kill_a_backend(&bench).await,
-        Engine::Sqlite => kill_a_child(&bench).await,
+    match fixture.engine() {
+        Engine::Postgres => kill_a_backend(&fixture).await,
+        Engine::Sqlite => kill_a_child(&fixture).await,
     }
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 9).await.len(), 5);
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 5);
 }
 
-async fn kill_a_backend(bench: &Bench) {
-    let mut victim = bench.postgres().await;
+async fn kill_a_backend(fixture: &Fixture) {
+    let mut victim = fixture.postgres().await;
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut victim).await.expect("pid");
     sqlx::raw_sql("begin; delete from ready").execute(&mut victim).await.expect("in mid claim");
-    let mut killer = bench.postgres().await;
+    let mut killer = fixture.postgres().await;
     // Waits until the backend is gone, so that its locks are too.
     let gone: bool = sqlx::query_scalar("select pg_terminate_backend($1, 10000)")
         .bind(pid)
@@ -601,13 +601,13 @@ async fn kill_a_backend(bench: &Bench) {
 
 const VICTIM: &str = "LONGSHORE_CONFORMANCE_VICTIM";
 
-async fn kill_a_child(bench: &Bench) {
+async fn kill_a_child(fixture: &Fixture) {
     use std::io::{BufRead as _, BufReader};
     use std::process::{Command, Stdio};
 
     let mut child = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "--nocapture", "races::the_victim"])
-        .env(VICTIM, bench.file())
+        .env(VICTIM, fixture.file())
         .stdout(Stdio::piped())
         .spawn()
         .expect("a child");

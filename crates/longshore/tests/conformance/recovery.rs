@@ -10,7 +10,7 @@ use longshore::{
     SweepReport, When, WorkerId,
 };
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_dead_workers_job_goes_back_to_the_queue,
@@ -59,8 +59,8 @@ fn immediately() -> SweepOptions {
     SweepOptions { interruption, ..SweepOptions::default() }
 }
 
-async fn candidates(bench: &Bench, scope: &SweepScope) -> Vec<(JobId, Interruptor)> {
-    let found = bench.store().interrupted(scope).await.expect("interrupted");
+async fn candidates(fixture: &Fixture, scope: &SweepScope) -> Vec<(JobId, Interruptor)> {
+    let found = fixture.store().interrupted(scope).await.expect("interrupted");
     found.iter().map(|lease| (lease.id, lease.why)).collect()
 }
 
@@ -85,13 +85,13 @@ fn taken(claimed: &Claimed) -> Settlement {
 
 // ---- who -------------------------------------------------------------------
 
-async fn a_dead_workers_job_goes_back_to_the_queue(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_dead_workers_job_goes_back_to_the_queue(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let (id, worker) = (claimed.lease().id, claimed.lease().worker);
-    bench.advance(61 * SECOND).await;
-    let report = bench.sweep_now().await;
+    fixture.advance(61 * SECOND).await;
+    let report = fixture.sweep_now().await;
     assert_eq!(report, SweepReport { workers: [worker].into(), recovered: 1, skipped: 0 });
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1));
     assert_eq!(job.run_at, start() + 66 * SECOND);
     assert_eq!(job.last_error.as_deref(), Some("Job recovered after worker interruption"));
@@ -102,186 +102,192 @@ async fn a_dead_workers_job_goes_back_to_the_queue(bench: Bench) {
     assert_eq!(entry.ended_at, start() + 61 * SECOND);
 }
 
-async fn a_live_workers_leases_are_never_taken(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_live_workers_leases_are_never_taken(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     for _ in 0..10 {
-        bench.advance(55 * SECOND).await;
-        let beat = bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+        fixture.advance(55 * SECOND).await;
+        let beat = fixture.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
         assert!(matches!(beat, Beat::Alive { .. }));
-        assert_eq!(bench.sweep_now().await, SweepReport::default());
+        assert_eq!(fixture.sweep_now().await, SweepReport::default());
     }
-    bench.must_finish(&claimed, done()).await;
+    fixture.must_finish(&claimed, done()).await;
 }
 
-async fn each_worker_dies_by_its_own_threshold(bench: Bench) {
-    let (quick, slow) = (bench.worker_with(20 * SECOND).await, bench.worker_with(5 * MINUTE).await);
-    let (first, second) = (bench.enqueue_kind("mail").await, bench.enqueue_kind("sms").await);
-    bench.claim(quick, 1).await;
-    bench.claim(slow, 1).await;
-    bench.advance(21 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.workers, [quick].into());
-    assert_eq!((bench.status(first).await, bench.status(second).await), (Status::Retrying, Status::Running));
-    bench.advance(5 * MINUTE).await;
-    assert_eq!(bench.sweep_now().await.workers, [slow].into());
-    assert_eq!(bench.status(second).await, Status::Retrying);
+async fn each_worker_dies_by_its_own_threshold(fixture: Fixture) {
+    let (quick, slow) = (fixture.worker_with(20 * SECOND).await, fixture.worker_with(5 * MINUTE).await);
+    let (first, second) = (fixture.enqueue_kind("mail").await, fixture.enqueue_kind("sms").await);
+    fixture.claim(quick, 1).await;
+    fixture.claim(slow, 1).await;
+    fixture.advance(21 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.workers, [quick].into());
+    assert_eq!(
+        (fixture.status(first).await, fixture.status(second).await),
+        (Status::Retrying, Status::Running)
+    );
+    fixture.advance(5 * MINUTE).await;
+    assert_eq!(fixture.sweep_now().await.workers, [slow].into());
+    assert_eq!(fixture.status(second).await, Status::Retrying);
 }
 
-async fn a_resilient_job_waits_three_times_as_long(bench: Bench) {
-    let worker = bench.worker().await;
-    let (plain, patient) = (bench.enqueue_kind("plain").await, bench.add(resilient("patient")).await);
-    bench.claim(worker, 2).await;
-    bench.advance(61 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.recovered, 1);
-    assert_eq!((bench.status(plain).await, bench.status(patient).await), (Status::Retrying, Status::Running));
-    bench.advance(118 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.recovered, 0);
-    bench.advance(2 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.recovered, 1);
-    assert_eq!(bench.status(patient).await, Status::Retrying);
+async fn a_resilient_job_waits_three_times_as_long(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    let (plain, patient) = (fixture.enqueue_kind("plain").await, fixture.add(resilient("patient")).await);
+    fixture.claim(worker, 2).await;
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    assert_eq!(
+        (fixture.status(plain).await, fixture.status(patient).await),
+        (Status::Retrying, Status::Running)
+    );
+    fixture.advance(118 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 0);
+    fixture.advance(2 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    assert_eq!(fixture.status(patient).await, Status::Retrying);
 }
 
-async fn a_manual_sweep_honours_resilience_too(bench: Bench) {
-    let worker = bench.worker().await;
-    bench.add(resilient("patient")).await;
-    bench.claim(worker, 1).await;
-    bench.advance(25 * SECOND).await;
+async fn a_manual_sweep_honours_resilience_too(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    fixture.add(resilient("patient")).await;
+    fixture.claim(worker, 1).await;
+    fixture.advance(25 * SECOND).await;
     let options = SweepOptions::default().threshold(10 * SECOND);
-    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 0);
-    bench.advance(6 * SECOND).await;
-    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 1);
+    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 0);
+    fixture.advance(6 * SECOND).await;
+    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 1);
 }
 
-async fn the_flags_and_the_factor_of_resilience_can_be_chosen(bench: Bench) {
-    let worker = bench.worker().await;
-    bench.add(job("mail").flags(["slow", "x"])).await;
-    bench.claim(worker, 1).await;
+async fn the_flags_and_the_factor_of_resilience_can_be_chosen(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    fixture.add(job("mail").flags(["slow", "x"])).await;
+    fixture.claim(worker, 1).await;
     let mut options = SweepOptions::default();
     options.scope.resilient_flags = vec!["slow".into(), "slower".into()];
     options.scope.resilient_factor = 10;
-    bench.advance(599 * SECOND).await;
-    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 0);
-    bench.advance(2 * SECOND).await;
-    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 1);
+    fixture.advance(599 * SECOND).await;
+    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 0);
+    fixture.advance(2 * SECOND).await;
+    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 1);
 }
 
 /// The row may be lost to an operator's hand or a restored backup.
-async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.sql("delete from workers", None).await;
-    bench.advance(60 * SECOND).await;
-    assert_eq!(candidates(&bench, &SweepScope::default()).await, []);
-    bench.advance(SECOND).await;
+async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.sql("delete from workers", None).await;
+    fixture.advance(60 * SECOND).await;
+    assert_eq!(candidates(&fixture, &SweepScope::default()).await, []);
+    fixture.advance(SECOND).await;
     let id = claimed.lease().id;
-    assert_eq!(candidates(&bench, &SweepScope::default()).await, [(id, Interruptor::UnknownWorker)]);
-    assert_eq!(bench.sweep_now().await.recovered, 1);
-    assert_eq!(bench.status(id).await, Status::Retrying);
+    assert_eq!(candidates(&fixture, &SweepScope::default()).await, [(id, Interruptor::UnknownWorker)]);
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    assert_eq!(fixture.status(id).await, Status::Retrying);
 }
 
-async fn a_hung_handlers_lease_is_taken_from_a_live_worker(bench: Bench) {
-    let claimed = bench.running(job("mail").timeout(Some(10 * MINUTE))).await;
+async fn a_hung_handlers_lease_is_taken_from_a_live_worker(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").timeout(Some(10 * MINUTE))).await;
     let lease = claimed.lease();
     for minute in 1..=11 {
-        bench.advance(MINUTE).await;
-        bench.store().beat(lease.worker, &[lease]).await.expect("beat");
-        assert_eq!(bench.sweep_now().await.recovered, 0, "minute {minute}");
+        fixture.advance(MINUTE).await;
+        fixture.store().beat(lease.worker, &[lease]).await.expect("beat");
+        assert_eq!(fixture.sweep_now().await.recovered, 0, "minute {minute}");
     }
-    bench.advance(SECOND).await;
+    fixture.advance(SECOND).await;
     let scope = SweepScope::default();
-    assert_eq!(candidates(&bench, &scope).await, [(lease.id, Interruptor::HungHandler)]);
-    assert_eq!(bench.sweep_now().await.recovered, 1);
-    assert_eq!(bench.status(lease.id).await, Status::Retrying);
+    assert_eq!(candidates(&fixture, &scope).await, [(lease.id, Interruptor::HungHandler)]);
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    assert_eq!(fixture.status(lease.id).await, Status::Retrying);
     // The worker lives, and learns at its next beat.
-    let beat = bench.store().beat(lease.worker, &[lease]).await.expect("beat");
+    let beat = fixture.store().beat(lease.worker, &[lease]).await.expect("beat");
     assert_eq!(beat, Beat::Alive { lost: vec![lease], cancel: Vec::new() });
 }
 
-async fn a_job_without_a_timeout_never_counts_as_hung(bench: Bench) {
-    let claimed = bench.running(job("mail").timeout(None)).await;
-    bench.advance(400 * DAY).await;
-    bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
-    assert_eq!(bench.sweep_now().await.recovered, 0);
+async fn a_job_without_a_timeout_never_counts_as_hung(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").timeout(None)).await;
+    fixture.advance(400 * DAY).await;
+    fixture.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+    assert_eq!(fixture.sweep_now().await.recovered, 0);
 }
 
-async fn a_job_without_a_timeout_is_still_recovered_from_the_dead(bench: Bench) {
-    bench.running(job("mail").timeout(None)).await;
-    bench.advance(61 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.recovered, 1);
+async fn a_job_without_a_timeout_is_still_recovered_from_the_dead(fixture: Fixture) {
+    fixture.running(job("mail").timeout(None)).await;
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
 }
 
 // ---- how a sweep looks ---------------------------------------------------------
 
-async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(bench: Bench) {
-    let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
+async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(fixture: Fixture) {
+    let (mortal, fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
     for _ in 0..3 {
-        bench.enqueue_kind("mail").await;
+        fixture.enqueue_kind("mail").await;
     }
-    let claimed = bench.claim(mortal, 2).await;
-    bench.claim(fit, 1).await;
-    bench.advance(61 * SECOND).await;
-    let before = picture(&bench.job(claimed[0].lease().id).await);
+    let claimed = fixture.claim(mortal, 2).await;
+    fixture.claim(fit, 1).await;
+    fixture.advance(61 * SECOND).await;
+    let before = picture(&fixture.job(claimed[0].lease().id).await);
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
-    let told = bench.sweep(&dry).await.expect("sweep");
+    let told = fixture.sweep(&dry).await.expect("sweep");
     assert_eq!(told, SweepReport { workers: [mortal].into(), recovered: 2, skipped: 0 });
-    assert_eq!(picture(&bench.job(claimed[0].lease().id).await), before);
-    assert_eq!(bench.worker_record(mortal).await.expect("listed").dead_at, None);
-    assert_eq!(bench.sweep_now().await, told);
+    assert_eq!(picture(&fixture.job(claimed[0].lease().id).await), before);
+    assert_eq!(fixture.worker_record(mortal).await.expect("listed").dead_at, None);
+    assert_eq!(fixture.sweep_now().await, told);
 }
 
-async fn a_dry_run_names_dead_workers_that_hold_nothing(bench: Bench) {
-    let (mortal, _fit) = (bench.worker().await, bench.worker_with(DAY).await);
-    bench.advance(61 * SECOND).await;
+async fn a_dry_run_names_dead_workers_that_hold_nothing(fixture: Fixture) {
+    let (mortal, _fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
+    fixture.advance(61 * SECOND).await;
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
-    let told = bench.sweep(&dry).await.expect("sweep");
+    let told = fixture.sweep(&dry).await.expect("sweep");
     assert_eq!(told, SweepReport { workers: [mortal].into(), recovered: 0, skipped: 0 });
-    assert_eq!(bench.worker_record(mortal).await.expect("listed").dead_at, None);
-    assert_eq!(bench.sweep_now().await, told);
+    assert_eq!(fixture.worker_record(mortal).await.expect("listed").dead_at, None);
+    assert_eq!(fixture.sweep_now().await, told);
 }
 
-async fn a_dry_run_goes_by_the_threshold_asked_for(bench: Bench) {
-    let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
-    bench.advance(61 * SECOND).await;
+async fn a_dry_run_goes_by_the_threshold_asked_for(fixture: Fixture) {
+    let (mortal, fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
+    fixture.advance(61 * SECOND).await;
     for (threshold, dead) in [(HOUR, vec![]), (30 * SECOND, vec![mortal, fit])] {
         let options = SweepOptions::default().threshold(threshold);
         let dry = SweepOptions { mode: SweepMode::DryRun, ..options.clone() };
-        let told = bench.sweep(&dry).await.expect("sweep");
+        let told = fixture.sweep(&dry).await.expect("sweep");
         assert_eq!(told.workers, dead.into_iter().collect(), "{threshold:?}");
-        assert_eq!(bench.sweep(&options).await.expect("sweep"), told);
+        assert_eq!(fixture.sweep(&options).await.expect("sweep"), told);
     }
 }
 
-async fn a_sweep_walks_through_every_page(bench: Bench) {
-    let worker = bench.worker().await;
+async fn a_sweep_walks_through_every_page(fixture: Fixture) {
+    let worker = fixture.worker().await;
     for _ in 0..7 {
-        bench.enqueue_kind("mail").await;
+        fixture.enqueue_kind("mail").await;
     }
-    bench.claim(worker, 7).await;
-    bench.advance(61 * SECOND).await;
+    fixture.claim(worker, 7).await;
+    fixture.advance(61 * SECOND).await;
     let mut options = immediately();
     options.scope.limit = 2;
-    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 7);
-    assert_eq!(bench.counted(Status::Retrying).await, 7);
+    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 7);
+    assert_eq!(fixture.counted(Status::Retrying).await, 7);
 }
 
-async fn candidates_come_by_id_after_the_one_named(bench: Bench) {
-    let worker = bench.worker().await;
+async fn candidates_come_by_id_after_the_one_named(fixture: Fixture) {
+    let worker = fixture.worker().await;
     for _ in 0..4 {
-        bench.enqueue_kind("mail").await;
+        fixture.enqueue_kind("mail").await;
     }
-    let mut expected = ids(&bench.claim(worker, 4).await);
+    let mut expected = ids(&fixture.claim(worker, 4).await);
     expected.sort();
-    bench.advance(61 * SECOND).await;
+    fixture.advance(61 * SECOND).await;
     let scope = SweepScope { after: Some(expected[0]), limit: 2, ..SweepScope::default() };
-    let found: Vec<_> = candidates(&bench, &scope).await.into_iter().map(|(id, _)| id).collect();
+    let found: Vec<_> = candidates(&fixture, &scope).await.into_iter().map(|(id, _)| id).collect();
     assert_eq!(found, expected[1..3]);
 }
 
-async fn a_candidate_shows_the_whole_lease(bench: Bench) {
+async fn a_candidate_shows_the_whole_lease(fixture: Fixture) {
     let policy = RetryPolicy::fixed(33 * SECOND);
     let claimed =
-        bench.running(job("mail").priority(4).max_attempts(6).flags(["gpu"]).retry(policy.clone())).await;
-    bench.cancel(claimed.lease().id).await.expect("cancel");
-    bench.advance(61 * SECOND).await;
-    let found = bench.store().interrupted(&SweepScope::default()).await.expect("interrupted").remove(0);
+        fixture.running(job("mail").priority(4).max_attempts(6).flags(["gpu"]).retry(policy.clone())).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
+    fixture.advance(61 * SECOND).await;
+    let found = fixture.store().interrupted(&SweepScope::default()).await.expect("interrupted").remove(0);
     assert_eq!(
         (found.lease(), found.kind.as_str(), found.queue.as_str()),
         (claimed.lease(), "mail", "default")
@@ -294,11 +300,11 @@ async fn a_candidate_shows_the_whole_lease(bench: Bench) {
 
 // ---- what is decided -----------------------------------------------------------
 
-async fn decided(bench: &Bench, claimed: &Claimed, decision: Decision) -> SweepReport {
-    bench.advance(61 * SECOND).await;
+async fn decided(fixture: &Fixture, claimed: &Claimed, decision: Decision) -> SweepReport {
+    fixture.advance(61 * SECOND).await;
     let id = claimed.lease().id;
     let options = SweepOptions::default();
-    let report = bench
+    let report = fixture
         .sweep_with(&options, &mut |lease: &Interrupted| {
             assert_eq!(lease.id, id);
             decision.clone()
@@ -307,237 +313,237 @@ async fn decided(bench: &Bench, claimed: &Claimed, decision: Decision) -> SweepR
     report.expect("sweep")
 }
 
-async fn a_reschedule_names_the_time(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_reschedule_names_the_time(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let at = start() + DAY;
-    decided(&bench, &claimed, Decision::Reschedule { when: When::At(at), attempts: None }).await;
-    let job = bench.job(claimed.lease().id).await;
+    decided(&fixture, &claimed, Decision::Reschedule { when: When::At(at), attempts: None }).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.interruptions, job.run_at), (Status::Retrying, 0, 1, at));
 }
 
-async fn a_reschedule_may_name_the_attempts(bench: Bench) {
+async fn a_reschedule_may_name_the_attempts(fixture: Fixture) {
     for (named, kept) in [(Some(2), 2), (Some(0), 0), (Some(77), 4)] {
-        let claimed = bench.running(job("mail").max_attempts(5)).await;
+        let claimed = fixture.running(job("mail").max_attempts(5)).await;
         let decision = Decision::Reschedule { when: When::After(2 * MINUTE), attempts: named };
-        decided(&bench, &claimed, decision).await;
-        let job = bench.job(claimed.lease().id).await;
-        let waits = job.run_at - bench.now().await;
+        decided(&fixture, &claimed, decision).await;
+        let job = fixture.job(claimed.lease().id).await;
+        let waits = job.run_at - fixture.now().await;
         assert_eq!((job.attempts, waits), (kept, TimeDelta::minutes(2)), "{named:?}");
-        bench.cancel(claimed.lease().id).await.expect("cancel");
+        fixture.cancel(claimed.lease().id).await.expect("cancel");
     }
 }
 
-async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff(bench: Bench) {
-    let claimed = bench.running(job("mail").retry(RetryPolicy::fixed(33 * SECOND))).await;
-    decided(&bench, &claimed, Decision::FailWithBackoff).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").retry(RetryPolicy::fixed(33 * SECOND))).await;
+    decided(&fixture, &claimed, Decision::FailWithBackoff).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 1, 0));
     assert_eq!(job.run_at, start() + 94 * SECOND);
     assert_eq!(job.last_error.as_deref(), Some("WorkerCrashed"));
-    assert_eq!(bench.history(claimed.lease().id).await, [AttemptEnd::Failed]);
+    assert_eq!(fixture.history(claimed.lease().id).await, [AttemptEnd::Failed]);
 }
 
-async fn a_failing_decision_on_the_last_attempt_is_final(bench: Bench) {
-    let claimed = bench.running(job("mail").max_attempts(1)).await;
-    decided(&bench, &claimed, Decision::FailWithBackoff).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn a_failing_decision_on_the_last_attempt_is_final(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").max_attempts(1)).await;
+    decided(&fixture, &claimed, Decision::FailWithBackoff).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::FailedPermanent, Some("WorkerCrashed")));
 }
 
-async fn a_skipped_job_stays_with_its_holder_uncounted(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    let report = decided(&bench, &claimed, Decision::Skip).await;
+async fn a_skipped_job_stays_with_its_holder_uncounted(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let report = decided(&fixture, &claimed, Decision::Skip).await;
     assert_eq!((report.recovered, report.skipped), (0, 1));
-    let job = bench.job(claimed.lease().id).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.interruptions, job.lease_no), (Status::Running, 0, 1));
-    assert_eq!(bench.sweep_now().await.recovered, 1);
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
 }
 
 // ---- suspects and quarantine -----------------------------------------------------
 
-async fn interrupt(bench: &Bench, started: bool) {
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
+async fn interrupt(fixture: &Fixture, started: bool) {
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
     if started {
-        assert_eq!(bench.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
+        assert_eq!(fixture.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
     }
-    assert_eq!(bench.crash_all_workers().await.recovered, 1);
+    assert_eq!(fixture.crash_all_workers().await.recovered, 1);
 }
 
-async fn after_the_first_only_started_runs_are_counted(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
+async fn after_the_first_only_started_runs_are_counted(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
     for (started, counted) in [(false, 1), (false, 1), (true, 2), (false, 2)] {
-        interrupt(&bench, started).await;
-        assert_eq!(bench.job(id).await.interruptions, counted);
+        interrupt(&fixture, started).await;
+        assert_eq!(fixture.job(id).await.interruptions, counted);
     }
-    assert_eq!(bench.status(id).await, Status::Retrying);
+    assert_eq!(fixture.status(id).await, Status::Retrying);
 }
 
-async fn a_poison_job_is_quarantined_with_a_reason_that_says_so(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
+async fn a_poison_job_is_quarantined_with_a_reason_that_says_so(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
     for _ in 0..3 {
-        interrupt(&bench, true).await;
+        interrupt(&fixture, true).await;
     }
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::FailedPermanent, 0, 3));
     let reason = job.last_error.expect("a reason");
     assert!(reason.contains("Quarantined after 3"), "{reason}");
-    assert_eq!(bench.history(id).await, [AttemptEnd::Interrupted; 3]);
+    assert_eq!(fixture.history(id).await, [AttemptEnd::Interrupted; 3]);
 }
 
 /// Ten jobs share a process with one that kills it every time.
-async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(bench: Bench) {
-    let poison = bench.add(job("poison").priority(9)).await;
+async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(fixture: Fixture) {
+    let poison = fixture.add(job("poison").priority(9)).await;
     let mut innocents = Vec::new();
     for _ in 0..10 {
-        innocents.push(bench.enqueue_kind("innocent").await);
+        innocents.push(fixture.enqueue_kind("innocent").await);
     }
     for _ in 0..30 {
-        let worker = bench.worker().await;
-        let claimed = bench.claim(worker, 20).await;
+        let worker = fixture.worker().await;
+        let claimed = fixture.claim(worker, 20).await;
         if claimed.is_empty() {
             break;
         }
         // A process starts one suspect at a time and records that it started.
         for suspect in claimed.iter().filter(|job| job.interruptions() > 0) {
-            assert_eq!(bench.store().mark_started(&suspect.lease()).await.expect("mark"), Fenced::Held);
+            assert_eq!(fixture.store().mark_started(&suspect.lease()).await.expect("mark"), Fenced::Held);
         }
         if claimed.iter().any(|job| job.lease().id == poison) {
-            bench.crash_all_workers().await;
+            fixture.crash_all_workers().await;
         } else {
             for job in &claimed {
-                bench.must_finish(job, done()).await;
+                fixture.must_finish(job, done()).await;
             }
         }
     }
-    assert_eq!(bench.status(poison).await, Status::FailedPermanent);
+    assert_eq!(fixture.status(poison).await, Status::FailedPermanent);
     for id in innocents {
-        assert_eq!(bench.status(id).await, Status::Succeeded);
+        assert_eq!(fixture.status(id).await, Status::Succeeded);
     }
 }
 
-async fn the_maximum_of_interruptions_can_be_chosen(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.advance(61 * SECOND).await;
+async fn the_maximum_of_interruptions_can_be_chosen(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.advance(61 * SECOND).await;
     let mut options = SweepOptions::default();
     options.interruption.max_interruptions = 1;
-    bench.sweep(&options).await.expect("sweep");
-    assert_eq!(bench.status(claimed.lease().id).await, Status::FailedPermanent);
+    fixture.sweep(&options).await.expect("sweep");
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::FailedPermanent);
 }
 
-async fn mark_started_shows_in_the_located_state_once(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    let started = async || match bench.state(claimed.lease().id).await {
+async fn mark_started_shows_in_the_located_state_once(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let started = async || match fixture.state(claimed.lease().id).await {
         lifecycle::State::Running(running) => running.started,
         other => panic!("{other:?}"),
     };
     assert!(!started().await);
     for _ in 0..2 {
-        assert_eq!(bench.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
+        assert_eq!(fixture.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
         assert!(started().await);
     }
 }
 
 // ---- legality, at the moment it is stored ----------------------------------------
 
-async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    let before = picture(&bench.job(claimed.lease().id).await);
+async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let before = picture(&fixture.job(claimed.lease().id).await);
     for why in [Interruptor::DeadWorker, Interruptor::UnknownWorker] {
-        let settled = bench.store().recover(&[(why, taken(&claimed))]).await.expect("recover");
+        let settled = fixture.store().recover(&[(why, taken(&claimed))]).await.expect("recover");
         assert_eq!(settled, [Settled::LeaseLost], "{why:?}");
     }
-    assert_eq!(picture(&bench.job(claimed.lease().id).await), before);
-    bench.must_finish(&claimed, done()).await;
+    assert_eq!(picture(&fixture.job(claimed.lease().id).await), before);
+    fixture.must_finish(&claimed, done()).await;
 }
 
 /// Listed while stale, but it beat before the decision was stored.
-async fn a_listed_worker_that_beat_in_time_keeps_its_lease(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.advance(61 * SECOND).await;
-    assert_eq!(candidates(&bench, &SweepScope::default()).await.len(), 1);
-    let beat = bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+async fn a_listed_worker_that_beat_in_time_keeps_its_lease(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(candidates(&fixture, &SweepScope::default()).await.len(), 1);
+    let beat = fixture.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
     assert!(matches!(beat, Beat::Alive { .. }));
     let settled =
-        bench.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+        fixture.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
     assert_eq!(settled, [Settled::LeaseLost]);
-    bench.must_finish(&claimed, done()).await;
+    fixture.must_finish(&claimed, done()).await;
 }
 
-async fn a_recovery_of_a_lease_that_was_settled_is_refused(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, done()).await;
-    bench.advance(61 * SECOND).await;
-    bench.store().mark_dead(None).await.expect("mark_dead");
+async fn a_recovery_of_a_lease_that_was_settled_is_refused(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, done()).await;
+    fixture.advance(61 * SECOND).await;
+    fixture.store().mark_dead(None).await.expect("mark_dead");
     let settled =
-        bench.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+        fixture.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
     assert_eq!(settled, [Settled::LeaseLost]);
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
-async fn a_recovery_blind_to_a_raised_flag_is_sent_back(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.cancel(claimed.lease().id).await.expect("cancel");
-    bench.advance(61 * SECOND).await;
-    bench.store().mark_dead(None).await.expect("mark_dead");
+async fn a_recovery_blind_to_a_raised_flag_is_sent_back(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
+    fixture.advance(61 * SECOND).await;
+    fixture.store().mark_dead(None).await.expect("mark_dead");
     let settled =
-        bench.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+        fixture.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
     assert!(matches!(settled[..], [Settled::Flagged(flags)] if flags.cancel_requested), "{settled:?}");
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Running);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Running);
 }
 
-async fn a_recovery_of_many_is_answered_item_by_item(bench: Bench) {
-    let (mortal, fit) = (bench.worker().await, bench.worker_with(DAY).await);
+async fn a_recovery_of_many_is_answered_item_by_item(fixture: Fixture) {
+    let (mortal, fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
     for _ in 0..3 {
-        bench.enqueue_kind("mail").await;
+        fixture.enqueue_kind("mail").await;
     }
-    let dead = bench.claim(mortal, 2).await;
-    let live = bench.claim(fit, 1).await;
-    bench.must_finish(&dead[1], done()).await;
-    bench.advance(61 * SECOND).await;
-    bench.store().mark_dead(None).await.expect("mark_dead");
+    let dead = fixture.claim(mortal, 2).await;
+    let live = fixture.claim(fit, 1).await;
+    fixture.must_finish(&dead[1], done()).await;
+    fixture.advance(61 * SECOND).await;
+    fixture.store().mark_dead(None).await.expect("mark_dead");
     let recoveries = [&live[0], &dead[0], &dead[1]].map(|lease| (Interruptor::DeadWorker, taken(lease)));
-    let settled = bench.store().recover(&recoveries).await.expect("recover");
+    let settled = fixture.store().recover(&recoveries).await.expect("recover");
     assert_eq!(settled, [Settled::LeaseLost, Settled::Stored, Settled::LeaseLost]);
 }
 
-async fn a_hung_handler_is_taken_though_its_worker_lives(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_hung_handler_is_taken_though_its_worker_lives(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let settled =
-        bench.store().recover(&[(Interruptor::HungHandler, taken(&claimed))]).await.expect("recover");
+        fixture.store().recover(&[(Interruptor::HungHandler, taken(&claimed))]).await.expect("recover");
     assert_eq!(settled, [Settled::Stored]);
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Retrying);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Retrying);
 }
 
-async fn a_worker_that_comes_back_registers_anew_and_claims(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.crash_all_workers().await;
-    let beat = bench.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
+async fn a_worker_that_comes_back_registers_anew_and_claims(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.crash_all_workers().await;
+    let beat = fixture.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
     assert_eq!(beat, Beat::Dead);
-    assert_eq!(bench.claim(claimed.lease().worker, 1).await.len(), 0);
-    let anew: WorkerId = bench.worker().await;
-    assert_eq!(bench.claim(anew, 1).await.len(), 1);
+    assert_eq!(fixture.claim(claimed.lease().worker, 1).await.len(), 0);
+    let anew: WorkerId = fixture.worker().await;
+    assert_eq!(fixture.claim(anew, 1).await.len(), 1);
 }
 
 /// A hook may name any time.
-async fn a_reschedule_to_an_absurd_time_stores_something(bench: Bench) {
+async fn a_reschedule_to_an_absurd_time_stores_something(fixture: Fixture) {
     for when in
         [When::At(DateTime::<Utc>::MIN_UTC), When::At(DateTime::<Utc>::MAX_UTC), When::After(Duration::MAX)]
     {
-        let claimed = bench.running(job("mail")).await;
-        let report = decided(&bench, &claimed, Decision::Reschedule { when, attempts: None }).await;
+        let claimed = fixture.running(job("mail")).await;
+        let report = decided(&fixture, &claimed, Decision::Reschedule { when, attempts: None }).await;
         assert_eq!(report.recovered, 1, "{when:?}");
-        assert_eq!(bench.status(claimed.lease().id).await, Status::Retrying);
-        bench.cancel(claimed.lease().id).await.expect("cancel");
+        assert_eq!(fixture.status(claimed.lease().id).await, Status::Retrying);
+        fixture.cancel(claimed.lease().id).await.expect("cancel");
     }
 }
 
-async fn an_absurd_threshold_recovers_nobody(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.advance(61 * SECOND).await;
+async fn an_absurd_threshold_recovers_nobody(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.advance(61 * SECOND).await;
     let mut options = SweepOptions::default().threshold(Duration::MAX);
     options.scope.orphan_after = Duration::MAX;
     options.scope.resilient_factor = u32::MAX;
-    assert_eq!(bench.sweep(&options).await.expect("sweep").recovered, 0);
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Running);
+    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 0);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Running);
 }

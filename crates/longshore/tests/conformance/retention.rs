@@ -5,7 +5,7 @@ use std::time::Duration;
 use longshore::store::{Retained, Retention};
 use longshore::{JobId, Outcome, Status};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     each_outcome_is_kept_for_its_own_time,
@@ -23,10 +23,10 @@ cases! {
 
 const FOR_EVER: Retention = Retention { succeeded: None, cancelled: None, failed_permanent: None };
 
-async fn retain(bench: &Bench, policy: &Retention) -> u64 {
+async fn retain(fixture: &Fixture, policy: &Retention) -> u64 {
     let mut removed = 0;
     loop {
-        let step = bench.store().retain(policy, 100).await.expect("retain");
+        let step = fixture.store().retain(policy, 100).await.expect("retain");
         removed += step.removed;
         if step.done {
             return removed;
@@ -34,11 +34,11 @@ async fn retain(bench: &Bench, policy: &Retention) -> u64 {
     }
 }
 
-async fn exists(bench: &Bench, id: JobId) -> bool {
-    bench.store().get(id).await.expect("get").is_some()
+async fn exists(fixture: &Fixture, id: JobId) -> bool {
+    fixture.store().get(id).await.expect("get").is_some()
 }
 
-async fn each_outcome_is_kept_for_its_own_time(bench: Bench) {
+async fn each_outcome_is_kept_for_its_own_time(fixture: Fixture) {
     for outcome in Outcome::ALL {
         let mut policy = FOR_EVER;
         match outcome {
@@ -48,122 +48,122 @@ async fn each_outcome_is_kept_for_its_own_time(bench: Bench) {
         }
         let mut kept = Vec::new();
         for other in Outcome::ALL {
-            kept.push((other, bench.ended(job("mail"), other).await));
+            kept.push((other, fixture.ended(job("mail"), other).await));
         }
-        bench.advance(HOUR + SECOND).await;
-        assert_eq!(retain(&bench, &policy).await, 1, "{outcome:?}");
+        fixture.advance(HOUR + SECOND).await;
+        assert_eq!(retain(&fixture, &policy).await, 1, "{outcome:?}");
         for (other, id) in kept {
-            assert_eq!(exists(&bench, id).await, other != outcome, "{other:?} under {policy:?}");
+            assert_eq!(exists(&fixture, id).await, other != outcome, "{other:?} under {policy:?}");
             if other != outcome {
-                bench.delete(id).await.expect("delete");
+                fixture.delete(id).await.expect("delete");
             }
         }
     }
 }
 
-async fn the_defaults_are_a_week_and_ninety_days(bench: Bench) {
+async fn the_defaults_are_a_week_and_ninety_days(fixture: Fixture) {
     for outcome in Outcome::ALL {
-        bench.ended(job("mail"), outcome).await;
+        fixture.ended(job("mail"), outcome).await;
     }
     let policy = Retention::default();
-    bench.advance(7 * DAY - SECOND).await;
-    assert_eq!(retain(&bench, &policy).await, 0);
-    bench.advance(2 * SECOND).await;
-    assert_eq!(retain(&bench, &policy).await, 2);
-    assert_eq!(bench.counted(Status::FailedPermanent).await, 1);
-    bench.advance(83 * DAY).await;
-    assert_eq!(retain(&bench, &policy).await, 1);
-    assert_eq!(bench.check().await.expect("check").jobs, 0);
+    fixture.advance(7 * DAY - SECOND).await;
+    assert_eq!(retain(&fixture, &policy).await, 0);
+    fixture.advance(2 * SECOND).await;
+    assert_eq!(retain(&fixture, &policy).await, 2);
+    assert_eq!(fixture.counted(Status::FailedPermanent).await, 1);
+    fixture.advance(83 * DAY).await;
+    assert_eq!(retain(&fixture, &policy).await, 1);
+    assert_eq!(fixture.check().await.expect("check").jobs, 0);
 }
 
 /// A job may wait for a month and finish a second ago.
-async fn age_counts_from_the_end_not_from_the_enqueue(bench: Bench) {
-    let id = bench.add(job("mail").delay(30 * DAY)).await;
-    bench.advance(30 * DAY).await;
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
-    bench.must_finish(&claimed, done()).await;
-    assert_eq!(retain(&bench, &Retention::default()).await, 0);
-    assert!(exists(&bench, id).await);
+async fn age_counts_from_the_end_not_from_the_enqueue(fixture: Fixture) {
+    let id = fixture.add(job("mail").delay(30 * DAY)).await;
+    fixture.advance(30 * DAY).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, done()).await;
+    assert_eq!(retain(&fixture, &Retention::default()).await, 0);
+    assert!(exists(&fixture, id).await);
 }
 
-async fn for_ever_is_for_ever(bench: Bench) {
+async fn for_ever_is_for_ever(fixture: Fixture) {
     for outcome in Outcome::ALL {
-        bench.ended(job("mail"), outcome).await;
+        fixture.ended(job("mail"), outcome).await;
     }
-    bench.advance(4000 * DAY).await;
-    assert_eq!(retain(&bench, &FOR_EVER).await, 0);
-    assert_eq!(bench.check().await.expect("check").jobs, 3);
+    fixture.advance(4000 * DAY).await;
+    assert_eq!(retain(&fixture, &FOR_EVER).await, 0);
+    assert_eq!(fixture.check().await.expect("check").jobs, 3);
 }
 
-async fn live_jobs_are_never_removed(bench: Bench) {
-    let waiting = bench.add(job("mail").delay(DAY)).await;
-    let retrying = bench.running(job("mail")).await;
-    bench.must_finish(&retrying, failed()).await;
-    let running = bench.running(job("mail").timeout(None)).await;
-    bench.advance(4000 * DAY).await;
+async fn live_jobs_are_never_removed(fixture: Fixture) {
+    let waiting = fixture.add(job("mail").delay(DAY)).await;
+    let retrying = fixture.running(job("mail")).await;
+    fixture.must_finish(&retrying, failed()).await;
+    let running = fixture.running(job("mail").timeout(None)).await;
+    fixture.advance(4000 * DAY).await;
     let at_once = Some(Duration::ZERO);
     let policy = Retention { succeeded: at_once, cancelled: at_once, failed_permanent: at_once };
-    assert_eq!(retain(&bench, &policy).await, 0);
+    assert_eq!(retain(&fixture, &policy).await, 0);
     for id in [waiting, retrying.lease().id, running.lease().id] {
-        assert!(exists(&bench, id).await);
+        assert!(exists(&fixture, id).await);
     }
 }
 
-async fn a_retried_job_is_live_again(bench: Bench) {
-    let id = bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.advance(8 * DAY).await;
-    bench.retry(id).await.expect("retry");
-    assert_eq!(retain(&bench, &Retention::default()).await, 0);
-    assert_eq!(bench.status(id).await, Status::Queued);
+async fn a_retried_job_is_live_again(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.advance(8 * DAY).await;
+    fixture.retry(id).await.expect("retry");
+    assert_eq!(retain(&fixture, &Retention::default()).await, 0);
+    assert_eq!(fixture.status(id).await, Status::Queued);
 }
 
-async fn history_and_checkpoint_go_with_the_job(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    let saved = bench.store().save_checkpoint(&claimed.lease(), &raw("5")).await.expect("save");
+async fn history_and_checkpoint_go_with_the_job(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw("5")).await.expect("save");
     assert_eq!(saved, longshore::store::Fenced::Held);
-    bench.must_finish(&claimed, failed_for_good()).await;
-    bench.advance(91 * DAY).await;
-    assert_eq!(retain(&bench, &Retention::default()).await, 1);
+    fixture.must_finish(&claimed, failed_for_good()).await;
+    fixture.advance(91 * DAY).await;
+    assert_eq!(retain(&fixture, &Retention::default()).await, 1);
     for table in ["jobs", "finished", "attempts", "checkpoints"] {
-        assert_eq!(bench.ask(&format!("select count(*) from {table}"), None).await, 0, "{table}");
+        assert_eq!(fixture.ask(&format!("select count(*) from {table}"), None).await, 0, "{table}");
     }
 }
 
-async fn a_step_looks_at_so_many_rows_and_the_walk_begins_anew(bench: Bench) {
+async fn a_step_looks_at_so_many_rows_and_the_walk_begins_anew(fixture: Fixture) {
     for _ in 0..5 {
-        bench.ended(job("mail"), Outcome::Succeeded).await;
+        fixture.ended(job("mail"), Outcome::Succeeded).await;
     }
     let policy = Retention::default();
-    let step = async || bench.store().retain(&policy, 2).await.expect("retain");
+    let step = async || fixture.store().retain(&policy, 2).await.expect("retain");
     // Nothing is due: the walk goes to its end all the same, two rows a step.
     for done in [false, false, true] {
         assert_eq!(step().await, Retained { removed: 0, done });
     }
-    bench.advance(8 * DAY).await;
+    fixture.advance(8 * DAY).await;
     for (removed, done) in [(2, false), (2, false), (1, true)] {
         assert_eq!(step().await, Retained { removed, done });
     }
     assert_eq!(step().await, Retained { removed: 0, done: true });
 }
 
-async fn tallies_follow_what_is_removed(bench: Bench) {
+async fn tallies_follow_what_is_removed(fixture: Fixture) {
     for _ in 0..3 {
-        bench.ended(job("mail"), Outcome::Succeeded).await;
+        fixture.ended(job("mail"), Outcome::Succeeded).await;
     }
-    bench.advance(DAY).await;
-    bench.ended(job("mail"), Outcome::Succeeded).await;
-    bench.advance(6 * DAY + SECOND).await;
-    assert_eq!(retain(&bench, &Retention::default()).await, 3);
-    assert_eq!(bench.counted(Status::Succeeded).await, 1);
+    fixture.advance(DAY).await;
+    fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.advance(6 * DAY + SECOND).await;
+    assert_eq!(retain(&fixture, &Retention::default()).await, 3);
+    assert_eq!(fixture.counted(Status::Succeeded).await, 1);
 }
 
-async fn two_processes_may_retain_at_once(bench: Bench) {
+async fn two_processes_may_retain_at_once(fixture: Fixture) {
     for _ in 0..20 {
-        bench.ended(job("mail"), Outcome::Succeeded).await;
+        fixture.ended(job("mail"), Outcome::Succeeded).await;
     }
-    bench.advance(8 * DAY).await;
-    let walkers: Vec<_> = [bench.handle(), bench.second().await]
+    fixture.advance(8 * DAY).await;
+    let walkers: Vec<_> = [fixture.handle(), fixture.second().await]
         .into_iter()
         .map(|client| {
             tokio::spawn(async move {
@@ -179,23 +179,23 @@ async fn two_processes_may_retain_at_once(bench: Bench) {
     for walker in walkers {
         removed += walker.await.expect("task");
     }
-    removed += retain(&bench, &Retention::default()).await;
-    removed += retain(&bench, &Retention::default()).await;
+    removed += retain(&fixture, &Retention::default()).await;
+    removed += retain(&fixture, &Retention::default()).await;
     assert_eq!(removed, 20);
-    assert_eq!(bench.counted(Status::Succeeded).await, 0);
+    assert_eq!(fixture.counted(Status::Succeeded).await, 0);
 }
 
 /// Everything else here stops the clock; a walk may take short cuts when it
 /// runs.
-async fn retention_works_by_a_running_clock(bench: Bench) {
-    bench.store().pin_clock(None).await.expect("unpin");
+async fn retention_works_by_a_running_clock(fixture: Fixture) {
+    fixture.store().pin_clock(None).await.expect("unpin");
     for outcome in Outcome::ALL {
-        bench.ended(job("mail"), outcome).await;
+        fixture.ended(job("mail"), outcome).await;
     }
-    let waiting = bench.enqueue_kind("mail").await;
-    assert_eq!(retain(&bench, &Retention::default()).await, 0);
+    let waiting = fixture.enqueue_kind("mail").await;
+    assert_eq!(retain(&fixture, &Retention::default()).await, 0);
     let at_once = Retention { succeeded: Some(Duration::ZERO), ..Retention::default() };
-    assert_eq!(retain(&bench, &at_once).await, 1);
-    assert_eq!(bench.counted(Status::FailedPermanent).await, 1);
-    assert!(exists(&bench, waiting).await);
+    assert_eq!(retain(&fixture, &at_once).await, 1);
+    assert_eq!(fixture.counted(Status::FailedPermanent).await, 1);
+    assert!(exists(&fixture, waiting).await);
 }

@@ -9,7 +9,7 @@ use longshore::cron::Tick;
 use longshore::store::{ListFilter, Schedule, Ticking};
 use longshore::{EnqueuedAs, FiredReport, JobRecord, Missed, NewJob, NewSchedule, Status, ValidJob};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     schedules_are_kept_as_given_and_listed_by_name,
@@ -66,22 +66,22 @@ fn report() -> ValidJob {
     job("report").validate().expect("valid")
 }
 
-async fn fire(bench: &Bench, expected: u32, jobs: &[ValidJob]) -> bool {
+async fn fire(fixture: &Fixture, expected: u32, jobs: &[ValidJob]) -> bool {
     let seen = schedule("nightly", tick(expected));
-    let fired = bench.store().fire(&seen, tick(expected + 1), Some(seen.next_at), jobs).await;
+    let fired = fixture.store().fire(&seen, tick(expected + 1), Some(seen.next_at), jobs).await;
     fired.expect("fire").is_some()
 }
 
-async fn schedules_are_kept_as_given_and_listed_by_name(bench: Bench) {
+async fn schedules_are_kept_as_given_and_listed_by_name(fixture: Fixture) {
     let (b, a) = (schedule("b it's", tick(1)), Schedule { paused: true, ..schedule("a", tick(2)) });
     for schedule in [&b, &a] {
-        bench.store().put_schedule(schedule).await.expect("put");
+        fixture.store().put_schedule(schedule).await.expect("put");
     }
-    assert_eq!(bench.store().schedules().await.expect("schedules"), [a, b]);
+    assert_eq!(fixture.store().schedules().await.expect("schedules"), [a, b]);
 }
 
-async fn a_schedule_of_the_same_name_is_replaced(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
+async fn a_schedule_of_the_same_name_is_replaced(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let other = Schedule {
         expression: "0 3 * * *".into(),
         zone: "UTC".into(),
@@ -89,14 +89,14 @@ async fn a_schedule_of_the_same_name_is_replaced(bench: Bench) {
         template: "{}".into(),
         ..schedule("nightly", tick(9))
     };
-    assert_eq!(bench.store().put_schedule(&other).await.expect("put"), other);
-    assert_eq!(bench.store().schedules().await.expect("schedules"), [other]);
+    assert_eq!(fixture.store().put_schedule(&other).await.expect("put"), other);
+    assert_eq!(fixture.store().schedules().await.expect("schedules"), [other]);
 }
 
-async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
-    assert!(fire(&bench, 1, &[]).await);
-    assert!(bench.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
+async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
+    assert!(fire(&fixture, 1, &[]).await);
+    assert!(fixture.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
     let again = Schedule {
         missed: "one".into(),
         template: "{}".into(),
@@ -104,64 +104,64 @@ async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(bench: Bench) {
         ..schedule("nightly", tick(9))
     };
     let kept = Schedule { paused: true, next_at: tick(2), last_at: Some(tick(1)), ..again.clone() };
-    assert_eq!(bench.store().put_schedule(&again).await.expect("put"), kept);
+    assert_eq!(fixture.store().put_schedule(&again).await.expect("put"), kept);
     for moved in [
         Schedule { zone: "Asia/Tokyo".into(), ..again.clone() },
         Schedule { expression: "* * * * *".into(), next_at: tick(7), ..again },
     ] {
         let kept = Schedule { paused: true, last_at: Some(tick(1)), ..moved.clone() };
-        assert_eq!(bench.store().put_schedule(&moved).await.expect("put"), kept);
-        assert_eq!(bench.store().schedules().await.expect("schedules"), [kept]);
+        assert_eq!(fixture.store().put_schedule(&moved).await.expect("put"), kept);
+        assert_eq!(fixture.store().schedules().await.expect("schedules"), [kept]);
     }
 }
 
-async fn a_removed_schedule_is_gone_and_says_so(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
-    assert!(bench.store().remove_schedule("nightly").await.expect("remove"));
-    assert!(!bench.store().remove_schedule("nightly").await.expect("remove"));
-    assert!(!fire(&bench, 1, &[report()]).await);
-    assert_eq!(bench.counted(Status::Queued).await, 0);
+async fn a_removed_schedule_is_gone_and_says_so(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
+    assert!(fixture.store().remove_schedule("nightly").await.expect("remove"));
+    assert!(!fixture.store().remove_schedule("nightly").await.expect("remove"));
+    assert!(!fire(&fixture, 1, &[report()]).await);
+    assert_eq!(fixture.counted(Status::Queued).await, 0);
 }
 
-async fn a_tick_fires_once_and_stores_its_jobs(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
+async fn a_tick_fires_once_and_stores_its_jobs(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let jobs = [report(), report()];
-    assert!(fire(&bench, 1, &jobs).await);
-    assert!(!fire(&bench, 1, &[report()]).await);
-    assert_eq!(bench.counted(Status::Queued).await, 2);
+    assert!(fire(&fixture, 1, &jobs).await);
+    assert!(!fire(&fixture, 1, &[report()]).await);
+    assert_eq!(fixture.counted(Status::Queued).await, 2);
     for job in &jobs {
-        assert_eq!(bench.status(job.id()).await, Status::Queued);
+        assert_eq!(fixture.status(job.id()).await, Status::Queued);
     }
-    let after = bench.store().schedules().await.expect("schedules").remove(0);
+    let after = fixture.store().schedules().await.expect("schedules").remove(0);
     assert_eq!((after.next_at, after.last_at), (tick(2), Some(tick(1))));
-    assert!(fire(&bench, 2, &[]).await);
+    assert!(fire(&fixture, 2, &[]).await);
 }
 
-async fn another_tick_than_the_next_does_not_fire(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(3))).await.expect("put");
+async fn another_tick_than_the_next_does_not_fire(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(3))).await.expect("put");
     for wrong in [0, 2, 4] {
-        assert!(!fire(&bench, wrong, &[report()]).await, "{wrong}");
+        assert!(!fire(&fixture, wrong, &[report()]).await, "{wrong}");
     }
-    assert_eq!(bench.counted(Status::Queued).await, 0);
-    assert_eq!(bench.store().schedules().await.expect("schedules")[0].next_at, tick(3));
+    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.store().schedules().await.expect("schedules")[0].next_at, tick(3));
 }
 
-async fn a_paused_schedule_does_not_fire(bench: Bench) {
+async fn a_paused_schedule_does_not_fire(fixture: Fixture) {
     let paused = Schedule { paused: true, ..schedule("nightly", tick(1)) };
-    bench.store().put_schedule(&paused).await.expect("put");
-    assert!(!fire(&bench, 1, &[report()]).await);
-    assert_eq!(bench.store().schedules().await.expect("schedules"), [paused]);
-    assert_eq!(bench.counted(Status::Queued).await, 0);
-    assert!(bench.store().set_ticking("nightly", Ticking::Running).await.expect("let go"));
-    assert!(fire(&bench, 1, &[report()]).await);
-    assert!(bench.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
-    assert!(!fire(&bench, 2, &[report()]).await);
-    assert!(!bench.store().set_ticking("nobody", Ticking::Held).await.expect("hold"));
+    fixture.store().put_schedule(&paused).await.expect("put");
+    assert!(!fire(&fixture, 1, &[report()]).await);
+    assert_eq!(fixture.store().schedules().await.expect("schedules"), [paused]);
+    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert!(fixture.store().set_ticking("nightly", Ticking::Running).await.expect("let go"));
+    assert!(fire(&fixture, 1, &[report()]).await);
+    assert!(fixture.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
+    assert!(!fire(&fixture, 2, &[report()]).await);
+    assert!(!fixture.store().set_ticking("nobody", Ticking::Held).await.expect("hold"));
 }
 
-async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(bench: Bench) {
+async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(fixture: Fixture) {
     let now = schedule("nightly", tick(1));
-    bench.store().put_schedule(&now).await.expect("put");
+    fixture.store().put_schedule(&now).await.expect("put");
     let seen = [
         Schedule { expression: "* * * * *".into(), ..now.clone() },
         Schedule { zone: "UTC".into(), ..now.clone() },
@@ -169,16 +169,16 @@ async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(bench: Bench) {
         Schedule { template: "{}".into(), ..now.clone() },
     ];
     for seen in seen {
-        let fired = bench.store().fire(&seen, tick(2), Some(tick(1)), &[report()]).await.expect("fire");
+        let fired = fixture.store().fire(&seen, tick(2), Some(tick(1)), &[report()]).await.expect("fire");
         assert_eq!(fired, None, "{seen:?}");
     }
-    assert_eq!(bench.store().schedules().await.expect("schedules"), [now]);
-    assert_eq!(bench.counted(Status::Queued).await, 0);
-    assert!(fire(&bench, 1, &[report()]).await);
+    assert_eq!(fixture.store().schedules().await.expect("schedules"), [now]);
+    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert!(fire(&fixture, 1, &[report()]).await);
 }
 
-async fn a_tick_that_is_let_go_is_not_the_last_that_fired(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
+async fn a_tick_that_is_let_go_is_not_the_last_that_fired(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let moved = [
         (1, 2, Some(tick(1)), Some(tick(1))),
         (2, 7, None, Some(tick(1))),
@@ -186,20 +186,20 @@ async fn a_tick_that_is_let_go_is_not_the_last_that_fired(bench: Bench) {
     ];
     for (from, to, fired, last_at) in moved {
         let seen = schedule("nightly", tick(from));
-        bench.store().fire(&seen, tick(to), fired, &[]).await.expect("fire").expect("the tick is ours");
-        let after = bench.store().schedules().await.expect("schedules").remove(0);
+        fixture.store().fire(&seen, tick(to), fired, &[]).await.expect("fire").expect("the tick is ours");
+        let after = fixture.store().schedules().await.expect("schedules").remove(0);
         assert_eq!((after.next_at, after.last_at), (tick(to), last_at));
     }
 }
 
-async fn an_unknown_schedule_does_not_fire(bench: Bench) {
-    assert!(!fire(&bench, 1, &[report()]).await);
-    assert_eq!(bench.counted(Status::Queued).await, 0);
+async fn an_unknown_schedule_does_not_fire(fixture: Fixture) {
+    assert!(!fire(&fixture, 1, &[report()]).await);
+    assert_eq!(fixture.counted(Status::Queued).await, 0);
 }
 
-async fn of_many_callers_one_gets_each_tick(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(0))).await.expect("put");
-    let handles = [bench.handle(), bench.second().await, bench.second().await];
+async fn of_many_callers_one_gets_each_tick(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(0))).await.expect("put");
+    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
     for n in 0..10 {
         let callers: Vec<_> = (0..8)
             .map(|caller| {
@@ -217,26 +217,26 @@ async fn of_many_callers_one_gets_each_tick(bench: Bench) {
         }
         assert_eq!(fired, 1, "tick {n}");
     }
-    assert_eq!(bench.counted(Status::Queued).await, 10);
+    assert_eq!(fixture.counted(Status::Queued).await, 10);
 }
 
-async fn a_ticks_jobs_obey_their_keys_and_are_answered(bench: Bench) {
-    bench.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
+async fn a_ticks_jobs_obey_their_keys_and_are_answered(fixture: Fixture) {
+    fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let keyed = || job("report").unique_key("report", Default::default()).validate().expect("valid");
     let mut answers = Vec::new();
     for n in 1..=2 {
         let seen = schedule("nightly", tick(n));
-        let fired = bench.store().fire(&seen, tick(n + 1), Some(tick(n)), &[keyed()]).await.expect("fire");
+        let fired = fixture.store().fire(&seen, tick(n + 1), Some(tick(n)), &[keyed()]).await.expect("fire");
         answers.extend(fired.expect("the tick is ours"));
     }
     assert_eq!(answers[0].id, answers[1].id);
     assert_eq!([answers[0].how, answers[1].how], [EnqueuedAs::Created, EnqueuedAs::Existing]);
-    assert_eq!(bench.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.counted(Status::Queued).await, 1);
 }
 
 // ---- the client --------------------------------------------------------------
 
-/// Ticks at 07:10, 07:20 and so on; the bench starts at 07:08:09.
+/// Ticks at 07:10, 07:20 and so on; the fixture starts at 07:08:09.
 fn ten_minutes(missed: Missed) -> NewSchedule {
     NewSchedule::new("ten", "*/10 * * * *", job("report")).missed(missed)
 }
@@ -245,52 +245,52 @@ fn at(time: &str) -> DateTime<Utc> {
     format!("2031-05-06T{time}Z").parse().expect("a time")
 }
 
-async fn put(bench: &Bench, schedule: NewSchedule) -> Schedule {
-    bench.put_schedule(schedule).await.expect("put")
+async fn put(fixture: &Fixture, schedule: NewSchedule) -> Schedule {
+    fixture.put_schedule(schedule).await.expect("put")
 }
 
 /// Lets it be this time, and makes a pass.
-async fn fire_at(bench: &Bench, time: &str) -> FiredReport {
-    bench.store().pin_clock(Some(at(time))).await.expect("the clock moves");
-    bench.fire_due().await.expect("fire")
+async fn fire_at(fixture: &Fixture, time: &str) -> FiredReport {
+    fixture.store().pin_clock(Some(at(time))).await.expect("the clock moves");
+    fixture.fire_due().await.expect("fire")
 }
 
 fn fired(report: &FiredReport) -> Vec<(&str, DateTime<Utc>)> {
     report.fired.iter().map(|fired| (fired.schedule.as_str(), fired.tick)).collect()
 }
 
-async fn stored(bench: &Bench, name: &str) -> Schedule {
-    let schedules = bench.schedules().await.expect("schedules");
+async fn stored(fixture: &Fixture, name: &str) -> Schedule {
+    let schedules = fixture.schedules().await.expect("schedules");
     schedules.into_iter().find(|schedule| schedule.name == name).expect("the schedule exists")
 }
 
 /// Every job there is, oldest due first.
-async fn jobs(bench: &Bench) -> Vec<JobRecord> {
+async fn jobs(fixture: &Fixture) -> Vec<JobRecord> {
     let filter = ListFilter { limit: 200, ..ListFilter::default() };
-    let mut jobs = bench.list(&filter).await.expect("list").jobs;
+    let mut jobs = fixture.list(&filter).await.expect("list").jobs;
     jobs.sort_by_key(|job| job.run_at);
     jobs
 }
 
-async fn a_pass_fires_what_is_due_and_says_when_to_look_again(bench: Bench) {
-    put(&bench, ten_minutes(Missed::Skip)).await;
-    put(&bench, NewSchedule::new("hour", "0 * * * *", job("report"))).await;
-    let early = fire_at(&bench, "07:09:59").await;
+async fn a_pass_fires_what_is_due_and_says_when_to_look_again(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::Skip)).await;
+    put(&fixture, NewSchedule::new("hour", "0 * * * *", job("report"))).await;
+    let early = fire_at(&fixture, "07:09:59").await;
     assert_eq!((early.fired, early.next_wake), (vec![], Some(at("07:10:00"))));
-    let ten = fire_at(&bench, "07:10:00").await;
+    let ten = fire_at(&fixture, "07:10:00").await;
     assert_eq!((fired(&ten), ten.next_wake), (vec![("ten", at("07:10:00"))], Some(at("07:20:00"))));
-    assert_eq!(bench.fire_due().await.expect("fire").fired, []);
-    let kept = stored(&bench, "ten").await;
+    assert_eq!(fixture.fire_due().await.expect("fire").fired, []);
+    let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("07:20:00"), Some(at("07:10:00"))));
-    assert_eq!(stored(&bench, "hour").await.last_at, None);
+    assert_eq!(stored(&fixture, "hour").await.last_at, None);
 }
 
-async fn without_schedules_there_is_nothing_to_wake_for(bench: Bench) {
-    let report = bench.fire_due().await.expect("fire");
+async fn without_schedules_there_is_nothing_to_wake_for(fixture: Fixture) {
+    let report = fixture.fire_due().await.expect("fire");
     assert_eq!((report.fired, report.next_wake), (vec![], None));
 }
 
-async fn a_tick_has_what_the_template_says_and_tells_its_origin(bench: Bench) {
+async fn a_tick_has_what_the_template_says_and_tells_its_origin(fixture: Fixture) {
     let template = NewJob::from_json("report", r#"{"pages":  7}"#)
         .queue("slow")
         .priority(-3)
@@ -300,14 +300,14 @@ async fn a_tick_has_what_the_template_says_and_tells_its_origin(bench: Bench) {
         .flags(["big"])
         .tags(["paper"])
         .metadata(raw(r#"{"team": "a"}"#));
-    put(&bench, NewSchedule::new("it's 1", "0 9 * * *", template).zone("Europe/Berlin")).await;
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+    put(&fixture, NewSchedule::new("it's 1", "0 9 * * *", template).zone("Europe/Berlin")).await;
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     let tick = at("07:00:00") + DAY; // 09:00 in Berlin has been, today
-    bench.store().pin_clock(Some(tick)).await.expect("the clock moves");
-    let report = bench.fire_due().await.expect("fire");
+    fixture.store().pin_clock(Some(tick)).await.expect("the clock moves");
+    let report = fixture.fire_due().await.expect("fire");
     assert_eq!(fired(&report), [("it's 1", tick)]);
     assert_eq!(wakeups.next().await.as_deref(), Some("slow"));
-    let job = bench.job(report.fired[0].job.id).await;
+    let job = fixture.job(report.fired[0].job.id).await;
     assert_eq!(
         (job.kind.as_str(), job.queue.as_str(), job.payload.get()),
         ("report", "slow", r#"{"pages":  7}"#)
@@ -326,58 +326,58 @@ async fn a_tick_has_what_the_template_says_and_tells_its_origin(bench: Bench) {
 
 // ---- missed ticks ------------------------------------------------------------
 
-async fn a_tick_found_within_a_minute_is_on_time(bench: Bench) {
-    put(&bench, ten_minutes(Missed::Skip)).await;
-    assert_eq!(fired(&fire_at(&bench, "07:10:59.999999").await), [("ten", at("07:10:00"))]);
-    assert_eq!(fired(&fire_at(&bench, "07:21:00").await), []);
-    assert_eq!(fired(&fire_at(&bench, "07:30:01").await), [("ten", at("07:30:00"))]);
+async fn a_tick_found_within_a_minute_is_on_time(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::Skip)).await;
+    assert_eq!(fired(&fire_at(&fixture, "07:10:59.999999").await), [("ten", at("07:10:00"))]);
+    assert_eq!(fired(&fire_at(&fixture, "07:21:00").await), []);
+    assert_eq!(fired(&fire_at(&fixture, "07:30:01").await), [("ten", at("07:30:00"))]);
 }
 
-async fn skipped_ticks_leave_no_job(bench: Bench) {
-    put(&bench, ten_minutes(Missed::Skip)).await;
-    let report = fire_at(&bench, "23:05:00").await;
+async fn skipped_ticks_leave_no_job(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::Skip)).await;
+    let report = fire_at(&fixture, "23:05:00").await;
     assert_eq!((report.fired, report.next_wake), (vec![], Some(at("23:10:00"))));
-    assert_eq!(bench.counted(Status::Queued).await, 0);
-    let kept = stored(&bench, "ten").await;
+    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), None));
 }
 
-async fn one_job_makes_up_for_all_missed_ticks(bench: Bench) {
-    put(&bench, ten_minutes(Missed::One)).await;
-    let report = fire_at(&bench, "23:05:00").await;
+async fn one_job_makes_up_for_all_missed_ticks(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::One)).await;
+    let report = fire_at(&fixture, "23:05:00").await;
     assert_eq!((fired(&report), report.next_wake), (vec![("ten", at("23:00:00"))], Some(at("23:10:00"))));
-    let made = jobs(&bench).await;
+    let made = jobs(&fixture).await;
     assert_eq!(made.len(), 1);
     let origin =
         r#"{"cron":{"schedule":"ten","tick":"2031-05-06T23:00:00Z","since":"2031-05-06T07:10:00Z"}}"#;
     let metadata: serde_json::Value =
         serde_json::from_str(made[0].metadata.as_ref().expect("metadata").get()).expect("JSON");
     assert_eq!(metadata, serde_json::from_str::<serde_json::Value>(origin).expect("JSON"));
-    let kept = stored(&bench, "ten").await;
+    let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), Some(at("23:00:00"))));
 }
 
-async fn the_newest_missed_ticks_are_backfilled(bench: Bench) {
-    put(&bench, ten_minutes(Missed::All { limit: 3 })).await;
-    let report = fire_at(&bench, "23:05:00").await;
+async fn the_newest_missed_ticks_are_backfilled(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::All { limit: 3 })).await;
+    let report = fire_at(&fixture, "23:05:00").await;
     let newest = [at("22:40:00"), at("22:50:00"), at("23:00:00")];
     assert_eq!(fired(&report), newest.map(|tick| ("ten", tick)));
-    assert_eq!(jobs(&bench).await.iter().map(|job| job.run_at).collect::<Vec<_>>(), newest);
-    let kept = stored(&bench, "ten").await;
+    assert_eq!(jobs(&fixture).await.iter().map(|job| job.run_at).collect::<Vec<_>>(), newest);
+    let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), Some(at("23:00:00"))));
-    assert_eq!(fired(&fire_at(&bench, "23:10:00").await), [("ten", at("23:10:00"))]);
+    assert_eq!(fired(&fire_at(&fixture, "23:10:00").await), [("ten", at("23:10:00"))]);
 }
 
 // ---- exactly one job a tick ----------------------------------------------------
 
-async fn many_processes_fire_each_tick_once(bench: Bench) {
+async fn many_processes_fire_each_tick_once(fixture: Fixture) {
     const TICKS: u32 = 40;
     for name in ["a", "b"] {
         let every_minute = NewSchedule::new(name, "* * * * *", job("report"));
-        put(&bench, every_minute.missed(Missed::All { limit: 1000 })).await;
+        put(&fixture, every_minute.missed(Missed::All { limit: 1000 })).await;
     }
     let over = Arc::new(AtomicBool::new(false));
-    let handles = [bench.handle(), bench.second().await, bench.second().await];
+    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
     let processes: Vec<_> = (0..8)
         .map(|process| {
             let (client, over) = (handles[process % handles.len()].clone(), over.clone());
@@ -394,7 +394,7 @@ async fn many_processes_fire_each_tick_once(bench: Bench) {
         })
         .collect();
     for _ in 0..TICKS {
-        bench.advance(MINUTE).await;
+        fixture.advance(MINUTE).await;
     }
     over.store(true, Ordering::SeqCst);
     let mut fired = Vec::new();
@@ -406,27 +406,27 @@ async fn many_processes_fire_each_tick_once(bench: Bench) {
     let minutes = |name| (0..TICKS).map(move |n| (name, at("07:09:00") + n * MINUTE));
     let expected: Vec<_> = minutes("a").chain(minutes("b")).collect();
     assert_eq!(fired.iter().map(|fired| (fired.schedule.as_str(), fired.tick)).collect::<Vec<_>>(), expected);
-    assert_eq!(bench.counted(Status::Queued).await, u64::from(2 * TICKS));
+    assert_eq!(fixture.counted(Status::Queued).await, u64::from(2 * TICKS));
 }
 
-async fn a_tick_that_is_fired_again_makes_no_second_job(bench: Bench) {
-    put(&bench, ten_minutes(Missed::Skip)).await;
-    let first = fire_at(&bench, "07:10:00").await;
-    bench.sql("update schedules set next_at = last_at", None).await;
-    let second = bench.fire_due().await.expect("fire");
+async fn a_tick_that_is_fired_again_makes_no_second_job(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::Skip)).await;
+    let first = fire_at(&fixture, "07:10:00").await;
+    fixture.sql("update schedules set next_at = last_at", None).await;
+    let second = fixture.fire_due().await.expect("fire");
     assert_eq!(fired(&second), fired(&first));
     assert_eq!(second.fired[0].job.id, first.fired[0].job.id);
     assert_eq!(second.fired[0].job.how, EnqueuedAs::Existing);
-    assert_eq!(bench.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.counted(Status::Queued).await, 1);
 }
 
 // ---- put, pause, run ---------------------------------------------------------
 
-async fn putting_what_is_there_disturbs_nothing(bench: Bench) {
-    let first = put(&bench, ten_minutes(Missed::One)).await;
-    bench.advance(HOUR).await;
+async fn putting_what_is_there_disturbs_nothing(fixture: Fixture) {
+    let first = put(&fixture, ten_minutes(Missed::One)).await;
+    fixture.advance(HOUR).await;
     // Eight processes start with the same code, and ticks are due.
-    let others = [bench.handle(), bench.second().await];
+    let others = [fixture.handle(), fixture.second().await];
     let puts: Vec<_> = (0..8)
         .map(|n| {
             let client = others[n % 2].clone();
@@ -437,86 +437,86 @@ async fn putting_what_is_there_disturbs_nothing(bench: Bench) {
         assert_eq!(put.await.expect("task"), first);
     }
     let other = NewSchedule::new("ten", "*/10  * * * *", job("letter")).missed(Missed::Skip);
-    let other = put(&bench, other).await;
+    let other = put(&fixture, other).await;
     assert_eq!((other.next_at, other.missed.as_str()), (first.next_at, "skip"));
     assert!(other.template.contains("letter"), "{}", other.template);
 }
 
-async fn another_line_or_zone_counts_from_now(bench: Bench) {
-    put(&bench, ten_minutes(Missed::One)).await;
-    bench.advance(HOUR).await;
+async fn another_line_or_zone_counts_from_now(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::One)).await;
+    fixture.advance(HOUR).await;
     let daily = |zone| NewSchedule::new("ten", "30 10 * * *", job("report")).zone(zone);
-    assert_eq!(put(&bench, daily("UTC")).await.next_at, at("10:30:00"));
-    assert_eq!(put(&bench, daily("Europe/Berlin")).await.next_at, at("08:30:00"));
-    assert_eq!(fired(&bench.fire_due().await.expect("fire")), []);
+    assert_eq!(put(&fixture, daily("UTC")).await.next_at, at("10:30:00"));
+    assert_eq!(put(&fixture, daily("Europe/Berlin")).await.next_at, at("08:30:00"));
+    assert_eq!(fired(&fixture.fire_due().await.expect("fire")), []);
 }
 
-async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(bench: Bench) {
+async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(fixture: Fixture) {
     let policies = [("all", Missed::All { limit: 9 }), ("one", Missed::One), ("skip", Missed::Skip)];
     for (name, missed) in policies {
-        put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report")).missed(missed)).await;
-        bench.pause_schedule(name).await.expect("pause");
+        put(&fixture, NewSchedule::new(name, "*/10 * * * *", job("report")).missed(missed)).await;
+        fixture.pause_schedule(name).await.expect("pause");
     }
-    let report = fire_at(&bench, "07:35:00").await;
+    let report = fire_at(&fixture, "07:35:00").await;
     assert_eq!((report.fired, report.next_wake), (vec![], None));
     for (name, missed) in policies {
         let again = NewSchedule::new(name, "*/10 * * * *", job("report")).missed(missed);
-        assert!(put(&bench, again).await.paused, "a put does not resume");
-        bench.resume_schedule(name).await.expect("resume");
+        assert!(put(&fixture, again).await.paused, "a put does not resume");
+        fixture.resume_schedule(name).await.expect("resume");
     }
-    let report = bench.fire_due().await.expect("fire");
+    let report = fixture.fire_due().await.expect("fire");
     let ticks = [at("07:10:00"), at("07:20:00"), at("07:30:00")];
     let mut expected: Vec<_> = ticks.map(|tick| ("all", tick)).into();
     expected.push(("one", ticks[2]));
     assert_eq!((fired(&report), report.next_wake), (expected, Some(at("07:40:00"))));
 }
 
-async fn a_run_by_hand_is_extra(bench: Bench) {
-    let before = put(&bench, ten_minutes(Missed::One)).await;
-    let first = bench.run_schedule_now("ten").await.expect("run");
-    bench.pause_schedule("ten").await.expect("pause");
-    let second = bench.run_schedule_now("ten").await.expect("run");
+async fn a_run_by_hand_is_extra(fixture: Fixture) {
+    let before = put(&fixture, ten_minutes(Missed::One)).await;
+    let first = fixture.run_schedule_now("ten").await.expect("run");
+    fixture.pause_schedule("ten").await.expect("pause");
+    let second = fixture.run_schedule_now("ten").await.expect("run");
     assert_ne!(first.id, second.id);
     assert_eq!([first.how, second.how], [EnqueuedAs::Created; 2]);
-    let job = bench.job(second.id).await;
+    let job = fixture.job(second.id).await;
     assert_eq!((job.kind.as_str(), job.run_at, job.idempotency_key), ("report", start(), None));
     assert_eq!(job.context.as_deref(), Some("schedule `ten` was run by hand"));
     assert_eq!(job.metadata.expect("metadata").get().replace(' ', ""), r#"{"cron":{"schedule":"ten"}}"#);
-    bench.resume_schedule("ten").await.expect("resume");
-    assert_eq!(stored(&bench, "ten").await, before);
-    assert_eq!(fired(&fire_at(&bench, "07:10:00").await), [("ten", at("07:10:00"))]);
-    assert_eq!(bench.counted(Status::Queued).await, 3);
+    fixture.resume_schedule("ten").await.expect("resume");
+    assert_eq!(stored(&fixture, "ten").await, before);
+    assert_eq!(fired(&fire_at(&fixture, "07:10:00").await), [("ten", at("07:10:00"))]);
+    assert_eq!(fixture.counted(Status::Queued).await, 3);
 }
 
-async fn an_unknown_schedule_is_not_found(bench: Bench) {
-    put(&bench, ten_minutes(Missed::One)).await;
-    bench.remove_schedule("ten").await.expect("remove");
+async fn an_unknown_schedule_is_not_found(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::One)).await;
+    fixture.remove_schedule("ten").await.expect("remove");
     let refusals = [
-        bench.remove_schedule("ten").await.expect_err("gone"),
-        bench.pause_schedule("ten").await.expect_err("gone"),
-        bench.resume_schedule("ten").await.expect_err("gone"),
-        bench.run_schedule_now("ten").await.expect_err("gone"),
+        fixture.remove_schedule("ten").await.expect_err("gone"),
+        fixture.pause_schedule("ten").await.expect_err("gone"),
+        fixture.resume_schedule("ten").await.expect_err("gone"),
+        fixture.run_schedule_now("ten").await.expect_err("gone"),
     ];
     for refusal in refusals {
         assert!(refusal.is_not_found() && refusal.to_string().contains("`ten`"), "{refusal:?}");
     }
-    let report = fire_at(&bench, "07:10:00").await;
+    let report = fire_at(&fixture, "07:10:00").await;
     assert_eq!((report.fired, report.next_wake), (vec![], None));
 }
 
-async fn a_refused_schedule_is_not_stored(bench: Bench) {
-    let refusal = bench.put_schedule(ten_minutes(Missed::All { limit: 0 })).await.expect_err("no limit");
+async fn a_refused_schedule_is_not_stored(fixture: Fixture) {
+    let refusal = fixture.put_schedule(ten_minutes(Missed::All { limit: 0 })).await.expect_err("no limit");
     assert_eq!(refusal.field(), Some("missed"));
-    assert_eq!(bench.schedules().await.expect("schedules"), []);
+    assert_eq!(fixture.schedules().await.expect("schedules"), []);
 }
 
 // ---- bad rows, hooks ---------------------------------------------------------
 
-async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(bench: Bench) {
+async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(fixture: Fixture) {
     for name in ["a", "b", "c", "d", "e"] {
-        put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
+        put(&fixture, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
     }
-    bench
+    fixture
         .sql(
             "update schedules set expression = 'at dawn' where name = 'a';
              update schedules set zone = 'Mars/Olympus' where name = 'b';
@@ -525,23 +525,23 @@ async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(bench: Be
             None,
         )
         .await;
-    let report = fire_at(&bench, "07:10:00").await;
+    let report = fire_at(&fixture, "07:10:00").await;
     assert_eq!((fired(&report), report.next_wake), (vec![("e", at("07:10:00"))], Some(at("07:20:00"))));
-    let refused = bench.run_schedule_now("d").await.expect_err("no template");
+    let refused = fixture.run_schedule_now("d").await.expect_err("no template");
     assert_eq!(refused.field(), Some("template"));
     // Put anew, they tick again; what had been due is still there unless the line was lost.
     for name in ["a", "b", "c", "d"] {
-        put(&bench, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
+        put(&fixture, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
     }
-    let report = bench.fire_due().await.expect("fire");
+    let report = fixture.fire_due().await.expect("fire");
     assert_eq!(fired(&report), [("c", at("07:10:00")), ("d", at("07:10:00"))]);
 }
 
-async fn whoever_makes_the_pass_may_veto_or_reshape_a_tick(bench: Bench) {
-    put(&bench, ten_minutes(Missed::All { limit: 9 })).await;
-    bench.store().pin_clock(Some(at("07:35:00"))).await.expect("the clock moves");
+async fn whoever_makes_the_pass_may_veto_or_reshape_a_tick(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::All { limit: 9 })).await;
+    fixture.store().pin_clock(Some(at("07:35:00"))).await.expect("the clock moves");
     let mut asked = Vec::new();
-    let report = bench
+    let report = fixture
         .fire_due_with(&mut |schedule: &Schedule, tick: DateTime<Utc>, job: NewJob| {
             asked.push((schedule.name.clone(), tick));
             match tick == at("07:20:00") {
@@ -553,14 +553,14 @@ async fn whoever_makes_the_pass_may_veto_or_reshape_a_tick(bench: Bench) {
         .expect("fire");
     assert_eq!(asked, [at("07:10:00"), at("07:20:00"), at("07:30:00")].map(|tick| ("ten".to_owned(), tick)));
     assert_eq!(fired(&report), [("ten", at("07:20:00"))]);
-    let job = bench.job(report.fired[0].job.id).await;
+    let job = fixture.job(report.fired[0].job.id).await;
     assert_eq!((job.priority, job.run_at), (7, at("07:20:00")));
     assert_eq!(job.idempotency_key.as_deref(), Some("cron:ten:2031-05-06T07:20:00Z"));
-    let kept = stored(&bench, "ten").await;
+    let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("07:40:00"), Some(at("07:20:00"))));
-    bench.store().pin_clock(Some(at("07:40:00"))).await.expect("the clock moves");
+    fixture.store().pin_clock(Some(at("07:40:00"))).await.expect("the clock moves");
     let mut veto = |_: &Schedule, _: DateTime<Utc>, _: NewJob| Tick::Veto;
-    assert_eq!(bench.fire_due_with(&mut veto).await.expect("fire").fired, []);
-    let kept = stored(&bench, "ten").await;
+    assert_eq!(fixture.fire_due_with(&mut veto).await.expect("fire").fired, []);
+    let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("07:50:00"), Some(at("07:20:00"))));
 }

@@ -6,7 +6,7 @@ use longshore::lifecycle::{self, Flags, State};
 use longshore::store::{Claimed, Fenced, Lease, Settled, Settlement};
 use longshore::{AttemptEnd, Ending, Interruption, JobId, NewJob, Report, RetryPolicy, Status, WorkerId};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     success_is_final_and_keeps_its_result,
@@ -71,11 +71,11 @@ pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Optio
 
 // ---- every ending ------------------------------------------------------------
 
-async fn success_is_final_and_keeps_its_result(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.advance(7 * SECOND).await;
-    bench.must_finish(&claimed, done()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn success_is_final_and_keeps_its_result(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.advance(7 * SECOND).await;
+    fixture.must_finish(&claimed, done()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.lease_no), (Status::Succeeded, 1, 1));
     assert_eq!(job.result.as_ref().expect("a result").get(), r#"{"sent": 3}"#);
     assert_eq!((job.started_at, job.finished_at), (Some(start()), Some(start() + 7 * SECOND)));
@@ -83,70 +83,70 @@ async fn success_is_final_and_keeps_its_result(bench: Bench) {
     assert!(job.errors.is_empty());
 }
 
-async fn success_without_a_result_has_none(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, done_plainly()).await;
-    assert!(bench.job(claimed.lease().id).await.result.is_none());
+async fn success_without_a_result_has_none(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, done_plainly()).await;
+    assert!(fixture.job(claimed.lease().id).await.result.is_none());
 }
 
-async fn failure_with_attempts_left_waits_its_backoff(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.advance(7 * SECOND).await;
-    bench.must_finish(&claimed, failed()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn failure_with_attempts_left_waits_its_backoff(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.advance(7 * SECOND).await;
+    fixture.must_finish(&claimed, failed()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 1, 0));
     assert_eq!(job.run_at, start() + 17 * SECOND);
     assert_eq!(job.last_error.as_deref(), Some("smtp said 451"));
     assert_eq!(job.last_failed_at, Some(start() + 7 * SECOND));
 }
 
-async fn failure_on_the_last_attempt_is_final(bench: Bench) {
-    let claimed = bench.running(job("mail").max_attempts(1)).await;
-    bench.must_finish(&claimed, failed()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn failure_on_the_last_attempt_is_final(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").max_attempts(1)).await;
+    fixture.must_finish(&claimed, failed()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
     assert_eq!(job.last_error.as_deref(), Some("smtp said 451"));
     assert_eq!(job.finished_at, Some(start()));
 }
 
-async fn failure_without_a_retry_is_final_with_attempts_left(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, failed_for_good()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn failure_without_a_retry_is_final_with_attempts_left(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, failed_for_good()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
     assert_eq!(job.last_error.as_deref(), Some("no such mailbox"));
 }
 
-async fn an_observed_cancel_is_final_and_keeps_its_reason(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, gave_up()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn an_observed_cancel_is_final_and_keeps_its_reason(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, gave_up()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Cancelled, Some("saw the cancellation")));
 }
 
-async fn a_snooze_is_not_charged_and_waits_as_long_as_asked(bench: Bench) {
-    let claimed = bench.running(job("mail").max_attempts(1)).await;
-    bench.must_finish(&claimed, snoozed()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn a_snooze_is_not_charged_and_waits_as_long_as_asked(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").max_attempts(1)).await;
+    fixture.must_finish(&claimed, snoozed()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.attempts, job.interruptions, job.run_at), (0, 0, start() + 20 * SECOND));
     assert_eq!((job.status, job.last_error), (Status::Queued, None));
 }
 
-async fn a_release_is_not_charged_and_is_due_at_once(bench: Bench) {
-    let claimed = bench.running(job("mail").max_attempts(1)).await;
-    bench.advance(SECOND).await;
-    bench.must_finish(&claimed, Ending::Released).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn a_release_is_not_charged_and_is_due_at_once(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").max_attempts(1)).await;
+    fixture.advance(SECOND).await;
+    fixture.must_finish(&claimed, Ending::Released).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.attempts, job.interruptions, job.status), (0, 0, Status::Queued));
     assert_eq!(job.run_at, start() + SECOND);
-    let again = bench.claim_one(claimed.lease().worker).await;
+    let again = fixture.claim_one(claimed.lease().worker).await;
     assert_eq!((again.attempt(), again.lease().lease_no), (1, 2));
 }
 
-async fn a_workers_own_interruption_is_counted_but_not_charged(bench: Bench) {
-    let claimed = bench.running(job("mail").max_attempts(1)).await;
-    bench.must_finish(&claimed, interrupted()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn a_workers_own_interruption_is_counted_but_not_charged(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").max_attempts(1)).await;
+    fixture.must_finish(&claimed, interrupted()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1));
     assert_eq!(job.run_at, start() + 30 * SECOND);
     assert_eq!(job.last_error.as_deref(), Some(lifecycle::INTERRUPTED));
@@ -154,16 +154,16 @@ async fn a_workers_own_interruption_is_counted_but_not_charged(bench: Bench) {
 
 // ---- history -----------------------------------------------------------------
 
-async fn the_history_tells_every_attempt_that_did_not_succeed(bench: Bench) {
-    let id = bench.add(job("mail").max_attempts(9)).await;
-    let worker = bench.worker_with(DAY).await;
+async fn the_history_tells_every_attempt_that_did_not_succeed(fixture: Fixture) {
+    let id = fixture.add(job("mail").max_attempts(9)).await;
+    let worker = fixture.worker_with(DAY).await;
     for ending in [failed(), snoozed(), Ending::Released, interrupted(), failed(), done()] {
-        let claimed = bench.claim_one(worker).await;
-        bench.advance(SECOND).await;
-        bench.must_finish(&claimed, ending).await;
-        bench.advance(MINUTE - SECOND).await;
+        let claimed = fixture.claim_one(worker).await;
+        fixture.advance(SECOND).await;
+        fixture.must_finish(&claimed, ending).await;
+        fixture.advance(MINUTE - SECOND).await;
     }
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     let told: Vec<_> = job
         .errors
         .iter()
@@ -186,46 +186,46 @@ async fn the_history_tells_every_attempt_that_did_not_succeed(bench: Bench) {
     }
 }
 
-async fn the_last_error_is_kept_after_a_later_success(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, failed()).await;
-    bench.advance(MINUTE / 2).await;
-    let again = bench.claim_one(claimed.lease().worker).await;
-    bench.must_finish(&again, done()).await;
-    let job = bench.job(claimed.lease().id).await;
+async fn the_last_error_is_kept_after_a_later_success(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, failed()).await;
+    fixture.advance(MINUTE / 2).await;
+    let again = fixture.claim_one(claimed.lease().worker).await;
+    fixture.must_finish(&again, done()).await;
+    let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Succeeded, Some("smtp said 451")));
     assert_eq!(job.last_failed_at, Some(start()));
 }
 
-async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(bench: Bench) {
-    let id = bench.add(job("mail").max_attempts(9)).await;
-    let worker = bench.worker_with(DAY).await;
+async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(fixture: Fixture) {
+    let id = fixture.add(job("mail").max_attempts(9)).await;
+    let worker = fixture.worker_with(DAY).await;
     for ending in [failed(), failed(), interrupted(), done_plainly()] {
-        let claimed = bench.claim_one(worker).await;
-        bench.must_finish(&claimed, ending).await;
-        bench.advance(MINUTE).await;
+        let claimed = fixture.claim_one(worker).await;
+        fixture.must_finish(&claimed, ending).await;
+        fixture.advance(MINUTE).await;
     }
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.max_attempts), (Status::Succeeded, 3, 9));
     assert_eq!((job.interruptions, job.lease_no), (1, 4));
     assert_eq!(job.last_error.as_deref(), Some(lifecycle::INTERRUPTED));
     assert_eq!((job.started_at, job.finished_at), (Some(start() + 3 * MINUTE), Some(start() + 3 * MINUTE)));
 }
 
-async fn the_default_backoff_stays_between_one_second_and_its_ceiling(bench: Bench) {
+async fn the_default_backoff_stays_between_one_second_and_its_ceiling(fixture: Fixture) {
     for _ in 0..20 {
-        bench.enqueue_kind("mail").await;
+        fixture.enqueue_kind("mail").await;
     }
-    let worker = bench.worker_with(DAY).await;
-    for claimed in bench.claim(worker, 20).await {
+    let worker = fixture.worker_with(DAY).await;
+    for claimed in fixture.claim(worker, 20).await {
         let retry_in = claimed.backoff();
-        bench.must_finish(&claimed, Ending::Failed { error: "boom".into(), retry_in }).await;
-        let waits = bench.job(claimed.lease().id).await.run_at - start();
+        fixture.must_finish(&claimed, Ending::Failed { error: "boom".into(), retry_in }).await;
+        let waits = fixture.job(claimed.lease().id).await.run_at - start();
         assert!((1000..=3000).contains(&waits.num_milliseconds()), "{waits}");
     }
 }
 
-async fn a_jobs_own_policy_decides_its_backoff(bench: Bench) {
+async fn a_jobs_own_policy_decides_its_backoff(fixture: Fixture) {
     let policies = [
         (RetryPolicy::exponential(), Some(4 * SECOND)),
         (RetryPolicy::fixed(33 * SECOND), Some(33 * SECOND)),
@@ -233,141 +233,142 @@ async fn a_jobs_own_policy_decides_its_backoff(bench: Bench) {
         (RetryPolicy::None, None),
     ];
     for (policy, expected) in policies {
-        let claimed = bench.running(job("mail").retry(policy)).await;
+        let claimed = fixture.running(job("mail").retry(policy)).await;
         assert_eq!(claimed.backoff(), expected);
-        bench.must_finish(&claimed, done()).await;
+        fixture.must_finish(&claimed, done()).await;
     }
 }
 
 // ---- once --------------------------------------------------------------------
 
 /// What a worker does whose reply was lost: it says the same again.
-async fn a_repeated_settle_says_stored_and_changes_nothing(bench: Bench) {
+async fn a_repeated_settle_says_stored_and_changes_nothing(fixture: Fixture) {
     for ending in endings() {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
-        bench.must_finish(&claimed, ending.clone()).await;
-        let before = picture(&bench.job(id).await);
-        bench.advance(SECOND).await;
-        assert_eq!(bench.finish(&claimed, ending.clone()).await, Fenced::Held, "{ending:?}");
-        assert_eq!(picture(&bench.job(id).await), before, "{ending:?}");
-        if bench.status(id).await == Status::Queued || bench.status(id).await == Status::Retrying {
-            bench.cancel(id).await.expect("cancel");
+        fixture.must_finish(&claimed, ending.clone()).await;
+        let before = picture(&fixture.job(id).await);
+        fixture.advance(SECOND).await;
+        assert_eq!(fixture.finish(&claimed, ending.clone()).await, Fenced::Held, "{ending:?}");
+        assert_eq!(picture(&fixture.job(id).await), before, "{ending:?}");
+        if fixture.status(id).await == Status::Queued || fixture.status(id).await == Status::Retrying {
+            fixture.cancel(id).await.expect("cancel");
         }
     }
 }
 
-async fn a_repeated_settle_is_known_even_after_the_next_claim(bench: Bench) {
+async fn a_repeated_settle_is_known_even_after_the_next_claim(fixture: Fixture) {
     for ending in [failed(), snoozed(), Ending::Released, interrupted()] {
-        let claimed = bench.running(job("mail").max_attempts(2)).await;
-        bench.must_finish(&claimed, ending.clone()).await;
-        bench.advance(MINUTE / 2).await;
-        let next = bench.worker().await;
-        let again = bench.claim_one(next).await;
-        assert_eq!(bench.finish(&claimed, ending.clone()).await, Fenced::Held, "{ending:?}");
-        assert_eq!(bench.store().assert_lease(&again.lease()).await.expect("assert"), Fenced::Held);
-        bench.must_finish(&again, done()).await;
+        let claimed = fixture.running(job("mail").max_attempts(2)).await;
+        fixture.must_finish(&claimed, ending.clone()).await;
+        fixture.advance(MINUTE / 2).await;
+        let next = fixture.worker().await;
+        let again = fixture.claim_one(next).await;
+        assert_eq!(fixture.finish(&claimed, ending.clone()).await, Fenced::Held, "{ending:?}");
+        assert_eq!(fixture.store().assert_lease(&again.lease()).await.expect("assert"), Fenced::Held);
+        fixture.must_finish(&again, done()).await;
     }
 }
 
-async fn a_repeated_settle_makes_no_second_follow_up(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_repeated_settle_makes_no_second_follow_up(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let follow_up = job("follow").validate().expect("valid");
     for _ in 0..2 {
         let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up.clone()] };
-        assert_eq!(bench.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
+        assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
     }
-    assert_eq!(bench.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.counted(Status::Queued).await, 1);
 }
 
 /// The follow-up found its key taken; that the holder has ended since then
 /// does not make the repeat another try.
-async fn a_repeated_settle_does_not_try_its_follow_ups_again(bench: Bench) {
+async fn a_repeated_settle_does_not_try_its_follow_ups_again(fixture: Fixture) {
     let keyed = || job("follow").queue("other").unique_key("customer-23", Default::default());
-    let holder = bench.add(keyed()).await;
-    let claimed = bench.running(job("mail")).await;
+    let holder = fixture.add(keyed()).await;
+    let claimed = fixture.running(job("mail")).await;
     let follow_up = keyed().validate().expect("valid");
     let report = || Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up.clone()] };
-    assert_eq!(bench.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
-    bench.cancel(holder).await.expect("cancel");
-    assert_eq!(bench.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
-    assert!(bench.store().get(follow_up.id()).await.expect("get").is_none());
+    assert_eq!(fixture.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
+    fixture.cancel(holder).await.expect("cancel");
+    assert_eq!(fixture.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
+    assert!(fixture.store().get(follow_up.id()).await.expect("get").is_none());
 }
 
-async fn a_final_failure_is_known_even_after_an_operators_retry(bench: Bench) {
+async fn a_final_failure_is_known_even_after_an_operators_retry(fixture: Fixture) {
     for ending in [failed(), failed_for_good()] {
-        let claimed = bench.running(job("mail").max_attempts(1)).await;
+        let claimed = fixture.running(job("mail").max_attempts(1)).await;
         let id = claimed.lease().id;
-        bench.must_finish(&claimed, ending.clone()).await;
-        bench.retry(id).await.expect("retry");
-        bench.must_finish(&claimed, ending).await;
-        assert_eq!(bench.status(id).await, Status::Queued);
-        assert_eq!(bench.history(id).await, [AttemptEnd::Failed]);
-        bench.cancel(id).await.expect("cancel");
+        fixture.must_finish(&claimed, ending.clone()).await;
+        fixture.retry(id).await.expect("retry");
+        fixture.must_finish(&claimed, ending).await;
+        assert_eq!(fixture.status(id).await, Status::Queued);
+        assert_eq!(fixture.history(id).await, [AttemptEnd::Failed]);
+        fixture.cancel(id).await.expect("cancel");
     }
 }
 
-async fn a_job_ends_once_however_often_its_end_is_counted(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_job_ends_once_however_often_its_end_is_counted(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     for _ in 0..3 {
-        bench.must_finish(&claimed, done()).await;
+        fixture.must_finish(&claimed, done()).await;
     }
-    assert_eq!(bench.counted(Status::Succeeded).await, 1);
+    assert_eq!(fixture.counted(Status::Succeeded).await, 1);
 }
 
 // ---- follow-ups ---------------------------------------------------------------
 
-async fn follow_ups_are_stored_with_the_end(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn follow_ups_are_stored_with_the_end(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let follow_ups: Vec<_> = ["a", "b"].map(|kind| job(kind).validate().expect("valid")).to_vec();
     let wanted: Vec<JobId> = follow_ups.iter().map(longshore::ValidJob::id).collect();
     let report = Report { claimed: &claimed, ending: done(), follow_ups };
-    assert_eq!(bench.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
+    assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
     for id in wanted {
-        assert_eq!(bench.status(id).await, Status::Queued);
+        assert_eq!(fixture.status(id).await, Status::Queued);
     }
 }
 
-async fn follow_ups_of_a_lost_lease_are_never_stored(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.crash_all_workers().await;
+async fn follow_ups_of_a_lost_lease_are_never_stored(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.crash_all_workers().await;
     let follow_up = job("follow").validate().expect("valid");
     let id = follow_up.id();
     let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up] };
-    assert_eq!(bench.settle(vec![report]).await.expect("settle"), [Fenced::LeaseLost]);
-    assert!(bench.store().get(id).await.expect("get").is_none());
+    assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::LeaseLost]);
+    assert!(fixture.store().get(id).await.expect("get").is_none());
 }
 
-async fn follow_ups_with_keys_obey_them(bench: Bench) {
-    let holder = bench.add(job("holder").priority(-9).unique_key("k", Default::default()).delay(HOUR)).await;
-    let claimed = bench.running(job("mail")).await;
+async fn follow_ups_with_keys_obey_them(fixture: Fixture) {
+    let holder =
+        fixture.add(job("holder").priority(-9).unique_key("k", Default::default()).delay(HOUR)).await;
+    let claimed = fixture.running(job("mail")).await;
     let follow_up = job("follow").unique_key("k", Default::default()).validate().expect("valid");
     let id = follow_up.id();
     let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up] };
-    assert_eq!(bench.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
-    assert!(bench.store().get(id).await.expect("get").is_none());
-    assert_eq!(bench.status(holder).await, Status::Queued);
+    assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
+    assert!(fixture.store().get(id).await.expect("get").is_none());
+    assert_eq!(fixture.status(holder).await, Status::Queued);
 }
 
-async fn follow_ups_survive_a_cancel_that_changes_the_end(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.cancel(claimed.lease().id).await.expect("cancel");
+async fn follow_ups_survive_a_cancel_that_changes_the_end(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
     let follow_up = job("follow").validate().expect("valid");
     let id = follow_up.id();
     let report = Report { claimed: &claimed, ending: failed(), follow_ups: vec![follow_up] };
-    assert_eq!(bench.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Cancelled);
-    assert_eq!(bench.status(id).await, Status::Queued);
+    assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Cancelled);
+    assert_eq!(fixture.status(id).await, Status::Queued);
 }
 
 /// An index of the user's own stands in for whatever a database may hold
 /// against a job.
-async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(bench: Bench) {
-    bench.sql("create unique index only_one on ready (kind) where kind = 'only one'", None).await;
-    bench.add(job("only one").queue("other")).await;
-    bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-    let worker = bench.worker().await;
-    let claimed = bench.claim(worker, 9).await;
+async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(fixture: Fixture) {
+    fixture.sql("create unique index only_one on ready (kind) where kind = 'only one'", None).await;
+    fixture.add(job("only one").queue("other")).await;
+    fixture.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 9).await;
     let follow_ups: Vec<Vec<_>> = [None, Some("sms"), Some("only one"), Some("fax"), None]
         .into_iter()
         .map(|kind| kind.into_iter().map(|kind| job(kind).validate().expect("valid")).collect())
@@ -376,151 +377,151 @@ async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(bench: 
         let report = |n: usize| Report { follow_ups: follow_ups[n].clone(), ..report(&claimed[n], done()) };
         nths.map(report).collect()
     };
-    bench.settle(reports(0..5)).await.expect_err("one could not be stored");
+    fixture.settle(reports(0..5)).await.expect_err("one could not be stored");
     for n in [0, 1, 3, 4] {
-        assert_eq!(bench.settle(reports(n..n + 1)).await.expect("settle"), [Fenced::Held], "{n}");
+        assert_eq!(fixture.settle(reports(n..n + 1)).await.expect("settle"), [Fenced::Held], "{n}");
     }
     // Neither its end nor its follow-up, until the database takes both.
-    bench.settle(reports(2..3)).await.expect_err("it is still refused");
-    assert_eq!(bench.status(claimed[2].lease().id).await, Status::Running);
-    assert!(bench.store().get(follow_ups[2][0].id()).await.expect("get").is_none());
-    bench.sql("drop index only_one", None).await;
-    assert_eq!(bench.settle(reports(0..5)).await.expect("settle"), [Fenced::Held; 5]);
-    assert_eq!(bench.counted(Status::Succeeded).await, 5);
-    assert_eq!(bench.counted(Status::Queued).await, 4);
+    fixture.settle(reports(2..3)).await.expect_err("it is still refused");
+    assert_eq!(fixture.status(claimed[2].lease().id).await, Status::Running);
+    assert!(fixture.store().get(follow_ups[2][0].id()).await.expect("get").is_none());
+    fixture.sql("drop index only_one", None).await;
+    assert_eq!(fixture.settle(reports(0..5)).await.expect("settle"), [Fenced::Held; 5]);
+    assert_eq!(fixture.counted(Status::Succeeded).await, 5);
+    assert_eq!(fixture.counted(Status::Queued).await, 4);
 }
 
 // ---- content can never break settling --------------------------------------------
 
-async fn an_error_with_nul_is_stored_cleaned(bench: Bench) {
+async fn an_error_with_nul_is_stored_cleaned(fixture: Fixture) {
     for retry_in in [Some(SECOND), None] {
-        let claimed = bench.running(job("mail")).await;
-        bench.must_finish(&claimed, Ending::Failed { error: "bad\0byte".into(), retry_in }).await;
-        let job = bench.job(claimed.lease().id).await;
+        let claimed = fixture.running(job("mail")).await;
+        fixture.must_finish(&claimed, Ending::Failed { error: "bad\0byte".into(), retry_in }).await;
+        let job = fixture.job(claimed.lease().id).await;
         let error = job.last_error.expect("an error");
         assert!(error.starts_with("bad") && error.ends_with("byte") && !error.contains('\0'), "{error:?}");
         if retry_in.is_some() {
-            bench.cancel(claimed.lease().id).await.expect("cancel");
+            fixture.cancel(claimed.lease().id).await.expect("cancel");
         }
     }
 }
 
-async fn an_over_long_error_is_stored_cut_at_a_character(bench: Bench) {
+async fn an_over_long_error_is_stored_cut_at_a_character(fixture: Fixture) {
     for retry_in in [Some(SECOND), None] {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let error = "ä".repeat(1_000_000);
-        bench.must_finish(&claimed, Ending::Failed { error, retry_in }).await;
-        let stored = bench.job(claimed.lease().id).await.last_error.expect("an error");
+        fixture.must_finish(&claimed, Ending::Failed { error, retry_in }).await;
+        let stored = fixture.job(claimed.lease().id).await.last_error.expect("an error");
         assert!(stored.len() < 100_000 && stored.starts_with("ääää"), "{} bytes", stored.len());
         if retry_in.is_some() {
-            bench.cancel(claimed.lease().id).await.expect("cancel");
+            fixture.cancel(claimed.lease().id).await.expect("cancel");
         }
     }
 }
 
-async fn a_result_the_database_could_choke_on_does_not_stop_the_settle(bench: Bench) {
+async fn a_result_the_database_could_choke_on_does_not_stop_the_settle(fixture: Fixture) {
     for text in [r#"{"a":"x\u0000y"}"#, r#""\ud800""#] {
-        let claimed = bench.running(job("mail")).await;
-        bench.must_finish(&claimed, Ending::Succeeded { result: Some(raw(text)) }).await;
-        assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded, "{text}");
+        let claimed = fixture.running(job("mail")).await;
+        fixture.must_finish(&claimed, Ending::Succeeded { result: Some(raw(text)) }).await;
+        assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded, "{text}");
     }
 }
 
-async fn an_over_long_result_does_not_stop_the_settle(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn an_over_long_result_does_not_stop_the_settle(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let text = format!("\"{}\"", "r".repeat(3 * 1024 * 1024));
-    bench.must_finish(&claimed, Ending::Succeeded { result: Some(raw(&text)) }).await;
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded);
+    fixture.must_finish(&claimed, Ending::Succeeded { result: Some(raw(&text)) }).await;
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
 /// A handler may pass on any `Retry-After`.
-async fn an_absurd_delay_does_not_stop_the_settle(bench: Bench) {
+async fn an_absurd_delay_does_not_stop_the_settle(fixture: Fixture) {
     let how = Interruption { delay: Duration::MAX, max_interruptions: 9 };
     for ending in [
         Ending::Failed { error: "busy".into(), retry_in: Some(Duration::MAX) },
         Ending::Snoozed { delay: Duration::MAX },
         Ending::Interrupted(how),
     ] {
-        let claimed = bench.running(job("mail")).await;
+        let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
-        bench.must_finish(&claimed, ending).await;
-        assert!(bench.job(id).await.run_at > start() + DAY);
-        bench.cancel(id).await.expect("cancel");
+        fixture.must_finish(&claimed, ending).await;
+        assert!(fixture.job(id).await.run_at > start() + DAY);
+        fixture.cancel(id).await.expect("cancel");
     }
 }
 
-async fn a_reason_with_nul_is_stored_cleaned(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, Ending::Cancelled { reason: Some("why\0not".into()) }).await;
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Cancelled);
+async fn a_reason_with_nul_is_stored_cleaned(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, Ending::Cancelled { reason: Some("why\0not".into()) }).await;
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Cancelled);
 }
 
 // ---- batches -----------------------------------------------------------------
 
-async fn a_batch_is_answered_item_by_item(bench: Bench) {
-    let worker = bench.worker_with(DAY).await;
-    let mortal = bench.worker().await;
+async fn a_batch_is_answered_item_by_item(fixture: Fixture) {
+    let worker = fixture.worker_with(DAY).await;
+    let mortal = fixture.worker().await;
     for _ in 0..2 {
-        bench.enqueue_kind("stale").await;
+        fixture.enqueue_kind("stale").await;
     }
-    let stale = bench.claim(mortal, 2).await;
-    bench.advance(61 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.recovered, 2);
+    let stale = fixture.claim(mortal, 2).await;
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 2);
     for _ in 0..endings().len() {
-        bench.enqueue_kind("live").await;
+        fixture.enqueue_kind("live").await;
     }
-    let live = bench.claim(worker, 20).await;
+    let live = fixture.claim(worker, 20).await;
     assert_eq!(live.len(), endings().len());
-    bench.cancel(live[1].lease().id).await.expect("cancel");
+    fixture.cancel(live[1].lease().id).await.expect("cancel");
     let mut reports = vec![report(&stale[0], done())];
     reports.extend(live.iter().zip(endings()).map(|(claimed, ending)| report(claimed, ending)));
     reports.push(report(&stale[1], failed()));
-    let answers = bench.settle(reports).await.expect("settle");
+    let answers = fixture.settle(reports).await.expect("settle");
     let mut expected = vec![Fenced::Held; endings().len() + 2];
     expected[0] = Fenced::LeaseLost;
     expected[endings().len() + 1] = Fenced::LeaseLost;
     assert_eq!(answers, expected);
     let mut statuses = Vec::new();
     for claimed in &live {
-        statuses.push(bench.status(claimed.lease().id).await);
+        statuses.push(fixture.status(claimed.lease().id).await);
     }
     use Status::*;
     // The second was cancelled while it ran; its failure does not wait.
     assert_eq!(statuses, [Succeeded, Cancelled, FailedPermanent, Cancelled, Queued, Queued, Retrying]);
 }
 
-async fn an_empty_batch_is_no_error(bench: Bench) {
-    assert_eq!(bench.settle(Vec::new()).await.expect("settle"), []);
-    assert_eq!(bench.store().settle(&[]).await.expect("settle"), []);
+async fn an_empty_batch_is_no_error(fixture: Fixture) {
+    assert_eq!(fixture.settle(Vec::new()).await.expect("settle"), []);
+    assert_eq!(fixture.store().settle(&[]).await.expect("settle"), []);
 }
 
-async fn a_lease_settled_twice_in_one_batch_ends_once(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
+async fn a_lease_settled_twice_in_one_batch_ends_once(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
     let reports = vec![report(&claimed, done()), report(&claimed, done())];
-    let answers = bench.settle(reports).await.expect("settle");
+    let answers = fixture.settle(reports).await.expect("settle");
     assert!(answers.contains(&Fenced::Held), "{answers:?}");
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded);
-    assert_eq!(bench.counted(Status::Succeeded).await, 1);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
+    assert_eq!(fixture.counted(Status::Succeeded).await, 1);
 }
 
-async fn a_large_batch_of_successes_is_stored(bench: Bench) {
-    bench.enqueue_many((0..1500).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-    let worker = bench.worker().await;
+async fn a_large_batch_of_successes_is_stored(fixture: Fixture) {
+    fixture.enqueue_many((0..1500).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let worker = fixture.worker().await;
     let mut claimed = Vec::new();
     while claimed.len() < 1500 {
-        claimed.extend(bench.claim(worker, 1000).await);
+        claimed.extend(fixture.claim(worker, 1000).await);
     }
     let endings = [done(), done_plainly()].into_iter().cycle();
     let reports = claimed.iter().zip(endings).map(|(job, ending)| report(job, ending)).collect();
-    let answers = bench.settle(reports).await.expect("settle");
+    let answers = fixture.settle(reports).await.expect("settle");
     assert!(answers.iter().all(|answer| *answer == Fenced::Held));
-    assert_eq!(bench.counted(Status::Succeeded).await, 1500);
+    assert_eq!(fixture.counted(Status::Succeeded).await, 1500);
 }
 
-async fn results_and_errors_of_a_batch_stay_with_their_jobs(bench: Bench) {
-    bench.enqueue_many((0..12).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-    let worker = bench.worker().await;
-    let claimed = bench.claim(worker, 12).await;
+async fn results_and_errors_of_a_batch_stay_with_their_jobs(fixture: Fixture) {
+    fixture.enqueue_many((0..12).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 12).await;
     let reports = claimed
         .iter()
         .enumerate()
@@ -533,9 +534,9 @@ async fn results_and_errors_of_a_batch_stay_with_their_jobs(bench: Bench) {
             report(job, ending)
         })
         .collect();
-    bench.settle(reports).await.expect("settle");
+    fixture.settle(reports).await.expect("settle");
     for (n, claimed) in claimed.iter().enumerate() {
-        let job = bench.job(claimed.lease().id).await;
+        let job = fixture.job(claimed.lease().id).await;
         let told = job.last_error.or(job.result.map(|result| result.get().to_owned()));
         assert_eq!(told.as_deref(), Some(claimed.payload()));
         if n % 3 == 2 {
@@ -546,45 +547,45 @@ async fn results_and_errors_of_a_batch_stay_with_their_jobs(bench: Bench) {
 
 // ---- flags -------------------------------------------------------------------
 
-async fn a_move_decided_without_a_raised_flag_is_sent_back(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.cancel(claimed.lease().id).await.expect("cancel");
+async fn a_move_decided_without_a_raised_flag_is_sent_back(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
     let flags = Flags { cancel_requested: true, superseded: false };
     let any = [failed(), failed_for_good(), gave_up(), snoozed(), Ending::Released, interrupted()];
     for ending in any.into_iter().chain([gave_up_plainly()]) {
         let blind = settlement(claimed.lease(), 1, ending.clone(), Some(Flags::default()));
-        let settled = bench.store().settle(&[blind]).await.expect("settle");
+        let settled = fixture.store().settle(&[blind]).await.expect("settle");
         assert_eq!(settled, [Settled::Flagged(flags)], "{ending:?}");
     }
-    assert!(matches!(bench.state(claimed.lease().id).await, State::Running(_)));
+    assert!(matches!(fixture.state(claimed.lease().id).await, State::Running(_)));
 }
 
-async fn a_success_is_stored_whatever_the_flags(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.cancel(claimed.lease().id).await.expect("cancel");
+async fn a_success_is_stored_whatever_the_flags(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
     let blind = settlement(claimed.lease(), 1, done(), None);
-    assert_eq!(bench.store().settle(&[blind]).await.expect("settle"), [Settled::Stored]);
-    assert_eq!(bench.status(claimed.lease().id).await, Status::Succeeded);
+    assert_eq!(fixture.store().settle(&[blind]).await.expect("settle"), [Settled::Stored]);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
-async fn a_follow_up_is_not_stored_while_the_flag_sends_its_settle_back(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.cancel(claimed.lease().id).await.expect("cancel");
+async fn a_follow_up_is_not_stored_while_the_flag_sends_its_settle_back(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.cancel(claimed.lease().id).await.expect("cancel");
     let follow_up = job("follow").validate().expect("valid");
     let id = follow_up.id();
     let blind = Settlement {
         follow_ups: vec![follow_up],
         ..settlement(claimed.lease(), 1, failed(), Some(Flags::default()))
     };
-    let settled = bench.store().settle(&[blind]).await.expect("settle");
+    let settled = fixture.store().settle(&[blind]).await.expect("settle");
     assert!(matches!(settled[..], [Settled::Flagged(_)]), "{settled:?}");
-    assert!(bench.store().get(id).await.expect("get").is_none());
+    assert!(fixture.store().get(id).await.expect("get").is_none());
 }
 
-async fn the_end_names_who_stored_it(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    bench.must_finish(&claimed, done()).await;
+async fn the_end_names_who_stored_it(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, done()).await;
     let other = WorkerId::new();
     let foreign = settlement(stolen(claimed.lease(), other), 1, done(), None);
-    assert_eq!(bench.store().settle(&[foreign]).await.expect("settle"), [Settled::LeaseLost]);
+    assert_eq!(fixture.store().settle(&[foreign]).await.expect("settle"), [Settled::LeaseLost]);
 }

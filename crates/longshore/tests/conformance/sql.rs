@@ -10,9 +10,9 @@ use longshore::{Client, JobId, NewJob, Outcome, Report, RetryPolicy, Status, Uni
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
-use crate::bench::*;
+use crate::fixture::*;
 use crate::locks::in_time;
-use crate::matrix::{Stage, Stand};
+use crate::transitions::{Stage, Stand};
 
 cases! {
     only on postgres:
@@ -57,103 +57,103 @@ const STANDS: [Stand; 13] = [
     Stand::Finished(Outcome::Cancelled),
 ];
 
-pub(crate) async fn call(bench: &Bench, function: &str, id: JobId) -> String {
+pub(crate) async fn call(fixture: &Fixture, function: &str, id: JobId) -> String {
     // The functions name their tables in full; no search_path is needed.
     let sql = format!("select {function}($1)");
-    let mut connection = bench.postgres().await;
+    let mut connection = fixture.postgres().await;
     sqlx::query_scalar(AssertSqlSafe(sql)).bind(id.0).fetch_one(&mut connection).await.expect("call")
 }
 
 /// Everything about a job that a rule could change.
-async fn shown(bench: &Bench, id: JobId) -> String {
-    let job = bench.job(id).await;
+async fn shown(fixture: &Fixture, id: JobId) -> String {
+    let job = fixture.job(id).await;
     format!(
         "{:?} due {} error {:?}\n{:?}",
-        bench.state(id).await,
+        fixture.state(id).await,
         job.run_at,
         job.last_error,
         job.errors.len()
     )
 }
 
-async fn the_cancel_function_follows_the_table(bench: Bench) {
-    let mut stage = Stage::new(bench.clone());
+async fn the_cancel_function_follows_the_table(fixture: Fixture) {
+    let mut stage = Stage::new(fixture.clone());
     for stand in STANDS {
         // The same job twice: what the library makes of one, the function must
         // make of the other.
         let (by_sql, by_library) = (stage.put(stand).await, stage.put(stand).await);
-        let next = lifecycle::next(&bench.state(by_sql).await, Event::Cancel);
+        let next = lifecycle::next(&fixture.state(by_sql).await, Event::Cancel);
         let word = match next {
             Ok(Transition::Finish(_)) => "cancelled",
             Ok(Transition::RequestCancel) => "pending",
             _ => "finished",
         };
-        assert_eq!(call(&bench, "cancel", by_sql).await, word, "{stand:?}");
-        assert_eq!(bench.cancel(by_library).await.is_ok(), next.is_ok(), "{stand:?}");
-        assert_same(&bench, by_sql, by_library, stand).await;
+        assert_eq!(call(&fixture, "cancel", by_sql).await, word, "{stand:?}");
+        assert_eq!(fixture.cancel(by_library).await.is_ok(), next.is_ok(), "{stand:?}");
+        assert_same(&fixture, by_sql, by_library, stand).await;
     }
-    assert_eq!(call(&bench, "cancel", JobId::new()).await, "not_found");
+    assert_eq!(call(&fixture, "cancel", JobId::new()).await, "not_found");
 }
 
-async fn the_retry_function_follows_the_table(bench: Bench) {
-    let mut stage = Stage::new(bench.clone());
+async fn the_retry_function_follows_the_table(fixture: Fixture) {
+    let mut stage = Stage::new(fixture.clone());
     for stand in STANDS {
         let (by_sql, by_library) = (stage.put(stand).await, stage.put(stand).await);
-        let next = lifecycle::next(&bench.state(by_sql).await, Event::Retry);
+        let next = lifecycle::next(&fixture.state(by_sql).await, Event::Retry);
         let word = if next.is_ok() { "queued" } else { "running" };
-        assert_eq!(call(&bench, "retry", by_sql).await, word, "{stand:?}");
-        assert_eq!(bench.retry(by_library).await.is_ok(), next.is_ok(), "{stand:?}");
-        assert_same(&bench, by_sql, by_library, stand).await;
+        assert_eq!(call(&fixture, "retry", by_sql).await, word, "{stand:?}");
+        assert_eq!(fixture.retry(by_library).await.is_ok(), next.is_ok(), "{stand:?}");
+        assert_same(&fixture, by_sql, by_library, stand).await;
     }
-    assert_eq!(call(&bench, "retry", JobId::new()).await, "not_found");
+    assert_eq!(call(&fixture, "retry", JobId::new()).await, "not_found");
 }
 
-async fn assert_same(bench: &Bench, by_sql: JobId, by_library: JobId, stand: Stand) {
+async fn assert_same(fixture: &Fixture, by_sql: JobId, by_library: JobId, stand: Stand) {
     // Workers differ, because each stand has one of its own.
     let anonymous = |text: String, state: State| match state {
         State::Running(running) => text.replace(&format!("{:?}", running.worker), "somebody"),
         _ => text,
     };
-    let one = anonymous(shown(bench, by_sql).await, bench.state(by_sql).await);
-    let other = anonymous(shown(bench, by_library).await, bench.state(by_library).await);
+    let one = anonymous(shown(fixture, by_sql).await, fixture.state(by_sql).await);
+    let other = anonymous(shown(fixture, by_library).await, fixture.state(by_library).await);
     assert_eq!(one, other, "{stand:?}");
 }
 
-async fn a_retry_whose_key_is_taken_says_so(bench: Bench) {
+async fn a_retry_whose_key_is_taken_says_so(fixture: Fixture) {
     let keyed = || job("mail").unique_key("customer-23", UniqueMode::Dedupe);
-    let old = bench.ended(keyed(), Outcome::FailedPermanent).await;
-    bench.add(keyed()).await;
-    assert_eq!(call(&bench, "retry", old).await, "key_taken");
-    assert_eq!(bench.status(old).await, Status::FailedPermanent);
+    let old = fixture.ended(keyed(), Outcome::FailedPermanent).await;
+    fixture.add(keyed()).await;
+    assert_eq!(call(&fixture, "retry", old).await, "key_taken");
+    assert_eq!(fixture.status(old).await, Status::FailedPermanent);
 }
 
-async fn enqueue(bench: &Bench, arguments: &str) -> Result<(JobId, String), sqlx::Error> {
+async fn enqueue(fixture: &Fixture, arguments: &str) -> Result<(JobId, String), sqlx::Error> {
     let sql = format!("select job, how from enqueue({arguments})");
-    let mut connection = bench.postgres().await;
+    let mut connection = fixture.postgres().await;
     let (id, how): (Uuid, String) = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut connection).await?;
     Ok((JobId(id), how))
 }
 
-async fn a_job_enqueued_from_sql_is_like_one_of_the_library(bench: Bench) {
-    let (by_sql, how) = enqueue(&bench, r#"'mail', '{"for":"mail"}'"#).await.expect("enqueue");
+async fn a_job_enqueued_from_sql_is_like_one_of_the_library(fixture: Fixture) {
+    let (by_sql, how) = enqueue(&fixture, r#"'mail', '{"for":"mail"}'"#).await.expect("enqueue");
     assert_eq!(how, "created");
-    let by_library = bench.enqueue_kind("mail").await;
+    let by_library = fixture.enqueue_kind("mail").await;
     let strip = |text: String, id: JobId| text.replace(&id.to_string(), "id");
-    let (one, other) = (bench.job(by_sql).await, bench.job(by_library).await);
+    let (one, other) = (fixture.job(by_sql).await, fixture.job(by_library).await);
     assert_eq!(strip(picture(&one), by_sql), strip(picture(&other), by_library));
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 9).await.len(), 2);
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 2);
 }
 
-async fn every_argument_of_the_sql_enqueue_is_stored(bench: Bench) {
+async fn every_argument_of_the_sql_enqueue_is_stored(fixture: Fixture) {
     let (id, _) = enqueue(
-        &bench,
+        &fixture,
         "'mail', '[1]', queue => 'letters', priority => -3, max_attempts => 7, delay => '90 s',
          idempotency_key => 'order-17', unique_key => 'customer-23', timeout => '7 s', flags => '{gpu}'",
     )
     .await
     .expect("enqueue");
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.queue.as_str(), job.priority, job.max_attempts), ("letters", -3, 7));
     assert_eq!((job.run_at, job.timeout), (start() + 90 * SECOND, Some(7 * SECOND)));
     assert_eq!((job.payload.get(), job.flags), ("[1]", vec!["gpu".to_owned()]));
@@ -163,20 +163,20 @@ async fn every_argument_of_the_sql_enqueue_is_stored(bench: Bench) {
     );
 }
 
-async fn the_sql_enqueue_answers_for_keys(bench: Bench) {
-    let (first, _) = enqueue(&bench, "'mail', idempotency_key => 'order-17'").await.expect("enqueue");
-    let again = enqueue(&bench, "'sms', idempotency_key => 'order-17'").await.expect("enqueue");
+async fn the_sql_enqueue_answers_for_keys(fixture: Fixture) {
+    let (first, _) = enqueue(&fixture, "'mail', idempotency_key => 'order-17'").await.expect("enqueue");
+    let again = enqueue(&fixture, "'sms', idempotency_key => 'order-17'").await.expect("enqueue");
     assert_eq!(again, (first, "existing".into()));
-    let (holder, _) = enqueue(&bench, "'mail', unique_key => 'k'").await.expect("enqueue");
+    let (holder, _) = enqueue(&fixture, "'mail', unique_key => 'k'").await.expect("enqueue");
     for (mode, how) in [("dedupe", "existing"), ("replace", "replaced"), ("preserve_run_at", "replaced")] {
         let arguments = format!("'sms', unique_key => 'k', unique_mode => '{mode}'");
-        assert_eq!(enqueue(&bench, &arguments).await.expect("enqueue"), (holder, how.into()));
+        assert_eq!(enqueue(&fixture, &arguments).await.expect("enqueue"), (holder, how.into()));
     }
-    let answer = bench.enqueue(job("fax").unique_key("k", UniqueMode::Dedupe)).await.expect("enqueue");
+    let answer = fixture.enqueue(job("fax").unique_key("k", UniqueMode::Dedupe)).await.expect("enqueue");
     assert_eq!(answer.id, holder);
 }
 
-async fn the_sql_enqueue_refuses_what_the_library_refuses(bench: Bench) {
+async fn the_sql_enqueue_refuses_what_the_library_refuses(fixture: Fixture) {
     let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
     let bad = [
         "''".to_owned(),
@@ -195,14 +195,14 @@ async fn the_sql_enqueue_refuses_what_the_library_refuses(bench: Bench) {
         format!("'mail', json_build_object('a', repeat('x', {}))", 1024 * 1024),
     ];
     for arguments in bad {
-        assert!(enqueue(&bench, &arguments).await.is_err(), "{arguments:.80} was taken");
+        assert!(enqueue(&fixture, &arguments).await.is_err(), "{arguments:.80} was taken");
     }
-    assert_eq!(bench.check().await.expect("check").jobs, 0);
+    assert_eq!(fixture.check().await.expect("check").jobs, 0);
 }
 
 /// Each limit itself and the next step past it. The library's own check says
 /// what is right, and comes before any key is looked at.
-async fn the_sql_enqueue_has_the_librarys_limits(bench: Bench) {
+async fn the_sql_enqueue_has_the_librarys_limits(fixture: Fixture) {
     let options = |json: &str| format!("options => '{json}'");
     let part = |name: &str, json: &str| options(&format!(r#"{{"{name}":{json}}}"#));
     let quoted = |text: &str| format!("\"{text}\"");
@@ -271,19 +271,19 @@ async fn the_sql_enqueue_has_the_librarys_limits(bench: Bench) {
         let policy = format!(r#"{{"policy":"list","delays_ms":{delays}}}"#);
         pairs.push((part("retry", &policy), mail().retry(RetryPolicy::list(vec![SECOND; n]))));
     }
-    enqueue(&bench, "'first', queue => 'other', idempotency_key => 'order-17'").await.expect("enqueue");
+    enqueue(&fixture, "'first', queue => 'other', idempotency_key => 'order-17'").await.expect("enqueue");
     let mut taken = 0;
     for (arguments, job) in pairs {
-        let asked = enqueue(&bench, &format!("'mail', {arguments}")).await;
+        let asked = enqueue(&fixture, &format!("'mail', {arguments}")).await;
         assert_eq!(asked.is_ok(), job.validate().is_ok(), "{arguments:.80}");
-        let keyed = enqueue(&bench, &format!("'mail', {arguments}, idempotency_key => 'order-17'")).await;
+        let keyed = enqueue(&fixture, &format!("'mail', {arguments}, idempotency_key => 'order-17'")).await;
         assert_eq!(keyed.is_ok(), asked.is_ok(), "{arguments:.80} with a key that is taken");
         if let Ok((id, _)) = asked {
-            bench.job(id).await;
+            fixture.job(id).await;
             taken += 1;
         }
     }
-    assert_eq!(bench.check().await.expect("check").jobs, taken + 1);
+    assert_eq!(fixture.check().await.expect("check").jobs, taken + 1);
 }
 
 fn last_instant() -> DateTime<Utc> {
@@ -291,7 +291,7 @@ fn last_instant() -> DateTime<Utc> {
 }
 
 /// The library sends jobs with unique keys through the function.
-async fn what_the_library_takes_the_function_takes_from_it(bench: Bench) {
+async fn what_the_library_takes_the_function_takes_from_it(fixture: Fixture) {
     let policies = [
         RetryPolicy::default(),
         RetryPolicy::exponential(),
@@ -301,13 +301,13 @@ async fn what_the_library_takes_the_function_takes_from_it(bench: Bench) {
     ];
     for (n, policy) in policies.into_iter().enumerate() {
         let keyed = job("mail").unique_key(n.to_string(), UniqueMode::Dedupe);
-        let id = bench.add(keyed.retry(policy).run_at(last_instant())).await;
-        assert_eq!(bench.job(id).await.run_at, last_instant());
+        let id = fixture.add(keyed.retry(policy).run_at(last_instant())).await;
+        assert_eq!(fixture.job(id).await.run_at, last_instant());
     }
 }
 
 /// What is stored must be readable: by a claim, above all.
-async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: Bench) {
+async fn the_sql_enqueue_refuses_what_could_not_be_read_back(fixture: Fixture) {
     let bad = [
         r#"options => '{"tags":"x"}'"#,
         r#"options => '{"tags":[1]}'"#,
@@ -330,10 +330,10 @@ async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: Bench) {
     for argument in bad {
         for key in ["", ", unique_key => 'k'", ", idempotency_key => 'k'"] {
             let arguments = format!("'mail', {argument}{key}");
-            assert!(enqueue(&bench, &arguments).await.is_err(), "{arguments} was taken");
+            assert!(enqueue(&fixture, &arguments).await.is_err(), "{arguments} was taken");
         }
     }
-    assert_eq!(bench.check().await.expect("check").jobs, 0);
+    assert_eq!(fixture.check().await.expect("check").jobs, 0);
     let good = [
         r#"options => '{"tags":["red"],"context":"c","trace":"t","metadata":{"a":1e200000}}'"#,
         r#"options => '{"retry":{"policy":"fixed","delay_ms":5}}'"#,
@@ -344,23 +344,23 @@ async fn the_sql_enqueue_refuses_what_could_not_be_read_back(bench: Bench) {
         "run_at => '9999-12-31 23:59+00'",
     ];
     for argument in good {
-        let (id, _) = enqueue(&bench, &format!("'mail', {argument}")).await.expect(argument);
-        bench.job(id).await;
+        let (id, _) = enqueue(&fixture, &format!("'mail', {argument}")).await.expect(argument);
+        fixture.job(id).await;
     }
 }
 
-async fn flags_of_any_shape_are_stored_as_one_list(bench: Bench) {
+async fn flags_of_any_shape_are_stored_as_one_list(fixture: Fixture) {
     for flags in ["{gpu,eu}", "{{gpu},{eu}}", "[0:1]={gpu,eu}"] {
-        enqueue(&bench, &format!("'mail', flags => '{flags}'")).await.expect("enqueue");
+        enqueue(&fixture, &format!("'mail', flags => '{flags}'")).await.expect("enqueue");
     }
-    let worker = bench.worker().await;
-    let claimed = bench.claim(worker, 9).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 9).await;
     assert_eq!(claimed.len(), 3);
     assert!(claimed.iter().all(|job| job.flags() == ["gpu", "eu"]), "{claimed:?}");
 }
 
 /// The library's own check says what is right.
-async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(bench: Bench) {
+async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(fixture: Fixture) {
     let payloads = [
         "1e200000",
         "-1E-200000",
@@ -381,19 +381,19 @@ async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(bench: Bench)
     ];
     for payload in payloads {
         let library = NewJob::from_json("mail", payload).validate().is_ok();
-        let sql = enqueue(&bench, &format!("'mail', '{payload}'")).await.is_ok();
+        let sql = enqueue(&fixture, &format!("'mail', '{payload}'")).await.is_ok();
         assert_eq!(sql, library, "{payload}");
     }
 }
 
-async fn half_pairs_around_a_backslash_are_no_pair(bench: Bench) {
+async fn half_pairs_around_a_backslash_are_no_pair(fixture: Fixture) {
     let payload = r#""\ud83d\\\ude00""#;
     NewJob::from_json("mail", payload).validate().expect_err("the library refuses it");
-    assert!(enqueue(&bench, &format!("'mail', '{payload}'")).await.is_err());
+    assert!(enqueue(&fixture, &format!("'mail', '{payload}'")).await.is_err());
 }
 
 /// The job would run without any of its options.
-async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(bench: Bench) {
+async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(fixture: Fixture) {
     for options in [
         r#"{"tags":["a"],"tags":["b"]}"#,
         r#"{"context":"a","context":"b"}"#,
@@ -407,72 +407,72 @@ async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(bench: Bench
         r#"{"tags":["a"],"retry":{"policy":"none","delay_ms":5}}"#,
     ] {
         let arguments = format!("'mail', options => '{options}'");
-        assert!(enqueue(&bench, &arguments).await.is_err(), "{options} was taken");
+        assert!(enqueue(&fixture, &arguments).await.is_err(), "{options} was taken");
     }
 }
 
-async fn a_unique_mode_of_null_is_dedupe(bench: Bench) {
+async fn a_unique_mode_of_null_is_dedupe(fixture: Fixture) {
     let (holder, _) =
-        enqueue(&bench, "'mail', unique_key => 'k', unique_mode => null").await.expect("enqueue");
-    let again = enqueue(&bench, "'sms', unique_key => 'k', unique_mode => null").await.expect("enqueue");
+        enqueue(&fixture, "'mail', unique_key => 'k', unique_mode => null").await.expect("enqueue");
+    let again = enqueue(&fixture, "'sms', unique_key => 'k', unique_mode => null").await.expect("enqueue");
     assert_eq!(again, (holder, "existing".into()));
-    assert_eq!(bench.job(holder).await.kind, "mail");
+    assert_eq!(fixture.job(holder).await.kind, "mail");
 }
 
 /// However it got there: one row that cannot be read whole is no reason to
 /// lose the others of its batch.
-async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours(bench: Bench) {
+async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours(fixture: Fixture) {
     let options =
         [r#"{"tags":"x"}"#, "[]", "1", r#"{"retry":{"policy":"fixed"}}"#, r#"{"tags":["a"],"tags":["b"]}"#];
     for options in options {
-        let planted = bench.enqueue_kind("mail").await;
-        bench.sql(&format!("update jobs set options = '{options}' where id = {{id}}"), Some(planted)).await;
-        bench.enqueue_kind("mail").await;
+        let planted = fixture.enqueue_kind("mail").await;
+        fixture.sql(&format!("update jobs set options = '{options}' where id = {{id}}"), Some(planted)).await;
+        fixture.enqueue_kind("mail").await;
     }
     let jobs = 2 * options.len();
     for tag in [None, Some("x".to_owned())] {
         let found = if tag.is_some() { 0 } else { jobs };
         let by = ListFilter { tag, ..ListFilter::default() };
-        assert_eq!(bench.list(&by).await.expect("list").jobs.len(), found);
+        assert_eq!(fixture.list(&by).await.expect("list").jobs.len(), found);
     }
-    let worker = bench.worker().await;
-    let claimed = bench.claim(worker, 99).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim(worker, 99).await;
     assert_eq!(claimed.len(), jobs);
-    bench.advance(61 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.recovered, jobs as u64);
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, jobs as u64);
 }
 
 /// Depth is counted outside strings only, as the library does.
-async fn brackets_in_strings_do_not_count_as_depth(bench: Bench) {
+async fn brackets_in_strings_do_not_count_as_depth(fixture: Fixture) {
     let text = format!(r#"{{"a":"{}\"{}"}}"#, "[".repeat(100), "{".repeat(100));
     NewJob::from_json("mail", &text).validate().expect("the library takes it");
-    enqueue(&bench, &format!("'mail', '{text}'")).await.expect("so does the function");
+    enqueue(&fixture, &format!("'mail', '{text}'")).await.expect("so does the function");
 }
 
-async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys(bench: Bench) {
+async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys(fixture: Fixture) {
     let before = JobId::new();
     tokio::time::sleep(Duration::from_millis(2)).await;
-    let (made, _) = enqueue(&bench, "'mail'").await.expect("enqueue");
+    let (made, _) = enqueue(&fixture, "'mail'").await.expect("enqueue");
     tokio::time::sleep(Duration::from_millis(2)).await;
     assert!(before < made && made < JobId::new(), "{made}");
     assert_eq!(made.0.get_version_num(), 7);
 }
 
-async fn a_job_enqueued_from_sql_wakes_subscribers(bench: Bench) {
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    enqueue(&bench, "'mail', queue => 'letters'").await.expect("enqueue");
+async fn a_job_enqueued_from_sql_wakes_subscribers(fixture: Fixture) {
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    enqueue(&fixture, "'mail', queue => 'letters'").await.expect("enqueue");
     let heard = tokio::time::timeout(Duration::from_secs(20), wakeups.next()).await;
     assert_eq!(heard.expect("a wake-up"), Some("letters".into()));
 }
 
-async fn a_rolled_back_sql_enqueue_leaves_nothing(bench: Bench) {
-    let mut connection = bench.postgres().await;
+async fn a_rolled_back_sql_enqueue_leaves_nothing(fixture: Fixture) {
+    let mut connection = fixture.postgres().await;
     sqlx::raw_sql("begin; select enqueue('mail', unique_key => 'k'); rollback")
         .execute(&mut connection)
         .await
         .expect("sql");
-    assert_eq!(bench.check().await.expect("check").jobs, 0);
-    bench.add(job("mail").unique_key("k", UniqueMode::Dedupe)).await;
+    assert_eq!(fixture.check().await.expect("check").jobs, 0);
+    fixture.add(job("mail").unique_key("k", UniqueMode::Dedupe)).await;
 }
 
 // ---- schemas -----------------------------------------------------------------
@@ -504,7 +504,7 @@ impl Database {
     }
 }
 
-async fn any_proper_schema_name_works_from_end_to_end(_: Bench) {
+async fn any_proper_schema_name_works_from_end_to_end(_: Fixture) {
     let database = Database::make().await;
     let long = "s".repeat(63);
     for schema in ["user", "order", "my_longshore_schema", "longshore", &long] {
@@ -518,7 +518,7 @@ async fn any_proper_schema_name_works_from_end_to_end(_: Bench) {
         assert_eq!(in_time(wakeups.next()).await.as_deref(), Some("default"), "{schema}");
         client.enqueue(job("mail")).await.expect(schema);
         client.enqueue(job("mail").unique_key("l", UniqueMode::Replace)).await.expect(schema);
-        let worker = NewWorker::new("bench");
+        let worker = NewWorker::new("test");
         client.store().register(&worker).await.expect(schema);
         let request = ClaimRequest::new(worker.id, 9);
         let claims = client.store().claim(&request, &mut Default::default()).await.expect(schema);
@@ -531,17 +531,17 @@ async fn any_proper_schema_name_works_from_end_to_end(_: Bench) {
     database.remove().await;
 }
 
-async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name(bench: Bench) {
+async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name(fixture: Fixture) {
     let long = "s".repeat(64);
     for schema in ["pg_x", "pg_", "", "Upper", "1st", "a-b", "a\"b", &long] {
         let url = with_parameter(&database_url(), &format!("schema={schema}"));
         let error = Client::connect(&url).await.expect_err(schema);
         assert_eq!(error.field(), Some("schema"), "{schema}: {error}");
     }
-    drop(bench);
+    drop(fixture);
 }
 
-async fn a_role_that_may_make_no_schema_can_migrate_its_own(_: Bench) {
+async fn a_role_that_may_make_no_schema_can_migrate_its_own(_: Fixture) {
     let database = Database::make().await;
     let role = format!("{}_role", database.0);
     let make = format!("create role {role}; create schema theirs authorization {role}");

@@ -6,7 +6,7 @@ use longshore::store::Wakeups;
 use longshore::{Client, NewJob};
 use tokio::sync::mpsc;
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_subscriber_hears_a_wake_of_its_own_handle,
@@ -45,16 +45,16 @@ async fn wake(client: &Client, queue: &str) {
     notify(client, &[queue.to_owned()]).await;
 }
 
-async fn a_subscriber_hears_a_wake_of_its_own_handle(bench: Bench) {
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    wake(&bench, "letters").await;
+async fn a_subscriber_hears_a_wake_of_its_own_handle(fixture: Fixture) {
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    wake(&fixture, "letters").await;
     heard(&mut wakeups, "letters").await;
 }
 
-async fn every_subscriber_hears_every_wake(bench: Bench) {
-    let mut first = bench.store().subscribe().await.expect("subscribe");
-    let mut second = bench.store().subscribe().await.expect("subscribe");
-    notify(&bench, &["letters".into(), "phones".into()]).await;
+async fn every_subscriber_hears_every_wake(fixture: Fixture) {
+    let mut first = fixture.store().subscribe().await.expect("subscribe");
+    let mut second = fixture.store().subscribe().await.expect("subscribe");
+    fixture.store().wake(&["letters".into(), "phones".into()]).await.expect("wake");
     for wakeups in [&mut first, &mut second] {
         heard(wakeups, "letters").await;
         heard(wakeups, "phones").await;
@@ -62,8 +62,8 @@ async fn every_subscriber_hears_every_wake(bench: Bench) {
 }
 
 /// Announcers of one process must not get in each other's way.
-async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+async fn a_wake_among_many_at_once_is_heard(fixture: Fixture) {
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     let (hear, mut ear) = mpsc::unbounded_channel();
     // Reads all the time, so that none are missed for being too many.
     let reader = tokio::spawn(async move {
@@ -72,7 +72,7 @@ async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
             let _ = hear.send(());
         }
     });
-    let announcer = bench.handle();
+    let announcer = fixture.handle();
     let others = tokio::spawn(async move {
         let noise: Vec<_> = (0..20).map(|n| format!("noise {n}")).collect();
         loop {
@@ -83,7 +83,7 @@ async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
     });
     for round in 0..400 {
         while ear.try_recv().is_ok() {}
-        wake(&bench, "letters").await;
+        wake(&fixture, "letters").await;
         let heard = tokio::time::timeout(Duration::from_secs(5), ear.recv()).await;
         assert_eq!(heard, Ok(Some(())), "round {round}: nobody heard the wake-up");
     }
@@ -92,50 +92,50 @@ async fn a_wake_among_many_at_once_is_heard(bench: Bench) {
 }
 
 /// Another process may know only that something was written; so it writes.
-async fn a_subscriber_hears_an_enqueue_of_another_handle(bench: Bench) {
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    let other = bench.second().await;
+async fn a_subscriber_hears_an_enqueue_of_another_handle(fixture: Fixture) {
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    let other = fixture.second().await;
     other.enqueue(job("mail").queue("letters")).await.expect("enqueue");
     heard(&mut wakeups, "letters").await;
 }
 
-async fn an_enqueue_through_the_client_wakes(bench: Bench) {
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    bench.add(job("mail").queue("letters")).await;
+async fn an_enqueue_through_the_client_wakes(fixture: Fixture) {
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    fixture.add(job("mail").queue("letters")).await;
     heard(&mut wakeups, "letters").await;
-    bench.enqueue_many([job("mail").queue("phones")]).await.expect("enqueue_many");
+    fixture.enqueue_many([job("mail").queue("phones")]).await.expect("enqueue_many");
     heard(&mut wakeups, "phones").await;
 }
 
-async fn a_keyed_enqueue_wakes(bench: Bench) {
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    bench.add(job("mail").queue("letters").unique_key("k", Default::default())).await;
+async fn a_keyed_enqueue_wakes(fixture: Fixture) {
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    fixture.add(job("mail").queue("letters").unique_key("k", Default::default())).await;
     heard(&mut wakeups, "letters").await;
 }
 
-async fn a_retry_and_a_resume_wake(bench: Bench) {
-    let id = bench.add(job("mail").queue("letters").delay(DAY)).await;
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    bench.retry(id).await.expect("retry");
+async fn a_retry_and_a_resume_wake(fixture: Fixture) {
+    let id = fixture.add(job("mail").queue("letters").delay(DAY)).await;
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    fixture.retry(id).await.expect("retry");
     heard(&mut wakeups, "letters").await;
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    bench.resume("phones").await.expect("resume");
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    fixture.resume("phones").await.expect("resume");
     heard(&mut wakeups, "phones").await;
 }
 
-async fn a_follow_up_wakes(bench: Bench) {
-    let claimed = bench.running(job("mail")).await;
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
+async fn a_follow_up_wakes(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     let follow_ups = vec![NewJob::new("next", &1).queue("letters").validate().expect("valid")];
     let report = longshore::Report { claimed: &claimed, ending: done(), follow_ups };
-    bench.settle(vec![report]).await.expect("settle");
+    fixture.settle(vec![report]).await.expect("settle");
     heard(&mut wakeups, "letters").await;
 }
 
 /// A queue's name is anybody's text.
-async fn a_wake_carries_any_name(bench: Bench) {
+async fn a_wake_carries_any_name(fixture: Fixture) {
     let name = "q'uo\"te; --\\ ü".to_owned() + &"x".repeat(100);
-    let mut wakeups = bench.store().subscribe().await.expect("subscribe");
-    wake(&bench, &name).await;
+    let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
+    wake(&fixture, &name).await;
     heard(&mut wakeups, &name).await;
 }

@@ -18,7 +18,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_worker_publishes_its_kinds_when_it_starts,
@@ -63,8 +63,8 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut there: impl 
     }
 }
 
-pub(crate) async fn until_status(bench: &Bench, id: JobId, status: Status) {
-    until(status.as_str(), || async { bench.status(id).await == status }).await;
+pub(crate) async fn until_status(fixture: &Fixture, id: JobId, status: Status) {
+    until(status.as_str(), || async { fixture.status(id).await == status }).await;
 }
 
 /// Handlers that have begun. A job is running from its claim on, its handler a moment
@@ -99,8 +99,8 @@ fn quick() -> Settings {
     }
 }
 
-pub(crate) fn worker(bench: &Bench) -> Builder {
-    Worker::builder(bench.handle()).settings(quick())
+pub(crate) fn worker(fixture: &Fixture) -> Builder {
+    Worker::builder(fixture.handle()).settings(quick())
 }
 
 // ---- what is told of its kinds -------------------------------------------------
@@ -121,10 +121,10 @@ impl<const TOO_LONG: bool> Job for Described<TOO_LONG> {
     }
 }
 
-async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
+async fn a_worker_publishes_its_kinds_when_it_starts(fixture: Fixture) {
     let known = NewKind { schema: Some(raw("true")), defaults: Some(raw("5")), ..NewKind::new("mail") };
-    bench.put_kinds(&[known, NewKind::new("elsewhere")]).await.expect("put_kinds");
-    let running = worker(&bench)
+    fixture.put_kinds(&[known, NewKind::new("elsewhere")]).await.expect("put_kinds");
+    let running = worker(&fixture)
         .register::<Described<false>>()
         .function("mail", nothing)
         .function("told", nothing)
@@ -136,7 +136,7 @@ async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
         .await
         .expect("start");
     let text = |json: &Option<Box<RawValue>>| json.as_ref().map(|json| json.get().to_owned());
-    let kinds = bench.kinds().await.expect("kinds");
+    let kinds = fixture.kinds().await.expect("kinds");
     let kinds: Vec<_> =
         kinds.iter().map(|kind| (&*kind.name, text(&kind.schema), text(&kind.defaults))).collect();
     let expected = [
@@ -147,19 +147,20 @@ async fn a_worker_publishes_its_kinds_when_it_starts(bench: Bench) {
     ];
     assert_eq!(kinds, expected);
     running.stop_now().await;
-    let nobodys = worker(&bench).function("mail", nothing).describe("told", json!(true)).build();
+    let nobodys = worker(&fixture).function("mail", nothing).describe("told", json!(true)).build();
     assert_eq!(nobodys.err().expect("refused").field(), Some("kind"));
 }
 
-async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(bench: Bench) {
-    bench.sql("drop table kinds", None).await;
-    let id = bench.enqueue_kind("mail").await;
-    let done = worker(&bench).function("mail", nothing).build().expect("build").drain().await.expect("drain");
-    assert_eq!((done.succeeded, bench.status(id).await), (1, Status::Succeeded));
+async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(fixture: Fixture) {
+    fixture.sql("drop table kinds", None).await;
+    let id = fixture.enqueue_kind("mail").await;
+    let done =
+        worker(&fixture).function("mail", nothing).build().expect("build").drain().await.expect("drain");
+    assert_eq!((done.succeeded, fixture.status(id).await), (1, Status::Succeeded));
 }
 
-async fn a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built(bench: Bench) {
-    let refused = worker(&bench).register::<Described<true>>().build();
+async fn a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built(fixture: Fixture) {
+    let refused = worker(&fixture).register::<Described<true>>().build();
     let error = refused.err().expect("too long a schema");
     assert_eq!(error.field(), Some("schema"));
     assert!(error.to_string().contains("`described`"), "{error}");
@@ -200,16 +201,16 @@ impl Job for Greet {
     }
 }
 
-async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state(bench: Bench) {
-    let id = bench.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
-    let again = bench.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
-    let other = bench.enqueue(Greet { name: "Bob".into() }).priority(9).await.expect("enqueue").id;
+async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state(fixture: Fixture) {
+    let id = fixture.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
+    let again = fixture.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
+    let other = fixture.enqueue(Greet { name: "Bob".into() }).priority(9).await.expect("enqueue").id;
     assert_eq!(id, again, "its unique key is taken");
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.queue.as_str(), job.priority, job.max_attempts), ("polite", 7, 5));
-    assert_eq!(bench.job(other).await.priority, 9);
+    assert_eq!(fixture.job(other).await.priority, 9);
     let said = Arc::new(Mutex::new(Vec::new()));
-    let done = worker(&bench)
+    let done = worker(&fixture)
         .queues(["polite"])
         .state(App { greeting: "Hello".into(), said: said.clone() })
         .register::<Greet>()
@@ -221,7 +222,7 @@ async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state(bench
     assert_eq!(done.succeeded, 2);
     said.lock().expect("said").sort();
     assert_eq!(*said.lock().expect("said"), ["Hello, Ada", "Hello, Bob"]);
-    assert_eq!(bench.status(id).await, Status::Succeeded);
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
 }
 
 struct Echo(Arc<Mutex<Vec<String>>>);
@@ -234,12 +235,12 @@ impl Executor for Echo {
     }
 }
 
-async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench) {
-    bench.add(NewJob::new("known", &1)).await;
-    bench.add(NewJob::new("unknown", &2)).await;
+async fn the_dynamic_executor_takes_what_has_no_handler(fixture: Fixture) {
+    fixture.add(NewJob::new("known", &1)).await;
+    fixture.add(NewJob::new("unknown", &2)).await;
     let (seen, own) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
     let count = own.clone();
-    let done = worker(&bench)
+    let done = worker(&fixture)
         .executor(Echo(seen.clone()))
         .function("known", move |_: u32, _: Context| {
             let count = count.clone();
@@ -257,22 +258,23 @@ async fn the_dynamic_executor_takes_what_has_no_handler(bench: Bench) {
     assert_eq!(*seen.lock().expect("seen"), ["unknown 2"]);
 }
 
-async fn a_kind_without_a_handler_is_left_alone(bench: Bench) {
-    let id = bench.enqueue_kind("theirs").await;
-    bench.add(NewJob::new("ours", &())).await;
-    let done = worker(&bench).function("ours", |_: (), _: Context| async { Ok(()) }).build().expect("build");
+async fn a_kind_without_a_handler_is_left_alone(fixture: Fixture) {
+    let id = fixture.enqueue_kind("theirs").await;
+    fixture.add(NewJob::new("ours", &())).await;
+    let done =
+        worker(&fixture).function("ours", |_: (), _: Context| async { Ok(()) }).build().expect("build");
     assert_eq!(done.drain().await.expect("drain").succeeded, 1);
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts), (Status::Queued, 0));
 }
 
-async fn a_batch_is_one_call_and_each_job_ends_by_itself(bench: Bench) {
+async fn a_batch_is_one_call_and_each_job_ends_by_itself(fixture: Fixture) {
     for n in 0..10 {
-        bench.add(NewJob::new("index", &n)).await;
+        fixture.add(NewJob::new("index", &n)).await;
     }
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let seen = sizes.clone();
-    let done = worker(&bench)
+    let done = worker(&fixture)
         .concurrency(1)
         .settings(Settings { concurrency: 10, ..quick() })
         .batch("index", 4, move |jobs: Vec<Batched<u32>>| {
@@ -299,13 +301,13 @@ async fn a_batch_is_one_call_and_each_job_ends_by_itself(bench: Bench) {
 
 /// Runs one job once with a handler that answers like this.
 async fn ended_with(
-    bench: &Bench,
+    fixture: &Fixture,
     job: NewJob,
     answer: impl Fn(Context) -> Result<(), Failure> + Send + Sync + 'static,
 ) -> longshore::JobRecord {
-    let id = bench.add(job).await;
+    let id = fixture.add(job).await;
     let answer = Arc::new(answer);
-    worker(bench)
+    worker(fixture)
         .function("mail", move |_: serde_json::Value, ctx: Context| {
             let answer = answer.clone();
             async move { answer(ctx) }
@@ -315,11 +317,11 @@ async fn ended_with(
         .drain()
         .await
         .expect("drain");
-    bench.job(id).await
+    fixture.job(id).await
 }
 
-async fn any_error_is_a_failed_attempt_with_its_causes(bench: Bench) {
-    let job = ended_with(&bench, job("mail"), |_| {
+async fn any_error_is_a_failed_attempt_with_its_causes(fixture: Fixture) {
+    let job = ended_with(&fixture, job("mail"), |_| {
         let number = "seven".parse::<u32>();
         let wrapped = number.map_err(std::io::Error::other);
         wrapped?;
@@ -330,39 +332,39 @@ async fn any_error_is_a_failed_attempt_with_its_causes(bench: Bench) {
     assert_eq!(job.last_error.as_deref(), Some("invalid digit found in string"));
 }
 
-async fn a_handler_may_say_when_to_retry_or_never(bench: Bench) {
-    let job1 = ended_with(&bench, job("mail"), |_| Err(Failure::retry_after(3 * HOUR, "busy"))).await;
+async fn a_handler_may_say_when_to_retry_or_never(fixture: Fixture) {
+    let job1 = ended_with(&fixture, job("mail"), |_| Err(Failure::retry_after(3 * HOUR, "busy"))).await;
     assert_eq!((job1.status, job1.run_at), (Status::Retrying, start() + 3 * HOUR));
-    let job2 = ended_with(&bench, job("mail"), |_| Err(Failure::permanent("gone"))).await;
+    let job2 = ended_with(&fixture, job("mail"), |_| Err(Failure::permanent("gone"))).await;
     assert_eq!((job2.status, job2.attempts), (Status::FailedPermanent, 1));
-    let job3 = ended_with(&bench, job("mail"), |_| Err(Failure::snooze(2 * HOUR))).await;
+    let job3 = ended_with(&fixture, job("mail"), |_| Err(Failure::snooze(2 * HOUR))).await;
     assert_eq!((job3.status, job3.attempts, job3.run_at), (Status::Queued, 0, start() + 2 * HOUR));
-    let job4 = ended_with(&bench, job("mail"), |_| Err(Failure::cancelled("not wanted"))).await;
+    let job4 = ended_with(&fixture, job("mail"), |_| Err(Failure::cancelled("not wanted"))).await;
     assert_eq!(job4.status, Status::Cancelled);
 }
 
-async fn a_panic_is_a_failed_attempt_with_its_message(bench: Bench) {
-    let job = ended_with(&bench, job("mail"), |_| panic!("at the disco")).await;
+async fn a_panic_is_a_failed_attempt_with_its_message(fixture: Fixture) {
+    let job = ended_with(&fixture, job("mail"), |_| panic!("at the disco")).await;
     assert_eq!(job.status, Status::Retrying);
     assert_eq!(job.last_error.as_deref(), Some("panicked: at the disco"));
 }
 
-async fn a_payload_of_an_old_shape_is_a_dead_letter(bench: Bench) {
-    let id = bench.add(NewJob::new("mail", &json!({ "old": true }))).await;
-    let private = bench.add(NewJob::new("mail", "s3cret")).await;
+async fn a_payload_of_an_old_shape_is_a_dead_letter(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("mail", &json!({ "old": true }))).await;
+    let private = fixture.add(NewJob::new("mail", "s3cret")).await;
     let done =
-        worker(&bench).function("mail", |_: Vec<u32>, _: Context| async { Ok(()) }).build().expect("build");
+        worker(&fixture).function("mail", |_: Vec<u32>, _: Context| async { Ok(()) }).build().expect("build");
     assert_eq!(done.drain().await.expect("drain").failed_permanent, 2);
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     let error = job.last_error.expect("an error");
     assert!(error.contains("does not fit the handler of `mail`"), "{error}");
     // What it held is nobody's business in errors and logs.
-    let job = bench.job(private).await;
+    let job = fixture.job(private).await;
     assert!(!format!("{:?} {:?}", job.last_error, job.errors).contains("s3cret"), "{:?}", job.errors);
 }
 
-async fn a_result_is_kept_with_the_job(bench: Bench) {
-    let job = ended_with(&bench, job("mail"), |ctx| {
+async fn a_result_is_kept_with_the_job(fixture: Fixture) {
+    let job = ended_with(&fixture, job("mail"), |ctx| {
         ctx.set_result(&json!({ "sent": 3 }))?;
         Ok(())
     })
@@ -370,25 +372,25 @@ async fn a_result_is_kept_with_the_job(bench: Bench) {
     assert_eq!(job.result.expect("a result").get(), r#"{"sent":3}"#);
 }
 
-async fn follow_ups_exist_only_after_a_success(bench: Bench) {
-    let failed = ended_with(&bench, job("mail"), |ctx| {
+async fn follow_ups_exist_only_after_a_success(fixture: Fixture) {
+    let failed = ended_with(&fixture, job("mail"), |ctx| {
         ctx.enqueue(NewJob::new("after_failure", &()))?;
         Err("no".into())
     })
     .await;
     assert_eq!(failed.status, Status::Retrying);
-    assert_eq!(bench.counted(Status::Queued).await, 0);
-    ended_with(&bench, job("mail"), |ctx| {
+    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    ended_with(&fixture, job("mail"), |ctx| {
         ctx.enqueue(NewJob::new("after_success", &()))?;
         Ok(())
     })
     .await;
-    assert_eq!(bench.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.counted(Status::Queued).await, 1);
 }
 
-async fn a_checkpoint_is_there_for_the_next_attempt(bench: Bench) {
-    let id = bench.add(job("walk").retry(RetryPolicy::fixed(Duration::ZERO))).await;
-    worker(&bench)
+async fn a_checkpoint_is_there_for_the_next_attempt(fixture: Fixture) {
+    let id = fixture.add(job("walk").retry(RetryPolicy::fixed(Duration::ZERO))).await;
+    worker(&fixture)
         .function("walk", |_: serde_json::Value, ctx: Context| async move {
             match ctx.checkpoint::<u32>().await? {
                 None => {
@@ -403,16 +405,16 @@ async fn a_checkpoint_is_there_for_the_next_attempt(bench: Bench) {
         .drain()
         .await
         .expect("drain");
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts), (Status::Succeeded, 2));
     assert_eq!(job.result.expect("a result").get(), "42");
 }
 
-async fn progress_is_seen_while_the_job_runs(bench: Bench) {
-    let id = bench.add(job("slow")).await;
+async fn progress_is_seen_while_the_job_runs(fixture: Fixture) {
+    let id = fixture.add(job("slow")).await;
     let go = Arc::new(Notify::new());
     let wait = go.clone();
-    let running = worker(&bench)
+    let running = worker(&fixture)
         .function("slow", move |_: serde_json::Value, ctx: Context| {
             let wait = wait.clone();
             async move {
@@ -428,11 +430,11 @@ async fn progress_is_seen_while_the_job_runs(bench: Bench) {
         .await
         .expect("start");
     until("progress", || async {
-        bench.job(id).await.progress.is_some_and(|p| p.get().replace(' ', "") == r#"{"percent":20}"#)
+        fixture.job(id).await.progress.is_some_and(|p| p.get().replace(' ', "") == r#"{"percent":20}"#)
     })
     .await;
     go.notify_one();
-    until_status(&bench, id, Status::Succeeded).await;
+    until_status(&fixture, id, Status::Succeeded).await;
     running.stop().await;
 }
 
@@ -457,37 +459,37 @@ fn waiting(
 
 type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-async fn a_cancel_reaches_the_handler_and_ends_the_job(bench: Bench) {
-    let id = bench.add(job("mail")).await;
+async fn a_cancel_reaches_the_handler_and_ends_the_job(fixture: Fixture) {
+    let id = fixture.add(job("mail")).await;
     let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
     let running =
-        worker(&bench).function("mail", waiting(&begun, &told)).build().expect("build").start().await;
+        worker(&fixture).function("mail", waiting(&begun, &told)).build().expect("build").start().await;
     let running = running.expect("start");
     begun.so_many(1).await;
-    bench.cancel(id).await.expect("cancel");
-    until_status(&bench, id, Status::Cancelled).await;
+    fixture.cancel(id).await.expect("cancel");
+    until_status(&fixture, id, Status::Cancelled).await;
     assert_eq!(*told.lock().expect("told"), [StopReason::Cancelled]);
     running.stop().await;
 }
 
-async fn a_timeout_is_a_failed_attempt(bench: Bench) {
-    let id = bench.add(job("mail").timeout(Some(Duration::from_millis(50)))).await;
+async fn a_timeout_is_a_failed_attempt(fixture: Fixture) {
+    let id = fixture.add(job("mail").timeout(Some(Duration::from_millis(50)))).await;
     let told = Arc::new(Mutex::new(Vec::new()));
     let handler = waiting(&Begun::none(), &told);
-    let running = worker(&bench).function("mail", handler).build().expect("build").start().await;
+    let running = worker(&fixture).function("mail", handler).build().expect("build").start().await;
     let running = running.expect("start");
-    until_status(&bench, id, Status::Retrying).await;
+    until_status(&fixture, id, Status::Retrying).await;
     assert_eq!(*told.lock().expect("told"), [StopReason::TimedOut]);
-    assert_eq!(bench.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
+    assert_eq!(fixture.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
     running.stop().await;
 }
 
-async fn a_stop_lets_running_jobs_finish(bench: Bench) {
-    let id = bench.add(job("slow")).await;
+async fn a_stop_lets_running_jobs_finish(fixture: Fixture) {
+    let id = fixture.add(job("slow")).await;
     let go = tokio::sync::watch::Sender::new(false);
     let begun = Begun::none();
     let (wait, begins) = (go.clone(), begun.clone());
-    let running = worker(&bench)
+    let running = worker(&fixture)
         .function("slow", move |_: serde_json::Value, _: Context| {
             let mut wait = wait.subscribe();
             begins.count();
@@ -503,20 +505,20 @@ async fn a_stop_lets_running_jobs_finish(bench: Bench) {
         .expect("start");
     begun.so_many(1).await;
     // A claim of this one may be under way when the stop comes.
-    let later = bench.add(job("slow")).await;
+    let later = fixture.add(job("slow")).await;
     let stop = tokio::spawn(running.stop());
     go.send_replace(true);
     assert!(stop.await.expect("stop").succeeded <= 2);
-    assert_eq!(bench.status(id).await, Status::Succeeded);
-    assert_ne!(bench.status(later).await, Status::Running);
-    assert!(bench.workers(None).await.expect("workers").is_empty(), "it has signed off");
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
+    assert_ne!(fixture.status(later).await, Status::Running);
+    assert!(fixture.workers(None).await.expect("workers").is_empty(), "it has signed off");
 }
 
-async fn what_outlives_the_grace_goes_back_uncharged(bench: Bench) {
-    let (polite, stubborn) = (bench.add(job("polite")).await, bench.add(job("stubborn")).await);
+async fn what_outlives_the_grace_goes_back_uncharged(fixture: Fixture) {
+    let (polite, stubborn) = (fixture.add(job("polite")).await, fixture.add(job("stubborn")).await);
     let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
     let begins = begun.clone();
-    let running = worker(&bench)
+    let running = worker(&fixture)
         .shutdown_grace(Duration::from_millis(50))
         .function("polite", waiting(&begun, &told))
         .function("stubborn", move |_: serde_json::Value, _: Context| {
@@ -534,19 +536,19 @@ async fn what_outlives_the_grace_goes_back_uncharged(bench: Bench) {
     assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
     assert_eq!(*told.lock().expect("told"), [StopReason::Shutdown]);
     for id in [polite, stubborn] {
-        let job = bench.job(id).await;
+        let job = fixture.job(id).await;
         assert_eq!((job.status, job.attempts), (Status::Queued, 0));
-        assert_eq!(bench.history(id).await, [AttemptEnd::Released]);
+        assert_eq!(fixture.history(id).await, [AttemptEnd::Released]);
     }
 }
 
-async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(bench: Bench) {
-    let id = bench.add(job("mail").max_attempts(9)).await;
+async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(fixture: Fixture) {
+    let id = fixture.add(job("mail").max_attempts(9)).await;
     let told = Arc::new(Mutex::new(Vec::new()));
     let (seen, first) = (told.clone(), Arc::new(AtomicUsize::new(0)));
     let begun = Begun::none();
     let begins = begun.clone();
-    let running = worker(&bench)
+    let running = worker(&fixture)
         .function("mail", move |_: serde_json::Value, ctx: Context| {
             let (seen, nth) = (seen.clone(), first.fetch_add(1, Ordering::Relaxed));
             begins.count();
@@ -570,27 +572,27 @@ async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(bench: Bench)
     // A sweeper elsewhere, which has not heard of it for long; a beat may come
     // in between.
     until("told", || async {
-        bench.advance(61 * SECOND).await;
-        bench.sweep(&longshore::SweepOptions::default()).await.expect("sweep");
+        fixture.advance(61 * SECOND).await;
+        fixture.sweep(&longshore::SweepOptions::default()).await.expect("sweep");
         !told.lock().expect("told").is_empty()
     })
     .await;
     assert_eq!(*told.lock().expect("told"), [StopReason::LeaseLost]);
     until("another id", || async { running.id() != before }).await;
-    bench.advance(10 * SECOND).await;
-    until_status(&bench, id, Status::Succeeded).await;
-    let job = bench.job(id).await;
+    fixture.advance(10 * SECOND).await;
+    until_status(&fixture, id, Status::Succeeded).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.attempts, job.interruptions), (1, 1));
     running.stop().await;
 }
 
 // ---- how many at once ---------------------------------------------------------------
 
-async fn a_thousand_jobs_run_once_each(bench: Bench) {
-    bench.enqueue_many((0..1000).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+async fn a_thousand_jobs_run_once_each(fixture: Fixture) {
+    fixture.enqueue_many((0..1000).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let runs = Arc::new(Mutex::new(BTreeMap::<u32, u32>::new()));
     let seen = runs.clone();
-    let done = worker(&bench)
+    let done = worker(&fixture)
         .concurrency(24)
         .function("mail", move |n: u32, _: Context| {
             let seen = seen.clone();
@@ -609,13 +611,13 @@ async fn a_thousand_jobs_run_once_each(bench: Bench) {
     assert!(runs.len() == 1000 && runs.values().all(|times| *times == 1));
 }
 
-async fn a_queues_own_limit_holds(bench: Bench) {
+async fn a_queues_own_limit_holds(fixture: Fixture) {
     for n in 0..30 {
-        bench.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
+        fixture.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
     }
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (at_once, highest) = (now.clone(), most.clone());
-    let done = worker(&bench)
+    let done = worker(&fixture)
         .queues(["narrow", "wide"])
         .concurrency(8)
         .queue_concurrency("narrow", 2)
@@ -639,17 +641,17 @@ async fn a_queues_own_limit_holds(bench: Bench) {
     assert!(most.load(Ordering::SeqCst) <= 2, "{most:?} at once");
 }
 
-async fn suspects_start_one_at_a_time_and_their_start_is_written_down(bench: Bench) {
+async fn suspects_start_one_at_a_time_and_their_start_is_written_down(fixture: Fixture) {
     for _ in 0..3 {
-        bench.add(job("mail").max_attempts(9)).await;
+        fixture.add(job("mail").max_attempts(9)).await;
     }
-    let doomed = bench.worker().await;
-    assert_eq!(bench.claim(doomed, 3).await.len(), 3);
-    assert_eq!(bench.crash_all_workers().await.recovered, 3);
-    bench.advance(HOUR).await;
+    let doomed = fixture.worker().await;
+    assert_eq!(fixture.claim(doomed, 3).await.len(), 3);
+    assert_eq!(fixture.crash_all_workers().await.recovered, 3);
+    fixture.advance(HOUR).await;
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (at_once, highest) = (now.clone(), most.clone());
-    let done = worker(&bench)
+    let done = worker(&fixture)
         .concurrency(8)
         .function("mail", move |_: serde_json::Value, _: Context| {
             let (at_once, highest) = (at_once.clone(), highest.clone());
@@ -669,54 +671,54 @@ async fn suspects_start_one_at_a_time_and_their_start_is_written_down(bench: Ben
 }
 
 /// One that never looks unless something makes it.
-pub(crate) fn patient(bench: &Bench) -> Builder {
-    worker(bench).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..quick() })
+pub(crate) fn patient(fixture: &Fixture) -> Builder {
+    worker(fixture).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..quick() })
 }
 
 pub(crate) async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn what_one_worker_gives_back_another_takes_without_a_poll(bench: Bench) {
-    let id = bench.add(job("mail")).await;
-    let holder = bench.worker().await;
-    let claimed = bench.claim(holder, 1).await.remove(0);
-    let running = patient(&bench).function("mail", nothing).build().expect("build").start().await;
+async fn what_one_worker_gives_back_another_takes_without_a_poll(fixture: Fixture) {
+    let id = fixture.add(job("mail")).await;
+    let holder = fixture.worker().await;
+    let claimed = fixture.claim(holder, 1).await.remove(0);
+    let running = patient(&fixture).function("mail", nothing).build().expect("build").start().await;
     let running = running.expect("start");
-    let first = bench.add(job("mail")).await;
-    until_status(&bench, first, Status::Succeeded).await;
+    let first = fixture.add(job("mail")).await;
+    until_status(&fixture, first, Status::Succeeded).await;
     // Whoever ran that one has looked for more, in vain.
-    bench.must_finish(&claimed, Ending::Released).await;
-    until_status(&bench, id, Status::Succeeded).await;
+    fixture.must_finish(&claimed, Ending::Released).await;
+    until_status(&fixture, id, Status::Succeeded).await;
     running.stop().await;
 }
 
-async fn suspects_follow_one_another_without_a_poll(bench: Bench) {
+async fn suspects_follow_one_another_without_a_poll(fixture: Fixture) {
     for _ in 0..5 {
-        bench.add(job("mail").max_attempts(9)).await;
+        fixture.add(job("mail").max_attempts(9)).await;
     }
-    let doomed = bench.worker().await;
-    assert_eq!(bench.claim(doomed, 5).await.len(), 5);
-    assert_eq!(bench.crash_all_workers().await.recovered, 5);
-    bench.advance(HOUR).await;
+    let doomed = fixture.worker().await;
+    assert_eq!(fixture.claim(doomed, 5).await.len(), 5);
+    assert_eq!(fixture.crash_all_workers().await.recovered, 5);
+    fixture.advance(HOUR).await;
     let running =
-        patient(&bench).function("mail", nothing).build().expect("build").start().await.expect("start");
-    until("five successes", || async { bench.counted(Status::Succeeded).await == 5 }).await;
+        patient(&fixture).function("mail", nothing).build().expect("build").start().await.expect("start");
+    until("five successes", || async { fixture.counted(Status::Succeeded).await == 5 }).await;
     running.stop().await;
 }
 
-async fn what_is_announced_is_found_without_a_poll(bench: Bench) {
+async fn what_is_announced_is_found_without_a_poll(fixture: Fixture) {
     let running =
-        patient(&bench).function("mail", nothing).build().expect("build").start().await.expect("start");
+        patient(&fixture).function("mail", nothing).build().expect("build").start().await.expect("start");
     // One right after another: a moment ago the claimer has looked in vain.
     for _ in 0..20 {
-        let id = bench.enqueue_kind("mail").await;
-        until_status(&bench, id, Status::Succeeded).await;
+        let id = fixture.enqueue_kind("mail").await;
+        until_status(&fixture, id, Status::Succeeded).await;
     }
     running.stop().await;
 }
 
-async fn what_is_announced_together_starts_in_order_of_priority(bench: Bench) {
+async fn what_is_announced_together_starts_in_order_of_priority(fixture: Fixture) {
     let order = Arc::new(Mutex::new(Vec::new()));
     let seen = order.clone();
     let note = move |priority: i64, _: Context| {
@@ -724,7 +726,7 @@ async fn what_is_announced_together_starts_in_order_of_priority(bench: Bench) {
         async { Ok::<(), Failure>(()) }
     };
     let settings = Settings { poll_interval: HOUR, max_poll_interval: HOUR, concurrency: 1, ..quick() };
-    let builder = worker(&bench).settings(settings).function("mail", note);
+    let builder = worker(&fixture).settings(settings).function("mail", note);
     let running = builder.build().expect("build").start().await.expect("start");
     let mail = |priority: i64| NewJob::new("mail", &priority).priority(priority);
     let mut done = 0;
@@ -732,8 +734,8 @@ async fn what_is_announced_together_starts_in_order_of_priority(bench: Bench) {
         // The worker has just found that the place of priority 0 is empty.
         for batch in [vec![mail(0)], vec![mail(0), mail(9), mail(-9)]] {
             done += batch.len() as u64;
-            bench.enqueue_many(batch).await.expect("enqueue");
-            until("all succeed", || async { bench.counted(Status::Succeeded).await == done }).await;
+            fixture.enqueue_many(batch).await.expect("enqueue");
+            until("all succeed", || async { fixture.counted(Status::Succeeded).await == done }).await;
         }
     }
     running.stop().await;
@@ -743,71 +745,75 @@ async fn what_is_announced_together_starts_in_order_of_priority(bench: Bench) {
 
 // ---- schedules ------------------------------------------------------------------
 
-async fn a_schedule_declared_in_code_ticks_in_a_running_worker(bench: Bench) {
+async fn a_schedule_declared_in_code_ticks_in_a_running_worker(fixture: Fixture) {
     let declared = || {
         let every_minute =
             NewSchedule::new("minutely", "* * * * *", NewJob::new("report", &json!({ "n": 1 })));
-        worker(&bench)
+        worker(&fixture)
             .cron(every_minute)
             .function("report", |_: serde_json::Value, _: Context| async { Ok(()) })
     };
     let running = declared().build().expect("build").start().await.expect("start");
     let other = declared().build().expect("build").start().await.expect("start");
-    let first = bench.schedules().await.expect("schedules")[0].next_at;
-    bench.advance((first - bench.now().await).to_std().expect("it lies ahead")).await;
-    until("the tick's job", || async { bench.counted(Status::Succeeded).await == 1 }).await;
+    let first = fixture.schedules().await.expect("schedules")[0].next_at;
+    fixture.advance((first - fixture.now().await).to_std().expect("it lies ahead")).await;
+    until("the tick's job", || async { fixture.counted(Status::Succeeded).await == 1 }).await;
     running.stop().await;
     other.stop().await;
-    assert_eq!(bench.schedules().await.expect("schedules")[0].last_at, Some(first));
+    assert_eq!(fixture.schedules().await.expect("schedules")[0].last_at, Some(first));
 }
 
-async fn an_invalid_schedule_is_refused_when_the_worker_starts(bench: Bench) {
+async fn an_invalid_schedule_is_refused_when_the_worker_starts(fixture: Fixture) {
     let wrong = NewSchedule::new("never", "99 * * * *", NewJob::new("report", &1));
     let started =
-        worker(&bench).cron(wrong).function("report", |_: u32, _: Context| async { Ok(()) }).build();
+        worker(&fixture).cron(wrong).function("report", |_: u32, _: Context| async { Ok(()) }).build();
     let error = started.expect("build").start().await.err().expect("refused");
     assert!(error.is_invalid(), "{error}");
-    assert!(bench.workers(None).await.expect("workers").is_empty());
+    assert!(fixture.workers(None).await.expect("workers").is_empty());
 }
 
 // ---- bad input ----------------------------------------------------------------------
 
-async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(bench: Bench) {
+async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(fixture: Fixture) {
     let noop = |_: serde_json::Value, _: Context| async { Ok::<(), Failure>(()) };
     let refused = |builder: Builder, field: &str, part: &str| {
         let error = builder.build().err().expect("refused");
         assert_eq!(error.field(), Some(field), "{error}");
         assert!(error.to_string().contains(part), "{error}");
     };
-    let with = |settings: Settings| Worker::builder(bench.handle()).settings(settings).function("a", noop);
-    refused(worker(&bench), "kind", "no handler");
-    refused(worker(&bench).function("a", noop).function("a", noop), "kind", "registered twice");
-    refused(worker(&bench).register::<Greet>(), "state", "App");
+    let with = |settings: Settings| Worker::builder(fixture.handle()).settings(settings).function("a", noop);
+    refused(worker(&fixture), "kind", "no handler");
+    refused(worker(&fixture).function("a", noop).function("a", noop), "kind", "registered twice");
+    refused(worker(&fixture).register::<Greet>(), "state", "App");
     refused(with(Settings { concurrency: 0, ..quick() }), "concurrency", "at least 1");
     refused(with(Settings { queues: Vec::new(), ..quick() }), "queues", "at least one");
     refused(with(Settings { stale_after: SECOND / 4, ..quick() }), "stale_after", "three heartbeats");
     refused(with(Settings { max_poll_interval: SECOND / 100, ..quick() }), "max_poll_interval", "below");
-    refused(worker(&bench).function("a", noop).queue_concurrency("x", 1), "queue_concurrency", "not among");
+    refused(worker(&fixture).function("a", noop).queue_concurrency("x", 1), "queue_concurrency", "not among");
     refused(
-        worker(&bench).function("a", noop).queue_concurrency("default", 0),
+        worker(&fixture).function("a", noop).queue_concurrency("default", 0),
         "queue_concurrency",
         "at least 1",
     );
-    refused(worker(&bench).batch("a", 0, |_: Vec<Batched<u32>>| async { Vec::new() }), "size", "at least 1");
+    refused(
+        worker(&fixture).batch("a", 0, |_: Vec<Batched<u32>>| async { Vec::new() }),
+        "size",
+        "at least 1",
+    );
 }
 
-async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(bench: Bench) {
-    bench.store().pin_clock(None).await.expect("the clock runs");
-    let waiting = bench.add(job("greet").queue("elsewhere")).await;
-    let lost = bench.running(job("greet")).await;
-    bench.store().retire(lost.lease().worker).await.expect("retire");
-    let due = bench.add(job("greet")).await;
+async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(fixture: Fixture) {
+    fixture.store().pin_clock(None).await.expect("the clock runs");
+    let waiting = fixture.add(job("greet").queue("elsewhere")).await;
+    let lost = fixture.running(job("greet")).await;
+    fixture.store().retire(lost.lease().worker).await.expect("retire");
+    let due = fixture.add(job("greet")).await;
     let settings = longshore::worker::Settings {
         sweep_interval: Duration::from_millis(20),
         heartbeat_interval: Duration::from_millis(10),
         ..longshore::worker::Settings::default()
     };
-    let running = Worker::builder(bench.handle())
+    let running = Worker::builder(fixture.handle())
         .settings(settings)
         .upkeep_only()
         .build()
@@ -815,11 +821,11 @@ async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(bench: Bench) {
         .start()
         .await
         .expect("start");
-    until_status(&bench, lost.lease().id, Status::Retrying).await;
+    until_status(&fixture, lost.lease().id, Status::Retrying).await;
     for id in [waiting, due] {
-        assert_eq!(bench.status(id).await, Status::Queued);
+        assert_eq!(fixture.status(id).await, Status::Queued);
     }
     running.stop().await;
-    let both = Worker::builder(bench.handle()).upkeep_only().function("greet", nothing).build();
+    let both = Worker::builder(fixture.handle()).upkeep_only().function("greet", nothing).build();
     assert_eq!(both.err().expect("refused").field(), Some("upkeep_only"));
 }

@@ -4,8 +4,8 @@ use longshore::store::NewWorker;
 use longshore::{JobId, NewJob, Outcome, WorkerId};
 use serde_json::{Value, json};
 
-use super::web::Web;
-use crate::bench::{Bench, HOUR, MINUTE, SECOND, done, failed, job};
+use super::client::HttpClient;
+use crate::fixture::{Fixture, HOUR, MINUTE, SECOND, done, failed, job};
 
 cases! {
     each_reason_is_told_where_it_is_the_reason,
@@ -18,22 +18,23 @@ cases! {
     a_job_of_a_lost_worker_waits_for_a_sweep,
     a_job_whose_worker_signed_off_waits_for_a_sweep,
     stats_tell_counts_rates_and_latencies,
+    a_rate_is_over_the_same_time_however_short_the_series,
 }
 
-async fn explain(web: &Web, id: JobId) -> Value {
-    web.get(&format!("/jobs/{id}/explain")).await.is(200).json()
+async fn explain(http: &HttpClient, id: JobId) -> Value {
+    http.get(&format!("/jobs/{id}/explain")).await.expect_status(200).json()
 }
 
 /// A worker of these kinds of the default queue.
-async fn crew(bench: &Bench, kinds: &[&str]) {
+async fn crew(fixture: &Fixture, kinds: &[&str]) {
     let kinds = Some(kinds.iter().map(|kind| (*kind).to_owned()).collect());
-    bench.store().register(&NewWorker { kinds, ..NewWorker::new("crew") }).await.expect("register");
+    fixture.store().register(&NewWorker { kinds, ..NewWorker::new("crew") }).await.expect("register");
 }
 
 /// A worker of any kind that runs one job at a time.
-async fn loner(bench: &Bench) -> WorkerId {
+async fn loner(fixture: &Fixture) -> WorkerId {
     let worker = NewWorker { concurrency: 1, stale_after: HOUR, ..NewWorker::new("loner") };
-    bench.store().register(&worker).await.expect("register");
+    fixture.store().register(&worker).await.expect("register");
     worker.id
 }
 
@@ -44,207 +45,207 @@ fn assert_says(told: &Value, words: &[&str]) {
     }
 }
 
-async fn each_reason_is_told_where_it_is_the_reason(bench: Bench) {
-    let web = Web::new(&bench);
-    let id = bench.add(job("greet")).await;
-    assert_eq!(explain(&web, id).await["reason"], "no_worker_for_queue");
+async fn each_reason_is_told_where_it_is_the_reason(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet")).await;
+    assert_eq!(explain(&http, id).await["reason"], "no_worker_for_queue");
     // A server that only looks after the queue is no help.
-    crew(&bench, &[]).await;
-    assert_eq!(explain(&web, id).await["reason"], "no_worker_for_queue");
-    crew(&bench, &["other"]).await;
-    assert_eq!(explain(&web, id).await["reason"], "no_worker_for_kind");
-    crew(&bench, &["greet"]).await;
-    let turn = explain(&web, id).await;
+    crew(&fixture, &[]).await;
+    assert_eq!(explain(&http, id).await["reason"], "no_worker_for_queue");
+    crew(&fixture, &["other"]).await;
+    assert_eq!(explain(&http, id).await["reason"], "no_worker_for_kind");
+    crew(&fixture, &["greet"]).await;
+    let turn = explain(&http, id).await;
     assert_eq!((&turn["reason"], &turn["ahead"]), (&json!("waits_its_turn"), &json!(0)));
 
-    bench.pause("default").await.expect("pause");
-    assert_eq!(explain(&web, id).await["reason"], "queue_paused");
-    bench.resume("default").await.expect("resume");
+    fixture.pause("default").await.expect("pause");
+    assert_eq!(explain(&http, id).await["reason"], "queue_paused");
+    fixture.resume("default").await.expect("resume");
 
-    let later = bench.add(NewJob::new("greet", &1).delay(MINUTE)).await;
-    let told = explain(&web, later).await;
+    let later = fixture.add(NewJob::new("greet", &1).delay(MINUTE)).await;
+    let told = explain(&http, later).await;
     assert_eq!((&told["reason"], &told["estimated_seconds"]), (&json!("not_due"), &json!(60.0)));
 
-    bench.limit("default", Some(1)).await.expect("limit");
-    let worker = bench.worker().await;
-    let claimed = bench.claim_one(worker).await;
-    let next = bench.add(job("greet")).await;
-    assert_eq!(explain(&web, next).await["reason"], "queue_limit");
-    assert_eq!(explain(&web, id).await["reason"], "running");
-    bench.cancel(id).await.expect("cancel");
-    assert_eq!(explain(&web, id).await["reason"], "stopping");
-    bench.must_finish(&claimed, failed()).await;
-    assert_eq!(explain(&web, id).await["reason"], "finished");
+    fixture.limit("default", Some(1)).await.expect("limit");
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    let next = fixture.add(job("greet")).await;
+    assert_eq!(explain(&http, next).await["reason"], "queue_limit");
+    assert_eq!(explain(&http, id).await["reason"], "running");
+    fixture.cancel(id).await.expect("cancel");
+    assert_eq!(explain(&http, id).await["reason"], "stopping");
+    fixture.must_finish(&claimed, failed()).await;
+    assert_eq!(explain(&http, id).await["reason"], "finished");
 
-    let claimed = bench.claim_one(worker).await;
-    bench.must_finish(&claimed, failed()).await;
-    assert_eq!(explain(&web, next).await["reason"], "waits_for_retry");
-    web.get("/jobs/01990000-0000-7000-8000-000000000000/explain").await.is_problem(404, "not_found", "");
+    let claimed = fixture.claim_one(worker).await;
+    fixture.must_finish(&claimed, failed()).await;
+    assert_eq!(explain(&http, next).await["reason"], "waits_for_retry");
+    http.get("/jobs/01990000-0000-7000-8000-000000000000/explain").await.expect_problem(404, "not_found", "");
 }
 
-async fn a_suspect_is_told_that_it_waits_as_one(bench: Bench) {
-    let web = Web::new(&bench);
-    let id = bench.add(job("greet")).await;
-    let dead = bench.worker_with(10 * SECOND).await;
-    bench.claim_one(dead).await;
-    bench.advance(11 * SECOND).await;
-    assert_eq!(bench.sweep_now().await.recovered, 1);
-    bench.advance(MINUTE).await;
-    crew(&bench, &["greet"]).await;
-    assert_eq!(explain(&web, id).await["reason"], "suspect_waits");
+async fn a_suspect_is_told_that_it_waits_as_one(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet")).await;
+    let dead = fixture.worker_with(10 * SECOND).await;
+    fixture.claim_one(dead).await;
+    fixture.advance(11 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    fixture.advance(MINUTE).await;
+    crew(&fixture, &["greet"]).await;
+    assert_eq!(explain(&http, id).await["reason"], "suspect_waits");
 }
 
-async fn a_place_and_an_estimate_are_given(bench: Bench) {
-    let web = Web::new(&bench);
+async fn a_place_and_an_estimate_are_given(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
     for _ in 0..10 {
-        bench.ended(job("greet"), Outcome::Succeeded).await;
+        fixture.ended(job("greet"), Outcome::Succeeded).await;
     }
-    bench.advance(100 * SECOND).await;
-    crew(&bench, &["greet"]).await;
+    fixture.advance(100 * SECOND).await;
+    crew(&fixture, &["greet"]).await;
     for _ in 0..5 {
-        bench.add(job("greet").priority(5)).await;
+        fixture.add(job("greet").priority(5)).await;
     }
-    let told = explain(&web, bench.add(job("greet")).await).await;
+    let told = explain(&http, fixture.add(job("greet")).await).await;
     assert_eq!(told["ahead"], 5);
     let seconds = told["estimated_seconds"].as_f64().expect("an estimate");
     // Ten in something over 100 s: five take about 50 s; minutes are the grain.
     assert!((40.0..90.0).contains(&seconds), "{told}");
 }
 
-async fn jobs_that_none_of_its_workers_takes_are_not_ahead(bench: Bench) {
-    let web = Web::new(&bench);
-    bench.ended(job("greet"), Outcome::Succeeded).await;
-    bench.advance(100 * SECOND).await;
+async fn jobs_that_none_of_its_workers_takes_are_not_ahead(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    fixture.ended(job("greet"), Outcome::Succeeded).await;
+    fixture.advance(100 * SECOND).await;
     for _ in 0..30 {
-        bench.add(job("stray").priority(5)).await;
+        fixture.add(job("stray").priority(5)).await;
     }
-    bench.add(job("wave").priority(5)).await;
-    let id = bench.add(job("greet")).await;
-    crew(&bench, &["greet"]).await;
-    let told = explain(&web, id).await;
+    fixture.add(job("wave").priority(5)).await;
+    let id = fixture.add(job("greet")).await;
+    crew(&fixture, &["greet"]).await;
+    let told = explain(&http, id).await;
     assert_eq!((&told["ahead"], &told["estimated_seconds"]), (&json!(0), &json!(0.0)), "{told}");
-    crew(&bench, &["greet", "wave"]).await;
-    assert_eq!(explain(&web, id).await["ahead"], 1);
+    crew(&fixture, &["greet", "wave"]).await;
+    assert_eq!(explain(&http, id).await["ahead"], 1);
     // This one never takes the job, so what it takes does not matter.
-    crew(&bench, &["stray"]).await;
-    assert_eq!(explain(&web, id).await["ahead"], 1);
-    bench.worker().await;
-    assert_eq!(explain(&web, id).await["ahead"], 31);
+    crew(&fixture, &["stray"]).await;
+    assert_eq!(explain(&http, id).await["ahead"], 1);
+    fixture.worker().await;
+    assert_eq!(explain(&http, id).await["ahead"], 31);
 }
 
-async fn a_job_whose_workers_are_all_busy_is_told_so(bench: Bench) {
-    let web = Web::new(&bench);
-    let worker = loner(&bench).await;
-    bench.add(job("greet")).await;
-    let claimed = bench.claim_one(worker).await;
-    let id = bench.add(job("greet")).await;
-    let told = explain(&web, id).await;
+async fn a_job_whose_workers_are_all_busy_is_told_so(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let worker = loner(&fixture).await;
+    fixture.add(job("greet")).await;
+    let claimed = fixture.claim_one(worker).await;
+    let id = fixture.add(job("greet")).await;
+    let told = explain(&http, id).await;
     assert_eq!((&told["reason"], &told["ahead"]), (&json!("workers_busy"), &json!(0)));
     assert_eq!(told["estimated_seconds"], Value::Null, "nothing has ended yet");
     assert_says(&told, &[&worker.to_string(), "busy", "no job of its queue comes first"]);
 
-    bench.advance(20 * SECOND).await;
-    bench.must_finish(&claimed, done()).await;
-    assert_eq!(explain(&web, id).await["reason"], "waits_its_turn");
-    bench.add(job("greet").priority(2)).await;
-    bench.add(job("greet").priority(1)).await;
-    assert_eq!(bench.claim(worker, 1).await.len(), 1);
-    let told = explain(&web, id).await;
+    fixture.advance(20 * SECOND).await;
+    fixture.must_finish(&claimed, done()).await;
+    assert_eq!(explain(&http, id).await["reason"], "waits_its_turn");
+    fixture.add(job("greet").priority(2)).await;
+    fixture.add(job("greet").priority(1)).await;
+    assert_eq!(fixture.claim(worker, 1).await.len(), 1);
+    let told = explain(&http, id).await;
     assert_eq!((&told["reason"], &told["ahead"]), (&json!("workers_busy"), &json!(1)));
     // Two jobs of 20 s, one after the other; a bucket is up to a fifth wide.
     let seconds = told["estimated_seconds"].as_f64().expect("an estimate");
     assert!((40.0..50.0).contains(&seconds), "{told}");
 
-    loner(&bench).await;
-    assert_eq!(explain(&web, id).await["reason"], "waits_its_turn");
+    loner(&fixture).await;
+    assert_eq!(explain(&http, id).await["reason"], "waits_its_turn");
 }
 
-async fn what_a_person_must_mend_is_told_before_the_job_is_due(bench: Bench) {
-    let web = Web::new(&bench);
-    let id = bench.add(job("greet").delay(HOUR)).await;
-    let due = bench.job(id).await.run_at.to_string();
-    let told = explain(&web, id).await;
+async fn what_a_person_must_mend_is_told_before_the_job_is_due(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet").delay(HOUR)).await;
+    let due = fixture.job(id).await.run_at.to_string();
+    let told = explain(&http, id).await;
     assert_eq!((&told["reason"], &told["estimated_seconds"]), (&json!("no_worker_for_queue"), &Value::Null));
     assert_says(&told, &["`longshore worker --queues default`", "not due before", &due]);
-    crew(&bench, &["other"]).await;
-    let told = explain(&web, id).await;
+    crew(&fixture, &["other"]).await;
+    let told = explain(&http, id).await;
     assert_eq!((&told["reason"], &told["estimated_seconds"]), (&json!("no_worker_for_kind"), &Value::Null));
     assert_says(&told, &["`greet`", "`longshore worker --queues default`", "not due before", &due]);
 
-    bench.pause("default").await.expect("pause");
-    let told = explain(&web, id).await;
+    fixture.pause("default").await.expect("pause");
+    let told = explain(&http, id).await;
     assert_eq!(told["reason"], "queue_paused");
     assert_says(&told, &["no live worker of queue `default` handles kind `greet`"]);
-    crew(&bench, &["greet"]).await;
-    let told = explain(&web, id).await;
+    crew(&fixture, &["greet"]).await;
+    let told = explain(&http, id).await;
     assert_eq!((&told["reason"], &told["estimated_seconds"]), (&json!("queue_paused"), &Value::Null));
     assert!(told["due_at"].is_string(), "{told}");
     let commands = ["`longshore queues resume default`", "`POST /queues/default/resume`"];
     assert_says(&told, &[commands[0], commands[1], "not due before", &due]);
-    bench.resume("default").await.expect("resume");
-    assert_eq!(explain(&web, id).await["reason"], "not_due");
+    fixture.resume("default").await.expect("resume");
+    assert_eq!(explain(&http, id).await["reason"], "not_due");
 }
 
-async fn a_full_queue_is_no_reason_where_no_worker_could_run_the_job(bench: Bench) {
-    let web = Web::new(&bench);
-    bench.limit("default", Some(1)).await.expect("limit");
-    bench.add(job("stray")).await;
+async fn a_full_queue_is_no_reason_where_no_worker_could_run_the_job(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    fixture.limit("default", Some(1)).await.expect("limit");
+    fixture.add(job("stray")).await;
     let worker = NewWorker { kinds: Some(vec!["stray".into()]), ..NewWorker::new("strays only") };
-    bench.store().register(&worker).await.expect("register");
-    bench.claim_one(worker.id).await;
-    let id = bench.add(job("greet")).await;
-    assert_eq!(explain(&web, id).await["reason"], "no_worker_for_kind");
-    crew(&bench, &["greet"]).await;
-    assert_eq!(explain(&web, id).await["reason"], "queue_limit");
+    fixture.store().register(&worker).await.expect("register");
+    fixture.claim_one(worker.id).await;
+    let id = fixture.add(job("greet")).await;
+    assert_eq!(explain(&http, id).await["reason"], "no_worker_for_kind");
+    crew(&fixture, &["greet"]).await;
+    assert_eq!(explain(&http, id).await["reason"], "queue_limit");
 }
 
-async fn a_job_of_a_lost_worker_waits_for_a_sweep(bench: Bench) {
-    let web = Web::new(&bench);
-    let id = bench.add(job("greet")).await;
-    let worker = bench.worker_with(10 * SECOND).await;
-    bench.claim_one(worker).await;
-    let last_sign = bench.now().await.to_string();
-    bench.advance(10 * SECOND).await;
-    assert_eq!(explain(&web, id).await["reason"], "running");
-    bench.advance(SECOND).await;
-    let told = explain(&web, id).await;
+async fn a_job_of_a_lost_worker_waits_for_a_sweep(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet")).await;
+    let worker = fixture.worker_with(10 * SECOND).await;
+    fixture.claim_one(worker).await;
+    let last_sign = fixture.now().await.to_string();
+    fixture.advance(10 * SECOND).await;
+    assert_eq!(explain(&http, id).await["reason"], "running");
+    fixture.advance(SECOND).await;
+    let told = explain(&http, id).await;
     assert_eq!((&told["reason"], &told["status"]), (&json!("worker_lost"), &json!("running")));
     let since = format!("silent since {last_sign}");
     assert_says(&told, &[&worker.to_string(), &since, "the next sweep gives it back", "`longshore sweep`"]);
-    bench.cancel(id).await.expect("cancel");
-    let told = explain(&web, id).await;
+    fixture.cancel(id).await.expect("cancel");
+    let told = explain(&http, id).await;
     assert_eq!(told["reason"], "worker_lost");
     assert_says(&told, &["the next sweep ends it as cancelled"]);
-    assert_eq!(bench.sweep_now().await.recovered, 1);
-    assert_eq!(explain(&web, id).await["reason"], "finished");
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    assert_eq!(explain(&http, id).await["reason"], "finished");
 }
 
-async fn a_job_whose_worker_signed_off_waits_for_a_sweep(bench: Bench) {
-    let web = Web::new(&bench);
-    let plain = bench.add(job("greet")).await;
-    let tough = bench.add(job("greet").flags(["infrastructure_resilient"])).await;
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 2).await.len(), 2);
-    bench.advance(SECOND).await;
-    bench.store().retire(worker).await.expect("retire");
-    let told = explain(&web, plain).await;
+async fn a_job_whose_worker_signed_off_waits_for_a_sweep(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let plain = fixture.add(job("greet")).await;
+    let tough = fixture.add(job("greet").flags(["infrastructure_resilient"])).await;
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 2).await.len(), 2);
+    fixture.advance(SECOND).await;
+    fixture.store().retire(worker).await.expect("retire");
+    let told = explain(&http, plain).await;
     assert_eq!(told["reason"], "worker_lost");
-    let left = format!("signed off or was declared dead at {}", bench.now().await);
+    let left = format!("signed off or was declared dead at {}", fixture.now().await);
     assert_says(&told, &[&left, "the next sweep gives it back"]);
-    assert_says(&explain(&web, tough).await, &[&left, "its flags give it 180 s"]);
-    bench.sweep_now().await;
-    assert_eq!(explain(&web, plain).await["status"], "retrying");
-    assert_eq!(explain(&web, tough).await["reason"], "worker_lost");
+    assert_says(&explain(&http, tough).await, &[&left, "its flags give it 180 s"]);
+    fixture.sweep_now().await;
+    assert_eq!(explain(&http, plain).await["status"], "retrying");
+    assert_eq!(explain(&http, tough).await["reason"], "worker_lost");
 }
 
-async fn stats_tell_counts_rates_and_latencies(bench: Bench) {
-    let web = Web::new(&bench);
+async fn stats_tell_counts_rates_and_latencies(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
     for _ in 0..3 {
-        bench.ended(job("greet"), Outcome::Succeeded).await;
+        fixture.ended(job("greet"), Outcome::Succeeded).await;
     }
-    bench.ended(job("greet"), Outcome::FailedPermanent).await;
-    bench.add(job("greet")).await;
-    let stats = web.get("/stats").await.is(200).json();
+    fixture.ended(job("greet"), Outcome::FailedPermanent).await;
+    fixture.add(job("greet")).await;
+    let stats = http.get("/stats").await.expect_status(200).json();
     let total = |field: &str| -> u64 {
         stats["series"].as_array().expect("points").iter().filter_map(|point| point[field].as_u64()).sum()
     };
@@ -253,8 +254,21 @@ async fn stats_tell_counts_rates_and_latencies(bench: Bench) {
     let counted: u64 =
         stats["counts"].as_array().expect("counts").iter().filter_map(|count| count["jobs"].as_u64()).sum();
     assert_eq!(counted, 5);
-    let none = web.get("/stats?queue=elsewhere").await.is(200).json();
+    let none = http.get("/stats?queue=elsewhere").await.expect_status(200).json();
     assert_eq!((&none["counts"], &none["series"]), (&json!([]), &json!([])));
-    web.get("/stats?minutes=0").await.is(200);
-    web.get("/stats?hours=1").await.is_problem(400, "bad_request", "hours");
+    http.get("/stats?minutes=0").await.expect_status(200);
+    http.get("/stats?hours=1").await.expect_problem(400, "bad_request", "hours");
+}
+
+async fn a_rate_is_over_the_same_time_however_short_the_series(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    for _ in 0..6 {
+        fixture.ended(job("greet"), longshore::Outcome::Succeeded).await;
+    }
+    fixture.advance(2 * MINUTE).await;
+    let (short, long) = (http.get("/stats?minutes=1").await, http.get("/stats?minutes=60").await);
+    let (short, long) = (short.expect_status(200).json(), long.expect_status(200).json());
+    assert_eq!(short["per_second"], long["per_second"]);
+    assert_eq!(long["per_second"], json!(6.0 / 300.0));
+    assert_eq!((&short["series"], long["series"].as_array().map(Vec::len)), (&json!([]), Some(1)));
 }

@@ -1,12 +1,12 @@
-//! The HTTP API, row by row.
+//! The HTTP API.
 
-mod access;
-mod edge;
+mod auth;
+mod bodies;
+mod client;
+mod connections;
 mod events;
 mod explain;
 mod jobs;
 mod leases;
 mod operate;
-mod shape;
-mod strangers;
-mod web;
+mod requests;

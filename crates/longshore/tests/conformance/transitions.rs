@@ -11,7 +11,7 @@ use longshore::{
     UniqueMode, When, WorkerId,
 };
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     a_fresh_job_follows_the_table,
@@ -50,13 +50,13 @@ pub(crate) enum Stand {
 
 /// Builds jobs in queues of their own, so that none meets another.
 pub(crate) struct Stage {
-    pub(crate) bench: Bench,
+    pub(crate) fixture: Fixture,
     made: usize,
 }
 
 impl Stage {
-    pub(crate) fn new(bench: Bench) -> Self {
-        Stage { bench, made: 0 }
+    pub(crate) fn new(fixture: Fixture) -> Self {
+        Stage { fixture, made: 0 }
     }
 
     /// A job that stands there.
@@ -64,14 +64,14 @@ impl Stage {
         self.made += 1;
         let queue = format!("q{}", self.made);
         let key = format!("k{}", self.made);
-        let bench = &self.bench;
+        let fixture = &self.fixture;
         let keyed = |kind: &str| job(kind).unique_key(key.as_str(), UniqueMode::Replace);
         let base = job("mail").queue(queue.as_str()).max_attempts(3).priority(5);
         let now_due = Ending::Failed { error: "first failure".into(), retry_in: Some(Duration::ZERO) };
         let id = match stand {
-            Stand::LastAttempt => bench.add(base.max_attempts(1)).await,
-            Stand::Superseded => bench.add(keyed("mail").queue(queue.as_str())).await,
-            _ => bench.add(base).await,
+            Stand::LastAttempt => fixture.add(base.max_attempts(1)).await,
+            Stand::Superseded => fixture.add(keyed("mail").queue(queue.as_str())).await,
+            _ => fixture.add(base).await,
         };
         match stand {
             Stand::Fresh => {}
@@ -80,11 +80,11 @@ impl Stage {
             Stand::Running | Stand::LastAttempt => drop(self.claim(&queue).await),
             Stand::CancelRequested => {
                 self.claim(&queue).await;
-                assert_eq!(bench.cancel(id).await.expect("cancel"), Cancelled::Pending);
+                assert_eq!(fixture.cancel(id).await.expect("cancel"), Cancelled::Pending);
             }
             Stand::Superseded => {
                 self.claim(&queue).await;
-                bench.add(keyed("newer").queue("elsewhere")).await;
+                fixture.add(keyed("newer").queue("elsewhere")).await;
             }
             Stand::SuspectNotStarted => {
                 self.interrupt(&queue).await;
@@ -93,13 +93,13 @@ impl Stage {
             Stand::SuspectStarted => {
                 self.interrupt(&queue).await;
                 let lease = self.claim(&queue).await;
-                assert_eq!(bench.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
+                assert_eq!(fixture.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
             }
             Stand::SuspectOnItsLastLife => {
                 self.interrupt(&queue).await;
                 self.interrupt(&queue).await;
                 let lease = self.claim(&queue).await;
-                assert_eq!(bench.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
+                assert_eq!(fixture.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
             }
             Stand::Finished(Outcome::Succeeded) => self.settle_one(&queue, done()).await,
             Stand::Finished(Outcome::FailedPermanent) => {
@@ -112,16 +112,16 @@ impl Stage {
     }
 
     async fn claim(&self, queue: &str) -> Lease {
-        let worker = self.bench.worker_with(DAY).await;
-        let claimed = self.bench.claim_from(queue, worker, 2).await;
+        let worker = self.fixture.worker_with(DAY).await;
+        let claimed = self.fixture.claim_from(queue, worker, 2).await;
         assert_eq!(claimed.len(), 1);
         claimed[0].lease()
     }
 
     async fn settle_one(&self, queue: &str, ending: Ending) {
-        let worker = self.bench.worker_with(DAY).await;
-        let claimed = self.bench.claim_from(queue, worker, 2).await;
-        self.bench.must_finish(&claimed[0], ending).await;
+        let worker = self.fixture.worker_with(DAY).await;
+        let claimed = self.fixture.claim_from(queue, worker, 2).await;
+        self.fixture.must_finish(&claimed[0], ending).await;
     }
 
     /// One interruption that counts.
@@ -252,7 +252,7 @@ fn expected(
 }
 
 /// Lets the event happen; says whether the engine or the client accepted it.
-async fn happen(bench: &Bench, id: JobId, state: &State, event: Event) -> bool {
+async fn happen(fixture: &Fixture, id: JobId, state: &State, event: Event) -> bool {
     let accepted = |result: Result<()>| match result {
         Ok(()) => true,
         Err(error) if error.is_conflict() => false,
@@ -260,10 +260,10 @@ async fn happen(bench: &Bench, id: JobId, state: &State, event: Event) -> bool {
     };
     match event {
         Event::Claim => {
-            let queue = bench.job(id).await.queue;
-            let worker = bench.worker_with(DAY).await;
+            let queue = fixture.job(id).await.queue;
+            let worker = fixture.worker_with(DAY).await;
             let request = ClaimRequest { queues: vec![queue], ..ClaimRequest::new(worker, 5) };
-            bench.claim_as(&request).await.iter().any(|claimed| claimed.lease().id == id)
+            fixture.claim_as(&request).await.iter().any(|claimed| claimed.lease().id == id)
         }
         Event::Settle(ending) => {
             let (running, lease) = lease_of(id, state);
@@ -273,22 +273,22 @@ async fn happen(bench: &Bench, id: JobId, state: &State, event: Event) -> bool {
             };
             let leave = lifecycle::settle(&running, ending);
             let settlement = Settlement { lease, seen, leave, follow_ups: Vec::new() };
-            bench.store().settle(&[settlement]).await.expect("settle") == [Settled::Stored]
+            fixture.store().settle(&[settlement]).await.expect("settle") == [Settled::Stored]
         }
         Event::Recover(recovery) => {
             let (running, lease) = lease_of(id, state);
             // Declared dead at once, because a lease still names it.
-            bench.store().retire(lease.worker).await.expect("retire");
+            fixture.store().retire(lease.worker).await.expect("retire");
             let leave = lifecycle::recover(&running, recovery);
             let settlement = Settlement { lease, seen: Some(running.flags), leave, follow_ups: Vec::new() };
             let recoveries = [(Interruptor::DeadWorker, settlement)];
-            bench.store().recover(&recoveries).await.expect("recover") == [Settled::Stored]
+            fixture.store().recover(&recoveries).await.expect("recover") == [Settled::Stored]
         }
-        Event::Cancel => accepted(bench.cancel(id).await.map(drop)),
-        Event::Retry => accepted(bench.retry(id).await),
-        Event::Redrive => accepted(bench.redrive(id).await),
-        Event::Edit => accepted(bench.edit(id, Edit::default().priority(8)).await),
-        Event::Delete => accepted(bench.delete(id).await),
+        Event::Cancel => accepted(fixture.cancel(id).await.map(drop)),
+        Event::Retry => accepted(fixture.retry(id).await),
+        Event::Redrive => accepted(fixture.redrive(id).await),
+        Event::Edit => accepted(fixture.edit(id, Edit::default().priority(8)).await),
+        Event::Delete => accepted(fixture.delete(id).await),
     }
 }
 
@@ -311,16 +311,16 @@ fn lease_of(id: JobId, state: &State) -> (Running, Lease) {
     (running, lease)
 }
 
-async fn follow_the_table(bench: Bench, stand: Stand) {
-    let mut stage = Stage::new(bench.clone());
+async fn follow_the_table(fixture: Fixture, stand: Stand) {
+    let mut stage = Stage::new(fixture.clone());
     for event in events() {
         let id = stage.put(stand).await;
-        let (state, before) = (bench.state(id).await, bench.job(id).await);
+        let (state, before) = (fixture.state(id).await, fixture.job(id).await);
         let next = lifecycle::next(&state, event.clone());
-        let now = bench.now().await;
+        let now = fixture.now().await;
         let told = format!("{event:?} of {state:?}");
-        assert_eq!(happen(&bench, id, &state, event).await, next.is_ok(), "{told}: {next:?}");
-        let after = bench.store().get(id).await.expect("get");
+        assert_eq!(happen(&fixture, id, &state, event).await, next.is_ok(), "{told}: {next:?}");
+        let after = fixture.store().get(id).await.expect("get");
         let mut expected = expected(&before, &next, now);
         if let (Ok(Transition::Finish(_)), Some(expected), Some(after)) = (&next, &mut expected, &after) {
             expected.run_at = after.run_at;
@@ -329,61 +329,61 @@ async fn follow_the_table(bench: Bench, stand: Stand) {
     }
 }
 
-async fn a_fresh_job_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::Fresh).await;
+async fn a_fresh_job_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::Fresh).await;
 }
 
-async fn a_retrying_job_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::Retrying).await;
+async fn a_retrying_job_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::Retrying).await;
 }
 
-async fn a_waiting_suspect_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::WaitingSuspect).await;
+async fn a_waiting_suspect_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::WaitingSuspect).await;
 }
 
-async fn a_running_job_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::Running).await;
+async fn a_running_job_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::Running).await;
 }
 
-async fn a_job_on_its_last_attempt_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::LastAttempt).await;
+async fn a_job_on_its_last_attempt_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::LastAttempt).await;
 }
 
-async fn a_job_told_to_stop_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::CancelRequested).await;
+async fn a_job_told_to_stop_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::CancelRequested).await;
 }
 
-async fn a_superseded_job_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::Superseded).await;
+async fn a_superseded_job_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::Superseded).await;
 }
 
-async fn a_suspect_that_has_not_started_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::SuspectNotStarted).await;
+async fn a_suspect_that_has_not_started_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::SuspectNotStarted).await;
 }
 
-async fn a_suspect_that_has_started_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::SuspectStarted).await;
+async fn a_suspect_that_has_started_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::SuspectStarted).await;
 }
 
-async fn a_suspect_on_its_last_life_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::SuspectOnItsLastLife).await;
+async fn a_suspect_on_its_last_life_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::SuspectOnItsLastLife).await;
 }
 
-async fn a_succeeded_job_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::Finished(Outcome::Succeeded)).await;
+async fn a_succeeded_job_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::Finished(Outcome::Succeeded)).await;
 }
 
-async fn a_dead_letter_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::Finished(Outcome::FailedPermanent)).await;
+async fn a_dead_letter_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::Finished(Outcome::FailedPermanent)).await;
 }
 
-async fn a_cancelled_job_follows_the_table(bench: Bench) {
-    follow_the_table(bench, Stand::Finished(Outcome::Cancelled)).await;
+async fn a_cancelled_job_follows_the_table(fixture: Fixture) {
+    follow_the_table(fixture, Stand::Finished(Outcome::Cancelled)).await;
 }
 
 /// Where a job stands when it is located, in every stand.
-async fn a_located_state_tells_what_the_rules_ask_for(bench: Bench) {
-    let mut stage = Stage::new(bench.clone());
+async fn a_located_state_tells_what_the_rules_ask_for(fixture: Fixture) {
+    let mut stage = Stage::new(fixture.clone());
     let rows = [
         (Stand::Fresh, "waiting 0/3 lease 0 interruptions 0"),
         (Stand::Retrying, "waiting 1/3 lease 1 interruptions 0"),
@@ -401,7 +401,7 @@ async fn a_located_state_tells_what_the_rules_ask_for(bench: Bench) {
     ];
     for (stand, line) in rows {
         let id = stage.put(stand).await;
-        assert_eq!(told(&bench.state(id).await), line, "{stand:?}");
+        assert_eq!(told(&fixture.state(id).await), line, "{stand:?}");
     }
 }
 
@@ -426,8 +426,8 @@ fn told(state: &State) -> String {
 }
 
 /// The view that people query speaks the words of the library.
-async fn the_status_view_says_the_same_as_the_library(bench: Bench) {
-    let mut stage = Stage::new(bench.clone());
+async fn the_status_view_says_the_same_as_the_library(fixture: Fixture) {
+    let mut stage = Stage::new(fixture.clone());
     let stands = [
         Stand::Fresh,
         Stand::Retrying,
@@ -440,8 +440,8 @@ async fn the_status_view_says_the_same_as_the_library(bench: Bench) {
     ];
     for stand in stands {
         let id = stage.put(stand).await;
-        let job = bench.job(id).await;
-        let cancel = match bench.engine() {
+        let job = fixture.job(id).await;
+        let cancel = match fixture.engine() {
             Engine::Postgres => "cancel_requested",
             Engine::Sqlite => "cancel_requested = 1",
         };
@@ -455,30 +455,30 @@ async fn the_status_view_says_the_same_as_the_library(bench: Bench) {
             job.cancel_requested,
             job.last_error.unwrap_or_default(),
         );
-        assert_eq!(bench.ask(&agrees, Some(id)).await, 1, "{stand:?}");
+        assert_eq!(fixture.ask(&agrees, Some(id)).await, 1, "{stand:?}");
     }
 }
 
 /// A whole life through the sweep, the way a worker process would see it.
-async fn a_long_life_ends_where_the_rules_say(bench: Bench) {
-    let id = bench.add(NewJob::new("mail", &1).max_attempts(3)).await;
-    let worker = bench.worker_with(DAY).await;
+async fn a_long_life_ends_where_the_rules_say(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("mail", &1).max_attempts(3)).await;
+    let worker = fixture.worker_with(DAY).await;
     for ending in [Ending::Released, failed(), snoozed()] {
-        let claimed = bench.claim_one(worker).await;
-        bench.must_finish(&claimed, ending).await;
-        bench.advance(MINUTE).await;
+        let claimed = fixture.claim_one(worker).await;
+        fixture.must_finish(&claimed, ending).await;
+        fixture.advance(MINUTE).await;
     }
-    let mortal = bench.worker().await;
-    bench.claim_one(mortal).await;
-    bench.advance(61 * SECOND).await;
-    assert_eq!(bench.sweep(&SweepOptions::default()).await.expect("sweep").recovered, 1);
-    bench.advance(MINUTE).await;
+    let mortal = fixture.worker().await;
+    fixture.claim_one(mortal).await;
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(fixture.sweep(&SweepOptions::default()).await.expect("sweep").recovered, 1);
+    fixture.advance(MINUTE).await;
     for ending in [failed(), failed()] {
-        let claimed = bench.claim_one(worker).await;
-        bench.must_finish(&claimed, ending).await;
-        bench.advance(MINUTE).await;
+        let claimed = fixture.claim_one(worker).await;
+        fixture.must_finish(&claimed, ending).await;
+        fixture.advance(MINUTE).await;
     }
-    let job = bench.job(id).await;
+    let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::FailedPermanent, 3, 1));
     assert_eq!((job.lease_no, job.errors.len()), (6, 6));
 }

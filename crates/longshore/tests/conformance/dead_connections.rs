@@ -11,7 +11,7 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     only on postgres:
@@ -27,15 +27,15 @@ struct Proxy {
 }
 
 impl Proxy {
-    async fn start(bench: &Bench) -> Self {
+    async fn start(fixture: &Fixture) -> Self {
         let options = PgConnectOptions::from_str(&database_url()).expect("a URL");
         let server = format!("{}:{}", options.get_host(), options.get_port());
-        assert!(bench.url().contains(&server), "the test database's URL names a host and a port");
+        assert!(fixture.url().contains(&server), "the test database's URL names a host and a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
         let here = listener.local_addr().expect("address").to_string();
         let age = watch::Sender::new(0);
         tokio::spawn(accept(listener, server.clone(), age.clone()));
-        Proxy { url: bench.url().replacen(&server, &here, 1), age }
+        Proxy { url: fixture.url().replacen(&server, &here, 1), age }
     }
 
     async fn client(&self) -> Client {
@@ -67,10 +67,10 @@ async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(25), work).await.expect("it takes far too long")
 }
 
-async fn a_heartbeat_given_up_leaves_room_for_the_next(bench: Bench) {
-    let proxy = Proxy::start(&bench).await;
-    let store = proxy.client().await.store().with_own_connection();
-    let worker = bench.worker_with(DAY).await;
+async fn a_heartbeat_given_up_leaves_room_for_the_next(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let store = proxy.client().await.store().aside();
+    let worker = fixture.worker_with(DAY).await;
     assert!(matches!(store.beat(worker, &[]).await, Ok(Beat::Alive { .. })));
     proxy.silence_what_is_open();
     let unheard = tokio::time::timeout(SECOND, store.beat(worker, &[])).await;
@@ -79,10 +79,10 @@ async fn a_heartbeat_given_up_leaves_room_for_the_next(bench: Bench) {
     assert!(matches!(next, Ok(Ok(Beat::Alive { .. }))), "{next:?}");
 }
 
-async fn a_heartbeat_that_nobody_gives_up_ends_by_itself(bench: Bench) {
-    let proxy = Proxy::start(&bench).await;
-    let store = proxy.client().await.store().with_own_connection();
-    let worker = bench.worker_with(DAY).await;
+async fn a_heartbeat_that_nobody_gives_up_ends_by_itself(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let store = proxy.client().await.store().aside();
+    let worker = fixture.worker_with(DAY).await;
     store.beat(worker, &[]).await.expect("beat");
     proxy.silence_what_is_open();
     let error = soon(store.beat(worker, &[])).await.expect_err("nobody answers");
@@ -102,13 +102,13 @@ async fn fresh<T>(work: impl Future<Output = Result<T>>) -> T {
     tokio::time::timeout(5 * SECOND, work).await.expect("dead again").expect("the database is well")
 }
 
-async fn a_worker_is_soon_done_with_dead_connections(bench: Bench) {
-    let proxy = Proxy::start(&bench).await;
-    let worker = bench.worker_with(DAY).await;
-    bench.add(job("mail")).await;
-    let running = bench.claim_one(worker).await;
+async fn a_worker_is_soon_done_with_dead_connections(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let worker = fixture.worker_with(DAY).await;
+    fixture.add(job("mail")).await;
+    let running = fixture.claim_one(worker).await;
     let lease = running.lease();
-    let next = bench.add(job("next")).await;
+    let next = fixture.add(job("next")).await;
     let clients = [proxy.client().await, proxy.client().await, proxy.client().await, proxy.client().await];
     for client in &clients {
         // Two that idle: the one that is tried first takes the other with it.

@@ -11,7 +11,7 @@ use longshore::{Edit, Ending, Interruption, JobId, NewJob, SweepOptions, When, W
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::bench::*;
+use crate::fixture::*;
 
 cases! {
     any_order_of_operations_follows_the_model,
@@ -62,7 +62,7 @@ struct Modelled {
 }
 
 struct Walk {
-    bench: Bench,
+    fixture: Fixture,
     queue: String,
     jobs: BTreeMap<JobId, Modelled>,
     /// Leases out now, by the order they were taken.
@@ -74,15 +74,15 @@ struct Walk {
 }
 
 impl Walk {
-    async fn new(bench: &Bench) -> Self {
+    async fn new(fixture: &Fixture) -> Self {
         Walk {
-            bench: bench.clone(),
+            fixture: fixture.clone(),
             queue: WorkerId::new().to_string(),
             jobs: BTreeMap::new(),
             held: Vec::new(),
             ended: Vec::new(),
-            fit: bench.worker_with(4000 * DAY).await,
-            mortal: bench.worker().await,
+            fit: fixture.worker_with(4000 * DAY).await,
+            mortal: fixture.worker().await,
         }
     }
 
@@ -91,8 +91,8 @@ impl Walk {
     }
 
     async fn take(&mut self, step: Step) {
-        let bench = self.bench.clone();
-        let now = bench.now().await;
+        let fixture = self.fixture.clone();
+        let now = fixture.now().await;
         match step {
             Step::Enqueue { priority, max_attempts, delay } => {
                 let due = now + delay * SECOND;
@@ -102,7 +102,7 @@ impl Walk {
                     .max_attempts(max_attempts.into())
                     .timeout(None)
                     .run_at(due);
-                let id = bench.add(job).await;
+                let id = fixture.add(job).await;
                 let state =
                     State::Waiting(Waiting { lease_no: 0, attempts: 0, max_attempts, interruptions: 0 });
                 self.jobs.insert(id, Modelled { state, max_attempts, priority, due });
@@ -111,7 +111,7 @@ impl Walk {
             Step::Settle { which, ending } if !self.held.is_empty() => {
                 let claimed = self.held.remove(which % self.held.len());
                 let ending = endings()[ending].clone();
-                bench.must_finish(&claimed, ending.clone()).await;
+                fixture.must_finish(&claimed, ending.clone()).await;
                 // The holder knows that its handler has begun.
                 if let State::Running(running) = &mut self.model(claimed.lease().id).state {
                     running.started = true;
@@ -123,33 +123,33 @@ impl Walk {
             // it is answered.
             Step::Late { which, ending } if !self.ended.is_empty() => {
                 let stale = &self.ended[which % self.ended.len()];
-                let _ = bench.finish(stale, endings()[ending].clone()).await;
+                let _ = fixture.finish(stale, endings()[ending].clone()).await;
             }
             Step::MarkStarted { which } if !self.held.is_empty() => {
                 let lease = self.held[which % self.held.len()].lease();
-                assert_eq!(bench.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
+                assert_eq!(fixture.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
                 if let State::Running(running) = &mut self.model(lease.id).state {
                     running.started = true;
                 }
             }
             Step::Cancel { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = bench.cancel(id).await.is_ok();
+                let answer = fixture.cancel(id).await.is_ok();
                 assert_eq!(self.follow(id, Event::Cancel, now), answer);
             }
             Step::Retry { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = bench.retry(id).await.is_ok();
+                let answer = fixture.retry(id).await.is_ok();
                 assert_eq!(self.follow(id, Event::Retry, now), answer);
             }
             Step::Redrive { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = bench.redrive(id).await.is_ok();
+                let answer = fixture.redrive(id).await.is_ok();
                 assert_eq!(self.follow(id, Event::Redrive, now), answer);
             }
             Step::Edit { which, priority } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = bench.edit(id, Edit::default().priority(priority.into())).await.is_ok();
+                let answer = fixture.edit(id, Edit::default().priority(priority.into())).await.is_ok();
                 assert_eq!(self.follow(id, Event::Edit, now), answer);
                 if answer {
                     self.model(id).priority = priority;
@@ -157,12 +157,12 @@ impl Walk {
             }
             Step::Delete { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = bench.delete(id).await.is_ok();
+                let answer = fixture.delete(id).await.is_ok();
                 assert_eq!(self.follow(id, Event::Delete, now), answer);
             }
             Step::Advance { seconds } => {
-                bench.advance(seconds * SECOND).await;
-                bench.store().beat(self.mortal, &[]).await.expect("beat");
+                fixture.advance(seconds * SECOND).await;
+                fixture.store().beat(self.mortal, &[]).await.expect("beat");
             }
             Step::Crash => self.crash().await,
             Step::Settle { .. } | Step::Late { .. } | Step::MarkStarted { .. } => {}
@@ -194,7 +194,7 @@ impl Walk {
         let expected: Vec<_> = due.iter().take(limit as usize).map(|(_, _, id, _)| *id).collect();
         let worker = if mortal { self.mortal } else { self.fit };
         let request = ClaimRequest { queues: vec![self.queue.clone()], ..ClaimRequest::new(worker, limit) };
-        let claimed = self.bench.claim_as(&request).await;
+        let claimed = self.fixture.claim_as(&request).await;
         assert_eq!(ids(&claimed), expected);
         for claimed in claimed {
             let id = claimed.lease().id;
@@ -219,12 +219,12 @@ impl Walk {
     }
 
     async fn crash(&mut self) {
-        self.bench.advance(61 * SECOND).await;
+        self.fixture.advance(61 * SECOND).await;
         let how = Interruption { delay: 3 * SECOND, max_interruptions: 3 };
         let scope = SweepScope { limit: 3, ..SweepScope::default() };
         let options = SweepOptions { scope, interruption: how, ..SweepOptions::default() };
-        self.bench.sweep(&options).await.expect("sweep");
-        let now = self.bench.now().await;
+        self.fixture.sweep(&options).await.expect("sweep");
+        let now = self.fixture.now().await;
         let (lost, held): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.held).into_iter().partition(|held| held.lease().worker == self.mortal);
         for stale in lost {
@@ -232,7 +232,7 @@ impl Walk {
             self.ended.push(stale);
         }
         self.held = held;
-        self.mortal = self.bench.worker().await;
+        self.mortal = self.fixture.worker().await;
     }
 
     /// Moves the model; whether the rules allow the event.
@@ -277,24 +277,24 @@ impl Walk {
 
     async fn compare(&self) {
         for (id, job) in &self.jobs {
-            let located = self.bench.store().locate(*id).await.expect("locate");
+            let located = self.fixture.store().locate(*id).await.expect("locate");
             assert_eq!(located.as_ref(), Some(&job.state), "{id}");
             if let State::Waiting(_) = job.state {
-                assert_eq!(self.bench.job(*id).await.run_at, job.due, "{id}");
+                assert_eq!(self.fixture.job(*id).await.run_at, job.due, "{id}");
             }
         }
     }
 }
 
-async fn any_order_of_operations_follows_the_model(bench: Bench) {
+async fn any_order_of_operations_follows_the_model(fixture: Fixture) {
     let config = Config { cases: 12, failure_persistence: None, max_shrink_iters: 100, ..Config::default() };
     let steps = prop::collection::vec(step(), 20..70);
     let runtime = tokio::runtime::Handle::current();
     let result = tokio::task::block_in_place(|| {
         TestRunner::new(config).run(&steps, |steps| {
-            let bench = bench.clone();
+            let fixture = fixture.clone();
             let walked = runtime.block_on(runtime.spawn(async move {
-                let mut walk = Walk::new(&bench).await;
+                let mut walk = Walk::new(&fixture).await;
                 for step in steps {
                     walk.take(step).await;
                     walk.compare().await;
@@ -316,8 +316,8 @@ fn told(panic: Box<dyn std::any::Any + Send>) -> String {
 }
 
 /// The ending that the walk uses most must really be retried in time.
-async fn a_walk_of_one_job_to_the_end_of_its_budget(bench: Bench) {
-    let mut walk = Walk::new(&bench).await;
+async fn a_walk_of_one_job_to_the_end_of_its_budget(fixture: Fixture) {
+    let mut walk = Walk::new(&fixture).await;
     walk.take(Step::Enqueue { priority: 0, max_attempts: 3, delay: 0 }).await;
     for _ in 0..3 {
         walk.take(Step::Claim { limit: 1, mortal: false }).await;
@@ -325,7 +325,7 @@ async fn a_walk_of_one_job_to_the_end_of_its_budget(bench: Bench) {
             endings().iter().position(|ending| matches!(ending, Ending::Failed { retry_in: Some(_), .. }));
         walk.take(Step::Settle { which: 0, ending: failing.expect("there is one") }).await;
         walk.compare().await;
-        bench.advance(Duration::from_secs(11)).await;
+        fixture.advance(Duration::from_secs(11)).await;
     }
-    assert_eq!(bench.counted(longshore::Status::FailedPermanent).await, 1);
+    assert_eq!(fixture.counted(longshore::Status::FailedPermanent).await, 1);
 }

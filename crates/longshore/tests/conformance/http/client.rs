@@ -10,11 +10,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
-use crate::bench::Bench;
+use crate::fixture::Fixture;
 
-/// An API of a bench's queue.
+/// An API of a fixture's queue.
 #[derive(Clone)]
-pub(crate) struct Web {
+pub(crate) struct HttpClient {
     router: Router,
     /// Where it listens, if it does.
     address: Option<std::net::SocketAddr>,
@@ -23,13 +23,13 @@ pub(crate) struct Web {
 
 /// What came back.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) text: String,
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -41,15 +41,15 @@ impl Answer {
     /// Fails unless this is what came back; for a problem, the slug and a part of
     /// its message as well.
     #[track_caller]
-    pub(crate) fn is(self, status: u16) -> Self {
+    pub(crate) fn expect_status(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{self:?}");
         self
     }
 
     #[track_caller]
     #[expect(clippy::wrong_self_convention, reason = "hands the answer on, to be looked at further")]
-    pub(crate) fn is_problem(self, status: u16, slug: &str, part: &str) -> Self {
-        let answer = self.is(status);
+    pub(crate) fn expect_problem(self, status: u16, slug: &str, part: &str) -> Self {
+        let answer = self.expect_status(status);
         let problem = answer.json();
         assert_eq!(problem["error"], slug, "{answer:?}");
         let message = problem["message"].as_str().expect("a message");
@@ -59,14 +59,14 @@ impl Answer {
     }
 }
 
-impl Web {
+impl HttpClient {
     /// An open API that takes any kind, called in this process.
-    pub(crate) fn new(bench: &Bench) -> Self {
-        Web::of(Api::new(bench.handle()).unknown_kinds(UnknownKinds::Allow))
+    pub(crate) fn new(fixture: &Fixture) -> Self {
+        HttpClient::of(Api::new(fixture.handle()).unknown_kinds(UnknownKinds::Allow))
     }
 
     pub(crate) fn of(api: Api) -> Self {
-        Web { router: api.router(), address: None, token: None }
+        HttpClient { router: api.router(), address: None, token: None }
     }
 
     /// The same, by a socket.
@@ -74,7 +74,7 @@ impl Web {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         tokio::spawn(serve(listener, self.router.clone(), limits, std::future::pending()));
-        Web { address: Some(address), ..self }
+        HttpClient { address: Some(address), ..self }
     }
 
     pub(crate) fn address(&self) -> std::net::SocketAddr {
@@ -82,18 +82,18 @@ impl Web {
     }
 
     pub(crate) fn with_token(&self, token: &str) -> Self {
-        Web { token: Some(token.into()), ..self.clone() }
+        HttpClient { token: Some(token.into()), ..self.clone() }
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Response {
         self.send("GET", path, &[], "").await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
         self.json("POST", path, body).await
     }
 
-    pub(crate) async fn json(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn json(&self, method: &str, path: &str, body: &Value) -> Response {
         self.send(method, path, &[("content-type", "application/json")], &body.to_string()).await
     }
 
@@ -103,7 +103,7 @@ impl Web {
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Answer {
+    ) -> Response {
         let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
         let mut headers = headers.to_vec();
         if let Some(bearer) = &bearer {
@@ -115,14 +115,14 @@ impl Web {
         }
     }
 
-    async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
         let (parts, body) = self.ask(method, path, headers, body).await;
         let endless = parts.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
         let bytes = match endless {
             true => Default::default(),
             false => axum::body::to_bytes(body, usize::MAX).await.expect("a body"),
         };
-        Answer {
+        Response {
             status: parts.status.as_u16(),
             headers: parts.headers,
             text: String::from_utf8_lossy(&bytes).into_owned(),
@@ -147,7 +147,7 @@ impl Web {
         self.router.clone().oneshot(request).await.expect("infallible").into_parts()
     }
 
-    async fn transmit(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    async fn transmit(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
         let mut request =
             format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
         if !headers.iter().any(|(name, _)| *name == "host") {
@@ -168,7 +168,7 @@ impl Web {
 }
 
 /// An answer as it came over a socket.
-pub(crate) fn parse(bytes: &[u8]) -> Answer {
+pub(crate) fn parse(bytes: &[u8]) -> Response {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let mut lines = head.lines();
@@ -180,5 +180,5 @@ pub(crate) fn parse(bytes: &[u8]) -> Answer {
             axum::http::HeaderValue::try_from(value).expect("a value"),
         );
     }
-    Answer { status, headers, text: body.into() }
+    Response { status, headers, text: body.into() }
 }

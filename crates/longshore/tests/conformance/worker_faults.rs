@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{Connection, Executor};
 use tokio::sync::Notify;
 
-use crate::bench::*;
+use crate::fixture::*;
 use crate::worker::{Begun, nothing, patient, until, until_status, worker};
 
 cases! {
@@ -54,10 +54,10 @@ impl Job for Rash {
     }
 }
 
-async fn a_backoff_that_panics_leaves_it_to_the_policy(bench: Bench) {
-    let fails = bench.enqueue(Rash { fails: true }).await.expect("enqueue").id;
-    let succeeds = bench.enqueue(Rash { fails: false }).await.expect("enqueue").id;
-    let running = worker(&bench)
+async fn a_backoff_that_panics_leaves_it_to_the_policy(fixture: Fixture) {
+    let fails = fixture.enqueue(Rash { fails: true }).await.expect("enqueue").id;
+    let succeeds = fixture.enqueue(Rash { fails: false }).await.expect("enqueue").id;
+    let running = worker(&fixture)
         .concurrency(1)
         .register::<Rash>()
         .build()
@@ -65,10 +65,10 @@ async fn a_backoff_that_panics_leaves_it_to_the_policy(bench: Bench) {
         .start()
         .await
         .expect("start");
-    until_status(&bench, succeeds, Status::Succeeded).await;
-    until_status(&bench, fails, Status::Retrying).await;
+    until_status(&fixture, succeeds, Status::Succeeded).await;
+    until_status(&fixture, fails, Status::Retrying).await;
     running.stop().await;
-    assert_eq!(bench.job(fails).await.last_error.as_deref(), Some("it failed"));
+    assert_eq!(fixture.job(fails).await.last_error.as_deref(), Some("it failed"));
 }
 
 struct PanicsWhenDropped;
@@ -81,26 +81,26 @@ impl Drop for PanicsWhenDropped {
     }
 }
 
-async fn a_handler_that_panics_when_dropped_costs_its_own_attempt_only(bench: Bench) {
-    let id = bench.add(NewJob::new("rash", &()).timeout(Some(Duration::from_millis(50)))).await;
+async fn a_handler_that_panics_when_dropped_costs_its_own_attempt_only(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("rash", &()).timeout(Some(Duration::from_millis(50)))).await;
     let rash = |_: (), _: Context| async {
         let _held = PanicsWhenDropped;
         std::future::pending().await
     };
-    let builder = worker(&bench).concurrency(1).function("rash", rash).function("mail", nothing);
+    let builder = worker(&fixture).concurrency(1).function("rash", rash).function("mail", nothing);
     let running = builder.build().expect("build").start().await.expect("start");
-    until_status(&bench, id, Status::Retrying).await;
+    until_status(&fixture, id, Status::Retrying).await;
     // Its slot is free again.
-    let next = bench.enqueue_kind("mail").await;
-    until_status(&bench, next, Status::Succeeded).await;
+    let next = fixture.enqueue_kind("mail").await;
+    until_status(&fixture, next, Status::Succeeded).await;
     running.stop().await;
-    assert_eq!(bench.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
+    assert_eq!(fixture.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
 }
 
-async fn a_cancelled_job_takes_none_of_its_batch_along(bench: Bench) {
+async fn a_cancelled_job_takes_none_of_its_batch_along(fixture: Fixture) {
     let mut ids = Vec::new();
     for n in 0..3 {
-        ids.push(bench.add(NewJob::new("mail", &n).timeout(Some(SECOND))).await);
+        ids.push(fixture.add(NewJob::new("mail", &n).timeout(Some(SECOND))).await);
     }
     let told = Arc::new(Mutex::new(Vec::<(JobId, StopReason)>::new()));
     let tell = told.clone();
@@ -114,14 +114,14 @@ async fn a_cancelled_job_takes_none_of_its_batch_along(bench: Bench) {
         }
         std::future::pending::<Vec<Result<(), Failure>>>()
     };
-    let builder = worker(&bench).concurrency(1).batch("mail", 3, batch);
+    let builder = worker(&fixture).concurrency(1).batch("mail", 3, batch);
     let running = builder.build().expect("build").start().await.expect("start");
-    until_status(&bench, ids[2], Status::Running).await;
-    bench.cancel(ids[0]).await.expect("cancel");
+    until_status(&fixture, ids[2], Status::Running).await;
+    fixture.cancel(ids[0]).await.expect("cancel");
     for id in &ids[1..] {
-        until_status(&bench, *id, Status::Retrying).await;
+        until_status(&fixture, *id, Status::Retrying).await;
     }
-    until_status(&bench, ids[0], Status::Cancelled).await;
+    until_status(&fixture, ids[0], Status::Cancelled).await;
     running.stop_now().await;
     let mut told = std::mem::take(&mut *told.lock().expect("lock"));
     told.sort_by_key(|(id, _)| *id);
@@ -129,15 +129,15 @@ async fn a_cancelled_job_takes_none_of_its_batch_along(bench: Bench) {
     assert_eq!(told, ids.into_iter().zip(reasons).collect::<Vec<_>>());
 }
 
-async fn a_batch_handler_gets_batches_however_few_its_slots(bench: Bench) {
-    bench.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+async fn a_batch_handler_gets_batches_however_few_its_slots(fixture: Fixture) {
+    fixture.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let seen = sizes.clone();
     let batch = move |jobs: Vec<Batched<u32>>| {
         seen.lock().expect("lock").push(jobs.len());
         async move { jobs.iter().map(|_| Ok(())).collect::<Vec<Result<(), Failure>>>() }
     };
-    let builder = worker(&bench).concurrency(1).batch("mail", 20, batch);
+    let builder = worker(&fixture).concurrency(1).batch("mail", 20, batch);
     let done = builder.build().expect("build").drain().await.expect("drain");
     assert_eq!(done.succeeded, 60);
     // Three where nothing else runs; how a claim's answer meets a free slot is
@@ -174,34 +174,34 @@ impl Hooks for Slow {
     }
 }
 
-async fn a_hook_that_hangs_has_no_longer_than_the_job(bench: Bench) {
-    let id = bench.add(NewJob::new("mail", &()).timeout(Some(Duration::from_millis(50)))).await;
-    let builder = worker(&bench).hooks(Slow { before_run: true, ..Slow::default() });
+async fn a_hook_that_hangs_has_no_longer_than_the_job(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("mail", &()).timeout(Some(Duration::from_millis(50)))).await;
+    let builder = worker(&fixture).hooks(Slow { before_run: true, ..Slow::default() });
     let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
-    until_status(&bench, id, Status::Retrying).await;
+    until_status(&fixture, id, Status::Retrying).await;
     running.stop().await;
 }
 
-async fn a_stop_hook_that_hangs_ends_with_the_grace(bench: Bench) {
-    let builder = worker(&bench).hooks(Slow { on_worker_stop: true, ..Slow::default() });
+async fn a_stop_hook_that_hangs_ends_with_the_grace(fixture: Fixture) {
+    let builder = worker(&fixture).hooks(Slow { on_worker_stop: true, ..Slow::default() });
     let builder = builder.shutdown_grace(Duration::from_millis(50)).function("mail", nothing);
     let running = builder.build().expect("build").start().await.expect("start");
     let ended = tokio::time::timeout(20 * SECOND, running.stop()).await;
     assert!(ended.is_ok(), "it never ended");
 }
 
-async fn hooks_have_heard_of_every_end_before_a_drain_returns(bench: Bench) {
-    bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
+async fn hooks_have_heard_of_every_end_before_a_drain_returns(fixture: Fixture) {
+    fixture.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let heard = Arc::new(AtomicUsize::new(0));
-    let builder = worker(&bench).hooks(Slow { heard: heard.clone(), ..Slow::default() });
+    let builder = worker(&fixture).hooks(Slow { heard: heard.clone(), ..Slow::default() });
     builder.function("mail", nothing).build().expect("build").drain().await.expect("drain");
     assert_eq!(heard.load(Ordering::SeqCst), 5);
 }
 
 // ---- stops and stalls --------------------------------------------------------------
 
-async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) {
-    let id = bench.enqueue_kind("mail").await;
+async fn nobody_left_to_ask_for_haste_leaves_the_grace(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
     let (begun, go) = (Begun::none(), Arc::new(Notify::new()));
     let (begins, gone) = (begun.clone(), go.clone());
     let slow = move |_: serde_json::Value, ctx: Context| {
@@ -214,33 +214,35 @@ async fn nobody_left_to_ask_for_haste_leaves_the_grace(bench: Bench) {
             }
         }
     };
-    let running = worker(&bench).function("mail", slow).build().expect("build").start().await.expect("start");
+    let running =
+        worker(&fixture).function("mail", slow).build().expect("build").start().await.expect("start");
     begun.so_many(1).await;
     let stopper = running.stopper();
     drop(running);
     stopper.stop();
     drop(stopper);
     go.notify_one();
-    until_status(&bench, id, Status::Succeeded).await;
-    assert_eq!(bench.job(id).await.lease_no, 1);
+    until_status(&fixture, id, Status::Succeeded).await;
+    assert_eq!(fixture.job(id).await.lease_no, 1);
 }
 
-async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(bench: Bench) {
-    bench.limit("serial", Some(1)).await.expect("limit");
+async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(fixture: Fixture) {
+    fixture.limit("serial", Some(1)).await.expect("limit");
     for queue in ["serial", "narrow"] {
-        bench.enqueue_many((0..5).map(|n| NewJob::new("mail", &n).queue(queue))).await.expect("enqueue");
+        fixture.enqueue_many((0..5).map(|n| NewJob::new("mail", &n).queue(queue))).await.expect("enqueue");
     }
-    let builder = patient(&bench).queues(["serial", "narrow"]).queue_concurrency("narrow", 1).concurrency(8);
+    let builder =
+        patient(&fixture).queues(["serial", "narrow"]).queue_concurrency("narrow", 1).concurrency(8);
     let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
-    until("ten successes", || async { bench.counted(Status::Succeeded).await == 10 }).await;
+    until("ten successes", || async { fixture.counted(Status::Succeeded).await == 10 }).await;
     running.stop().await;
 }
 
 // ---- on Postgres -------------------------------------------------------------------
 
-async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
+async fn a_locked_row_holds_up_no_other_end(fixture: Fixture) {
     let replacing = || NewJob::new("slow", &()).unique_key("key", UniqueMode::Replace);
-    let held = bench.enqueue(replacing()).await.expect("enqueue").id;
+    let held = fixture.enqueue(replacing()).await.expect("enqueue").id;
     let go = Arc::new(Notify::new());
     let gone = go.clone();
     let slow = move |_: (), _: Context| {
@@ -250,23 +252,23 @@ async fn a_locked_row_holds_up_no_other_end(bench: Bench) {
             Ok(())
         }
     };
-    let builder = worker(&bench).function("slow", slow).function("mail", nothing);
+    let builder = worker(&fixture).function("slow", slow).function("mail", nothing);
     let running = builder.build().expect("build").start().await.expect("start");
-    until_status(&bench, held, Status::Running).await;
-    let mut connection = bench.postgres().await;
+    until_status(&fixture, held, Status::Running).await;
+    let mut connection = fixture.postgres().await;
     let mut tx = connection.begin().await.expect("begin");
-    bench.enqueue(replacing()).in_tx(&mut *tx).await.expect("enqueue");
+    fixture.enqueue(replacing()).in_tx(&mut *tx).await.expect("enqueue");
     go.notify_one();
-    let other = bench.enqueue_kind("mail").await;
-    until_status(&bench, other, Status::Succeeded).await;
-    assert_eq!(bench.status(held).await, Status::Running, "its row is locked");
+    let other = fixture.enqueue_kind("mail").await;
+    until_status(&fixture, other, Status::Succeeded).await;
+    assert_eq!(fixture.status(held).await, Status::Running, "its row is locked");
     tx.rollback().await.expect("rollback");
-    until_status(&bench, held, Status::Succeeded).await;
+    until_status(&fixture, held, Status::Succeeded).await;
     running.stop().await;
 }
 
-async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(bench: Bench) {
-    let mut connection = bench.postgres().await;
+async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(fixture: Fixture) {
+    let mut connection = fixture.postgres().await;
     // Sequences are not rolled back.
     let read_only = "
         create sequence refusals;
@@ -277,18 +279,19 @@ async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(ben
           end $$;
         create trigger read_only before insert on finished for each row execute function read_only()";
     connection.execute(read_only).await.expect("trigger");
-    let id = bench.add(NewJob::new("mail", &()).max_attempts(1)).await;
+    let id = fixture.add(NewJob::new("mail", &()).max_attempts(1)).await;
     let ran = Arc::new(AtomicUsize::new(0));
     let runs = ran.clone();
     let mail = move |_: (), _: Context| {
         runs.fetch_add(1, Ordering::SeqCst);
         async { Ok(()) }
     };
-    let running = worker(&bench).function("mail", mail).build().expect("build").start().await.expect("start");
-    until("refused twice", || async { bench.ask("select last_value from refusals", None).await > 1 }).await;
-    assert_eq!(bench.status(id).await, Status::Running);
+    let running =
+        worker(&fixture).function("mail", mail).build().expect("build").start().await.expect("start");
+    until("refused twice", || async { fixture.ask("select last_value from refusals", None).await > 1 }).await;
+    assert_eq!(fixture.status(id).await, Status::Running);
     connection.execute("drop trigger read_only on finished").await.expect("drop");
-    until_status(&bench, id, Status::Succeeded).await;
+    until_status(&fixture, id, Status::Succeeded).await;
     running.stop().await;
     assert_eq!(ran.load(Ordering::SeqCst), 1);
 }

@@ -34,19 +34,19 @@ pub(crate) enum Engine {
 
 /// A queue database and a client of it. Clones are the same database.
 #[derive(Clone)]
-pub(crate) struct Bench(Arc<Inner>);
+pub(crate) struct Fixture(Arc<Inner>);
 
 struct Inner {
     engine: Engine,
-    place: Place,
+    place: Database,
     client: Client,
     /// Other databases the case asked for, to be removed with this one.
-    others: Mutex<Vec<Place>>,
+    others: Mutex<Vec<Database>>,
     damaged: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Database {
     Schema(String),
     File(PathBuf),
 }
@@ -54,17 +54,17 @@ enum Place {
 /// Runs one case on one engine: what the `cases!` macro calls.
 pub(crate) async fn run<Case, Run>(engine: Engine, case: Case)
 where
-    Case: FnOnce(Bench) -> Run,
+    Case: FnOnce(Fixture) -> Run,
     Run: Future<Output = ()> + Send + 'static,
 {
-    let bench = Bench::open(engine).await;
+    let fixture = Fixture::open(engine).await;
     // A task of its own, so that a panic can be caught and the database removed.
-    let ended = tokio::spawn(case(bench.clone())).await;
-    let report = match ended.is_ok() && !bench.0.damaged.load(Ordering::Relaxed) {
-        true => Some(bench.check().await),
+    let ended = tokio::spawn(case(fixture.clone())).await;
+    let report = match ended.is_ok() && !fixture.0.damaged.load(Ordering::Relaxed) {
+        true => Some(fixture.check().await),
         false => None,
     };
-    bench.remove().await;
+    fixture.remove().await;
     if let Err(died) = ended {
         std::panic::resume_unwind(died.into_panic());
     }
@@ -73,7 +73,7 @@ where
     }
 }
 
-impl Deref for Bench {
+impl Deref for Fixture {
     type Target = Client;
 
     fn deref(&self) -> &Client {
@@ -83,13 +83,13 @@ impl Deref for Bench {
 
 // ---- databases ---------------------------------------------------------------
 
-impl Bench {
+impl Fixture {
     async fn open(engine: Engine) -> Self {
-        let place = Place::fresh(engine);
+        let place = Database::fresh(engine);
         let client = Client::connect(&place.url()).await.expect("the engine opens");
         client.migrate().await.expect("the tables are made");
         client.store().pin_clock(Some(start())).await.expect("the clock stops");
-        Bench(Arc::new(Inner {
+        Fixture(Arc::new(Inner {
             engine,
             place,
             client,
@@ -114,15 +114,15 @@ impl Bench {
         self.0.place.url()
     }
 
-    /// The file of a SQLite bench.
+    /// The file of a SQLite fixture.
     pub(crate) fn file(&self) -> &PathBuf {
         match &self.0.place {
-            Place::File(path) => path,
-            Place::Schema(_) => panic!("a Postgres bench has no file"),
+            Database::File(path) => path,
+            Database::Schema(_) => panic!("a Postgres fixture has no file"),
         }
     }
 
-    /// This bench's own handle, for a task to keep.
+    /// This fixture's own handle, for a task to keep.
     pub(crate) fn handle(&self) -> Client {
         self.0.client.clone()
     }
@@ -134,7 +134,7 @@ impl Bench {
 
     /// The URL of a database without tables, removed with this one.
     pub(crate) fn bare_url(&self) -> String {
-        let place = Place::fresh(self.0.engine);
+        let place = Database::fresh(self.0.engine);
         let url = place.url();
         self.0.others.lock().expect("others").push(place);
         url
@@ -150,11 +150,11 @@ impl Bench {
     pub(crate) async fn sql(&self, text: &str, id: Option<JobId>) {
         let text = self.fill(text, id);
         match &self.0.place {
-            Place::Schema(schema) => {
+            Database::Schema(schema) => {
                 let mut connection = postgres(schema).await;
                 sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await.expect("raw sql");
             }
-            Place::File(path) => {
+            Database::File(path) => {
                 let connection = rusqlite::Connection::open(path).expect("raw connection");
                 connection.busy_timeout(5 * SECOND).expect("busy timeout");
                 connection.execute_batch(&text).expect("raw sql");
@@ -166,11 +166,11 @@ impl Bench {
     pub(crate) async fn ask(&self, text: &str, id: Option<JobId>) -> i64 {
         let text = self.fill(text, id);
         match &self.0.place {
-            Place::Schema(schema) => {
+            Database::Schema(schema) => {
                 let mut connection = postgres(schema).await;
                 sqlx::query_scalar(AssertSqlSafe(text)).fetch_one(&mut connection).await.expect("raw sql")
             }
-            Place::File(path) => {
+            Database::File(path) => {
                 let connection = rusqlite::Connection::open(path).expect("raw connection");
                 connection.busy_timeout(5 * SECOND).expect("busy timeout");
                 connection.query_row(&text, [], |row| row.get(0)).expect("raw sql")
@@ -181,8 +181,8 @@ impl Bench {
     /// A raw connection that finds our tables without naming the schema.
     pub(crate) async fn postgres(&self) -> PgConnection {
         match &self.0.place {
-            Place::Schema(schema) => postgres(schema).await,
-            Place::File(_) => panic!("a SQLite bench has no Postgres connection"),
+            Database::Schema(schema) => postgres(schema).await,
+            Database::File(_) => panic!("a SQLite fixture has no Postgres connection"),
         }
     }
 
@@ -200,32 +200,32 @@ impl Bench {
     }
 }
 
-impl Place {
+impl Database {
     fn fresh(engine: Engine) -> Self {
         let name = Uuid::now_v7().simple();
         match engine {
-            Engine::Postgres => Place::Schema(format!("t_{name}")),
-            Engine::Sqlite => Place::File(std::env::temp_dir().join(format!("longshore-{name}.db"))),
+            Engine::Postgres => Database::Schema(format!("t_{name}")),
+            Engine::Sqlite => Database::File(std::env::temp_dir().join(format!("longshore-{name}.db"))),
         }
     }
 
     fn url(&self) -> String {
         match self {
-            Place::Schema(schema) => with_parameter(&database_url(), &format!("schema={schema}")),
-            Place::File(path) => format!("sqlite:{}", path.display()),
+            Database::Schema(schema) => with_parameter(&database_url(), &format!("schema={schema}")),
+            Database::File(path) => format!("sqlite:{}", path.display()),
         }
     }
 
     async fn remove(&self) {
         match self {
             // Best effort: a schema left behind harms nobody.
-            Place::Schema(schema) => {
+            Database::Schema(schema) => {
                 let drop = format!("drop schema if exists {schema} cascade");
                 if let Ok(mut connection) = PgConnection::connect(&database_url()).await {
                     let _ = sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut connection).await;
                 }
             }
-            Place::File(path) => {
+            Database::File(path) => {
                 for suffix in ["", "-wal", "-shm"] {
                     let _ = std::fs::remove_file(format!("{}{suffix}", path.display()));
                 }
@@ -260,7 +260,7 @@ pub(crate) fn start() -> DateTime<Utc> {
     Utc.with_ymd_and_hms(2031, 5, 6, 7, 8, 9).single().expect("a real instant")
 }
 
-impl Bench {
+impl Fixture {
     pub(crate) async fn now(&self) -> DateTime<Utc> {
         self.store().now().await.expect("now")
     }
@@ -283,7 +283,7 @@ pub(crate) fn raw(json: &str) -> Box<RawValue> {
     RawValue::from_string(json.into()).expect("JSON")
 }
 
-impl Bench {
+impl Fixture {
     /// Enqueues a job of `kind` with every default.
     pub(crate) async fn enqueue_kind(&self, kind: &str) -> JobId {
         self.add(job(kind)).await
@@ -302,7 +302,7 @@ impl Bench {
     }
 
     pub(crate) async fn worker_with(&self, stale_after: Duration) -> WorkerId {
-        let worker = NewWorker { stale_after, ..NewWorker::new("bench") };
+        let worker = NewWorker { stale_after, ..NewWorker::new("test") };
         self.store().register(&worker).await.expect("register");
         worker.id
     }
@@ -412,7 +412,7 @@ pub(crate) fn endings() -> [Ending; 7] {
 
 // ---- recovery ----------------------------------------------------------------
 
-impl Bench {
+impl Fixture {
     pub(crate) async fn sweep_now(&self) -> SweepReport {
         self.sweep(&SweepOptions::default()).await.expect("sweep")
     }
@@ -438,7 +438,7 @@ impl Bench {
 
 // ---- looking -----------------------------------------------------------------
 
-impl Bench {
+impl Fixture {
     pub(crate) async fn job(&self, id: JobId) -> JobRecord {
         self.get(id).await.expect("get")
     }

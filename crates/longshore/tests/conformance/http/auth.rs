@@ -1,0 +1,254 @@
+//! Who may do what.
+
+use longshore::api::{Access, Api, Public, UnknownKinds, hash_token};
+use longshore::store::{NewToken, Scope};
+use longshore::{Outcome, Status};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::client::HttpClient;
+use crate::fixture::{Fixture, MINUTE, job};
+
+cases! {
+    every_route_asks_for_the_scope_that_its_document_names,
+    a_token_that_is_wrong_revoked_or_expired_opens_nothing,
+    a_token_for_some_queues_reaches_no_others,
+    a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there,
+    a_key_of_another_queue_tells_a_limited_token_nothing,
+    a_token_for_some_queues_reads_no_counts_of_all,
+    follow_ups_take_the_scope_to_enqueue,
+}
+
+fn guarded(fixture: &Fixture) -> HttpClient {
+    HttpClient::of(
+        Api::new(fixture.handle())
+            .access(Access::Tokens)
+            .unknown_kinds(UnknownKinds::Allow)
+            .metrics(String::new),
+    )
+}
+
+pub(super) async fn token(fixture: &Fixture, scope: Scope, queues: Option<&[&str]>) -> (Uuid, String) {
+    let (id, secret) = (Uuid::now_v7(), format!("secret-{}", Uuid::now_v7()));
+    let token = NewToken {
+        id,
+        name: scope.as_str().into(),
+        hash: hash_token(&secret),
+        scopes: vec![scope.as_str().into()],
+        queues: queues.map(|queues| queues.iter().map(|queue| (*queue).to_owned()).collect()),
+        expires_at: None,
+    };
+    fixture.store().put_token(&token).await.expect("a token");
+    (id, secret)
+}
+
+/// Every operation of the document with the scope that it names.
+async fn operations(http: &HttpClient) -> Vec<(String, String, Option<String>)> {
+    let document: Value = http.get("/api-docs/openapi.json").await.expect_status(200).json();
+    let mut operations = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let scope = operation["security"][0]["token"][0].as_str().map(str::to_owned);
+            let path = path.replace("{id}", "01990000-0000-7000-8000-000000000000");
+            let path = path.replace("{worker_id}", "01990000-0000-7000-8000-000000000000");
+            let path =
+                path.replace("{name}", "nobody").replace("{kind}", "nobody").replace("{file}", "nothing");
+            operations.push((method.to_uppercase(), path, scope));
+        }
+    }
+    assert!(operations.len() > 25, "{operations:?}");
+    operations
+}
+
+async fn every_route_asks_for_the_scope_that_its_document_names(fixture: Fixture) {
+    let http = guarded(&fixture);
+    let (_, admin) = token(&fixture, Scope::Admin, None).await;
+    let admin = http.with_token(&admin);
+    let operations = operations(&admin).await;
+    for (method, path, scope) in &operations {
+        let open = http.send(method, path, &[], "").await;
+        match scope {
+            None => {
+                assert_eq!(path, "/health", "only /health is for everybody");
+                open.expect_status(200);
+            }
+            Some(_) => {
+                let refused = open.expect_problem(401, "unauthorized", "Bearer");
+                assert!(refused.header("www-authenticate").starts_with("Bearer"), "{method} {path}");
+            }
+        }
+        assert!(![401, 403].contains(&admin.send(method, path, &[], "").await.status), "{method} {path}");
+    }
+    for scope in Scope::ALL {
+        let (_, secret) = token(&fixture, scope, None).await;
+        let http = http.with_token(&secret);
+        for (method, path, needed) in operations.iter().filter(|(_, _, needed)| needed.is_some()) {
+            let answer = http.send(method, path, &[], "").await;
+            let may = scope == Scope::Admin || needed.as_deref() == Some(scope.as_str());
+            match may {
+                true => {
+                    assert!(![401, 403].contains(&answer.status), "{method} {path} by {scope:?}: {answer:?}")
+                }
+                false => drop(answer.expect_problem(403, "forbidden", needed.as_deref().expect("a scope"))),
+            }
+        }
+    }
+}
+
+async fn a_token_that_is_wrong_revoked_or_expired_opens_nothing(fixture: Fixture) {
+    let http = guarded(&fixture);
+    for header in ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "Bearer nobody", "bearer"] {
+        http.send("GET", "/jobs", &[("authorization", header)], "").await.expect_problem(
+            401,
+            "unauthorized",
+            "",
+        );
+    }
+    let (id, secret) = token(&fixture, Scope::Read, None).await;
+    guarded(&fixture).with_token(&secret).get("/jobs").await.expect_status(200);
+    http.send("GET", "/jobs", &[("authorization", &format!("bearer {secret}"))], "").await.expect_status(200);
+    let twice = [("authorization", "Bearer nobody"), ("authorization", "Bearer nobody either")];
+    http.send("GET", "/jobs", &twice, "").await.expect_problem(401, "unauthorized", "");
+    // Never in a URL.
+    http.get(&format!("/jobs?token={secret}")).await.expect_problem(401, "unauthorized", "");
+    assert!(fixture.store().revoke_token(id).await.expect("revoke"));
+    // A server that has not seen it yet; one that has forgets within seconds.
+    guarded(&fixture).with_token(&secret).get("/jobs").await.expect_problem(401, "unauthorized", "revoked");
+
+    let secret = "short-lived";
+    let expires_at = Some(fixture.now().await + MINUTE);
+    let token = NewToken {
+        id: Uuid::now_v7(),
+        name: "soon over".into(),
+        hash: hash_token(secret),
+        scopes: vec!["read".into()],
+        queues: None,
+        expires_at,
+    };
+    fixture.store().put_token(&token).await.expect("a token");
+    guarded(&fixture).with_token(secret).get("/jobs").await.expect_status(200);
+    fixture.advance(MINUTE).await;
+    guarded(&fixture).with_token(secret).get("/jobs").await.expect_problem(401, "unauthorized", "expired");
+}
+
+async fn a_token_for_some_queues_reaches_no_others(fixture: Fixture) {
+    let http = guarded(&fixture);
+    let (_, secret) = token(&fixture, Scope::Admin, Some(&["mail"])).await;
+    let http = http.with_token(&secret);
+    let job_in = |queue: &str| json!({ "kind": "greet", "payload": 1, "queue": queue });
+    let mine = http.post("/jobs", &job_in("mail")).await.expect_status(201).json();
+    http.post("/jobs", &job_in("other")).await.expect_problem(403, "forbidden", "mail");
+    http.post("/jobs", &json!({ "kind": "greet", "payload": 1 })).await.expect_problem(
+        403,
+        "forbidden",
+        "default",
+    );
+    http.get(&format!("/jobs/{}", mine["id"].as_str().expect("an id"))).await.expect_status(200);
+    let theirs = fixture.add(job("greet")).await;
+    let path = format!("/jobs/{theirs}");
+    let told = http.get(&path).await.expect_problem(403, "forbidden", "another queue");
+    assert!(!told.text.contains("default"), "which queue it is in is not told: {told:?}");
+    http.get(&format!("{path}/explain")).await.expect_problem(403, "forbidden", "another queue");
+    http.send("POST", &format!("{path}/cancel"), &[], "").await.expect_problem(403, "forbidden", "");
+    http.send("POST", &format!("{path}/retry"), &[], "").await.expect_problem(403, "forbidden", "");
+    http.json("PATCH", &path, &json!({ "priority": 1 })).await.expect_problem(403, "forbidden", "");
+    http.send("DELETE", &path, &[], "").await.expect_problem(403, "forbidden", "");
+    http.get("/jobs").await.expect_problem(403, "forbidden", "queue");
+    http.get("/jobs?queue=default").await.expect_problem(403, "forbidden", "");
+    http.get("/jobs?queue=mail").await.expect_status(200);
+    http.send("POST", "/queues/default/pause", &[], "").await.expect_problem(403, "forbidden", "");
+    http.post("/leases", &json!({ "queues": ["default"] })).await.expect_problem(403, "forbidden", "");
+    http.send("POST", "/sweep", &[], "").await.expect_problem(403, "forbidden", "");
+    // A worker of another queue, whose id has become known.
+    let worker = fixture.worker().await;
+    let body = json!({ "worker_id": worker.to_string(), "items": [] });
+    http.post("/leases/settle", &body).await.expect_problem(403, "forbidden", "another queue");
+    http.post("/leases/renew", &json!({ "worker_id": worker.to_string() })).await.expect_problem(
+        403,
+        "forbidden",
+        "",
+    );
+    http.post("/leases", &json!({ "worker_id": worker.to_string(), "queues": ["mail"] }))
+        .await
+        .expect_problem(403, "forbidden", "");
+    http.send("DELETE", &format!("/leases/{worker}"), &[], "").await.expect_problem(403, "forbidden", "");
+    let batch =
+        http.post("/jobs/batch", &json!([job_in("mail"), job_in("other")])).await.expect_status(200).json();
+    assert_eq!((&batch["created"], &batch["refused"]), (&json!(1), &json!(1)));
+}
+
+async fn a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Admin, Some(&["mail"])).await;
+    let http = guarded(&fixture).with_token(&secret);
+    let theirs = fixture.ended(job("greet"), Outcome::FailedPermanent).await;
+    fixture.add(job("greet")).await;
+    let mine = fixture.add(job("greet").queue("mail")).await;
+    http.get(&format!("/jobs/{mine}/explain")).await.expect_status(200);
+    http.get(&format!("/jobs/{theirs}/explain")).await.expect_problem(403, "forbidden", "another queue");
+    http.get("/dead-letters").await.expect_problem(403, "forbidden", "queue");
+    http.get("/dead-letters?queue=default").await.expect_problem(403, "forbidden", "default");
+    http.get("/workers").await.expect_problem(403, "forbidden", "mail");
+    http.get("/cron").await.expect_problem(403, "forbidden", "mail");
+    let queues = http.get("/queues").await.expect_status(200).json();
+    assert_eq!((queues.as_array().map(Vec::len), &queues[0]["name"]), (Some(1), &json!("mail")));
+
+    let retry = |filter: Value| json!({ "action": "retry", "filter": filter });
+    for filter in [json!({ "queue": "default" }), json!({ "kind": "greet" })] {
+        http.post("/jobs/bulk", &retry(filter)).await.expect_problem(403, "forbidden", "mail");
+    }
+    for body in [json!({ "queue": "default" }), json!({})] {
+        http.post("/dead-letters/redrive", &body).await.expect_problem(403, "forbidden", "mail");
+    }
+    http.send("POST", &format!("/dead-letters/{theirs}/redrive"), &[], "").await.expect_problem(
+        403,
+        "forbidden",
+        "another queue",
+    );
+    assert_eq!(fixture.status(theirs).await, Status::FailedPermanent);
+    let own = http.post("/jobs/bulk", &retry(json!({ "queue": "mail" }))).await.expect_status(200).json();
+    assert_eq!(own["changed"], 1);
+}
+
+async fn a_key_of_another_queue_tells_a_limited_token_nothing(fixture: Fixture) {
+    let http = guarded(&fixture);
+    fixture.add(job("greet").idempotency_key("theirs")).await;
+    let (_, secret) = token(&fixture, Scope::Enqueue, Some(&["mail"])).await;
+    let body = json!({ "kind": "greet", "payload": 1, "queue": "mail", "idempotency_key": "theirs" });
+    let http = http.with_token(&secret);
+    http.post("/jobs", &body).await.expect_problem(403, "forbidden", "");
+    let batch = http.post("/jobs/batch", &json!([body])).await.expect_status(200).json();
+    assert_eq!((&batch["refused"], &batch["items"][0]["id"]), (&json!(1), &Value::Null));
+    let replace = json!({ "kind": "a", "payload": 1, "queue": "mail", "unique_key": "theirs", "unique_mode": "replace" });
+    http.post("/jobs", &replace).await.expect_problem(403, "forbidden", "unique_mode");
+    assert_eq!(http.post("/jobs/batch", &json!([replace])).await.expect_status(200).json()["refused"], 1);
+}
+
+async fn a_token_for_some_queues_reads_no_counts_of_all(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Read, Some(&["mail"])).await;
+    let http = guarded(&fixture).with_token(&secret);
+    http.get("/metrics").await.expect_problem(403, "forbidden", "mail");
+    http.get("/stats").await.expect_problem(403, "forbidden", "queue");
+    http.get("/stats?queue=mail").await.expect_status(200);
+    http.get("/kinds").await.expect_status(200);
+    let (_, secret) = token(&fixture, Scope::Read, None).await;
+    http.with_token(&secret).get("/metrics").await.expect_status(200);
+    let open = Api::new(fixture.handle()).access(Access::Tokens).metrics(String::new).public(Public::Metrics);
+    HttpClient::of(open).get("/metrics").await.expect_status(200);
+}
+
+async fn follow_ups_take_the_scope_to_enqueue(fixture: Fixture) {
+    let http = guarded(&fixture);
+    let (_, secret) = token(&fixture, Scope::Work, None).await;
+    let http = http.with_token(&secret);
+    fixture.add(job("greet")).await;
+    let leased = http.post("/leases", &json!({ "kinds": ["greet"] })).await.expect_status(200).json();
+    let settle = |follow_ups: serde_json::Value| {
+        let item = json!({
+            "id": leased["jobs"][0]["id"], "lease_no": 1, "outcome": "succeeded", "follow_ups": follow_ups,
+        });
+        json!({ "worker_id": leased["worker_id"], "items": [item] })
+    };
+    let more = settle(json!([{ "kind": "greet", "payload": {} }]));
+    http.post("/leases/settle", &more).await.expect_problem(403, "forbidden", "`enqueue`");
+    http.post("/leases/settle", &settle(json!([]))).await.expect_status(200);
+}

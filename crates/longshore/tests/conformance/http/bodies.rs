@@ -1,0 +1,166 @@
+//! What a body looks like: what serde, or a habit of clients, would let through
+//! without a word.
+
+use longshore::api::{Admission, Api, UnknownKinds};
+use longshore::store::NewKind;
+use serde_json::json;
+
+use super::client::HttpClient;
+use crate::fixture::{Fixture, job, raw};
+
+cases! {
+    a_list_of_values_is_no_object_anywhere,
+    a_mistake_within_is_told_by_its_name,
+    a_delay_of_more_than_ten_years_is_refused,
+    a_payload_is_changed_to_null_but_not_to_too_much,
+    a_batch_refuses_a_key_for_all_of_it,
+    a_worker_names_at_most_a_thousand_kinds_and_leases,
+    a_kind_whose_schema_cannot_be_used_takes_nothing,
+    follow_ups_wait_for_room_as_other_jobs_do,
+    a_batch_is_as_strict_as_a_single_job,
+}
+
+async fn a_list_of_values_is_no_object_anywhere(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let nobody = "01990000-0000-7000-8000-000000000000";
+    let leased = http.post("/leases", &json!({})).await.expect_status(200).json();
+    let me = &leased["worker_id"];
+    for (method, path, body) in [
+        ("POST", "/jobs", json!(["greet", 1])),
+        ("POST", "/jobs", json!({ "kind": "greet", "payload": 1, "retry": ["fixed", { "delay_ms": 1 }] })),
+        ("POST", "/jobs/bulk", json!({ "action": "retry", "filter": ["queued"], "dry_run": true })),
+        ("PUT", "/cron/tick", json!({ "cron": "* * * * *", "job": ["greet", 1] })),
+        ("PUT", "/kinds/greet", json!({ "defaults": ["mail"] })),
+        ("PUT", "/kinds/greet", json!({ "defaults": { "retry": ["none"] } })),
+        ("POST", "/leases", json!({ "worker_id": me, "held": [[nobody, 1]] })),
+        ("POST", "/leases/renew", json!({ "worker_id": me, "leases": [[nobody, 1]] })),
+        ("POST", "/leases/renew", json!({ "worker_id": me, "progress": [[nobody, 1, 50]] })),
+        ("POST", "/leases/settle", json!({ "worker_id": me, "items": [[nobody, 1, "released"]] })),
+        (
+            "POST",
+            "/leases/settle",
+            json!({ "worker_id": me, "items": [
+                { "id": nobody, "lease_no": 1, "outcome": "succeeded", "follow_ups": [["greet", 1]] },
+            ] }),
+        ),
+    ] {
+        http.json(method, path, &body).await.expect_problem(422, "validation", "object");
+    }
+    let batch = http.post("/jobs/batch", &json!([["greet", 1]])).await.expect_status(200).json();
+    assert_eq!(batch["refused"], 1);
+    assert!(fixture.list(&longshore::store::ListFilter::default()).await.expect("list").jobs.is_empty());
+}
+
+async fn a_mistake_within_is_told_by_its_name(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let body = json!({ "kind": "greet", "payload": 1, "retry": { "policy": "fixed", "delay_ms": "soon" } });
+    http.post("/jobs", &body).await.expect_problem(422, "validation", "soon");
+    let body = json!({ "action": "retry", "filter": { "colour": "red" } });
+    http.post("/jobs/bulk", &body).await.expect_problem(422, "validation", "colour");
+    let none = json!({ "kind": "greet", "payload": 1, "retry": null });
+    http.post("/jobs", &none).await.expect_status(201);
+}
+
+async fn a_delay_of_more_than_ten_years_is_refused(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let longest: u64 = 315_360_000_000;
+    for (too_long, status) in [(longest, 201), (longest + 1, 422), (1 << 63, 422), (u64::MAX, 422)] {
+        for retry in [
+            json!({ "policy": "fixed", "delay_ms": too_long }),
+            json!({ "policy": "exponential", "cap_ms": too_long }),
+            json!({ "policy": "jitter", "base_ms": 1, "cap_ms": too_long }),
+            json!({ "policy": "list", "delays_ms": [1, too_long, 2] }),
+        ] {
+            let answer = http.post("/jobs", &json!({ "kind": "greet", "payload": 1, "retry": retry })).await;
+            assert_eq!(answer.status, status, "{retry}: {answer:?}");
+            if status == 422 {
+                answer.expect_problem(422, "validation", "retry: ");
+            }
+        }
+    }
+}
+
+async fn a_payload_is_changed_to_null_but_not_to_too_much(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let path = format!("/jobs/{}", fixture.add(job("greet")).await);
+    let before = http.get(&path).await.expect_status(200).json();
+    let kept = http.json("PATCH", &path, &json!({ "priority": 3 })).await.expect_status(200).json();
+    assert_eq!(kept["payload"], before["payload"], "what is absent stays");
+    assert!(!before["payload"].is_null());
+    let edited = http.json("PATCH", &path, &json!({ "payload": null })).await.expect_status(200).json();
+    assert_eq!((&edited["payload"], &edited["priority"]), (&json!(null), &json!(3)));
+    let large = |n: usize| json!({ "payload": "p".repeat(n) });
+    http.json("PATCH", &path, &large(1024 * 1024)).await.expect_problem(413, "too_large", "payload");
+    http.json("PATCH", &path, &large(1024 * 1024 - 2)).await.expect_status(200);
+}
+
+async fn a_batch_refuses_a_key_for_all_of_it(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let headers = [("content-type", "application/json"), ("idempotency-key", "all of them")];
+    let body = json!([{ "kind": "greet", "payload": 1 }, { "kind": "greet", "payload": 2 }]).to_string();
+    let refused = http.send("POST", "/jobs/batch", &headers, &body).await;
+    refused.expect_problem(422, "validation", "idempotency_key");
+    assert_eq!(http.get("/jobs").await.expect_status(200).json(), json!([]));
+}
+
+async fn a_worker_names_at_most_a_thousand_kinds_and_leases(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let kinds: Vec<String> = (0..1001).map(|i| format!("kind-{i}")).collect();
+    http.post("/leases", &json!({ "kinds": kinds })).await.expect_problem(422, "validation", "kinds: 1001");
+    http.post("/leases", &json!({ "kinds": kinds[1..] })).await.expect_status(200);
+    let held = vec![json!({ "id": "01990000-0000-7000-8000-000000000000", "lease_no": 1 }); 1001];
+    http.post("/leases", &json!({ "held": held })).await.expect_problem(422, "validation", "held: 1001");
+}
+
+async fn a_kind_whose_schema_cannot_be_used_takes_nothing(fixture: Fixture) {
+    // As a worker publishes it: nothing checks it there.
+    let broken = NewKind { schema: Some(raw(r#"{"type":"moon"}"#)), ..NewKind::new("greet") };
+    fixture.put_kinds(&[broken, NewKind::new("wave")]).await.expect("stored");
+    let http = HttpClient::new(&fixture);
+    let greet = json!({ "kind": "greet", "payload": 1 });
+    http.post("/jobs", &greet).await.expect_problem(422, "validation", "PUT /kinds/{kind}");
+    let batch =
+        http.post("/jobs/batch", &json!([greet, { "kind": "wave", "payload": 1 }])).await.expect_status(200);
+    assert_eq!((&batch.json()["created"], &batch.json()["refused"]), (&json!(1), &json!(1)));
+    http.json("PUT", "/kinds/greet", &json!({ "schema": { "type": "integer" } })).await.expect_status(200);
+    http.post("/jobs", &greet).await.expect_status(201);
+}
+
+async fn follow_ups_wait_for_room_as_other_jobs_do(fixture: Fixture) {
+    let short = Admission { waiting_jobs: Some(1), ..Admission::default() };
+    let http = HttpClient::of(Api::new(fixture.handle()).unknown_kinds(UnknownKinds::Allow).admission(short));
+    fixture.add(job("greet").queue("here")).await;
+    fixture.add(job("greet").queue("full")).await;
+    let leased = http.post("/leases", &json!({ "queues": ["here"] })).await.expect_status(200).json();
+    let settle = |queue: &str| {
+        let lease = &leased["jobs"][0];
+        json!({ "worker_id": leased["worker_id"], "items": [{
+            "id": lease["id"], "lease_no": lease["lease_no"], "outcome": "succeeded",
+            "follow_ups": [{ "kind": "next", "payload": 1, "queue": queue }],
+        }] })
+    };
+    let refused = http.post("/leases/settle", &settle("full")).await;
+    let refused = refused.expect_problem(429, "rate_limited", "items[0]: queue");
+    assert!(!refused.header("retry-after").is_empty(), "it says when to come back");
+    let stored = http.post("/leases/settle", &settle("roomy")).await.expect_status(200).json();
+    assert_eq!(stored["items"][0]["settled"], "stored", "nothing was lost by the refusal");
+}
+
+async fn a_batch_is_as_strict_as_a_single_job(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let large = json!({ "kind": "a", "payload": "p".repeat(1024 * 1024) });
+    let items = json!([
+        large,
+        { "kind": "a", "payload": "a\u{0}b" },
+        { "kind": "a", "payload": 1, "colour": "red" },
+    ]);
+    let answer = http.post("/jobs/batch", &items).await.expect_status(200).json();
+    let told = |i: usize| (answer["items"][i]["error"].clone(), answer["items"][i]["message"].to_string());
+    for (i, slug, part) in
+        [(0, "too_large", "payload"), (1, "validation", "NUL"), (2, "validation", "colour")]
+    {
+        let (error, message) = told(i);
+        assert_eq!(error, slug, "{message}");
+        assert!(message.contains(part), "{message}");
+    }
+}
