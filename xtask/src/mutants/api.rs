@@ -25,8 +25,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "if let Some(key) = idempotency_key {",
         new: "if let Some(key) = idempotency_key.filter(|_| body.idempotency_key.is_none()) {",
         red: &[
-            "postgres::http::one_key_is_one_job_and_the_header_beats_the_body",
-            "sqlite::http::one_key_is_one_job_and_the_header_beats_the_body",
+            "http::jobs::postgres::one_key_is_one_job_and_the_header_beats_the_body",
+            "http::jobs::sqlite::one_key_is_one_job_and_the_header_beats_the_body",
         ],
     },
     Mutant {
@@ -36,8 +36,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "places.push(place);",
         new: "places.push(jobs.len() - 1);",
         red: &[
-            "postgres::http::a_batch_stores_the_good_and_names_the_bad",
-            "sqlite::http::a_batch_stores_the_good_and_names_the_bad",
+            "http::jobs::postgres::a_batch_stores_the_good_and_names_the_bad",
+            "http::jobs::sqlite::a_batch_stores_the_good_and_names_the_bad",
         ],
     },
     Mutant {
@@ -47,10 +47,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "if depth > MAX_DEPTH {",
         new: "if depth > MAX_DEPTH + 1 {",
         red: &[
-            "postgres::http::what_is_wrong_with_a_job_is_refused_by_name",
-            "postgres::input::every_bad_field_is_refused_by_name_and_nothing_is_written",
-            "sqlite::http::what_is_wrong_with_a_job_is_refused_by_name",
-            "sqlite::input::every_bad_field_is_refused_by_name_and_nothing_is_written",
+            "http::jobs::postgres::what_is_wrong_with_a_job_is_refused_by_name",
+            "input::postgres::every_bad_field_is_refused_by_name_and_nothing_is_written",
+            "http::jobs::sqlite::what_is_wrong_with_a_job_is_refused_by_name",
+            "input::sqlite::every_bad_field_is_refused_by_name_and_nothing_is_written",
         ],
     },
     Mutant {
@@ -60,8 +60,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "u64::from(!body.action.would_change(job))",
         new: "u64::from(!body.action.would_change(job)) * 0",
         red: &[
-            "postgres::http::a_dry_run_foresees_what_an_order_passes_over",
-            "sqlite::http::a_dry_run_foresees_what_an_order_passes_over",
+            "http::operate::postgres::a_dry_run_foresees_what_an_order_passes_over",
+            "http::operate::sqlite::a_dry_run_foresees_what_an_order_passes_over",
         ],
     },
     Mutant {
@@ -71,8 +71,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "let left = u64::from(limit) - answer.matched;",
         new: "let left = u64::from(limit);",
         red: &[
-            "postgres::http::an_order_of_several_pages_ends_at_its_limit",
-            "sqlite::http::an_order_of_several_pages_ends_at_its_limit",
+            "http::operate::postgres::an_order_of_several_pages_ends_at_its_limit",
+            "http::operate::sqlite::an_order_of_several_pages_ends_at_its_limit",
         ],
     },
     Mutant {
@@ -82,8 +82,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "worker.running >= worker.concurrency.into()",
         new: "worker.running > worker.concurrency.into()",
         red: &[
-            "postgres::http::a_job_whose_workers_are_all_busy_is_told_so",
-            "sqlite::http::a_job_whose_workers_are_all_busy_is_told_so",
+            "http::explain::postgres::a_job_whose_workers_are_all_busy_is_told_so",
+            "http::explain::sqlite::a_job_whose_workers_are_all_busy_is_told_so",
         ],
     },
     Mutant {
@@ -93,8 +93,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "worker.stale.then_some(silent)",
         new: "worker.dead_at.map(|_| silent)",
         red: &[
-            "postgres::http::a_job_of_a_lost_worker_waits_for_a_sweep",
-            "sqlite::http::a_job_of_a_lost_worker_waits_for_a_sweep",
+            "http::explain::postgres::a_job_of_a_lost_worker_waits_for_a_sweep",
+            "http::explain::sqlite::a_job_of_a_lost_worker_waits_for_a_sweep",
         ],
     },
     // ---- what tokens may -------------------------------------------------------
@@ -105,8 +105,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "caller.must_have(Scope::Enqueue)?;",
         new: "caller.must_have(Scope::Work)?;",
         red: &[
-            "postgres::http::follow_ups_take_the_scope_to_enqueue",
-            "sqlite::http::follow_ups_take_the_scope_to_enqueue",
+            "http::auth::postgres::follow_ups_take_the_scope_to_enqueue",
+            "http::auth::sqlite::follow_ups_take_the_scope_to_enqueue",
         ],
     },
     Mutant {
@@ -116,8 +116,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "caller.may_reach(&job.queue)?;",
         new: "let _ = caller.may_use(&job.queue);",
         red: &[
-            "postgres::http::a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there",
-            "sqlite::http::a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there",
+            "http::auth::postgres::a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there",
+            "http::auth::sqlite::a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there",
         ],
     },
     Mutant {
@@ -127,8 +127,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "event.is_of(queues)",
         new: "event.is_of(queues) || !queues.is_empty()",
         red: &[
-            "postgres::http::a_token_for_some_queues_hears_of_no_others",
-            "sqlite::http::a_token_for_some_queues_hears_of_no_others",
+            "http::events::postgres::a_token_for_some_queues_hears_of_no_others",
+            "http::events::sqlite::a_token_for_some_queues_hears_of_no_others",
         ],
     },
     // ---- events ----------------------------------------------------------------
@@ -139,8 +139,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "Slug::Unauthorized | Slug::Forbidden",
         new: "Slug::Forbidden",
         red: &[
-            "postgres::http::a_token_for_some_queues_hears_of_no_others",
-            "sqlite::http::a_token_for_some_queues_hears_of_no_others",
+            "http::events::postgres::a_token_for_some_queues_hears_of_no_others",
+            "http::events::sqlite::a_token_for_some_queues_hears_of_no_others",
         ],
     },
     Mutant {
@@ -150,8 +150,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "asked.unwrap_or_else(|| self.end())",
         new: "self.end()",
         red: &[
-            "postgres::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
-            "sqlite::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
+            "http::events::postgres::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
+            "http::events::sqlite::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
         ],
     },
     Mutant {
@@ -161,8 +161,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "place.of != self.id ||",
         new: "",
         red: &[
-            "postgres::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
-            "sqlite::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
+            "http::events::postgres::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
+            "http::events::sqlite::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
         ],
     },
     Mutant {
@@ -172,8 +172,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "events.insert(0, Event::Gap {});",
         new: "",
         red: &[
-            "postgres::http::more_new_jobs_than_one_look_sees_leave_a_gap",
-            "sqlite::http::more_new_jobs_than_one_look_sees_leave_a_gap",
+            "http::events::postgres::more_new_jobs_than_one_look_sees_leave_a_gap",
+            "http::events::sqlite::more_new_jobs_than_one_look_sees_leave_a_gap",
         ],
     },
     // ---- leases whose answer was lost ------------------------------------------
@@ -184,8 +184,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "if self.jobs.is_empty() {",
         new: "if self.jobs.len() < usize::MAX {",
         red: &[
-            "postgres::http::a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased",
-            "sqlite::http::a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased",
+            "http::leases::postgres::a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased",
+            "http::leases::sqlite::a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased",
         ],
     },
     Mutant {
@@ -195,10 +195,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "arrived.elapsed() + WRITTEN_BEFORE",
         new: "(arrived.elapsed() + WRITTEN_BEFORE) * 0",
         red: &[
-            "postgres::http::leases_whose_answer_was_lost_are_given_back",
-            "postgres::http::two_calls_of_one_worker_share_nothing",
-            "sqlite::http::leases_whose_answer_was_lost_are_given_back",
-            "sqlite::http::two_calls_of_one_worker_share_nothing",
+            "http::leases::postgres::leases_whose_answer_was_lost_are_given_back",
+            "http::leases::postgres::two_calls_of_one_worker_share_nothing",
+            "http::leases::sqlite::leases_whose_answer_was_lost_are_given_back",
+            "http::leases::sqlite::two_calls_of_one_worker_share_nothing",
         ],
     },
     Mutant {
@@ -208,8 +208,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "server.sessions.of(worker)",
         new: "server.sessions.of(WorkerId::new())",
         red: &[
-            "postgres::http::two_calls_of_one_worker_get_one_suspect_between_them",
-            "sqlite::http::two_calls_of_one_worker_get_one_suspect_between_them",
+            "http::leases::postgres::two_calls_of_one_worker_get_one_suspect_between_them",
+            "http::leases::sqlite::two_calls_of_one_worker_get_one_suspect_between_them",
         ],
     },
     Mutant {
@@ -219,8 +219,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "!held.contains(lease)",
         new: "!held.contains(lease) || held.len() < usize::MAX",
         red: &[
-            "postgres::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
-            "sqlite::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
+            "http::leases::postgres::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
+            "http::leases::sqlite::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
         ],
     },
     Mutant {
@@ -230,8 +230,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "&held, ARRIVED_WITHIN)",
         new: "&held, ARRIVED_WITHIN / 2)",
         red: &[
-            "postgres::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
-            "sqlite::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
+            "http::leases::postgres::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
+            "http::leases::sqlite::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
         ],
     },
     Mutant {
@@ -241,8 +241,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "held.len() >= MAX_ITEMS",
         new: "held.len() > MAX_ITEMS",
         red: &[
-            "postgres::http::a_full_list_of_leases_gives_nothing_back",
-            "sqlite::http::a_full_list_of_leases_gives_nothing_back",
+            "http::leases::postgres::a_full_list_of_leases_gives_nothing_back",
+            "http::leases::sqlite::a_full_list_of_leases_gives_nothing_back",
         ],
     },
 ];

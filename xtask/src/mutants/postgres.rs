@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH:",
         old: "and h.lease_no = i.lease_no ",
         new: "",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "postgres: a finishing settle ignores the worker",
@@ -27,7 +27,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH:",
         old: "and h.worker = i.worker",
         new: "",
-        red: &["postgres::fence::the_right_number_in_the_wrong_hands_is_powerless"],
+        red: &["fence::postgres::the_right_number_in_the_wrong_hands_is_powerless"],
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the lease number",
@@ -36,8 +36,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and r.lease_no = $2 ",
         new: "and r.lease_no <> -$2 ",
         red: &[
-            "postgres::fence::a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker",
-            "postgres::fence::a_holder_is_powerless_over_its_own_later_lease",
+            "fence::postgres::a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker",
+            "fence::postgres::a_holder_is_powerless_over_its_own_later_lease",
         ],
     },
     Mutant {
@@ -47,8 +47,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and r.worker = $3",
         new: "and (r.worker = $3 or true)",
         red: &[
-            "postgres::fence::plain_successes_of_one_batch_end_what_their_worker_holds",
-            "postgres::fence::the_right_number_in_the_wrong_hands_is_powerless",
+            "fence::postgres::plain_successes_of_one_batch_end_what_their_worker_holds",
+            "fence::postgres::the_right_number_in_the_wrong_hands_is_powerless",
         ],
     },
     Mutant {
@@ -57,7 +57,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "where t.keyed))",
         new: "where not t.keyed))",
-        red: &["postgres::keys::a_unique_key_is_released_by_an_end_that_leaves_nothing_behind"],
+        red: &["keys::postgres::a_unique_key_is_released_by_an_end_that_leaves_nothing_behind"],
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the cancel flag",
@@ -65,7 +65,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "or r.cancel_requested = $4",
         new: "or true",
-        red: &["postgres::settle::a_move_decided_without_a_raised_flag_is_sent_back"],
+        red: &["settle::postgres::a_move_decided_without_a_raised_flag_is_sent_back"],
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore that the key has gone",
@@ -73,7 +73,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "or r.superseded = $5",
         new: "or true",
-        red: &["postgres::keys::a_superseded_job_that_gives_up_says_why"],
+        red: &["keys::postgres::a_superseded_job_that_gives_up_says_why"],
     },
     Mutant {
         name: "postgres: attempts that ended alike mix up what was counted",
@@ -81,7 +81,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "$7::int2, t.max_attempts, $8::int2",
         new: "$8::int2, t.max_attempts, $7::int2",
-        red: &["postgres::settle::a_success_that_leaves_nothing_behind_keeps_what_was_counted"],
+        red: &["settle::postgres::a_success_that_leaves_nothing_behind_keeps_what_was_counted"],
     },
     Mutant {
         name: "postgres: a requeueing settle ignores the lease number",
@@ -89,7 +89,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REQUEUE",
         old: "and h.lease_no = i.lease_no ",
         new: "",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "postgres: a finishing settle ignores the cancel flag",
@@ -97,7 +97,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH:",
         old: "or r.cancel_requested = $9",
         new: "or true",
-        red: &["postgres::settle::a_move_decided_without_a_raised_flag_is_sent_back"],
+        red: &["settle::postgres::a_move_decided_without_a_raised_flag_is_sent_back"],
     },
     Mutant {
         name: "postgres: a requeueing settle ignores the cancel flag",
@@ -105,7 +105,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REQUEUE",
         old: "or r.cancel_requested = $10",
         new: "or true",
-        red: &["postgres::cancel::a_requested_cancel_outranks_every_other_ending"],
+        red: &["cancel::postgres::a_requested_cancel_outranks_every_other_ending"],
     },
     Mutant {
         name: "postgres: a requeueing settle ignores that the key has gone",
@@ -113,7 +113,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REQUEUE",
         old: "or r.superseded = $11",
         new: "or true",
-        red: &["postgres::keys::a_superseded_failure_is_final"],
+        red: &["keys::postgres::a_superseded_failure_is_final"],
     },
     Mutant {
         name: "postgres: recovery does not ask whether the worker is dead",
@@ -121,7 +121,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REQUEUE",
         old: "is not true or not exists",
         new: "is not true or true or not exists",
-        red: &["postgres::recovery::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
+        red: &["recovery::postgres::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
     },
     Mutant {
         name: "postgres: mark_started ignores the lease number",
@@ -129,7 +129,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const MARK_STARTED",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "postgres: progress ignores the lease number",
@@ -137,7 +137,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const PROGRESS",
         old: "and i.lease_no = r.lease_no ",
         new: "",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "postgres: a checkpoint ignores the lease number",
@@ -145,7 +145,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const SAVE_CHECKPOINT",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "postgres: assert_lease ignores the lease number",
@@ -153,7 +153,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const ASSERT_LEASE",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "postgres: the beat ignores the lease number",
@@ -161,7 +161,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const BEAT",
         old: "and r.lease_no = h.lease_no",
         new: "",
-        red: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "postgres: the dead may beat",
@@ -169,7 +169,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const BEAT",
         old: "and dead_at is null",
         new: "",
-        red: &["postgres::workers::the_dead_stay_dead"],
+        red: &["workers::postgres::the_dead_stay_dead"],
     },
     Mutant {
         name: "postgres: a sweeper's word passes for the holder's",
@@ -177,7 +177,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const DIAGNOSE",
         old: "and a.error is not distinct from i.error",
         new: "",
-        red: &["postgres::fence::a_late_failure_is_not_mistaken_for_the_one_a_hook_decided"],
+        red: &["fence::postgres::a_late_failure_is_not_mistaken_for_the_one_a_hook_decided"],
     },
     Mutant {
         name: "postgres: the claims behind leases ignore the lease number",
@@ -186,8 +186,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and h.lease_no = i.lease_no ",
         new: "",
         red: &[
-            "postgres::fence::claims_are_answered_lease_by_lease",
-            "postgres::fence::a_holder_is_powerless_over_its_own_later_lease",
+            "fence::postgres::claims_are_answered_lease_by_lease",
+            "fence::postgres::a_holder_is_powerless_over_its_own_later_lease",
         ],
     },
     Mutant {
@@ -196,7 +196,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const CLAIMS:",
         old: "and h.worker = i.worker",
         new: "",
-        red: &["postgres::fence::the_right_number_in_the_wrong_hands_is_powerless"],
+        red: &["fence::postgres::the_right_number_in_the_wrong_hands_is_powerless"],
     },
     // ---- claim: from one place, and from many ----------------------------------
     Mutant {
@@ -205,7 +205,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["postgres::claim::a_job_is_due_at_its_very_instant"],
+        red: &["claim::postgres::a_job_is_due_at_its_very_instant"],
     },
     Mutant {
         name: "postgres: a claim ignores the kinds",
@@ -213,7 +213,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "r.kind = any((select $5::text[])::text[])",
         new: "true",
-        red: &["postgres::claim::kinds_without_a_handler_are_left_alone"],
+        red: &["claim::postgres::kinds_without_a_handler_are_left_alone"],
     },
     Mutant {
         name: "postgres: a claim ignores forbidden flags",
@@ -221,7 +221,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "not r.flags && (select $7::text[])",
         new: "true",
-        red: &["postgres::claim::forbidden_flags_keep_jobs_with_any_of_them_away"],
+        red: &["claim::postgres::forbidden_flags_keep_jobs_with_any_of_them_away"],
     },
     Mutant {
         name: "postgres: the dead may claim",
@@ -229,7 +229,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "and w.dead_at is null",
         new: "",
-        red: &["postgres::claim::a_worker_declared_dead_gets_nothing"],
+        red: &["claim::postgres::a_worker_declared_dead_gets_nothing"],
     },
     Mutant {
         name: "postgres: a resumed claim ignores a pause",
@@ -237,7 +237,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "s.paused or s.max_running is not null",
         new: "s.max_running is not null",
-        red: &["postgres::claim::a_pause_binds_a_claimer_that_has_begun"],
+        red: &["claim::postgres::a_pause_binds_a_claimer_that_has_begun"],
     },
     Mutant {
         name: "postgres: a claim from many places chooses what is not due",
@@ -245,7 +245,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "look as materialized",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["postgres_only::locks::what_may_not_be_claimed_costs_no_further_step"],
+        red: &["locks::postgres_only::what_may_not_be_claimed_costs_no_further_step"],
     },
     Mutant {
         name: "postgres: a claim from many places chooses without the kinds",
@@ -253,7 +253,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "look as materialized",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["postgres_only::locks::what_may_not_be_claimed_costs_no_further_step"],
+        red: &["locks::postgres_only::what_may_not_be_claimed_costs_no_further_step"],
     },
     Mutant {
         name: "postgres: a claim from many places chooses without the flags",
@@ -261,7 +261,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "look as materialized",
         old: "not r.flags && (select $10::text[])",
         new: "true",
-        red: &["postgres_only::locks::what_may_not_be_claimed_costs_no_further_step"],
+        red: &["locks::postgres_only::what_may_not_be_claimed_costs_no_further_step"],
     },
     Mutant {
         name: "postgres: a claim from many places takes what is not due",
@@ -269,7 +269,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["postgres_only::locks::nor_does_one_from_many_places"],
+        red: &["locks::postgres_only::nor_does_one_from_many_places"],
     },
     Mutant {
         name: "postgres: a claim from many places takes without the kinds",
@@ -277,7 +277,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["postgres_only::locks::nor_does_one_from_many_places"],
+        red: &["locks::postgres_only::nor_does_one_from_many_places"],
     },
     Mutant {
         name: "postgres: a claim from many places takes without the flags",
@@ -285,7 +285,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "not r.flags && (select $10::text[])",
         new: "true",
-        red: &["postgres_only::locks::nor_does_one_from_many_places"],
+        red: &["locks::postgres_only::nor_does_one_from_many_places"],
     },
     Mutant {
         name: "postgres: a claim is held up by locked jobs",
@@ -294,9 +294,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "if wanted - missing < chosen && cut",
         new: "if wanted - missing < chosen && cut && jobs.len() == usize::MAX",
         red: &[
-            "postgres_only::locks::a_locked_job_holds_up_none_below_it",
-            "postgres_only::locks::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other",
-            "postgres_only::locks::a_locked_suspect_holds_up_no_other",
+            "locks::postgres_only::a_locked_job_holds_up_none_below_it",
+            "locks::postgres_only::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other",
+            "locks::postgres_only::a_locked_suspect_holds_up_no_other",
         ],
     },
     Mutant {
@@ -305,7 +305,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
+        red: &["locks::postgres_only::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs takes without the kinds",
@@ -313,7 +313,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
+        red: &["locks::postgres_only::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs takes without the flags",
@@ -321,7 +321,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "not r.flags && (select $10::text[])",
         new: "true",
-        red: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
+        red: &["locks::postgres_only::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs overdraws a limit",
@@ -329,7 +329,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "async fn take(",
         old: "count() as i32;",
         new: "count() as i32 * 0;",
-        red: &["postgres_only::locks::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other"],
+        red: &["locks::postgres_only::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other"],
     },
     Mutant {
         name: "postgres: the dead may claim from many places",
@@ -337,7 +337,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE:",
         old: "and w.dead_at is null",
         new: "",
-        red: &["postgres::claim::a_worker_declared_dead_gets_nothing"],
+        red: &["claim::postgres::a_worker_declared_dead_gets_nothing"],
     },
     Mutant {
         name: "postgres: a resumed claim from many places ignores a pause",
@@ -345,7 +345,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE:",
         old: "where s.paused is not true",
         new: "where true",
-        red: &["postgres::claim::a_pause_binds_a_claimer_of_many_priorities_that_has_begun"],
+        red: &["claim::postgres::a_pause_binds_a_claimer_of_many_priorities_that_has_begun"],
     },
     Mutant {
         name: "postgres: a limit counts nobody",
@@ -353,7 +353,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const COUNT_LIMITED",
         old: "select queue, count(*)",
         new: "select queue, count(*) - count(*)",
-        red: &["postgres::limits::a_serial_queue_runs_one_job_at_a_time_across_handles"],
+        red: &["limits::postgres::a_serial_queue_runs_one_job_at_a_time_across_handles"],
     },
     // ---- ends and operators ----------------------------------------------------
     Mutant {
@@ -362,7 +362,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH:",
         old: "where t.keyed))",
         new: "where not t.keyed))",
-        red: &["postgres::keys::a_unique_key_is_released_by_every_end"],
+        red: &["keys::postgres::a_unique_key_is_released_by_every_end"],
     },
     Mutant {
         name: "postgres: a cancel does not look where the job stands",
@@ -370,7 +370,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const CANCEL",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2 - 1",
-        red: &["postgres::operate::an_operation_decided_before_a_run_changes_nothing"],
+        red: &["operate::postgres::an_operation_decided_before_a_run_changes_nothing"],
     },
     Mutant {
         name: "postgres: a cancelled job is not tallied",
@@ -378,7 +378,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const CANCEL",
         old: "1, 1, 'cancelled'",
         new: "1, 0, 'cancelled'",
-        red: &["postgres::cancel::a_waiting_job_is_cancelled_at_once"],
+        red: &["cancel::postgres::a_waiting_job_is_cancelled_at_once"],
     },
     Mutant {
         name: "postgres: a retry begins the lease numbers anew",
@@ -386,7 +386,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REOPEN",
         old: "j.timeout_ms, g.lease_no, j.priority",
         new: "j.timeout_ms, 0, j.priority",
-        red: &["postgres::operate::a_finished_job_runs_again_with_a_fresh_budget"],
+        red: &["operate::postgres::a_finished_job_runs_again_with_a_fresh_budget"],
     },
     Mutant {
         name: "postgres: retention counts from the enqueue",
@@ -394,7 +394,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const RETAIN",
         old: "select id, outcome, finished_at\n        from longshore.finished",
         new: "select id, outcome, (select j.created_at from longshore.jobs j where j.id = f.id) as finished_at\n        from longshore.finished f",
-        red: &["postgres::retention::age_counts_from_the_end_not_from_the_enqueue"],
+        red: &["retention::postgres::age_counts_from_the_end_not_from_the_enqueue"],
     },
     Mutant {
         name: "postgres: a tick fires whatever tick it is",
@@ -402,7 +402,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FIRE",
         old: "and next_at = $2",
         new: "",
-        red: &["postgres::schedules::of_many_callers_one_gets_each_tick"],
+        red: &["schedules::postgres::of_many_callers_one_gets_each_tick"],
     },
     Mutant {
         name: "postgres: a tick of an old line fires",
@@ -410,7 +410,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FIRE",
         old: "and expression = $5",
         new: "and (expression = $5 or true)",
-        red: &["postgres::schedules::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
+        red: &["schedules::postgres::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
     },
     Mutant {
         name: "postgres: a put moves the next tick",
@@ -419,8 +419,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "then s.next_at",
         new: "then excluded.next_at",
         red: &[
-            "postgres::schedules::a_schedule_put_again_keeps_its_ticks_and_its_pause",
-            "postgres::schedules::putting_what_is_there_disturbs_nothing",
+            "schedules::postgres::a_schedule_put_again_keeps_its_ticks_and_its_pause",
+            "schedules::postgres::putting_what_is_there_disturbs_nothing",
         ],
     },
     Mutant {
@@ -429,7 +429,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const AHEAD:",
         old: "and (r.run_at, r.id) < (m.run_at, m.id)",
         new: "and r.id < m.id",
-        red: &["postgres::inspect::the_jobs_ahead_are_those_a_claim_would_take_first"],
+        red: &["inspect::postgres::the_jobs_ahead_are_those_a_claim_would_take_first"],
     },
     Mutant {
         name: "postgres: an hour that began before is not told",
@@ -437,7 +437,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TALLIED:",
         old: "level = 2 and minute >= $2",
         new: "level = 2 and minute >= greatest($1, $2)",
-        red: &["postgres::counts::minutes_that_were_added_up_are_told_by_the_hour"],
+        red: &["counts::postgres::minutes_that_were_added_up_are_told_by_the_hour"],
     },
     Mutant {
         name: "postgres: a revoked token lives",
@@ -446,8 +446,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and revoked_at is null",
         new: "",
         red: &[
-            "postgres::access::a_revoked_token_is_dead_and_stays_listed",
-            "postgres::access::the_same_token_again_changes_nothing",
+            "tokens::postgres::a_revoked_token_is_dead_and_stays_listed",
+            "tokens::postgres::the_same_token_again_changes_nothing",
         ],
     },
     Mutant {
@@ -456,7 +456,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const LIVE_TOKEN",
         old: "expires_at > longshore.clock()",
         new: "true",
-        red: &["postgres::access::a_token_is_good_until_the_instant_it_expires"],
+        red: &["tokens::postgres::a_token_is_good_until_the_instant_it_expires"],
     },
     Mutant {
         name: "postgres: a worker's word wipes a schema",
@@ -464,6 +464,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const PUT_KINDS",
         old: "coalesce(excluded.schema, k.schema)",
         new: "excluded.schema",
-        red: &["postgres::access::a_kind_put_without_a_schema_keeps_the_one_it_has"],
+        red: &["kinds::postgres::a_kind_put_without_a_schema_keeps_the_one_it_has"],
     },
 ];

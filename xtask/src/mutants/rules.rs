@@ -14,8 +14,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "attempts: job.attempt - 1,",
         new: "attempts: job.attempt,",
         red: &[
-            "postgres::settle::a_release_is_not_charged_and_is_due_at_once",
-            "sqlite::settle::a_release_is_not_charged_and_is_due_at_once",
+            "settle::postgres::a_release_is_not_charged_and_is_due_at_once",
+            "settle::sqlite::a_release_is_not_charged_and_is_due_at_once",
         ],
     },
     Mutant {
@@ -25,8 +25,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "settled == Settled::Stored",
         new: "settled == Settled::LeaseLost",
         red: &[
-            "postgres::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
-            "sqlite::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "settle_by_lease::postgres::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "settle_by_lease::sqlite::a_lease_settled_again_is_held_again_and_nothing_changes",
         ],
     },
     Mutant {
@@ -36,8 +36,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "superseded: true",
         new: "superseded: false",
         red: &[
-            "postgres::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
-            "sqlite::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "settle_by_lease::postgres::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "settle_by_lease::sqlite::a_lease_settled_again_is_held_again_and_nothing_changes",
         ],
     },
 ];

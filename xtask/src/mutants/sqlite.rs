@@ -18,7 +18,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn take_lease(",
         old: "and lease_no = ?2   -- fence: a newer lease owns the row",
         new: "and lease_no <> -?2",
-        red: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "sqlite: a settle ignores the worker",
@@ -26,7 +26,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn take_lease(",
         old: "and worker = ?3",
         new: "",
-        red: &["sqlite::fence::the_right_number_in_the_wrong_hands_is_powerless"],
+        red: &["fence::sqlite::the_right_number_in_the_wrong_hands_is_powerless"],
     },
     Mutant {
         name: "sqlite: a settle ignores the flags",
@@ -35,8 +35,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "(cancel_requested = ?4 and superseded = ?5)",
         new: "?5 is not null",
         red: &[
-            "sqlite::cancel::a_requested_cancel_outranks_every_other_ending",
-            "sqlite::keys::a_superseded_failure_is_final",
+            "cancel::sqlite::a_requested_cancel_outranks_every_other_ending",
+            "keys::sqlite::a_superseded_failure_is_final",
         ],
     },
     Mutant {
@@ -45,7 +45,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn take_lease(",
         old: "?6 or not exists",
         new: "?6 or true or not exists",
-        red: &["sqlite::recovery::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
+        red: &["recovery::sqlite::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
     },
     Mutant {
         name: "sqlite: mark_started ignores the lease number",
@@ -53,7 +53,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn mark_started(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "sqlite: progress ignores the lease number",
@@ -61,7 +61,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn progress(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "sqlite: a checkpoint ignores the lease number",
@@ -69,7 +69,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn save_checkpoint(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "sqlite: assert_lease and the beat ignore the lease number",
@@ -77,7 +77,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn raised_flags(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
         name: "sqlite: the dead may beat",
@@ -85,7 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn beat(",
         old: "and dead_at is null",
         new: "",
-        red: &["sqlite::workers::the_dead_stay_dead"],
+        red: &["workers::sqlite::the_dead_stay_dead"],
     },
     Mutant {
         name: "sqlite: a claim takes what is not due",
@@ -93,7 +93,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const NEXT_DUE",
         old: "and run_at <= ?5",
         new: "and ?5 is not null",
-        red: &["sqlite::claim::a_job_is_due_at_its_very_instant"],
+        red: &["claim::sqlite::a_job_is_due_at_its_very_instant"],
     },
     Mutant {
         name: "sqlite: a claim ignores the kinds",
@@ -101,7 +101,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn handles(",
         old: "!kinds.contains(kind)",
         new: "kinds.is_empty()",
-        red: &["sqlite::claim::kinds_without_a_handler_are_left_alone"],
+        red: &["claim::sqlite::kinds_without_a_handler_are_left_alone"],
     },
     Mutant {
         name: "sqlite: a claim ignores forbidden flags",
@@ -109,7 +109,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn handles(",
         old: "forbid_flags.contains(flag)",
         new: "accept_flags.contains(flag) && forbid_flags.contains(flag)",
-        red: &["sqlite::claim::forbidden_flags_keep_jobs_with_any_of_them_away"],
+        red: &["claim::sqlite::forbidden_flags_keep_jobs_with_any_of_them_away"],
     },
     Mutant {
         name: "sqlite: the dead may claim",
@@ -117,7 +117,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn worker_is_alive(",
         old: "and dead_at is null",
         new: "",
-        red: &["sqlite::claim::a_worker_declared_dead_gets_nothing"],
+        red: &["claim::sqlite::a_worker_declared_dead_gets_nothing"],
     },
     Mutant {
         name: "sqlite: a claim does not use up slots",
@@ -125,7 +125,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn admit(",
         old: "slots.map(|slots| slots - 1)",
         new: "slots.map(|slots| slots)",
-        red: &["sqlite::limits::a_limit_holds_across_priorities_and_kinds"],
+        red: &["limits::sqlite::a_limit_holds_across_priorities_and_kinds"],
     },
     Mutant {
         name: "sqlite: a claim takes every suspect",
@@ -133,7 +133,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn admit(",
         old: "self.suspects.clear();",
         new: "",
-        red: &["sqlite::claim::at_most_one_suspect_comes_from_all_queues_together"],
+        red: &["claim::sqlite::at_most_one_suspect_comes_from_all_queues_together"],
     },
     Mutant {
         name: "sqlite: an end keeps the unique key",
@@ -141,7 +141,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn finish_job(",
         old: "if held.keyed {",
         new: "if !held.keyed {",
-        red: &["sqlite::keys::a_unique_key_is_released_by_every_end"],
+        red: &["keys::sqlite::a_unique_key_is_released_by_every_end"],
     },
     Mutant {
         name: "sqlite: a cancel does not look where the job stands",
@@ -149,7 +149,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn leave_ready(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2 - 1",
-        red: &["sqlite::operate::an_operation_decided_before_a_run_changes_nothing"],
+        red: &["operate::sqlite::an_operation_decided_before_a_run_changes_nothing"],
     },
     Mutant {
         name: "sqlite: a cancelled job is not tallied",
@@ -157,7 +157,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn cancel(",
         old: "Outcome::Cancelled, 0, 1, 1)",
         new: "Outcome::Cancelled, 0, 1, 0)",
-        red: &["sqlite::cancel::a_waiting_job_is_cancelled_at_once"],
+        red: &["cancel::sqlite::a_waiting_job_is_cancelled_at_once"],
     },
     Mutant {
         name: "sqlite: a retry begins the lease numbers anew",
@@ -165,7 +165,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn reopen(",
         old: "lease_no: seen.lease_no,",
         new: "lease_no: 0,",
-        red: &["sqlite::operate::a_finished_job_runs_again_with_a_fresh_budget"],
+        red: &["operate::sqlite::a_finished_job_runs_again_with_a_fresh_budget"],
     },
     Mutant {
         name: "sqlite: retention counts from the enqueue",
@@ -173,7 +173,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn retain(",
         old: "               finished_at\n          from finished",
         new: "               (select j.created_at from jobs j where j.id = finished.id)\n          from finished",
-        red: &["sqlite::retention::age_counts_from_the_end_not_from_the_enqueue"],
+        red: &["retention::sqlite::age_counts_from_the_end_not_from_the_enqueue"],
     },
     Mutant {
         name: "sqlite: a tick fires whatever tick it is",
@@ -181,7 +181,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const MOVE_ON",
         old: "and next_at = ?2",
         new: "",
-        red: &["sqlite::schedules::of_many_callers_one_gets_each_tick"],
+        red: &["schedules::sqlite::of_many_callers_one_gets_each_tick"],
     },
     Mutant {
         name: "sqlite: a tick of an old line fires",
@@ -189,7 +189,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const MOVE_ON",
         old: "and expression = ?5",
         new: "and (expression = ?5 or 1)",
-        red: &["sqlite::schedules::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
+        red: &["schedules::sqlite::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
     },
     Mutant {
         name: "sqlite: a put moves the next tick",
@@ -198,8 +198,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "then next_at",
         new: "then excluded.next_at",
         red: &[
-            "sqlite::schedules::a_schedule_put_again_keeps_its_ticks_and_its_pause",
-            "sqlite::schedules::putting_what_is_there_disturbs_nothing",
+            "schedules::sqlite::a_schedule_put_again_keeps_its_ticks_and_its_pause",
+            "schedules::sqlite::putting_what_is_there_disturbs_nothing",
         ],
     },
     Mutant {
@@ -209,8 +209,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and r.lease_no = ?2   -- fence: a newer lease owns the row",
         new: "and r.lease_no <> -?2",
         red: &[
-            "sqlite::fence::claims_are_answered_lease_by_lease",
-            "sqlite::fence::a_holder_is_powerless_over_its_own_later_lease",
+            "fence::sqlite::claims_are_answered_lease_by_lease",
+            "fence::sqlite::a_holder_is_powerless_over_its_own_later_lease",
         ],
     },
     Mutant {
@@ -219,7 +219,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const AHEAD:",
         old: "and (run_at, id) < (?3, ?4)",
         new: "and id < ?4 and ?3 is not null",
-        red: &["sqlite::inspect::the_jobs_ahead_are_those_a_claim_would_take_first"],
+        red: &["inspect::sqlite::the_jobs_ahead_are_those_a_claim_would_take_first"],
     },
     Mutant {
         name: "sqlite: what is removed no longer ended",
@@ -227,7 +227,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const ENDED:",
         old: "               ended\n          from tallies",
         new: "               kept\n          from tallies",
-        red: &["sqlite::counts::an_end_stays_tallied_whatever_becomes_of_the_job"],
+        red: &["counts::sqlite::an_end_stays_tallied_whatever_becomes_of_the_job"],
     },
     Mutant {
         name: "sqlite: a revoked token lives",
@@ -236,8 +236,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and revoked_at is null",
         new: "",
         red: &[
-            "sqlite::access::a_revoked_token_is_dead_and_stays_listed",
-            "sqlite::access::the_same_token_again_changes_nothing",
+            "tokens::sqlite::a_revoked_token_is_dead_and_stays_listed",
+            "tokens::sqlite::the_same_token_again_changes_nothing",
         ],
     },
     Mutant {
@@ -246,7 +246,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const LIVE:",
         old: "expires_at > ?2",
         new: "?2 is not null",
-        red: &["sqlite::access::a_token_is_good_until_the_instant_it_expires"],
+        red: &["tokens::sqlite::a_token_is_good_until_the_instant_it_expires"],
     },
     Mutant {
         name: "sqlite: a worker's word wipes a schema",
@@ -254,6 +254,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn put_kinds(",
         old: "coalesce(excluded.schema, schema)",
         new: "excluded.schema",
-        red: &["sqlite::access::a_kind_put_without_a_schema_keeps_the_one_it_has"],
+        red: &["kinds::sqlite::a_kind_put_without_a_schema_keeps_the_one_it_has"],
     },
 ];
