@@ -4,17 +4,17 @@
 //! | Promise | Held by |
 //! |---|---|
 //! | Loopback; elsewhere only with tokens | `serve::a_server_off_loopback_asks_for_tokens_or_does_not_start` |
-//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_taken_from_its_header_and_nowhere_else`]; `longshore/tests/conformance/http/access.rs` |
+//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_taken_from_its_header_and_nowhere_else`]; `longshore/tests/conformance/http/auth.rs` |
 //! | 256 bits, shown once, a hash at rest | [`a_token_is_shown_once_and_kept_as_a_hash`] |
 //! | Compared in constant time | by construction: found by the SHA-256 of what was sent, in `longshore/src/api/auth.rs`, `Guard::look_up` |
-//! | Expiry | `longshore/tests/conformance/http/access.rs`: `a_token_that_is_wrong_revoked_or_expired_opens_nothing` |
+//! | Expiry | `longshore/tests/conformance/http/auth.rs`: `a_token_that_is_wrong_revoked_or_expired_opens_nothing` |
 //! | Revoked within 5 s, everywhere | [`a_revoked_token_is_refused_by_every_server`] |
-//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/access.rs`: `every_route_asks_for_the_scope_that_its_document_names` |
+//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/auth.rs`: `every_route_asks_for_the_scope_that_its_document_names` |
 //! | Scopes for some queues | the same file: `a_token_for_some_queues_…`, `a_key_of_another_queue_…` |
-//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_strangers_page_gets_nothing`]; `longshore/tests/conformance/http/edge.rs` |
-//! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/strangers.rs`; `http/shape.rs` |
-//! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/strangers.rs`, `http/edge.rs` |
-//! | 429 with `Retry-After` | `longshore/tests/conformance/http/edge.rs`: `too_much_is_told_when_to_come_back`; `http/shape.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
+//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_strangers_page_gets_nothing`]; `longshore/tests/conformance/http/requests.rs` |
+//! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/connections.rs`; `http/bodies.rs` |
+//! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/connections.rs` |
+//! | 429 with `Retry-After` | `longshore/tests/conformance/http/requests.rs`: `too_much_is_told_when_to_come_back`; `http/bodies.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
 //! | Outbound calls | `longshore-cli/src/builtin/outbound.rs`: every sort of address, names that lie or change, redirects, proxies, long answers; the time in `unreached` there |
 //! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_what_arrives`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
 //! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
