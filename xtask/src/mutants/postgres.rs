@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH:",
         old: "and h.lease_no = i.lease_no ",
         new: "",
-        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "postgres: a finishing settle ignores the worker",
@@ -27,7 +27,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH:",
         old: "and h.worker = i.worker",
         new: "",
-        red: &["fence::postgres::the_right_number_in_the_wrong_hands_is_powerless"],
+        red: &["fence::postgres::the_right_lease_number_with_the_wrong_worker_can_change_nothing"],
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the lease number",
@@ -36,8 +36,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and r.lease_no = $2 ",
         new: "and r.lease_no <> -$2 ",
         red: &[
-            "fence::postgres::a_plain_success_of_an_old_lease_does_not_end_a_later_one_of_its_worker",
-            "fence::postgres::a_holder_is_powerless_over_its_own_later_lease",
+            "fence::postgres::a_plain_success_of_an_old_lease_does_not_end_a_later_lease_of_the_same_worker",
+            "fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker",
         ],
     },
     Mutant {
@@ -47,8 +47,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and r.worker = $3",
         new: "and (r.worker = $3 or true)",
         red: &[
-            "fence::postgres::plain_successes_of_one_batch_end_what_their_worker_holds",
-            "fence::postgres::the_right_number_in_the_wrong_hands_is_powerless",
+            "fence::postgres::a_batch_of_plain_successes_ends_only_the_leases_of_its_worker",
+            "fence::postgres::the_right_lease_number_with_the_wrong_worker_can_change_nothing",
         ],
     },
     Mutant {
@@ -57,7 +57,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "where t.keyed))",
         new: "where not t.keyed))",
-        red: &["keys::postgres::a_unique_key_is_released_by_an_end_that_leaves_nothing_behind"],
+        red: &["keys::postgres::a_unique_key_is_released_by_an_end_without_result_or_reason"],
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore the cancel flag",
@@ -73,7 +73,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "or r.superseded = $5",
         new: "or true",
-        red: &["keys::postgres::a_superseded_job_that_gives_up_says_why"],
+        red: &["keys::postgres::a_superseded_job_that_ends_cancelled_says_why"],
     },
     Mutant {
         name: "postgres: attempts that ended alike mix up what was counted",
@@ -89,7 +89,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REQUEUE",
         old: "and h.lease_no = i.lease_no ",
         new: "",
-        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "postgres: a finishing settle ignores the cancel flag",
@@ -105,7 +105,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REQUEUE",
         old: "or r.cancel_requested = $10",
         new: "or true",
-        red: &["cancel::postgres::a_requested_cancel_outranks_every_other_ending"],
+        red: &["cancel::postgres::a_requested_cancel_wins_over_every_other_ending"],
     },
     Mutant {
         name: "postgres: a requeueing settle ignores that the key has gone",
@@ -129,7 +129,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const MARK_STARTED",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2",
-        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "postgres: progress ignores the lease number",
@@ -137,7 +137,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const PROGRESS",
         old: "and i.lease_no = r.lease_no ",
         new: "",
-        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "postgres: a checkpoint ignores the lease number",
@@ -145,7 +145,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const SAVE_CHECKPOINT",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2",
-        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "postgres: assert_lease ignores the lease number",
@@ -153,7 +153,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const ASSERT_LEASE",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2",
-        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "postgres: the beat ignores the lease number",
@@ -161,7 +161,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const BEAT",
         old: "and r.lease_no = h.lease_no",
         new: "",
-        red: &["fence::postgres::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "postgres: the dead may beat",
@@ -177,7 +177,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const DIAGNOSE",
         old: "and a.error is not distinct from i.error",
         new: "",
-        red: &["fence::postgres::a_late_failure_is_not_mistaken_for_the_one_a_hook_decided"],
+        red: &["fence::postgres::a_late_failure_is_not_mistaken_for_the_failure_a_hook_decided"],
     },
     Mutant {
         name: "postgres: the claims behind leases ignore the lease number",
@@ -186,8 +186,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and h.lease_no = i.lease_no ",
         new: "",
         red: &[
-            "fence::postgres::claims_are_answered_lease_by_lease",
-            "fence::postgres::a_holder_is_powerless_over_its_own_later_lease",
+            "fence::postgres::claims_are_returned_per_lease",
+            "fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker",
         ],
     },
     Mutant {
@@ -196,7 +196,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const CLAIMS:",
         old: "and h.worker = i.worker",
         new: "",
-        red: &["fence::postgres::the_right_number_in_the_wrong_hands_is_powerless"],
+        red: &["fence::postgres::the_right_lease_number_with_the_wrong_worker_can_change_nothing"],
     },
     // ---- claim: from one place, and from many ----------------------------------
     Mutant {
@@ -205,7 +205,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["claim::postgres::a_job_is_due_at_its_very_instant"],
+        red: &["claim::postgres::a_job_is_due_exactly_at_its_run_at"],
     },
     Mutant {
         name: "postgres: a claim ignores the kinds",
@@ -213,7 +213,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "r.kind = any((select $5::text[])::text[])",
         new: "true",
-        red: &["claim::postgres::kinds_without_a_handler_are_left_alone"],
+        red: &["claim::postgres::kinds_without_a_handler_are_not_claimed"],
     },
     Mutant {
         name: "postgres: a claim ignores forbidden flags",
@@ -221,7 +221,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "not r.flags && (select $7::text[])",
         new: "true",
-        red: &["claim::postgres::forbidden_flags_keep_jobs_with_any_of_them_away"],
+        red: &["claim::postgres::forbid_flags_exclude_jobs_with_any_of_them"],
     },
     Mutant {
         name: "postgres: the dead may claim",
@@ -237,7 +237,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE_FROM_ONE:",
         old: "s.paused or s.max_running is not null",
         new: "s.max_running is not null",
-        red: &["claim::postgres::a_pause_binds_a_claimer_that_has_begun"],
+        red: &["claim::postgres::a_pause_applies_to_a_claimer_with_a_warm_cursor"],
     },
     Mutant {
         name: "postgres: a claim from many places chooses what is not due",
@@ -345,7 +345,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TAKE:",
         old: "where s.paused is not true",
         new: "where true",
-        red: &["claim::postgres::a_pause_binds_a_claimer_of_many_priorities_that_has_begun"],
+        red: &["claim::postgres::a_pause_applies_to_a_warm_cursor_over_several_priorities"],
     },
     Mutant {
         name: "postgres: a limit counts nobody",
@@ -353,7 +353,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const COUNT_LIMITED",
         old: "select queue, count(*)",
         new: "select queue, count(*) - count(*)",
-        red: &["limits::postgres::a_serial_queue_runs_one_job_at_a_time_across_handles"],
+        red: &["limits::postgres::a_serial_queue_runs_one_job_at_a_time_across_clients"],
     },
     // ---- ends and operators ----------------------------------------------------
     Mutant {
@@ -437,7 +437,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const TALLIED:",
         old: "level = 2 and minute >= $2",
         new: "level = 2 and minute >= greatest($1, $2)",
-        red: &["counts::postgres::minutes_that_were_added_up_are_told_by_the_hour"],
+        red: &["counts::postgres::folded_minutes_are_returned_per_hour"],
     },
     Mutant {
         name: "postgres: a revoked token lives",

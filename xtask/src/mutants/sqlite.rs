@@ -18,7 +18,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn take_lease(",
         old: "and lease_no = ?2   -- fence: a newer lease owns the row",
         new: "and lease_no <> -?2",
-        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: a settle ignores the worker",
@@ -26,7 +26,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn take_lease(",
         old: "and worker = ?3",
         new: "",
-        red: &["fence::sqlite::the_right_number_in_the_wrong_hands_is_powerless"],
+        red: &["fence::sqlite::the_right_lease_number_with_the_wrong_worker_can_change_nothing"],
     },
     Mutant {
         name: "sqlite: a settle ignores the flags",
@@ -35,7 +35,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "(cancel_requested = ?4 and superseded = ?5)",
         new: "?5 is not null",
         red: &[
-            "cancel::sqlite::a_requested_cancel_outranks_every_other_ending",
+            "cancel::sqlite::a_requested_cancel_wins_over_every_other_ending",
             "keys::sqlite::a_superseded_failure_is_final",
         ],
     },
@@ -53,7 +53,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn mark_started(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: progress ignores the lease number",
@@ -61,7 +61,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn progress(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: a checkpoint ignores the lease number",
@@ -69,7 +69,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn save_checkpoint(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: assert_lease and the beat ignore the lease number",
@@ -77,7 +77,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn raised_flags(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2",
-        red: &["fence::sqlite::a_holder_is_powerless_over_its_own_later_lease"],
+        red: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: the dead may beat",
@@ -93,7 +93,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const NEXT_DUE",
         old: "and run_at <= ?5",
         new: "and ?5 is not null",
-        red: &["claim::sqlite::a_job_is_due_at_its_very_instant"],
+        red: &["claim::sqlite::a_job_is_due_exactly_at_its_run_at"],
     },
     Mutant {
         name: "sqlite: a claim ignores the kinds",
@@ -101,7 +101,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn handles(",
         old: "!kinds.contains(kind)",
         new: "kinds.is_empty()",
-        red: &["claim::sqlite::kinds_without_a_handler_are_left_alone"],
+        red: &["claim::sqlite::kinds_without_a_handler_are_not_claimed"],
     },
     Mutant {
         name: "sqlite: a claim ignores forbidden flags",
@@ -109,7 +109,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn handles(",
         old: "forbid_flags.contains(flag)",
         new: "accept_flags.contains(flag) && forbid_flags.contains(flag)",
-        red: &["claim::sqlite::forbidden_flags_keep_jobs_with_any_of_them_away"],
+        red: &["claim::sqlite::forbid_flags_exclude_jobs_with_any_of_them"],
     },
     Mutant {
         name: "sqlite: the dead may claim",
@@ -125,7 +125,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn admit(",
         old: "slots.map(|slots| slots - 1)",
         new: "slots.map(|slots| slots)",
-        red: &["limits::sqlite::a_limit_holds_across_priorities_and_kinds"],
+        red: &["limits::sqlite::a_limit_applies_across_priorities"],
     },
     Mutant {
         name: "sqlite: a claim takes every suspect",
@@ -133,7 +133,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn admit(",
         old: "self.suspects.clear();",
         new: "",
-        red: &["claim::sqlite::at_most_one_suspect_comes_from_all_queues_together"],
+        red: &["claim::sqlite::a_claim_from_several_queues_contains_at_most_one_suspect"],
     },
     Mutant {
         name: "sqlite: an end keeps the unique key",
@@ -209,8 +209,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and r.lease_no = ?2   -- fence: a newer lease owns the row",
         new: "and r.lease_no <> -?2",
         red: &[
-            "fence::sqlite::claims_are_answered_lease_by_lease",
-            "fence::sqlite::a_holder_is_powerless_over_its_own_later_lease",
+            "fence::sqlite::claims_are_returned_per_lease",
+            "fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker",
         ],
     },
     Mutant {
@@ -227,7 +227,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const ENDED:",
         old: "               ended\n          from tallies",
         new: "               kept\n          from tallies",
-        red: &["counts::sqlite::an_end_stays_tallied_whatever_becomes_of_the_job"],
+        red: &["counts::sqlite::an_end_stays_tallied_after_the_job_is_retried_or_deleted"],
     },
     Mutant {
         name: "sqlite: a revoked token lives",

@@ -10,16 +10,16 @@ cases! {
     a_waiting_job_is_cancelled_at_once,
     a_job_due_tomorrow_is_cancelled_at_once,
     a_retrying_job_keeps_its_error_and_its_attempts_when_cancelled,
-    a_suspect_is_cancelled_with_its_interruptions,
-    a_running_job_is_told_to_stop,
+    a_cancelled_suspect_keeps_its_interruptions,
+    a_cancel_of_a_running_job_is_pending_and_reaches_its_worker,
     a_second_cancel_of_a_running_job_is_pending_too,
-    a_requested_cancel_yields_to_success,
-    a_requested_cancel_outranks_every_other_ending,
-    a_requested_cancel_outranks_recovery,
-    a_cancel_does_not_stay_with_a_retried_job,
-    a_finished_job_cannot_be_cancelled_and_the_refusal_names_the_remedy,
-    an_unknown_job_is_not_found,
-    a_beat_names_cancels_and_losses_of_held_leases_only,
+    a_success_wins_over_a_requested_cancel,
+    a_requested_cancel_wins_over_every_other_ending,
+    a_requested_cancel_wins_over_recovery,
+    an_operators_retry_clears_the_requested_cancel,
+    a_cancel_of_a_finished_job_is_refused_and_names_the_remedy,
+    a_cancel_of_an_unknown_job_is_not_found,
+    a_heartbeat_reports_cancels_only_for_the_leases_it_names,
 }
 
 async fn a_waiting_job_is_cancelled_at_once(fixture: Fixture) {
@@ -48,14 +48,14 @@ async fn a_retrying_job_keeps_its_error_and_its_attempts_when_cancelled(fixture:
     assert_eq!(job.last_error.as_deref(), Some("smtp said 451"));
 }
 
-async fn a_suspect_is_cancelled_with_its_interruptions(fixture: Fixture) {
+async fn a_cancelled_suspect_keeps_its_interruptions(fixture: Fixture) {
     let id = fixture.suspect(job("mail")).await;
     assert_eq!(fixture.cancel(id).await.expect("cancel"), Cancelled::Now);
     let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Cancelled, 0, 1));
 }
 
-async fn a_running_job_is_told_to_stop(fixture: Fixture) {
+async fn a_cancel_of_a_running_job_is_pending_and_reaches_its_worker(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let lease = claimed.lease();
     assert_eq!(fixture.cancel(lease.id).await.expect("cancel"), Cancelled::Pending);
@@ -72,7 +72,7 @@ async fn a_second_cancel_of_a_running_job_is_pending_too(fixture: Fixture) {
     }
 }
 
-async fn a_requested_cancel_yields_to_success(fixture: Fixture) {
+async fn a_success_wins_over_a_requested_cancel(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     fixture.must_finish(&claimed, done()).await;
@@ -80,11 +80,11 @@ async fn a_requested_cancel_yields_to_success(fixture: Fixture) {
     assert_eq!((job.status, job.cancel_requested), (Status::Succeeded, false));
 }
 
-async fn a_requested_cancel_outranks_every_other_ending(fixture: Fixture) {
+async fn a_requested_cancel_wins_over_every_other_ending(fixture: Fixture) {
     let endings = [
         (failed(), 1, vec![AttemptEnd::Failed], Some("smtp said 451")),
-        (failed_for_good(), 1, vec![AttemptEnd::Failed], Some("no such mailbox")),
-        (gave_up(), 1, vec![], Some("saw the cancellation")),
+        (failed_permanently(), 1, vec![AttemptEnd::Failed], Some("no such mailbox")),
+        (observed_cancel(), 1, vec![], Some("saw the cancellation")),
         (snoozed(), 0, vec![AttemptEnd::Snoozed], None),
         (Ending::Released, 0, vec![AttemptEnd::Released], None),
         (interrupted(), 0, vec![AttemptEnd::Interrupted], Some(lifecycle::INTERRUPTED)),
@@ -101,7 +101,7 @@ async fn a_requested_cancel_outranks_every_other_ending(fixture: Fixture) {
     }
 }
 
-async fn a_requested_cancel_outranks_recovery(fixture: Fixture) {
+async fn a_requested_cancel_wins_over_recovery(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     assert_eq!(fixture.crash_all_workers().await.recovered, 1);
@@ -109,7 +109,7 @@ async fn a_requested_cancel_outranks_recovery(fixture: Fixture) {
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Cancelled, 0, 1));
 }
 
-async fn a_cancel_does_not_stay_with_a_retried_job(fixture: Fixture) {
+async fn an_operators_retry_clears_the_requested_cancel(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
     fixture.cancel(id).await.expect("cancel");
@@ -121,25 +121,25 @@ async fn a_cancel_does_not_stay_with_a_retried_job(fixture: Fixture) {
     assert_eq!(fixture.status(id).await, Status::Retrying);
 }
 
-async fn a_finished_job_cannot_be_cancelled_and_the_refusal_names_the_remedy(fixture: Fixture) {
+async fn a_cancel_of_a_finished_job_is_refused_and_names_the_remedy(fixture: Fixture) {
     for outcome in Outcome::ALL {
         let id = fixture.ended(job("mail"), outcome).await;
-        let before = picture(&fixture.job(id).await);
+        let before = snapshot(&fixture.job(id).await);
         let error = fixture.cancel(id).await.expect_err("it has ended");
         assert!(error.is_conflict(), "{error:?}");
         let message = error.to_string();
         assert!(message.contains(outcome.as_str()) && message.contains("retry"), "{message}");
-        assert_eq!(picture(&fixture.job(id).await), before);
+        assert_eq!(snapshot(&fixture.job(id).await), before);
     }
 }
 
-async fn an_unknown_job_is_not_found(fixture: Fixture) {
+async fn a_cancel_of_an_unknown_job_is_not_found(fixture: Fixture) {
     let id = JobId::new();
-    let error = fixture.cancel(id).await.expect_err("there is none");
+    let error = fixture.cancel(id).await.expect_err("no such job");
     assert!(error.is_not_found() && error.to_string().contains(&id.to_string()), "{error:?}");
 }
 
-async fn a_beat_names_cancels_and_losses_of_held_leases_only(fixture: Fixture) {
+async fn a_heartbeat_reports_cancels_only_for_the_leases_it_names(fixture: Fixture) {
     let worker = fixture.worker_with(DAY).await;
     for kind in ["keep", "stop", "unheld"] {
         fixture.enqueue_kind(kind).await;

@@ -1,4 +1,5 @@
-//! How many jobs are where, without counting rows.
+//! Counts per status, queue and kind, and tallies of finished jobs over time. Both
+//! are kept without counting rows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,25 +13,25 @@ use crate::fixture::*;
 cases! {
     an_empty_queue_counts_nothing,
     jobs_are_counted_by_status_queue_and_kind,
-    the_oldest_due_job_of_each_queue_is_found_whatever_its_priority,
-    a_retry_takes_the_job_out_of_its_outcome,
-    counts_agree_with_the_list_after_a_walk,
-    folding_keeps_the_sums,
-    folding_ends_and_leaves_few_rows,
-    a_job_moved_to_another_queue_by_its_key_is_counted_there,
+    the_age_of_the_oldest_due_job_of_each_queue_ignores_priority,
+    a_retried_job_is_no_longer_counted_under_its_outcome,
+    counts_agree_with_the_list_after_random_operations,
+    folding_tallies_keeps_the_counts,
+    folding_tallies_terminates_and_leaves_few_rows,
+    a_job_replaced_into_another_queue_is_counted_there,
     ends_are_tallied_by_minute_queue_kind_and_outcome,
-    tallies_tell_how_long_the_attempts_took,
-    an_end_stays_tallied_whatever_becomes_of_the_job,
-    minutes_that_were_added_up_are_told_by_the_hour,
-    minutes_of_the_present_hour_are_told_apart,
+    tallies_contain_the_durations_of_attempts,
+    an_end_stays_tallied_after_the_job_is_retried_or_deleted,
+    folded_minutes_are_returned_per_hour,
+    minutes_of_the_current_hour_are_returned_separately,
 }
 
-/// Counts as a map, by what they count.
+/// The counts above zero, as a map.
 async fn counts(fixture: &Fixture) -> BTreeMap<(Status, String, String), u64> {
     let counts = fixture.counts().await.expect("counts");
     let mut map = BTreeMap::new();
     for Count { status, queue, kind, jobs, estimated } in counts {
-        assert!(!estimated, "so few jobs are counted exactly");
+        assert!(!estimated, "a small number of jobs must be counted exactly");
         if jobs > 0 {
             assert_eq!(map.insert((status, queue, kind), jobs), None, "counted twice");
         }
@@ -70,7 +71,7 @@ async fn jobs_are_counted_by_status_queue_and_kind(fixture: Fixture) {
     assert_eq!(counts(&fixture).await, expected);
 }
 
-async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_priority(fixture: Fixture) {
+async fn the_age_of_the_oldest_due_job_of_each_queue_ignores_priority(fixture: Fixture) {
     assert_eq!(fixture.overdue().await.expect("overdue"), []);
     fixture.add(job("fax").priority(-3)).await;
     fixture.advance(Duration::from_secs(40)).await;
@@ -84,10 +85,10 @@ async fn the_oldest_due_job_of_each_queue_is_found_whatever_its_priority(fixture
     assert_eq!(fixture.overdue().await.expect("overdue"), expected);
     let worker = fixture.worker().await;
     assert_eq!(fixture.claim(worker, 9).await.len(), 3);
-    assert_eq!(fixture.overdue().await.expect("overdue"), expected[1..], "what runs does not wait");
+    assert_eq!(fixture.overdue().await.expect("overdue"), expected[1..], "a running job is not due");
 }
 
-async fn a_retry_takes_the_job_out_of_its_outcome(fixture: Fixture) {
+async fn a_retried_job_is_no_longer_counted_under_its_outcome(fixture: Fixture) {
     for outcome in Outcome::ALL {
         let id = fixture.ended(job("mail"), outcome).await;
         fixture.retry(id).await.expect("retry");
@@ -98,9 +99,8 @@ async fn a_retry_takes_the_job_out_of_its_outcome(fixture: Fixture) {
     }
 }
 
-/// Every way a job can move, with numbers drawn from a fixed seed: the counts
-/// must be those of the list.
-async fn counts_agree_with_the_list_after_a_walk(fixture: Fixture) {
+/// Runs operations drawn from a fixed seed and compares the counts with the list.
+async fn counts_agree_with_the_list_after_random_operations(fixture: Fixture) {
     let worker = fixture.worker_with(400 * DAY).await;
     let mut seed = 0x5eed_u64;
     let mut draw = |below: u64| {
@@ -116,7 +116,7 @@ async fn counts_agree_with_the_list_after_a_walk(fixture: Fixture) {
             3..=4 => {
                 let queues = vec!["red".into(), "blue".into()];
                 for claimed in
-                    fixture.claim_as(&ClaimRequest { queues, ..ClaimRequest::new(worker, 3) }).await
+                    fixture.claim_with(&ClaimRequest { queues, ..ClaimRequest::new(worker, 3) }).await
                 {
                     let ending = endings()[draw(7) as usize].clone();
                     if draw(5) > 0 {
@@ -155,7 +155,7 @@ async fn counts_agree_with_the_list_after_a_walk(fixture: Fixture) {
     assert_eq!(counts(&fixture).await, listed);
 }
 
-async fn folding_keeps_the_sums(fixture: Fixture) {
+async fn folding_tallies_keeps_the_counts(fixture: Fixture) {
     for outcome in Outcome::ALL {
         for _ in 0..3 {
             fixture.ended(job("mail"), outcome).await;
@@ -165,7 +165,7 @@ async fn folding_keeps_the_sums(fixture: Fixture) {
     let before = counts(&fixture).await;
     for age in [HOUR, 3 * HOUR, 2 * DAY, 30 * DAY] {
         fixture.advance(age).await;
-        // Steps of two, so that a fold is cut in the middle.
+        // Steps of two rows, so that a fold stops in the middle.
         while fixture.store().fold_tallies(2).await.expect("fold") > 0 {
             assert_eq!(counts(&fixture).await, before, "after {age:?}");
         }
@@ -174,7 +174,7 @@ async fn folding_keeps_the_sums(fixture: Fixture) {
     }
 }
 
-async fn folding_ends_and_leaves_few_rows(fixture: Fixture) {
+async fn folding_tallies_terminates_and_leaves_few_rows(fixture: Fixture) {
     for _ in 0..30 {
         let claimed = fixture.running(job("mail")).await;
         fixture.advance(7 * SECOND).await;
@@ -185,14 +185,14 @@ async fn folding_ends_and_leaves_few_rows(fixture: Fixture) {
         if fixture.store().fold_tallies(1000).await.expect("fold") == 0 {
             break;
         }
-        assert!(round < 50, "folding never ends");
+        assert!(round < 50, "folding does not terminate");
     }
-    let rows = fixture.ask("select count(*) from tallies", None).await;
-    assert!(rows <= 5, "{rows} rows are left");
-    assert_eq!(fixture.counted(Status::Succeeded).await, 30);
+    let rows = fixture.query_number("select count(*) from tallies", None).await;
+    assert!(rows <= 5, "{rows} rows remain");
+    assert_eq!(fixture.count(Status::Succeeded).await, 30);
 }
 
-async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(fixture: Fixture) {
+async fn a_job_replaced_into_another_queue_is_counted_there(fixture: Fixture) {
     let keyed = |queue: &str| job("mail").queue(queue).unique_key("k", longshore::UniqueMode::Replace);
     fixture.add(keyed("red")).await;
     fixture.enqueue(keyed("blue")).await.expect("enqueue");
@@ -203,9 +203,9 @@ async fn a_job_moved_to_another_queue_by_its_key_is_counted_there(fixture: Fixtu
     assert_eq!(counts(&fixture).await, BTreeMap::from([(key(Status::Succeeded, "blue", "mail"), 1)]));
 }
 
-// ---- what ended when ---------------------------------------------------------
+// ---- tallies -----------------------------------------------------------------
 
-/// What ended since then, without how long it took.
+/// The tallies since then, without durations.
 async fn tallied(
     fixture: &Fixture,
     since: DateTime<Utc>,
@@ -219,7 +219,7 @@ async fn tallied(
     tallied.into_iter().map(each).collect()
 }
 
-/// The start of the minute that every case begins in.
+/// The start of the minute of [`start`].
 fn first_minute() -> DateTime<Utc> {
     start() - 9 * SECOND
 }
@@ -236,7 +236,7 @@ async fn ends_are_tallied_by_minute_queue_kind_and_outcome(fixture: Fixture) {
     fixture.advance(MINUTE).await;
     let waiting = fixture.add(job("mail").queue("letters")).await;
     fixture.cancel(waiting).await.expect("cancel");
-    // Neither is an end.
+    // A snooze is not an end.
     let snoozing = fixture.running(job("mail")).await;
     fixture.must_finish(&snoozing, snoozed()).await;
     let (first, second) = (first_minute(), first_minute() + MINUTE);
@@ -254,7 +254,7 @@ async fn ends_are_tallied_by_minute_queue_kind_and_outcome(fixture: Fixture) {
     assert_eq!(tallied(&fixture, DateTime::<Utc>::MAX_UTC).await, []);
 }
 
-async fn tallies_tell_how_long_the_attempts_took(fixture: Fixture) {
+async fn tallies_contain_the_durations_of_attempts(fixture: Fixture) {
     let took = [Duration::ZERO, Duration::from_millis(6), 3 * SECOND, 3 * SECOND, 40 * MINUTE];
     let worker = fixture.worker_with(DAY).await;
     for took in took {
@@ -269,22 +269,22 @@ async fn tallies_tell_how_long_the_attempts_took(fixture: Fixture) {
             *found.entry(bound.ceil() as u64).or_default() += jobs;
         }
     }
-    // Bounds are above the truth, by a fifth at most.
+    // Each bound is at most a fifth above the real duration.
     let expected = BTreeMap::from([(1, 1), (7, 1), (3444, 2), (2_493_948, 1)]);
     assert_eq!(found, expected);
 }
 
-async fn an_end_stays_tallied_whatever_becomes_of_the_job(fixture: Fixture) {
+async fn an_end_stays_tallied_after_the_job_is_retried_or_deleted(fixture: Fixture) {
     let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
     fixture.retry(id).await.expect("retry");
     fixture.cancel(id).await.expect("cancel");
     fixture.delete(id).await.expect("delete");
-    let of = |outcome| (first_minute(), "default".to_owned(), "mail".to_owned(), outcome, 1);
-    let expected = [of(Outcome::FailedPermanent), of(Outcome::Cancelled)];
+    let tally = |outcome| (first_minute(), "default".to_owned(), "mail".to_owned(), outcome, 1);
+    let expected = [tally(Outcome::FailedPermanent), tally(Outcome::Cancelled)];
     assert_eq!(tallied(&fixture, start()).await, expected);
 }
 
-async fn minutes_that_were_added_up_are_told_by_the_hour(fixture: Fixture) {
+async fn folded_minutes_are_returned_per_hour(fixture: Fixture) {
     // 07:08:09, 07:28:09, 07:48:09, 08:08:09, 08:28:09.
     for _ in 0..5 {
         fixture.ended(job("mail"), Outcome::Succeeded).await;
@@ -298,22 +298,22 @@ async fn minutes_that_were_added_up_are_told_by_the_hour(fixture: Fixture) {
     let hour = |at, jobs| (at, "default".to_owned(), "mail".to_owned(), Outcome::Succeeded, jobs);
     let hours = [hour(seven, 3), hour(seven + HOUR, 2)];
     assert_eq!(tallied(&fixture, seven).await, hours);
-    // Whole hours, as nothing finer is kept.
+    // Whole hours: minutes are no longer stored.
     assert_eq!(tallied(&fixture, start() + 30 * MINUTE).await, hours);
     assert_eq!(tallied(&fixture, seven + HOUR).await, hours[1..]);
     assert_eq!(tallied(&fixture, seven + 2 * HOUR).await, []);
     fixture.advance(30 * DAY).await;
     while fixture.store().fold_tallies(100).await.expect("fold") > 0 {}
-    assert_eq!(tallied(&fixture, seven).await, [], "after a week only what is kept is counted");
+    assert_eq!(tallied(&fixture, seven).await, [], "tallies by hour are dropped after a week");
 }
 
-async fn minutes_of_the_present_hour_are_told_apart(fixture: Fixture) {
+async fn minutes_of_the_current_hour_are_returned_separately(fixture: Fixture) {
     fixture.advance(52 * MINUTE).await;
     fixture.ended(job("mail"), Outcome::Succeeded).await;
     fixture.advance(10 * MINUTE).await;
     fixture.ended(job("mail"), Outcome::Succeeded).await;
     let ten_past = first_minute() + 62 * MINUTE;
     let expected = [(ten_past, "default".to_owned(), "mail".to_owned(), Outcome::Succeeded, 1)];
-    // 08:00 is the first minute of an hour, and not all of it.
+    // 08:00 must mean one minute here, not the whole hour.
     assert_eq!(tallied(&fixture, ten_past - MINUTE).await, expected);
 }

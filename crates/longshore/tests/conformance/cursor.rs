@@ -1,4 +1,5 @@
-//! A claimer that remembers how far it has looked still finds everything.
+//! The claim cursor: a claimer that resumes where its last claim ended still finds
+//! every job.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,20 +10,20 @@ use longshore::{Edit, JobId, When, WorkerId};
 use crate::fixture::*;
 
 cases! {
-    jobs_of_one_instant_are_each_claimed_once_across_the_cursor,
+    jobs_due_at_one_instant_are_each_claimed_once,
     a_job_that_arrives_behind_the_cursor_is_found,
     a_job_of_a_new_higher_priority_is_found,
     a_job_of_a_queue_that_was_empty_is_found,
     jobs_that_come_due_behind_the_cursor_are_found,
     a_retried_job_is_found_again,
-    an_edited_job_is_found_at_its_new_place,
-    thousands_of_foreign_kinds_in_front_do_not_hide_a_job,
-    a_question_about_other_kinds_starts_at_the_head,
-    a_cursor_that_always_starts_at_the_head_finds_the_same,
-    two_claimers_with_memories_share_all_jobs_between_them,
+    an_edited_job_is_found_at_its_new_position,
+    thousands_of_unhandled_jobs_in_front_do_not_hide_a_job,
+    a_claim_of_other_kinds_starts_at_the_head,
+    a_cursor_that_always_starts_at_the_head_finds_every_job,
+    two_claimers_with_cursors_claim_all_jobs_without_overlap,
 }
 
-/// A claimer with a memory.
+/// A claimer that keeps its cursor between claims.
 struct Claimer {
     fixture: Fixture,
     request: ClaimRequest,
@@ -32,10 +33,10 @@ struct Claimer {
 impl Claimer {
     async fn new(fixture: &Fixture, limit: u32) -> Self {
         let worker = fixture.worker_with(DAY).await;
-        Claimer::of(fixture, ClaimRequest::new(worker, limit))
+        Claimer::with_request(fixture, ClaimRequest::new(worker, limit))
     }
 
-    fn of(fixture: &Fixture, request: ClaimRequest) -> Self {
+    fn with_request(fixture: &Fixture, request: ClaimRequest) -> Self {
         Claimer { fixture: fixture.clone(), request, cursor: ClaimCursor::default() }
     }
 
@@ -43,9 +44,9 @@ impl Claimer {
         self.fixture.store().claim(&self.request, &mut self.cursor).await.expect("claim").jobs
     }
 
-    /// Claims as a worker does, again and again, until `id` comes. How soon a
-    /// claimer looks at the head again is timed on the monotonic clock, so
-    /// this waits for a result, with a generous end.
+    /// Claims repeatedly, as a worker does, until `id` is claimed. When a cursor
+    /// returns to the head depends on the monotonic clock, which cases cannot move,
+    /// so this waits for the result, with a generous timeout.
     async fn claim_until(&mut self, id: JobId) -> Vec<Claimed> {
         let began = Instant::now();
         loop {
@@ -53,18 +54,18 @@ impl Claimer {
             if claimed.iter().any(|job| job.lease().id == id) {
                 return claimed;
             }
-            assert!(began.elapsed() < Duration::from_secs(20), "the claimer never found the job");
+            assert!(began.elapsed() < Duration::from_secs(20), "the claimer did not find the job");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
-async fn fill(fixture: &Fixture, count: usize, kind: &str) {
+async fn enqueue_many(fixture: &Fixture, count: usize, kind: &str) {
     fixture.enqueue_many((0..count).map(|_| job(kind))).await.expect("enqueue");
 }
 
-async fn jobs_of_one_instant_are_each_claimed_once_across_the_cursor(fixture: Fixture) {
-    fill(&fixture, 50, "mail").await;
+async fn jobs_due_at_one_instant_are_each_claimed_once(fixture: Fixture) {
+    enqueue_many(&fixture, 50, "mail").await;
     let mut claimer = Claimer::new(&fixture, 7).await;
     let mut seen = BTreeSet::new();
     while seen.len() < 50 {
@@ -77,7 +78,7 @@ async fn jobs_of_one_instant_are_each_claimed_once_across_the_cursor(fixture: Fi
 }
 
 async fn a_job_that_arrives_behind_the_cursor_is_found(fixture: Fixture) {
-    fill(&fixture, 40, "mail").await;
+    enqueue_many(&fixture, 40, "mail").await;
     let mut claimer = Claimer::new(&fixture, 2).await;
     claimer.claim().await;
     claimer.claim().await;
@@ -86,19 +87,20 @@ async fn a_job_that_arrives_behind_the_cursor_is_found(fixture: Fixture) {
 }
 
 async fn a_job_of_a_new_higher_priority_is_found(fixture: Fixture) {
-    fill(&fixture, 40, "mail").await;
+    enqueue_many(&fixture, 40, "mail").await;
     let mut claimer = Claimer::new(&fixture, 2).await;
     claimer.claim().await;
     let urgent = fixture.add(job("urgent").priority(50)).await;
     let claimed = claimer.claim_until(urgent).await;
-    assert_eq!(claimed[0].lease().id, urgent, "the higher priority comes first");
+    assert_eq!(claimed[0].lease().id, urgent, "the higher priority is claimed first");
 }
 
 async fn a_job_of_a_queue_that_was_empty_is_found(fixture: Fixture) {
     let worker = fixture.worker_with(DAY).await;
     let queues = vec!["default".into(), "late".into()];
-    let mut claimer = Claimer::of(&fixture, ClaimRequest { queues, ..ClaimRequest::new(worker, 2) });
-    fill(&fixture, 40, "mail").await;
+    let mut claimer =
+        Claimer::with_request(&fixture, ClaimRequest { queues, ..ClaimRequest::new(worker, 2) });
+    enqueue_many(&fixture, 40, "mail").await;
     claimer.claim().await;
     let late = fixture.add(job("late").queue("late")).await;
     claimer.claim_until(late).await;
@@ -106,7 +108,7 @@ async fn a_job_of_a_queue_that_was_empty_is_found(fixture: Fixture) {
 
 async fn jobs_that_come_due_behind_the_cursor_are_found(fixture: Fixture) {
     let soon = fixture.add(job("soon").delay(MINUTE)).await;
-    fill(&fixture, 4, "mail").await;
+    enqueue_many(&fixture, 4, "mail").await;
     let mut claimer = Claimer::new(&fixture, 2).await;
     claimer.claim().await;
     claimer.claim().await;
@@ -116,7 +118,7 @@ async fn jobs_that_come_due_behind_the_cursor_are_found(fixture: Fixture) {
 }
 
 async fn a_retried_job_is_found_again(fixture: Fixture) {
-    fill(&fixture, 6, "mail").await;
+    enqueue_many(&fixture, 6, "mail").await;
     let mut claimer = Claimer::new(&fixture, 2).await;
     let first = claimer.claim().await.remove(0);
     fixture.must_finish(&first, failed()).await;
@@ -126,9 +128,9 @@ async fn a_retried_job_is_found_again(fixture: Fixture) {
     assert!(found.iter().any(|job| job.attempt() == 2));
 }
 
-async fn an_edited_job_is_found_at_its_new_place(fixture: Fixture) {
+async fn an_edited_job_is_found_at_its_new_position(fixture: Fixture) {
     let later = fixture.add(job("later").delay(HOUR)).await;
-    fill(&fixture, 6, "mail").await;
+    enqueue_many(&fixture, 6, "mail").await;
     let mut claimer = Claimer::new(&fixture, 2).await;
     claimer.claim().await;
     let hurry = Edit::default().when(When::At(start() - DAY)).priority(-4);
@@ -136,32 +138,32 @@ async fn an_edited_job_is_found_at_its_new_place(fixture: Fixture) {
     claimer.claim_until(later).await;
 }
 
-async fn thousands_of_foreign_kinds_in_front_do_not_hide_a_job(fixture: Fixture) {
-    fill(&fixture, 5000, "foreign").await;
+async fn thousands_of_unhandled_jobs_in_front_do_not_hide_a_job(fixture: Fixture) {
+    enqueue_many(&fixture, 5000, "unhandled").await;
     let own = fixture.add(job("own").priority(-1)).await;
     let last = fixture.enqueue_kind("own").await;
     let worker: WorkerId = fixture.worker_with(DAY).await;
     let kinds = Some(vec!["own".into()]);
-    let mut claimer = Claimer::of(&fixture, ClaimRequest { kinds, ..ClaimRequest::new(worker, 2) });
+    let mut claimer = Claimer::with_request(&fixture, ClaimRequest { kinds, ..ClaimRequest::new(worker, 2) });
     let claimed = claimer.claim_until(last).await;
     if !claimed.iter().any(|job| job.lease().id == own) {
         claimer.claim_until(own).await;
     }
 }
 
-async fn a_question_about_other_kinds_starts_at_the_head(fixture: Fixture) {
-    fill(&fixture, 10, "foreign").await;
-    fill(&fixture, 10, "own").await;
+async fn a_claim_of_other_kinds_starts_at_the_head(fixture: Fixture) {
+    enqueue_many(&fixture, 10, "unhandled").await;
+    enqueue_many(&fixture, 10, "own").await;
     let mut claimer = Claimer::new(&fixture, 4).await;
     claimer.request.kinds = Some(vec!["own".into()]);
     assert_eq!(claimer.claim().await.len(), 4);
-    claimer.request.kinds = Some(vec!["foreign".into()]);
+    claimer.request.kinds = Some(vec!["unhandled".into()]);
     let claimed = claimer.claim().await;
-    assert_eq!(kinds(&claimed), ["foreign"; 4]);
+    assert_eq!(kinds(&claimed), ["unhandled"; 4]);
 }
 
-async fn a_cursor_that_always_starts_at_the_head_finds_the_same(fixture: Fixture) {
-    fill(&fixture, 20, "mail").await;
+async fn a_cursor_that_always_starts_at_the_head_finds_every_job(fixture: Fixture) {
+    enqueue_many(&fixture, 20, "mail").await;
     let mut claimer = Claimer::new(&fixture, 3).await;
     claimer.cursor = ClaimCursor::always_head();
     let mut seen = BTreeSet::new();
@@ -175,8 +177,8 @@ async fn a_cursor_that_always_starts_at_the_head_finds_the_same(fixture: Fixture
     assert_eq!(seen.len(), 20);
 }
 
-async fn two_claimers_with_memories_share_all_jobs_between_them(fixture: Fixture) {
-    fill(&fixture, 60, "mail").await;
+async fn two_claimers_with_cursors_claim_all_jobs_without_overlap(fixture: Fixture) {
+    enqueue_many(&fixture, 60, "mail").await;
     let mut claimers = [Claimer::new(&fixture, 3).await, Claimer::new(&fixture, 4).await];
     let mut seen = BTreeSet::new();
     while seen.len() < 60 {

@@ -1,5 +1,5 @@
-//! Connections that die without a word, while the database is well and takes
-//! new ones: a firewall forgot them, or a host vanished.
+//! Connections that die silently while the database is healthy and accepts new ones,
+//! as after a firewall dropped its state or a host vanished.
 
 use std::future::Future;
 use std::str::FromStr;
@@ -15,94 +15,97 @@ use crate::fixture::*;
 
 cases! {
     only on postgres:
-    a_heartbeat_given_up_leaves_room_for_the_next,
-    a_heartbeat_that_nobody_gives_up_ends_by_itself,
-    a_worker_is_soon_done_with_dead_connections,
+    a_dropped_heartbeat_does_not_block_the_next_one,
+    a_heartbeat_on_a_dead_connection_times_out,
+    worker_operations_recover_from_dead_connections_within_seconds,
 }
 
-/// A way to the database on which what was opened so far can be silenced.
+/// A proxy to the database that can stop forwarding on the connections opened so far.
 struct Proxy {
     url: String,
-    age: watch::Sender<u32>,
+    generation: watch::Sender<u32>,
 }
 
 impl Proxy {
     async fn start(fixture: &Fixture) -> Self {
         let options = PgConnectOptions::from_str(&database_url()).expect("a URL");
         let server = format!("{}:{}", options.get_host(), options.get_port());
-        assert!(fixture.url().contains(&server), "the test database's URL names a host and a port");
+        assert!(fixture.url().contains(&server), "the URL of the test database must name a host and a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
-        let here = listener.local_addr().expect("address").to_string();
-        let age = watch::Sender::new(0);
-        tokio::spawn(accept(listener, server.clone(), age.clone()));
-        Proxy { url: fixture.url().replacen(&server, &here, 1), age }
+        let proxy = listener.local_addr().expect("address").to_string();
+        let generation = watch::Sender::new(0);
+        tokio::spawn(accept(listener, server.clone(), generation.clone()));
+        Proxy { url: fixture.url().replacen(&server, &proxy, 1), generation }
     }
 
     async fn client(&self) -> Client {
         Client::connect(&self.url).await.expect("connect through the proxy")
     }
 
-    fn silence_what_is_open(&self) {
-        self.age.send_modify(|age| *age += 1);
+    /// Existing connections stay open but carry no more data.
+    fn silence_open_connections(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
     }
 }
 
-async fn accept(listener: TcpListener, server: String, age: watch::Sender<u32>) {
-    while let Ok((mut near, _)) = listener.accept().await {
-        let (server, mut age) = (server.clone(), age.subscribe());
-        age.mark_unchanged();
+async fn accept(listener: TcpListener, server: String, generation: watch::Sender<u32>) {
+    while let Ok((mut client, _)) = listener.accept().await {
+        let (server, mut generation) = (server.clone(), generation.subscribe());
+        generation.mark_unchanged();
         tokio::spawn(async move {
-            let Ok(mut far) = TcpStream::connect(server).await else { return };
+            let Ok(mut server) = TcpStream::connect(server).await else { return };
             tokio::select! {
-                _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
-                // Both ends stay open, and neither hears of the other.
-                _ = age.changed() => std::future::pending().await,
+                _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                // Both ends stay open, but no data passes.
+                _ = generation.changed() => std::future::pending().await,
             }
         });
     }
 }
 
-/// Fails if the work takes as long as the verbs that may be slow.
-async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(25), work).await.expect("it takes far too long")
+/// Fails if `work` runs into the timeout of the slow operations.
+async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(25), work).await.expect("not within 25 seconds")
 }
 
-async fn a_heartbeat_given_up_leaves_room_for_the_next(fixture: Fixture) {
+async fn a_dropped_heartbeat_does_not_block_the_next_one(fixture: Fixture) {
     let proxy = Proxy::start(&fixture).await;
     let store = proxy.client().await.store().aside();
     let worker = fixture.worker_with(DAY).await;
     assert!(matches!(store.beat(worker, &[]).await, Ok(Beat::Alive { .. })));
-    proxy.silence_what_is_open();
-    let unheard = tokio::time::timeout(SECOND, store.beat(worker, &[])).await;
-    assert!(unheard.is_err(), "{unheard:?}");
+    proxy.silence_open_connections();
+    let lost = tokio::time::timeout(SECOND, store.beat(worker, &[])).await;
+    assert!(lost.is_err(), "{lost:?}");
     let next = tokio::time::timeout(3 * SECOND, store.beat(worker, &[])).await;
     assert!(matches!(next, Ok(Ok(Beat::Alive { .. }))), "{next:?}");
 }
 
-async fn a_heartbeat_that_nobody_gives_up_ends_by_itself(fixture: Fixture) {
+async fn a_heartbeat_on_a_dead_connection_times_out(fixture: Fixture) {
     let proxy = Proxy::start(&fixture).await;
     let store = proxy.client().await.store().aside();
     let worker = fixture.worker_with(DAY).await;
     store.beat(worker, &[]).await.expect("beat");
-    proxy.silence_what_is_open();
-    let error = soon(store.beat(worker, &[])).await.expect_err("nobody answers");
+    proxy.silence_open_connections();
+    let error = in_time(store.beat(worker, &[])).await.expect_err("no reply");
     assert!(error.is_unavailable(), "{error:?}");
-    store.beat(worker, &[]).await.expect("a fresh connection");
+    store.beat(worker, &[]).await.expect("a new connection");
 }
 
-/// A try on a connection that has died: the caller learns in time that it may
-/// try again.
-async fn unavailable<T>(work: impl Future<Output = Result<T>>) {
-    let error = soon(work).await.err().expect("nobody answers");
+/// A call on a dead connection returns `unavailable` in time.
+async fn assert_unavailable<T>(work: impl Future<Output = Result<T>>) {
+    let error = in_time(work).await.err().expect("no reply");
     assert!(error.is_unavailable(), "{error:?}");
 }
 
-/// The next try, which must not meet another dead connection.
-async fn fresh<T>(work: impl Future<Output = Result<T>>) -> T {
-    tokio::time::timeout(5 * SECOND, work).await.expect("dead again").expect("the database is well")
+/// The next call must not get another dead connection.
+async fn assert_succeeds<T>(work: impl Future<Output = Result<T>>) -> T {
+    tokio::time::timeout(5 * SECOND, work)
+        .await
+        .expect("another dead connection")
+        .expect("a healthy database")
 }
 
-async fn a_worker_is_soon_done_with_dead_connections(fixture: Fixture) {
+async fn worker_operations_recover_from_dead_connections_within_seconds(fixture: Fixture) {
     let proxy = Proxy::start(&fixture).await;
     let worker = fixture.worker_with(DAY).await;
     fixture.add(job("mail")).await;
@@ -111,24 +114,25 @@ async fn a_worker_is_soon_done_with_dead_connections(fixture: Fixture) {
     let next = fixture.add(job("next")).await;
     let clients = [proxy.client().await, proxy.client().await, proxy.client().await, proxy.client().await];
     for client in &clients {
-        // Two that idle: the one that is tried first takes the other with it.
+        // Two idle connections: when the first one turns out to be dead, the other must
+        // be dropped too.
         let (one, two) = tokio::join!(client.store().now(), client.store().now());
-        one.and(two).expect("connections are open");
+        one.and(two).expect("open connections");
     }
     let [claimer, starter, reporter, _] = clients.each_ref().map(Client::store);
-    proxy.silence_what_is_open();
+    proxy.silence_open_connections();
     let request = ClaimRequest::new(worker, 5);
     let mut cursor = ClaimCursor::default();
     let progress = [(lease, raw("1"))];
     let report = || vec![Report { claimed: &running, ending: done(), follow_ups: Vec::new() }];
     tokio::join!(
-        unavailable(claimer.claim(&request, &mut cursor)),
-        unavailable(starter.mark_started(&lease)),
-        unavailable(reporter.progress(&progress)),
-        unavailable(clients[3].settle(report())),
+        assert_unavailable(claimer.claim(&request, &mut cursor)),
+        assert_unavailable(starter.mark_started(&lease)),
+        assert_unavailable(reporter.progress(&progress)),
+        assert_unavailable(clients[3].settle(report())),
     );
-    assert_eq!(ids(&fresh(claimer.claim(&request, &mut cursor)).await.jobs), [next]);
-    assert_eq!(fresh(starter.mark_started(&lease)).await, Fenced::Held);
-    assert_eq!(fresh(reporter.progress(&progress)).await, [Fenced::Held]);
-    assert_eq!(fresh(clients[3].settle(report())).await, [Fenced::Held]);
+    assert_eq!(ids(&assert_succeeds(claimer.claim(&request, &mut cursor)).await.jobs), [next]);
+    assert_eq!(assert_succeeds(starter.mark_started(&lease)).await, Fenced::Held);
+    assert_eq!(assert_succeeds(reporter.progress(&progress)).await, [Fenced::Held]);
+    assert_eq!(assert_succeeds(clients[3].settle(report())).await, [Fenced::Held]);
 }

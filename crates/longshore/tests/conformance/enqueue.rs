@@ -1,4 +1,5 @@
-//! What was asked is stored exactly, once, and answered in order.
+//! Enqueue: a job is stored exactly as requested, and once. `keys.rs` tests
+//! idempotency and unique keys.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,34 +10,34 @@ use longshore::{Enqueued, EnqueuedAs, NewJob, RetryPolicy, Status, ValidJob};
 use crate::fixture::*;
 
 cases! {
-    a_job_that_asks_for_nothing_gets_the_defaults,
-    everything_asked_survives_exactly,
-    a_claim_carries_what_was_asked,
-    a_payload_keeps_its_very_bytes,
+    a_job_without_options_gets_the_defaults,
+    every_option_is_stored_exactly,
+    a_claim_contains_the_options_of_the_job,
+    a_payload_is_stored_byte_for_byte,
     the_largest_payload_is_stored,
-    answers_come_in_the_order_of_the_jobs,
-    a_repeated_id_is_answered_as_created_and_stored_once,
+    results_are_in_the_order_of_the_jobs,
+    a_repeated_id_returns_created_and_is_stored_once,
     a_repeated_id_within_one_batch_is_stored_once,
-    a_repeated_keyed_id_is_answered_as_created,
-    a_repeated_id_with_another_idempotency_key_is_answered_as_created,
-    a_repeated_id_does_not_revive_a_job_that_has_moved_on,
+    a_repeated_id_with_keys_returns_created,
+    a_repeated_id_with_another_idempotency_key_returns_created,
+    a_repeated_id_does_not_requeue_a_running_or_finished_job,
     a_delay_counts_from_the_engines_clock,
-    a_time_in_the_past_is_due_and_kept,
-    a_time_is_kept_to_the_microsecond,
-    the_extremes_of_priority_are_kept,
-    an_empty_batch_is_no_error,
+    a_run_at_in_the_past_is_kept_and_due,
+    a_run_at_is_kept_to_the_microsecond,
+    the_lowest_and_highest_priority_are_kept,
+    an_empty_batch_is_accepted,
     many_jobs_are_stored_in_one_call,
-    one_invalid_job_among_many_stores_none,
+    one_invalid_job_in_a_batch_stores_none,
     concurrent_enqueues_each_get_their_own_job,
-    a_bad_neighbour_harms_nobody,
-    jobs_wait_in_the_queue_they_name,
+    an_invalid_job_does_not_affect_concurrent_enqueues,
+    a_job_waits_in_the_queue_it_names,
 }
 
 fn valid(job: NewJob) -> ValidJob {
     job.validate().expect("valid")
 }
 
-async fn a_job_that_asks_for_nothing_gets_the_defaults(fixture: Fixture) {
+async fn a_job_without_options_gets_the_defaults(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     let job = fixture.job(id).await;
     assert_eq!((job.kind.as_str(), job.queue.as_str(), job.status), ("mail", "default", Status::Queued));
@@ -52,7 +53,7 @@ async fn a_job_that_asks_for_nothing_gets_the_defaults(fixture: Fixture) {
     assert!(job.result.is_none() && job.metadata.is_none() && job.progress.is_none() && job.retry.is_none());
 }
 
-async fn everything_asked_survives_exactly(fixture: Fixture) {
+async fn every_option_is_stored_exactly(fixture: Fixture) {
     let policy = RetryPolicy::list([Duration::from_millis(1500), 90 * SECOND]);
     let id = fixture
         .add(
@@ -86,7 +87,7 @@ async fn everything_asked_survives_exactly(fixture: Fixture) {
     assert_eq!(job.metadata.expect("metadata").get(), r#"{"by": [1,  2]}"#);
 }
 
-async fn a_claim_carries_what_was_asked(fixture: Fixture) {
+async fn a_claim_contains_the_options_of_the_job(fixture: Fixture) {
     let job = NewJob::from_json("mail", r#"{ "to":"ada" }"#)
         .priority(4)
         .max_attempts(9)
@@ -108,7 +109,7 @@ async fn a_claim_carries_what_was_asked(fixture: Fixture) {
     );
 }
 
-async fn a_payload_keeps_its_very_bytes(fixture: Fixture) {
+async fn a_payload_is_stored_byte_for_byte(fixture: Fixture) {
     let texts = [
         r#"{"z": 1.50, "a" :[ 1,2 ],"a":2}"#,
         r#""\u00e9 \ud83d\ude00 'quoted' \\ ""#,
@@ -129,37 +130,37 @@ async fn the_largest_payload_is_stored(fixture: Fixture) {
     assert_eq!(fixture.job(id).await.payload.get(), text);
 }
 
-async fn answers_come_in_the_order_of_the_jobs(fixture: Fixture) {
+async fn results_are_in_the_order_of_the_jobs(fixture: Fixture) {
     let jobs: Vec<_> = (0..40).map(|n| valid(job("mail").priority(n))).collect();
-    // Sent out of the order of their ids.
+    // Not in the order of their ids.
     let shuffled: Vec<_> = (0..40).map(|n| jobs[n * 17 % 40].clone()).collect();
-    let answers = fixture.store().enqueue(&shuffled).await.expect("enqueue");
+    let results = fixture.store().enqueue(&shuffled).await.expect("enqueue");
     let expected: Vec<_> =
         shuffled.iter().map(|job| Enqueued { id: job.id(), how: EnqueuedAs::Created }).collect();
-    assert_eq!(answers, expected);
+    assert_eq!(results, expected);
 }
 
-async fn a_repeated_id_is_answered_as_created_and_stored_once(fixture: Fixture) {
+async fn a_repeated_id_returns_created_and_is_stored_once(fixture: Fixture) {
     let again = valid(job("mail").priority(3));
     for _ in 0..2 {
-        let answers = fixture.store().enqueue(std::slice::from_ref(&again)).await.expect("enqueue");
-        assert_eq!(answers, [Enqueued { id: again.id(), how: EnqueuedAs::Created }]);
+        let results = fixture.store().enqueue(std::slice::from_ref(&again)).await.expect("enqueue");
+        assert_eq!(results, [Enqueued { id: again.id(), how: EnqueuedAs::Created }]);
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
 async fn a_repeated_id_within_one_batch_is_stored_once(fixture: Fixture) {
     let (again, other) = (valid(job("mail")), valid(job("sms")));
     let batch = [again.clone(), other.clone(), again.clone()];
-    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
     assert_eq!(
-        answers.iter().map(|answer| answer.id).collect::<Vec<_>>(),
+        results.iter().map(|result| result.id).collect::<Vec<_>>(),
         [again.id(), other.id(), again.id()]
     );
-    assert_eq!(fixture.counted(Status::Queued).await, 2);
+    assert_eq!(fixture.count(Status::Queued).await, 2);
 }
 
-async fn a_repeated_keyed_id_is_answered_as_created(fixture: Fixture) {
+async fn a_repeated_id_with_keys_returns_created(fixture: Fixture) {
     let jobs = [
         valid(job("mail").idempotency_key("order-17")),
         valid(job("sms").unique_key("customer-23", longshore::UniqueMode::Dedupe)),
@@ -168,15 +169,15 @@ async fn a_repeated_keyed_id_is_answered_as_created(fixture: Fixture) {
     ];
     for _ in 0..2 {
         for job in &jobs {
-            let answers = fixture.store().enqueue(std::slice::from_ref(job)).await.expect("enqueue");
-            assert_eq!(answers, [Enqueued { id: job.id(), how: EnqueuedAs::Created }], "{}", job.kind());
+            let results = fixture.store().enqueue(std::slice::from_ref(job)).await.expect("enqueue");
+            assert_eq!(results, [Enqueued { id: job.id(), how: EnqueuedAs::Created }], "{}", job.kind());
         }
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 4);
+    assert_eq!(fixture.count(Status::Queued).await, 4);
 }
 
-/// A caller whose answer was lost may ask again long after the job has run.
-async fn a_repeated_id_with_another_idempotency_key_is_answered_as_created(fixture: Fixture) {
+/// A caller that did not receive the reply may enqueue again, long after the job has run.
+async fn a_repeated_id_with_another_idempotency_key_returns_created(fixture: Fixture) {
     for first in [job("mail"), job("mail").idempotency_key("order-17")] {
         let first = valid(first);
         let id = first.id();
@@ -184,20 +185,20 @@ async fn a_repeated_id_with_another_idempotency_key_is_answered_as_created(fixtu
         let again = fixture.enqueue(job("mail").id(id).idempotency_key("order-19")).await.expect("enqueue");
         assert_eq!(again, Enqueued { id, how: EnqueuedAs::Created });
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 2);
+    assert_eq!(fixture.count(Status::Queued).await, 2);
 }
 
-async fn a_repeated_id_does_not_revive_a_job_that_has_moved_on(fixture: Fixture) {
-    let asked = valid(job("mail"));
-    fixture.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
+async fn a_repeated_id_does_not_requeue_a_running_or_finished_job(fixture: Fixture) {
+    let requested = valid(job("mail"));
+    fixture.store().enqueue(std::slice::from_ref(&requested)).await.expect("enqueue");
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
-    let answers = fixture.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
-    assert_eq!(answers, [Enqueued { id: asked.id(), how: EnqueuedAs::Created }]);
-    assert_eq!(fixture.status(asked.id()).await, Status::Running);
+    let results = fixture.store().enqueue(std::slice::from_ref(&requested)).await.expect("enqueue");
+    assert_eq!(results, [Enqueued { id: requested.id(), how: EnqueuedAs::Created }]);
+    assert_eq!(fixture.status(requested.id()).await, Status::Running);
     fixture.must_finish(&claimed, done()).await;
-    fixture.store().enqueue(std::slice::from_ref(&asked)).await.expect("enqueue");
-    assert_eq!(fixture.status(asked.id()).await, Status::Succeeded);
+    fixture.store().enqueue(std::slice::from_ref(&requested)).await.expect("enqueue");
+    assert_eq!(fixture.status(requested.id()).await, Status::Succeeded);
 }
 
 async fn a_delay_counts_from_the_engines_clock(fixture: Fixture) {
@@ -210,18 +211,18 @@ async fn a_delay_counts_from_the_engines_clock(fixture: Fixture) {
     assert_eq!(ids(&fixture.claim(worker, 1).await), [id]);
 }
 
-async fn a_time_in_the_past_is_due_and_kept(fixture: Fixture) {
-    let asked = start() - DAY;
-    let id = fixture.add(job("mail").run_at(asked)).await;
-    assert_eq!(fixture.job(id).await.run_at, asked);
+async fn a_run_at_in_the_past_is_kept_and_due(fixture: Fixture) {
+    let requested = start() - DAY;
+    let id = fixture.add(job("mail").run_at(requested)).await;
+    assert_eq!(fixture.job(id).await.run_at, requested);
     let worker = fixture.worker().await;
     assert_eq!(ids(&fixture.claim(worker, 1).await), [id]);
 }
 
-async fn a_time_is_kept_to_the_microsecond(fixture: Fixture) {
-    let asked = start() + Duration::from_micros(1_000_001);
-    let id = fixture.add(job("mail").run_at(asked)).await;
-    assert_eq!(fixture.job(id).await.run_at, asked);
+async fn a_run_at_is_kept_to_the_microsecond(fixture: Fixture) {
+    let requested = start() + Duration::from_micros(1_000_001);
+    let id = fixture.add(job("mail").run_at(requested)).await;
+    assert_eq!(fixture.job(id).await.run_at, requested);
     let worker = fixture.worker().await;
     fixture.advance(Duration::from_micros(1_000_000)).await;
     assert_eq!(fixture.claim(worker, 1).await.len(), 0);
@@ -229,7 +230,7 @@ async fn a_time_is_kept_to_the_microsecond(fixture: Fixture) {
     assert_eq!(fixture.claim(worker, 1).await.len(), 1);
 }
 
-async fn the_extremes_of_priority_are_kept(fixture: Fixture) {
+async fn the_lowest_and_highest_priority_are_kept(fixture: Fixture) {
     let low = fixture.add(job("low").priority(i16::MIN.into())).await;
     let high = fixture.add(job("high").priority(i16::MAX.into())).await;
     assert_eq!((fixture.job(low).await.priority, fixture.job(high).await.priority), (i16::MIN, i16::MAX));
@@ -237,19 +238,19 @@ async fn the_extremes_of_priority_are_kept(fixture: Fixture) {
     assert_eq!(ids(&fixture.claim(worker, 2).await), [high, low]);
 }
 
-async fn an_empty_batch_is_no_error(fixture: Fixture) {
+async fn an_empty_batch_is_accepted(fixture: Fixture) {
     assert_eq!(fixture.store().enqueue(&[]).await.expect("enqueue"), []);
     assert_eq!(fixture.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
 }
 
 async fn many_jobs_are_stored_in_one_call(fixture: Fixture) {
-    let answers = fixture.enqueue_many((0..3000).map(|_| job("mail"))).await.expect("enqueue_many");
-    let distinct: BTreeSet<_> = answers.iter().map(|answer| answer.id).collect();
+    let results = fixture.enqueue_many((0..3000).map(|_| job("mail"))).await.expect("enqueue_many");
+    let distinct: BTreeSet<_> = results.iter().map(|result| result.id).collect();
     assert_eq!(distinct.len(), 3000);
-    assert_eq!(fixture.counted(Status::Queued).await, 3000);
+    assert_eq!(fixture.count(Status::Queued).await, 3000);
 }
 
-async fn one_invalid_job_among_many_stores_none(fixture: Fixture) {
+async fn one_invalid_job_in_a_batch_stores_none(fixture: Fixture) {
     let error = fixture.enqueue_many([job("mail"), job(""), job("sms")]).await.expect_err("an empty kind");
     assert_eq!(error.field(), Some("jobs[1].kind"));
     assert_eq!(fixture.check().await.expect("check").jobs, 0);
@@ -258,23 +259,23 @@ async fn one_invalid_job_among_many_stores_none(fixture: Fixture) {
 async fn concurrent_enqueues_each_get_their_own_job(fixture: Fixture) {
     let tasks: Vec<_> = (0..64)
         .map(|n| {
-            let client = fixture.handle();
+            let client = fixture.client();
             tokio::spawn(async move { client.enqueue(job("mail").priority(n)).await })
         })
         .collect();
     let mut seen = BTreeSet::new();
     for (n, task) in tasks.into_iter().enumerate() {
-        let answer = task.await.expect("task").expect("enqueue");
-        assert_eq!(answer.how, EnqueuedAs::Created);
-        assert_eq!(fixture.job(answer.id).await.priority, n as i16);
-        seen.insert(answer.id);
+        let result = task.await.expect("task").expect("enqueue");
+        assert_eq!(result.how, EnqueuedAs::Created);
+        assert_eq!(fixture.job(result.id).await.priority, n as i16);
+        seen.insert(result.id);
     }
     assert_eq!(seen.len(), 64);
 }
 
-async fn a_bad_neighbour_harms_nobody(fixture: Fixture) {
+async fn an_invalid_job_does_not_affect_concurrent_enqueues(fixture: Fixture) {
     let client = &*fixture;
-    let (good, bad, also_good, keyed, twin) = tokio::join!(
+    let (good, bad, other_good, keyed, twin) = tokio::join!(
         client.enqueue(job("mail")),
         client.enqueue(job("mail").priority(99_999)),
         client.enqueue(job("sms")),
@@ -283,15 +284,15 @@ async fn a_bad_neighbour_harms_nobody(fixture: Fixture) {
     );
     assert_eq!(bad.expect_err("a priority out of range").field(), Some("priority"));
     assert_eq!(good.expect("good").how, EnqueuedAs::Created);
-    assert_eq!(also_good.expect("also good").how, EnqueuedAs::Created);
+    assert_eq!(other_good.expect("good").how, EnqueuedAs::Created);
     assert_eq!(keyed.expect("keyed").id, twin.expect("twin").id);
-    assert_eq!(fixture.counted(Status::Queued).await, 3);
+    assert_eq!(fixture.count(Status::Queued).await, 3);
 }
 
-async fn jobs_wait_in_the_queue_they_name(fixture: Fixture) {
+async fn a_job_waits_in_the_queue_it_names(fixture: Fixture) {
     let id = fixture.add(job("mail").queue("letters")).await;
     let worker = fixture.worker().await;
     assert_eq!(fixture.claim(worker, 1).await.len(), 0);
     let request = ClaimRequest { queues: vec!["letters".into()], ..ClaimRequest::new(worker, 1) };
-    assert_eq!(ids(&fixture.claim_as(&request).await), [id]);
+    assert_eq!(ids(&fixture.claim_with(&request).await), [id]);
 }

@@ -1,5 +1,6 @@
-//! The fixture: a queue of its own for every case, on either engine, with the
-//! clock stopped. A case ends with a proof that every job is in one place.
+//! The fixture of a case: its own empty database on one engine, with a pinned clock,
+//! and shortcuts to enqueue, claim, settle and inspect. After each case the fixture
+//! checks that every job is in exactly one place.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -32,17 +33,17 @@ pub(crate) enum Engine {
     Sqlite,
 }
 
-/// A queue database and a client of it. Clones are the same database.
+/// A database and a client connected to it. Clones share both.
 #[derive(Clone)]
 pub(crate) struct Fixture(Arc<Inner>);
 
 struct Inner {
     engine: Engine,
-    place: Database,
+    database: Database,
     client: Client,
-    /// Other databases the case asked for, to be removed with this one.
+    /// Further databases that the case requested. They are removed with this one.
     others: Mutex<Vec<Database>>,
-    damaged: AtomicBool,
+    skip_check: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -51,25 +52,23 @@ enum Database {
     File(PathBuf),
 }
 
-/// Runs one case on one engine: what the `cases!` macro calls.
+/// Runs one case on one engine. The `cases!` macro calls it.
 pub(crate) async fn run<Case, Run>(engine: Engine, case: Case)
 where
     Case: FnOnce(Fixture) -> Run,
     Run: Future<Output = ()> + Send + 'static,
 {
     let fixture = Fixture::open(engine).await;
-    // A task of its own, so that a panic can be caught and the database removed.
+    // The case runs in its own task, so that the database is removed after a panic too.
     let ended = tokio::spawn(case(fixture.clone())).await;
-    let report = match ended.is_ok() && !fixture.0.damaged.load(Ordering::Relaxed) {
-        true => Some(fixture.check().await),
-        false => None,
-    };
+    let must_check = ended.is_ok() && !fixture.0.skip_check.load(Ordering::Relaxed);
+    let report = if must_check { Some(fixture.check().await) } else { None };
     fixture.remove().await;
-    if let Err(died) = ended {
-        std::panic::resume_unwind(died.into_panic());
+    if let Err(panicked) = ended {
+        std::panic::resume_unwind(panicked.into_panic());
     }
     if let Some(report) = report {
-        assert_eq!(report.expect("check").problems, Vec::<String>::new(), "the case left damage behind");
+        assert_eq!(report.expect("check").problems, Vec::<String>::new(), "the case left inconsistent rows");
     }
 }
 
@@ -85,23 +84,23 @@ impl Deref for Fixture {
 
 impl Fixture {
     async fn open(engine: Engine) -> Self {
-        let place = Database::fresh(engine);
-        let client = Client::connect(&place.url()).await.expect("the engine opens");
-        client.migrate().await.expect("the tables are made");
-        client.store().pin_clock(Some(start())).await.expect("the clock stops");
+        let database = Database::new(engine);
+        let client = Client::connect(&database.url()).await.expect("connect");
+        client.migrate().await.expect("migrate");
+        client.store().pin_clock(Some(start())).await.expect("pin_clock");
         Fixture(Arc::new(Inner {
             engine,
-            place,
+            database,
             client,
             others: Mutex::default(),
-            damaged: AtomicBool::new(false),
+            skip_check: AtomicBool::new(false),
         }))
     }
 
     async fn remove(&self) {
         let others = std::mem::take(&mut *self.0.others.lock().expect("others"));
-        for place in others.iter().chain([&self.0.place]) {
-            place.remove().await;
+        for database in others.iter().chain([&self.0.database]) {
+            database.remove().await;
         }
     }
 
@@ -109,47 +108,47 @@ impl Fixture {
         self.0.engine
     }
 
-    /// How to reach this database.
+    /// The URL of this database.
     pub(crate) fn url(&self) -> String {
-        self.0.place.url()
+        self.0.database.url()
     }
 
-    /// The file of a SQLite fixture.
+    /// The file of a SQLite database.
     pub(crate) fn file(&self) -> &PathBuf {
-        match &self.0.place {
+        match &self.0.database {
             Database::File(path) => path,
-            Database::Schema(_) => panic!("a Postgres fixture has no file"),
+            Database::Schema(_) => panic!("a Postgres database has no file"),
         }
     }
 
-    /// This fixture's own handle, for a task to keep.
-    pub(crate) fn handle(&self) -> Client {
+    /// A clone of this fixture's client, for a task to own.
+    pub(crate) fn client(&self) -> Client {
         self.0.client.clone()
     }
 
-    /// Another handle to the same database, as another process would have.
-    pub(crate) async fn second(&self) -> Client {
-        Client::connect(&self.url()).await.expect("a second handle opens")
+    /// A separate client of the same database, as another process would have.
+    pub(crate) async fn second_client(&self) -> Client {
+        Client::connect(&self.url()).await.expect("connect")
     }
 
-    /// The URL of a database without tables, removed with this one.
+    /// The URL of a new database without tables. It is removed with this one.
     pub(crate) fn bare_url(&self) -> String {
-        let place = Database::fresh(self.0.engine);
-        let url = place.url();
-        self.0.others.lock().expect("others").push(place);
+        let database = Database::new(self.0.engine);
+        let url = database.url();
+        self.0.others.lock().expect("others").push(database);
         url
     }
 
-    /// For cases that plant damage or leave the database unusable.
-    pub(crate) fn skip_the_final_check(&self) {
-        self.0.damaged.store(true, Ordering::Relaxed);
+    /// For cases that corrupt rows on purpose or leave the database unusable.
+    pub(crate) fn skip_final_check(&self) {
+        self.0.skip_check.store(true, Ordering::Relaxed);
     }
 
-    /// Runs SQL behind the engine's back. The tables have the same names on
-    /// both; `{id}` stands for the id's literal.
+    /// Runs SQL on a connection of its own. Table names are the same on both
+    /// engines; `{id}` is replaced by the literal of `id`.
     pub(crate) async fn sql(&self, text: &str, id: Option<JobId>) {
         let text = self.fill(text, id);
-        match &self.0.place {
+        match &self.0.database {
             Database::Schema(schema) => {
                 let mut connection = postgres(schema).await;
                 sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await.expect("raw sql");
@@ -162,10 +161,10 @@ impl Fixture {
         }
     }
 
-    /// Asks SQL behind the engine's back for one number.
-    pub(crate) async fn ask(&self, text: &str, id: Option<JobId>) -> i64 {
+    /// Runs SQL on a connection of its own and returns the one number it selects.
+    pub(crate) async fn query_number(&self, text: &str, id: Option<JobId>) -> i64 {
         let text = self.fill(text, id);
-        match &self.0.place {
+        match &self.0.database {
             Database::Schema(schema) => {
                 let mut connection = postgres(schema).await;
                 sqlx::query_scalar(AssertSqlSafe(text)).fetch_one(&mut connection).await.expect("raw sql")
@@ -178,11 +177,11 @@ impl Fixture {
         }
     }
 
-    /// A raw connection that finds our tables without naming the schema.
+    /// A connection whose search path is the schema of this database.
     pub(crate) async fn postgres(&self) -> PgConnection {
-        match &self.0.place {
+        match &self.0.database {
             Database::Schema(schema) => postgres(schema).await,
-            Database::File(_) => panic!("a SQLite fixture has no Postgres connection"),
+            Database::File(_) => panic!("a SQLite database has no Postgres connection"),
         }
     }
 
@@ -191,7 +190,7 @@ impl Fixture {
         text.replace("{id}", &self.literal(id.0))
     }
 
-    /// A uuid as this engine's SQL writes it.
+    /// The SQL literal of a uuid on this engine.
     pub(crate) fn literal(&self, id: Uuid) -> String {
         match self.0.engine {
             Engine::Postgres => format!("'{id}'::uuid"),
@@ -201,7 +200,7 @@ impl Fixture {
 }
 
 impl Database {
-    fn fresh(engine: Engine) -> Self {
+    fn new(engine: Engine) -> Self {
         let name = Uuid::now_v7().simple();
         match engine {
             Engine::Postgres => Database::Schema(format!("t_{name}")),
@@ -218,7 +217,7 @@ impl Database {
 
     async fn remove(&self) {
         match self {
-            // Best effort: a schema left behind harms nobody.
+            // Best effort: a schema that is left over does no harm.
             Database::Schema(schema) => {
                 let drop = format!("drop schema if exists {schema} cascade");
                 if let Ok(mut connection) = PgConnection::connect(&database_url()).await {
@@ -234,7 +233,7 @@ impl Database {
     }
 }
 
-/// Adds a parameter to a URL that may have some already.
+/// Adds a query parameter to a URL that may already have some.
 pub(crate) fn with_parameter(url: &str, parameter: &str) -> String {
     let separator = if url.contains('?') { '&' } else { '?' };
     format!("{url}{separator}{parameter}")
@@ -255,9 +254,9 @@ async fn postgres(schema: &str) -> PgConnection {
 
 // ---- the clock ---------------------------------------------------------------
 
-/// Where every case's clock stands: no round number, and not today.
+/// The time at which the clock of every case is pinned: neither round nor today.
 pub(crate) fn start() -> DateTime<Utc> {
-    Utc.with_ymd_and_hms(2031, 5, 6, 7, 8, 9).single().expect("a real instant")
+    Utc.with_ymd_and_hms(2031, 5, 6, 7, 8, 9).single().expect("a valid time")
 }
 
 impl Fixture {
@@ -265,16 +264,16 @@ impl Fixture {
         self.store().now().await.expect("now")
     }
 
-    /// Moves the stopped clock on.
+    /// Moves the pinned clock forward.
     pub(crate) async fn advance(&self, by: Duration) {
         let now = self.now().await;
-        self.store().pin_clock(Some(now + by)).await.expect("the clock moves");
+        self.store().pin_clock(Some(now + by)).await.expect("pin_clock");
     }
 }
 
 // ---- enqueue, claim, settle --------------------------------------------------
 
-/// A job of `kind` whose payload says so.
+/// A job of `kind` whose payload contains the kind.
 pub(crate) fn job(kind: &str) -> NewJob {
     NewJob::new(kind, &serde_json::json!({ "for": kind }))
 }
@@ -284,7 +283,7 @@ pub(crate) fn raw(json: &str) -> Box<RawValue> {
 }
 
 impl Fixture {
-    /// Enqueues a job of `kind` with every default.
+    /// Enqueues a job of `kind` with default options.
     pub(crate) async fn enqueue_kind(&self, kind: &str) -> JobId {
         self.add(job(kind)).await
     }
@@ -296,7 +295,7 @@ impl Fixture {
         enqueued.id
     }
 
-    /// A worker that has just registered, dead after a minute without a beat.
+    /// Registers a worker that counts as dead after a minute without a heartbeat.
     pub(crate) async fn worker(&self) -> WorkerId {
         self.worker_with(MINUTE).await
     }
@@ -314,28 +313,29 @@ impl Fixture {
 
     /// Claims up to `limit` jobs of any kind from the default queue.
     pub(crate) async fn claim(&self, worker: WorkerId, limit: u32) -> Vec<Claimed> {
-        self.claim_as(&ClaimRequest::new(worker, limit)).await
+        self.claim_with(&ClaimRequest::new(worker, limit)).await
     }
 
     /// Claims from one queue.
     pub(crate) async fn claim_from(&self, queue: &str, worker: WorkerId, limit: u32) -> Vec<Claimed> {
-        self.claim_as(&ClaimRequest { queues: vec![queue.into()], ..ClaimRequest::new(worker, limit) }).await
+        self.claim_with(&ClaimRequest { queues: vec![queue.into()], ..ClaimRequest::new(worker, limit) })
+            .await
     }
 
-    /// Claims with a cursor that remembers nothing.
-    pub(crate) async fn claim_as(&self, request: &ClaimRequest) -> Vec<Claimed> {
+    /// Claims with a new cursor.
+    pub(crate) async fn claim_with(&self, request: &ClaimRequest) -> Vec<Claimed> {
         self.store().claim(request, &mut ClaimCursor::default()).await.expect("claim").jobs
     }
 
-    /// Claims the one job that can be claimed.
+    /// Claims the only job that is due.
     pub(crate) async fn claim_one(&self, worker: WorkerId) -> Claimed {
         let mut claimed = self.claim(worker, 2).await;
         assert_eq!(claimed.len(), 1, "{claimed:?}");
         claimed.remove(0)
     }
 
-    /// Enqueues a job and claims it for a worker of its own. Works only while
-    /// nothing else waits in the default queue.
+    /// Enqueues a job and claims it for a new worker. No other job may wait in the
+    /// default queue.
     pub(crate) async fn running(&self, job: NewJob) -> Claimed {
         let id = self.add(job).await;
         let worker = self.worker().await;
@@ -354,13 +354,13 @@ impl Fixture {
         assert_eq!(self.finish(claimed, ending).await, Fenced::Held);
     }
 
-    /// A job that has ended.
+    /// Enqueues a job and runs it to the given outcome.
     pub(crate) async fn ended(&self, job: NewJob, outcome: Outcome) -> JobId {
         let claimed = self.running(job).await;
         let ending = match outcome {
             Outcome::Succeeded => done(),
-            Outcome::FailedPermanent => failed_for_good(),
-            Outcome::Cancelled => gave_up(),
+            Outcome::FailedPermanent => failed_permanently(),
+            Outcome::Cancelled => observed_cancel(),
         };
         self.must_finish(&claimed, ending).await;
         claimed.lease().id
@@ -373,27 +373,27 @@ pub(crate) fn done() -> Ending {
     Ending::Succeeded { result: Some(raw(r#"{"sent": 3}"#)) }
 }
 
-/// A success that leaves nothing to remember. An engine may store such ends by
-/// a shorter way than the others, so that each promise is asked of both.
-pub(crate) fn done_plainly() -> Ending {
+/// A success with nothing to store apart from the end itself. An engine may use a
+/// shorter statement for such ends, so cases about settling test both.
+pub(crate) fn done_without_result() -> Ending {
     Ending::Succeeded { result: None }
 }
 
-/// As that, but not whatever the flags say.
-pub(crate) fn gave_up_plainly() -> Ending {
+/// As above, but unlike a success its end depends on the flags.
+pub(crate) fn observed_cancel_without_reason() -> Ending {
     Ending::Cancelled { reason: None }
 }
 
-/// A failure that may be tried again in ten seconds.
+/// A failure that is retried after ten seconds.
 pub(crate) fn failed() -> Ending {
     Ending::Failed { error: "smtp said 451".into(), retry_in: Some(10 * SECOND) }
 }
 
-pub(crate) fn failed_for_good() -> Ending {
+pub(crate) fn failed_permanently() -> Ending {
     Ending::Failed { error: "no such mailbox".into(), retry_in: None }
 }
 
-pub(crate) fn gave_up() -> Ending {
+pub(crate) fn observed_cancel() -> Ending {
     Ending::Cancelled { reason: Some("saw the cancellation".into()) }
 }
 
@@ -405,9 +405,9 @@ pub(crate) fn interrupted() -> Ending {
     Ending::Interrupted(Interruption { delay: 30 * SECOND, max_interruptions: 3 })
 }
 
-/// Every ending there is, with everything that it can leave behind.
+/// Every ending, each with all the data that it can carry.
 pub(crate) fn endings() -> [Ending; 7] {
-    [done(), failed(), failed_for_good(), gave_up(), snoozed(), Ending::Released, interrupted()]
+    [done(), failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released, interrupted()]
 }
 
 // ---- recovery ----------------------------------------------------------------
@@ -417,7 +417,7 @@ impl Fixture {
         self.sweep(&SweepOptions::default()).await.expect("sweep")
     }
 
-    /// Lets every worker die and its jobs go back to the queue, due at once.
+    /// Lets every worker become stale and recovers their jobs, due at once.
     pub(crate) async fn crash_all_workers(&self) -> SweepReport {
         self.advance(HOUR / 2).await;
         let options = SweepOptions {
@@ -428,7 +428,7 @@ impl Fixture {
         self.sweep(&options).await.expect("sweep")
     }
 
-    /// A job that has been interrupted once and waits, due.
+    /// Enqueues a job and interrupts it once, so that it is due as a suspect.
     pub(crate) async fn suspect(&self, job: NewJob) -> JobId {
         let claimed = self.running(job).await;
         assert_eq!(self.crash_all_workers().await.recovered, 1);
@@ -436,7 +436,7 @@ impl Fixture {
     }
 }
 
-// ---- looking -----------------------------------------------------------------
+// ---- inspect -----------------------------------------------------------------
 
 impl Fixture {
     pub(crate) async fn job(&self, id: JobId) -> JobRecord {
@@ -456,17 +456,16 @@ impl Fixture {
         self.job(id).await.errors.iter().map(|attempt| attempt.what).collect()
     }
 
-    /// How many jobs are in `status`, by the counts.
-    pub(crate) async fn counted(&self, status: Status) -> u64 {
+    /// The number of jobs in `status`, according to `Client::counts`.
+    pub(crate) async fn count(&self, status: Status) -> u64 {
         let counts = self.counts().await.expect("counts");
         counts.iter().filter(|count| count.status == status).map(|count| count.jobs).sum()
     }
 }
 
-/// What must not change when nothing may: the record without its clock-free
-/// noise, as text.
-pub(crate) fn picture(job: &JobRecord) -> String {
-    serde_json::to_string(job).expect("a record is JSON")
+/// The whole record as JSON, to compare before and after.
+pub(crate) fn snapshot(job: &JobRecord) -> String {
+    serde_json::to_string(job).expect("JSON")
 }
 
 pub(crate) fn ids(claimed: &[Claimed]) -> Vec<JobId> {
@@ -477,7 +476,7 @@ pub(crate) fn kinds(claimed: &[Claimed]) -> Vec<&str> {
     claimed.iter().map(Claimed::kind).collect()
 }
 
-/// A lease as its claim gave it, but held by somebody else.
-pub(crate) fn stolen(lease: Lease, worker: WorkerId) -> Lease {
+/// The same lease, but with another worker as its holder.
+pub(crate) fn held_by(lease: Lease, worker: WorkerId) -> Lease {
     Lease { worker, ..lease }
 }

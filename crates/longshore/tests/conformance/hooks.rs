@@ -1,4 +1,4 @@
-//! What an application hears of its worker, and has a say in.
+//! Hooks: when the worker calls them, and what they can decide.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,38 +12,39 @@ use crate::fixture::*;
 use crate::worker::{nothing, until, until_status, worker};
 
 cases! {
-    hooks_are_told_and_have_their_say,
-    hooks_decide_about_jobs_of_dead_workers,
-    recovery_can_be_switched_off,
+    hooks_run_at_every_step_and_can_change_the_ending,
+    hooks_decide_how_jobs_of_dead_workers_are_recovered,
+    recovery_can_be_disabled,
 }
 
+/// Hooks that record their calls.
 #[derive(Clone, Default)]
-struct Diary(Arc<Mutex<Vec<String>>>);
+struct Recorder(Arc<Mutex<Vec<String>>>);
 
-impl Diary {
-    fn note(&self, line: impl Into<String>) {
-        self.0.lock().expect("diary").push(line.into());
+impl Recorder {
+    fn record(&self, line: impl Into<String>) {
+        self.0.lock().expect("recorder").push(line.into());
     }
 
     fn has(&self, line: &str) -> bool {
-        self.0.lock().expect("diary").iter().any(|noted| noted == line)
+        self.0.lock().expect("recorder").iter().any(|recorded| recorded == line)
     }
 }
 
 #[async_trait]
-impl Hooks for Diary {
+impl Hooks for Recorder {
     async fn on_worker_start(&self, _: longshore::WorkerId) {
-        self.note("start");
+        self.record("start");
     }
 
     async fn on_worker_stop(&self, _: longshore::WorkerId) {
-        self.note("stop");
+        self.record("stop");
     }
 
     async fn before_run(&self, job: &Claimed) -> Result<(), Failure> {
         match job.kind() {
-            "vetoed" => Err(Failure::permanent("not on my watch")),
-            "shaky" => panic!("the hook fell over"),
+            "vetoed" => Err(Failure::permanent("vetoed by the hook")),
+            "panics_before" => panic!("the hook panicked"),
             _ => Ok(()),
         }
     }
@@ -51,29 +52,29 @@ impl Hooks for Diary {
     async fn after_run(&self, job: &Claimed, ending: Ending) -> Ending {
         match job.kind() {
             "reshaped" => Ending::Snoozed { delay: HOUR },
-            "trembling" => panic!("the hook fell over"),
+            "panics_after" => panic!("the hook panicked"),
             _ => ending,
         }
     }
 
     async fn on_success(&self, job: &Claimed) {
-        self.note(format!("{} succeeded", job.kind()));
+        self.record(format!("{} succeeded", job.kind()));
     }
 
     async fn on_failure(&self, job: &Claimed, error: &str) {
-        self.note(format!("{} failed: {error}", job.kind()));
+        self.record(format!("{} failed: {error}", job.kind()));
     }
 
     async fn on_permanent_failure(&self, job: &Claimed, error: &str) {
-        self.note(format!("{} is dead: {error}", job.kind()));
+        self.record(format!("{} failed permanently: {error}", job.kind()));
     }
 
     async fn on_cancel(&self, job: &Claimed) {
-        self.note(format!("{} cancelled", job.kind()));
+        self.record(format!("{} cancelled", job.kind()));
     }
 
     async fn on_interrupted_job(&self, _: longshore::WorkerId, job: &Interrupted) -> Decision {
-        self.note(format!("{} interrupted", job.kind));
+        self.record(format!("{} interrupted", job.kind));
         match job.kind.as_str() {
             "skipped" => Decision::Skip,
             "charged" => Decision::FailWithBackoff,
@@ -82,21 +83,22 @@ impl Hooks for Diary {
     }
 
     async fn on_interruption(&self, job: &Interrupted) {
-        self.note(format!("{} recovered", job.kind));
+        self.record(format!("{} recovered", job.kind));
     }
 
     async fn on_sweep(&self, report: &longshore::SweepReport) {
-        self.note(format!("sweep: {} of {}", report.recovered, report.workers.len()));
+        self.record(format!("sweep: {} of {}", report.recovered, report.workers.len()));
     }
 }
 
-async fn hooks_are_told_and_have_their_say(fixture: Fixture) {
+async fn hooks_run_at_every_step_and_can_change_the_ending(fixture: Fixture) {
     let mut ids = BTreeMap::new();
-    for kind in ["good", "bad", "hopeless", "unwanted", "vetoed", "shaky", "reshaped", "trembling"] {
+    for kind in ["good", "bad", "hopeless", "unwanted", "vetoed", "panics_before", "reshaped", "panics_after"]
+    {
         ids.insert(kind, fixture.add(job(kind)).await);
     }
-    let diary = Diary::default();
-    let mut builder = worker(&fixture).hooks(diary.clone());
+    let recorder = Recorder::default();
+    let mut builder = worker(&fixture).hooks(recorder.clone());
     for kind in ids.keys().copied() {
         builder = builder.function(kind, move |_: serde_json::Value, _: Context| async move {
             match kind {
@@ -112,29 +114,29 @@ async fn hooks_are_told_and_have_their_say(fixture: Fixture) {
         "start",
         "stop",
         "good succeeded",
-        "trembling succeeded",
+        "panics_after succeeded",
         "bad failed: oh",
-        "hopeless is dead: never",
+        "hopeless failed permanently: never",
         "unwanted cancelled",
-        "vetoed is dead: not on my watch",
-        "shaky failed: a before_run hook panicked: the hook fell over",
+        "vetoed failed permanently: vetoed by the hook",
+        "panics_before failed: a before_run hook panicked: the hook panicked",
     ];
     for line in expected {
-        until(line, || async { diary.has(line) }).await;
+        until(line, || async { recorder.has(line) }).await;
     }
     let job = fixture.job(ids["reshaped"]).await;
     assert_eq!((job.status, job.run_at), (Status::Queued, start() + HOUR));
 }
 
-async fn hooks_decide_about_jobs_of_dead_workers(fixture: Fixture) {
+async fn hooks_decide_how_jobs_of_dead_workers_are_recovered(fixture: Fixture) {
     let mut ids = BTreeMap::new();
     for kind in ["plain", "skipped", "charged"] {
         ids.insert(kind, fixture.running(job(kind)).await.lease().id);
     }
     fixture.advance(61 * SECOND).await;
-    let diary = Diary::default();
+    let recorder = Recorder::default();
     let running = worker(&fixture)
-        .hooks(diary.clone())
+        .hooks(recorder.clone())
         .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
         .build()
         .expect("build")
@@ -142,10 +144,10 @@ async fn hooks_decide_about_jobs_of_dead_workers(fixture: Fixture) {
         .await
         .expect("start");
     for line in ["plain interrupted", "plain recovered", "charged recovered", "skipped interrupted"] {
-        until(line, || async { diary.has(line) }).await;
+        until(line, || async { recorder.has(line) }).await;
     }
     running.stop().await;
-    assert!(!diary.has("skipped recovered"));
+    assert!(!recorder.has("skipped recovered"));
     assert_eq!(fixture.status(ids["skipped"]).await, Status::Running);
     let plain = fixture.job(ids["plain"]).await;
     assert_eq!((plain.status, plain.attempts), (Status::Retrying, 0));
@@ -153,28 +155,28 @@ async fn hooks_decide_about_jobs_of_dead_workers(fixture: Fixture) {
     assert_eq!(fixture.job(ids["charged"]).await.attempts, 1);
 }
 
-async fn recovery_can_be_switched_off(fixture: Fixture) {
+async fn recovery_can_be_disabled(fixture: Fixture) {
     let id = fixture.running(job("plain")).await.lease().id;
     fixture.advance(DAY / 2).await;
-    let diary = Diary::default();
-    let ready = |recovery: Recovery| {
-        let builder = worker(&fixture).recovery(recovery).hooks(diary.clone()).function("other", nothing);
+    let recorder = Recorder::default();
+    let build = |recovery: Recovery| {
+        let builder = worker(&fixture).recovery(recovery).hooks(recorder.clone()).function("other", nothing);
         builder.build().expect("build")
     };
     let off = Recovery { enabled: false, ..Recovery::default() };
-    let running = ready(off).start().await.expect("start");
-    // It sweeps as often as it beats, and may from the third beat on.
+    let running = build(off).start().await.expect("start");
+    // A worker sweeps at every heartbeat, from the third heartbeat on.
     for _ in 0..6 {
         fixture.advance(SECOND).await;
         let now = fixture.now().await;
         let worker = || async { fixture.worker_record(running.id()).await.expect("the worker") };
-        until("a beat", || async { worker().await.heartbeat_at == now }).await;
+        until("a heartbeat", || async { worker().await.heartbeat_at == now }).await;
     }
     running.stop().await;
     assert_eq!(fixture.status(id).await, Status::Running);
-    assert!(!diary.has("plain interrupted"));
-    // Another that does recover finds what there was to find.
-    let running = ready(Recovery::default()).start().await.expect("start");
+    assert!(!recorder.has("plain interrupted"));
+    // A worker with recovery enabled recovers the job.
+    let running = build(Recovery::default()).start().await.expect("start");
     until_status(&fixture, id, Status::Retrying).await;
     running.stop().await;
 }

@@ -235,7 +235,7 @@ async fn a_read_only_database_says_so_and_still_answers_questions(fixture: Fixtu
     }
     assert_eq!(reader.get(id).await.expect("get").status, Status::Queued);
     assert_eq!(reader.list(&ListFilter::default()).await.expect("list").jobs.len(), 1);
-    assert_eq!(fixture.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
 async fn the_largest_numbers_are_no_error(fixture: Fixture) {
@@ -289,7 +289,7 @@ async fn a_job_with_an_odd_id_lives_like_any_other(fixture: Fixture) {
         let worker = fixture.worker().await;
         let again = fixture.claim_one(worker).await;
         assert_eq!(again.lease().id, claimed.lease().id);
-        fixture.must_finish(&again, failed_for_good()).await;
+        fixture.must_finish(&again, failed_permanently()).await;
         let dead = fixture.store().dead_letters(&DeadFilter { limit: 5, ..DeadFilter::default() }).await;
         assert_eq!(dead.expect("dead letters"), [id]);
         fixture.advance(91 * DAY).await;

@@ -104,7 +104,7 @@ async fn a_list_agrees_with_the_single_view(fixture: Fixture) {
     for listed in fixture.list(&filter()).await.expect("list").jobs {
         let mut single = fixture.job(listed.id).await;
         single.errors.clear();
-        assert_eq!(picture(&listed), picture(&single), "{}", listed.status);
+        assert_eq!(snapshot(&listed), snapshot(&single), "{}", listed.status);
     }
 }
 
@@ -364,7 +364,7 @@ async fn a_healthy_queue_has_no_problems(fixture: Fixture) {
 }
 
 async fn assert_found(fixture: &Fixture, words: &str) {
-    fixture.skip_the_final_check();
+    fixture.skip_final_check();
     let problems = fixture.check().await.expect("check").problems;
     assert!(problems.iter().any(|problem| problem.contains(words)), "{words:?} not in {problems:?}");
 }

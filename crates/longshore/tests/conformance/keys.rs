@@ -9,39 +9,39 @@ use crate::fixture::*;
 
 cases! {
     the_same_idempotency_key_returns_the_first_job_unchanged,
-    an_idempotency_key_outlives_the_end_of_its_job,
+    an_idempotency_key_is_kept_after_its_job_has_ended,
     an_idempotency_key_is_free_again_when_its_job_is_deleted,
-    an_idempotency_key_is_free_again_when_its_job_is_retained_away,
-    a_job_is_checked_before_its_key_is_looked_at,
-    twins_within_a_batch_become_the_first_of_them,
-    a_twin_within_a_batch_takes_no_unique_key_of_its_own,
-    a_batch_finds_keys_taken_before_it,
+    an_idempotency_key_is_free_again_when_retention_removes_its_job,
+    a_job_is_validated_before_its_key_is_looked_up,
+    jobs_with_the_same_key_in_one_batch_become_the_first_of_them,
+    a_duplicate_within_a_batch_takes_no_unique_key,
+    a_batch_finds_existing_keys,
     keys_differ_by_case_and_by_trailing_space,
-    an_idempotent_answer_takes_no_unique_key,
-    the_idempotency_key_of_a_replacement_is_remembered,
-    an_idempotent_answer_replaces_nothing,
+    a_repeated_idempotency_key_takes_no_unique_key,
+    the_idempotency_key_of_a_replacement_is_stored,
+    a_repeated_idempotency_key_replaces_nothing,
     dedupe_returns_a_waiting_holder_unchanged,
     dedupe_returns_a_running_holder,
-    dedupe_holds_across_kinds_and_queues,
-    replace_gives_a_waiting_holder_the_new_contents_and_time,
+    dedupe_applies_across_kinds_and_queues,
+    replace_changes_the_contents_and_the_time_of_a_waiting_holder,
     a_replaced_job_is_claimed_with_its_new_contents,
-    preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time,
-    a_replaced_retry_starts_over_under_the_same_fence,
+    preserve_run_at_changes_the_contents_but_not_the_time_of_a_waiting_holder,
+    a_replaced_retrying_job_starts_again_and_keeps_its_lease_number,
     replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job,
-    every_mode_makes_a_new_job_when_the_holder_has_ended,
+    every_mode_creates_a_new_job_when_the_holder_has_ended,
     a_unique_key_is_released_by_every_end,
-    a_unique_key_is_released_by_an_end_that_leaves_nothing_behind,
-    a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out,
+    a_unique_key_is_released_by_an_end_without_result_or_reason,
+    a_requested_cancel_releases_the_unique_key_when_the_attempt_ends,
     a_unique_key_is_released_by_quarantine,
-    a_unique_key_is_kept_by_every_way_back_to_the_queue,
-    an_operators_retry_takes_the_unique_key_again,
+    a_unique_key_is_kept_when_the_job_returns_to_the_queue,
+    an_operators_retry_takes_the_unique_key_back,
     a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder,
     a_superseded_job_may_succeed,
-    a_superseded_job_that_gives_up_says_why,
+    a_superseded_job_that_ends_cancelled_says_why,
     a_superseded_failure_is_final,
     a_superseded_snooze_release_or_interruption_ends_cancelled,
     a_superseded_job_of_a_dead_worker_ends_cancelled,
-    a_list_by_unique_key_finds_the_live_owner_only,
+    a_list_by_unique_key_finds_only_the_live_holder,
 }
 
 const KEY: &str = "customer-23";
@@ -62,62 +62,62 @@ fn existing(id: JobId) -> Enqueued {
     Enqueued { id, how: EnqueuedAs::Existing }
 }
 
-async fn take(fixture: &Fixture, job: NewJob) -> Enqueued {
+async fn enqueue(fixture: &Fixture, job: NewJob) -> Enqueued {
     fixture.enqueue(job).await.expect("enqueue")
 }
 
-// ---- idempotency ---------------------------------------------------------------
+// ---- idempotency keys ----------------------------------------------------------
 
 async fn the_same_idempotency_key_returns_the_first_job_unchanged(fixture: Fixture) {
     let first = fixture.add(job("mail").priority(3).idempotency_key("order-17")).await;
-    let before = picture(&fixture.job(first).await);
+    let before = snapshot(&fixture.job(first).await);
     let again = job("sms").priority(9).queue("other").idempotency_key("order-17");
-    assert_eq!(take(&fixture, again).await, existing(first));
-    assert_eq!(picture(&fixture.job(first).await), before);
+    assert_eq!(enqueue(&fixture, again).await, existing(first));
+    assert_eq!(snapshot(&fixture.job(first).await), before);
 }
 
-async fn an_idempotency_key_outlives_the_end_of_its_job(fixture: Fixture) {
+async fn an_idempotency_key_is_kept_after_its_job_has_ended(fixture: Fixture) {
     for outcome in Outcome::ALL {
         let key = outcome.as_str();
         let first = fixture.ended(job("mail").idempotency_key(key), outcome).await;
-        assert_eq!(take(&fixture, job("mail").idempotency_key(key)).await, existing(first), "{key}");
+        assert_eq!(enqueue(&fixture, job("mail").idempotency_key(key)).await, existing(first), "{key}");
     }
 }
 
 async fn an_idempotency_key_is_free_again_when_its_job_is_deleted(fixture: Fixture) {
     let first = fixture.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
     fixture.delete(first).await.expect("delete");
-    let second = take(&fixture, job("mail").idempotency_key("order-17")).await;
+    let second = enqueue(&fixture, job("mail").idempotency_key("order-17")).await;
     assert_eq!(second.how, EnqueuedAs::Created);
     assert_ne!(second.id, first);
 }
 
-async fn an_idempotency_key_is_free_again_when_its_job_is_retained_away(fixture: Fixture) {
+async fn an_idempotency_key_is_free_again_when_retention_removes_its_job(fixture: Fixture) {
     let first = fixture.ended(job("mail").idempotency_key("order-17"), Outcome::Succeeded).await;
     fixture.advance(8 * DAY).await;
     assert_eq!(fixture.store().retain(&Retention::default(), 100).await.expect("retain").removed, 1);
-    let second = take(&fixture, job("mail").idempotency_key("order-17")).await;
+    let second = enqueue(&fixture, job("mail").idempotency_key("order-17")).await;
     assert_eq!(second.how, EnqueuedAs::Created);
     assert_ne!(second.id, first);
 }
 
-async fn a_job_is_checked_before_its_key_is_looked_at(fixture: Fixture) {
+async fn a_job_is_validated_before_its_key_is_looked_up(fixture: Fixture) {
     fixture.add(job("mail").idempotency_key("order-17")).await;
     let error = fixture.enqueue(job("").idempotency_key("order-17")).await.expect_err("an empty kind");
     assert_eq!(error.field(), Some("kind"));
 }
 
-async fn twins_within_a_batch_become_the_first_of_them(fixture: Fixture) {
+async fn jobs_with_the_same_key_in_one_batch_become_the_first_of_them(fixture: Fixture) {
     let batch = [
         valid(job("plain")),
         valid(job("first").idempotency_key("order-17")),
         valid(job("other").idempotency_key("order-19")),
-        valid(job("twin").idempotency_key("order-17")),
+        valid(job("duplicate").idempotency_key("order-17")),
         valid(job("plain too")),
         valid(unique("holder", UniqueMode::Dedupe)),
-        valid(unique("guest", UniqueMode::Dedupe)),
+        valid(unique("duplicate holder", UniqueMode::Dedupe)),
     ];
-    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
     let expected = [
         created(batch[0].id()),
         created(batch[1].id()),
@@ -127,104 +127,104 @@ async fn twins_within_a_batch_become_the_first_of_them(fixture: Fixture) {
         created(batch[5].id()),
         existing(batch[5].id()),
     ];
-    assert_eq!(answers, expected);
+    assert_eq!(results, expected);
     assert_eq!(fixture.job(batch[1].id()).await.kind, "first");
-    assert_eq!(fixture.counted(Status::Queued).await, 5);
+    assert_eq!(fixture.count(Status::Queued).await, 5);
 }
 
-/// Which of two twins in one batch comes first is the engine's business; the
-/// other must leave no trace.
-async fn a_twin_within_a_batch_takes_no_unique_key_of_its_own(fixture: Fixture) {
+/// The engine may choose either of two jobs with the same key in one batch. The other
+/// must leave no trace.
+async fn a_duplicate_within_a_batch_takes_no_unique_key(fixture: Fixture) {
     let both = |key: &str| job("mail").idempotency_key("order-17").unique_key(key, UniqueMode::Dedupe);
     let batch = [valid(both("u-1")), valid(both("u-2"))];
-    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
-    let winner = answers.iter().position(|answer| answer.how == EnqueuedAs::Created).expect("one is new");
-    assert_eq!(answers[winner], created(batch[winner].id()));
-    assert_eq!(answers[1 - winner], existing(batch[winner].id()));
+    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
+    let winner = results.iter().position(|result| result.how == EnqueuedAs::Created).expect("one is new");
+    assert_eq!(results[winner], created(batch[winner].id()));
+    assert_eq!(results[1 - winner], existing(batch[winner].id()));
     let [taken, free] = if winner == 0 { ["u-1", "u-2"] } else { ["u-2", "u-1"] };
     let again = |key: &str| job("sms").unique_key(key, UniqueMode::Dedupe);
-    assert_eq!(take(&fixture, again(taken)).await, existing(batch[winner].id()));
-    assert_eq!(take(&fixture, again(free)).await.how, EnqueuedAs::Created);
+    assert_eq!(enqueue(&fixture, again(taken)).await, existing(batch[winner].id()));
+    assert_eq!(enqueue(&fixture, again(free)).await.how, EnqueuedAs::Created);
 }
 
-async fn a_batch_finds_keys_taken_before_it(fixture: Fixture) {
+async fn a_batch_finds_existing_keys(fixture: Fixture) {
     let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let batch = [valid(job("plain")), valid(job("sms").idempotency_key("order-17")), valid(job("plain too"))];
-    let answers = fixture.store().enqueue(&batch).await.expect("enqueue");
-    assert_eq!(answers, [created(batch[0].id()), existing(first), created(batch[2].id())]);
+    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
+    assert_eq!(results, [created(batch[0].id()), existing(first), created(batch[2].id())]);
 }
 
 async fn keys_differ_by_case_and_by_trailing_space(fixture: Fixture) {
     for key in ["order-17", "Order-17", "order-17 ", "order-17\t"] {
         assert_eq!(
-            take(&fixture, job("mail").idempotency_key(key)).await.how,
+            enqueue(&fixture, job("mail").idempotency_key(key)).await.how,
             EnqueuedAs::Created,
             "{key:?}"
         );
         assert_eq!(
-            take(&fixture, job("sms").unique_key(key, UniqueMode::Dedupe)).await.how,
+            enqueue(&fixture, job("sms").unique_key(key, UniqueMode::Dedupe)).await.how,
             EnqueuedAs::Created,
             "{key:?}"
         );
     }
 }
 
-async fn an_idempotent_answer_takes_no_unique_key(fixture: Fixture) {
+async fn a_repeated_idempotency_key_takes_no_unique_key(fixture: Fixture) {
     let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let again = unique("sms", UniqueMode::Dedupe).idempotency_key("order-17");
-    assert_eq!(take(&fixture, again).await, existing(first));
-    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await.how, EnqueuedAs::Created);
+    assert_eq!(enqueue(&fixture, again).await, existing(first));
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await.how, EnqueuedAs::Created);
 }
 
-/// The request took effect on a job that came with no such key; from then on
-/// that job is what the request made.
-async fn the_idempotency_key_of_a_replacement_is_remembered(fixture: Fixture) {
+/// The request changed a job that had no idempotency key. From then on the key
+/// returns that job.
+async fn the_idempotency_key_of_a_replacement_is_stored(fixture: Fixture) {
     let holder = fixture.add(unique("old", UniqueMode::Replace)).await;
     let request = || unique("new", UniqueMode::Replace).idempotency_key("order-17");
     let replaced = Enqueued { id: holder, how: EnqueuedAs::Replaced };
-    assert_eq!(take(&fixture, request()).await, replaced);
+    assert_eq!(enqueue(&fixture, request()).await, replaced);
     assert_eq!(fixture.job(holder).await.idempotency_key.as_deref(), Some("order-17"));
-    assert_eq!(take(&fixture, request()).await, existing(holder));
+    assert_eq!(enqueue(&fixture, request()).await, existing(holder));
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
-    assert_eq!(take(&fixture, request()).await, existing(holder));
+    assert_eq!(enqueue(&fixture, request()).await, existing(holder));
     fixture.must_finish(&claimed, done()).await;
-    assert_eq!(take(&fixture, request()).await, existing(holder));
+    assert_eq!(enqueue(&fixture, request()).await, existing(holder));
     assert_eq!(fixture.check().await.expect("check").jobs, 1);
 }
 
-async fn an_idempotent_answer_replaces_nothing(fixture: Fixture) {
+async fn a_repeated_idempotency_key_replaces_nothing(fixture: Fixture) {
     let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let holder = fixture.add(unique("holder", UniqueMode::Dedupe)).await;
-    let before = picture(&fixture.job(holder).await);
+    let before = snapshot(&fixture.job(holder).await);
     let again = unique("sms", UniqueMode::Replace).idempotency_key("order-17");
-    assert_eq!(take(&fixture, again).await, existing(first));
-    assert_eq!(picture(&fixture.job(holder).await), before);
+    assert_eq!(enqueue(&fixture, again).await, existing(first));
+    assert_eq!(snapshot(&fixture.job(holder).await), before);
 }
 
-// ---- unique: modes × where the holder stands -------------------------------------
+// ---- unique keys: modes and states of the holder ---------------------------------
 
 async fn dedupe_returns_a_waiting_holder_unchanged(fixture: Fixture) {
     let holder = fixture.add(unique("mail", UniqueMode::Dedupe)).await;
-    let before = picture(&fixture.job(holder).await);
+    let before = snapshot(&fixture.job(holder).await);
     let second = unique("sms", UniqueMode::Dedupe).priority(5);
-    assert_eq!(take(&fixture, second).await, existing(holder));
-    assert_eq!(picture(&fixture.job(holder).await), before);
+    assert_eq!(enqueue(&fixture, second).await, existing(holder));
+    assert_eq!(snapshot(&fixture.job(holder).await), before);
 }
 
 async fn dedupe_returns_a_running_holder(fixture: Fixture) {
     let holder = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
-    assert_eq!(take(&fixture, unique("mail", UniqueMode::Dedupe)).await, existing(holder.lease().id));
+    assert_eq!(enqueue(&fixture, unique("mail", UniqueMode::Dedupe)).await, existing(holder.lease().id));
     fixture.must_finish(&holder, failed()).await;
     assert_eq!(fixture.status(holder.lease().id).await, Status::Retrying);
 }
 
-async fn dedupe_holds_across_kinds_and_queues(fixture: Fixture) {
+async fn dedupe_applies_across_kinds_and_queues(fixture: Fixture) {
     let holder = fixture.add(unique("mail", UniqueMode::Dedupe).queue("letters")).await;
-    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe).queue("phones")).await, existing(holder));
+    assert_eq!(enqueue(&fixture, unique("sms", UniqueMode::Dedupe).queue("phones")).await, existing(holder));
 }
 
-async fn replace_gives_a_waiting_holder_the_new_contents_and_time(fixture: Fixture) {
+async fn replace_changes_the_contents_and_the_time_of_a_waiting_holder(fixture: Fixture) {
     let holder = fixture.add(unique("mail", UniqueMode::Replace).priority(1).delay(HOUR).tags(["old"])).await;
     fixture.advance(MINUTE).await;
     let next = NewJob::from_json("sms", r#"{"new":true}"#)
@@ -236,7 +236,7 @@ async fn replace_gives_a_waiting_holder_the_new_contents_and_time(fixture: Fixtu
         .flags(["gpu"])
         .tags(["new"])
         .delay(2 * MINUTE);
-    assert_eq!(take(&fixture, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
+    assert_eq!(enqueue(&fixture, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
     let job = fixture.job(holder).await;
     assert_eq!(
         (job.kind.as_str(), job.queue.as_str(), job.payload.get()),
@@ -249,26 +249,26 @@ async fn replace_gives_a_waiting_holder_the_new_contents_and_time(fixture: Fixtu
 
 async fn a_replaced_job_is_claimed_with_its_new_contents(fixture: Fixture) {
     let holder = fixture.add(unique("mail", UniqueMode::Replace).delay(HOUR)).await;
-    take(&fixture, unique("sms", UniqueMode::Replace).priority(5)).await;
+    enqueue(&fixture, unique("sms", UniqueMode::Replace).priority(5)).await;
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
     assert_eq!((claimed.lease().id, claimed.kind(), claimed.priority()), (holder, "sms", 5));
     assert_eq!(claimed.payload(), r#"{"for":"sms"}"#);
 }
 
-async fn preserve_run_at_gives_a_waiting_holder_the_contents_but_not_the_time(fixture: Fixture) {
+async fn preserve_run_at_changes_the_contents_but_not_the_time_of_a_waiting_holder(fixture: Fixture) {
     let holder = fixture.add(unique("mail", UniqueMode::Dedupe).delay(HOUR)).await;
     let next = unique("sms", UniqueMode::PreserveRunAt).priority(5);
-    assert_eq!(take(&fixture, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
+    assert_eq!(enqueue(&fixture, next).await, Enqueued { id: holder, how: EnqueuedAs::Replaced });
     let job = fixture.job(holder).await;
     assert_eq!((job.kind.as_str(), job.priority, job.run_at), ("sms", 5, start() + HOUR));
 }
 
-async fn a_replaced_retry_starts_over_under_the_same_fence(fixture: Fixture) {
+async fn a_replaced_retrying_job_starts_again_and_keeps_its_lease_number(fixture: Fixture) {
     let claimed = fixture.running(unique("mail", UniqueMode::Replace).max_attempts(2)).await;
     let id = claimed.lease().id;
     fixture.must_finish(&claimed, failed()).await;
-    assert_eq!(take(&fixture, unique("sms", UniqueMode::Replace)).await.how, EnqueuedAs::Replaced);
+    assert_eq!(enqueue(&fixture, unique("sms", UniqueMode::Replace)).await.how, EnqueuedAs::Replaced);
     let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.lease_no), (Status::Queued, 0, 1));
     let again = fixture.claim_one(claimed.lease().worker).await;
@@ -278,60 +278,60 @@ async fn a_replaced_retry_starts_over_under_the_same_fence(fixture: Fixture) {
 async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job(fixture: Fixture) {
     let mut holder = fixture.running(unique("mail", UniqueMode::Dedupe)).await.lease().id;
     for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
-        let next = take(&fixture, unique("sms", mode)).await;
+        let next = enqueue(&fixture, unique("sms", mode)).await;
         assert_eq!(next.how, EnqueuedAs::Created);
         assert_ne!(next.id, holder);
-        let State::Running(old) = fixture.state(holder).await else { panic!("the holder runs on") };
+        let State::Running(old) = fixture.state(holder).await else { panic!("the holder must still run") };
         assert!(old.flags.superseded && !old.flags.cancel_requested);
         let worker = fixture.worker().await;
         holder = fixture.claim_one(worker).await.lease().id;
         assert_eq!(holder, next.id);
     }
-    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(holder));
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(holder));
 }
 
-async fn every_mode_makes_a_new_job_when_the_holder_has_ended(fixture: Fixture) {
+async fn every_mode_creates_a_new_job_when_the_holder_has_ended(fixture: Fixture) {
     for mode in [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt] {
         for outcome in Outcome::ALL {
             let old = fixture.ended(unique("mail", mode), outcome).await;
-            let before = picture(&fixture.job(old).await);
-            let new = take(&fixture, unique("sms", mode)).await;
+            let before = snapshot(&fixture.job(old).await);
+            let new = enqueue(&fixture, unique("sms", mode)).await;
             assert_eq!(new.how, EnqueuedAs::Created, "{mode:?} after {outcome:?}");
             assert_ne!(new.id, old);
-            assert_eq!(picture(&fixture.job(old).await), before);
+            assert_eq!(snapshot(&fixture.job(old).await), before);
             fixture.cancel(new.id).await.expect("cancel");
         }
     }
 }
 
-// ---- unique: how long a key is held ------------------------------------------------
+// ---- unique keys: how long a key is held -------------------------------------------
 
 async fn a_unique_key_is_released_by_every_end(fixture: Fixture) {
-    for ending in [done(), failed_for_good(), gave_up()] {
+    for ending in [done(), failed_permanently(), observed_cancel()] {
         let claimed = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
         fixture.must_finish(&claimed, ending).await;
-        let next = take(&fixture, unique("sms", UniqueMode::Dedupe)).await;
+        let next = enqueue(&fixture, unique("sms", UniqueMode::Dedupe)).await;
         assert_eq!(next.how, EnqueuedAs::Created);
         fixture.cancel(next.id).await.expect("cancel");
     }
-    // The cancel of a waiting job, at the end of the loop, released it too.
+    // The cancel of a waiting job at the end of the loop also released the key.
     fixture.add(unique("fax", UniqueMode::Dedupe)).await;
 }
 
-async fn a_unique_key_is_released_by_an_end_that_leaves_nothing_behind(fixture: Fixture) {
-    for ending in [done_plainly(), gave_up_plainly()] {
+async fn a_unique_key_is_released_by_an_end_without_result_or_reason(fixture: Fixture) {
+    for ending in [done_without_result(), observed_cancel_without_reason()] {
         let claimed = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
         fixture.must_finish(&claimed, ending).await;
         let next = fixture.add(unique("sms", UniqueMode::Dedupe)).await;
-        assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(next));
+        assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(next));
         fixture.cancel(next).await.expect("cancel");
     }
 }
 
-async fn a_unique_key_is_released_by_a_requested_cancel_once_it_is_carried_out(fixture: Fixture) {
+async fn a_requested_cancel_releases_the_unique_key_when_the_attempt_ends(fixture: Fixture) {
     let claimed = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
-    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(claimed.lease().id));
+    assert_eq!(enqueue(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(claimed.lease().id));
     fixture.must_finish(&claimed, failed()).await;
     fixture.add(unique("sms", UniqueMode::Dedupe)).await;
 }
@@ -348,43 +348,43 @@ async fn a_unique_key_is_released_by_quarantine(fixture: Fixture) {
     fixture.add(unique("sms", UniqueMode::Dedupe)).await;
 }
 
-async fn a_unique_key_is_kept_by_every_way_back_to_the_queue(fixture: Fixture) {
+async fn a_unique_key_is_kept_when_the_job_returns_to_the_queue(fixture: Fixture) {
     let id = fixture.add(unique("mail", UniqueMode::Dedupe).max_attempts(20)).await;
     for ending in [failed(), snoozed(), Ending::Released, interrupted()] {
         let worker = fixture.worker().await;
         let claimed = fixture.claim_one(worker).await;
         fixture.must_finish(&claimed, ending.clone()).await;
-        assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id), "{ending:?}");
+        assert_eq!(enqueue(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id), "{ending:?}");
         fixture.advance(MINUTE).await;
     }
     let worker = fixture.worker().await;
     fixture.claim_one(worker).await;
     fixture.crash_all_workers().await;
-    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id));
+    assert_eq!(enqueue(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id));
 }
 
-async fn an_operators_retry_takes_the_unique_key_again(fixture: Fixture) {
+async fn an_operators_retry_takes_the_unique_key_back(fixture: Fixture) {
     let id = fixture.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
     fixture.retry(id).await.expect("retry");
-    assert_eq!(take(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id));
+    assert_eq!(enqueue(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(id));
 }
 
 async fn a_retry_whose_unique_key_is_taken_is_a_conflict_naming_the_holder(fixture: Fixture) {
     let old = fixture.ended(unique("mail", UniqueMode::Dedupe), Outcome::FailedPermanent).await;
     let holder = fixture.add(unique("sms", UniqueMode::Dedupe)).await;
-    let before = picture(&fixture.job(old).await);
+    let before = snapshot(&fixture.job(old).await);
     for refused in [fixture.retry(old).await, fixture.redrive(old).await] {
         let error = refused.expect_err("the key is taken");
         assert!(error.is_conflict() && error.to_string().contains(&holder.to_string()), "{error}");
     }
-    assert_eq!(picture(&fixture.job(old).await), before);
+    assert_eq!(snapshot(&fixture.job(old).await), before);
 }
 
-// ---- unique: the superseded ------------------------------------------------------
+// ---- unique keys: superseded jobs ------------------------------------------------
 
 async fn superseded(fixture: &Fixture) -> (longshore::store::Claimed, JobId) {
     let old = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
-    let new = take(fixture, unique("sms", UniqueMode::Replace)).await;
+    let new = enqueue(fixture, unique("sms", UniqueMode::Replace)).await;
     (old, new.id)
 }
 
@@ -392,17 +392,17 @@ async fn a_superseded_job_may_succeed(fixture: Fixture) {
     let (old, new) = superseded(&fixture).await;
     fixture.must_finish(&old, done()).await;
     assert_eq!(fixture.status(old.lease().id).await, Status::Succeeded);
-    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-/// The holder gives up without a reason, and does not know yet that its key
-/// has gone: the end has to say so.
-async fn a_superseded_job_that_gives_up_says_why(fixture: Fixture) {
+/// The handler ends without a reason, and its worker has not yet learned that the key
+/// moved to a new job. The stored reason must say so.
+async fn a_superseded_job_that_ends_cancelled_says_why(fixture: Fixture) {
     let (old, new) = superseded(&fixture).await;
-    fixture.must_finish(&old, gave_up_plainly()).await;
+    fixture.must_finish(&old, observed_cancel_without_reason()).await;
     let job = fixture.job(old.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Cancelled, Some(lifecycle::SUPERSEDED)));
-    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
 async fn a_superseded_failure_is_final(fixture: Fixture) {
@@ -410,7 +410,7 @@ async fn a_superseded_failure_is_final(fixture: Fixture) {
     fixture.must_finish(&old, failed()).await;
     let job = fixture.job(old.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::FailedPermanent, Some("smtp said 451")));
-    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
 async fn a_superseded_snooze_release_or_interruption_ends_cancelled(fixture: Fixture) {
@@ -419,7 +419,7 @@ async fn a_superseded_snooze_release_or_interruption_ends_cancelled(fixture: Fix
         fixture.must_finish(&old, ending.clone()).await;
         assert_eq!(fixture.status(old.lease().id).await, Status::Cancelled, "{ending:?}");
         assert_eq!(fixture.job(old.lease().id).await.attempts, 0, "{ending:?}");
-        assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+        assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
         fixture.cancel(new).await.expect("cancel");
     }
 }
@@ -428,10 +428,10 @@ async fn a_superseded_job_of_a_dead_worker_ends_cancelled(fixture: Fixture) {
     let (old, new) = superseded(&fixture).await;
     assert_eq!(fixture.crash_all_workers().await.recovered, 1);
     assert_eq!(fixture.status(old.lease().id).await, Status::Cancelled);
-    assert_eq!(take(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(new));
 }
 
-async fn a_list_by_unique_key_finds_the_live_owner_only(fixture: Fixture) {
+async fn a_list_by_unique_key_finds_only_the_live_holder(fixture: Fixture) {
     fixture.ended(unique("mail", UniqueMode::Dedupe), Outcome::Succeeded).await;
     let live = fixture.add(unique("sms", UniqueMode::Dedupe)).await;
     fixture.add(job("fax").unique_key("another", UniqueMode::Dedupe)).await;

@@ -126,7 +126,7 @@ async fn a_bad_kind_is_refused_by_name_and_nothing_is_written(fixture: Fixture) 
 async fn many_may_put_the_same_kinds_at_once(fixture: Fixture) {
     let puts: Vec<_> = (0..8)
         .map(|n| {
-            let client = fixture.handle();
+            let client = fixture.client();
             tokio::spawn(async move {
                 for _ in 0..10 {
                     let mut kinds: Vec<_> = (0..20).map(|k| NewKind::new(format!("kind-{k}"))).collect();

@@ -1,4 +1,4 @@
-//! Queues of which only so many jobs may run at once, in all processes together.
+//! Queues with a concurrency limit, which applies across all processes.
 
 use std::time::Instant;
 
@@ -8,27 +8,27 @@ use longshore::{Client, Ending, Status, WorkerId};
 use crate::fixture::*;
 
 cases! {
-    a_serial_queue_runs_one_job_at_a_time_across_handles,
+    a_serial_queue_runs_one_job_at_a_time_across_clients,
     a_serial_queue_keeps_the_order_of_its_jobs,
-    a_limit_holds_across_priorities_and_kinds,
-    concurrent_claimers_never_overdraw_a_limit,
+    a_limit_applies_across_priorities,
+    concurrent_claimers_never_exceed_a_limit,
     every_ending_frees_the_slot,
-    a_requested_cancel_holds_the_slot_until_it_is_carried_out,
+    a_cancelled_running_job_holds_its_slot_until_its_attempt_ends,
     recovery_frees_the_slot,
     a_lost_lease_frees_its_slot_once,
-    a_limit_set_while_jobs_run_counts_them,
-    a_raised_limit_lets_more_run_and_a_lifted_one_all,
-    a_limit_holds_for_a_claimer_that_has_begun_without_one,
-    a_full_queue_does_not_hold_up_its_neighbours,
-    a_suspect_needs_a_slot_like_any_other,
-    a_limit_below_one_is_refused_by_name,
+    a_limit_set_while_jobs_run_counts_those_jobs,
+    raising_a_limit_frees_slots_and_removing_it_frees_all,
+    a_new_limit_applies_to_a_claimer_with_a_warm_cursor,
+    a_full_queue_does_not_block_other_queues,
+    a_suspect_needs_a_slot_like_any_other_job,
+    a_limit_below_one_is_refused_by_field,
     queues_show_their_settings_and_their_live_jobs,
-    a_change_of_one_setting_leaves_the_other,
+    changing_one_queue_setting_keeps_the_others,
 }
 
 const QUEUE: &str = "serial";
 
-async fn limited(fixture: &Fixture, limit: u32, jobs: usize) -> WorkerId {
+async fn limited_queue(fixture: &Fixture, limit: u32, jobs: usize) -> WorkerId {
     fixture.limit(QUEUE, Some(limit)).await.expect("limit");
     fixture.enqueue_many((0..jobs).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
     fixture.worker_with(DAY).await
@@ -38,9 +38,9 @@ async fn claim(fixture: &Fixture, worker: WorkerId, count: u32) -> Vec<Claimed> 
     fixture.claim_from(QUEUE, worker, count).await
 }
 
-async fn a_serial_queue_runs_one_job_at_a_time_across_handles(fixture: Fixture) {
-    let worker = limited(&fixture, 1, 3).await;
-    let other = fixture.second().await;
+async fn a_serial_queue_runs_one_job_at_a_time_across_clients(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 1, 3).await;
+    let other = fixture.second_client().await;
     let held = claim(&fixture, worker, 9).await;
     assert_eq!(held.len(), 1);
     let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 9) };
@@ -52,7 +52,7 @@ async fn a_serial_queue_runs_one_job_at_a_time_across_handles(fixture: Fixture) 
 }
 
 async fn a_serial_queue_keeps_the_order_of_its_jobs(fixture: Fixture) {
-    let worker = limited(&fixture, 1, 0).await;
+    let worker = limited_queue(&fixture, 1, 0).await;
     let mut expected = Vec::new();
     for _ in 0..4 {
         expected.push(fixture.add(job("step").queue(QUEUE)).await);
@@ -66,8 +66,8 @@ async fn a_serial_queue_keeps_the_order_of_its_jobs(fixture: Fixture) {
     assert_eq!(seen, expected);
 }
 
-async fn a_limit_holds_across_priorities_and_kinds(fixture: Fixture) {
-    let worker = limited(&fixture, 2, 0).await;
+async fn a_limit_applies_across_priorities(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 2, 0).await;
     for priority in [3, 1, 2, 3, 1] {
         fixture.add(job("step").queue(QUEUE).priority(priority)).await;
     }
@@ -78,13 +78,13 @@ async fn a_limit_holds_across_priorities_and_kinds(fixture: Fixture) {
     assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
 }
 
-async fn concurrent_claimers_never_overdraw_a_limit(fixture: Fixture) {
-    let worker = limited(&fixture, 3, 40).await;
-    let handles = [fixture.second().await, fixture.second().await, fixture.handle()];
+async fn concurrent_claimers_never_exceed_a_limit(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 3, 40).await;
+    let clients = [fixture.second_client().await, fixture.second_client().await, fixture.client()];
     for _ in 0..5 {
         let tasks: Vec<_> = (0..9)
             .map(|n| {
-                let client: Client = handles[n % 3].clone();
+                let client: Client = clients[n % 3].clone();
                 let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 2) };
                 tokio::spawn(async move {
                     client.store().claim(&request, &mut Default::default()).await.expect("claim").jobs
@@ -95,9 +95,9 @@ async fn concurrent_claimers_never_overdraw_a_limit(fixture: Fixture) {
         for task in tasks {
             held.extend(task.await.expect("task"));
         }
-        assert!(held.len() <= 3, "{} run at once", held.len());
-        // A claimer that found the queue's row taken went away empty; alone,
-        // one gets the rest.
+        assert!(held.len() <= 3, "{} jobs run at once", held.len());
+        // A claimer that found the queue's row locked returned nothing. A claimer that
+        // runs alone gets the rest.
         held.extend(claim(&fixture, worker, 9).await);
         assert_eq!(held.len(), 3);
         for job in &held {
@@ -107,7 +107,7 @@ async fn concurrent_claimers_never_overdraw_a_limit(fixture: Fixture) {
 }
 
 async fn every_ending_frees_the_slot(fixture: Fixture) {
-    let worker = limited(&fixture, 1, 20).await;
+    let worker = limited_queue(&fixture, 1, 20).await;
     for ending in endings() {
         let held = claim(&fixture, worker, 9).await;
         assert_eq!(held.len(), 1, "before {ending:?}");
@@ -116,8 +116,8 @@ async fn every_ending_frees_the_slot(fixture: Fixture) {
     assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
 }
 
-async fn a_requested_cancel_holds_the_slot_until_it_is_carried_out(fixture: Fixture) {
-    let worker = limited(&fixture, 1, 2).await;
+async fn a_cancelled_running_job_holds_its_slot_until_its_attempt_ends(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 1, 2).await;
     let held = claim(&fixture, worker, 9).await;
     fixture.cancel(held[0].lease().id).await.expect("cancel");
     assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
@@ -126,9 +126,9 @@ async fn a_requested_cancel_holds_the_slot_until_it_is_carried_out(fixture: Fixt
 }
 
 async fn recovery_frees_the_slot(fixture: Fixture) {
-    limited(&fixture, 1, 2).await;
-    let mortal = fixture.worker().await;
-    assert_eq!(claim(&fixture, mortal, 9).await.len(), 1);
+    limited_queue(&fixture, 1, 2).await;
+    let crashing = fixture.worker().await;
+    assert_eq!(claim(&fixture, crashing, 9).await.len(), 1);
     fixture.crash_all_workers().await;
     let next = fixture.worker_with(DAY).await;
     assert_eq!(claim(&fixture, next, 9).await.len(), 1);
@@ -136,9 +136,9 @@ async fn recovery_frees_the_slot(fixture: Fixture) {
 }
 
 async fn a_lost_lease_frees_its_slot_once(fixture: Fixture) {
-    limited(&fixture, 1, 3).await;
-    let mortal = fixture.worker().await;
-    let stale = claim(&fixture, mortal, 9).await.remove(0);
+    limited_queue(&fixture, 1, 3).await;
+    let crashing = fixture.worker().await;
+    let stale = claim(&fixture, crashing, 9).await.remove(0);
     fixture.crash_all_workers().await;
     let next = fixture.worker_with(DAY).await;
     assert_eq!(claim(&fixture, next, 9).await.len(), 1);
@@ -147,7 +147,7 @@ async fn a_lost_lease_frees_its_slot_once(fixture: Fixture) {
 }
 
 /// Leases taken before there was a limit count too.
-async fn a_limit_set_while_jobs_run_counts_them(fixture: Fixture) {
+async fn a_limit_set_while_jobs_run_counts_those_jobs(fixture: Fixture) {
     fixture.enqueue_many((0..6).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
     let worker = fixture.worker_with(DAY).await;
     let held = claim(&fixture, worker, 3).await;
@@ -159,8 +159,8 @@ async fn a_limit_set_while_jobs_run_counts_them(fixture: Fixture) {
     assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
 }
 
-async fn a_raised_limit_lets_more_run_and_a_lifted_one_all(fixture: Fixture) {
-    let worker = limited(&fixture, 1, 6).await;
+async fn raising_a_limit_frees_slots_and_removing_it_frees_all(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 1, 6).await;
     assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
     fixture.limit(QUEUE, Some(3)).await.expect("limit");
     assert_eq!(claim(&fixture, worker, 9).await.len(), 2);
@@ -168,15 +168,15 @@ async fn a_raised_limit_lets_more_run_and_a_lifted_one_all(fixture: Fixture) {
     assert_eq!(claim(&fixture, worker, 9).await.len(), 3);
 }
 
-async fn a_limit_holds_for_a_claimer_that_has_begun_without_one(fixture: Fixture) {
+async fn a_new_limit_applies_to_a_claimer_with_a_warm_cursor(fixture: Fixture) {
     fixture.enqueue_many((0..8).map(|_| job("step").queue(QUEUE))).await.expect("enqueue");
     let worker = fixture.worker_with(DAY).await;
     let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 2) };
     let mut cursor = Default::default();
     assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 2);
     fixture.limit(QUEUE, Some(3)).await.expect("limit");
-    // It may take the claimer until its next look at the head to see that one
-    // slot is left; it never takes two.
+    // The claimer may find the one free slot only when its cursor returns to the head.
+    // It must never take two.
     let began = Instant::now();
     let mut held = 2;
     while held < 3 && began.elapsed() < 20 * SECOND {
@@ -187,36 +187,36 @@ async fn a_limit_holds_for_a_claimer_that_has_begun_without_one(fixture: Fixture
     assert_eq!(held, 3);
 }
 
-async fn a_full_queue_does_not_hold_up_its_neighbours(fixture: Fixture) {
-    let worker = limited(&fixture, 1, 5).await;
+async fn a_full_queue_does_not_block_other_queues(fixture: Fixture) {
+    let worker = limited_queue(&fixture, 1, 5).await;
     fixture.add(job("free").queue("free").priority(-5)).await;
     let queues = vec![QUEUE.into(), "free".into()];
     let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 9) };
-    assert_eq!(kinds(&fixture.claim_as(&request).await), ["step", "free"]);
+    assert_eq!(kinds(&fixture.claim_with(&request).await), ["step", "free"]);
     fixture.add(job("free").queue("free").priority(-5)).await;
-    assert_eq!(kinds(&fixture.claim_as(&request).await), ["free"]);
+    assert_eq!(kinds(&fixture.claim_with(&request).await), ["free"]);
 }
 
-async fn a_suspect_needs_a_slot_like_any_other(fixture: Fixture) {
-    limited(&fixture, 1, 1).await;
-    let mortal = fixture.worker().await;
-    claim(&fixture, mortal, 1).await;
+async fn a_suspect_needs_a_slot_like_any_other_job(fixture: Fixture) {
+    limited_queue(&fixture, 1, 1).await;
+    let crashing = fixture.worker().await;
+    claim(&fixture, crashing, 1).await;
     fixture.crash_all_workers().await;
     fixture.add(job("step").queue(QUEUE).priority(9)).await;
     let worker = fixture.worker_with(DAY).await;
     assert_eq!(claim(&fixture, worker, 9).await.len(), 1);
     assert_eq!(claim(&fixture, worker, 9).await.len(), 0);
-    assert_eq!(fixture.counted(Status::Retrying).await, 1);
+    assert_eq!(fixture.count(Status::Retrying).await, 1);
 }
 
-async fn a_limit_below_one_is_refused_by_name(fixture: Fixture) {
-    let error = fixture.limit(QUEUE, Some(0)).await.expect_err("a limit of nothing");
+async fn a_limit_below_one_is_refused_by_field(fixture: Fixture) {
+    let error = fixture.limit(QUEUE, Some(0)).await.expect_err("a limit of zero");
     assert_eq!(error.field(), Some("limit"));
     assert!(error.to_string().contains("pause"), "{error}");
 }
 
 async fn queues_show_their_settings_and_their_live_jobs(fixture: Fixture) {
-    let worker = limited(&fixture, 2, 5).await;
+    let worker = limited_queue(&fixture, 2, 5).await;
     claim(&fixture, worker, 9).await;
     fixture.pause("closed").await.expect("pause");
     fixture.enqueue_kind("mail").await;
@@ -232,7 +232,7 @@ async fn queues_show_their_settings_and_their_live_jobs(fixture: Fixture) {
     );
 }
 
-async fn a_change_of_one_setting_leaves_the_other(fixture: Fixture) {
+async fn changing_one_queue_setting_keeps_the_others(fixture: Fixture) {
     fixture.limit(QUEUE, Some(4)).await.expect("limit");
     fixture.pause(QUEUE).await.expect("pause");
     fixture.limit(QUEUE, Some(5)).await.expect("limit");

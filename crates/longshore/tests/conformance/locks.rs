@@ -48,9 +48,9 @@ async fn claim_while_due_jobs_are_locked(fixture: &Fixture) {
     fixture.enqueue_kind("foreign").await;
     let other = holding(fixture, &format!("select 1 from ready where id = '{due}' for update")).await;
     let request = own_without_gpu(fixture.worker().await, 5);
-    assert_eq!(fixture.claim_as(&request).await.len(), 0);
+    assert_eq!(fixture.claim_with(&request).await.len(), 0);
     let_go(other).await;
-    assert_eq!(ids(&fixture.claim_as(&request).await), [due]);
+    assert_eq!(ids(&fixture.claim_with(&request).await), [due]);
 }
 
 async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place(fixture: Fixture) {
@@ -105,7 +105,7 @@ async fn a_locked_job_holds_up_none_below_it(fixture: Fixture) {
     assert_eq!((claims.jobs.len(), claims.more), (0, false), "what is locked cannot be had by asking again");
     let_go(other).await;
     let request = ClaimRequest { limit: 9, ..request };
-    assert_eq!(ids(&fixture.claim_as(&request).await), [top, next]);
+    assert_eq!(ids(&fixture.claim_with(&request).await), [top, next]);
 }
 
 /// The further step for what others hold would find the right jobs as well, so
@@ -122,8 +122,8 @@ async fn what_may_not_be_claimed_costs_no_further_step(fixture: Fixture) {
             as 'begin insert into steps default values; return null; end';
         create trigger step after delete on ready for each statement execute function step()";
     fixture.sql(count_steps, None).await;
-    assert_eq!(ids(&fixture.claim_as(&own_without_gpu(fixture.worker().await, 1)).await), [own]);
-    assert_eq!(fixture.ask("select count(*) from steps", None).await, 1);
+    assert_eq!(ids(&fixture.claim_with(&own_without_gpu(fixture.worker().await, 1)).await), [own]);
+    assert_eq!(fixture.query_number("select count(*) from steps", None).await, 1);
 }
 
 /// Nor may what is taken in place of a locked job exceed the queue's limit.
@@ -139,10 +139,10 @@ async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other(fixture: F
     let worker = fixture.worker().await;
     let queues = vec!["default".into(), "letters".into()];
     let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 9) };
-    let mut claimed = ids(&fixture.claim_as(&request).await);
+    let mut claimed = ids(&fixture.claim_with(&request).await);
     claimed.sort();
     assert_eq!(claimed, [first, second, free]);
-    assert_eq!(fixture.claim_as(&request).await.len(), 0, "two of the queue run");
+    assert_eq!(fixture.claim_with(&request).await.len(), 0, "two of the queue run");
     let_go(other).await;
 }
 
@@ -173,7 +173,7 @@ async fn let_go(mut other: PgConnection) {
 async fn until_somebody_waits(fixture: &Fixture, other: &mut PgConnection) {
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(other).await.expect("pid");
     let waiting = format!("select count(*) from pg_stat_activity where {pid} = any(pg_blocking_pids(pid))");
-    until("somebody waits", || async { fixture.ask(&waiting, None).await > 0 }).await;
+    until("somebody waits", || async { fixture.query_number(&waiting, None).await > 0 }).await;
 }
 
 pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
@@ -211,10 +211,11 @@ async fn settle_beside_a_locked_lease(fixture: Fixture, queue: &str, ending: End
 }
 
 async fn a_settle_stores_the_neighbours_of_a_locked_lease(fixture: Fixture) {
-    let tasks: Vec<_> = [("a", done()), ("b", failed()), ("c", failed_for_good()), ("d", Ending::Released)]
-        .into_iter()
-        .map(|(queue, ending)| tokio::spawn(settle_beside_a_locked_lease(fixture.clone(), queue, ending)))
-        .collect();
+    let tasks: Vec<_> =
+        [("a", done()), ("b", failed()), ("c", failed_permanently()), ("d", Ending::Released)]
+            .into_iter()
+            .map(|(queue, ending)| tokio::spawn(settle_beside_a_locked_lease(fixture.clone(), queue, ending)))
+            .collect();
     for task in tasks {
         task.await.expect("task");
     }
@@ -273,12 +274,12 @@ async fn a_key_that_a_transaction_holds_holds_up_no_other(fixture: Fixture) {
         holding(&fixture, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
     let mut waiting = Vec::new();
     for held in [job("a").idempotency_key("held"), job("b").unique_key("held", UniqueMode::Replace)] {
-        let client = fixture.handle();
+        let client = fixture.client();
         waiting.push(tokio::spawn(async move { client.enqueue(held).await }));
     }
     let mut free = Vec::new();
     for n in 0..6 {
-        let client = fixture.handle();
+        let client = fixture.client();
         let free_job = match n % 2 {
             0 => job("free").idempotency_key(format!("free-{n}")),
             _ => job("free").unique_key(format!("free-{n}"), UniqueMode::Replace),
@@ -295,7 +296,7 @@ async fn a_key_that_a_transaction_holds_holds_up_no_other(fixture: Fixture) {
     for task in waiting {
         in_time(task).await.expect("task").expect("the key is free now");
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 8);
+    assert_eq!(fixture.count(Status::Queued).await, 8);
 }
 
 async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all(fixture: Fixture) {
@@ -313,7 +314,7 @@ async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_a
     for keyed in [by_request as fn(&str) -> NewJob, by_owner] {
         fixture.enqueue_many(["b-1", "b-2", "held", "b-3"].map(keyed)).await.expect("enqueue");
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 8);
+    assert_eq!(fixture.count(Status::Queued).await, 8);
 }
 
 /// The claim has begun while there was no limit, and commits when there is one.
@@ -333,7 +334,7 @@ async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(fixture: Fixtu
         ),
     )
     .await;
-    let (claimer, limiter) = (fixture.handle(), fixture.handle());
+    let (claimer, limiter) = (fixture.client(), fixture.client());
     let claim = tokio::spawn(async move {
         claimer.store().claim(&ClaimRequest::new(worker, 2), &mut Default::default()).await
     });

@@ -1,4 +1,4 @@
-//! The conformance suite: what both engines promise, case by case.
+//! The conformance suite: the behaviour that both engines must have.
 //!
 //! A case is an `async fn` that takes a [`Fixture`](fixture::Fixture) and does not
 //! depend on the engine. Each module registers its cases with `cases!`, which

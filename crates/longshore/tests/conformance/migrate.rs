@@ -44,16 +44,16 @@ async fn as_of_version_one(fixture: &Fixture) {
 
 async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
     as_of_version_one(&fixture).await;
-    let old = fixture.second().await;
+    let old = fixture.second_client().await;
     let waiting = old.enqueue(job("mail").queue("letters")).await.expect("enqueue").id;
     let running = fixture.running(job("sms").priority(3)).await;
-    let before = [picture(&fixture.job(waiting).await), picture(&fixture.job(running.lease().id).await)];
+    let before = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
     assert_eq!(old.migrate().await.expect("migrate"), Migrated { from: 1, to: SCHEMA_VERSION });
     assert_eq!(
         fixture.migrate().await.expect("migrate"),
         Migrated { from: SCHEMA_VERSION, to: SCHEMA_VERSION }
     );
-    let after = [picture(&fixture.job(waiting).await), picture(&fixture.job(running.lease().id).await)];
+    let after = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
     assert_eq!(after, before);
     // Whoever worked before goes on, and what is new is there.
     fixture.must_finish(&running, done()).await;
@@ -125,14 +125,14 @@ async fn a_schema_newer_than_this_build_is_refused_at_connect(fixture: Fixture) 
     let error = Client::connect(&fixture.url()).await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
-    assert_eq!(fixture.ask("select max(version) from migrations", None).await, 99);
-    assert_eq!(fixture.ask("select count(*) from jobs", None).await, 1);
+    assert_eq!(fixture.query_number("select max(version) from migrations", None).await, 99);
+    assert_eq!(fixture.query_number("select count(*) from jobs", None).await, 1);
     fixture.sql(&renumbered(99, SCHEMA_VERSION), None).await;
-    fixture.second().await;
+    fixture.second_client().await;
 }
 
 async fn a_pinned_clock_stands_still_for_every_process(fixture: Fixture) {
-    let second = fixture.second().await;
+    let second = fixture.second_client().await;
     assert_eq!(fixture.now().await, start());
     assert_eq!(second.store().now().await.expect("now"), start());
     fixture.advance(HOUR).await;

@@ -101,9 +101,9 @@ async fn a_job_already_due_keeps_its_place_when_hurried(fixture: Fixture) {
 
 async fn a_running_job_cannot_be_retried(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    let before = picture(&fixture.job(claimed.lease().id).await);
+    let before = snapshot(&fixture.job(claimed.lease().id).await);
     conflict(&fixture.retry(claimed.lease().id).await.expect_err("it runs"), "cancel it first");
-    assert_eq!(picture(&fixture.job(claimed.lease().id).await), before);
+    assert_eq!(snapshot(&fixture.job(claimed.lease().id).await), before);
 }
 
 // ---- redrive -----------------------------------------------------------------
@@ -128,7 +128,7 @@ async fn dead_letters(fixture: &Fixture) -> Vec<JobId> {
         let id = fixture.add(job(kind).queue(queue)).await;
         let worker = fixture.worker_with(DAY).await;
         let claimed = fixture.claim_from(queue, worker, 1).await.remove(0);
-        fixture.must_finish(&claimed, failed_for_good()).await;
+        fixture.must_finish(&claimed, failed_permanently()).await;
         dead.push(id);
     }
     fixture.ended(job("fine"), Outcome::Succeeded).await;
@@ -159,7 +159,7 @@ async fn many_dead_letters_are_redriven_by_filter(fixture: Fixture) {
     assert_eq!(fixture.status(dead[1]).await, Status::FailedPermanent);
     assert_eq!(fixture.redrive_all(&all(100)).await.expect("redrive"), 1);
     assert_eq!(fixture.redrive_all(&all(100)).await.expect("redrive"), 0);
-    assert_eq!(fixture.counted(Status::Queued).await, 4);
+    assert_eq!(fixture.count(Status::Queued).await, 4);
 }
 
 async fn a_redrive_of_many_passes_over_taken_keys(fixture: Fixture) {
@@ -223,13 +223,13 @@ async fn running_and_finished_jobs_cannot_be_edited(fixture: Fixture) {
 
 async fn a_bad_edit_is_refused_by_name(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
-    let before = picture(&fixture.job(id).await);
+    let before = snapshot(&fixture.job(id).await);
     for (edit, field) in
         [(Edit::default().priority(99_999), "priority"), (Edit::default().payload("{oops"), "payload")]
     {
         assert_eq!(fixture.edit(id, edit).await.expect_err("bad").field(), Some(field));
     }
-    assert_eq!(picture(&fixture.job(id).await), before);
+    assert_eq!(snapshot(&fixture.job(id).await), before);
 }
 
 // ---- delete ------------------------------------------------------------------
@@ -240,9 +240,9 @@ async fn a_finished_job_is_deleted_with_its_history(fixture: Fixture) {
         fixture.delete(id).await.expect("delete");
         assert!(fixture.get(id).await.expect_err("gone").is_not_found());
         assert!(fixture.delete(id).await.expect_err("gone").is_not_found());
-        let rows = fixture.ask("select count(*) from attempts where job = {id}", Some(id)).await;
+        let rows = fixture.query_number("select count(*) from attempts where job = {id}", Some(id)).await;
         assert_eq!(rows, 0, "{outcome:?}");
-        assert_eq!(fixture.counted(outcome.status()).await, 0);
+        assert_eq!(fixture.count(outcome.status()).await, 0);
     }
 }
 
@@ -284,12 +284,12 @@ async fn an_operation_on_a_job_that_has_moved_changes_nothing(fixture: Fixture) 
     fixture.advance(MINUTE / 2).await;
     let second = fixture.claim_one(claimed.lease().worker).await;
     let still = async |from: &State, operations: Vec<Operation>| {
-        let before = picture(&fixture.job(id).await);
+        let before = snapshot(&fixture.job(id).await);
         for operation in operations {
             let operated = fixture.store().operate(id, from, &operation).await.expect("operate");
             assert_eq!(operated, Operated::Moved, "{operation:?} from {from:?}");
         }
-        assert_eq!(picture(&fixture.job(id).await), before);
+        assert_eq!(snapshot(&fixture.job(id).await), before);
     };
     still(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
     // The same kind of place, but another lease.
@@ -312,13 +312,13 @@ async fn an_operation_decided_before_a_run_changes_nothing(fixture: Fixture) {
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
     fixture.must_finish(&claimed, Ending::Released).await;
-    let before = picture(&fixture.job(id).await);
+    let before = snapshot(&fixture.job(id).await);
     let edit = Edit::default().priority(8).validate().expect("valid");
     for operation in [Operation::Cancel { attempts: 0 }, Operation::RunNow, Operation::Rewrite(edit)] {
         let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
         assert_eq!(operated, Operated::Moved, "{operation:?}");
     }
-    assert_eq!(picture(&fixture.job(id).await), before);
+    assert_eq!(snapshot(&fixture.job(id).await), before);
 }
 
 /// A key replacement renews the budget under the same lease number.
@@ -329,9 +329,9 @@ async fn an_operation_decided_before_a_replacement_changes_nothing(fixture: Fixt
     fixture.must_finish(&claimed, failed()).await;
     let seen = fixture.state(id).await;
     fixture.enqueue(keyed("new").max_attempts(1)).await.expect("enqueue");
-    let before = picture(&fixture.job(id).await);
+    let before = snapshot(&fixture.job(id).await);
     let operated =
         fixture.store().operate(id, &seen, &Operation::Cancel { attempts: 1 }).await.expect("operate");
     assert_eq!(operated, Operated::Moved);
-    assert_eq!(picture(&fixture.job(id).await), before);
+    assert_eq!(snapshot(&fixture.job(id).await), before);
 }

@@ -73,11 +73,11 @@ fn again_at_once() -> Ending {
 // ---- cancel ------------------------------------------------------------------
 
 async fn a_cancel_and_a_claim_agree_on_who_was_first(fixture: Fixture) {
-    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for _ in 0..ROUNDS {
         let id = fixture.enqueue_kind("mail").await;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, claimer) = (fixture.handle(), other.clone());
+        let (canceller, claimer) = (fixture.client(), other.clone());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let claimed = at(&start, claim(claimer, worker, 1));
         let (cancel, claimed) = (joined(cancel).await.expect("cancel"), joined(claimed).await);
@@ -93,12 +93,12 @@ async fn a_cancel_and_a_claim_agree_on_who_was_first(fixture: Fixture) {
 }
 
 async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(fixture: Fixture) {
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, settler) = (other.clone(), fixture.handle());
+        let (canceller, settler) = (other.clone(), fixture.client());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let settled = at(&start, settle(settler, vec![claimed], again_at_once()));
         joined(cancel).await.expect("a live job can be cancelled");
@@ -108,12 +108,12 @@ async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(fixture: Fixture)
 }
 
 async fn a_cancel_and_a_success_end_succeeded(fixture: Fixture) {
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, settler) = (other.clone(), fixture.handle());
+        let (canceller, settler) = (other.clone(), fixture.client());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let settled = at(&start, settle(settler, vec![claimed], done()));
         match joined(cancel).await {
@@ -126,11 +126,11 @@ async fn a_cancel_and_a_success_end_succeeded(fixture: Fixture) {
 }
 
 async fn a_cancel_and_an_operators_retry_never_lose_the_job(fixture: Fixture) {
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
         let start = Arc::new(Barrier::new(2));
-        let (canceller, operator) = (other.clone(), fixture.handle());
+        let (canceller, operator) = (other.clone(), fixture.client());
         let cancel = at(&start, async move { canceller.cancel(id).await });
         let retry = at(&start, async move { operator.retry(id).await });
         let cancel = joined(cancel).await;
@@ -154,11 +154,11 @@ async fn a_cancel_and_an_operators_retry_never_lose_the_job(fixture: Fixture) {
 /// A job that fails and comes back at once, over and over: the canceller has
 /// to chase it, and once it is told yes, no attempt starts.
 async fn an_accepted_cancel_is_never_followed_by_another_run(fixture: Fixture) {
-    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for _ in 0..ROUNDS {
         let id = fixture.add(job("mail").max_attempts(30_000)).await;
         let runner = {
-            let client = fixture.handle();
+            let client = fixture.client();
             tokio::spawn(async move {
                 let mut runs = 0;
                 loop {
@@ -188,7 +188,7 @@ async fn an_accepted_cancel_is_never_followed_by_another_run(fixture: Fixture) {
 
 /// Reports, beats and marks touch the very row that a settle takes away.
 async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(fixture: Fixture) {
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     for round in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let (id, lease) = (claimed.lease().id, claimed.lease());
@@ -203,10 +203,10 @@ async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(fixture: Fixture)
                 }
             }
         });
-        let marker = fixture.handle();
+        let marker = fixture.client();
         let mark = at(&start, async move { marker.store().mark_started(&lease).await.expect("mark") });
-        let ending = if round % 2 == 0 { done() } else { failed_for_good() };
-        let settled = at(&start, settle(fixture.handle(), vec![claimed], ending));
+        let ending = if round % 2 == 0 { done() } else { failed_permanently() };
+        let settled = at(&start, settle(fixture.client(), vec![claimed], ending));
         assert_eq!(joined(settled).await, [Fenced::Held]);
         joined(report).await;
         let _ = joined(mark).await;
@@ -217,7 +217,7 @@ async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(fixture: Fixture)
 
 /// A zombie goes on reporting while its lease is taken.
 async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(fixture: Fixture) {
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let lease = claimed.lease();
@@ -229,7 +229,7 @@ async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(fixture: Fixture) {
                 let _ = zombie.store().progress(&[(lease, raw(&n.to_string()))]).await.expect("progress");
             }
         });
-        let sweeper = fixture.handle();
+        let sweeper = fixture.client();
         let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
         let first = joined(sweep).await.recovered;
         joined(report).await;
@@ -245,11 +245,11 @@ async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(fixture: Fixture) {
 // ---- edit --------------------------------------------------------------------
 
 async fn a_claim_gets_the_old_job_whole_or_the_new_one(fixture: Fixture) {
-    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for _ in 0..ROUNDS {
         let id = fixture.add(NewJob::from_json("mail", "1").priority(1)).await;
         let start = Arc::new(Barrier::new(2));
-        let (editor, claimer) = (other.clone(), fixture.handle());
+        let (editor, claimer) = (other.clone(), fixture.client());
         let edit = at(&start, async move { editor.edit(id, Edit::default().priority(2).payload("2")).await });
         let claimed = at(&start, claim(claimer, worker, 1));
         let (edit, mut claimed) = (joined(edit).await, joined(claimed).await);
@@ -270,31 +270,31 @@ async fn a_claim_gets_the_old_job_whole_or_the_new_one(fixture: Fixture) {
 
 /// Whether the claim or the limit was first, what runs counts from then on.
 async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(fixture: Fixture) {
-    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second().await);
+    let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for round in 0..ROUNDS {
         let queue = format!("q{round}");
         fixture.enqueue_many((0..4).map(|_| job("step").queue(queue.as_str()))).await.expect("enqueue");
         let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(worker, 2) };
         let start = Arc::new(Barrier::new(2));
-        let (limiter, name) = (fixture.handle(), queue.clone());
+        let (limiter, name) = (fixture.client(), queue.clone());
         let limit = at(&start, async move { limiter.limit(&name, Some(1)).await });
         let (claimer, asked) = (other.clone(), request.clone());
         let held =
             at(&start, async move { claimer.store().claim(&asked, &mut ClaimCursor::default()).await });
         joined(limit).await.expect("limit");
         let mut held = joined(held).await.expect("claim").jobs;
-        let more = fixture.claim_as(&request).await;
+        let more = fixture.claim_with(&request).await;
         assert!(held.is_empty() || more.is_empty(), "{} more beside {}", more.len(), held.len());
         held.extend(more);
-        for done in settle(fixture.handle(), held, done()).await {
+        for done in settle(fixture.client(), held, done()).await {
             assert_eq!(done, Fenced::Held);
         }
-        assert_eq!(fixture.claim_as(&request).await.len(), 1);
+        assert_eq!(fixture.claim_with(&request).await.len(), 1);
     }
 }
 
 async fn two_sweepers_recover_each_job_once(fixture: Fixture) {
-    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
+    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     fixture.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let worker = fixture.worker().await;
     let claimed = fixture.claim(worker, 60).await;
@@ -316,7 +316,7 @@ async fn two_sweepers_recover_each_job_once(fixture: Fixture) {
 }
 
 async fn of_a_sweep_and_a_settle_exactly_one_wins(fixture: Fixture) {
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     for _ in 0..5 {
         let worker = fixture.worker().await;
         fixture.enqueue_many((0..20).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
@@ -324,7 +324,7 @@ async fn of_a_sweep_and_a_settle_exactly_one_wins(fixture: Fixture) {
         let ids = ids(&claimed);
         fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
-        let (sweeper, settler) = (other.clone(), fixture.handle());
+        let (sweeper, settler) = (other.clone(), fixture.client());
         let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
         let settled = at(&start, settle(settler, claimed, done()));
         let (report, settled) = (joined(sweep).await, joined(settled).await);
@@ -342,13 +342,13 @@ async fn of_a_sweep_and_a_settle_exactly_one_wins(fixture: Fixture) {
 
 /// The sweeper looked before the beat and stores after it, or the other way.
 async fn a_beat_in_time_and_a_sweep_agree(fixture: Fixture) {
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let lease = claimed.lease();
         fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
-        let (sweeper, beater) = (other.clone(), fixture.handle());
+        let (sweeper, beater) = (other.clone(), fixture.client());
         let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
         let beat =
             at(&start, async move { beater.store().beat(lease.worker, &[lease]).await.expect("beat") });
@@ -367,7 +367,7 @@ async fn a_beat_in_time_and_a_sweep_agree(fixture: Fixture) {
 
 /// Ten enqueues at once through three handles.
 async fn ten(fixture: &Fixture, job: impl Fn(usize) -> NewJob) -> Vec<Enqueued> {
-    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
+    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     let start = Arc::new(Barrier::new(10));
     let tasks: Vec<_> = (0..10)
         .map(|n| {
@@ -399,7 +399,7 @@ async fn ten_enqueues_with_one_idempotency_key_make_one_job(fixture: Fixture) {
         assert_eq!(tally(&answers), [1, 9, 0]);
         of_one_job(&answers);
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 6);
+    assert_eq!(fixture.count(Status::Queued).await, 6);
 }
 
 async fn ten_enqueues_with_one_unique_key_make_one_job(fixture: Fixture) {
@@ -410,7 +410,7 @@ async fn ten_enqueues_with_one_unique_key_make_one_job(fixture: Fixture) {
         assert_eq!(tally(&answers), [1, 9, 0]);
         of_one_job(&answers);
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 6);
+    assert_eq!(fixture.count(Status::Queued).await, 6);
 }
 
 async fn ten_replacing_enqueues_leave_one_job_with_one_of_their_contents(fixture: Fixture) {
@@ -443,7 +443,7 @@ async fn ten_replacing_enqueues_of_a_running_holder_make_one_new_job(fixture: Fi
 
 /// Both keys at once, in every mixture: no caller sees a deadlock.
 async fn keys_in_any_order_never_surface_a_deadlock(fixture: Fixture) {
-    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
+    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     let start = Arc::new(Barrier::new(9));
     let tasks: Vec<_> = (0..9)
         .map(|task: usize| {
@@ -480,7 +480,7 @@ async fn keys_in_any_order_never_surface_a_deadlock(fixture: Fixture) {
 async fn everything_at_once_leaves_no_damage(fixture: Fixture) {
     let worker = fixture.worker_with(DAY).await;
     let start = Arc::new(Barrier::new(6));
-    let handles = [fixture.handle(), fixture.second().await];
+    let handles = [fixture.client(), fixture.second_client().await];
     let key = |n: usize| format!("customer-{}", n % 5);
     let mut tasks = Vec::new();
     for task in 0..2_usize {
@@ -496,7 +496,7 @@ async fn everything_at_once_leaves_no_damage(fixture: Fixture) {
         tasks.push(at(&start, async move {
             for n in 0..60_usize {
                 let claimed = claim(client.clone(), worker, 3).await;
-                let ending = [done(), again_at_once(), Ending::Released, failed_for_good()][n % 4].clone();
+                let ending = [done(), again_at_once(), Ending::Released, failed_permanently()][n % 4].clone();
                 settle(client.clone(), claimed, ending).await;
             }
         }));
@@ -532,7 +532,12 @@ async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(fixture: Fix
             .expect("fill");
     }
     let worker = fixture.worker_with(DAY).await;
-    let handles = [fixture.handle(), fixture.second().await, fixture.second().await, fixture.second().await];
+    let handles = [
+        fixture.client(),
+        fixture.second_client().await,
+        fixture.second_client().await,
+        fixture.second_client().await,
+    ];
     let start = Arc::new(Barrier::new(32));
     let claimers: Vec<_> = (0..32)
         .map(|n| {
@@ -560,7 +565,7 @@ async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(fixture: Fix
     }
     // What the last claimers passed over is still there for the next.
     loop {
-        let rest = claim(fixture.handle(), worker, 1000).await;
+        let rest = claim(fixture.client(), worker, 1000).await;
         if rest.is_empty() {
             break;
         }

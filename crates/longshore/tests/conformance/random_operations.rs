@@ -194,7 +194,7 @@ impl Walk {
         let expected: Vec<_> = due.iter().take(limit as usize).map(|(_, _, id, _)| *id).collect();
         let worker = if mortal { self.mortal } else { self.fit };
         let request = ClaimRequest { queues: vec![self.queue.clone()], ..ClaimRequest::new(worker, limit) };
-        let claimed = self.fixture.claim_as(&request).await;
+        let claimed = self.fixture.claim_with(&request).await;
         assert_eq!(ids(&claimed), expected);
         for claimed in claimed {
             let id = claimed.lease().id;
@@ -327,5 +327,5 @@ async fn a_walk_of_one_job_to_the_end_of_its_budget(fixture: Fixture) {
         walk.compare().await;
         fixture.advance(Duration::from_secs(11)).await;
     }
-    assert_eq!(fixture.counted(longshore::Status::FailedPermanent).await, 1);
+    assert_eq!(fixture.count(longshore::Status::FailedPermanent).await, 1);
 }

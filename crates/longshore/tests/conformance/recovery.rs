@@ -224,11 +224,11 @@ async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(fixture: Fixt
     let claimed = fixture.claim(mortal, 2).await;
     fixture.claim(fit, 1).await;
     fixture.advance(61 * SECOND).await;
-    let before = picture(&fixture.job(claimed[0].lease().id).await);
+    let before = snapshot(&fixture.job(claimed[0].lease().id).await);
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
     let told = fixture.sweep(&dry).await.expect("sweep");
     assert_eq!(told, SweepReport { workers: [mortal].into(), recovered: 2, skipped: 0 });
-    assert_eq!(picture(&fixture.job(claimed[0].lease().id).await), before);
+    assert_eq!(snapshot(&fixture.job(claimed[0].lease().id).await), before);
     assert_eq!(fixture.worker_record(mortal).await.expect("listed").dead_at, None);
     assert_eq!(fixture.sweep_now().await, told);
 }
@@ -265,7 +265,7 @@ async fn a_sweep_walks_through_every_page(fixture: Fixture) {
     let mut options = immediately();
     options.scope.limit = 2;
     assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 7);
-    assert_eq!(fixture.counted(Status::Retrying).await, 7);
+    assert_eq!(fixture.count(Status::Retrying).await, 7);
 }
 
 async fn candidates_come_by_id_after_the_one_named(fixture: Fixture) {
@@ -448,12 +448,12 @@ async fn mark_started_shows_in_the_located_state_once(fixture: Fixture) {
 
 async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    let before = picture(&fixture.job(claimed.lease().id).await);
+    let before = snapshot(&fixture.job(claimed.lease().id).await);
     for why in [Interruptor::DeadWorker, Interruptor::UnknownWorker] {
         let settled = fixture.store().recover(&[(why, taken(&claimed))]).await.expect("recover");
         assert_eq!(settled, [Settled::LeaseLost], "{why:?}");
     }
-    assert_eq!(picture(&fixture.job(claimed.lease().id).await), before);
+    assert_eq!(snapshot(&fixture.job(claimed.lease().id).await), before);
     fixture.must_finish(&claimed, done()).await;
 }
 

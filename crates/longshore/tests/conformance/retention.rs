@@ -70,7 +70,7 @@ async fn the_defaults_are_a_week_and_ninety_days(fixture: Fixture) {
     assert_eq!(retain(&fixture, &policy).await, 0);
     fixture.advance(2 * SECOND).await;
     assert_eq!(retain(&fixture, &policy).await, 2);
-    assert_eq!(fixture.counted(Status::FailedPermanent).await, 1);
+    assert_eq!(fixture.count(Status::FailedPermanent).await, 1);
     fixture.advance(83 * DAY).await;
     assert_eq!(retain(&fixture, &policy).await, 1);
     assert_eq!(fixture.check().await.expect("check").jobs, 0);
@@ -122,11 +122,11 @@ async fn history_and_checkpoint_go_with_the_job(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw("5")).await.expect("save");
     assert_eq!(saved, longshore::store::Fenced::Held);
-    fixture.must_finish(&claimed, failed_for_good()).await;
+    fixture.must_finish(&claimed, failed_permanently()).await;
     fixture.advance(91 * DAY).await;
     assert_eq!(retain(&fixture, &Retention::default()).await, 1);
     for table in ["jobs", "finished", "attempts", "checkpoints"] {
-        assert_eq!(fixture.ask(&format!("select count(*) from {table}"), None).await, 0, "{table}");
+        assert_eq!(fixture.query_number(&format!("select count(*) from {table}"), None).await, 0, "{table}");
     }
 }
 
@@ -155,7 +155,7 @@ async fn tallies_follow_what_is_removed(fixture: Fixture) {
     fixture.ended(job("mail"), Outcome::Succeeded).await;
     fixture.advance(6 * DAY + SECOND).await;
     assert_eq!(retain(&fixture, &Retention::default()).await, 3);
-    assert_eq!(fixture.counted(Status::Succeeded).await, 1);
+    assert_eq!(fixture.count(Status::Succeeded).await, 1);
 }
 
 async fn two_processes_may_retain_at_once(fixture: Fixture) {
@@ -163,7 +163,7 @@ async fn two_processes_may_retain_at_once(fixture: Fixture) {
         fixture.ended(job("mail"), Outcome::Succeeded).await;
     }
     fixture.advance(8 * DAY).await;
-    let walkers: Vec<_> = [fixture.handle(), fixture.second().await]
+    let walkers: Vec<_> = [fixture.client(), fixture.second_client().await]
         .into_iter()
         .map(|client| {
             tokio::spawn(async move {
@@ -182,7 +182,7 @@ async fn two_processes_may_retain_at_once(fixture: Fixture) {
     removed += retain(&fixture, &Retention::default()).await;
     removed += retain(&fixture, &Retention::default()).await;
     assert_eq!(removed, 20);
-    assert_eq!(fixture.counted(Status::Succeeded).await, 0);
+    assert_eq!(fixture.count(Status::Succeeded).await, 0);
 }
 
 /// Everything else here stops the clock; a walk may take short cuts when it
@@ -196,6 +196,6 @@ async fn retention_works_by_a_running_clock(fixture: Fixture) {
     assert_eq!(retain(&fixture, &Retention::default()).await, 0);
     let at_once = Retention { succeeded: Some(Duration::ZERO), ..Retention::default() };
     assert_eq!(retain(&fixture, &at_once).await, 1);
-    assert_eq!(fixture.counted(Status::FailedPermanent).await, 1);
+    assert_eq!(fixture.count(Status::FailedPermanent).await, 1);
     assert!(exists(&fixture, waiting).await);
 }

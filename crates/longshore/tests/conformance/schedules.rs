@@ -120,7 +120,7 @@ async fn a_removed_schedule_is_gone_and_says_so(fixture: Fixture) {
     assert!(fixture.store().remove_schedule("nightly").await.expect("remove"));
     assert!(!fixture.store().remove_schedule("nightly").await.expect("remove"));
     assert!(!fire(&fixture, 1, &[report()]).await);
-    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.count(Status::Queued).await, 0);
 }
 
 async fn a_tick_fires_once_and_stores_its_jobs(fixture: Fixture) {
@@ -128,7 +128,7 @@ async fn a_tick_fires_once_and_stores_its_jobs(fixture: Fixture) {
     let jobs = [report(), report()];
     assert!(fire(&fixture, 1, &jobs).await);
     assert!(!fire(&fixture, 1, &[report()]).await);
-    assert_eq!(fixture.counted(Status::Queued).await, 2);
+    assert_eq!(fixture.count(Status::Queued).await, 2);
     for job in &jobs {
         assert_eq!(fixture.status(job.id()).await, Status::Queued);
     }
@@ -142,7 +142,7 @@ async fn another_tick_than_the_next_does_not_fire(fixture: Fixture) {
     for wrong in [0, 2, 4] {
         assert!(!fire(&fixture, wrong, &[report()]).await, "{wrong}");
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.count(Status::Queued).await, 0);
     assert_eq!(fixture.store().schedules().await.expect("schedules")[0].next_at, tick(3));
 }
 
@@ -151,7 +151,7 @@ async fn a_paused_schedule_does_not_fire(fixture: Fixture) {
     fixture.store().put_schedule(&paused).await.expect("put");
     assert!(!fire(&fixture, 1, &[report()]).await);
     assert_eq!(fixture.store().schedules().await.expect("schedules"), [paused]);
-    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.count(Status::Queued).await, 0);
     assert!(fixture.store().set_ticking("nightly", Ticking::Running).await.expect("let go"));
     assert!(fire(&fixture, 1, &[report()]).await);
     assert!(fixture.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
@@ -173,7 +173,7 @@ async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(fixture: Fixture
         assert_eq!(fired, None, "{seen:?}");
     }
     assert_eq!(fixture.store().schedules().await.expect("schedules"), [now]);
-    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.count(Status::Queued).await, 0);
     assert!(fire(&fixture, 1, &[report()]).await);
 }
 
@@ -194,12 +194,12 @@ async fn a_tick_that_is_let_go_is_not_the_last_that_fired(fixture: Fixture) {
 
 async fn an_unknown_schedule_does_not_fire(fixture: Fixture) {
     assert!(!fire(&fixture, 1, &[report()]).await);
-    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.count(Status::Queued).await, 0);
 }
 
 async fn of_many_callers_one_gets_each_tick(fixture: Fixture) {
     fixture.store().put_schedule(&schedule("nightly", tick(0))).await.expect("put");
-    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
+    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     for n in 0..10 {
         let callers: Vec<_> = (0..8)
             .map(|caller| {
@@ -217,7 +217,7 @@ async fn of_many_callers_one_gets_each_tick(fixture: Fixture) {
         }
         assert_eq!(fired, 1, "tick {n}");
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 10);
+    assert_eq!(fixture.count(Status::Queued).await, 10);
 }
 
 async fn a_ticks_jobs_obey_their_keys_and_are_answered(fixture: Fixture) {
@@ -231,7 +231,7 @@ async fn a_ticks_jobs_obey_their_keys_and_are_answered(fixture: Fixture) {
     }
     assert_eq!(answers[0].id, answers[1].id);
     assert_eq!([answers[0].how, answers[1].how], [EnqueuedAs::Created, EnqueuedAs::Existing]);
-    assert_eq!(fixture.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
 // ---- the client --------------------------------------------------------------
@@ -337,7 +337,7 @@ async fn skipped_ticks_leave_no_job(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::Skip)).await;
     let report = fire_at(&fixture, "23:05:00").await;
     assert_eq!((report.fired, report.next_wake), (vec![], Some(at("23:10:00"))));
-    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.count(Status::Queued).await, 0);
     let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), None));
 }
@@ -377,7 +377,7 @@ async fn many_processes_fire_each_tick_once(fixture: Fixture) {
         put(&fixture, every_minute.missed(Missed::All { limit: 1000 })).await;
     }
     let over = Arc::new(AtomicBool::new(false));
-    let handles = [fixture.handle(), fixture.second().await, fixture.second().await];
+    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     let processes: Vec<_> = (0..8)
         .map(|process| {
             let (client, over) = (handles[process % handles.len()].clone(), over.clone());
@@ -406,7 +406,7 @@ async fn many_processes_fire_each_tick_once(fixture: Fixture) {
     let minutes = |name| (0..TICKS).map(move |n| (name, at("07:09:00") + n * MINUTE));
     let expected: Vec<_> = minutes("a").chain(minutes("b")).collect();
     assert_eq!(fired.iter().map(|fired| (fired.schedule.as_str(), fired.tick)).collect::<Vec<_>>(), expected);
-    assert_eq!(fixture.counted(Status::Queued).await, u64::from(2 * TICKS));
+    assert_eq!(fixture.count(Status::Queued).await, u64::from(2 * TICKS));
 }
 
 async fn a_tick_that_is_fired_again_makes_no_second_job(fixture: Fixture) {
@@ -417,7 +417,7 @@ async fn a_tick_that_is_fired_again_makes_no_second_job(fixture: Fixture) {
     assert_eq!(fired(&second), fired(&first));
     assert_eq!(second.fired[0].job.id, first.fired[0].job.id);
     assert_eq!(second.fired[0].job.how, EnqueuedAs::Existing);
-    assert_eq!(fixture.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
 // ---- put, pause, run ---------------------------------------------------------
@@ -426,7 +426,7 @@ async fn putting_what_is_there_disturbs_nothing(fixture: Fixture) {
     let first = put(&fixture, ten_minutes(Missed::One)).await;
     fixture.advance(HOUR).await;
     // Eight processes start with the same code, and ticks are due.
-    let others = [fixture.handle(), fixture.second().await];
+    let others = [fixture.client(), fixture.second_client().await];
     let puts: Vec<_> = (0..8)
         .map(|n| {
             let client = others[n % 2].clone();
@@ -485,7 +485,7 @@ async fn a_run_by_hand_is_extra(fixture: Fixture) {
     fixture.resume_schedule("ten").await.expect("resume");
     assert_eq!(stored(&fixture, "ten").await, before);
     assert_eq!(fired(&fire_at(&fixture, "07:10:00").await), [("ten", at("07:10:00"))]);
-    assert_eq!(fixture.counted(Status::Queued).await, 3);
+    assert_eq!(fixture.count(Status::Queued).await, 3);
 }
 
 async fn an_unknown_schedule_is_not_found(fixture: Fixture) {

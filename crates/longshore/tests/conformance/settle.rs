@@ -85,7 +85,7 @@ async fn success_is_final_and_keeps_its_result(fixture: Fixture) {
 
 async fn success_without_a_result_has_none(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    fixture.must_finish(&claimed, done_plainly()).await;
+    fixture.must_finish(&claimed, done_without_result()).await;
     assert!(fixture.job(claimed.lease().id).await.result.is_none());
 }
 
@@ -111,7 +111,7 @@ async fn failure_on_the_last_attempt_is_final(fixture: Fixture) {
 
 async fn failure_without_a_retry_is_final_with_attempts_left(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    fixture.must_finish(&claimed, failed_for_good()).await;
+    fixture.must_finish(&claimed, failed_permanently()).await;
     let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
     assert_eq!(job.last_error.as_deref(), Some("no such mailbox"));
@@ -119,7 +119,7 @@ async fn failure_without_a_retry_is_final_with_attempts_left(fixture: Fixture) {
 
 async fn an_observed_cancel_is_final_and_keeps_its_reason(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    fixture.must_finish(&claimed, gave_up()).await;
+    fixture.must_finish(&claimed, observed_cancel()).await;
     let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Cancelled, Some("saw the cancellation")));
 }
@@ -200,7 +200,7 @@ async fn the_last_error_is_kept_after_a_later_success(fixture: Fixture) {
 async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(fixture: Fixture) {
     let id = fixture.add(job("mail").max_attempts(9)).await;
     let worker = fixture.worker_with(DAY).await;
-    for ending in [failed(), failed(), interrupted(), done_plainly()] {
+    for ending in [failed(), failed(), interrupted(), done_without_result()] {
         let claimed = fixture.claim_one(worker).await;
         fixture.must_finish(&claimed, ending).await;
         fixture.advance(MINUTE).await;
@@ -247,10 +247,10 @@ async fn a_repeated_settle_says_stored_and_changes_nothing(fixture: Fixture) {
         let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
         fixture.must_finish(&claimed, ending.clone()).await;
-        let before = picture(&fixture.job(id).await);
+        let before = snapshot(&fixture.job(id).await);
         fixture.advance(SECOND).await;
         assert_eq!(fixture.finish(&claimed, ending.clone()).await, Fenced::Held, "{ending:?}");
-        assert_eq!(picture(&fixture.job(id).await), before, "{ending:?}");
+        assert_eq!(snapshot(&fixture.job(id).await), before, "{ending:?}");
         if fixture.status(id).await == Status::Queued || fixture.status(id).await == Status::Retrying {
             fixture.cancel(id).await.expect("cancel");
         }
@@ -277,7 +277,7 @@ async fn a_repeated_settle_makes_no_second_follow_up(fixture: Fixture) {
         let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up.clone()] };
         assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
     }
-    assert_eq!(fixture.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
 /// The follow-up found its key taken; that the holder has ended since then
@@ -295,7 +295,7 @@ async fn a_repeated_settle_does_not_try_its_follow_ups_again(fixture: Fixture) {
 }
 
 async fn a_final_failure_is_known_even_after_an_operators_retry(fixture: Fixture) {
-    for ending in [failed(), failed_for_good()] {
+    for ending in [failed(), failed_permanently()] {
         let claimed = fixture.running(job("mail").max_attempts(1)).await;
         let id = claimed.lease().id;
         fixture.must_finish(&claimed, ending.clone()).await;
@@ -312,7 +312,7 @@ async fn a_job_ends_once_however_often_its_end_is_counted(fixture: Fixture) {
     for _ in 0..3 {
         fixture.must_finish(&claimed, done()).await;
     }
-    assert_eq!(fixture.counted(Status::Succeeded).await, 1);
+    assert_eq!(fixture.count(Status::Succeeded).await, 1);
 }
 
 // ---- follow-ups ---------------------------------------------------------------
@@ -387,8 +387,8 @@ async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(fixture
     assert!(fixture.store().get(follow_ups[2][0].id()).await.expect("get").is_none());
     fixture.sql("drop index only_one", None).await;
     assert_eq!(fixture.settle(reports(0..5)).await.expect("settle"), [Fenced::Held; 5]);
-    assert_eq!(fixture.counted(Status::Succeeded).await, 5);
-    assert_eq!(fixture.counted(Status::Queued).await, 4);
+    assert_eq!(fixture.count(Status::Succeeded).await, 5);
+    assert_eq!(fixture.count(Status::Queued).await, 4);
 }
 
 // ---- content can never break settling --------------------------------------------
@@ -501,7 +501,7 @@ async fn a_lease_settled_twice_in_one_batch_ends_once(fixture: Fixture) {
     let answers = fixture.settle(reports).await.expect("settle");
     assert!(answers.contains(&Fenced::Held), "{answers:?}");
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
-    assert_eq!(fixture.counted(Status::Succeeded).await, 1);
+    assert_eq!(fixture.count(Status::Succeeded).await, 1);
 }
 
 async fn a_large_batch_of_successes_is_stored(fixture: Fixture) {
@@ -511,11 +511,11 @@ async fn a_large_batch_of_successes_is_stored(fixture: Fixture) {
     while claimed.len() < 1500 {
         claimed.extend(fixture.claim(worker, 1000).await);
     }
-    let endings = [done(), done_plainly()].into_iter().cycle();
+    let endings = [done(), done_without_result()].into_iter().cycle();
     let reports = claimed.iter().zip(endings).map(|(job, ending)| report(job, ending)).collect();
     let answers = fixture.settle(reports).await.expect("settle");
     assert!(answers.iter().all(|answer| *answer == Fenced::Held));
-    assert_eq!(fixture.counted(Status::Succeeded).await, 1500);
+    assert_eq!(fixture.count(Status::Succeeded).await, 1500);
 }
 
 async fn results_and_errors_of_a_batch_stay_with_their_jobs(fixture: Fixture) {
@@ -551,8 +551,8 @@ async fn a_move_decided_without_a_raised_flag_is_sent_back(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     let flags = Flags { cancel_requested: true, superseded: false };
-    let any = [failed(), failed_for_good(), gave_up(), snoozed(), Ending::Released, interrupted()];
-    for ending in any.into_iter().chain([gave_up_plainly()]) {
+    let any = [failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released, interrupted()];
+    for ending in any.into_iter().chain([observed_cancel_without_reason()]) {
         let blind = settlement(claimed.lease(), 1, ending.clone(), Some(Flags::default()));
         let settled = fixture.store().settle(&[blind]).await.expect("settle");
         assert_eq!(settled, [Settled::Flagged(flags)], "{ending:?}");
@@ -586,6 +586,6 @@ async fn the_end_names_who_stored_it(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.must_finish(&claimed, done()).await;
     let other = WorkerId::new();
-    let foreign = settlement(stolen(claimed.lease(), other), 1, done(), None);
+    let foreign = settlement(held_by(claimed.lease(), other), 1, done(), None);
     assert_eq!(fixture.store().settle(&[foreign]).await.expect("settle"), [Settled::LeaseLost]);
 }

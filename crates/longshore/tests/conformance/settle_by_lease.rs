@@ -61,7 +61,7 @@ async fn put_away(fixture: &Fixture, id: JobId) {
 }
 
 async fn a_lease_alone_settles_as_its_claim_does(fixture: Fixture) {
-    for ending in endings().into_iter().chain([done_plainly(), gave_up_plainly()]) {
+    for ending in endings().into_iter().chain([done_without_result(), observed_cancel_without_reason()]) {
         for flags in all_flags() {
             let by_claim = flagged(&fixture, flags).await;
             fixture.must_finish(&by_claim, ending.clone()).await;
@@ -78,17 +78,17 @@ async fn a_lease_alone_settles_as_its_claim_does(fixture: Fixture) {
 /// The answer was lost and the holder asks again: whatever the end was, and
 /// whatever had been asked of the job, it is told that its word is stored.
 async fn a_lease_settled_again_is_held_again_and_nothing_changes(fixture: Fixture) {
-    for ending in endings().into_iter().chain([done_plainly(), gave_up_plainly()]) {
+    for ending in endings().into_iter().chain([done_without_result(), observed_cancel_without_reason()]) {
         for flags in all_flags() {
             let lease = flagged(&fixture, flags).await.lease();
             let follow_up = || vec![job("next").queue("elsewhere").validate().expect("valid")];
             assert_eq!(report(&fixture, lease, ending.clone(), follow_up()).await, Fenced::Held);
-            let before = picture(&fixture.job(lease.id).await);
+            let before = snapshot(&fixture.job(lease.id).await);
             for _ in 0..2 {
                 let again = report(&fixture, lease, ending.clone(), follow_up()).await;
                 assert_eq!(again, Fenced::Held, "{ending:?} {flags:?}");
             }
-            assert_eq!(picture(&fixture.job(lease.id).await), before);
+            assert_eq!(snapshot(&fixture.job(lease.id).await), before);
             put_away(&fixture, lease.id).await;
         }
     }
@@ -116,15 +116,17 @@ async fn a_last_failure_and_a_quarantine_settled_again_are_held_again(fixture: F
 async fn another_word_about_an_ended_lease_is_lost(fixture: Fixture) {
     let lease = fixture.running(job("mail")).await.lease();
     assert_eq!(report(&fixture, lease, done(), Vec::new()).await, Fenced::Held);
-    let before = picture(&fixture.job(lease.id).await);
-    for ending in [failed(), failed_for_good(), gave_up(), snoozed(), Ending::Released, interrupted()] {
+    let before = snapshot(&fixture.job(lease.id).await);
+    for ending in
+        [failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released, interrupted()]
+    {
         assert_eq!(
             report(&fixture, lease, ending.clone(), Vec::new()).await,
             Fenced::LeaseLost,
             "{ending:?}"
         );
     }
-    assert_eq!(picture(&fixture.job(lease.id).await), before);
+    assert_eq!(snapshot(&fixture.job(lease.id).await), before);
 }
 
 async fn a_lost_lease_alone_settles_nothing(fixture: Fixture) {
@@ -132,16 +134,17 @@ async fn a_lost_lease_alone_settles_nothing(fixture: Fixture) {
     fixture.crash_all_workers().await;
     let worker = fixture.worker().await;
     let live = fixture.claim_one(worker).await.lease();
-    let before = picture(&fixture.job(live.id).await);
+    let before = snapshot(&fixture.job(live.id).await);
     let follow_up = || vec![job("next").validate().expect("valid")];
     let wrong = [
         stale,
-        stolen(live, stale.worker),
+        held_by(live, stale.worker),
         Lease { lease_no: 7, ..live },
         Lease { id: JobId::new(), ..live },
     ];
     for lease in wrong {
-        for ending in [done(), failed(), failed_for_good(), gave_up(), snoozed(), Ending::Released] {
+        for ending in [done(), failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released]
+        {
             assert_eq!(
                 report(&fixture, lease, ending.clone(), follow_up()).await,
                 Fenced::LeaseLost,
@@ -149,10 +152,10 @@ async fn a_lost_lease_alone_settles_nothing(fixture: Fixture) {
             );
         }
     }
-    assert_eq!(picture(&fixture.job(live.id).await), before);
-    assert_eq!(fixture.counted(Status::Queued).await, 0, "no follow-up of theirs is stored");
+    assert_eq!(snapshot(&fixture.job(live.id).await), before);
+    assert_eq!(fixture.count(Status::Queued).await, 0, "no follow-up of theirs is stored");
     assert_eq!(report(&fixture, live, done(), follow_up()).await, Fenced::Held);
-    assert_eq!(fixture.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
 async fn leases_settled_in_one_batch_are_answered_one_by_one(fixture: Fixture) {
@@ -168,12 +171,12 @@ async fn leases_settled_in_one_batch_are_answered_one_by_one(fixture: Fixture) {
         (ended, snoozed(), Vec::new()),
         (live[0], done(), Vec::new()),
         (ended, done(), Vec::new()),
-        (live[1], done_plainly(), Vec::new()),
+        (live[1], done_without_result(), Vec::new()),
     ];
     let (held, lost) = (Fenced::Held, Fenced::LeaseLost);
     let answers = fixture.settle_leases(reports).await.expect("settle_leases");
     assert_eq!(answers, [held, lost, held, held, lost, held]);
-    assert_eq!(fixture.counted(Status::Succeeded).await, 2);
+    assert_eq!(fixture.count(Status::Succeeded).await, 2);
     assert_eq!(fixture.settle_leases(Vec::new()).await.expect("settle_leases"), []);
 }
 
@@ -183,7 +186,7 @@ async fn a_report_that_comes_in_twice_at_once_is_held_twice(fixture: Fixture) {
             let lease = flagged(&fixture, flags).await.lease();
             let sent: Vec<_> = (0..3)
                 .map(|_| {
-                    let (client, report) = (fixture.handle(), (lease, ending.clone(), Vec::new()));
+                    let (client, report) = (fixture.client(), (lease, ending.clone(), Vec::new()));
                     tokio::spawn(async move { client.settle_leases(vec![report]).await })
                 })
                 .collect();

@@ -140,7 +140,7 @@ async fn a_job_enqueued_from_sql_is_like_one_of_the_library(fixture: Fixture) {
     let by_library = fixture.enqueue_kind("mail").await;
     let strip = |text: String, id: JobId| text.replace(&id.to_string(), "id");
     let (one, other) = (fixture.job(by_sql).await, fixture.job(by_library).await);
-    assert_eq!(strip(picture(&one), by_sql), strip(picture(&other), by_library));
+    assert_eq!(strip(snapshot(&one), by_sql), strip(snapshot(&other), by_library));
     let worker = fixture.worker().await;
     assert_eq!(fixture.claim(worker, 9).await.len(), 2);
 }

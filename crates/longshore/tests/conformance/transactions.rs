@@ -53,7 +53,7 @@ async fn transact(fixture: &Fixture, jobs: Vec<NewJob>, commit: bool) -> Vec<lon
 }
 
 async fn orders(fixture: &Fixture) -> i64 {
-    fixture.ask("select count(*) from orders", None).await
+    fixture.query_number("select count(*) from orders", None).await
 }
 
 async fn with_orders(fixture: &Fixture) {
@@ -69,7 +69,7 @@ async fn jobs_of_a_committed_transaction_exist(fixture: Fixture) {
     let answers = transact(&fixture, vec![job("mail").priority(3), job("sms")], true).await;
     assert_eq!(answers.iter().map(|answer| answer.how).collect::<Vec<_>>(), [EnqueuedAs::Created; 2]);
     assert_eq!(fixture.job(answers[0].id).await.priority, 3);
-    assert_eq!((orders(&fixture).await, fixture.counted(Status::Queued).await), (1, 2));
+    assert_eq!((orders(&fixture).await, fixture.count(Status::Queued).await), (1, 2));
     let worker = fixture.worker().await;
     assert_eq!(fixture.claim(worker, 9).await.len(), 2);
 }
@@ -140,7 +140,7 @@ async fn an_invalid_job_is_refused_before_it_reaches_the_transaction(fixture: Fi
             tx.commit().expect("commit");
         }
     }
-    assert_eq!((orders(&fixture).await, fixture.counted(Status::Queued).await), (1, 0));
+    assert_eq!((orders(&fixture).await, fixture.count(Status::Queued).await), (1, 0));
 }
 
 fn on_a_bare_connection(fixture: &Fixture) {
@@ -177,5 +177,5 @@ async fn a_failed_enqueue_on_a_bare_connection_stores_nothing(fixture: Fixture) 
         .await;
     // The connection is not `Sync`, so it stays on this thread.
     tokio::task::block_in_place(|| on_a_bare_connection(&fixture));
-    assert_eq!(fixture.counted(Status::Queued).await, 2);
+    assert_eq!(fixture.count(Status::Queued).await, 2);
 }

@@ -104,9 +104,9 @@ impl Stage {
             Stand::Finished(Outcome::Succeeded) => self.settle_one(&queue, done()).await,
             Stand::Finished(Outcome::FailedPermanent) => {
                 self.settle_one(&queue, now_due).await;
-                self.settle_one(&queue, failed_for_good()).await;
+                self.settle_one(&queue, failed_permanently()).await;
             }
-            Stand::Finished(Outcome::Cancelled) => self.settle_one(&queue, gave_up()).await,
+            Stand::Finished(Outcome::Cancelled) => self.settle_one(&queue, observed_cancel()).await,
         }
         id
     }
@@ -263,7 +263,7 @@ async fn happen(fixture: &Fixture, id: JobId, state: &State, event: Event) -> bo
             let queue = fixture.job(id).await.queue;
             let worker = fixture.worker_with(DAY).await;
             let request = ClaimRequest { queues: vec![queue], ..ClaimRequest::new(worker, 5) };
-            fixture.claim_as(&request).await.iter().any(|claimed| claimed.lease().id == id)
+            fixture.claim_with(&request).await.iter().any(|claimed| claimed.lease().id == id)
         }
         Event::Settle(ending) => {
             let (running, lease) = lease_of(id, state);
@@ -455,7 +455,7 @@ async fn the_status_view_says_the_same_as_the_library(fixture: Fixture) {
             job.cancel_requested,
             job.last_error.unwrap_or_default(),
         );
-        assert_eq!(fixture.ask(&agrees, Some(id)).await, 1, "{stand:?}");
+        assert_eq!(fixture.query_number(&agrees, Some(id)).await, 1, "{stand:?}");
     }
 }
 

@@ -72,7 +72,7 @@ async fn a_wake_among_many_at_once_is_heard(fixture: Fixture) {
             let _ = hear.send(());
         }
     });
-    let announcer = fixture.handle();
+    let announcer = fixture.client();
     let others = tokio::spawn(async move {
         let noise: Vec<_> = (0..20).map(|n| format!("noise {n}")).collect();
         loop {
@@ -94,7 +94,7 @@ async fn a_wake_among_many_at_once_is_heard(fixture: Fixture) {
 /// Another process may know only that something was written; so it writes.
 async fn a_subscriber_hears_an_enqueue_of_another_handle(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
-    let other = fixture.second().await;
+    let other = fixture.second_client().await;
     other.enqueue(job("mail").queue("letters")).await.expect("enqueue");
     heard(&mut wakeups, "letters").await;
 }

@@ -100,7 +100,7 @@ fn quick() -> Settings {
 }
 
 pub(crate) fn worker(fixture: &Fixture) -> Builder {
-    Worker::builder(fixture.handle()).settings(quick())
+    Worker::builder(fixture.client()).settings(quick())
 }
 
 // ---- what is told of its kinds -------------------------------------------------
@@ -379,13 +379,13 @@ async fn follow_ups_exist_only_after_a_success(fixture: Fixture) {
     })
     .await;
     assert_eq!(failed.status, Status::Retrying);
-    assert_eq!(fixture.counted(Status::Queued).await, 0);
+    assert_eq!(fixture.count(Status::Queued).await, 0);
     ended_with(&fixture, job("mail"), |ctx| {
         ctx.enqueue(NewJob::new("after_success", &()))?;
         Ok(())
     })
     .await;
-    assert_eq!(fixture.counted(Status::Queued).await, 1);
+    assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
 async fn a_checkpoint_is_there_for_the_next_attempt(fixture: Fixture) {
@@ -703,7 +703,7 @@ async fn suspects_follow_one_another_without_a_poll(fixture: Fixture) {
     fixture.advance(HOUR).await;
     let running =
         patient(&fixture).function("mail", nothing).build().expect("build").start().await.expect("start");
-    until("five successes", || async { fixture.counted(Status::Succeeded).await == 5 }).await;
+    until("five successes", || async { fixture.count(Status::Succeeded).await == 5 }).await;
     running.stop().await;
 }
 
@@ -735,7 +735,7 @@ async fn what_is_announced_together_starts_in_order_of_priority(fixture: Fixture
         for batch in [vec![mail(0)], vec![mail(0), mail(9), mail(-9)]] {
             done += batch.len() as u64;
             fixture.enqueue_many(batch).await.expect("enqueue");
-            until("all succeed", || async { fixture.counted(Status::Succeeded).await == done }).await;
+            until("all succeed", || async { fixture.count(Status::Succeeded).await == done }).await;
         }
     }
     running.stop().await;
@@ -757,7 +757,7 @@ async fn a_schedule_declared_in_code_ticks_in_a_running_worker(fixture: Fixture)
     let other = declared().build().expect("build").start().await.expect("start");
     let first = fixture.schedules().await.expect("schedules")[0].next_at;
     fixture.advance((first - fixture.now().await).to_std().expect("it lies ahead")).await;
-    until("the tick's job", || async { fixture.counted(Status::Succeeded).await == 1 }).await;
+    until("the tick's job", || async { fixture.count(Status::Succeeded).await == 1 }).await;
     running.stop().await;
     other.stop().await;
     assert_eq!(fixture.schedules().await.expect("schedules")[0].last_at, Some(first));
@@ -781,7 +781,7 @@ async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(fixture: Fixture)
         assert_eq!(error.field(), Some(field), "{error}");
         assert!(error.to_string().contains(part), "{error}");
     };
-    let with = |settings: Settings| Worker::builder(fixture.handle()).settings(settings).function("a", noop);
+    let with = |settings: Settings| Worker::builder(fixture.client()).settings(settings).function("a", noop);
     refused(worker(&fixture), "kind", "no handler");
     refused(worker(&fixture).function("a", noop).function("a", noop), "kind", "registered twice");
     refused(worker(&fixture).register::<Greet>(), "state", "App");
@@ -813,7 +813,7 @@ async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(fixture: Fixture) 
         heartbeat_interval: Duration::from_millis(10),
         ..longshore::worker::Settings::default()
     };
-    let running = Worker::builder(fixture.handle())
+    let running = Worker::builder(fixture.client())
         .settings(settings)
         .upkeep_only()
         .build()
@@ -826,6 +826,6 @@ async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(fixture: Fixture) 
         assert_eq!(fixture.status(id).await, Status::Queued);
     }
     running.stop().await;
-    let both = Worker::builder(fixture.handle()).upkeep_only().function("greet", nothing).build();
+    let both = Worker::builder(fixture.client()).upkeep_only().function("greet", nothing).build();
     assert_eq!(both.err().expect("refused").field(), Some("upkeep_only"));
 }

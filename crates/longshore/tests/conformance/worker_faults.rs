@@ -234,7 +234,7 @@ async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(fixture: Fixt
     let builder =
         patient(&fixture).queues(["serial", "narrow"]).queue_concurrency("narrow", 1).concurrency(8);
     let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
-    until("ten successes", || async { fixture.counted(Status::Succeeded).await == 10 }).await;
+    until("ten successes", || async { fixture.count(Status::Succeeded).await == 10 }).await;
     running.stop().await;
 }
 
@@ -288,7 +288,10 @@ async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(fix
     };
     let running =
         worker(&fixture).function("mail", mail).build().expect("build").start().await.expect("start");
-    until("refused twice", || async { fixture.ask("select last_value from refusals", None).await > 1 }).await;
+    until("refused twice", || async {
+        fixture.query_number("select last_value from refusals", None).await > 1
+    })
+    .await;
     assert_eq!(fixture.status(id).await, Status::Running);
     connection.execute("drop trigger read_only on finished").await.expect("drop");
     until_status(&fixture, id, Status::Succeeded).await;

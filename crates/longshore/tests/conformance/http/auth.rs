@@ -21,7 +21,7 @@ cases! {
 
 fn guarded(fixture: &Fixture) -> HttpClient {
     HttpClient::of(
-        Api::new(fixture.handle())
+        Api::new(fixture.client())
             .access(Access::Tokens)
             .unknown_kinds(UnknownKinds::Allow)
             .metrics(String::new),
@@ -232,7 +232,7 @@ async fn a_token_for_some_queues_reads_no_counts_of_all(fixture: Fixture) {
     http.get("/kinds").await.expect_status(200);
     let (_, secret) = token(&fixture, Scope::Read, None).await;
     http.with_token(&secret).get("/metrics").await.expect_status(200);
-    let open = Api::new(fixture.handle()).access(Access::Tokens).metrics(String::new).public(Public::Metrics);
+    let open = Api::new(fixture.client()).access(Access::Tokens).metrics(String::new).public(Public::Metrics);
     HttpClient::of(open).get("/metrics").await.expect_status(200);
 }
 

@@ -128,7 +128,7 @@ async fn a_kind_whose_schema_cannot_be_used_takes_nothing(fixture: Fixture) {
 
 async fn follow_ups_wait_for_room_as_other_jobs_do(fixture: Fixture) {
     let short = Admission { waiting_jobs: Some(1), ..Admission::default() };
-    let http = HttpClient::of(Api::new(fixture.handle()).unknown_kinds(UnknownKinds::Allow).admission(short));
+    let http = HttpClient::of(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).admission(short));
     fixture.add(job("greet").queue("here")).await;
     fixture.add(job("greet").queue("full")).await;
     let leased = http.post("/leases", &json!({ "queues": ["here"] })).await.expect_status(200).json();

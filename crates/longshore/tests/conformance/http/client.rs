@@ -62,7 +62,7 @@ impl Response {
 impl HttpClient {
     /// An open API that takes any kind, called in this process.
     pub(crate) fn new(fixture: &Fixture) -> Self {
-        HttpClient::of(Api::new(fixture.handle()).unknown_kinds(UnknownKinds::Allow))
+        HttpClient::of(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow))
     }
 
     pub(crate) fn of(api: Api) -> Self {
@@ -116,7 +116,7 @@ impl HttpClient {
     }
 
     async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
-        let (parts, body) = self.ask(method, path, headers, body).await;
+        let (parts, body) = self.dispatch(method, path, headers, body).await;
         let endless = parts.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
         let bytes = match endless {
             true => Default::default(),
@@ -134,11 +134,17 @@ impl HttpClient {
         let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
         let bearer = bearer.iter().map(|bearer| ("authorization", bearer.as_str()));
         let headers: Vec<_> = headers.iter().copied().chain(bearer).collect();
-        let (parts, body) = self.ask("GET", path, &headers, "").await;
+        let (parts, body) = self.dispatch("GET", path, &headers, "").await;
         (parts.status.as_u16(), parts.headers, body)
     }
 
-    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (Parts, Body) {
+    async fn dispatch(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> (Parts, Body) {
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);

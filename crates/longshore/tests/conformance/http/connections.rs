@@ -95,7 +95,7 @@ async fn clients_that_go_away_leave_nothing_behind(fixture: Fixture) {
     if fixture.engine() == Engine::Postgres {
         let idle = "select count(*) from pg_stat_activity
                      where state like 'idle in transaction%' and query like '%' || current_schema() || '%'";
-        assert_eq!(fixture.ask(idle, None).await, 0);
+        assert_eq!(fixture.query_number(idle, None).await, 0);
     }
 }
 
@@ -128,7 +128,7 @@ async fn a_client_that_trickles_its_headers_is_cut_off(fixture: Fixture) {
 }
 
 async fn a_client_that_trickles_its_body_is_told_and_left(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.handle()).timeout(Duration::from_millis(100)));
+    let http = HttpClient::of(Api::new(fixture.client()).timeout(Duration::from_millis(100)));
     let http = http.listening(Limits::default()).await;
     let head =
         "POST /jobs HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n";
@@ -160,7 +160,7 @@ async fn a_connection_too_many_is_not_served_before_one_goes(fixture: Fixture) {
 }
 
 async fn a_batch_that_is_too_large_is_refused_before_it_is_read(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.handle()).unknown_kinds(UnknownKinds::Allow));
+    let http = HttpClient::of(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow));
     let http = http.listening(Limits::default()).await;
     let head = |framing: &str| {
         format!(

@@ -161,7 +161,7 @@ async fn a_listener_goes_on_where_it_was_or_is_told_to_read_anew(fixture: Fixtur
 }
 
 async fn a_token_for_some_queues_hears_of_no_others(fixture: Fixture) {
-    let api = Api::new(fixture.handle()).access(Access::Tokens).unknown_kinds(UnknownKinds::Allow);
+    let api = Api::new(fixture.client()).access(Access::Tokens).unknown_kinds(UnknownKinds::Allow);
     let http = HttpClient::of(api);
     let (id, secret) = token(&fixture, Scope::Read, Some(&["mail"])).await;
     let mut ear = Ear::open(&http.with_token(&secret), None).await;
@@ -179,7 +179,7 @@ async fn a_token_for_some_queues_hears_of_no_others(fixture: Fixture) {
 
 async fn whoever_listens_is_let_go_when_the_server_ends(fixture: Fixture) {
     let ending = tokio::sync::watch::Sender::new(false);
-    let http = HttpClient::of(Api::new(fixture.handle()).ending(ending.subscribe()));
+    let http = HttpClient::of(Api::new(fixture.client()).ending(ending.subscribe()));
     let mut ear = Ear::open(&http, None).await;
     ending.send_replace(true);
     assert!(ear.next().await.is_none());

@@ -388,7 +388,7 @@ async fn the_largest_batch_is_stored(fixture: Fixture) {
 }
 
 async fn a_kind_that_nobody_has_announced_is_refused(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.handle()));
+    let http = HttpClient::of(Api::new(fixture.client()));
     http.post("/jobs", &greet()).await.expect_problem(422, "validation", "greet");
     let schema = json!({
         "type": "object", "required": ["name"], "additionalProperties": false,

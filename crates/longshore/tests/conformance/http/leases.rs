@@ -350,13 +350,13 @@ async fn a_full_list_of_leases_gives_nothing_back(fixture: Fixture) {
     let renew = async |named: usize| {
         let body = json!({ "worker_id": me, "leases": leases[..named] });
         http.post("/leases/renew", &body).await.expect_status(200);
-        fixture.counted(Status::Running).await
+        fixture.count(Status::Running).await
     };
     assert_eq!(renew(1000).await, 1001, "no more can be named");
     let ask = async |named: usize| {
         let body = json!({ "worker_id": me, "queues": ["elsewhere"], "held": leases[..named] });
         http.post("/leases", &body).await.expect_status(200);
-        fixture.counted(Status::Running).await
+        fixture.count(Status::Running).await
     };
     assert_eq!(ask(1000).await, 1001, "nor here");
     assert_eq!(ask(999).await, 999);
@@ -538,7 +538,7 @@ async fn a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased(fixtu
 }
 
 async fn a_worker_may_take_other_jobs_than_at_first(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.handle()));
+    let http = HttpClient::of(Api::new(fixture.client()));
     let me = worker(
         &http.post("/leases", &json!({ "queues": ["mail"], "kinds": ["letter"] })).await.expect_status(200),
     );
@@ -575,7 +575,7 @@ async fn suspects_are_leased_one_at_a_time(fixture: Fixture) {
 
 async fn a_call_that_waits_is_answered_when_the_server_ends(fixture: Fixture) {
     let ending = tokio::sync::watch::Sender::new(false);
-    let http = HttpClient::of(Api::new(fixture.handle()).ending(ending.subscribe()));
+    let http = HttpClient::of(Api::new(fixture.client()).ending(ending.subscribe()));
     let waiting =
         tokio::spawn(
             async move { http.post("/leases", &json!({ "wait_seconds": 20 })).await.expect_status(200) },

@@ -294,8 +294,8 @@ async fn an_order_of_several_pages_ends_at_its_limit(fixture: Fixture) {
         (counts, answer["next"].clone())
     };
     let (would, _) = order(json!({ "dry_run": true })).await;
-    assert_eq!((would, fixture.counted(Status::Cancelled).await), ([215, 0, 0], 0));
+    assert_eq!((would, fixture.count(Status::Cancelled).await), ([215, 0, 0], 0));
     let (done, next) = order(json!({})).await;
-    assert_eq!((done, fixture.counted(Status::Cancelled).await), ([215, 215, 0], 215));
+    assert_eq!((done, fixture.count(Status::Cancelled).await), ([215, 215, 0], 215));
     assert_eq!(order(json!({ "cursor": next })).await, ([15, 15, 0], Value::Null));
 }

@@ -63,7 +63,7 @@ async fn a_route_that_is_not_there_is_told_in_the_same_words(fixture: Fixture) {
 }
 
 async fn a_strangers_host_is_refused(fixture: Fixture) {
-    let api = Api::new(fixture.handle()).hosts(["localhost", "127.0.0.1", "[::1]"]);
+    let api = Api::new(fixture.client()).hosts(["localhost", "127.0.0.1", "[::1]"]);
     let http = HttpClient::of(api).listening(Limits::default()).await;
     http.get("/health").await.expect_status(200);
     for host in ["localhost", "LOCALHOST:8080", "[::1]:8080", "127.0.0.1"] {
@@ -75,7 +75,7 @@ async fn a_strangers_host_is_refused(fixture: Fixture) {
 }
 
 async fn a_request_that_takes_too_long_is_told(fixture: Fixture) {
-    let api = Api::new(fixture.handle()).timeout(Duration::from_millis(50));
+    let api = Api::new(fixture.client()).timeout(Duration::from_millis(50));
     let http = HttpClient::of(api).listening(Limits::default()).await;
     let mut slow = TcpStream::connect(http.address()).await.expect("it listens");
     let head =
@@ -88,7 +88,7 @@ async fn a_request_that_takes_too_long_is_told(fixture: Fixture) {
 }
 
 async fn a_call_that_waits_is_answered_within_its_time(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.handle()).timeout(3 * SECOND));
+    let http = HttpClient::of(Api::new(fixture.client()).timeout(3 * SECOND));
     http.post("/leases", &json!({ "wait_seconds": 20 })).await.expect_status(200);
 }
 
@@ -107,7 +107,7 @@ async fn a_page_of_another_site_changes_nothing(fixture: Fixture) {
 
 async fn too_much_is_told_when_to_come_back(fixture: Fixture) {
     let slow = Admission { requests_per_second: Some(2), ..Admission::default() };
-    let http = HttpClient::of(Api::new(fixture.handle()).admission(slow));
+    let http = HttpClient::of(Api::new(fixture.client()).admission(slow));
     let mut refused = 0;
     for _ in 0..50 {
         let answer = http.get("/jobs").await;
@@ -121,7 +121,7 @@ async fn too_much_is_told_when_to_come_back(fixture: Fixture) {
     http.get("/health").await.expect_status(200);
 
     let short = Admission { waiting_jobs: Some(1), ..Admission::default() };
-    let http = HttpClient::of(Api::new(fixture.handle()).unknown_kinds(UnknownKinds::Allow).admission(short));
+    let http = HttpClient::of(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).admission(short));
     let (here, there) =
         (json!({ "kind": "a", "payload": 1 }), json!({ "kind": "a", "payload": 1, "queue": "b" }));
     fixture.add(job("greet")).await;
