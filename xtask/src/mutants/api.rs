@@ -48,9 +48,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         new: "if depth > MAX_DEPTH + 1 {",
         red: &[
             "http::jobs::postgres::what_is_wrong_with_a_job_is_refused_by_name",
-            "input::postgres::every_bad_field_is_refused_by_name_and_nothing_is_written",
+            "input::postgres::every_invalid_field_is_refused_by_name_and_nothing_is_stored",
             "http::jobs::sqlite::what_is_wrong_with_a_job_is_refused_by_name",
-            "input::sqlite::every_bad_field_is_refused_by_name_and_nothing_is_written",
+            "input::sqlite::every_invalid_field_is_refused_by_name_and_nothing_is_stored",
         ],
     },
     Mutant {

@@ -245,7 +245,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "look as materialized",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["locks::postgres_only::what_may_not_be_claimed_costs_no_further_step"],
+        red: &["locks::postgres_only::jobs_that_may_not_be_claimed_cost_no_extra_statement"],
     },
     Mutant {
         name: "postgres: a claim from many places chooses without the kinds",
@@ -253,7 +253,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "look as materialized",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["locks::postgres_only::what_may_not_be_claimed_costs_no_further_step"],
+        red: &["locks::postgres_only::jobs_that_may_not_be_claimed_cost_no_extra_statement"],
     },
     Mutant {
         name: "postgres: a claim from many places chooses without the flags",
@@ -261,7 +261,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "look as materialized",
         old: "not r.flags && (select $10::text[])",
         new: "true",
-        red: &["locks::postgres_only::what_may_not_be_claimed_costs_no_further_step"],
+        red: &["locks::postgres_only::jobs_that_may_not_be_claimed_cost_no_extra_statement"],
     },
     Mutant {
         name: "postgres: a claim from many places takes what is not due",
@@ -269,7 +269,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["locks::postgres_only::nor_does_one_from_many_places"],
+        red: &[
+            "locks::postgres_only::a_claim_over_several_priorities_that_skips_locked_jobs_takes_no_others",
+        ],
     },
     Mutant {
         name: "postgres: a claim from many places takes without the kinds",
@@ -277,7 +279,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["locks::postgres_only::nor_does_one_from_many_places"],
+        red: &[
+            "locks::postgres_only::a_claim_over_several_priorities_that_skips_locked_jobs_takes_no_others",
+        ],
     },
     Mutant {
         name: "postgres: a claim from many places takes without the flags",
@@ -285,7 +289,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "as quota",
         old: "not r.flags && (select $10::text[])",
         new: "true",
-        red: &["locks::postgres_only::nor_does_one_from_many_places"],
+        red: &[
+            "locks::postgres_only::a_claim_over_several_priorities_that_skips_locked_jobs_takes_no_others",
+        ],
     },
     Mutant {
         name: "postgres: a claim is held up by locked jobs",
@@ -294,9 +300,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "if wanted - missing < chosen && cut",
         new: "if wanted - missing < chosen && cut && jobs.len() == usize::MAX",
         red: &[
-            "locks::postgres_only::a_locked_job_holds_up_none_below_it",
-            "locks::postgres_only::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other",
-            "locks::postgres_only::a_locked_suspect_holds_up_no_other",
+            "locks::postgres_only::a_locked_job_does_not_block_jobs_of_lower_priority",
+            "locks::postgres_only::a_locked_job_of_a_limited_queue_does_not_let_the_queue_exceed_its_limit",
+            "locks::postgres_only::a_locked_suspect_does_not_block_another_suspect",
         ],
     },
     Mutant {
@@ -305,7 +311,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "and r.run_at <= longshore.clock()",
         new: "",
-        red: &["locks::postgres_only::a_locked_job_holds_up_none_below_it"],
+        red: &["locks::postgres_only::a_locked_job_does_not_block_jobs_of_lower_priority"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs takes without the kinds",
@@ -313,7 +319,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "r.kind = any((select $8::text[])::text[])",
         new: "true",
-        red: &["locks::postgres_only::a_locked_job_holds_up_none_below_it"],
+        red: &["locks::postgres_only::a_locked_job_does_not_block_jobs_of_lower_priority"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs takes without the flags",
@@ -321,7 +327,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "free as materialized",
         old: "not r.flags && (select $10::text[])",
         new: "true",
-        red: &["locks::postgres_only::a_locked_job_holds_up_none_below_it"],
+        red: &["locks::postgres_only::a_locked_job_does_not_block_jobs_of_lower_priority"],
     },
     Mutant {
         name: "postgres: a claim beside locked jobs overdraws a limit",
@@ -329,7 +335,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "async fn take(",
         old: "count() as i32;",
         new: "count() as i32 * 0;",
-        red: &["locks::postgres_only::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other"],
+        red: &[
+            "locks::postgres_only::a_locked_job_of_a_limited_queue_does_not_let_the_queue_exceed_its_limit",
+        ],
     },
     Mutant {
         name: "postgres: the dead may claim from many places",
@@ -370,7 +378,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const CANCEL",
         old: "and lease_no = $2",
         new: "and lease_no <> -$2 - 1",
-        red: &["operate::postgres::an_operation_decided_before_a_run_changes_nothing"],
+        red: &["operate::postgres::an_operation_decided_before_another_run_changes_nothing"],
     },
     Mutant {
         name: "postgres: a cancelled job is not tallied",
@@ -386,7 +394,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const REOPEN",
         old: "j.timeout_ms, g.lease_no, j.priority",
         new: "j.timeout_ms, 0, j.priority",
-        red: &["operate::postgres::a_finished_job_runs_again_with_a_fresh_budget"],
+        red: &["operate::postgres::a_retried_finished_job_runs_again_with_all_its_attempts"],
     },
     Mutant {
         name: "postgres: retention counts from the enqueue",
@@ -429,7 +437,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const AHEAD:",
         old: "and (r.run_at, r.id) < (m.run_at, m.id)",
         new: "and r.id < m.id",
-        red: &["inspect::postgres::the_jobs_ahead_are_those_a_claim_would_take_first"],
+        red: &["inspect::postgres::the_jobs_ahead_are_those_a_claim_takes_first"],
     },
     Mutant {
         name: "postgres: an hour that began before is not told",
@@ -446,8 +454,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and revoked_at is null",
         new: "",
         red: &[
-            "tokens::postgres::a_revoked_token_is_dead_and_stays_listed",
-            "tokens::postgres::the_same_token_again_changes_nothing",
+            "tokens::postgres::a_revoked_token_is_not_found_but_stays_listed",
+            "tokens::postgres::putting_the_same_token_again_changes_nothing",
         ],
     },
     Mutant {
@@ -456,7 +464,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const LIVE_TOKEN",
         old: "expires_at > longshore.clock()",
         new: "true",
-        red: &["tokens::postgres::a_token_is_good_until_the_instant_it_expires"],
+        red: &["tokens::postgres::a_token_is_valid_until_the_instant_it_expires"],
     },
     Mutant {
         name: "postgres: a worker's word wipes a schema",

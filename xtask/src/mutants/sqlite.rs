@@ -149,7 +149,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn leave_ready(",
         old: "and lease_no = ?2",
         new: "and lease_no <> -?2 - 1",
-        red: &["operate::sqlite::an_operation_decided_before_a_run_changes_nothing"],
+        red: &["operate::sqlite::an_operation_decided_before_another_run_changes_nothing"],
     },
     Mutant {
         name: "sqlite: a cancelled job is not tallied",
@@ -165,7 +165,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn reopen(",
         old: "lease_no: seen.lease_no,",
         new: "lease_no: 0,",
-        red: &["operate::sqlite::a_finished_job_runs_again_with_a_fresh_budget"],
+        red: &["operate::sqlite::a_retried_finished_job_runs_again_with_all_its_attempts"],
     },
     Mutant {
         name: "sqlite: retention counts from the enqueue",
@@ -219,7 +219,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const AHEAD:",
         old: "and (run_at, id) < (?3, ?4)",
         new: "and id < ?4 and ?3 is not null",
-        red: &["inspect::sqlite::the_jobs_ahead_are_those_a_claim_would_take_first"],
+        red: &["inspect::sqlite::the_jobs_ahead_are_those_a_claim_takes_first"],
     },
     Mutant {
         name: "sqlite: what is removed no longer ended",
@@ -236,8 +236,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "and revoked_at is null",
         new: "",
         red: &[
-            "tokens::sqlite::a_revoked_token_is_dead_and_stays_listed",
-            "tokens::sqlite::the_same_token_again_changes_nothing",
+            "tokens::sqlite::a_revoked_token_is_not_found_but_stays_listed",
+            "tokens::sqlite::putting_the_same_token_again_changes_nothing",
         ],
     },
     Mutant {
@@ -246,7 +246,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const LIVE:",
         old: "expires_at > ?2",
         new: "?2 is not null",
-        red: &["tokens::sqlite::a_token_is_good_until_the_instant_it_expires"],
+        red: &["tokens::sqlite::a_token_is_valid_until_the_instant_it_expires"],
     },
     Mutant {
         name: "sqlite: a worker's word wipes a schema",

@@ -1,4 +1,5 @@
-//! What is refused, and how: the same words on both engines, nothing written.
+//! Invalid and extreme input, and databases that cannot be used: both engines return
+//! the same errors and store nothing.
 
 use std::time::Duration;
 
@@ -12,23 +13,23 @@ use uuid::Uuid;
 use crate::fixture::*;
 
 cases! {
-    every_bad_field_is_refused_by_name_and_nothing_is_written,
-    the_limits_themselves_are_stored,
-    the_earliest_and_the_latest_times_are_stored,
-    a_question_with_nul_is_no_internal_error,
-    a_queue_without_a_proper_name_is_refused,
-    a_queue_setting_that_changes_nothing_is_no_error,
-    a_job_id_that_is_none_is_refused_by_name,
-    an_unknown_scheme_is_refused_without_repeating_the_password,
-    a_database_that_is_not_there_is_told_and_not_made,
-    a_read_only_database_says_so_and_still_answers_questions,
-    the_largest_numbers_are_no_error,
-    steps_of_nothing_are_no_error,
-    a_job_with_an_odd_id_lives_like_any_other,
+    every_invalid_field_is_refused_by_name_and_nothing_is_stored,
+    values_at_their_limits_are_stored,
+    the_earliest_and_the_latest_time_are_stored,
+    a_query_with_a_nul_byte_is_not_an_internal_error,
+    a_queue_with_an_invalid_name_is_refused,
+    an_empty_queue_change_is_accepted,
+    an_invalid_job_id_is_refused_by_field,
+    an_unknown_url_scheme_is_refused_without_showing_the_password,
+    connecting_to_a_missing_database_fails_and_creates_nothing,
+    a_read_only_database_refuses_writes_and_serves_reads,
+    the_largest_numbers_are_accepted,
+    empty_batches_and_limits_of_zero_are_accepted,
+    a_job_with_the_lowest_or_highest_id_behaves_like_any_other,
     a_number_of_any_size_is_stored_as_written,
 }
 
-async fn every_bad_field_is_refused_by_name_and_nothing_is_written(fixture: Fixture) {
+async fn every_invalid_field_is_refused_by_name_and_nothing_is_stored(fixture: Fixture) {
     let long = "x".repeat(129);
     let key = "k".repeat(513);
     let deep = format!("{}{}", "[".repeat(65), "]".repeat(65));
@@ -63,8 +64,8 @@ async fn every_bad_field_is_refused_by_name_and_nothing_is_written(fixture: Fixt
     assert_eq!(fixture.check().await.expect("check").jobs, 0);
 }
 
-/// What validation lets pass, both engines store: the very limits.
-async fn the_limits_themselves_are_stored(fixture: Fixture) {
+/// Both engines must store every value that validation accepts.
+async fn values_at_their_limits_are_stored(fixture: Fixture) {
     let name = "ä".repeat(64);
     let key = "k".repeat(512);
     let id = fixture
@@ -89,7 +90,7 @@ async fn the_limits_themselves_are_stored(fixture: Fixture) {
     assert_eq!(job.run_at, start() + longshore::retry::MAX_DELAY);
 }
 
-async fn the_earliest_and_the_latest_times_are_stored(fixture: Fixture) {
+async fn the_earliest_and_the_latest_time_are_stored(fixture: Fixture) {
     for text in ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"] {
         let at = text.parse().expect("a time");
         let id = fixture.add(job("mail").run_at(at)).await;
@@ -97,17 +98,17 @@ async fn the_earliest_and_the_latest_times_are_stored(fixture: Fixture) {
     }
 }
 
-fn harmless<T>(result: Result<T>, what: &str) -> Option<T> {
+fn valid_or_refused<T>(result: Result<T>, operation: &str) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(error) if error.is_invalid() => None,
-        Err(error) => panic!("{what}: {error:?}"),
+        Err(error) => panic!("{operation}: {error:?}"),
     }
 }
 
-/// Questions with text that Postgres cannot hold: no match, or refused as bad
-/// input, but never an internal error.
-async fn a_question_with_nul_is_no_internal_error(fixture: Fixture) {
+/// Postgres cannot store NUL in text. Such a query matches nothing or is refused as
+/// invalid input, but is never an internal error.
+async fn a_query_with_a_nul_byte_is_not_an_internal_error(fixture: Fixture) {
     let nul = || Some("a\0b".to_owned());
     fixture.enqueue_kind("mail").await;
     let filters = [
@@ -118,19 +119,19 @@ async fn a_question_with_nul_is_no_internal_error(fixture: Fixture) {
         ListFilter { unique_key: nul(), ..ListFilter::default() },
     ];
     for filter in filters {
-        if let Some(page) = harmless(fixture.list(&filter).await, "list") {
+        if let Some(page) = valid_or_refused(fixture.list(&filter).await, "list") {
             assert!(page.jobs.is_empty());
         }
     }
     let dead = DeadFilter { kind: nul(), limit: 5, ..DeadFilter::default() };
-    harmless(fixture.store().dead_letters(&dead).await, "dead letters");
+    valid_or_refused(fixture.store().dead_letters(&dead).await, "dead letters");
     let request =
         ClaimRequest { queues: vec!["a\0b".into()], ..ClaimRequest::new(fixture.worker().await, 1) };
-    harmless(fixture.store().claim(&request, &mut Default::default()).await, "claim");
-    harmless(fixture.store().wake(&["a\0b".into()]).await, "wake");
-    harmless(fixture.store().register(&NewWorker::new("a\0b")).await, "register");
-    harmless(fixture.store().remove_schedule("a\0b").await, "remove_schedule");
-    harmless(fixture.store().set_ticking("a\0b", Ticking::Held).await, "set_ticking");
+    valid_or_refused(fixture.store().claim(&request, &mut Default::default()).await, "claim");
+    valid_or_refused(fixture.store().wake(&["a\0b".into()]).await, "wake");
+    valid_or_refused(fixture.store().register(&NewWorker::new("a\0b")).await, "register");
+    valid_or_refused(fixture.store().remove_schedule("a\0b").await, "remove_schedule");
+    valid_or_refused(fixture.store().set_ticking("a\0b", Ticking::Held).await, "set_ticking");
     for name in ["a\0b", "", &"x".repeat(129)] {
         let schedule = Schedule {
             name: name.into(),
@@ -142,11 +143,11 @@ async fn a_question_with_nul_is_no_internal_error(fixture: Fixture) {
             next_at: start(),
             last_at: None,
         };
-        harmless(fixture.store().put_schedule(&schedule).await, "put_schedule");
+        valid_or_refused(fixture.store().put_schedule(&schedule).await, "put_schedule");
     }
 }
 
-async fn a_queue_without_a_proper_name_is_refused(fixture: Fixture) {
+async fn a_queue_with_an_invalid_name_is_refused(fixture: Fixture) {
     for name in ["", "a\0b", &"x".repeat(129)] {
         let error = fixture.pause(name).await.expect_err("a bad name");
         assert_eq!(error.field(), Some("queue"), "{error:?}");
@@ -154,24 +155,24 @@ async fn a_queue_without_a_proper_name_is_refused(fixture: Fixture) {
     assert!(fixture.queues().await.expect("queues").is_empty());
 }
 
-async fn a_queue_setting_that_changes_nothing_is_no_error(fixture: Fixture) {
+async fn an_empty_queue_change_is_accepted(fixture: Fixture) {
     fixture.store().set_queue("letters", &QueueChange::default()).await.expect("set_queue");
 }
 
-async fn a_job_id_that_is_none_is_refused_by_name(_bench: Fixture) {
-    let error = "not-an-id".parse::<longshore::JobId>().expect_err("no id");
+async fn an_invalid_job_id_is_refused_by_field(_: Fixture) {
+    let error = "not-an-id".parse::<longshore::JobId>().expect_err("not an id");
     assert_eq!(error.field(), Some("id"));
 }
 
 // ---- databases that cannot be used -------------------------------------------------
 
-async fn refused(url: &str) -> Error {
-    Client::connect(url).await.expect_err("it cannot be opened")
+async fn connect_error(url: &str) -> Error {
+    Client::connect(url).await.expect_err("the connection must fail")
 }
 
-async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Fixture) {
+async fn an_unknown_url_scheme_is_refused_without_showing_the_password(_: Fixture) {
     for url in ["mysql://root:hunter2@localhost/x", "hunter2", ""] {
-        let error = refused(url).await;
+        let error = connect_error(url).await;
         assert_eq!(error.field(), Some("url"), "{error:?}");
         assert!(
             error.to_string().contains("postgres://") && !format!("{error:?}").contains("hunter2"),
@@ -180,23 +181,23 @@ async fn an_unknown_scheme_is_refused_without_repeating_the_password(_bench: Fix
     }
 }
 
-async fn a_database_that_is_not_there_is_told_and_not_made(fixture: Fixture) {
+async fn connecting_to_a_missing_database_fails_and_creates_nothing(fixture: Fixture) {
     match fixture.engine() {
         Engine::Postgres => {
-            let error = refused("postgres://ada:hunter2@127.0.0.1:1/none").await;
+            let error = connect_error("postgres://ada:hunter2@127.0.0.1:1/none").await;
             assert!(error.is_unavailable(), "{error:?}");
             assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
-            let error = refused(&with_parameter(&fixture.url(), "schema=No-Schema")).await;
+            let error = connect_error(&with_parameter(&fixture.url(), "schema=No-Schema")).await;
             assert_eq!(error.field(), Some("schema"), "{error:?}");
         }
         Engine::Sqlite => {
-            let error = refused("sqlite:/no/such/folder/queue.db").await;
+            let error = connect_error("sqlite:/no/such/folder/queue.db").await;
             assert_eq!(error.field(), Some("url"), "{error:?}");
         }
     }
 }
 
-/// The same database as the fixture's, but it takes no writes.
+/// A client of the same data that may not write.
 async fn read_only(fixture: &Fixture) -> Client {
     let url = match fixture.engine() {
         Engine::Postgres => with_parameter(&fixture.url(), "options[default_transaction_read_only]=on"),
@@ -204,18 +205,18 @@ async fn read_only(fixture: &Fixture) -> Client {
             let url = fixture.bare_url();
             let copy = url.trim_start_matches("sqlite:").to_owned();
             fixture.sql(&format!("vacuum into '{copy}'"), None).await;
-            // A write version from the future makes a file read-only even for
-            // root, whom no file mode stops.
+            // A file with an unknown write version is read-only even for root, for whom
+            // file modes do not matter.
             let mut bytes = std::fs::read(&copy).expect("the copy");
             bytes[18] = 3;
             std::fs::write(&copy, bytes).expect("the copy");
             url
         }
     };
-    Client::connect(&url).await.expect("a read-only database opens")
+    Client::connect(&url).await.expect("connect")
 }
 
-async fn a_read_only_database_says_so_and_still_answers_questions(fixture: Fixture) {
+async fn a_read_only_database_refuses_writes_and_serves_reads(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     let worker = fixture.worker().await;
     let reader = read_only(&fixture).await;
@@ -238,7 +239,7 @@ async fn a_read_only_database_says_so_and_still_answers_questions(fixture: Fixtu
     assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
-async fn the_largest_numbers_are_no_error(fixture: Fixture) {
+async fn the_largest_numbers_are_accepted(fixture: Fixture) {
     let store = fixture.store();
     fixture.add(job("mail").flags(["infrastructure_resilient"])).await;
     let worker = NewWorker { stale_after: Duration::MAX, concurrency: u32::MAX, ..NewWorker::new("test") };
@@ -260,7 +261,7 @@ async fn the_largest_numbers_are_no_error(fixture: Fixture) {
         .map_or_else(|error| assert!(error.is_invalid(), "{error:?}"), drop);
 }
 
-async fn steps_of_nothing_are_no_error(fixture: Fixture) {
+async fn empty_batches_and_limits_of_zero_are_accepted(fixture: Fixture) {
     let store = fixture.store();
     fixture.enqueue_kind("mail").await;
     store.retain(&Retention::default(), 0).await.expect("retain");
@@ -272,19 +273,19 @@ async fn steps_of_nothing_are_no_error(fixture: Fixture) {
     store.interrupted(&SweepScope { limit: 0, ..SweepScope::default() }).await.expect("interrupted");
 }
 
-/// Ids are the callers' choice; the ends of the range must not fall through a
-/// walk that begins "after nothing".
-async fn a_job_with_an_odd_id_lives_like_any_other(fixture: Fixture) {
-    for odd in [Uuid::nil(), Uuid::max()] {
-        let id = JobId(odd);
-        let asked = job("mail").id(id).max_attempts(1);
-        if asked.validate().is_err() {
+/// Callers choose ids. A walk that starts "after no id" must not miss the ends of the
+/// range.
+async fn a_job_with_the_lowest_or_highest_id_behaves_like_any_other(fixture: Fixture) {
+    for id in [Uuid::nil(), Uuid::max()] {
+        let id = JobId(id);
+        let request = job("mail").id(id).max_attempts(1);
+        if request.validate().is_err() {
             continue;
         }
         let claimed = fixture.running(job("mail").id(id).max_attempts(1)).await;
         assert_eq!(fixture.list(&ListFilter::default()).await.expect("list").jobs.len(), 1);
         fixture.advance(61 * SECOND).await;
-        assert_eq!(fixture.sweep_now().await.recovered, 1, "{odd} is never recovered");
+        assert_eq!(fixture.sweep_now().await.recovered, 1, "{id} is not recovered");
         fixture.advance(MINUTE).await;
         let worker = fixture.worker().await;
         let again = fixture.claim_one(worker).await;
@@ -296,12 +297,12 @@ async fn a_job_with_an_odd_id_lives_like_any_other(fixture: Fixture) {
         assert_eq!(
             fixture.store().retain(&Retention::default(), 10).await.expect("retain").removed,
             1,
-            "{odd}"
+            "{id}"
         );
     }
 }
 
-/// Neither engine reckons with payloads, so a number may be past any of its own.
+/// Neither engine computes with payloads, so a number may exceed its numeric types.
 async fn a_number_of_any_size_is_stored_as_written(fixture: Fixture) {
     for number in ["1e200000", "-1E-200000", "123456789012345678901234567890.5"] {
         let plain = fixture.add(NewJob::from_json("mail", number)).await;

@@ -1,4 +1,4 @@
-//! Looking at jobs: one, a page, a proof.
+//! Lists, the number of jobs ahead, `check` and the glance at jobs for event streams.
 
 use chrono::{DateTime, Utc};
 use longshore::store::{Ahead, ListFilter, Page};
@@ -7,36 +7,36 @@ use longshore::{JobId, NewJob, Outcome, Status};
 use crate::fixture::*;
 
 cases! {
-    a_list_is_newest_first_over_every_status,
-    a_list_by_status_finds_that_status_only,
-    a_list_agrees_with_the_single_view,
-    a_list_by_kind_queue_tag_or_key_finds_the_matching,
-    a_list_by_key_obeys_the_other_filters_too,
-    pages_follow_one_another_without_gap_or_overlap,
-    a_page_holds_between_one_and_two_hundred,
-    an_offset_passes_over_matches_up_to_its_bound,
-    a_list_by_time_finds_what_was_made_then,
+    a_list_is_newest_first_across_all_statuses,
+    a_list_by_status_finds_only_that_status,
+    a_list_shows_each_job_as_get_does,
+    a_list_by_kind_queue_tag_or_key_finds_the_matching_jobs,
+    a_list_by_key_applies_the_other_filters_too,
+    consecutive_pages_have_no_gap_and_no_overlap,
+    the_page_limit_is_clamped_to_between_1_and_200,
+    an_offset_skips_matches_up_to_its_maximum,
+    a_list_by_time_finds_the_jobs_created_then,
     a_rare_match_is_found_by_following_short_pages,
-    the_farthest_offset_is_reached_in_one_page,
-    a_cursor_of_a_job_that_is_gone_still_works,
-    the_jobs_ahead_are_those_a_claim_would_take_first,
-    interrupted_jobs_count_among_those_ahead,
-    those_ahead_are_counted_up_to_a_bound,
-    only_jobs_of_these_kinds_count_among_those_ahead,
-    it_is_told_when_more_may_be_ahead,
-    a_job_that_is_due_later_is_not_ahead_of_one_that_is_due,
-    a_job_that_does_not_wait_has_nobody_ahead,
-    a_healthy_queue_has_no_problems,
-    a_job_in_no_place_is_found,
-    a_job_in_two_places_is_found,
-    a_waiting_row_without_a_job_is_found,
-    a_lease_without_a_job_is_found,
-    an_end_without_a_job_is_found,
-    a_key_without_a_live_owner_is_found,
-    a_live_job_that_lost_its_key_is_found,
-    a_tally_that_disagrees_with_the_rows_is_found,
-    a_waiting_row_that_disagrees_with_its_job_is_found,
-    a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does,
+    the_maximum_offset_is_reached_in_one_page,
+    a_cursor_of_a_deleted_job_still_works,
+    the_jobs_ahead_are_those_a_claim_takes_first,
+    suspects_count_as_jobs_ahead,
+    jobs_ahead_are_counted_up_to_a_limit,
+    only_jobs_of_the_given_kinds_count_as_ahead,
+    the_count_of_jobs_ahead_says_when_it_may_be_too_low,
+    a_job_due_later_is_not_ahead_of_a_due_job,
+    a_job_that_does_not_wait_has_no_jobs_ahead,
+    check_finds_no_problems_in_a_healthy_database,
+    check_finds_a_job_without_a_state,
+    check_finds_a_job_with_two_states,
+    check_finds_a_waiting_row_without_a_job,
+    check_finds_a_lease_without_a_job,
+    check_finds_a_finished_row_without_a_job,
+    check_finds_a_key_without_a_live_holder,
+    check_finds_a_live_job_without_its_key,
+    check_finds_a_tally_that_disagrees_with_the_rows,
+    check_finds_a_waiting_row_that_disagrees_with_its_job,
+    a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_does,
 }
 
 fn filter() -> ListFilter {
@@ -57,7 +57,7 @@ async fn all(fixture: &Fixture, filter: &ListFilter) -> Vec<JobId> {
             Some(next) => filter.cursor = Some(next),
             None => return found,
         }
-        assert!(found.len() < 100_000, "the list never ends");
+        assert!(found.len() < 100_000, "the list does not end");
     }
 }
 
@@ -82,7 +82,7 @@ async fn one_of_each(fixture: &Fixture) -> Vec<(Status, JobId)> {
 
 // ---- pages -------------------------------------------------------------------
 
-async fn a_list_is_newest_first_over_every_status(fixture: Fixture) {
+async fn a_list_is_newest_first_across_all_statuses(fixture: Fixture) {
     let mut expected: Vec<_> = one_of_each(&fixture).await.into_iter().map(|(_, id)| id).collect();
     expected.sort();
     expected.reverse();
@@ -90,7 +90,7 @@ async fn a_list_is_newest_first_over_every_status(fixture: Fixture) {
     assert_eq!((listed(&page), page.next), (expected, None));
 }
 
-async fn a_list_by_status_finds_that_status_only(fixture: Fixture) {
+async fn a_list_by_status_finds_only_that_status(fixture: Fixture) {
     for (status, id) in one_of_each(&fixture).await {
         let by = ListFilter { status: Some(status), ..filter() };
         assert_eq!(all(&fixture, &by).await, [id], "{status}");
@@ -99,7 +99,7 @@ async fn a_list_by_status_finds_that_status_only(fixture: Fixture) {
     }
 }
 
-async fn a_list_agrees_with_the_single_view(fixture: Fixture) {
+async fn a_list_shows_each_job_as_get_does(fixture: Fixture) {
     one_of_each(&fixture).await;
     for listed in fixture.list(&filter()).await.expect("list").jobs {
         let mut single = fixture.job(listed.id).await;
@@ -108,7 +108,7 @@ async fn a_list_agrees_with_the_single_view(fixture: Fixture) {
     }
 }
 
-async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(fixture: Fixture) {
+async fn a_list_by_kind_queue_tag_or_key_finds_the_matching_jobs(fixture: Fixture) {
     let mail = fixture.add(job("mail").queue("letters").tags(["red", "blue"]).idempotency_key("k-1")).await;
     let sms = fixture.add(job("sms").queue("phones").tags(["red"]).idempotency_key("k-2")).await;
     let bulk = fixture.add(job("mail").queue("phones").tags(["blue-ish"])).await;
@@ -128,16 +128,16 @@ async fn a_list_by_kind_queue_tag_or_key_finds_the_matching(fixture: Fixture) {
     assert_eq!(find(none).await, []);
 }
 
-async fn a_list_by_key_obeys_the_other_filters_too(fixture: Fixture) {
+async fn a_list_by_key_applies_the_other_filters_too(fixture: Fixture) {
     let both = |n: u32| {
         job("mail").idempotency_key(format!("i-{n}")).unique_key(format!("u-{n}"), Default::default())
     };
     let id = fixture.add(both(1)).await;
     fixture.add(both(2)).await;
-    let by_request = ListFilter { idempotency_key: Some("i-1".into()), ..filter() };
-    let by_owner = ListFilter { unique_key: Some("u-1".into()), ..filter() };
-    let by_both = ListFilter { unique_key: Some("u-1".into()), ..by_request.clone() };
-    for by in [by_request, by_owner, by_both] {
+    let by_idempotency_key = ListFilter { idempotency_key: Some("i-1".into()), ..filter() };
+    let by_unique_key = ListFilter { unique_key: Some("u-1".into()), ..filter() };
+    let by_both = ListFilter { unique_key: Some("u-1".into()), ..by_idempotency_key.clone() };
+    for by in [by_idempotency_key, by_unique_key, by_both] {
         for (status, found) in
             [(Status::Queued, vec![id]), (Status::Succeeded, vec![]), (Status::Running, vec![])]
         {
@@ -147,14 +147,19 @@ async fn a_list_by_key_obeys_the_other_filters_too(fixture: Fixture) {
         let other_kind = ListFilter { kind: Some("sms".into()), ..by };
         assert_eq!(all(&fixture, &other_kind).await, [], "{other_kind:?}");
     }
-    for (request, owner) in [("i-2", "u-1"), ("i-1", "u-2"), ("i-1", "nobody"), ("nobody", "u-1")] {
-        let by =
-            ListFilter { idempotency_key: Some(request.into()), unique_key: Some(owner.into()), ..filter() };
+    for (idempotency_key, unique_key) in
+        [("i-2", "u-1"), ("i-1", "u-2"), ("i-1", "unknown"), ("unknown", "u-1")]
+    {
+        let by = ListFilter {
+            idempotency_key: Some(idempotency_key.into()),
+            unique_key: Some(unique_key.into()),
+            ..filter()
+        };
         assert_eq!(all(&fixture, &by).await, [], "{by:?}");
     }
 }
 
-async fn pages_follow_one_another_without_gap_or_overlap(fixture: Fixture) {
+async fn consecutive_pages_have_no_gap_and_no_overlap(fixture: Fixture) {
     let jobs = (0..25).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
     let mut expected: Vec<_> =
         fixture.enqueue_many(jobs).await.expect("enqueue").iter().map(|e| e.id).collect();
@@ -167,15 +172,15 @@ async fn pages_follow_one_another_without_gap_or_overlap(fixture: Fixture) {
     assert_eq!(all(&fixture, &queued).await, expected);
 }
 
-async fn a_page_holds_between_one_and_two_hundred(fixture: Fixture) {
+async fn the_page_limit_is_clamped_to_between_1_and_200(fixture: Fixture) {
     fixture.enqueue_many((0..205).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-    for (asked, given) in [(0, 1), (1, 1), (50, 50), (200, 200), (9999, 200)] {
-        let page = fixture.list(&ListFilter { limit: asked, ..filter() }).await.expect("list");
-        assert_eq!((page.jobs.len(), page.next.is_some()), (given, true), "{asked}");
+    for (limit, expected) in [(0, 1), (1, 1), (50, 50), (200, 200), (9999, 200)] {
+        let page = fixture.list(&ListFilter { limit, ..filter() }).await.expect("list");
+        assert_eq!((page.jobs.len(), page.next.is_some()), (expected, true), "{limit}");
     }
 }
 
-async fn an_offset_passes_over_matches_up_to_its_bound(fixture: Fixture) {
+async fn an_offset_skips_matches_up_to_its_maximum(fixture: Fixture) {
     let jobs = (0..6).map(|n| NewJob::new(if n % 2 == 0 { "even" } else { "odd" }, &n));
     fixture.enqueue_many(jobs).await.expect("enqueue");
     let everything = all(&fixture, &filter()).await;
@@ -192,22 +197,22 @@ async fn an_offset_passes_over_matches_up_to_its_bound(fixture: Fixture) {
     assert!(error.to_string().contains("cursor"), "{error}");
 }
 
-/// The time is that of the id, whatever the engine's clock says.
-async fn a_list_by_time_finds_what_was_made_then(fixture: Fixture) {
-    let at = |n: u64| DateTime::from_timestamp_millis(1_900_000_000_000 + n as i64).expect("an instant");
-    let made = |n: u64| {
+/// The time is taken from the id, not from the engine's clock.
+async fn a_list_by_time_finds_the_jobs_created_then(fixture: Fixture) {
+    let at = |n: u64| DateTime::from_timestamp_millis(1_900_000_000_000 + n as i64).expect("a time");
+    let created = |n: u64| {
         let bytes: u128 = ((1_900_000_000_000 + u128::from(n)) << 80) | (7 << 76) | (1 << 63) | u128::from(n);
         JobId(uuid::Uuid::from_u128(bytes))
     };
     for n in 0..6 {
-        fixture.add(job("mail").id(made(n)).idempotency_key(format!("k-{n}"))).await;
+        fixture.add(job("mail").id(created(n)).idempotency_key(format!("k-{n}"))).await;
     }
     let worker = fixture.worker().await;
     let claimed = fixture.claim(worker, 3).await;
     fixture.must_finish(&claimed[0], done()).await;
     let between = |from, to| ListFilter { newer_than: from, older_than: to, ..filter() };
     let find = async |by: ListFilter| all(&fixture, &by).await;
-    let newest_first = |range: std::ops::Range<u64>| range.rev().map(made).collect::<Vec<_>>();
+    let newest_first = |range: std::ops::Range<u64>| range.rev().map(created).collect::<Vec<_>>();
     assert_eq!(find(between(None, Some(at(4)))).await, newest_first(0..4));
     assert_eq!(find(between(Some(at(4)), None)).await, newest_first(4..6));
     assert_eq!(find(between(Some(at(1)), Some(at(5)))).await, newest_first(1..5));
@@ -219,14 +224,14 @@ async fn a_list_by_time_finds_what_was_made_then(fixture: Fixture) {
     assert_eq!(find(with(Status::Succeeded)).await, []);
     let keyed =
         |n: u64| ListFilter { idempotency_key: Some(format!("k-{n}")), ..between(Some(at(1)), Some(at(5))) };
-    assert_eq!((find(keyed(0)).await, find(keyed(1)).await), (vec![], vec![made(1)]));
+    assert_eq!((find(keyed(0)).await, find(keyed(1)).await), (vec![], vec![created(1)]));
     let (first, last) = (DateTime::<Utc>::MIN_UTC, DateTime::<Utc>::MAX_UTC);
     assert_eq!(find(between(Some(first), Some(last))).await, newest_first(0..6));
     assert_eq!(find(between(Some(last), Some(first))).await, []);
 }
 
-/// A filter that matches almost nothing must not read the whole table for one
-/// page: short pages carry on.
+/// A filter that matches few jobs must not read the whole table for one page. It returns
+/// short pages instead.
 async fn a_rare_match_is_found_by_following_short_pages(fixture: Fixture) {
     let rare = fixture.add(job("rare").tags(["needle"])).await;
     for _ in 0..2 {
@@ -239,13 +244,13 @@ async fn a_rare_match_is_found_by_following_short_pages(fixture: Fixture) {
         ListFilter { kind: Some("rare".into()), status: Some(Status::Queued), ..filter() },
     ] {
         let page = fixture.list(&by).await.expect("list");
-        assert!(page.jobs.is_empty() && page.next.is_some(), "{by:?} looked too far");
+        assert!(page.jobs.is_empty() && page.next.is_some(), "{by:?} examined too many rows");
         assert_eq!(all(&fixture, &by).await, [rare], "{by:?}");
     }
 }
 
 /// A page may examine more than usual to count up to its offset.
-async fn the_farthest_offset_is_reached_in_one_page(fixture: Fixture) {
+async fn the_maximum_offset_is_reached_in_one_page(fixture: Fixture) {
     for _ in 0..2 {
         let bulk = (0..5500).map(|_| job("common"));
         fixture.enqueue_many(bulk).await.expect("enqueue");
@@ -254,7 +259,7 @@ async fn the_farthest_offset_is_reached_in_one_page(fixture: Fixture) {
     assert_eq!(fixture.list(&far).await.expect("list").jobs.len(), 50);
 }
 
-async fn a_cursor_of_a_job_that_is_gone_still_works(fixture: Fixture) {
+async fn a_cursor_of_a_deleted_job_still_works(fixture: Fixture) {
     let old = fixture.enqueue_kind("mail").await;
     let gone = fixture.enqueue_kind("sms").await;
     fixture.cancel(gone).await.expect("cancel");
@@ -263,15 +268,15 @@ async fn a_cursor_of_a_job_that_is_gone_still_works(fixture: Fixture) {
     assert_eq!(listed(&page), [old]);
 }
 
-// ---- how many come first -----------------------------------------------------
+// ---- jobs ahead --------------------------------------------------------------
 
 async fn ahead(fixture: &Fixture, id: JobId) -> Option<u32> {
     fixture.ahead(id, 100).await.expect("ahead")
 }
 
-/// The jobs of one queue in every order of priority, time and id, one of them
-/// interrupted before: each has as many ahead as a claim takes first.
-async fn the_jobs_ahead_are_those_a_claim_would_take_first(fixture: Fixture) {
+/// Jobs of one queue that differ in priority, time and id, one of them a suspect: for
+/// each, as many jobs are ahead as a claim takes before it.
+async fn the_jobs_ahead_are_those_a_claim_takes_first(fixture: Fixture) {
     fixture.suspect(job("suspect").priority(3)).await;
     for priority in [3, -5, 0, 3, 7] {
         for delay in [20 * SECOND, SECOND, 20 * SECOND] {
@@ -283,7 +288,7 @@ async fn the_jobs_ahead_are_those_a_claim_would_take_first(fixture: Fixture) {
     let page = fixture.list(&ListFilter { queue: Some("default".into()), ..filter() }).await.expect("list");
     let mut by_ahead = Vec::new();
     for id in listed(&page) {
-        by_ahead.push((ahead(&fixture, id).await.expect("it waits"), id));
+        by_ahead.push((ahead(&fixture, id).await.expect("a waiting job"), id));
     }
     by_ahead.sort();
     let worker = fixture.worker().await;
@@ -292,8 +297,8 @@ async fn the_jobs_ahead_are_those_a_claim_would_take_first(fixture: Fixture) {
     assert_eq!(by_ahead, expected);
 }
 
-/// All suspects are ahead, though a claim takes one of them at a time.
-async fn interrupted_jobs_count_among_those_ahead(fixture: Fixture) {
+/// All suspects are ahead, although a claim takes only one of them at a time.
+async fn suspects_count_as_jobs_ahead(fixture: Fixture) {
     fixture.add(job("a")).await;
     fixture.add(job("b").priority(2)).await;
     let worker = fixture.worker().await;
@@ -305,21 +310,21 @@ async fn interrupted_jobs_count_among_those_ahead(fixture: Fixture) {
     assert_eq!((ahead(&fixture, first).await, ahead(&fixture, last).await), (Some(1), Some(3)));
 }
 
-async fn those_ahead_are_counted_up_to_a_bound(fixture: Fixture) {
+async fn jobs_ahead_are_counted_up_to_a_limit(fixture: Fixture) {
     fixture.enqueue_many((0..30).map(|_| job("mail").priority(1))).await.expect("enqueue");
     let last = fixture.enqueue_kind("mail").await;
-    for (most, counted) in [(0, 0), (1, 1), (29, 29), (30, 30), (31, 30), (u32::MAX, 30)] {
-        assert_eq!(fixture.ahead(last, most).await.expect("ahead"), Some(counted), "{most}");
+    for (limit, counted) in [(0, 0), (1, 1), (29, 29), (30, 30), (31, 30), (u32::MAX, 30)] {
+        assert_eq!(fixture.ahead(last, limit).await.expect("ahead"), Some(counted), "{limit}");
     }
 }
 
-async fn only_jobs_of_these_kinds_count_among_those_ahead(fixture: Fixture) {
+async fn only_jobs_of_the_given_kinds_count_as_ahead(fixture: Fixture) {
     fixture.suspect(job("mail").priority(3)).await;
-    for kind in ["stray", "mail", "sms", "stray", "mail"] {
+    for kind in ["other", "mail", "sms", "other", "mail"] {
         fixture.add(job(kind).priority(1)).await;
     }
     let last = fixture.enqueue_kind("mail").await;
-    for (kinds, counted) in [(vec!["mail"], 3), (vec!["mail", "sms"], 4), (vec!["other"], 0), (vec![], 0)] {
+    for (kinds, counted) in [(vec!["mail"], 3), (vec!["mail", "sms"], 4), (vec!["fax"], 0), (vec![], 0)] {
         let kinds: Vec<String> = kinds.into_iter().map(Into::into).collect();
         let ahead = fixture.store().ahead(last, Some(&kinds), 100).await.expect("ahead");
         assert_eq!(ahead, Some(Ahead { jobs: counted, or_more: false }), "{kinds:?}");
@@ -327,17 +332,17 @@ async fn only_jobs_of_these_kinds_count_among_those_ahead(fixture: Fixture) {
     assert_eq!(ahead(&fixture, last).await, Some(6));
 }
 
-/// Jobs that do not count are looked at all the same.
-async fn it_is_told_when_more_may_be_ahead(fixture: Fixture) {
-    fixture.enqueue_many((0..9).map(|_| job("stray").priority(1))).await.expect("enqueue");
+/// Jobs of other kinds use up the limit as well.
+async fn the_count_of_jobs_ahead_says_when_it_may_be_too_low(fixture: Fixture) {
+    fixture.enqueue_many((0..9).map(|_| job("other").priority(1))).await.expect("enqueue");
     let last = fixture.enqueue_kind("mail").await;
-    for (most, or_more) in [(8, true), (10, false)] {
-        let ahead = fixture.store().ahead(last, Some(&["mail".into()]), most).await.expect("ahead");
-        assert_eq!(ahead, Some(Ahead { jobs: 0, or_more }), "{most}");
+    for (limit, or_more) in [(8, true), (10, false)] {
+        let ahead = fixture.store().ahead(last, Some(&["mail".into()]), limit).await.expect("ahead");
+        assert_eq!(ahead, Some(Ahead { jobs: 0, or_more }), "{limit}");
     }
 }
 
-async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(fixture: Fixture) {
+async fn a_job_due_later_is_not_ahead_of_a_due_job(fixture: Fixture) {
     fixture.add(job("mail").priority(5).delay(MINUTE)).await;
     fixture.add(job("mail").priority(5).delay(HOUR)).await;
     let now = fixture.enqueue_kind("mail").await;
@@ -347,7 +352,7 @@ async fn a_job_that_is_due_later_is_not_ahead_of_one_that_is_due(fixture: Fixtur
     assert_eq!((ahead(&fixture, now).await, ahead(&fixture, later).await), (Some(1), Some(2)));
 }
 
-async fn a_job_that_does_not_wait_has_nobody_ahead(fixture: Fixture) {
+async fn a_job_that_does_not_wait_has_no_jobs_ahead(fixture: Fixture) {
     for (status, id) in one_of_each(&fixture).await {
         let waits = matches!(status, Status::Queued | Status::Retrying);
         assert_eq!(ahead(&fixture, id).await.is_some(), waits, "{status}");
@@ -355,27 +360,27 @@ async fn a_job_that_does_not_wait_has_nobody_ahead(fixture: Fixture) {
     assert_eq!(ahead(&fixture, JobId::new()).await, None);
 }
 
-// ---- a proof -----------------------------------------------------------------
+// ---- check -------------------------------------------------------------------
 
-async fn a_healthy_queue_has_no_problems(fixture: Fixture) {
+async fn check_finds_no_problems_in_a_healthy_database(fixture: Fixture) {
     one_of_each(&fixture).await;
     let report = fixture.check().await.expect("check");
     assert_eq!((report.jobs, report.problems), (6, Vec::new()));
 }
 
-async fn assert_found(fixture: &Fixture, words: &str) {
+async fn assert_problem(fixture: &Fixture, text: &str) {
     fixture.skip_final_check();
     let problems = fixture.check().await.expect("check").problems;
-    assert!(problems.iter().any(|problem| problem.contains(words)), "{words:?} not in {problems:?}");
+    assert!(problems.iter().any(|problem| problem.contains(text)), "{text:?} not in {problems:?}");
 }
 
-async fn a_job_in_no_place_is_found(fixture: Fixture) {
+async fn check_finds_a_job_without_a_state(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     fixture.sql("delete from ready", None).await;
-    assert_found(&fixture, &id.to_string()).await;
+    assert_problem(&fixture, &id.to_string()).await;
 }
 
-async fn a_job_in_two_places_is_found(fixture: Fixture) {
+async fn check_finds_a_job_with_two_states(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     let at = match fixture.engine() {
         Engine::Postgres => "now()",
@@ -386,52 +391,52 @@ async fn a_job_in_two_places_is_found(fixture: Fixture) {
          values ({{id}}, {at}, 0, 'succeeded', 1, 3, 0)"
     );
     fixture.sql(&twice, Some(id)).await;
-    assert_found(&fixture, &id.to_string()).await;
+    assert_problem(&fixture, &id.to_string()).await;
 }
 
-async fn a_waiting_row_without_a_job_is_found(fixture: Fixture) {
+async fn check_finds_a_waiting_row_without_a_job(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     fixture.sql("delete from jobs", None).await;
-    assert_found(&fixture, &id.to_string()).await;
+    assert_problem(&fixture, &id.to_string()).await;
 }
 
-async fn a_lease_without_a_job_is_found(fixture: Fixture) {
+async fn check_finds_a_lease_without_a_job(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.sql("delete from jobs", None).await;
-    assert_found(&fixture, &claimed.lease().id.to_string()).await;
+    assert_problem(&fixture, &claimed.lease().id.to_string()).await;
 }
 
-async fn an_end_without_a_job_is_found(fixture: Fixture) {
+async fn check_finds_a_finished_row_without_a_job(fixture: Fixture) {
     let id = fixture.ended(job("mail"), Outcome::Cancelled).await;
     fixture.sql("delete from jobs", None).await;
-    assert_found(&fixture, &id.to_string()).await;
+    assert_problem(&fixture, &id.to_string()).await;
 }
 
-async fn a_key_without_a_live_owner_is_found(fixture: Fixture) {
+async fn check_finds_a_key_without_a_live_holder(fixture: Fixture) {
     let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
-    fixture.sql("insert into keys (key, job) values ('left-behind', {id})", Some(id)).await;
-    assert_found(&fixture, "left-behind").await;
+    fixture.sql("insert into keys (key, job) values ('orphaned', {id})", Some(id)).await;
+    assert_problem(&fixture, "orphaned").await;
 }
 
-async fn a_live_job_that_lost_its_key_is_found(fixture: Fixture) {
+async fn check_finds_a_live_job_without_its_key(fixture: Fixture) {
     let id = fixture.add(job("mail").unique_key("customer-23", Default::default())).await;
     fixture.sql("delete from keys", None).await;
-    assert_found(&fixture, &id.to_string()).await;
+    assert_problem(&fixture, &id.to_string()).await;
 }
 
-async fn a_tally_that_disagrees_with_the_rows_is_found(fixture: Fixture) {
+async fn check_finds_a_tally_that_disagrees_with_the_rows(fixture: Fixture) {
     fixture.ended(job("mail").queue("default"), Outcome::Succeeded).await;
     fixture.sql("update tallies set kept = kept + 1", None).await;
-    assert_found(&fixture, "default").await;
+    assert_problem(&fixture, "default").await;
 }
 
-async fn a_waiting_row_that_disagrees_with_its_job_is_found(fixture: Fixture) {
+async fn check_finds_a_waiting_row_that_disagrees_with_its_job(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     fixture.sql("update ready set priority = 77", None).await;
-    assert_found(&fixture, &id.to_string()).await;
+    assert_problem(&fixture, &id.to_string()).await;
 }
 
-async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(fixture: Fixture) {
+async fn a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_does(fixture: Fixture) {
     let mut old = Vec::new();
     for outcome in Outcome::ALL {
         old.push(fixture.ended(job("mail"), outcome).await);
@@ -440,7 +445,7 @@ async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(f
     let worker = fixture.worker().await;
     old.push(fixture.add(job("mail").priority(9)).await);
     assert_eq!(ids(&fixture.claim(worker, 1).await), old[old.len() - 1..]);
-    let unasked = fixture.add(job("mail")).await;
+    let other = fixture.add(job("mail")).await;
     let mut newest = Vec::new();
     for _ in 0..3 {
         newest.push(fixture.add(job("ship").queue("harbour")).await);
@@ -454,12 +459,16 @@ async fn a_glance_shows_the_newest_the_running_and_those_asked_for_as_get_does(f
     let seen = fixture.store().glance(4, &old).await.expect("glance");
     let mut expected: Vec<JobId> = old[..old.len() - 1].iter().chain(&newest).copied().collect();
     expected.sort();
-    assert_eq!(seen.iter().map(|job| job.id).collect::<Vec<_>>(), expected, "not {unasked}");
+    assert_eq!(seen.iter().map(|job| job.id).collect::<Vec<_>>(), expected, "{other} must be missing");
     for glance in seen {
         let job = fixture.job(glance.id).await;
         assert_eq!((&glance.kind, &glance.queue, glance.status), (&job.kind, &job.queue, job.status));
         assert_eq!((glance.attempts, glance.cancel_requested), (job.attempts, job.cancel_requested));
     }
     let seen = fixture.store().glance(1, &[]).await.expect("glance");
-    assert_eq!(seen.iter().map(|job| job.id).collect::<Vec<_>>(), [claimed], "the newest runs");
+    assert_eq!(
+        seen.iter().map(|job| job.id).collect::<Vec<_>>(),
+        [claimed],
+        "the newest job is also the running one"
+    );
 }

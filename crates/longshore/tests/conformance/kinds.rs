@@ -6,17 +6,17 @@ use longshore::store::{KindRecord, NewKind};
 use crate::fixture::*;
 
 cases! {
-    kinds_are_kept_as_given_and_listed_by_name,
+    kinds_are_stored_exactly_and_listed_by_name,
     a_kind_put_again_is_replaced,
     a_kind_put_without_a_schema_keeps_the_one_it_has,
-    of_two_words_about_a_kind_in_one_call_the_last_counts,
-    a_removed_kind_is_gone_and_says_so,
-    a_bad_kind_is_refused_by_name_and_nothing_is_written,
-    many_may_put_the_same_kinds_at_once,
+    the_last_entry_of_a_kind_in_one_call_wins,
+    removing_a_kind_returns_whether_it_existed,
+    an_invalid_kind_is_refused_by_field_and_nothing_is_stored,
+    concurrent_puts_of_the_same_kinds_all_succeed,
 }
 
-/// Name, schema, defaults and time, all as text.
-fn shown(kind: &KindRecord) -> (&str, Option<&str>, Option<&str>, DateTime<Utc>) {
+/// Name, schema, defaults and time of the last change.
+fn fields(kind: &KindRecord) -> (&str, Option<&str>, Option<&str>, DateTime<Utc>) {
     (
         &kind.name,
         kind.schema.as_ref().map(|json| json.get()),
@@ -33,7 +33,7 @@ async fn kinds_of(fixture: &Fixture) -> Vec<KindRecord> {
     fixture.store().kinds().await.expect("kinds")
 }
 
-async fn kinds_are_kept_as_given_and_listed_by_name(fixture: Fixture) {
+async fn kinds_are_stored_exactly_and_listed_by_name(fixture: Fixture) {
     put_kinds(
         &fixture,
         &[
@@ -53,7 +53,7 @@ async fn kinds_are_kept_as_given_and_listed_by_name(fixture: Fixture) {
         ("mail", None, None, start()),
         ("sms", Some(r#"{ "type": "object" }"#), Some(r#"{"priority":5}"#), start()),
     ];
-    assert_eq!(kinds.iter().map(shown).collect::<Vec<_>>(), expected);
+    assert_eq!(kinds.iter().map(fields).collect::<Vec<_>>(), expected);
     put_kinds(&fixture, &[]).await;
     assert_eq!(kinds_of(&fixture).await.len(), 3);
 }
@@ -68,7 +68,7 @@ async fn a_kind_put_again_is_replaced(fixture: Fixture) {
     fixture.advance(MINUTE).await;
     put_kinds(&fixture, &[kind("3", "4")]).await;
     let kinds = kinds_of(&fixture).await;
-    assert_eq!(shown(&kinds[0]), ("mail", Some("3"), Some("4"), start() + MINUTE));
+    assert_eq!(fields(&kinds[0]), ("mail", Some("3"), Some("4"), start() + MINUTE));
     assert_eq!(kinds.len(), 1);
 }
 
@@ -80,29 +80,29 @@ async fn a_kind_put_without_a_schema_keeps_the_one_it_has(fixture: Fixture) {
     .await;
     fixture.advance(MINUTE).await;
     put_kinds(&fixture, &[NewKind::new("mail")]).await;
-    assert_eq!(shown(&kinds_of(&fixture).await[0]), ("mail", Some("1"), Some("2"), start() + MINUTE));
+    assert_eq!(fields(&kinds_of(&fixture).await[0]), ("mail", Some("1"), Some("2"), start() + MINUTE));
     put_kinds(&fixture, &[NewKind { defaults: Some(raw("3")), ..NewKind::new("mail") }]).await;
-    assert_eq!(shown(&kinds_of(&fixture).await[0]), ("mail", Some("1"), Some("3"), start() + MINUTE));
+    assert_eq!(fields(&kinds_of(&fixture).await[0]), ("mail", Some("1"), Some("3"), start() + MINUTE));
 }
 
-async fn of_two_words_about_a_kind_in_one_call_the_last_counts(fixture: Fixture) {
+async fn the_last_entry_of_a_kind_in_one_call_wins(fixture: Fixture) {
     let kinds = [
         NewKind { schema: Some(raw("1")), ..NewKind::new("mail") },
         NewKind { schema: Some(raw("2")), defaults: Some(raw("3")), ..NewKind::new("mail") },
         NewKind::new("mail"),
     ];
     put_kinds(&fixture, &kinds).await;
-    assert_eq!(shown(&kinds_of(&fixture).await[0]), ("mail", Some("2"), Some("3"), start()));
+    assert_eq!(fields(&kinds_of(&fixture).await[0]), ("mail", Some("2"), Some("3"), start()));
 }
 
-async fn a_removed_kind_is_gone_and_says_so(fixture: Fixture) {
+async fn removing_a_kind_returns_whether_it_existed(fixture: Fixture) {
     put_kinds(&fixture, &[NewKind::new("mail"), NewKind::new("sms")]).await;
     assert!(fixture.store().remove_kind("mail").await.expect("remove"));
-    assert!(!fixture.store().remove_kind("mail").await.expect("remove"), "it was gone");
+    assert!(!fixture.store().remove_kind("mail").await.expect("remove"), "it was already removed");
     assert_eq!(kinds_of(&fixture).await.iter().map(|kind| kind.name.as_str()).collect::<Vec<_>>(), ["sms"]);
 }
 
-async fn a_bad_kind_is_refused_by_name_and_nothing_is_written(fixture: Fixture) {
+async fn an_invalid_kind_is_refused_by_field_and_nothing_is_stored(fixture: Fixture) {
     let long = raw(&format!("\"{}\"", "x".repeat(64 * 1024 - 1)));
     let bad = [
         ("name", NewKind::new("")),
@@ -122,8 +122,8 @@ async fn a_bad_kind_is_refused_by_name_and_nothing_is_written(fixture: Fixture) 
     put_kinds(&fixture, &[NewKind { schema: Some(longest), ..NewKind::new("x".repeat(128)) }]).await;
 }
 
-/// Many processes start at once and name their kinds in any order.
-async fn many_may_put_the_same_kinds_at_once(fixture: Fixture) {
+/// Many processes start at once and publish their kinds in any order.
+async fn concurrent_puts_of_the_same_kinds_all_succeed(fixture: Fixture) {
     let puts: Vec<_> = (0..8)
         .map(|n| {
             let client = fixture.client();

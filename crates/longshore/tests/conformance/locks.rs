@@ -1,5 +1,5 @@
-//! Postgres while somebody's transaction holds rows: whoever can do without them
-//! does not wait.
+//! Postgres while another transaction holds row locks: operations that can do without
+//! the locked rows do not wait for them.
 
 use std::future::Future;
 use std::time::Instant;
@@ -14,21 +14,21 @@ use crate::worker::until;
 
 cases! {
     only on postgres:
-    a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place,
-    nor_does_one_from_many_places,
-    a_claim_does_not_wait_for_rows_that_others_hold,
-    a_locked_job_holds_up_none_below_it,
-    what_may_not_be_claimed_costs_no_further_step,
-    a_locked_job_of_a_limited_queue_gives_its_place_to_one_other,
-    a_locked_suspect_holds_up_no_other,
-    a_settle_stores_the_neighbours_of_a_locked_lease,
-    what_a_handler_reports_does_not_wait_long_for_a_locked_lease,
-    a_sweep_recovers_the_neighbours_of_a_locked_lease,
-    retention_passes_over_a_locked_job,
-    a_key_that_a_transaction_holds_holds_up_no_other,
-    a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all,
-    a_claim_in_flight_counts_against_the_limit_set_meanwhile,
-    a_retry_beside_a_replacement_queues_the_new_contents,
+    a_claim_that_skips_locked_jobs_takes_no_jobs_it_may_not_claim,
+    a_claim_over_several_priorities_that_skips_locked_jobs_takes_no_others,
+    a_claim_does_not_wait_for_locked_rows,
+    a_locked_job_does_not_block_jobs_of_lower_priority,
+    jobs_that_may_not_be_claimed_cost_no_extra_statement,
+    a_locked_job_of_a_limited_queue_does_not_let_the_queue_exceed_its_limit,
+    a_locked_suspect_does_not_block_another_suspect,
+    a_settle_stores_the_other_leases_of_its_batch_when_one_is_locked,
+    progress_and_mark_started_do_not_wait_long_for_a_locked_lease,
+    a_sweep_recovers_the_other_jobs_when_one_lease_is_locked,
+    retention_skips_a_locked_job,
+    a_key_held_by_an_open_transaction_does_not_block_other_keys,
+    a_batch_with_a_key_held_by_an_open_transaction_is_stored_entirely_or_not_at_all,
+    a_claim_in_flight_counts_against_a_limit_set_meanwhile,
+    a_retry_concurrent_with_a_replacement_queues_the_new_contents,
 }
 
 fn own_without_gpu(worker: WorkerId, limit: u32) -> ClaimRequest {
@@ -39,31 +39,32 @@ fn own_without_gpu(worker: WorkerId, limit: u32) -> ClaimRequest {
     }
 }
 
-/// Others hold the due jobs for a moment: a claimer passes them over, and must
-/// not make up for them with jobs it may not have.
-async fn claim_while_due_jobs_are_locked(fixture: &Fixture) {
+/// The due job is locked: a claim skips it, and must not take jobs that it may not
+/// claim in its place.
+async fn assert_claim_skips_locked_jobs(fixture: &Fixture) {
     let due = fixture.enqueue_kind("own").await;
     fixture.add(job("own").delay(MINUTE)).await;
     fixture.add(job("own").flags(["gpu"])).await;
-    fixture.enqueue_kind("foreign").await;
-    let other = holding(fixture, &format!("select 1 from ready where id = '{due}' for update")).await;
+    fixture.enqueue_kind("unhandled").await;
+    let other =
+        open_transaction(fixture, &format!("select 1 from ready where id = '{due}' for update")).await;
     let request = own_without_gpu(fixture.worker().await, 5);
     assert_eq!(fixture.claim_with(&request).await.len(), 0);
-    let_go(other).await;
+    roll_back(other).await;
     assert_eq!(ids(&fixture.claim_with(&request).await), [due]);
 }
 
-async fn a_claim_that_finds_due_jobs_locked_takes_no_others_in_their_place(fixture: Fixture) {
-    claim_while_due_jobs_are_locked(&fixture).await;
+async fn a_claim_that_skips_locked_jobs_takes_no_jobs_it_may_not_claim(fixture: Fixture) {
+    assert_claim_skips_locked_jobs(&fixture).await;
 }
 
-async fn nor_does_one_from_many_places(fixture: Fixture) {
-    fixture.add(job("elsewhere").priority(-5)).await;
-    claim_while_due_jobs_are_locked(&fixture).await;
+async fn a_claim_over_several_priorities_that_skips_locked_jobs_takes_no_others(fixture: Fixture) {
+    fixture.add(job("other").priority(-5)).await;
+    assert_claim_skips_locked_jobs(&fixture).await;
 }
 
-/// One claimer never waits for another.
-async fn a_claim_does_not_wait_for_rows_that_others_hold(fixture: Fixture) {
+/// Claimers never wait for one another.
+async fn a_claim_does_not_wait_for_locked_rows(fixture: Fixture) {
     for _ in 0..4 {
         fixture.enqueue_kind("mail").await;
     }
@@ -71,25 +72,25 @@ async fn a_claim_does_not_wait_for_rows_that_others_hold(fixture: Fixture) {
     sqlx::raw_sql("begin; delete from ready where id in (select id from ready order by id limit 2)")
         .execute(&mut other)
         .await
-        .expect("hold");
+        .expect("lock");
     let worker = fixture.worker().await;
     assert_eq!(fixture.claim(worker, 2).await.len(), 2);
-    sqlx::raw_sql("rollback").execute(&mut other).await.expect("let go");
+    sqlx::raw_sql("rollback").execute(&mut other).await.expect("rollback");
     assert_eq!(fixture.claim(worker, 9).await.len(), 2);
 }
 
-/// A transaction that keeps the most urgent job to itself keeps only that one:
-/// those below are claimed in order, nothing else is, and then there is rest.
-async fn a_locked_job_holds_up_none_below_it(fixture: Fixture) {
+/// A transaction that locks the most urgent jobs delays only those. The jobs below are
+/// claimed in order, and then the claim reports that no more are due.
+async fn a_locked_job_does_not_block_jobs_of_lower_priority(fixture: Fixture) {
     let top = fixture.add(job("own").priority(10)).await;
     let next = fixture.add(job("own").priority(9)).await;
-    fixture.add(job("foreign").priority(5)).await;
+    fixture.add(job("unhandled").priority(5)).await;
     fixture.add(job("own").priority(5).delay(MINUTE)).await;
     fixture.add(job("own").priority(5).flags(["gpu"])).await;
     let late = fixture.add(job("own").queue("letters").run_at(start() - SECOND)).await;
     let early = fixture.add(job("own").run_at(start() - MINUTE)).await;
     let last = fixture.add(job("own").priority(-3)).await;
-    let other = holding(&fixture, "select 1 from ready where priority >= 9 for update").await;
+    let other = open_transaction(&fixture, "select 1 from ready where priority >= 9 for update").await;
     let request = ClaimRequest {
         queues: vec!["default".into(), "letters".into()],
         ..own_without_gpu(fixture.worker().await, 1)
@@ -102,32 +103,36 @@ async fn a_locked_job_holds_up_none_below_it(fixture: Fixture) {
     }
     assert_eq!(claimed, [early, late, last]);
     let claims = fixture.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim");
-    assert_eq!((claims.jobs.len(), claims.more), (0, false), "what is locked cannot be had by asking again");
-    let_go(other).await;
+    assert_eq!(
+        (claims.jobs.len(), claims.more),
+        (0, false),
+        "another claim would not get the locked jobs either"
+    );
+    roll_back(other).await;
     let request = ClaimRequest { limit: 9, ..request };
     assert_eq!(ids(&fixture.claim_with(&request).await), [top, next]);
 }
 
-/// The further step for what others hold would find the right jobs as well, so
-/// only its cost tells whether the first one chose among those that can be had.
-async fn what_may_not_be_claimed_costs_no_further_step(fixture: Fixture) {
+/// The second statement, which replaces locked jobs, would find the right jobs as well.
+/// So only the number of statements shows whether the first one filtered correctly.
+async fn jobs_that_may_not_be_claimed_cost_no_extra_statement(fixture: Fixture) {
     fixture.add(job("own").priority(100).delay(DAY)).await;
-    fixture.add(job("foreign").priority(60)).await;
+    fixture.add(job("unhandled").priority(60)).await;
     fixture.add(job("own").priority(50).flags(["gpu"])).await;
     let own = fixture.add(job("own").priority(1)).await;
-    // Every step deletes from `ready`, be it nothing.
-    let count_steps = "
-        create table steps ();
-        create function step() returns trigger language plpgsql set search_path from current
-            as 'begin insert into steps default values; return null; end';
-        create trigger step after delete on ready for each statement execute function step()";
-    fixture.sql(count_steps, None).await;
+    // Every claim statement deletes from `ready`, even if it finds no rows.
+    let count_statements = "
+        create table statements ();
+        create function count_statement() returns trigger language plpgsql set search_path from current
+            as 'begin insert into statements default values; return null; end';
+        create trigger count_statement after delete on ready for each statement execute function count_statement()";
+    fixture.sql(count_statements, None).await;
     assert_eq!(ids(&fixture.claim_with(&own_without_gpu(fixture.worker().await, 1)).await), [own]);
-    assert_eq!(fixture.query_number("select count(*) from steps", None).await, 1);
+    assert_eq!(fixture.query_number("select count(*) from statements", None).await, 1);
 }
 
-/// Nor may what is taken in place of a locked job exceed the queue's limit.
-async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other(fixture: Fixture) {
+/// The jobs that replace a locked job must not exceed the limit of the queue.
+async fn a_locked_job_of_a_limited_queue_does_not_let_the_queue_exceed_its_limit(fixture: Fixture) {
     fixture.limit("letters", Some(2)).await.expect("limit");
     let letters = |priority| job("mail").queue("letters").priority(priority);
     fixture.add(letters(10)).await;
@@ -135,49 +140,50 @@ async fn a_locked_job_of_a_limited_queue_gives_its_place_to_one_other(fixture: F
     let second = fixture.add(letters(8)).await;
     fixture.add(letters(7)).await;
     let free = fixture.add(job("mail").priority(8)).await;
-    let other = holding(&fixture, "select 1 from ready where priority = 10 for update").await;
+    let other = open_transaction(&fixture, "select 1 from ready where priority = 10 for update").await;
     let worker = fixture.worker().await;
     let queues = vec!["default".into(), "letters".into()];
     let request = ClaimRequest { queues, ..ClaimRequest::new(worker, 9) };
     let mut claimed = ids(&fixture.claim_with(&request).await);
     claimed.sort();
     assert_eq!(claimed, [first, second, free]);
-    assert_eq!(fixture.claim_with(&request).await.len(), 0, "two of the queue run");
-    let_go(other).await;
+    assert_eq!(fixture.claim_with(&request).await.len(), 0, "two jobs of the queue already run");
+    roll_back(other).await;
 }
 
-async fn a_locked_suspect_holds_up_no_other(fixture: Fixture) {
+async fn a_locked_suspect_does_not_block_another_suspect(fixture: Fixture) {
     let held = fixture.add(job("mail").priority(20)).await;
     let other = fixture.add(job("mail").priority(10)).await;
     fixture.claim(fixture.worker().await, 2).await;
     assert_eq!(fixture.crash_all_workers().await.recovered, 2);
     let plain = fixture.add(job("mail").priority(5)).await;
-    let lock = holding(&fixture, &format!("select 1 from ready where id = '{held}' for update")).await;
+    let lock =
+        open_transaction(&fixture, &format!("select 1 from ready where id = '{held}' for update")).await;
     let worker = fixture.worker().await;
     assert_eq!(ids(&fixture.claim(worker, 5).await), [other, plain]);
-    let_go(lock).await;
+    roll_back(lock).await;
 }
 
-/// A transaction of the user's own that does `sql` and stays open.
-async fn holding(fixture: &Fixture, sql: &str) -> PgConnection {
+/// Runs `sql` in a transaction that stays open.
+async fn open_transaction(fixture: &Fixture, sql: &str) -> PgConnection {
     let mut other = fixture.postgres().await;
-    sqlx::raw_sql(AssertSqlSafe(format!("begin; {sql}"))).execute(&mut other).await.expect("hold");
+    sqlx::raw_sql(AssertSqlSafe(format!("begin; {sql}"))).execute(&mut other).await.expect("lock");
     other
 }
 
-async fn let_go(mut other: PgConnection) {
-    sqlx::raw_sql("rollback").execute(&mut other).await.expect("let go");
+async fn roll_back(mut other: PgConnection) {
+    sqlx::raw_sql("rollback").execute(&mut other).await.expect("rollback");
 }
 
-/// Waits until somebody waits for what `other` holds.
-async fn until_somebody_waits(fixture: &Fixture, other: &mut PgConnection) {
+/// Waits until another session is blocked by `other`.
+async fn until_blocked_by(fixture: &Fixture, other: &mut PgConnection) {
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(other).await.expect("pid");
     let waiting = format!("select count(*) from pg_stat_activity where {pid} = any(pg_blocking_pids(pid))");
-    until("somebody waits", || async { fixture.query_number(&waiting, None).await > 0 }).await;
+    until("a session is blocked", || async { fixture.query_number(&waiting, None).await > 0 }).await;
 }
 
 pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(10 * SECOND, work).await.expect("an answer in time")
+    tokio::time::timeout(10 * SECOND, work).await.expect("not within 10 seconds")
 }
 
 async fn four_running(fixture: &Fixture, queue: &str) -> Vec<Claimed> {
@@ -190,10 +196,10 @@ async fn four_running(fixture: &Fixture, queue: &str) -> Vec<Claimed> {
 
 async fn lock_lease(fixture: &Fixture, claimed: &Claimed) -> PgConnection {
     let id = claimed.lease().id;
-    holding(fixture, &format!("select 1 from running where id = '{id}' for update")).await
+    open_transaction(fixture, &format!("select 1 from running where id = '{id}' for update")).await
 }
 
-async fn settle_beside_a_locked_lease(fixture: Fixture, queue: &str, ending: Ending) {
+async fn settle_with_a_locked_lease(fixture: Fixture, queue: &str, ending: Ending) {
     let claimed = four_running(&fixture, queue).await;
     let reports = || {
         let report = |claimed| Report { claimed, ending: ending.clone(), follow_ups: Vec::new() };
@@ -203,25 +209,25 @@ async fn settle_beside_a_locked_lease(fixture: Fixture, queue: &str, ending: End
     let error = in_time(fixture.settle(reports())).await.expect_err("one is locked");
     assert!(error.is_unavailable(), "{error:?}");
     for (i, job) in claimed.iter().enumerate() {
-        let runs = fixture.status(job.lease().id).await == Status::Running;
-        assert_eq!(runs, i == 1, "{i} after {ending:?}");
+        let running = fixture.status(job.lease().id).await == Status::Running;
+        assert_eq!(running, i == 1, "{i} after {ending:?}");
     }
-    let_go(other).await;
+    roll_back(other).await;
     assert_eq!(in_time(fixture.settle(reports())).await.expect("settle"), [Fenced::Held; 4], "{ending:?}");
 }
 
-async fn a_settle_stores_the_neighbours_of_a_locked_lease(fixture: Fixture) {
+async fn a_settle_stores_the_other_leases_of_its_batch_when_one_is_locked(fixture: Fixture) {
     let tasks: Vec<_> =
         [("a", done()), ("b", failed()), ("c", failed_permanently()), ("d", Ending::Released)]
             .into_iter()
-            .map(|(queue, ending)| tokio::spawn(settle_beside_a_locked_lease(fixture.clone(), queue, ending)))
+            .map(|(queue, ending)| tokio::spawn(settle_with_a_locked_lease(fixture.clone(), queue, ending)))
             .collect();
     for task in tasks {
         task.await.expect("task");
     }
 }
 
-async fn what_a_handler_reports_does_not_wait_long_for_a_locked_lease(fixture: Fixture) {
+async fn progress_and_mark_started_do_not_wait_long_for_a_locked_lease(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let other = lock_lease(&fixture, &claimed).await;
     let lease = claimed.lease();
@@ -232,36 +238,37 @@ async fn what_a_handler_reports_does_not_wait_long_for_a_locked_lease(fixture: F
     .await;
     assert!(reported.expect_err("locked").is_unavailable());
     assert!(started.expect_err("locked").is_unavailable());
-    let_go(other).await;
+    roll_back(other).await;
 }
 
-async fn a_sweep_recovers_the_neighbours_of_a_locked_lease(fixture: Fixture) {
+async fn a_sweep_recovers_the_other_jobs_when_one_lease_is_locked(fixture: Fixture) {
     let claimed = four_running(&fixture, "default").await;
     fixture.advance(61 * SECOND).await;
     let other = lock_lease(&fixture, &claimed[1]).await;
-    // Whether it tells of the one it could not have is its own business.
+    // The sweep may or may not report the locked job as an error.
     let _ = in_time(fixture.sweep(&SweepOptions::default())).await;
     for (i, job) in claimed.iter().enumerate() {
         let expected = if i == 1 { Status::Running } else { Status::Retrying };
         assert_eq!(fixture.status(job.lease().id).await, expected, "{i}");
     }
-    let_go(other).await;
+    roll_back(other).await;
     assert_eq!(fixture.sweep_now().await.recovered, 1);
 }
 
-async fn retention_passes_over_a_locked_job(fixture: Fixture) {
+async fn retention_skips_a_locked_job(fixture: Fixture) {
     let claimed = four_running(&fixture, "default").await;
     for job in &claimed {
         fixture.must_finish(job, done()).await;
     }
     fixture.advance(8 * DAY).await;
     let id = claimed[1].lease().id;
-    let other = holding(&fixture, &format!("select 1 from finished where id = '{id}' for update")).await;
+    let other =
+        open_transaction(&fixture, &format!("select 1 from finished where id = '{id}' for update")).await;
     let retain = async || in_time(fixture.store().retain(&Retention::default(), 100)).await.expect("retain");
     assert_eq!(retain().await.removed, 3);
     assert_eq!(fixture.status(id).await, Status::Succeeded);
-    let_go(other).await;
-    // The walk may have to come to its end before it begins anew.
+    roll_back(other).await;
+    // A walk may have to reach its end before the next one starts at the first job.
     let mut removed = 0;
     for _ in 0..3 {
         removed += retain().await.removed;
@@ -269,9 +276,10 @@ async fn retention_passes_over_a_locked_job(fixture: Fixture) {
     assert_eq!(removed, 1);
 }
 
-async fn a_key_that_a_transaction_holds_holds_up_no_other(fixture: Fixture) {
+async fn a_key_held_by_an_open_transaction_does_not_block_other_keys(fixture: Fixture) {
     let other =
-        holding(&fixture, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
+        open_transaction(&fixture, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')")
+            .await;
     let mut waiting = Vec::new();
     for held in [job("a").idempotency_key("held"), job("b").unique_key("held", UniqueMode::Replace)] {
         let client = fixture.client();
@@ -280,52 +288,54 @@ async fn a_key_that_a_transaction_holds_holds_up_no_other(fixture: Fixture) {
     let mut free = Vec::new();
     for n in 0..6 {
         let client = fixture.client();
-        let free_job = match n % 2 {
-            0 => job("free").idempotency_key(format!("free-{n}")),
-            _ => job("free").unique_key(format!("free-{n}"), UniqueMode::Replace),
+        let free_job = if n % 2 == 0 {
+            job("free").idempotency_key(format!("free-{n}"))
+        } else {
+            job("free").unique_key(format!("free-{n}"), UniqueMode::Replace)
         };
         free.push(tokio::spawn(async move { client.enqueue(free_job).await }));
     }
     let began = Instant::now();
     for task in free {
-        let enqueued = in_time(task).await.expect("task").expect("nobody holds its key");
+        let enqueued = in_time(task).await.expect("task").expect("no transaction holds its key");
         assert_eq!(enqueued.how, EnqueuedAs::Created);
     }
     assert!(began.elapsed() < 6 * SECOND, "{:?}", began.elapsed());
-    let_go(other).await;
+    roll_back(other).await;
     for task in waiting {
         in_time(task).await.expect("task").expect("the key is free now");
     }
     assert_eq!(fixture.count(Status::Queued).await, 8);
 }
 
-async fn a_batch_with_a_key_that_a_transaction_holds_is_stored_whole_or_not_at_all(fixture: Fixture) {
+async fn a_batch_with_a_key_held_by_an_open_transaction_is_stored_entirely_or_not_at_all(fixture: Fixture) {
     let other =
-        holding(&fixture, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')").await;
-    let by_request = |key: &str| job("mail").idempotency_key(key);
-    let by_owner = |key: &str| job("mail").unique_key(key, UniqueMode::Dedupe);
-    for keyed in [by_request as fn(&str) -> NewJob, by_owner] {
+        open_transaction(&fixture, "select enqueue('x', idempotency_key => 'held', unique_key => 'held')")
+            .await;
+    let idempotent = |key: &str| job("mail").idempotency_key(key);
+    let unique = |key: &str| job("mail").unique_key(key, UniqueMode::Dedupe);
+    for keyed in [idempotent as fn(&str) -> NewJob, unique] {
         let batch = || ["b-1", "b-2", "held", "b-3"].map(keyed);
         let error = in_time(fixture.enqueue_many(batch())).await.expect_err("one key is held");
         assert!(error.is_unavailable(), "{error:?}");
         assert_eq!(fixture.check().await.expect("check").jobs, 0);
     }
-    let_go(other).await;
-    for keyed in [by_request as fn(&str) -> NewJob, by_owner] {
+    roll_back(other).await;
+    for keyed in [idempotent as fn(&str) -> NewJob, unique] {
         fixture.enqueue_many(["b-1", "b-2", "held", "b-3"].map(keyed)).await.expect("enqueue");
     }
     assert_eq!(fixture.count(Status::Queued).await, 8);
 }
 
-/// The claim has begun while there was no limit, and commits when there is one.
-async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(fixture: Fixture) {
+/// The claim starts before the limit is set and commits afterwards.
+async fn a_claim_in_flight_counts_against_a_limit_set_meanwhile(fixture: Fixture) {
     let first = fixture.enqueue_kind("mail").await;
     for _ in 0..4 {
         fixture.enqueue_kind("mail").await;
     }
     let worker = fixture.worker_with(DAY).await;
-    // A lease of the same job, never committed: the claim has to wait for it.
-    let mut other = holding(
+    // An uncommitted lease of the same job, for which the claim has to wait.
+    let mut other = open_transaction(
         &fixture,
         &format!(
             "insert into running (id, worker, claimed_at, lease_no, priority, attempt, max_attempts,
@@ -338,18 +348,18 @@ async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(fixture: Fixtu
     let claim = tokio::spawn(async move {
         claimer.store().claim(&ClaimRequest::new(worker, 2), &mut Default::default()).await
     });
-    until_somebody_waits(&fixture, &mut other).await;
+    until_blocked_by(&fixture, &mut other).await;
     let mut limit = tokio::spawn(async move { limiter.limit("default", Some(1)).await });
-    // It may go ahead or wait for the claim; both are right.
+    // Setting the limit may succeed at once or wait for the claim. Both are correct.
     let early = tokio::time::timeout(SECOND / 2, &mut limit).await;
-    let_go(other).await;
+    roll_back(other).await;
     let mut held = in_time(claim).await.expect("task").expect("claim").jobs;
     match early {
         Ok(done) => done.expect("task").expect("limit"),
         Err(_) => in_time(limit).await.expect("task").expect("limit"),
     }
     let more = fixture.claim(worker, 5).await;
-    assert!(held.is_empty() || more.is_empty(), "{} more beside {}", more.len(), held.len());
+    assert!(held.is_empty() || more.is_empty(), "{} more jobs next to {}", more.len(), held.len());
     held.extend(more);
     while let Some(job) = held.pop() {
         assert_eq!(fixture.claim(worker, 5).await.len(), 0);
@@ -358,9 +368,9 @@ async fn a_claim_in_flight_counts_against_the_limit_set_meanwhile(fixture: Fixtu
     assert_eq!(fixture.claim(worker, 5).await.len(), 1);
 }
 
-/// The retry has to wait for a transaction that changes what it is about.
-async fn a_retry_beside_a_replacement_queues_the_new_contents(fixture: Fixture) {
-    // By a lock on the table it waits after it has begun to look.
+/// The retry has to wait for a transaction that changes the same job.
+async fn a_retry_concurrent_with_a_replacement_queues_the_new_contents(fixture: Fixture) {
+    // With the table locked, the retry waits after its statement has taken its snapshot.
     let lock = "lock table finished in access exclusive mode";
     let variants = [("", ""), ("", "select cancel('{id}')"), (lock, "select cancel('{id}')")];
     for (n, (begin, end)) in variants.into_iter().enumerate() {
@@ -375,10 +385,10 @@ async fn a_retry_beside_a_replacement_queues_the_new_contents(fixture: Fixture) 
              {}",
             end.replace("{id}", &id.to_string())
         );
-        let mut other = holding(&fixture, &sql).await;
+        let mut other = open_transaction(&fixture, &sql).await;
         let caller = fixture.clone();
         let retry = tokio::spawn(async move { call(&caller, "retry", id).await });
-        until_somebody_waits(&fixture, &mut other).await;
+        until_blocked_by(&fixture, &mut other).await;
         sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
         assert_eq!(in_time(retry).await.expect("task"), "queued");
         assert_eq!(fixture.check().await.expect("check").problems, Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! The ground: tables, versions, the clock.
+//! Migrations, schema versions and the engine's clock.
 
 use chrono::Utc;
 use longshore::store::{Migrated, NewKind, SCHEMA_VERSION};
@@ -10,13 +10,13 @@ cases! {
     migrating_again_changes_nothing,
     a_database_without_tables_is_at_version_zero,
     a_database_of_the_first_version_keeps_its_jobs,
-    what_the_first_version_lacks_says_to_migrate,
-    processes_that_migrate_at_once_all_succeed,
-    without_tables_a_verb_says_to_migrate,
+    operations_missing_from_the_first_version_say_to_migrate,
+    concurrent_migrations_all_succeed,
+    operations_without_tables_say_to_migrate,
     a_schema_newer_than_this_build_is_refused,
     a_schema_newer_than_this_build_is_refused_at_connect,
-    a_pinned_clock_stands_still_for_every_process,
-    an_unpinned_clock_is_the_real_one,
+    a_pinned_clock_is_pinned_for_every_process,
+    an_unpinned_clock_shows_the_real_time,
     the_clock_keeps_microseconds,
 }
 
@@ -36,14 +36,14 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
     assert_eq!(bare.store().schema_version().await.expect("version"), SCHEMA_VERSION);
 }
 
-/// Takes the tables back to where version 1 left them.
-async fn as_of_version_one(fixture: &Fixture) {
+/// Removes everything that later migrations added to version 1.
+async fn downgrade_to_version_one(fixture: &Fixture) {
     fixture.sql("drop table tokens; drop table kinds; delete from migrations where version > 1", None).await;
     assert_eq!(fixture.store().schema_version().await.expect("version"), 1);
 }
 
 async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
-    as_of_version_one(&fixture).await;
+    downgrade_to_version_one(&fixture).await;
     let old = fixture.second_client().await;
     let waiting = old.enqueue(job("mail").queue("letters")).await.expect("enqueue").id;
     let running = fixture.running(job("sms").priority(3)).await;
@@ -55,13 +55,13 @@ async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
     );
     let after = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
     assert_eq!(after, before);
-    // Whoever worked before goes on, and what is new is there.
+    // Workers that ran before continue, and the new tables exist.
     fixture.must_finish(&running, done()).await;
     fixture.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
 }
 
-async fn what_the_first_version_lacks_says_to_migrate(fixture: Fixture) {
-    as_of_version_one(&fixture).await;
+async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixture) {
+    downgrade_to_version_one(&fixture).await;
     let store = fixture.store();
     let errors = [
         store.put_kinds(&[NewKind::new("mail")]).await.expect_err("put_kinds"),
@@ -76,7 +76,7 @@ async fn what_the_first_version_lacks_says_to_migrate(fixture: Fixture) {
     fixture.enqueue_kind("mail").await;
 }
 
-async fn processes_that_migrate_at_once_all_succeed(fixture: Fixture) {
+async fn concurrent_migrations_all_succeed(fixture: Fixture) {
     let url = fixture.bare_url();
     let migrations: Vec<_> = (0..4)
         .map(|_| {
@@ -84,18 +84,18 @@ async fn processes_that_migrate_at_once_all_succeed(fixture: Fixture) {
             tokio::spawn(async move { Client::connect(&url).await?.migrate().await })
         })
         .collect();
-    let mut made = 0;
+    let mut created = 0;
     for migration in migrations {
         let migrated = migration.await.expect("task").expect("migrate");
-        made += i64::from(migrated.from == 0);
+        created += i64::from(migrated.from == 0);
     }
-    assert!(made >= 1, "somebody must have made the tables");
+    assert!(created >= 1, "no process created the tables");
     let client = Client::connect(&url).await.expect("open");
-    client.enqueue(job("mail")).await.expect("the tables work");
+    client.enqueue(job("mail")).await.expect("enqueue");
     assert_eq!(client.check().await.expect("check").problems, Vec::<String>::new());
 }
 
-async fn without_tables_a_verb_says_to_migrate(fixture: Fixture) {
+async fn operations_without_tables_say_to_migrate(fixture: Fixture) {
     let bare = Client::connect(&fixture.bare_url()).await.expect("open");
     let errors = [
         bare.enqueue(job("mail")).await.expect_err("enqueue"),
@@ -108,12 +108,12 @@ async fn without_tables_a_verb_says_to_migrate(fixture: Fixture) {
     }
 }
 
-fn renumbered(from: i64, to: i64) -> String {
+fn change_version(from: i64, to: i64) -> String {
     format!("update migrations set version = {to} where version = {from}")
 }
 
 async fn a_schema_newer_than_this_build_is_refused(fixture: Fixture) {
-    fixture.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
+    fixture.sql(&change_version(SCHEMA_VERSION, 99), None).await;
     let error = fixture.migrate().await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
@@ -121,17 +121,17 @@ async fn a_schema_newer_than_this_build_is_refused(fixture: Fixture) {
 
 async fn a_schema_newer_than_this_build_is_refused_at_connect(fixture: Fixture) {
     fixture.enqueue_kind("mail").await;
-    fixture.sql(&renumbered(SCHEMA_VERSION, 99), None).await;
+    fixture.sql(&change_version(SCHEMA_VERSION, 99), None).await;
     let error = Client::connect(&fixture.url()).await.expect_err("a newer schema");
     assert!(error.is_schema(), "{error:?}");
     assert!(error.to_string().contains("99") && error.to_string().contains("upgrade"), "{error}");
     assert_eq!(fixture.query_number("select max(version) from migrations", None).await, 99);
     assert_eq!(fixture.query_number("select count(*) from jobs", None).await, 1);
-    fixture.sql(&renumbered(99, SCHEMA_VERSION), None).await;
+    fixture.sql(&change_version(99, SCHEMA_VERSION), None).await;
     fixture.second_client().await;
 }
 
-async fn a_pinned_clock_stands_still_for_every_process(fixture: Fixture) {
+async fn a_pinned_clock_is_pinned_for_every_process(fixture: Fixture) {
     let second = fixture.second_client().await;
     assert_eq!(fixture.now().await, start());
     assert_eq!(second.store().now().await.expect("now"), start());
@@ -139,10 +139,10 @@ async fn a_pinned_clock_stands_still_for_every_process(fixture: Fixture) {
     assert_eq!(second.store().now().await.expect("now"), start() + HOUR);
 }
 
-async fn an_unpinned_clock_is_the_real_one(fixture: Fixture) {
+async fn an_unpinned_clock_shows_the_real_time(fixture: Fixture) {
     fixture.store().pin_clock(None).await.expect("unpin");
     let off = (fixture.now().await - Utc::now()).num_seconds().abs();
-    assert!(off < 60, "off by {off} s");
+    assert!(off < 60, "the clock is off by {off} s");
 }
 
 async fn the_clock_keeps_microseconds(fixture: Fixture) {

@@ -1,4 +1,5 @@
-//! An operator's retry, redrive, edit and delete, in every state.
+//! Operator commands: retry, redrive, edit and delete, in every state. `cancel.rs` tests
+//! cancel.
 
 use longshore::lifecycle::State;
 use longshore::store::{DeadFilter, Operated, Operation};
@@ -7,38 +8,38 @@ use longshore::{Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode,
 use crate::fixture::*;
 
 cases! {
-    a_finished_job_runs_again_with_a_fresh_budget,
-    a_quarantined_job_is_no_suspect_after_a_retry,
-    the_history_stays_after_a_retry,
-    the_result_of_an_earlier_success_is_gone_after_a_retry,
-    a_waiting_job_is_due_now_and_keeps_its_attempts,
-    a_job_already_due_keeps_its_place_when_hurried,
+    a_retried_finished_job_runs_again_with_all_its_attempts,
+    a_redriven_quarantined_job_is_no_longer_a_suspect,
+    a_retry_keeps_the_history,
+    a_retry_removes_the_result_of_an_earlier_success,
+    a_retried_waiting_job_is_due_now_and_keeps_its_attempts,
+    a_retried_due_job_keeps_its_position,
     a_running_job_cannot_be_retried,
-    only_dead_letters_are_redriven,
-    dead_letters_are_listed_oldest_first_and_by_filter,
+    only_dead_letters_can_be_redriven,
+    dead_letters_are_listed_oldest_first_and_filtered,
     many_dead_letters_are_redriven_by_filter,
-    a_redrive_of_many_passes_over_taken_keys,
-    an_edit_changes_what_it_names_and_nothing_else,
-    an_edited_job_is_claimed_as_edited,
-    an_edit_keeps_attempts_interruptions_and_fence,
+    a_bulk_redrive_skips_jobs_whose_key_is_taken,
+    an_edit_changes_only_the_fields_it_names,
+    an_edited_job_is_claimed_with_its_new_values,
+    an_edit_keeps_attempts_interruptions_and_lease_number,
     running_and_finished_jobs_cannot_be_edited,
-    a_bad_edit_is_refused_by_name,
+    an_invalid_edit_is_refused_by_field,
     a_finished_job_is_deleted_with_its_history,
     live_jobs_cannot_be_deleted,
-    an_unknown_job_is_not_found_by_any_command,
-    an_operation_on_a_job_that_has_moved_changes_nothing,
-    an_operation_decided_before_a_run_changes_nothing,
+    every_operation_on_an_unknown_job_is_not_found,
+    an_operation_decided_on_an_outdated_state_changes_nothing,
+    an_operation_decided_before_another_run_changes_nothing,
     an_operation_decided_before_a_replacement_changes_nothing,
 }
 
-fn conflict(error: &Error, remedy: &str) {
+fn assert_conflict(error: &Error, remedy: &str) {
     assert!(error.is_conflict(), "{error:?}");
     assert!(error.to_string().contains(remedy), "{error} does not say to {remedy}");
 }
 
 // ---- retry -------------------------------------------------------------------
 
-async fn a_finished_job_runs_again_with_a_fresh_budget(fixture: Fixture) {
+async fn a_retried_finished_job_runs_again_with_all_its_attempts(fixture: Fixture) {
     for outcome in Outcome::ALL {
         let id = fixture.ended(job("mail").max_attempts(1), outcome).await;
         fixture.advance(MINUTE).await;
@@ -54,7 +55,7 @@ async fn a_finished_job_runs_again_with_a_fresh_budget(fixture: Fixture) {
     }
 }
 
-async fn a_quarantined_job_is_no_suspect_after_a_retry(fixture: Fixture) {
+async fn a_redriven_quarantined_job_is_no_longer_a_suspect(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     for _ in 0..3 {
         let worker = fixture.worker().await;
@@ -67,7 +68,7 @@ async fn a_quarantined_job_is_no_suspect_after_a_retry(fixture: Fixture) {
     assert_eq!(fixture.job(id).await.interruptions, 0);
 }
 
-async fn the_history_stays_after_a_retry(fixture: Fixture) {
+async fn a_retry_keeps_the_history(fixture: Fixture) {
     let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
     fixture.retry(id).await.expect("retry");
     let job = fixture.job(id).await;
@@ -75,13 +76,13 @@ async fn the_history_stays_after_a_retry(fixture: Fixture) {
     assert_eq!(job.last_error.as_deref(), Some("no such mailbox"));
 }
 
-async fn the_result_of_an_earlier_success_is_gone_after_a_retry(fixture: Fixture) {
+async fn a_retry_removes_the_result_of_an_earlier_success(fixture: Fixture) {
     let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
     fixture.retry(id).await.expect("retry");
     assert!(fixture.job(id).await.result.is_none());
 }
 
-async fn a_waiting_job_is_due_now_and_keeps_its_attempts(fixture: Fixture) {
+async fn a_retried_waiting_job_is_due_now_and_keeps_its_attempts(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
     fixture.must_finish(&claimed, failed()).await;
@@ -91,7 +92,7 @@ async fn a_waiting_job_is_due_now_and_keeps_its_attempts(fixture: Fixture) {
     assert_eq!(fixture.claim_one(claimed.lease().worker).await.attempt(), 2);
 }
 
-async fn a_job_already_due_keeps_its_place_when_hurried(fixture: Fixture) {
+async fn a_retried_due_job_keeps_its_position(fixture: Fixture) {
     let early = fixture.add(job("early").run_at(start() - HOUR)).await;
     fixture.add(job("late").run_at(start() - MINUTE)).await;
     fixture.retry(early).await.expect("retry");
@@ -102,27 +103,27 @@ async fn a_job_already_due_keeps_its_place_when_hurried(fixture: Fixture) {
 async fn a_running_job_cannot_be_retried(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let before = snapshot(&fixture.job(claimed.lease().id).await);
-    conflict(&fixture.retry(claimed.lease().id).await.expect_err("it runs"), "cancel it first");
+    assert_conflict(&fixture.retry(claimed.lease().id).await.expect_err("running"), "cancel it first");
     assert_eq!(snapshot(&fixture.job(claimed.lease().id).await), before);
 }
 
 // ---- redrive -----------------------------------------------------------------
 
-async fn only_dead_letters_are_redriven(fixture: Fixture) {
+async fn only_dead_letters_can_be_redriven(fixture: Fixture) {
     let dead = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
     fixture.redrive(dead).await.expect("redrive");
     assert_eq!(fixture.status(dead).await, Status::Queued);
-    conflict(&fixture.redrive(dead).await.expect_err("it waits"), "cancel it first");
+    assert_conflict(&fixture.redrive(dead).await.expect_err("waiting"), "cancel it first");
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
-    conflict(&fixture.redrive(dead).await.expect_err("it runs"), "cancel it first");
+    assert_conflict(&fixture.redrive(dead).await.expect_err("running"), "cancel it first");
     fixture.must_finish(&claimed, done()).await;
-    conflict(&fixture.redrive(dead).await.expect_err("it succeeded"), "retry it instead");
+    assert_conflict(&fixture.redrive(dead).await.expect_err("succeeded"), "retry it instead");
     let cancelled = fixture.ended(job("mail"), Outcome::Cancelled).await;
-    conflict(&fixture.redrive(cancelled).await.expect_err("it was cancelled"), "retry it instead");
+    assert_conflict(&fixture.redrive(cancelled).await.expect_err("cancelled"), "retry it instead");
 }
 
-async fn dead_letters(fixture: &Fixture) -> Vec<JobId> {
+async fn enqueue_dead_letters(fixture: &Fixture) -> Vec<JobId> {
     let mut dead = Vec::new();
     for (kind, queue) in [("mail", "letters"), ("sms", "phones"), ("mail", "phones"), ("mail", "letters")] {
         let id = fixture.add(job(kind).queue(queue)).await;
@@ -140,8 +141,8 @@ fn all(limit: u32) -> DeadFilter {
     DeadFilter { limit, ..DeadFilter::default() }
 }
 
-async fn dead_letters_are_listed_oldest_first_and_by_filter(fixture: Fixture) {
-    let dead = dead_letters(&fixture).await;
+async fn dead_letters_are_listed_oldest_first_and_filtered(fixture: Fixture) {
+    let dead = enqueue_dead_letters(&fixture).await;
     let list = async |filter: DeadFilter| fixture.store().dead_letters(&filter).await.expect("dead letters");
     assert_eq!(list(all(9)).await, dead);
     assert_eq!(list(all(2)).await, dead[..2]);
@@ -153,7 +154,7 @@ async fn dead_letters_are_listed_oldest_first_and_by_filter(fixture: Fixture) {
 }
 
 async fn many_dead_letters_are_redriven_by_filter(fixture: Fixture) {
-    let dead = dead_letters(&fixture).await;
+    let dead = enqueue_dead_letters(&fixture).await;
     let mail = DeadFilter { kind: Some("mail".into()), ..all(100) };
     assert_eq!(fixture.redrive_all(&mail).await.expect("redrive"), 3);
     assert_eq!(fixture.status(dead[1]).await, Status::FailedPermanent);
@@ -162,7 +163,7 @@ async fn many_dead_letters_are_redriven_by_filter(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Queued).await, 4);
 }
 
-async fn a_redrive_of_many_passes_over_taken_keys(fixture: Fixture) {
+async fn a_bulk_redrive_skips_jobs_whose_key_is_taken(fixture: Fixture) {
     let keyed = || job("mail").unique_key("customer-23", Default::default());
     let old = fixture.ended(keyed(), Outcome::FailedPermanent).await;
     let newer = fixture.ended(keyed(), Outcome::FailedPermanent).await;
@@ -175,7 +176,7 @@ async fn a_redrive_of_many_passes_over_taken_keys(fixture: Fixture) {
 
 // ---- edit --------------------------------------------------------------------
 
-async fn an_edit_changes_what_it_names_and_nothing_else(fixture: Fixture) {
+async fn an_edit_changes_only_the_fields_it_names(fixture: Fixture) {
     let id = fixture
         .add(NewJob::from_json("mail", r#"{"v":1}"#).priority(2).tags(["kept"]).flags(["gpu"]).delay(HOUR))
         .await;
@@ -191,7 +192,7 @@ async fn an_edit_changes_what_it_names_and_nothing_else(fixture: Fixture) {
     assert_eq!((job.tags, job.flags), (vec!["kept".to_owned()], vec!["gpu".to_owned()]));
 }
 
-async fn an_edited_job_is_claimed_as_edited(fixture: Fixture) {
+async fn an_edited_job_is_claimed_with_its_new_values(fixture: Fixture) {
     let id = fixture.add(job("mail").delay(DAY)).await;
     let edit = Edit::default().priority(8).payload("[8]").when(When::At(start() - SECOND));
     fixture.edit(id, edit).await.expect("edit");
@@ -201,7 +202,7 @@ async fn an_edited_job_is_claimed_as_edited(fixture: Fixture) {
     assert_eq!((claimed[0].lease().id, claimed[0].priority(), claimed[0].payload()), (id, 8, "[8]"));
 }
 
-async fn an_edit_keeps_attempts_interruptions_and_fence(fixture: Fixture) {
+async fn an_edit_keeps_attempts_interruptions_and_lease_number(fixture: Fixture) {
     let id = fixture.suspect(job("mail")).await;
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
@@ -215,19 +216,19 @@ async fn running_and_finished_jobs_cannot_be_edited(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
     let edit = || Edit::default().priority(8);
-    conflict(&fixture.edit(id, edit()).await.expect_err("it runs"), "cancel it first");
+    assert_conflict(&fixture.edit(id, edit()).await.expect_err("running"), "cancel it first");
     fixture.must_finish(&claimed, done()).await;
-    conflict(&fixture.edit(id, edit()).await.expect_err("it ended"), "retry it");
+    assert_conflict(&fixture.edit(id, edit()).await.expect_err("finished"), "retry it");
     assert_eq!(fixture.job(id).await.priority, 0);
 }
 
-async fn a_bad_edit_is_refused_by_name(fixture: Fixture) {
+async fn an_invalid_edit_is_refused_by_field(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     let before = snapshot(&fixture.job(id).await);
     for (edit, field) in
         [(Edit::default().priority(99_999), "priority"), (Edit::default().payload("{oops"), "payload")]
     {
-        assert_eq!(fixture.edit(id, edit).await.expect_err("bad").field(), Some(field));
+        assert_eq!(fixture.edit(id, edit).await.expect_err("invalid").field(), Some(field));
     }
     assert_eq!(snapshot(&fixture.job(id).await), before);
 }
@@ -238,8 +239,8 @@ async fn a_finished_job_is_deleted_with_its_history(fixture: Fixture) {
     for outcome in Outcome::ALL {
         let id = fixture.ended(job("mail"), outcome).await;
         fixture.delete(id).await.expect("delete");
-        assert!(fixture.get(id).await.expect_err("gone").is_not_found());
-        assert!(fixture.delete(id).await.expect_err("gone").is_not_found());
+        assert!(fixture.get(id).await.expect_err("deleted").is_not_found());
+        assert!(fixture.delete(id).await.expect_err("deleted").is_not_found());
         let rows = fixture.query_number("select count(*) from attempts where job = {id}", Some(id)).await;
         assert_eq!(rows, 0, "{outcome:?}");
         assert_eq!(fixture.count(outcome.status()).await, 0);
@@ -248,16 +249,16 @@ async fn a_finished_job_is_deleted_with_its_history(fixture: Fixture) {
 
 async fn live_jobs_cannot_be_deleted(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
-    conflict(&fixture.delete(id).await.expect_err("it waits"), "cancel it first");
+    assert_conflict(&fixture.delete(id).await.expect_err("waiting"), "cancel it first");
     let worker = fixture.worker().await;
     fixture.claim_one(worker).await;
-    conflict(&fixture.delete(id).await.expect_err("it runs"), "cancel it first");
+    assert_conflict(&fixture.delete(id).await.expect_err("running"), "cancel it first");
     assert_eq!(fixture.status(id).await, Status::Running);
 }
 
-// ---- all of them -------------------------------------------------------------
+// ---- every operation ---------------------------------------------------------
 
-async fn an_unknown_job_is_not_found_by_any_command(fixture: Fixture) {
+async fn every_operation_on_an_unknown_job_is_not_found(fixture: Fixture) {
     let id = JobId::new();
     let errors = [
         fixture.retry(id).await.expect_err("retry"),
@@ -272,9 +273,9 @@ async fn an_unknown_job_is_not_found_by_any_command(fixture: Fixture) {
     assert_eq!(fixture.store().locate(id).await.expect("locate"), None);
 }
 
-/// Every operation against every place the job is not in any more: each must
-/// be told that the job moved, and none may change it.
-async fn an_operation_on_a_job_that_has_moved_changes_nothing(fixture: Fixture) {
+/// Every operation, decided on a state that the job has left: each must return `Moved`
+/// and change nothing.
+async fn an_operation_decided_on_an_outdated_state_changes_nothing(fixture: Fixture) {
     let edit = || Operation::Rewrite(Edit::default().priority(8).validate().expect("valid"));
     let claimed = fixture.running(job("mail")).await;
     let id = claimed.lease().id;
@@ -283,7 +284,7 @@ async fn an_operation_on_a_job_that_has_moved_changes_nothing(fixture: Fixture) 
     let waiting = fixture.state(id).await;
     fixture.advance(MINUTE / 2).await;
     let second = fixture.claim_one(claimed.lease().worker).await;
-    let still = async |from: &State, operations: Vec<Operation>| {
+    let assert_moved = async |from: &State, operations: Vec<Operation>| {
         let before = snapshot(&fixture.job(id).await);
         for operation in operations {
             let operated = fixture.store().operate(id, from, &operation).await.expect("operate");
@@ -291,22 +292,21 @@ async fn an_operation_on_a_job_that_has_moved_changes_nothing(fixture: Fixture) 
         }
         assert_eq!(snapshot(&fixture.job(id).await), before);
     };
-    still(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
-    // The same kind of place, but another lease.
-    still(&running, vec![Operation::RequestCancel]).await;
+    assert_moved(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
+    // The same state, but another lease.
+    assert_moved(&running, vec![Operation::RequestCancel]).await;
     let running_again = fixture.state(id).await;
     fixture.must_finish(&second, failed()).await;
-    still(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
-    still(&running_again, vec![Operation::RequestCancel]).await;
+    assert_moved(&waiting, vec![Operation::Cancel { attempts: 1 }, Operation::RunNow, edit()]).await;
+    assert_moved(&running_again, vec![Operation::RequestCancel]).await;
     fixture.cancel(id).await.expect("cancel");
     let finished = fixture.state(id).await;
     fixture.retry(id).await.expect("retry");
-    still(&finished, vec![Operation::Reopen, Operation::Remove]).await;
+    assert_moved(&finished, vec![Operation::Reopen, Operation::Remove]).await;
 }
 
-/// It ran in between and waits again as it did before: only the number of its
-/// lease tells.
-async fn an_operation_decided_before_a_run_changes_nothing(fixture: Fixture) {
+/// The job ran in between and waits again as before. Only its lease number differs.
+async fn an_operation_decided_before_another_run_changes_nothing(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     let seen = fixture.state(id).await;
     let worker = fixture.worker().await;
@@ -321,7 +321,7 @@ async fn an_operation_decided_before_a_run_changes_nothing(fixture: Fixture) {
     assert_eq!(snapshot(&fixture.job(id).await), before);
 }
 
-/// A key replacement renews the budget under the same lease number.
+/// Replacing a job through its unique key resets its attempts but keeps its lease number.
 async fn an_operation_decided_before_a_replacement_changes_nothing(fixture: Fixture) {
     let keyed = |kind: &str| job(kind).unique_key("customer-23", UniqueMode::Replace);
     let claimed = fixture.running(keyed("old")).await;

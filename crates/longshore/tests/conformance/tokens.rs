@@ -8,18 +8,18 @@ use uuid::Uuid;
 use crate::fixture::*;
 
 cases! {
-    a_token_is_found_by_its_hash_as_it_was_given,
-    a_token_never_shows_its_hash,
-    a_revoked_token_is_dead_and_stays_listed,
-    a_token_revoked_again_stays_revoked_since_the_first_time,
-    a_token_is_good_until_the_instant_it_expires,
+    a_token_is_found_by_its_hash_with_every_field,
+    a_token_record_does_not_contain_the_hash,
+    a_revoked_token_is_not_found_but_stays_listed,
+    revoking_a_token_again_keeps_the_first_time,
+    a_token_is_valid_until_the_instant_it_expires,
     tokens_are_listed_newest_first,
-    the_same_token_again_changes_nothing,
-    an_id_or_a_hash_of_another_token_is_a_conflict,
-    a_bad_token_is_refused_by_name,
+    putting_the_same_token_again_changes_nothing,
+    the_id_or_the_hash_of_another_token_is_a_conflict,
+    an_invalid_token_is_refused_by_field,
 }
 
-/// A token whose secret's hash is `byte` over and over.
+/// A token whose hash is `byte` repeated.
 fn token(byte: u8) -> NewToken {
     NewToken {
         id: Uuid::now_v7(),
@@ -35,7 +35,7 @@ async fn put(fixture: &Fixture, token: &NewToken) {
     fixture.store().put_token(token).await.expect("put_token");
 }
 
-async fn live(fixture: &Fixture, token: &NewToken) -> Option<TokenRecord> {
+async fn find(fixture: &Fixture, token: &NewToken) -> Option<TokenRecord> {
     fixture.store().token(&token.hash).await.expect("token")
 }
 
@@ -55,42 +55,42 @@ fn record(token: &NewToken, created_at: DateTime<Utc>) -> TokenRecord {
     }
 }
 
-async fn a_token_is_found_by_its_hash_as_it_was_given(fixture: Fixture) {
+async fn a_token_is_found_by_its_hash_with_every_field(fixture: Fixture) {
     let narrow = NewToken { expires_at: Some(start() + DAY), ..token(1) };
     let wide = NewToken { queues: None, scopes: vec!["admin".into()], ..token(2) };
     for token in [&narrow, &wide] {
         put(&fixture, token).await;
     }
     for token in [&narrow, &wide] {
-        assert_eq!(live(&fixture, token).await, Some(record(token, start())));
+        assert_eq!(find(&fixture, token).await, Some(record(token, start())));
     }
-    assert_eq!(live(&fixture, &token(3)).await, None);
-    let mut near = narrow.hash;
-    near[31] ^= 1;
-    assert_eq!(fixture.store().token(&near).await.expect("token"), None);
+    assert_eq!(find(&fixture, &token(3)).await, None);
+    let mut similar = narrow.hash;
+    similar[31] ^= 1;
+    assert_eq!(fixture.store().token(&similar).await.expect("token"), None);
 }
 
-async fn a_token_never_shows_its_hash(fixture: Fixture) {
+async fn a_token_record_does_not_contain_the_hash(fixture: Fixture) {
     let token = NewToken { hash: *b"a hash that nobody else may see!", ..token(1) };
     put(&fixture, &token).await;
-    let shown = serde_json::to_string(&tokens(&fixture).await).expect("JSON");
+    let json = serde_json::to_string(&tokens(&fixture).await).expect("JSON");
     let bytes = format!("{:?}", token.hash).replace(' ', "");
-    assert!(!shown.contains("hash") && !shown.contains(&bytes), "{shown}");
+    assert!(!json.contains("hash") && !json.contains(&bytes), "{json}");
 }
 
-async fn a_revoked_token_is_dead_and_stays_listed(fixture: Fixture) {
+async fn a_revoked_token_is_not_found_but_stays_listed(fixture: Fixture) {
     let (revoked, other) = (token(1), token(2));
     put(&fixture, &revoked).await;
     put(&fixture, &other).await;
     fixture.advance(HOUR).await;
     assert!(fixture.store().revoke_token(revoked.id).await.expect("revoke"));
-    assert_eq!(live(&fixture, &revoked).await, None);
-    assert_eq!(live(&fixture, &other).await, Some(record(&other, start())));
-    let dead = TokenRecord { revoked_at: Some(start() + HOUR), ..record(&revoked, start()) };
-    assert!(tokens(&fixture).await.contains(&dead));
+    assert_eq!(find(&fixture, &revoked).await, None);
+    assert_eq!(find(&fixture, &other).await, Some(record(&other, start())));
+    let expected = TokenRecord { revoked_at: Some(start() + HOUR), ..record(&revoked, start()) };
+    assert!(tokens(&fixture).await.contains(&expected));
 }
 
-async fn a_token_revoked_again_stays_revoked_since_the_first_time(fixture: Fixture) {
+async fn revoking_a_token_again_keeps_the_first_time(fixture: Fixture) {
     let token = token(1);
     put(&fixture, &token).await;
     for _ in 0..2 {
@@ -98,32 +98,32 @@ async fn a_token_revoked_again_stays_revoked_since_the_first_time(fixture: Fixtu
         assert_eq!(tokens(&fixture).await[0].revoked_at, Some(start()));
         fixture.advance(MINUTE).await;
     }
-    assert!(!fixture.store().revoke_token(Uuid::now_v7()).await.expect("revoke"), "nobody has that id");
+    assert!(!fixture.store().revoke_token(Uuid::now_v7()).await.expect("revoke"), "no token has this id");
 }
 
-async fn a_token_is_good_until_the_instant_it_expires(fixture: Fixture) {
+async fn a_token_is_valid_until_the_instant_it_expires(fixture: Fixture) {
     let token = NewToken { expires_at: Some(start() + HOUR), ..token(1) };
     put(&fixture, &token).await;
     fixture.advance(HOUR - SECOND).await;
-    assert!(live(&fixture, &token).await.is_some());
+    assert!(find(&fixture, &token).await.is_some());
     fixture.advance(SECOND).await;
-    assert_eq!(live(&fixture, &token).await, None);
+    assert_eq!(find(&fixture, &token).await, None);
     assert_eq!(tokens(&fixture).await, [record(&token, start())]);
 }
 
 async fn tokens_are_listed_newest_first(fixture: Fixture) {
-    let mut given = Vec::new();
+    let mut expected = Vec::new();
     for byte in 1..=3 {
         let token = token(byte);
         put(&fixture, &token).await;
-        given.push(record(&token, fixture.now().await));
+        expected.push(record(&token, fixture.now().await));
         fixture.advance(SECOND).await;
     }
-    given.reverse();
-    assert_eq!(tokens(&fixture).await, given);
+    expected.reverse();
+    assert_eq!(tokens(&fixture).await, expected);
 }
 
-async fn the_same_token_again_changes_nothing(fixture: Fixture) {
+async fn putting_the_same_token_again_changes_nothing(fixture: Fixture) {
     let token = token(1);
     put(&fixture, &token).await;
     fixture.advance(MINUTE).await;
@@ -131,10 +131,10 @@ async fn the_same_token_again_changes_nothing(fixture: Fixture) {
     assert_eq!(tokens(&fixture).await, [record(&token, start())]);
     fixture.store().revoke_token(token.id).await.expect("revoke");
     put(&fixture, &token).await;
-    assert_eq!(live(&fixture, &token).await, None, "a repeated put must not revive it");
+    assert_eq!(find(&fixture, &token).await, None, "putting a token again must not undo its revocation");
 }
 
-async fn an_id_or_a_hash_of_another_token_is_a_conflict(fixture: Fixture) {
+async fn the_id_or_the_hash_of_another_token_is_a_conflict(fixture: Fixture) {
     let first = token(1);
     put(&fixture, &first).await;
     for second in [NewToken { id: first.id, ..token(2) }, NewToken { hash: first.hash, ..token(2) }] {
@@ -145,7 +145,7 @@ async fn an_id_or_a_hash_of_another_token_is_a_conflict(fixture: Fixture) {
     assert_eq!(tokens(&fixture).await, [record(&first, start())]);
 }
 
-async fn a_bad_token_is_refused_by_name(fixture: Fixture) {
+async fn an_invalid_token_is_refused_by_field(fixture: Fixture) {
     let bad = [
         ("name", NewToken { name: String::new(), ..token(1) }),
         ("name", NewToken { name: "x".repeat(129), ..token(1) }),
