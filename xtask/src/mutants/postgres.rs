@@ -65,7 +65,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "or r.cancel_requested = $4",
         new: "or true",
-        red: &["settle::postgres::a_move_decided_without_a_raised_flag_is_sent_back"],
+        red: &["settle::postgres::a_settle_decided_without_a_raised_flag_returns_flagged"],
     },
     Mutant {
         name: "postgres: attempts that ended alike ignore that the key has gone",
@@ -81,7 +81,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH_ALIKE:",
         old: "$7::int2, t.max_attempts, $8::int2",
         new: "$8::int2, t.max_attempts, $7::int2",
-        red: &["settle::postgres::a_success_that_leaves_nothing_behind_keeps_what_was_counted"],
+        red: &["settle::postgres::a_success_without_a_result_keeps_attempts_and_interruptions"],
     },
     Mutant {
         name: "postgres: a requeueing settle ignores the lease number",
@@ -97,7 +97,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FINISH:",
         old: "or r.cancel_requested = $9",
         new: "or true",
-        red: &["settle::postgres::a_move_decided_without_a_raised_flag_is_sent_back"],
+        red: &["settle::postgres::a_settle_decided_without_a_raised_flag_returns_flagged"],
     },
     Mutant {
         name: "postgres: a requeueing settle ignores the cancel flag",
@@ -402,7 +402,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const RETAIN",
         old: "select id, outcome, finished_at\n        from longshore.finished",
         new: "select id, outcome, (select j.created_at from longshore.jobs j where j.id = f.id) as finished_at\n        from longshore.finished f",
-        red: &["retention::postgres::age_counts_from_the_end_not_from_the_enqueue"],
+        red: &["retention::postgres::the_age_of_a_job_counts_from_its_end_and_not_from_its_enqueue"],
     },
     Mutant {
         name: "postgres: a tick fires whatever tick it is",
@@ -410,7 +410,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FIRE",
         old: "and next_at = $2",
         new: "",
-        red: &["schedules::postgres::of_many_callers_one_gets_each_tick"],
+        red: &["schedules::postgres::each_tick_goes_to_one_of_many_callers"],
     },
     Mutant {
         name: "postgres: a tick of an old line fires",
@@ -418,7 +418,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const FIRE",
         old: "and expression = $5",
         new: "and (expression = $5 or true)",
-        red: &["schedules::postgres::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
+        red: &["schedules::postgres::a_tick_decided_on_an_outdated_schedule_does_not_fire"],
     },
     Mutant {
         name: "postgres: a put moves the next tick",
@@ -428,7 +428,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         new: "then excluded.next_at",
         red: &[
             "schedules::postgres::a_schedule_put_again_keeps_its_ticks_and_its_pause",
-            "schedules::postgres::putting_what_is_there_disturbs_nothing",
+            "schedules::postgres::putting_an_unchanged_schedule_changes_nothing",
         ],
     },
     Mutant {

@@ -173,7 +173,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn retain(",
         old: "               finished_at\n          from finished",
         new: "               (select j.created_at from jobs j where j.id = finished.id)\n          from finished",
-        red: &["retention::sqlite::age_counts_from_the_end_not_from_the_enqueue"],
+        red: &["retention::sqlite::the_age_of_a_job_counts_from_its_end_and_not_from_its_enqueue"],
     },
     Mutant {
         name: "sqlite: a tick fires whatever tick it is",
@@ -181,7 +181,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const MOVE_ON",
         old: "and next_at = ?2",
         new: "",
-        red: &["schedules::sqlite::of_many_callers_one_gets_each_tick"],
+        red: &["schedules::sqlite::each_tick_goes_to_one_of_many_callers"],
     },
     Mutant {
         name: "sqlite: a tick of an old line fires",
@@ -189,7 +189,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const MOVE_ON",
         old: "and expression = ?5",
         new: "and (expression = ?5 or 1)",
-        red: &["schedules::sqlite::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
+        red: &["schedules::sqlite::a_tick_decided_on_an_outdated_schedule_does_not_fire"],
     },
     Mutant {
         name: "sqlite: a put moves the next tick",
@@ -199,7 +199,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         new: "then excluded.next_at",
         red: &[
             "schedules::sqlite::a_schedule_put_again_keeps_its_ticks_and_its_pause",
-            "schedules::sqlite::putting_what_is_there_disturbs_nothing",
+            "schedules::sqlite::putting_an_unchanged_schedule_changes_nothing",
         ],
     },
     Mutant {

@@ -1,5 +1,5 @@
-//! Two at once. Each case names who may lose and what must never happen; each
-//! runs many rounds, because one proves little.
+//! Races between two or more operations. Each case names which of them may lose and what
+//! must never happen, and runs many rounds, because one round proves little.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,32 +16,32 @@ use tokio::task::JoinHandle;
 use crate::fixture::*;
 
 cases! {
-    a_cancel_and_a_claim_agree_on_who_was_first,
-    a_cancel_and_a_failure_end_cancelled_whoever_is_first,
+    a_cancel_and_a_claim_agree_on_which_came_first,
+    a_cancel_and_a_failure_end_cancelled_in_either_order,
     a_cancel_and_a_success_end_succeeded,
     a_cancel_and_an_operators_retry_never_lose_the_job,
     an_accepted_cancel_is_never_followed_by_another_run,
-    a_settle_is_never_lost_to_a_report_of_the_same_moment,
-    a_sweep_takes_the_lease_of_a_zombie_that_reports,
-    a_claim_gets_the_old_job_whole_or_the_new_one,
-    a_limit_set_beside_a_claim_is_not_overdrawn_afterwards,
+    a_settle_is_not_lost_to_concurrent_progress_and_mark_started,
+    a_sweep_recovers_the_job_of_a_dead_worker_that_still_reports_progress,
+    a_claim_concurrent_with_an_edit_returns_the_old_job_or_the_new_one,
+    a_limit_set_during_a_claim_is_not_exceeded_afterwards,
     two_sweepers_recover_each_job_once,
-    of_a_sweep_and_a_settle_exactly_one_wins,
-    a_beat_in_time_and_a_sweep_agree,
-    ten_enqueues_with_one_idempotency_key_make_one_job,
-    ten_enqueues_with_one_unique_key_make_one_job,
-    ten_replacing_enqueues_leave_one_job_with_one_of_their_contents,
-    ten_replacing_enqueues_of_a_running_holder_make_one_new_job,
-    keys_in_any_order_never_surface_a_deadlock,
-    everything_at_once_leaves_no_damage,
-    thirty_two_claimers_take_each_of_twenty_thousand_jobs_once,
-    a_claimer_killed_in_mid_transaction_loses_nothing,
+    exactly_one_of_a_sweep_and_a_settle_wins,
+    a_sweep_and_a_concurrent_heartbeat_agree,
+    ten_enqueues_with_one_idempotency_key_create_one_job,
+    ten_enqueues_with_one_unique_key_create_one_job,
+    ten_replacing_enqueues_leave_one_job_with_the_contents_of_one_of_them,
+    ten_replacing_enqueues_of_a_running_holder_create_one_new_job,
+    keys_locked_in_any_order_never_return_a_deadlock_error,
+    concurrent_operations_on_keyed_jobs_leave_the_database_consistent,
+    thirty_two_claimers_claim_each_of_twenty_thousand_jobs_once,
+    a_claimer_killed_in_the_middle_of_its_transaction_loses_no_job,
 }
 
 const ROUNDS: usize = 25;
 
-/// Starts a task that waits for the others at `start`.
-fn at<T: Send + 'static>(
+/// Starts a task that waits for the other tasks at `start`.
+fn spawn_at<T: Send + 'static>(
     start: &Arc<Barrier>,
     work: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<T> {
@@ -52,7 +52,7 @@ fn at<T: Send + 'static>(
     })
 }
 
-async fn joined<T>(task: JoinHandle<T>) -> T {
+async fn join<T>(task: JoinHandle<T>) -> T {
     task.await.expect("task")
 }
 
@@ -66,43 +66,43 @@ async fn settle(client: Client, claimed: Vec<Claimed>, ending: Ending) -> Vec<Fe
     client.settle(claimed.iter().map(report).collect()).await.expect("settle")
 }
 
-fn again_at_once() -> Ending {
-    Ending::Failed { error: "again".into(), retry_in: Some(Duration::ZERO) }
+fn failed_and_due_at_once() -> Ending {
+    Ending::Failed { error: "failed".into(), retry_in: Some(Duration::ZERO) }
 }
 
 // ---- cancel ------------------------------------------------------------------
 
-async fn a_cancel_and_a_claim_agree_on_who_was_first(fixture: Fixture) {
+async fn a_cancel_and_a_claim_agree_on_which_came_first(fixture: Fixture) {
     let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for _ in 0..ROUNDS {
         let id = fixture.enqueue_kind("mail").await;
         let start = Arc::new(Barrier::new(2));
         let (canceller, claimer) = (fixture.client(), other.clone());
-        let cancel = at(&start, async move { canceller.cancel(id).await });
-        let claimed = at(&start, claim(claimer, worker, 1));
-        let (cancel, claimed) = (joined(cancel).await.expect("cancel"), joined(claimed).await);
+        let cancel = spawn_at(&start, async move { canceller.cancel(id).await });
+        let claimed = spawn_at(&start, claim(claimer, worker, 1));
+        let (cancel, claimed) = (join(cancel).await.expect("cancel"), join(claimed).await);
         match cancel {
-            Cancelled::Now => assert_eq!(claimed.len(), 0, "cancelled, and claimed all the same"),
+            Cancelled::Now => assert_eq!(claimed.len(), 0, "cancelled, but claimed anyway"),
             Cancelled::Pending => {
                 assert_eq!(claimed.len(), 1);
-                fixture.must_finish(&claimed[0], again_at_once()).await;
+                fixture.must_finish(&claimed[0], failed_and_due_at_once()).await;
             }
         }
         assert_eq!(fixture.status(id).await, Status::Cancelled);
     }
 }
 
-async fn a_cancel_and_a_failure_end_cancelled_whoever_is_first(fixture: Fixture) {
+async fn a_cancel_and_a_failure_end_cancelled_in_either_order(fixture: Fixture) {
     let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
         let start = Arc::new(Barrier::new(2));
         let (canceller, settler) = (other.clone(), fixture.client());
-        let cancel = at(&start, async move { canceller.cancel(id).await });
-        let settled = at(&start, settle(settler, vec![claimed], again_at_once()));
-        joined(cancel).await.expect("a live job can be cancelled");
-        assert_eq!(joined(settled).await, [Fenced::Held]);
+        let cancel = spawn_at(&start, async move { canceller.cancel(id).await });
+        let settled = spawn_at(&start, settle(settler, vec![claimed], failed_and_due_at_once()));
+        join(cancel).await.expect("a live job can be cancelled");
+        assert_eq!(join(settled).await, [Fenced::Held]);
         assert_eq!(fixture.status(id).await, Status::Cancelled);
     }
 }
@@ -114,13 +114,13 @@ async fn a_cancel_and_a_success_end_succeeded(fixture: Fixture) {
         let id = claimed.lease().id;
         let start = Arc::new(Barrier::new(2));
         let (canceller, settler) = (other.clone(), fixture.client());
-        let cancel = at(&start, async move { canceller.cancel(id).await });
-        let settled = at(&start, settle(settler, vec![claimed], done()));
-        match joined(cancel).await {
+        let cancel = spawn_at(&start, async move { canceller.cancel(id).await });
+        let settled = spawn_at(&start, settle(settler, vec![claimed], done()));
+        match join(cancel).await {
             Ok(how) => assert_eq!(how, Cancelled::Pending),
             Err(error) => assert!(error.is_conflict(), "{error:?}"),
         }
-        assert_eq!(joined(settled).await, [Fenced::Held]);
+        assert_eq!(join(settled).await, [Fenced::Held]);
         assert_eq!(fixture.status(id).await, Status::Succeeded);
     }
 }
@@ -131,16 +131,15 @@ async fn a_cancel_and_an_operators_retry_never_lose_the_job(fixture: Fixture) {
         let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
         let start = Arc::new(Barrier::new(2));
         let (canceller, operator) = (other.clone(), fixture.client());
-        let cancel = at(&start, async move { canceller.cancel(id).await });
-        let retry = at(&start, async move { operator.retry(id).await });
-        let cancel = joined(cancel).await;
-        joined(retry).await.expect("a finished or waiting job can be retried");
+        let cancel = spawn_at(&start, async move { canceller.cancel(id).await });
+        let retry = spawn_at(&start, async move { operator.retry(id).await });
+        let cancel = join(cancel).await;
+        join(retry).await.expect("a finished or waiting job can be retried");
         match cancel {
-            // Cancelled after the retry reopened it, and before or after the
-            // retry made it due: nothing runs.
+            // The retry reopened the job first, then the cancel ended it.
             Ok(Cancelled::Now) => {}
-            Ok(Cancelled::Pending) => panic!("nobody claimed it"),
-            // The cancel came first and found it finished.
+            Ok(Cancelled::Pending) => panic!("no worker claimed the job"),
+            // The cancel came first and found the job finished.
             Err(error) => assert!(error.is_conflict(), "{error:?}"),
         }
         let status = fixture.status(id).await;
@@ -151,8 +150,8 @@ async fn a_cancel_and_an_operators_retry_never_lose_the_job(fixture: Fixture) {
     }
 }
 
-/// A job that fails and comes back at once, over and over: the canceller has
-/// to chase it, and once it is told yes, no attempt starts.
+/// A job fails and is due again at once, repeatedly, so the cancel has to retry its
+/// decision. Once the cancel is accepted, no further attempt may start.
 async fn an_accepted_cancel_is_never_followed_by_another_run(fixture: Fixture) {
     let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for _ in 0..ROUNDS {
@@ -167,11 +166,14 @@ async fn an_accepted_cancel_is_never_followed_by_another_run(fixture: Fixture) {
                         return runs;
                     }
                     runs += 1;
-                    assert_eq!(settle(client.clone(), claimed, again_at_once()).await, [Fenced::Held]);
+                    assert_eq!(
+                        settle(client.clone(), claimed, failed_and_due_at_once()).await,
+                        [Fenced::Held]
+                    );
                 }
             })
         };
-        // The runner only stops when the cancel has taken effect.
+        // The runner stops only when the cancel has taken effect.
         let cancelled = loop {
             match other.cancel(id).await {
                 Ok(cancelled) => break cancelled,
@@ -179,62 +181,63 @@ async fn an_accepted_cancel_is_never_followed_by_another_run(fixture: Fixture) {
             }
         };
         let lease_no = other.get(id).await.expect("get").lease_no;
-        joined(runner).await;
+        join(runner).await;
         let job = fixture.job(id).await;
         assert_eq!(job.status, Status::Cancelled);
         assert_eq!(job.lease_no, lease_no, "ran again after {cancelled:?}");
     }
 }
 
-/// Reports, beats and marks touch the very row that a settle takes away.
-async fn a_settle_is_never_lost_to_a_report_of_the_same_moment(fixture: Fixture) {
+/// Progress reports and `mark_started` update the same row that a settle deletes.
+async fn a_settle_is_not_lost_to_concurrent_progress_and_mark_started(fixture: Fixture) {
     let other = fixture.second_client().await;
     for round in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let (id, lease) = (claimed.lease().id, claimed.lease());
         let start = Arc::new(Barrier::new(3));
         let reporter = other.clone();
-        let report = at(&start, async move {
+        let report = spawn_at(&start, async move {
             for n in 0..5 {
-                let told =
+                let fenced =
                     reporter.store().progress(&[(lease, raw(&n.to_string()))]).await.expect("progress");
-                if told == [Fenced::LeaseLost] {
+                if fenced == [Fenced::LeaseLost] {
                     break;
                 }
             }
         });
         let marker = fixture.client();
-        let mark = at(&start, async move { marker.store().mark_started(&lease).await.expect("mark") });
+        let mark = spawn_at(&start, async move { marker.store().mark_started(&lease).await.expect("mark") });
         let ending = if round % 2 == 0 { done() } else { failed_permanently() };
-        let settled = at(&start, settle(fixture.client(), vec![claimed], ending));
-        assert_eq!(joined(settled).await, [Fenced::Held]);
-        joined(report).await;
-        let _ = joined(mark).await;
+        let settled = spawn_at(&start, settle(fixture.client(), vec![claimed], ending));
+        assert_eq!(join(settled).await, [Fenced::Held]);
+        join(report).await;
+        let _ = join(mark).await;
         let expected = if round % 2 == 0 { Status::Succeeded } else { Status::FailedPermanent };
         assert_eq!(fixture.status(id).await, expected);
     }
 }
 
-/// A zombie goes on reporting while its lease is taken.
-async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(fixture: Fixture) {
+/// A worker that was declared dead keeps reporting progress while its lease is taken.
+async fn a_sweep_recovers_the_job_of_a_dead_worker_that_still_reports_progress(fixture: Fixture) {
     let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let lease = claimed.lease();
         fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
-        let zombie = other.clone();
-        let report = at(&start, async move {
+        let stale = other.clone();
+        let report = spawn_at(&start, async move {
             for n in 0..5 {
-                let _ = zombie.store().progress(&[(lease, raw(&n.to_string()))]).await.expect("progress");
+                let _ = stale.store().progress(&[(lease, raw(&n.to_string()))]).await.expect("progress");
             }
         });
         let sweeper = fixture.client();
-        let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
-        let first = joined(sweep).await.recovered;
-        joined(report).await;
-        // A report may have moved the row away under the first sweep; the
-        // next takes it.
+        let sweep =
+            spawn_at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
+        let first = join(sweep).await.recovered;
+        join(report).await;
+        // A report may have changed the row during the first sweep. Then the next one
+        // recovers the job.
         let second = fixture.sweep_now().await.recovered;
         assert_eq!(first + second, 1);
         assert_eq!(fixture.status(lease.id).await, Status::Retrying);
@@ -244,15 +247,16 @@ async fn a_sweep_takes_the_lease_of_a_zombie_that_reports(fixture: Fixture) {
 
 // ---- edit --------------------------------------------------------------------
 
-async fn a_claim_gets_the_old_job_whole_or_the_new_one(fixture: Fixture) {
+async fn a_claim_concurrent_with_an_edit_returns_the_old_job_or_the_new_one(fixture: Fixture) {
     let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for _ in 0..ROUNDS {
         let id = fixture.add(NewJob::from_json("mail", "1").priority(1)).await;
         let start = Arc::new(Barrier::new(2));
         let (editor, claimer) = (other.clone(), fixture.client());
-        let edit = at(&start, async move { editor.edit(id, Edit::default().priority(2).payload("2")).await });
-        let claimed = at(&start, claim(claimer, worker, 1));
-        let (edit, mut claimed) = (joined(edit).await, joined(claimed).await);
+        let edit =
+            spawn_at(&start, async move { editor.edit(id, Edit::default().priority(2).payload("2")).await });
+        let claimed = spawn_at(&start, claim(claimer, worker, 1));
+        let (edit, mut claimed) = (join(edit).await, join(claimed).await);
         if let Err(error) = &edit {
             assert!(error.is_conflict(), "{error:?}");
             assert_eq!(claimed.len(), 1);
@@ -266,10 +270,10 @@ async fn a_claim_gets_the_old_job_whole_or_the_new_one(fixture: Fixture) {
     }
 }
 
-// ---- recovery ----------------------------------------------------------------
+// ---- limits ------------------------------------------------------------------
 
-/// Whether the claim or the limit was first, what runs counts from then on.
-async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(fixture: Fixture) {
+/// In either order, running jobs count against the limit afterwards.
+async fn a_limit_set_during_a_claim_is_not_exceeded_afterwards(fixture: Fixture) {
     let (worker, other) = (fixture.worker_with(DAY).await, fixture.second_client().await);
     for round in 0..ROUNDS {
         let queue = format!("q{round}");
@@ -277,14 +281,14 @@ async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(fixture: Fixture
         let request = ClaimRequest { queues: vec![queue.clone()], ..ClaimRequest::new(worker, 2) };
         let start = Arc::new(Barrier::new(2));
         let (limiter, name) = (fixture.client(), queue.clone());
-        let limit = at(&start, async move { limiter.limit(&name, Some(1)).await });
-        let (claimer, asked) = (other.clone(), request.clone());
+        let limit = spawn_at(&start, async move { limiter.limit(&name, Some(1)).await });
+        let (claimer, copy) = (other.clone(), request.clone());
         let held =
-            at(&start, async move { claimer.store().claim(&asked, &mut ClaimCursor::default()).await });
-        joined(limit).await.expect("limit");
-        let mut held = joined(held).await.expect("claim").jobs;
+            spawn_at(&start, async move { claimer.store().claim(&copy, &mut ClaimCursor::default()).await });
+        join(limit).await.expect("limit");
+        let mut held = join(held).await.expect("claim").jobs;
         let more = fixture.claim_with(&request).await;
-        assert!(held.is_empty() || more.is_empty(), "{} more beside {}", more.len(), held.len());
+        assert!(held.is_empty() || more.is_empty(), "{} more jobs next to {}", more.len(), held.len());
         held.extend(more);
         for done in settle(fixture.client(), held, done()).await {
             assert_eq!(done, Fenced::Held);
@@ -293,20 +297,24 @@ async fn a_limit_set_beside_a_claim_is_not_overdrawn_afterwards(fixture: Fixture
     }
 }
 
+// ---- recovery ----------------------------------------------------------------
+
 async fn two_sweepers_recover_each_job_once(fixture: Fixture) {
-    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
+    let clients = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     fixture.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let worker = fixture.worker().await;
     let claimed = fixture.claim(worker, 60).await;
     fixture.advance(61 * SECOND).await;
-    let start = Arc::new(Barrier::new(handles.len()));
-    let sweeps: Vec<_> = handles
+    let start = Arc::new(Barrier::new(clients.len()));
+    let sweeps: Vec<_> = clients
         .into_iter()
-        .map(|client| at(&start, async move { client.sweep(&SweepOptions::default()).await.expect("sweep") }))
+        .map(|client| {
+            spawn_at(&start, async move { client.sweep(&SweepOptions::default()).await.expect("sweep") })
+        })
         .collect();
     let mut recovered = 0;
     for sweep in sweeps {
-        recovered += joined(sweep).await.recovered;
+        recovered += join(sweep).await.recovered;
     }
     assert_eq!(recovered, 60);
     for job in claimed {
@@ -315,7 +323,7 @@ async fn two_sweepers_recover_each_job_once(fixture: Fixture) {
     }
 }
 
-async fn of_a_sweep_and_a_settle_exactly_one_wins(fixture: Fixture) {
+async fn exactly_one_of_a_sweep_and_a_settle_wins(fixture: Fixture) {
     let other = fixture.second_client().await;
     for _ in 0..5 {
         let worker = fixture.worker().await;
@@ -325,9 +333,10 @@ async fn of_a_sweep_and_a_settle_exactly_one_wins(fixture: Fixture) {
         fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
         let (sweeper, settler) = (other.clone(), fixture.client());
-        let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
-        let settled = at(&start, settle(settler, claimed, done()));
-        let (report, settled) = (joined(sweep).await, joined(settled).await);
+        let sweep =
+            spawn_at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
+        let settled = spawn_at(&start, settle(settler, claimed, done()));
+        let (report, settled) = (join(sweep).await, join(settled).await);
         let held = settled.iter().filter(|fenced| **fenced == Fenced::Held).count() as u64;
         assert_eq!(held + report.recovered, 20);
         for (id, fenced) in ids.into_iter().zip(settled) {
@@ -340,21 +349,27 @@ async fn of_a_sweep_and_a_settle_exactly_one_wins(fixture: Fixture) {
     }
 }
 
-/// The sweeper looked before the beat and stores after it, or the other way.
-async fn a_beat_in_time_and_a_sweep_agree(fixture: Fixture) {
+/// The sweeper may read before the heartbeat and store after it, or the reverse.
+async fn a_sweep_and_a_concurrent_heartbeat_agree(fixture: Fixture) {
     let other = fixture.second_client().await;
     for _ in 0..ROUNDS {
         let claimed = fixture.running(job("mail")).await;
         let lease = claimed.lease();
         fixture.advance(61 * SECOND).await;
         let start = Arc::new(Barrier::new(2));
-        let (sweeper, beater) = (other.clone(), fixture.client());
-        let sweep = at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
+        let (sweeper, worker) = (other.clone(), fixture.client());
+        let sweep =
+            spawn_at(&start, async move { sweeper.sweep(&SweepOptions::default()).await.expect("sweep") });
         let beat =
-            at(&start, async move { beater.store().beat(lease.worker, &[lease]).await.expect("beat") });
-        let (report, beat) = (joined(sweep).await, joined(beat).await);
+            spawn_at(&start, async move { worker.store().beat(lease.worker, &[lease]).await.expect("beat") });
+        let (report, beat) = (join(sweep).await, join(beat).await);
         let alive = beat != longshore::store::Beat::Dead;
-        assert_eq!(report.recovered == 0, alive, "recovered {} but the beat said {beat:?}", report.recovered);
+        assert_eq!(
+            report.recovered == 0,
+            alive,
+            "recovered {} but the heartbeat returned {beat:?}",
+            report.recovered
+        );
         if alive {
             fixture.must_finish(&claimed, done()).await;
         } else {
@@ -365,93 +380,94 @@ async fn a_beat_in_time_and_a_sweep_agree(fixture: Fixture) {
 
 // ---- keys --------------------------------------------------------------------
 
-/// Ten enqueues at once through three handles.
-async fn ten(fixture: &Fixture, job: impl Fn(usize) -> NewJob) -> Vec<Enqueued> {
-    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
+/// Ten concurrent enqueues through three clients.
+async fn enqueue_ten(fixture: &Fixture, job: impl Fn(usize) -> NewJob) -> Vec<Enqueued> {
+    let clients = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     let start = Arc::new(Barrier::new(10));
     let tasks: Vec<_> = (0..10)
         .map(|n| {
-            let (client, job) = (handles[n % 3].clone(), job(n));
-            at(&start, async move { client.enqueue(job).await })
+            let (client, job) = (clients[n % 3].clone(), job(n));
+            spawn_at(&start, async move { client.enqueue(job).await })
         })
         .collect();
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     for task in tasks {
-        answers.push(joined(task).await.expect("enqueue"));
+        results.push(join(task).await.expect("enqueue"));
     }
-    answers
+    results
 }
 
-fn tally(answers: &[Enqueued]) -> [usize; 3] {
+fn counts_by_how(results: &[Enqueued]) -> [usize; 3] {
     [EnqueuedAs::Created, EnqueuedAs::Existing, EnqueuedAs::Replaced]
-        .map(|how| answers.iter().filter(|answer| answer.how == how).count())
+        .map(|how| results.iter().filter(|result| result.how == how).count())
 }
 
-fn of_one_job(answers: &[Enqueued]) -> JobId {
-    assert!(answers.iter().all(|answer| answer.id == answers[0].id), "{answers:?}");
-    answers[0].id
+fn same_job(results: &[Enqueued]) -> JobId {
+    assert!(results.iter().all(|result| result.id == results[0].id), "{results:?}");
+    results[0].id
 }
 
-async fn ten_enqueues_with_one_idempotency_key_make_one_job(fixture: Fixture) {
+async fn ten_enqueues_with_one_idempotency_key_create_one_job(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("order-{round}");
-        let answers = ten(&fixture, |n| NewJob::new("mail", &n).idempotency_key(key.as_str())).await;
-        assert_eq!(tally(&answers), [1, 9, 0]);
-        of_one_job(&answers);
+        let results = enqueue_ten(&fixture, |n| NewJob::new("mail", &n).idempotency_key(key.as_str())).await;
+        assert_eq!(counts_by_how(&results), [1, 9, 0]);
+        same_job(&results);
     }
     assert_eq!(fixture.count(Status::Queued).await, 6);
 }
 
-async fn ten_enqueues_with_one_unique_key_make_one_job(fixture: Fixture) {
+async fn ten_enqueues_with_one_unique_key_create_one_job(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("customer-{round}");
-        let answers =
-            ten(&fixture, |n| NewJob::new("mail", &n).unique_key(key.as_str(), UniqueMode::Dedupe)).await;
-        assert_eq!(tally(&answers), [1, 9, 0]);
-        of_one_job(&answers);
+        let results =
+            enqueue_ten(&fixture, |n| NewJob::new("mail", &n).unique_key(key.as_str(), UniqueMode::Dedupe))
+                .await;
+        assert_eq!(counts_by_how(&results), [1, 9, 0]);
+        same_job(&results);
     }
     assert_eq!(fixture.count(Status::Queued).await, 6);
 }
 
-async fn ten_replacing_enqueues_leave_one_job_with_one_of_their_contents(fixture: Fixture) {
+async fn ten_replacing_enqueues_leave_one_job_with_the_contents_of_one_of_them(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("customer-{round}");
-        let answers = ten(&fixture, |n| {
+        let results = enqueue_ten(&fixture, |n| {
             NewJob::new("mail", &n).priority(n as i64).unique_key(key.as_str(), UniqueMode::Replace)
         })
         .await;
-        assert_eq!(tally(&answers), [1, 0, 9]);
-        let job = fixture.job(of_one_job(&answers)).await;
-        assert_eq!(job.payload.get(), job.priority.to_string(), "half of one and half of another");
+        assert_eq!(counts_by_how(&results), [1, 0, 9]);
+        let job = fixture.job(same_job(&results)).await;
+        assert_eq!(job.payload.get(), job.priority.to_string(), "a mixture of two requests");
     }
 }
 
-async fn ten_replacing_enqueues_of_a_running_holder_make_one_new_job(fixture: Fixture) {
+async fn ten_replacing_enqueues_of_a_running_holder_create_one_new_job(fixture: Fixture) {
     for round in 0..6 {
         let key = format!("customer-{round}");
         let unique = |n: usize| NewJob::new("mail", &n).unique_key(key.as_str(), UniqueMode::Replace);
         let holder = fixture.running(unique(99)).await;
-        let answers = ten(&fixture, unique).await;
-        assert_eq!(tally(&answers), [1, 0, 9]);
-        let next = of_one_job(&answers);
+        let results = enqueue_ten(&fixture, unique).await;
+        assert_eq!(counts_by_how(&results), [1, 0, 9]);
+        let next = same_job(&results);
         assert_ne!(next, holder.lease().id);
-        fixture.must_finish(&holder, again_at_once()).await;
+        fixture.must_finish(&holder, failed_and_due_at_once()).await;
         assert_eq!(fixture.status(holder.lease().id).await, Status::FailedPermanent);
         fixture.cancel(next).await.expect("cancel");
     }
 }
 
-/// Both keys at once, in every mixture: no caller sees a deadlock.
-async fn keys_in_any_order_never_surface_a_deadlock(fixture: Fixture) {
-    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
+/// Batches with both sorts of keys in different orders: no caller gets a deadlock error.
+async fn keys_locked_in_any_order_never_return_a_deadlock_error(fixture: Fixture) {
+    let clients = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     let start = Arc::new(Barrier::new(9));
     let tasks: Vec<_> = (0..9)
         .map(|task: usize| {
-            let client = handles[task % 3].clone();
-            at(&start, async move {
+            let client = clients[task % 3].clone();
+            spawn_at(&start, async move {
                 for round in 0..6_usize {
                     let jobs = (0..12).map(|n| {
-                        // Every task walks the same keys from another end.
+                        // Half of the tasks use the keys in reverse order.
                         let key = if task.is_multiple_of(2) { n } else { 11 - n };
                         let job = NewJob::new("mail", &(task, round, n));
                         let mode =
@@ -471,68 +487,69 @@ async fn keys_in_any_order_never_surface_a_deadlock(fixture: Fixture) {
         })
         .collect();
     for task in tasks {
-        joined(task).await.expect("no deadlock surfaces");
+        join(task).await.expect("no deadlock error");
     }
 }
 
-/// Everything that moves keyed jobs, at once: enqueue, claim, settle, cancel,
-/// retry. No error but the honest ones, and no damage (the fixture checks).
-async fn everything_at_once_leaves_no_damage(fixture: Fixture) {
+/// Enqueue, claim, settle, cancel and retry keyed jobs concurrently. Only the documented
+/// errors may occur, and the fixture checks the database afterwards.
+async fn concurrent_operations_on_keyed_jobs_leave_the_database_consistent(fixture: Fixture) {
     let worker = fixture.worker_with(DAY).await;
     let start = Arc::new(Barrier::new(6));
-    let handles = [fixture.client(), fixture.second_client().await];
+    let clients = [fixture.client(), fixture.second_client().await];
     let key = |n: usize| format!("customer-{}", n % 5);
     let mut tasks = Vec::new();
     for task in 0..2_usize {
-        let client = handles[task].clone();
-        tasks.push(at(&start, async move {
+        let client = clients[task].clone();
+        tasks.push(spawn_at(&start, async move {
             for n in 0..60_usize {
                 let mode =
                     [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt][(n + task) % 3];
                 client.enqueue(NewJob::new("mail", &n).unique_key(key(n * 7), mode)).await.expect("enqueue");
             }
         }));
-        let client = handles[1 - task].clone();
-        tasks.push(at(&start, async move {
+        let client = clients[1 - task].clone();
+        tasks.push(spawn_at(&start, async move {
             for n in 0..60_usize {
                 let claimed = claim(client.clone(), worker, 3).await;
-                let ending = [done(), again_at_once(), Ending::Released, failed_permanently()][n % 4].clone();
+                let ending =
+                    [done(), failed_and_due_at_once(), Ending::Released, failed_permanently()][n % 4].clone();
                 settle(client.clone(), claimed, ending).await;
             }
         }));
-        let client = handles[task].clone();
-        tasks.push(at(&start, async move {
+        let client = clients[task].clone();
+        tasks.push(spawn_at(&start, async move {
             for n in 0..40_usize {
                 let page = client.list(&Default::default()).await.expect("list");
                 let Some(job) = page.jobs.get(n % 7) else { continue };
-                let moved = if n % 2 == 0 {
+                let operated = if n % 2 == 0 {
                     client.cancel(job.id).await.map(drop)
                 } else {
                     client.retry(job.id).await
                 };
-                if let Err(error) = moved {
+                if let Err(error) = operated {
                     assert!(error.is_conflict() || error.is_unavailable(), "{error:?}");
                 }
             }
         }));
     }
     for task in tasks {
-        joined(task).await;
+        join(task).await;
     }
 }
 
 // ---- claim -------------------------------------------------------------------
 
-async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(fixture: Fixture) {
+async fn thirty_two_claimers_claim_each_of_twenty_thousand_jobs_once(fixture: Fixture) {
     const JOBS: usize = 20_000;
     for _ in 0..4 {
         fixture
             .enqueue_many((0..JOBS / 4).map(|n| NewJob::new("mail", &n).priority(n as i64 % 3)))
             .await
-            .expect("fill");
+            .expect("enqueue");
     }
     let worker = fixture.worker_with(DAY).await;
-    let handles = [
+    let clients = [
         fixture.client(),
         fixture.second_client().await,
         fixture.second_client().await,
@@ -541,13 +558,13 @@ async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(fixture: Fix
     let start = Arc::new(Barrier::new(32));
     let claimers: Vec<_> = (0..32)
         .map(|n| {
-            let client = handles[n % 4].clone();
-            at(&start, async move {
+            let client = clients[n % 4].clone();
+            spawn_at(&start, async move {
                 let request = ClaimRequest::new(worker, 40 + n as u32);
                 let mut cursor = ClaimCursor::default();
                 let (mut ids, mut idle) = (Vec::new(), 0);
-                // A claimer may come back empty while others hold rows it
-                // would have taken; a few empty claims in a row mean the end.
+                // A claim may return nothing while other claimers lock the rows. Three
+                // empty claims in a row mean that the queue is empty.
                 while idle < 3 {
                     let claims = client.store().claim(&request, &mut cursor).await.expect("claim");
                     idle = if claims.jobs.is_empty() { idle + 1 } else { 0 };
@@ -559,11 +576,11 @@ async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(fixture: Fix
         .collect();
     let mut seen = BTreeMap::<JobId, usize>::new();
     for claimer in claimers {
-        for id in joined(claimer).await {
+        for id in join(claimer).await {
             *seen.entry(id).or_default() += 1;
         }
     }
-    // What the last claimers passed over is still there for the next.
+    // Jobs that the last claimers skipped are still waiting.
     loop {
         let rest = claim(fixture.client(), worker, 1000).await;
         if rest.is_empty() {
@@ -577,8 +594,7 @@ async fn thirty_two_claimers_take_each_of_twenty_thousand_jobs_once(fixture: Fix
     assert!(seen.values().all(|times| *times == 1), "claimed twice");
 }
 
-/// A claimer that dies in the middle of its transaction loses nothing.
-async fn a_claimer_killed_in_mid_transaction_loses_nothing(fixture: Fixture) {
+async fn a_claimer_killed_in_the_middle_of_its_transaction_loses_no_job(fixture: Fixture) {
     for n in 0..5 {
         fixture.add(NewJob::new("mail", &n)).await;
     }
@@ -591,46 +607,46 @@ async fn a_claimer_killed_in_mid_transaction_loses_nothing(fixture: Fixture) {
 }
 
 async fn kill_a_backend(fixture: &Fixture) {
-    let mut victim = fixture.postgres().await;
-    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut victim).await.expect("pid");
-    sqlx::raw_sql("begin; delete from ready").execute(&mut victim).await.expect("in mid claim");
+    let mut killed = fixture.postgres().await;
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut killed).await.expect("pid");
+    sqlx::raw_sql("begin; delete from ready").execute(&mut killed).await.expect("inside the transaction");
     let mut killer = fixture.postgres().await;
-    // Waits until the backend is gone, so that its locks are too.
-    let gone: bool = sqlx::query_scalar("select pg_terminate_backend($1, 10000)")
+    // Wait until the backend has exited, so that its locks are released.
+    let exited: bool = sqlx::query_scalar("select pg_terminate_backend($1, 10000)")
         .bind(pid)
         .fetch_one(&mut killer)
         .await
         .expect("terminate");
-    assert!(gone);
+    assert!(exited);
 }
 
-const VICTIM: &str = "LONGSHORE_CONFORMANCE_VICTIM";
+const KILLED_CHILD_FILE: &str = "LONGSHORE_CONFORMANCE_KILLED_CHILD_FILE";
 
 async fn kill_a_child(fixture: &Fixture) {
     use std::io::{BufRead as _, BufReader};
     use std::process::{Command, Stdio};
 
-    let mut child = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--exact", "--nocapture", "races::the_victim"])
-        .env(VICTIM, fixture.file())
+    let mut child = Command::new(std::env::current_exe().expect("current_exe"))
+        .args(["--exact", "--nocapture", "races::killed_child"])
+        .env(KILLED_CHILD_FILE, fixture.file())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("a child");
-    let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
-    let ready = lines.map_while(std::io::Result::ok).any(|line| line.contains("in mid claim"));
+        .expect("spawn");
+    let lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+    let ready = lines.map_while(std::io::Result::ok).any(|line| line.contains("inside the transaction"));
     child.kill().expect("kill");
     child.wait().expect("wait");
-    assert!(ready, "the child never began");
+    assert!(ready, "the child did not start its transaction");
 }
 
-/// Not a case: what [`kill_a_child`] starts and kills.
+/// Not a case: the process that [`kill_a_child`] starts and kills.
 #[test]
-fn the_victim() {
-    let Some(file) = std::env::var_os(VICTIM) else { return };
+fn killed_child() {
+    let Some(file) = std::env::var_os(KILLED_CHILD_FILE) else { return };
     let connection = rusqlite::Connection::open(file).expect("open");
     connection.busy_timeout(5 * SECOND).expect("busy timeout");
-    connection.execute_batch("begin immediate; delete from ready").expect("in mid claim");
-    println!("in mid claim");
+    connection.execute_batch("begin immediate; delete from ready").expect("inside the transaction");
+    println!("inside the transaction");
     loop {
         std::thread::park();
     }

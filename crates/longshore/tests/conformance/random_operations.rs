@@ -1,5 +1,5 @@
-//! A random walk: any order of operations on one store, against a model in
-//! memory that knows only `lifecycle` and the order of claims.
+//! Random sequences of operations on one store, compared with a model in memory that
+//! uses only `lifecycle` and the order of claims.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use proptest::test_runner::{Config, TestRunner};
 use crate::fixture::*;
 
 cases! {
-    any_order_of_operations_follows_the_model,
-    a_walk_of_one_job_to_the_end_of_its_budget,
+    any_sequence_of_operations_follows_the_model,
+    one_job_that_always_fails_uses_up_its_attempts,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Enqueue { priority: i16, max_attempts: u16, delay: u32 },
-    Claim { limit: u32, mortal: bool },
+    Claim { limit: u32, crashing: bool },
     Settle { which: usize, ending: usize },
-    Late { which: usize, ending: usize },
+    LateSettle { which: usize, ending: usize },
     MarkStarted { which: usize },
     Cancel { which: usize },
     Retry { which: usize },
@@ -39,9 +39,9 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (-1..2_i16, 1..4_u16, prop_oneof![Just(0), 0..40_u32])
             .prop_map(|(priority, max_attempts, delay)| Step::Enqueue { priority, max_attempts, delay }),
-        5 => (1..5_u32, any::<bool>()).prop_map(|(limit, mortal)| Step::Claim { limit, mortal }),
+        5 => (1..5_u32, any::<bool>()).prop_map(|(limit, crashing)| Step::Claim { limit, crashing }),
         6 => (which(), 0..7_usize).prop_map(|(which, ending)| Step::Settle { which, ending }),
-        2 => (which(), 0..7_usize).prop_map(|(which, ending)| Step::Late { which, ending }),
+        2 => (which(), 0..7_usize).prop_map(|(which, ending)| Step::LateSettle { which, ending }),
         2 => which().prop_map(|which| Step::MarkStarted { which }),
         2 => which().prop_map(|which| Step::Cancel { which }),
         2 => which().prop_map(|which| Step::Retry { which }),
@@ -53,36 +53,38 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A job as the model believes it to be.
-struct Modelled {
+/// The expected state of a job.
+struct ModelJob {
     state: State,
     max_attempts: u16,
     priority: i16,
     due: DateTime<Utc>,
 }
 
-struct Walk {
+struct Model {
     fixture: Fixture,
     queue: String,
-    jobs: BTreeMap<JobId, Modelled>,
-    /// Leases out now, by the order they were taken.
+    jobs: BTreeMap<JobId, ModelJob>,
+    /// Live claims, in the order they were made.
     held: Vec<Claimed>,
-    /// Leases that have ended, whoever ended them.
+    /// Claims whose lease has ended.
     ended: Vec<Claimed>,
-    fit: WorkerId,
-    mortal: WorkerId,
+    /// A worker that is never declared dead.
+    stable: WorkerId,
+    /// The worker that the next [`Step::Crash`] declares dead.
+    crashing: WorkerId,
 }
 
-impl Walk {
+impl Model {
     async fn new(fixture: &Fixture) -> Self {
-        Walk {
+        Model {
             fixture: fixture.clone(),
             queue: WorkerId::new().to_string(),
             jobs: BTreeMap::new(),
             held: Vec::new(),
             ended: Vec::new(),
-            fit: fixture.worker_with(4000 * DAY).await,
-            mortal: fixture.worker().await,
+            stable: fixture.worker_with(4000 * DAY).await,
+            crashing: fixture.worker().await,
         }
     }
 
@@ -90,13 +92,13 @@ impl Walk {
         (!self.jobs.is_empty()).then(|| *self.jobs.keys().nth(which % self.jobs.len()).expect("in range"))
     }
 
-    async fn take(&mut self, step: Step) {
+    async fn run(&mut self, step: Step) {
         let fixture = self.fixture.clone();
         let now = fixture.now().await;
         match step {
             Step::Enqueue { priority, max_attempts, delay } => {
                 let due = now + delay * SECOND;
-                let job = NewJob::new("walk", &priority)
+                let job = NewJob::new("mail", &priority)
                     .queue(self.queue.as_str())
                     .priority(priority.into())
                     .max_attempts(max_attempts.into())
@@ -105,76 +107,75 @@ impl Walk {
                 let id = fixture.add(job).await;
                 let state =
                     State::Waiting(Waiting { lease_no: 0, attempts: 0, max_attempts, interruptions: 0 });
-                self.jobs.insert(id, Modelled { state, max_attempts, priority, due });
+                self.jobs.insert(id, ModelJob { state, max_attempts, priority, due });
             }
-            Step::Claim { limit, mortal } => self.claim(limit, mortal, now).await,
+            Step::Claim { limit, crashing } => self.claim(limit, crashing, now).await,
             Step::Settle { which, ending } if !self.held.is_empty() => {
                 let claimed = self.held.remove(which % self.held.len());
                 let ending = endings()[ending].clone();
                 fixture.must_finish(&claimed, ending.clone()).await;
-                // The holder knows that its handler has begun.
-                if let State::Running(running) = &mut self.model(claimed.lease().id).state {
+                // A settle implies that the handler started.
+                if let State::Running(running) = &mut self.job_mut(claimed.lease().id).state {
                     running.started = true;
                 }
-                self.follow(claimed.lease().id, Event::Settle(ending), now);
+                self.apply(claimed.lease().id, Event::Settle(ending), now);
                 self.ended.push(claimed);
             }
-            // A word about a lease that has ended changes nothing, whatever
-            // it is answered.
-            Step::Late { which, ending } if !self.ended.is_empty() => {
+            // A settle of an ended lease changes nothing, whatever it returns.
+            Step::LateSettle { which, ending } if !self.ended.is_empty() => {
                 let stale = &self.ended[which % self.ended.len()];
                 let _ = fixture.finish(stale, endings()[ending].clone()).await;
             }
             Step::MarkStarted { which } if !self.held.is_empty() => {
                 let lease = self.held[which % self.held.len()].lease();
                 assert_eq!(fixture.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
-                if let State::Running(running) = &mut self.model(lease.id).state {
+                if let State::Running(running) = &mut self.job_mut(lease.id).state {
                     running.started = true;
                 }
             }
             Step::Cancel { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = fixture.cancel(id).await.is_ok();
-                assert_eq!(self.follow(id, Event::Cancel, now), answer);
+                let accepted = fixture.cancel(id).await.is_ok();
+                assert_eq!(self.apply(id, Event::Cancel, now), accepted);
             }
             Step::Retry { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = fixture.retry(id).await.is_ok();
-                assert_eq!(self.follow(id, Event::Retry, now), answer);
+                let accepted = fixture.retry(id).await.is_ok();
+                assert_eq!(self.apply(id, Event::Retry, now), accepted);
             }
             Step::Redrive { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = fixture.redrive(id).await.is_ok();
-                assert_eq!(self.follow(id, Event::Redrive, now), answer);
+                let accepted = fixture.redrive(id).await.is_ok();
+                assert_eq!(self.apply(id, Event::Redrive, now), accepted);
             }
             Step::Edit { which, priority } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = fixture.edit(id, Edit::default().priority(priority.into())).await.is_ok();
-                assert_eq!(self.follow(id, Event::Edit, now), answer);
-                if answer {
-                    self.model(id).priority = priority;
+                let accepted = fixture.edit(id, Edit::default().priority(priority.into())).await.is_ok();
+                assert_eq!(self.apply(id, Event::Edit, now), accepted);
+                if accepted {
+                    self.job_mut(id).priority = priority;
                 }
             }
             Step::Delete { which } => {
                 let Some(id) = self.pick(which) else { return };
-                let answer = fixture.delete(id).await.is_ok();
-                assert_eq!(self.follow(id, Event::Delete, now), answer);
+                let accepted = fixture.delete(id).await.is_ok();
+                assert_eq!(self.apply(id, Event::Delete, now), accepted);
             }
             Step::Advance { seconds } => {
                 fixture.advance(seconds * SECOND).await;
-                fixture.store().beat(self.mortal, &[]).await.expect("beat");
+                fixture.store().beat(self.crashing, &[]).await.expect("beat");
             }
             Step::Crash => self.crash().await,
-            Step::Settle { .. } | Step::Late { .. } | Step::MarkStarted { .. } => {}
+            Step::Settle { .. } | Step::LateSettle { .. } | Step::MarkStarted { .. } => {}
         }
     }
 
-    fn model(&mut self, id: JobId) -> &mut Modelled {
-        self.jobs.get_mut(&id).expect("a job of the model")
+    fn job_mut(&mut self, id: JobId) -> &mut ModelJob {
+        self.jobs.get_mut(&id).expect("a known job")
     }
 
-    /// The best due jobs, with the first suspect among them if there is room.
-    async fn claim(&mut self, limit: u32, mortal: bool, now: DateTime<Utc>) {
+    /// Claims, and expects the first due jobs with at most one suspect among them.
+    async fn claim(&mut self, limit: u32, crashing: bool, now: DateTime<Utc>) {
         let mut due: Vec<_> = self
             .jobs
             .iter()
@@ -192,20 +193,20 @@ impl Walk {
             !suspect || suspects == 1
         });
         let expected: Vec<_> = due.iter().take(limit as usize).map(|(_, _, id, _)| *id).collect();
-        let worker = if mortal { self.mortal } else { self.fit };
+        let worker = if crashing { self.crashing } else { self.stable };
         let request = ClaimRequest { queues: vec![self.queue.clone()], ..ClaimRequest::new(worker, limit) };
         let claimed = self.fixture.claim_with(&request).await;
         assert_eq!(ids(&claimed), expected);
         for claimed in claimed {
             let id = claimed.lease().id;
-            let State::Waiting(waiting) = self.model(id).state.clone() else {
-                unreachable!("filtered above")
+            let State::Waiting(waiting) = self.job_mut(id).state.clone() else {
+                unreachable!("only waiting jobs are expected")
             };
-            let Ok(Transition::Lease { attempt }) = lifecycle::next(&self.model(id).state, Event::Claim)
+            let Ok(Transition::Lease { attempt }) = lifecycle::next(&self.job_mut(id).state, Event::Claim)
             else {
-                panic!("a waiting job can be claimed")
+                panic!("a waiting job must be claimable")
             };
-            self.model(id).state = State::Running(Running {
+            self.job_mut(id).state = State::Running(Running {
                 lease_no: waiting.lease_no + 1,
                 worker,
                 attempt,
@@ -226,18 +227,18 @@ impl Walk {
         self.fixture.sweep(&options).await.expect("sweep");
         let now = self.fixture.now().await;
         let (lost, held): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.held).into_iter().partition(|held| held.lease().worker == self.mortal);
+            std::mem::take(&mut self.held).into_iter().partition(|held| held.lease().worker == self.crashing);
         for stale in lost {
-            self.follow(stale.lease().id, Event::Recover(Recovery::Default(how)), now);
+            self.apply(stale.lease().id, Event::Recover(Recovery::Default(how)), now);
             self.ended.push(stale);
         }
         self.held = held;
-        self.mortal = self.fixture.worker().await;
+        self.crashing = self.fixture.worker().await;
     }
 
-    /// Moves the model; whether the rules allow the event.
-    fn follow(&mut self, id: JobId, event: Event, now: DateTime<Utc>) -> bool {
-        let job = self.jobs.get_mut(&id).expect("a job of the model");
+    /// Applies the event to the model. Returns whether the rules allow it.
+    fn apply(&mut self, id: JobId, event: Event, now: DateTime<Utc>) -> bool {
+        let job = self.jobs.get_mut(&id).expect("a known job");
         let lease_no = match &job.state {
             State::Waiting(Waiting { lease_no, .. })
             | State::Running(Running { lease_no, .. })
@@ -270,7 +271,7 @@ impl Walk {
             Ok(Transition::RunNow) => job.due = job.due.min(now),
             Ok(Transition::Rewrite) => {}
             Ok(Transition::Remove) => drop(self.jobs.remove(&id)),
-            Ok(Transition::Lease { .. }) => unreachable!("claims are followed apart"),
+            Ok(Transition::Lease { .. }) => unreachable!("`claim` applies claims"),
         }
         true
     }
@@ -286,21 +287,21 @@ impl Walk {
     }
 }
 
-async fn any_order_of_operations_follows_the_model(fixture: Fixture) {
+async fn any_sequence_of_operations_follows_the_model(fixture: Fixture) {
     let config = Config { cases: 12, failure_persistence: None, max_shrink_iters: 100, ..Config::default() };
     let steps = prop::collection::vec(step(), 20..70);
     let runtime = tokio::runtime::Handle::current();
     let result = tokio::task::block_in_place(|| {
         TestRunner::new(config).run(&steps, |steps| {
             let fixture = fixture.clone();
-            let walked = runtime.block_on(runtime.spawn(async move {
-                let mut walk = Walk::new(&fixture).await;
+            let ended = runtime.block_on(runtime.spawn(async move {
+                let mut model = Model::new(&fixture).await;
                 for step in steps {
-                    walk.take(step).await;
-                    walk.compare().await;
+                    model.run(step).await;
+                    model.compare().await;
                 }
             }));
-            walked.map_err(|died| TestCaseError::fail(told(died.into_panic())))
+            ended.map_err(|panicked| TestCaseError::fail(message(panicked.into_panic())))
         })
     });
     if let Err(failure) = result {
@@ -308,23 +309,23 @@ async fn any_order_of_operations_follows_the_model(fixture: Fixture) {
     }
 }
 
-fn told(panic: Box<dyn std::any::Any + Send>) -> String {
+fn message(panic: Box<dyn std::any::Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(message) => *message,
         Err(_) => "a panic without a message".into(),
     }
 }
 
-/// The ending that the walk uses most must really be retried in time.
-async fn a_walk_of_one_job_to_the_end_of_its_budget(fixture: Fixture) {
-    let mut walk = Walk::new(&fixture).await;
-    walk.take(Step::Enqueue { priority: 0, max_attempts: 3, delay: 0 }).await;
+/// Checks that failures in these sequences really become due again.
+async fn one_job_that_always_fails_uses_up_its_attempts(fixture: Fixture) {
+    let mut model = Model::new(&fixture).await;
+    model.run(Step::Enqueue { priority: 0, max_attempts: 3, delay: 0 }).await;
     for _ in 0..3 {
-        walk.take(Step::Claim { limit: 1, mortal: false }).await;
+        model.run(Step::Claim { limit: 1, crashing: false }).await;
         let failing =
             endings().iter().position(|ending| matches!(ending, Ending::Failed { retry_in: Some(_), .. }));
-        walk.take(Step::Settle { which: 0, ending: failing.expect("there is one") }).await;
-        walk.compare().await;
+        model.run(Step::Settle { which: 0, ending: failing.expect("an ending with a retry") }).await;
+        model.compare().await;
         fixture.advance(Duration::from_secs(11)).await;
     }
     assert_eq!(fixture.count(longshore::Status::FailedPermanent).await, 1);

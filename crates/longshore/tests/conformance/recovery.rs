@@ -1,4 +1,5 @@
-//! Jobs of dead workers and hung handlers go back to the queue, once, legally.
+//! Recovery: jobs of dead workers and hung handlers return to the queue, each once and
+//! only while their lease may be taken.
 
 use std::time::Duration;
 
@@ -13,41 +14,41 @@ use longshore::{
 use crate::fixture::*;
 
 cases! {
-    a_dead_workers_job_goes_back_to_the_queue,
-    a_live_workers_leases_are_never_taken,
-    each_worker_dies_by_its_own_threshold,
-    a_resilient_job_waits_three_times_as_long,
-    a_manual_sweep_honours_resilience_too,
-    the_flags_and_the_factor_of_resilience_can_be_chosen,
-    a_lease_without_a_worker_row_is_taken_past_the_threshold,
-    a_hung_handlers_lease_is_taken_from_a_live_worker,
+    a_dead_workers_job_returns_to_the_queue,
+    leases_of_a_live_worker_are_never_recovered,
+    each_worker_is_declared_dead_by_its_own_threshold,
+    a_resilient_job_is_recovered_after_three_times_the_threshold,
+    a_manual_sweep_honours_resilience,
+    the_flags_and_the_factor_of_resilience_are_configurable,
+    a_lease_without_a_worker_row_is_recovered_past_the_threshold,
+    the_lease_of_a_hung_handler_is_recovered_from_a_live_worker,
     a_job_without_a_timeout_never_counts_as_hung,
-    a_job_without_a_timeout_is_still_recovered_from_the_dead,
-    a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing,
-    a_dry_run_names_dead_workers_that_hold_nothing,
-    a_dry_run_goes_by_the_threshold_asked_for,
-    a_sweep_walks_through_every_page,
-    candidates_come_by_id_after_the_one_named,
-    a_candidate_shows_the_whole_lease,
-    a_reschedule_names_the_time,
-    a_reschedule_may_name_the_attempts,
-    a_failing_decision_charges_the_attempt_with_the_jobs_backoff,
-    a_failing_decision_on_the_last_attempt_is_final,
-    a_skipped_job_stays_with_its_holder_uncounted,
-    after_the_first_only_started_runs_are_counted,
+    a_job_without_a_timeout_is_recovered_from_a_dead_worker,
+    a_dry_run_reports_what_a_sweep_would_do_and_changes_nothing,
+    a_dry_run_names_dead_workers_without_leases,
+    a_dry_run_uses_the_requested_threshold,
+    a_sweep_recovers_every_page_of_candidates,
+    candidates_are_ordered_by_id_and_start_after_the_given_one,
+    a_candidate_contains_the_whole_lease,
+    a_reschedule_sets_the_time,
+    a_reschedule_may_set_the_attempts,
+    a_fail_decision_charges_the_attempt_and_uses_the_jobs_backoff,
+    a_fail_decision_on_the_last_attempt_is_final,
+    a_skipped_job_keeps_its_lease_and_is_not_counted,
+    after_the_first_interruption_only_started_runs_are_counted,
     a_poison_job_is_quarantined_with_a_reason_that_says_so,
-    innocent_neighbours_of_a_poison_job_are_not_quarantined,
-    the_maximum_of_interruptions_can_be_chosen,
-    mark_started_shows_in_the_located_state_once,
+    jobs_interrupted_with_a_poison_job_are_not_quarantined,
+    the_maximum_number_of_interruptions_is_configurable,
+    mark_started_sets_the_started_flag,
     a_recovery_from_a_worker_that_is_not_dead_is_refused,
-    a_listed_worker_that_beat_in_time_keeps_its_lease,
-    a_recovery_of_a_lease_that_was_settled_is_refused,
-    a_recovery_blind_to_a_raised_flag_is_sent_back,
-    a_recovery_of_many_is_answered_item_by_item,
-    a_hung_handler_is_taken_though_its_worker_lives,
-    a_worker_that_comes_back_registers_anew_and_claims,
-    a_reschedule_to_an_absurd_time_stores_something,
-    an_absurd_threshold_recovers_nobody,
+    a_stale_worker_that_sends_a_heartbeat_in_time_keeps_its_lease,
+    a_recovery_of_a_settled_lease_is_refused,
+    a_recovery_decided_without_a_raised_flag_returns_flagged,
+    recovery_results_are_returned_per_item,
+    a_hung_handlers_lease_is_recovered_while_its_worker_is_alive,
+    a_worker_declared_dead_registers_again_and_claims,
+    a_reschedule_to_an_absurd_time_is_stored,
+    an_absurd_threshold_recovers_no_job,
 }
 
 fn resilient(kind: &str) -> NewJob {
@@ -64,8 +65,8 @@ async fn candidates(fixture: &Fixture, scope: &SweepScope) -> Vec<(JobId, Interr
     found.iter().map(|lease| (lease.id, lease.why)).collect()
 }
 
-/// The move a sweeper makes by default.
-fn taken(claimed: &Claimed) -> Settlement {
+/// The settlement that a sweeper stores by default.
+fn default_recovery(claimed: &Claimed) -> Settlement {
     let running = lifecycle::Running {
         lease_no: claimed.lease().lease_no,
         worker: claimed.lease().worker,
@@ -83,9 +84,9 @@ fn taken(claimed: &Claimed) -> Settlement {
     }
 }
 
-// ---- who -------------------------------------------------------------------
+// ---- which jobs ------------------------------------------------------------
 
-async fn a_dead_workers_job_goes_back_to_the_queue(fixture: Fixture) {
+async fn a_dead_workers_job_returns_to_the_queue(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let (id, worker) = (claimed.lease().id, claimed.lease().worker);
     fixture.advance(61 * SECOND).await;
@@ -102,7 +103,7 @@ async fn a_dead_workers_job_goes_back_to_the_queue(fixture: Fixture) {
     assert_eq!(entry.ended_at, start() + 61 * SECOND);
 }
 
-async fn a_live_workers_leases_are_never_taken(fixture: Fixture) {
+async fn leases_of_a_live_worker_are_never_recovered(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     for _ in 0..10 {
         fixture.advance(55 * SECOND).await;
@@ -113,7 +114,7 @@ async fn a_live_workers_leases_are_never_taken(fixture: Fixture) {
     fixture.must_finish(&claimed, done()).await;
 }
 
-async fn each_worker_dies_by_its_own_threshold(fixture: Fixture) {
+async fn each_worker_is_declared_dead_by_its_own_threshold(fixture: Fixture) {
     let (quick, slow) = (fixture.worker_with(20 * SECOND).await, fixture.worker_with(5 * MINUTE).await);
     let (first, second) = (fixture.enqueue_kind("mail").await, fixture.enqueue_kind("sms").await);
     fixture.claim(quick, 1).await;
@@ -129,26 +130,27 @@ async fn each_worker_dies_by_its_own_threshold(fixture: Fixture) {
     assert_eq!(fixture.status(second).await, Status::Retrying);
 }
 
-async fn a_resilient_job_waits_three_times_as_long(fixture: Fixture) {
+async fn a_resilient_job_is_recovered_after_three_times_the_threshold(fixture: Fixture) {
     let worker = fixture.worker().await;
-    let (plain, patient) = (fixture.enqueue_kind("plain").await, fixture.add(resilient("patient")).await);
+    let (plain, resilient_job) =
+        (fixture.enqueue_kind("plain").await, fixture.add(resilient("resilient")).await);
     fixture.claim(worker, 2).await;
     fixture.advance(61 * SECOND).await;
     assert_eq!(fixture.sweep_now().await.recovered, 1);
     assert_eq!(
-        (fixture.status(plain).await, fixture.status(patient).await),
+        (fixture.status(plain).await, fixture.status(resilient_job).await),
         (Status::Retrying, Status::Running)
     );
     fixture.advance(118 * SECOND).await;
     assert_eq!(fixture.sweep_now().await.recovered, 0);
     fixture.advance(2 * SECOND).await;
     assert_eq!(fixture.sweep_now().await.recovered, 1);
-    assert_eq!(fixture.status(patient).await, Status::Retrying);
+    assert_eq!(fixture.status(resilient_job).await, Status::Retrying);
 }
 
-async fn a_manual_sweep_honours_resilience_too(fixture: Fixture) {
+async fn a_manual_sweep_honours_resilience(fixture: Fixture) {
     let worker = fixture.worker().await;
-    fixture.add(resilient("patient")).await;
+    fixture.add(resilient("resilient")).await;
     fixture.claim(worker, 1).await;
     fixture.advance(25 * SECOND).await;
     let options = SweepOptions::default().threshold(10 * SECOND);
@@ -157,7 +159,7 @@ async fn a_manual_sweep_honours_resilience_too(fixture: Fixture) {
     assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 1);
 }
 
-async fn the_flags_and_the_factor_of_resilience_can_be_chosen(fixture: Fixture) {
+async fn the_flags_and_the_factor_of_resilience_are_configurable(fixture: Fixture) {
     let worker = fixture.worker().await;
     fixture.add(job("mail").flags(["slow", "x"])).await;
     fixture.claim(worker, 1).await;
@@ -170,8 +172,8 @@ async fn the_flags_and_the_factor_of_resilience_can_be_chosen(fixture: Fixture) 
     assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 1);
 }
 
-/// The row may be lost to an operator's hand or a restored backup.
-async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(fixture: Fixture) {
+/// The row may be missing after a manual delete or a restored backup.
+async fn a_lease_without_a_worker_row_is_recovered_past_the_threshold(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.sql("delete from workers", None).await;
     fixture.advance(60 * SECOND).await;
@@ -183,7 +185,7 @@ async fn a_lease_without_a_worker_row_is_taken_past_the_threshold(fixture: Fixtu
     assert_eq!(fixture.status(id).await, Status::Retrying);
 }
 
-async fn a_hung_handlers_lease_is_taken_from_a_live_worker(fixture: Fixture) {
+async fn the_lease_of_a_hung_handler_is_recovered_from_a_live_worker(fixture: Fixture) {
     let claimed = fixture.running(job("mail").timeout(Some(10 * MINUTE))).await;
     let lease = claimed.lease();
     for minute in 1..=11 {
@@ -196,7 +198,7 @@ async fn a_hung_handlers_lease_is_taken_from_a_live_worker(fixture: Fixture) {
     assert_eq!(candidates(&fixture, &scope).await, [(lease.id, Interruptor::HungHandler)]);
     assert_eq!(fixture.sweep_now().await.recovered, 1);
     assert_eq!(fixture.status(lease.id).await, Status::Retrying);
-    // The worker lives, and learns at its next beat.
+    // The worker is alive and learns of the loss at its next heartbeat.
     let beat = fixture.store().beat(lease.worker, &[lease]).await.expect("beat");
     assert_eq!(beat, Beat::Alive { lost: vec![lease], cancel: Vec::new() });
 }
@@ -208,54 +210,54 @@ async fn a_job_without_a_timeout_never_counts_as_hung(fixture: Fixture) {
     assert_eq!(fixture.sweep_now().await.recovered, 0);
 }
 
-async fn a_job_without_a_timeout_is_still_recovered_from_the_dead(fixture: Fixture) {
+async fn a_job_without_a_timeout_is_recovered_from_a_dead_worker(fixture: Fixture) {
     fixture.running(job("mail").timeout(None)).await;
     fixture.advance(61 * SECOND).await;
     assert_eq!(fixture.sweep_now().await.recovered, 1);
 }
 
-// ---- how a sweep looks ---------------------------------------------------------
+// ---- sweeps --------------------------------------------------------------------
 
-async fn a_dry_run_tells_what_a_sweep_would_do_and_changes_nothing(fixture: Fixture) {
-    let (mortal, fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
+async fn a_dry_run_reports_what_a_sweep_would_do_and_changes_nothing(fixture: Fixture) {
+    let (stale, live) = (fixture.worker().await, fixture.worker_with(DAY).await);
     for _ in 0..3 {
         fixture.enqueue_kind("mail").await;
     }
-    let claimed = fixture.claim(mortal, 2).await;
-    fixture.claim(fit, 1).await;
+    let claimed = fixture.claim(stale, 2).await;
+    fixture.claim(live, 1).await;
     fixture.advance(61 * SECOND).await;
     let before = snapshot(&fixture.job(claimed[0].lease().id).await);
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
-    let told = fixture.sweep(&dry).await.expect("sweep");
-    assert_eq!(told, SweepReport { workers: [mortal].into(), recovered: 2, skipped: 0 });
+    let report = fixture.sweep(&dry).await.expect("sweep");
+    assert_eq!(report, SweepReport { workers: [stale].into(), recovered: 2, skipped: 0 });
     assert_eq!(snapshot(&fixture.job(claimed[0].lease().id).await), before);
-    assert_eq!(fixture.worker_record(mortal).await.expect("listed").dead_at, None);
-    assert_eq!(fixture.sweep_now().await, told);
+    assert_eq!(fixture.worker_record(stale).await.expect("worker").dead_at, None);
+    assert_eq!(fixture.sweep_now().await, report);
 }
 
-async fn a_dry_run_names_dead_workers_that_hold_nothing(fixture: Fixture) {
-    let (mortal, _fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
+async fn a_dry_run_names_dead_workers_without_leases(fixture: Fixture) {
+    let (stale, _live) = (fixture.worker().await, fixture.worker_with(DAY).await);
     fixture.advance(61 * SECOND).await;
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
-    let told = fixture.sweep(&dry).await.expect("sweep");
-    assert_eq!(told, SweepReport { workers: [mortal].into(), recovered: 0, skipped: 0 });
-    assert_eq!(fixture.worker_record(mortal).await.expect("listed").dead_at, None);
-    assert_eq!(fixture.sweep_now().await, told);
+    let report = fixture.sweep(&dry).await.expect("sweep");
+    assert_eq!(report, SweepReport { workers: [stale].into(), recovered: 0, skipped: 0 });
+    assert_eq!(fixture.worker_record(stale).await.expect("worker").dead_at, None);
+    assert_eq!(fixture.sweep_now().await, report);
 }
 
-async fn a_dry_run_goes_by_the_threshold_asked_for(fixture: Fixture) {
-    let (mortal, fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
+async fn a_dry_run_uses_the_requested_threshold(fixture: Fixture) {
+    let (stale, live) = (fixture.worker().await, fixture.worker_with(DAY).await);
     fixture.advance(61 * SECOND).await;
-    for (threshold, dead) in [(HOUR, vec![]), (30 * SECOND, vec![mortal, fit])] {
+    for (threshold, dead) in [(HOUR, vec![]), (30 * SECOND, vec![stale, live])] {
         let options = SweepOptions::default().threshold(threshold);
         let dry = SweepOptions { mode: SweepMode::DryRun, ..options.clone() };
-        let told = fixture.sweep(&dry).await.expect("sweep");
-        assert_eq!(told.workers, dead.into_iter().collect(), "{threshold:?}");
-        assert_eq!(fixture.sweep(&options).await.expect("sweep"), told);
+        let report = fixture.sweep(&dry).await.expect("sweep");
+        assert_eq!(report.workers, dead.into_iter().collect(), "{threshold:?}");
+        assert_eq!(fixture.sweep(&options).await.expect("sweep"), report);
     }
 }
 
-async fn a_sweep_walks_through_every_page(fixture: Fixture) {
+async fn a_sweep_recovers_every_page_of_candidates(fixture: Fixture) {
     let worker = fixture.worker().await;
     for _ in 0..7 {
         fixture.enqueue_kind("mail").await;
@@ -268,7 +270,7 @@ async fn a_sweep_walks_through_every_page(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Retrying).await, 7);
 }
 
-async fn candidates_come_by_id_after_the_one_named(fixture: Fixture) {
+async fn candidates_are_ordered_by_id_and_start_after_the_given_one(fixture: Fixture) {
     let worker = fixture.worker().await;
     for _ in 0..4 {
         fixture.enqueue_kind("mail").await;
@@ -281,7 +283,7 @@ async fn candidates_come_by_id_after_the_one_named(fixture: Fixture) {
     assert_eq!(found, expected[1..3]);
 }
 
-async fn a_candidate_shows_the_whole_lease(fixture: Fixture) {
+async fn a_candidate_contains_the_whole_lease(fixture: Fixture) {
     let policy = RetryPolicy::fixed(33 * SECOND);
     let claimed =
         fixture.running(job("mail").priority(4).max_attempts(6).flags(["gpu"]).retry(policy.clone())).await;
@@ -298,9 +300,9 @@ async fn a_candidate_shows_the_whole_lease(fixture: Fixture) {
     assert_eq!((found.claimed_at, found.backoff()), (start(), Some(33 * SECOND)));
 }
 
-// ---- what is decided -----------------------------------------------------------
+// ---- decisions -----------------------------------------------------------------
 
-async fn decided(fixture: &Fixture, claimed: &Claimed, decision: Decision) -> SweepReport {
+async fn sweep_with_decision(fixture: &Fixture, claimed: &Claimed, decision: Decision) -> SweepReport {
     fixture.advance(61 * SECOND).await;
     let id = claimed.lease().id;
     let options = SweepOptions::default();
@@ -313,29 +315,30 @@ async fn decided(fixture: &Fixture, claimed: &Claimed, decision: Decision) -> Sw
     report.expect("sweep")
 }
 
-async fn a_reschedule_names_the_time(fixture: Fixture) {
+async fn a_reschedule_sets_the_time(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let at = start() + DAY;
-    decided(&fixture, &claimed, Decision::Reschedule { when: When::At(at), attempts: None }).await;
+    sweep_with_decision(&fixture, &claimed, Decision::Reschedule { when: When::At(at), attempts: None })
+        .await;
     let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.interruptions, job.run_at), (Status::Retrying, 0, 1, at));
 }
 
-async fn a_reschedule_may_name_the_attempts(fixture: Fixture) {
-    for (named, kept) in [(Some(2), 2), (Some(0), 0), (Some(77), 4)] {
+async fn a_reschedule_may_set_the_attempts(fixture: Fixture) {
+    for (requested, stored) in [(Some(2), 2), (Some(0), 0), (Some(77), 4)] {
         let claimed = fixture.running(job("mail").max_attempts(5)).await;
-        let decision = Decision::Reschedule { when: When::After(2 * MINUTE), attempts: named };
-        decided(&fixture, &claimed, decision).await;
+        let decision = Decision::Reschedule { when: When::After(2 * MINUTE), attempts: requested };
+        sweep_with_decision(&fixture, &claimed, decision).await;
         let job = fixture.job(claimed.lease().id).await;
-        let waits = job.run_at - fixture.now().await;
-        assert_eq!((job.attempts, waits), (kept, TimeDelta::minutes(2)), "{named:?}");
+        let delay = job.run_at - fixture.now().await;
+        assert_eq!((job.attempts, delay), (stored, TimeDelta::minutes(2)), "{requested:?}");
         fixture.cancel(claimed.lease().id).await.expect("cancel");
     }
 }
 
-async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff(fixture: Fixture) {
+async fn a_fail_decision_charges_the_attempt_and_uses_the_jobs_backoff(fixture: Fixture) {
     let claimed = fixture.running(job("mail").retry(RetryPolicy::fixed(33 * SECOND))).await;
-    decided(&fixture, &claimed, Decision::FailWithBackoff).await;
+    sweep_with_decision(&fixture, &claimed, Decision::FailWithBackoff).await;
     let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 1, 0));
     assert_eq!(job.run_at, start() + 94 * SECOND);
@@ -343,16 +346,16 @@ async fn a_failing_decision_charges_the_attempt_with_the_jobs_backoff(fixture: F
     assert_eq!(fixture.history(claimed.lease().id).await, [AttemptEnd::Failed]);
 }
 
-async fn a_failing_decision_on_the_last_attempt_is_final(fixture: Fixture) {
+async fn a_fail_decision_on_the_last_attempt_is_final(fixture: Fixture) {
     let claimed = fixture.running(job("mail").max_attempts(1)).await;
-    decided(&fixture, &claimed, Decision::FailWithBackoff).await;
+    sweep_with_decision(&fixture, &claimed, Decision::FailWithBackoff).await;
     let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.last_error.as_deref()), (Status::FailedPermanent, Some("WorkerCrashed")));
 }
 
-async fn a_skipped_job_stays_with_its_holder_uncounted(fixture: Fixture) {
+async fn a_skipped_job_keeps_its_lease_and_is_not_counted(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    let report = decided(&fixture, &claimed, Decision::Skip).await;
+    let report = sweep_with_decision(&fixture, &claimed, Decision::Skip).await;
     assert_eq!((report.recovered, report.skipped), (0, 1));
     let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.interruptions, job.lease_no), (Status::Running, 0, 1));
@@ -370,7 +373,7 @@ async fn interrupt(fixture: &Fixture, started: bool) {
     assert_eq!(fixture.crash_all_workers().await.recovered, 1);
 }
 
-async fn after_the_first_only_started_runs_are_counted(fixture: Fixture) {
+async fn after_the_first_interruption_only_started_runs_are_counted(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
     for (started, counted) in [(false, 1), (false, 1), (true, 2), (false, 2)] {
         interrupt(&fixture, started).await;
@@ -391,12 +394,12 @@ async fn a_poison_job_is_quarantined_with_a_reason_that_says_so(fixture: Fixture
     assert_eq!(fixture.history(id).await, [AttemptEnd::Interrupted; 3]);
 }
 
-/// Ten jobs share a process with one that kills it every time.
-async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(fixture: Fixture) {
+/// Ten jobs share a process with a job that crashes it every time.
+async fn jobs_interrupted_with_a_poison_job_are_not_quarantined(fixture: Fixture) {
     let poison = fixture.add(job("poison").priority(9)).await;
-    let mut innocents = Vec::new();
+    let mut others = Vec::new();
     for _ in 0..10 {
-        innocents.push(fixture.enqueue_kind("innocent").await);
+        others.push(fixture.enqueue_kind("other").await);
     }
     for _ in 0..30 {
         let worker = fixture.worker().await;
@@ -417,12 +420,12 @@ async fn innocent_neighbours_of_a_poison_job_are_not_quarantined(fixture: Fixtur
         }
     }
     assert_eq!(fixture.status(poison).await, Status::FailedPermanent);
-    for id in innocents {
+    for id in others {
         assert_eq!(fixture.status(id).await, Status::Succeeded);
     }
 }
 
-async fn the_maximum_of_interruptions_can_be_chosen(fixture: Fixture) {
+async fn the_maximum_number_of_interruptions_is_configurable(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.advance(61 * SECOND).await;
     let mut options = SweepOptions::default();
@@ -431,7 +434,7 @@ async fn the_maximum_of_interruptions_can_be_chosen(fixture: Fixture) {
     assert_eq!(fixture.status(claimed.lease().id).await, Status::FailedPermanent);
 }
 
-async fn mark_started_shows_in_the_located_state_once(fixture: Fixture) {
+async fn mark_started_sets_the_started_flag(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let started = async || match fixture.state(claimed.lease().id).await {
         lifecycle::State::Running(running) => running.started,
@@ -444,101 +447,116 @@ async fn mark_started_shows_in_the_located_state_once(fixture: Fixture) {
     }
 }
 
-// ---- legality, at the moment it is stored ----------------------------------------
+// ---- checks when a recovery is stored --------------------------------------------
 
 async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let before = snapshot(&fixture.job(claimed.lease().id).await);
     for why in [Interruptor::DeadWorker, Interruptor::UnknownWorker] {
-        let settled = fixture.store().recover(&[(why, taken(&claimed))]).await.expect("recover");
+        let settled = fixture.store().recover(&[(why, default_recovery(&claimed))]).await.expect("recover");
         assert_eq!(settled, [Settled::LeaseLost], "{why:?}");
     }
     assert_eq!(snapshot(&fixture.job(claimed.lease().id).await), before);
     fixture.must_finish(&claimed, done()).await;
 }
 
-/// Listed while stale, but it beat before the decision was stored.
-async fn a_listed_worker_that_beat_in_time_keeps_its_lease(fixture: Fixture) {
+/// The worker was stale when the sweep listed its job, but it sent a heartbeat before
+/// the decision was stored.
+async fn a_stale_worker_that_sends_a_heartbeat_in_time_keeps_its_lease(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.advance(61 * SECOND).await;
     assert_eq!(candidates(&fixture, &SweepScope::default()).await.len(), 1);
     let beat = fixture.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
     assert!(matches!(beat, Beat::Alive { .. }));
-    let settled =
-        fixture.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+    let settled = fixture
+        .store()
+        .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
+        .await
+        .expect("recover");
     assert_eq!(settled, [Settled::LeaseLost]);
     fixture.must_finish(&claimed, done()).await;
 }
 
-async fn a_recovery_of_a_lease_that_was_settled_is_refused(fixture: Fixture) {
+async fn a_recovery_of_a_settled_lease_is_refused(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.must_finish(&claimed, done()).await;
     fixture.advance(61 * SECOND).await;
     fixture.store().mark_dead(None).await.expect("mark_dead");
-    let settled =
-        fixture.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+    let settled = fixture
+        .store()
+        .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
+        .await
+        .expect("recover");
     assert_eq!(settled, [Settled::LeaseLost]);
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
-async fn a_recovery_blind_to_a_raised_flag_is_sent_back(fixture: Fixture) {
+async fn a_recovery_decided_without_a_raised_flag_returns_flagged(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     fixture.advance(61 * SECOND).await;
     fixture.store().mark_dead(None).await.expect("mark_dead");
-    let settled =
-        fixture.store().recover(&[(Interruptor::DeadWorker, taken(&claimed))]).await.expect("recover");
+    let settled = fixture
+        .store()
+        .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
+        .await
+        .expect("recover");
     assert!(matches!(settled[..], [Settled::Flagged(flags)] if flags.cancel_requested), "{settled:?}");
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Running);
 }
 
-async fn a_recovery_of_many_is_answered_item_by_item(fixture: Fixture) {
-    let (mortal, fit) = (fixture.worker().await, fixture.worker_with(DAY).await);
+async fn recovery_results_are_returned_per_item(fixture: Fixture) {
+    let (stale, live) = (fixture.worker().await, fixture.worker_with(DAY).await);
     for _ in 0..3 {
         fixture.enqueue_kind("mail").await;
     }
-    let dead = fixture.claim(mortal, 2).await;
-    let live = fixture.claim(fit, 1).await;
+    let dead = fixture.claim(stale, 2).await;
+    let live = fixture.claim(live, 1).await;
     fixture.must_finish(&dead[1], done()).await;
     fixture.advance(61 * SECOND).await;
     fixture.store().mark_dead(None).await.expect("mark_dead");
-    let recoveries = [&live[0], &dead[0], &dead[1]].map(|lease| (Interruptor::DeadWorker, taken(lease)));
+    let recoveries =
+        [&live[0], &dead[0], &dead[1]].map(|lease| (Interruptor::DeadWorker, default_recovery(lease)));
     let settled = fixture.store().recover(&recoveries).await.expect("recover");
     assert_eq!(settled, [Settled::LeaseLost, Settled::Stored, Settled::LeaseLost]);
 }
 
-async fn a_hung_handler_is_taken_though_its_worker_lives(fixture: Fixture) {
+async fn a_hung_handlers_lease_is_recovered_while_its_worker_is_alive(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
-    let settled =
-        fixture.store().recover(&[(Interruptor::HungHandler, taken(&claimed))]).await.expect("recover");
+    let settled = fixture
+        .store()
+        .recover(&[(Interruptor::HungHandler, default_recovery(&claimed))])
+        .await
+        .expect("recover");
     assert_eq!(settled, [Settled::Stored]);
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Retrying);
 }
 
-async fn a_worker_that_comes_back_registers_anew_and_claims(fixture: Fixture) {
+async fn a_worker_declared_dead_registers_again_and_claims(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.crash_all_workers().await;
     let beat = fixture.store().beat(claimed.lease().worker, &[claimed.lease()]).await.expect("beat");
     assert_eq!(beat, Beat::Dead);
     assert_eq!(fixture.claim(claimed.lease().worker, 1).await.len(), 0);
-    let anew: WorkerId = fixture.worker().await;
-    assert_eq!(fixture.claim(anew, 1).await.len(), 1);
+    let again: WorkerId = fixture.worker().await;
+    assert_eq!(fixture.claim(again, 1).await.len(), 1);
 }
 
-/// A hook may name any time.
-async fn a_reschedule_to_an_absurd_time_stores_something(fixture: Fixture) {
+/// A hook may return any time.
+async fn a_reschedule_to_an_absurd_time_is_stored(fixture: Fixture) {
     for when in
         [When::At(DateTime::<Utc>::MIN_UTC), When::At(DateTime::<Utc>::MAX_UTC), When::After(Duration::MAX)]
     {
         let claimed = fixture.running(job("mail")).await;
-        let report = decided(&fixture, &claimed, Decision::Reschedule { when, attempts: None }).await;
+        let report =
+            sweep_with_decision(&fixture, &claimed, Decision::Reschedule { when, attempts: None }).await;
         assert_eq!(report.recovered, 1, "{when:?}");
         assert_eq!(fixture.status(claimed.lease().id).await, Status::Retrying);
         fixture.cancel(claimed.lease().id).await.expect("cancel");
     }
 }
 
-async fn an_absurd_threshold_recovers_nobody(fixture: Fixture) {
+async fn an_absurd_threshold_recovers_no_job(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.advance(61 * SECOND).await;
     let mut options = SweepOptions::default().threshold(Duration::MAX);

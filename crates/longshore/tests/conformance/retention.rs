@@ -1,4 +1,4 @@
-//! Finished jobs go when their time is up, and not before.
+//! Retention: finished jobs are removed after their retention time and not before.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::fixture::*;
 
 cases! {
     each_outcome_is_kept_for_its_own_time,
-    the_defaults_are_a_week_and_ninety_days,
-    age_counts_from_the_end_not_from_the_enqueue,
-    for_ever_is_for_ever,
+    the_default_is_a_week_and_ninety_days_for_dead_letters,
+    the_age_of_a_job_counts_from_its_end_and_not_from_its_enqueue,
+    jobs_without_a_retention_time_are_kept_forever,
     live_jobs_are_never_removed,
-    a_retried_job_is_live_again,
-    history_and_checkpoint_go_with_the_job,
-    a_step_looks_at_so_many_rows_and_the_walk_begins_anew,
-    tallies_follow_what_is_removed,
-    two_processes_may_retain_at_once,
-    retention_works_by_a_running_clock,
+    a_retried_job_is_not_removed,
+    history_and_checkpoint_are_removed_with_the_job,
+    a_step_examines_a_limited_number_of_rows_and_the_walk_starts_again,
+    counts_decrease_when_jobs_are_removed,
+    two_processes_can_run_retention_concurrently,
+    retention_works_with_a_running_clock,
 }
 
-const FOR_EVER: Retention = Retention { succeeded: None, cancelled: None, failed_permanent: None };
+const FOREVER: Retention = Retention { succeeded: None, cancelled: None, failed_permanent: None };
 
 async fn retain(fixture: &Fixture, policy: &Retention) -> u64 {
     let mut removed = 0;
@@ -40,7 +40,7 @@ async fn exists(fixture: &Fixture, id: JobId) -> bool {
 
 async fn each_outcome_is_kept_for_its_own_time(fixture: Fixture) {
     for outcome in Outcome::ALL {
-        let mut policy = FOR_EVER;
+        let mut policy = FOREVER;
         match outcome {
             Outcome::Succeeded => policy.succeeded = Some(HOUR),
             Outcome::Cancelled => policy.cancelled = Some(HOUR),
@@ -61,7 +61,7 @@ async fn each_outcome_is_kept_for_its_own_time(fixture: Fixture) {
     }
 }
 
-async fn the_defaults_are_a_week_and_ninety_days(fixture: Fixture) {
+async fn the_default_is_a_week_and_ninety_days_for_dead_letters(fixture: Fixture) {
     for outcome in Outcome::ALL {
         fixture.ended(job("mail"), outcome).await;
     }
@@ -76,8 +76,8 @@ async fn the_defaults_are_a_week_and_ninety_days(fixture: Fixture) {
     assert_eq!(fixture.check().await.expect("check").jobs, 0);
 }
 
-/// A job may wait for a month and finish a second ago.
-async fn age_counts_from_the_end_not_from_the_enqueue(fixture: Fixture) {
+/// A job may wait for a month before it runs.
+async fn the_age_of_a_job_counts_from_its_end_and_not_from_its_enqueue(fixture: Fixture) {
     let id = fixture.add(job("mail").delay(30 * DAY)).await;
     fixture.advance(30 * DAY).await;
     let worker = fixture.worker().await;
@@ -87,12 +87,12 @@ async fn age_counts_from_the_end_not_from_the_enqueue(fixture: Fixture) {
     assert!(exists(&fixture, id).await);
 }
 
-async fn for_ever_is_for_ever(fixture: Fixture) {
+async fn jobs_without_a_retention_time_are_kept_forever(fixture: Fixture) {
     for outcome in Outcome::ALL {
         fixture.ended(job("mail"), outcome).await;
     }
     fixture.advance(4000 * DAY).await;
-    assert_eq!(retain(&fixture, &FOR_EVER).await, 0);
+    assert_eq!(retain(&fixture, &FOREVER).await, 0);
     assert_eq!(fixture.check().await.expect("check").jobs, 3);
 }
 
@@ -102,15 +102,15 @@ async fn live_jobs_are_never_removed(fixture: Fixture) {
     fixture.must_finish(&retrying, failed()).await;
     let running = fixture.running(job("mail").timeout(None)).await;
     fixture.advance(4000 * DAY).await;
-    let at_once = Some(Duration::ZERO);
-    let policy = Retention { succeeded: at_once, cancelled: at_once, failed_permanent: at_once };
+    let immediately = Some(Duration::ZERO);
+    let policy = Retention { succeeded: immediately, cancelled: immediately, failed_permanent: immediately };
     assert_eq!(retain(&fixture, &policy).await, 0);
     for id in [waiting, retrying.lease().id, running.lease().id] {
         assert!(exists(&fixture, id).await);
     }
 }
 
-async fn a_retried_job_is_live_again(fixture: Fixture) {
+async fn a_retried_job_is_not_removed(fixture: Fixture) {
     let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
     fixture.advance(8 * DAY).await;
     fixture.retry(id).await.expect("retry");
@@ -118,7 +118,7 @@ async fn a_retried_job_is_live_again(fixture: Fixture) {
     assert_eq!(fixture.status(id).await, Status::Queued);
 }
 
-async fn history_and_checkpoint_go_with_the_job(fixture: Fixture) {
+async fn history_and_checkpoint_are_removed_with_the_job(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw("5")).await.expect("save");
     assert_eq!(saved, longshore::store::Fenced::Held);
@@ -130,13 +130,13 @@ async fn history_and_checkpoint_go_with_the_job(fixture: Fixture) {
     }
 }
 
-async fn a_step_looks_at_so_many_rows_and_the_walk_begins_anew(fixture: Fixture) {
+async fn a_step_examines_a_limited_number_of_rows_and_the_walk_starts_again(fixture: Fixture) {
     for _ in 0..5 {
         fixture.ended(job("mail"), Outcome::Succeeded).await;
     }
     let policy = Retention::default();
     let step = async || fixture.store().retain(&policy, 2).await.expect("retain");
-    // Nothing is due: the walk goes to its end all the same, two rows a step.
+    // Nothing is old enough. The walk still goes to its end, two rows per step.
     for done in [false, false, true] {
         assert_eq!(step().await, Retained { removed: 0, done });
     }
@@ -147,7 +147,7 @@ async fn a_step_looks_at_so_many_rows_and_the_walk_begins_anew(fixture: Fixture)
     assert_eq!(step().await, Retained { removed: 0, done: true });
 }
 
-async fn tallies_follow_what_is_removed(fixture: Fixture) {
+async fn counts_decrease_when_jobs_are_removed(fixture: Fixture) {
     for _ in 0..3 {
         fixture.ended(job("mail"), Outcome::Succeeded).await;
     }
@@ -158,12 +158,12 @@ async fn tallies_follow_what_is_removed(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Succeeded).await, 1);
 }
 
-async fn two_processes_may_retain_at_once(fixture: Fixture) {
+async fn two_processes_can_run_retention_concurrently(fixture: Fixture) {
     for _ in 0..20 {
         fixture.ended(job("mail"), Outcome::Succeeded).await;
     }
     fixture.advance(8 * DAY).await;
-    let walkers: Vec<_> = [fixture.client(), fixture.second_client().await]
+    let processes: Vec<_> = [fixture.client(), fixture.second_client().await]
         .into_iter()
         .map(|client| {
             tokio::spawn(async move {
@@ -176,8 +176,8 @@ async fn two_processes_may_retain_at_once(fixture: Fixture) {
         })
         .collect();
     let mut removed = 0;
-    for walker in walkers {
-        removed += walker.await.expect("task");
+    for process in processes {
+        removed += process.await.expect("task");
     }
     removed += retain(&fixture, &Retention::default()).await;
     removed += retain(&fixture, &Retention::default()).await;
@@ -185,17 +185,16 @@ async fn two_processes_may_retain_at_once(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Succeeded).await, 0);
 }
 
-/// Everything else here stops the clock; a walk may take short cuts when it
-/// runs.
-async fn retention_works_by_a_running_clock(fixture: Fixture) {
+/// The other cases pin the clock. A walk may take shortcuts when the clock runs.
+async fn retention_works_with_a_running_clock(fixture: Fixture) {
     fixture.store().pin_clock(None).await.expect("unpin");
     for outcome in Outcome::ALL {
         fixture.ended(job("mail"), outcome).await;
     }
     let waiting = fixture.enqueue_kind("mail").await;
     assert_eq!(retain(&fixture, &Retention::default()).await, 0);
-    let at_once = Retention { succeeded: Some(Duration::ZERO), ..Retention::default() };
-    assert_eq!(retain(&fixture, &at_once).await, 1);
+    let immediately = Retention { succeeded: Some(Duration::ZERO), ..Retention::default() };
+    assert_eq!(retain(&fixture, &immediately).await, 1);
     assert_eq!(fixture.count(Status::FailedPermanent).await, 1);
     assert!(exists(&fixture, waiting).await);
 }

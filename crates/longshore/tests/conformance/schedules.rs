@@ -1,5 +1,5 @@
-//! Schedules: each tick goes to one caller, and its jobs with it. First what
-//! the engine keeps and gives away, then what the client makes of it.
+//! Schedules: each tick fires once and its jobs are stored with it. The first part tests
+//! the operations of the store, the second part the client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,35 +12,35 @@ use longshore::{EnqueuedAs, FiredReport, JobRecord, Missed, NewJob, NewSchedule,
 use crate::fixture::*;
 
 cases! {
-    schedules_are_kept_as_given_and_listed_by_name,
+    schedules_are_stored_exactly_and_listed_by_name,
     a_schedule_of_the_same_name_is_replaced,
     a_schedule_put_again_keeps_its_ticks_and_its_pause,
-    a_removed_schedule_is_gone_and_says_so,
+    removing_a_schedule_returns_whether_it_existed,
     a_tick_fires_once_and_stores_its_jobs,
-    another_tick_than_the_next_does_not_fire,
+    a_tick_that_is_not_the_next_one_does_not_fire,
     a_paused_schedule_does_not_fire,
-    a_tick_decided_from_what_is_no_longer_so_does_not_fire,
-    a_tick_that_is_let_go_is_not_the_last_that_fired,
+    a_tick_decided_on_an_outdated_schedule_does_not_fire,
+    a_skipped_tick_does_not_change_the_last_fired_tick,
     an_unknown_schedule_does_not_fire,
-    of_many_callers_one_gets_each_tick,
-    a_ticks_jobs_obey_their_keys_and_are_answered,
-    a_pass_fires_what_is_due_and_says_when_to_look_again,
-    without_schedules_there_is_nothing_to_wake_for,
-    a_tick_has_what_the_template_says_and_tells_its_origin,
+    each_tick_goes_to_one_of_many_callers,
+    the_jobs_of_a_tick_respect_their_keys,
+    a_pass_fires_due_ticks_and_returns_the_next_wake_time,
+    without_schedules_there_is_no_next_wake_time,
+    a_ticks_job_has_the_templates_options_and_names_its_schedule,
     a_tick_found_within_a_minute_is_on_time,
-    skipped_ticks_leave_no_job,
-    one_job_makes_up_for_all_missed_ticks,
+    skipped_ticks_create_no_job,
+    one_job_replaces_all_missed_ticks,
     the_newest_missed_ticks_are_backfilled,
     many_processes_fire_each_tick_once,
-    a_tick_that_is_fired_again_makes_no_second_job,
-    putting_what_is_there_disturbs_nothing,
-    another_line_or_zone_counts_from_now,
+    a_tick_that_fires_again_creates_no_second_job,
+    putting_an_unchanged_schedule_changes_nothing,
+    a_new_expression_or_zone_counts_from_now,
     a_paused_schedule_holds_its_ticks_until_it_is_resumed,
-    a_run_by_hand_is_extra,
+    a_manual_run_does_not_affect_the_ticks,
     an_unknown_schedule_is_not_found,
-    a_refused_schedule_is_not_stored,
-    a_schedule_that_cannot_be_understood_does_not_stop_the_others,
-    whoever_makes_the_pass_may_veto_or_reshape_a_tick,
+    an_invalid_schedule_is_not_stored,
+    an_unreadable_schedule_does_not_stop_the_others,
+    the_callback_of_a_pass_may_veto_or_change_a_tick,
 }
 
 // ---- the store ---------------------------------------------------------------
@@ -72,7 +72,7 @@ async fn fire(fixture: &Fixture, expected: u32, jobs: &[ValidJob]) -> bool {
     fired.expect("fire").is_some()
 }
 
-async fn schedules_are_kept_as_given_and_listed_by_name(fixture: Fixture) {
+async fn schedules_are_stored_exactly_and_listed_by_name(fixture: Fixture) {
     let (b, a) = (schedule("b it's", tick(1)), Schedule { paused: true, ..schedule("a", tick(2)) });
     for schedule in [&b, &a] {
         fixture.store().put_schedule(schedule).await.expect("put");
@@ -115,7 +115,7 @@ async fn a_schedule_put_again_keeps_its_ticks_and_its_pause(fixture: Fixture) {
     }
 }
 
-async fn a_removed_schedule_is_gone_and_says_so(fixture: Fixture) {
+async fn removing_a_schedule_returns_whether_it_existed(fixture: Fixture) {
     fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     assert!(fixture.store().remove_schedule("nightly").await.expect("remove"));
     assert!(!fixture.store().remove_schedule("nightly").await.expect("remove"));
@@ -137,7 +137,7 @@ async fn a_tick_fires_once_and_stores_its_jobs(fixture: Fixture) {
     assert!(fire(&fixture, 2, &[]).await);
 }
 
-async fn another_tick_than_the_next_does_not_fire(fixture: Fixture) {
+async fn a_tick_that_is_not_the_next_one_does_not_fire(fixture: Fixture) {
     fixture.store().put_schedule(&schedule("nightly", tick(3))).await.expect("put");
     for wrong in [0, 2, 4] {
         assert!(!fire(&fixture, wrong, &[report()]).await, "{wrong}");
@@ -152,14 +152,14 @@ async fn a_paused_schedule_does_not_fire(fixture: Fixture) {
     assert!(!fire(&fixture, 1, &[report()]).await);
     assert_eq!(fixture.store().schedules().await.expect("schedules"), [paused]);
     assert_eq!(fixture.count(Status::Queued).await, 0);
-    assert!(fixture.store().set_ticking("nightly", Ticking::Running).await.expect("let go"));
+    assert!(fixture.store().set_ticking("nightly", Ticking::Running).await.expect("resume"));
     assert!(fire(&fixture, 1, &[report()]).await);
     assert!(fixture.store().set_ticking("nightly", Ticking::Held).await.expect("hold"));
     assert!(!fire(&fixture, 2, &[report()]).await);
-    assert!(!fixture.store().set_ticking("nobody", Ticking::Held).await.expect("hold"));
+    assert!(!fixture.store().set_ticking("unknown", Ticking::Held).await.expect("hold"));
 }
 
-async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(fixture: Fixture) {
+async fn a_tick_decided_on_an_outdated_schedule_does_not_fire(fixture: Fixture) {
     let now = schedule("nightly", tick(1));
     fixture.store().put_schedule(&now).await.expect("put");
     let seen = [
@@ -177,7 +177,7 @@ async fn a_tick_decided_from_what_is_no_longer_so_does_not_fire(fixture: Fixture
     assert!(fire(&fixture, 1, &[report()]).await);
 }
 
-async fn a_tick_that_is_let_go_is_not_the_last_that_fired(fixture: Fixture) {
+async fn a_skipped_tick_does_not_change_the_last_fired_tick(fixture: Fixture) {
     fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let moved = [
         (1, 2, Some(tick(1)), Some(tick(1))),
@@ -186,7 +186,7 @@ async fn a_tick_that_is_let_go_is_not_the_last_that_fired(fixture: Fixture) {
     ];
     for (from, to, fired, last_at) in moved {
         let seen = schedule("nightly", tick(from));
-        fixture.store().fire(&seen, tick(to), fired, &[]).await.expect("fire").expect("the tick is ours");
+        fixture.store().fire(&seen, tick(to), fired, &[]).await.expect("fire").expect("the tick fires");
         let after = fixture.store().schedules().await.expect("schedules").remove(0);
         assert_eq!((after.next_at, after.last_at), (tick(to), last_at));
     }
@@ -197,13 +197,13 @@ async fn an_unknown_schedule_does_not_fire(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Queued).await, 0);
 }
 
-async fn of_many_callers_one_gets_each_tick(fixture: Fixture) {
+async fn each_tick_goes_to_one_of_many_callers(fixture: Fixture) {
     fixture.store().put_schedule(&schedule("nightly", tick(0))).await.expect("put");
-    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
+    let clients = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     for n in 0..10 {
         let callers: Vec<_> = (0..8)
             .map(|caller| {
-                let client = handles[caller % handles.len()].clone();
+                let client = clients[caller % clients.len()].clone();
                 tokio::spawn(async move {
                     let seen = schedule("nightly", tick(n));
                     let fired = client.store().fire(&seen, tick(n + 1), Some(tick(n)), &[report()]).await;
@@ -220,17 +220,17 @@ async fn of_many_callers_one_gets_each_tick(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Queued).await, 10);
 }
 
-async fn a_ticks_jobs_obey_their_keys_and_are_answered(fixture: Fixture) {
+async fn the_jobs_of_a_tick_respect_their_keys(fixture: Fixture) {
     fixture.store().put_schedule(&schedule("nightly", tick(1))).await.expect("put");
     let keyed = || job("report").unique_key("report", Default::default()).validate().expect("valid");
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     for n in 1..=2 {
         let seen = schedule("nightly", tick(n));
         let fired = fixture.store().fire(&seen, tick(n + 1), Some(tick(n)), &[keyed()]).await.expect("fire");
-        answers.extend(fired.expect("the tick is ours"));
+        results.extend(fired.expect("the tick fires"));
     }
-    assert_eq!(answers[0].id, answers[1].id);
-    assert_eq!([answers[0].how, answers[1].how], [EnqueuedAs::Created, EnqueuedAs::Existing]);
+    assert_eq!(results[0].id, results[1].id);
+    assert_eq!([results[0].how, results[1].how], [EnqueuedAs::Created, EnqueuedAs::Existing]);
     assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
@@ -249,9 +249,9 @@ async fn put(fixture: &Fixture, schedule: NewSchedule) -> Schedule {
     fixture.put_schedule(schedule).await.expect("put")
 }
 
-/// Lets it be this time, and makes a pass.
+/// Moves the clock to this time and runs a pass.
 async fn fire_at(fixture: &Fixture, time: &str) -> FiredReport {
-    fixture.store().pin_clock(Some(at(time))).await.expect("the clock moves");
+    fixture.store().pin_clock(Some(at(time))).await.expect("pin_clock");
     fixture.fire_due().await.expect("fire")
 }
 
@@ -261,10 +261,10 @@ fn fired(report: &FiredReport) -> Vec<(&str, DateTime<Utc>)> {
 
 async fn stored(fixture: &Fixture, name: &str) -> Schedule {
     let schedules = fixture.schedules().await.expect("schedules");
-    schedules.into_iter().find(|schedule| schedule.name == name).expect("the schedule exists")
+    schedules.into_iter().find(|schedule| schedule.name == name).expect("schedule")
 }
 
-/// Every job there is, oldest due first.
+/// All jobs, oldest due first.
 async fn jobs(fixture: &Fixture) -> Vec<JobRecord> {
     let filter = ListFilter { limit: 200, ..ListFilter::default() };
     let mut jobs = fixture.list(&filter).await.expect("list").jobs;
@@ -272,7 +272,7 @@ async fn jobs(fixture: &Fixture) -> Vec<JobRecord> {
     jobs
 }
 
-async fn a_pass_fires_what_is_due_and_says_when_to_look_again(fixture: Fixture) {
+async fn a_pass_fires_due_ticks_and_returns_the_next_wake_time(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::Skip)).await;
     put(&fixture, NewSchedule::new("hour", "0 * * * *", job("report"))).await;
     let early = fire_at(&fixture, "07:09:59").await;
@@ -285,12 +285,12 @@ async fn a_pass_fires_what_is_due_and_says_when_to_look_again(fixture: Fixture) 
     assert_eq!(stored(&fixture, "hour").await.last_at, None);
 }
 
-async fn without_schedules_there_is_nothing_to_wake_for(fixture: Fixture) {
+async fn without_schedules_there_is_no_next_wake_time(fixture: Fixture) {
     let report = fixture.fire_due().await.expect("fire");
     assert_eq!((report.fired, report.next_wake), (vec![], None));
 }
 
-async fn a_tick_has_what_the_template_says_and_tells_its_origin(fixture: Fixture) {
+async fn a_ticks_job_has_the_templates_options_and_names_its_schedule(fixture: Fixture) {
     let template = NewJob::from_json("report", r#"{"pages":  7}"#)
         .queue("slow")
         .priority(-3)
@@ -302,8 +302,8 @@ async fn a_tick_has_what_the_template_says_and_tells_its_origin(fixture: Fixture
         .metadata(raw(r#"{"team": "a"}"#));
     put(&fixture, NewSchedule::new("it's 1", "0 9 * * *", template).zone("Europe/Berlin")).await;
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
-    let tick = at("07:00:00") + DAY; // 09:00 in Berlin has been, today
-    fixture.store().pin_clock(Some(tick)).await.expect("the clock moves");
+    let tick = at("07:00:00") + DAY; // 09:00 in Berlin has already passed today
+    fixture.store().pin_clock(Some(tick)).await.expect("pin_clock");
     let report = fixture.fire_due().await.expect("fire");
     assert_eq!(fired(&report), [("it's 1", tick)]);
     assert_eq!(wakeups.next().await.as_deref(), Some("slow"));
@@ -333,7 +333,7 @@ async fn a_tick_found_within_a_minute_is_on_time(fixture: Fixture) {
     assert_eq!(fired(&fire_at(&fixture, "07:30:01").await), [("ten", at("07:30:00"))]);
 }
 
-async fn skipped_ticks_leave_no_job(fixture: Fixture) {
+async fn skipped_ticks_create_no_job(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::Skip)).await;
     let report = fire_at(&fixture, "23:05:00").await;
     assert_eq!((report.fired, report.next_wake), (vec![], Some(at("23:10:00"))));
@@ -342,16 +342,16 @@ async fn skipped_ticks_leave_no_job(fixture: Fixture) {
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), None));
 }
 
-async fn one_job_makes_up_for_all_missed_ticks(fixture: Fixture) {
+async fn one_job_replaces_all_missed_ticks(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::One)).await;
     let report = fire_at(&fixture, "23:05:00").await;
     assert_eq!((fired(&report), report.next_wake), (vec![("ten", at("23:00:00"))], Some(at("23:10:00"))));
-    let made = jobs(&fixture).await;
-    assert_eq!(made.len(), 1);
+    let created = jobs(&fixture).await;
+    assert_eq!(created.len(), 1);
     let origin =
         r#"{"cron":{"schedule":"ten","tick":"2031-05-06T23:00:00Z","since":"2031-05-06T07:10:00Z"}}"#;
     let metadata: serde_json::Value =
-        serde_json::from_str(made[0].metadata.as_ref().expect("metadata").get()).expect("JSON");
+        serde_json::from_str(created[0].metadata.as_ref().expect("metadata").get()).expect("JSON");
     assert_eq!(metadata, serde_json::from_str::<serde_json::Value>(origin).expect("JSON"));
     let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("23:10:00"), Some(at("23:00:00"))));
@@ -368,7 +368,7 @@ async fn the_newest_missed_ticks_are_backfilled(fixture: Fixture) {
     assert_eq!(fired(&fire_at(&fixture, "23:10:00").await), [("ten", at("23:10:00"))]);
 }
 
-// ---- exactly one job a tick ----------------------------------------------------
+// ---- exactly one job per tick --------------------------------------------------
 
 async fn many_processes_fire_each_tick_once(fixture: Fixture) {
     const TICKS: u32 = 40;
@@ -376,15 +376,15 @@ async fn many_processes_fire_each_tick_once(fixture: Fixture) {
         let every_minute = NewSchedule::new(name, "* * * * *", job("report"));
         put(&fixture, every_minute.missed(Missed::All { limit: 1000 })).await;
     }
-    let over = Arc::new(AtomicBool::new(false));
-    let handles = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients = [fixture.client(), fixture.second_client().await, fixture.second_client().await];
     let processes: Vec<_> = (0..8)
         .map(|process| {
-            let (client, over) = (handles[process % handles.len()].clone(), over.clone());
+            let (client, stop) = (clients[process % clients.len()].clone(), stop.clone());
             tokio::spawn(async move {
                 let mut fired = Vec::new();
                 loop {
-                    let last_pass = over.load(Ordering::SeqCst);
+                    let last_pass = stop.load(Ordering::SeqCst);
                     fired.extend(client.fire_due().await.expect("fire").fired);
                     if last_pass {
                         return fired;
@@ -396,7 +396,7 @@ async fn many_processes_fire_each_tick_once(fixture: Fixture) {
     for _ in 0..TICKS {
         fixture.advance(MINUTE).await;
     }
-    over.store(true, Ordering::SeqCst);
+    stop.store(true, Ordering::SeqCst);
     let mut fired = Vec::new();
     for process in processes {
         fired.extend(process.await.expect("task"));
@@ -409,7 +409,7 @@ async fn many_processes_fire_each_tick_once(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Queued).await, u64::from(2 * TICKS));
 }
 
-async fn a_tick_that_is_fired_again_makes_no_second_job(fixture: Fixture) {
+async fn a_tick_that_fires_again_creates_no_second_job(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::Skip)).await;
     let first = fire_at(&fixture, "07:10:00").await;
     fixture.sql("update schedules set next_at = last_at", None).await;
@@ -422,7 +422,7 @@ async fn a_tick_that_is_fired_again_makes_no_second_job(fixture: Fixture) {
 
 // ---- put, pause, run ---------------------------------------------------------
 
-async fn putting_what_is_there_disturbs_nothing(fixture: Fixture) {
+async fn putting_an_unchanged_schedule_changes_nothing(fixture: Fixture) {
     let first = put(&fixture, ten_minutes(Missed::One)).await;
     fixture.advance(HOUR).await;
     // Eight processes start with the same code, and ticks are due.
@@ -442,7 +442,7 @@ async fn putting_what_is_there_disturbs_nothing(fixture: Fixture) {
     assert!(other.template.contains("letter"), "{}", other.template);
 }
 
-async fn another_line_or_zone_counts_from_now(fixture: Fixture) {
+async fn a_new_expression_or_zone_counts_from_now(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::One)).await;
     fixture.advance(HOUR).await;
     let daily = |zone| NewSchedule::new("ten", "30 10 * * *", job("report")).zone(zone);
@@ -461,7 +461,7 @@ async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(fixture: Fixture)
     assert_eq!((report.fired, report.next_wake), (vec![], None));
     for (name, missed) in policies {
         let again = NewSchedule::new(name, "*/10 * * * *", job("report")).missed(missed);
-        assert!(put(&fixture, again).await.paused, "a put does not resume");
+        assert!(put(&fixture, again).await.paused, "putting a schedule must not resume it");
         fixture.resume_schedule(name).await.expect("resume");
     }
     let report = fixture.fire_due().await.expect("fire");
@@ -471,7 +471,7 @@ async fn a_paused_schedule_holds_its_ticks_until_it_is_resumed(fixture: Fixture)
     assert_eq!((fired(&report), report.next_wake), (expected, Some(at("07:40:00"))));
 }
 
-async fn a_run_by_hand_is_extra(fixture: Fixture) {
+async fn a_manual_run_does_not_affect_the_ticks(fixture: Fixture) {
     let before = put(&fixture, ten_minutes(Missed::One)).await;
     let first = fixture.run_schedule_now("ten").await.expect("run");
     fixture.pause_schedule("ten").await.expect("pause");
@@ -491,28 +491,29 @@ async fn a_run_by_hand_is_extra(fixture: Fixture) {
 async fn an_unknown_schedule_is_not_found(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::One)).await;
     fixture.remove_schedule("ten").await.expect("remove");
-    let refusals = [
-        fixture.remove_schedule("ten").await.expect_err("gone"),
-        fixture.pause_schedule("ten").await.expect_err("gone"),
-        fixture.resume_schedule("ten").await.expect_err("gone"),
-        fixture.run_schedule_now("ten").await.expect_err("gone"),
+    let errors = [
+        fixture.remove_schedule("ten").await.expect_err("removed"),
+        fixture.pause_schedule("ten").await.expect_err("removed"),
+        fixture.resume_schedule("ten").await.expect_err("removed"),
+        fixture.run_schedule_now("ten").await.expect_err("removed"),
     ];
-    for refusal in refusals {
-        assert!(refusal.is_not_found() && refusal.to_string().contains("`ten`"), "{refusal:?}");
+    for error in errors {
+        assert!(error.is_not_found() && error.to_string().contains("`ten`"), "{error:?}");
     }
     let report = fire_at(&fixture, "07:10:00").await;
     assert_eq!((report.fired, report.next_wake), (vec![], None));
 }
 
-async fn a_refused_schedule_is_not_stored(fixture: Fixture) {
-    let refusal = fixture.put_schedule(ten_minutes(Missed::All { limit: 0 })).await.expect_err("no limit");
-    assert_eq!(refusal.field(), Some("missed"));
+async fn an_invalid_schedule_is_not_stored(fixture: Fixture) {
+    let error =
+        fixture.put_schedule(ten_minutes(Missed::All { limit: 0 })).await.expect_err("a limit of zero");
+    assert_eq!(error.field(), Some("missed"));
     assert_eq!(fixture.schedules().await.expect("schedules"), []);
 }
 
-// ---- bad rows, hooks ---------------------------------------------------------
+// ---- unreadable rows, callbacks ----------------------------------------------
 
-async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(fixture: Fixture) {
+async fn an_unreadable_schedule_does_not_stop_the_others(fixture: Fixture) {
     for name in ["a", "b", "c", "d", "e"] {
         put(&fixture, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
     }
@@ -527,9 +528,10 @@ async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(fixture: 
         .await;
     let report = fire_at(&fixture, "07:10:00").await;
     assert_eq!((fired(&report), report.next_wake), (vec![("e", at("07:10:00"))], Some(at("07:20:00"))));
-    let refused = fixture.run_schedule_now("d").await.expect_err("no template");
-    assert_eq!(refused.field(), Some("template"));
-    // Put anew, they tick again; what had been due is still there unless the line was lost.
+    let error = fixture.run_schedule_now("d").await.expect_err("no template");
+    assert_eq!(error.field(), Some("template"));
+    // Once they are put again, they fire. A due tick is kept unless the expression or the
+    // zone changed.
     for name in ["a", "b", "c", "d"] {
         put(&fixture, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
     }
@@ -537,28 +539,29 @@ async fn a_schedule_that_cannot_be_understood_does_not_stop_the_others(fixture: 
     assert_eq!(fired(&report), [("c", at("07:10:00")), ("d", at("07:10:00"))]);
 }
 
-async fn whoever_makes_the_pass_may_veto_or_reshape_a_tick(fixture: Fixture) {
+async fn the_callback_of_a_pass_may_veto_or_change_a_tick(fixture: Fixture) {
     put(&fixture, ten_minutes(Missed::All { limit: 9 })).await;
-    fixture.store().pin_clock(Some(at("07:35:00"))).await.expect("the clock moves");
-    let mut asked = Vec::new();
+    fixture.store().pin_clock(Some(at("07:35:00"))).await.expect("pin_clock");
+    let mut calls = Vec::new();
     let report = fixture
         .fire_due_with(&mut |schedule: &Schedule, tick: DateTime<Utc>, job: NewJob| {
-            asked.push((schedule.name.clone(), tick));
-            match tick == at("07:20:00") {
-                true => Tick::Fire(job.priority(7).idempotency_key("another")),
-                false => Tick::Veto,
+            calls.push((schedule.name.clone(), tick));
+            if tick == at("07:20:00") {
+                Tick::Fire(job.priority(7).idempotency_key("another"))
+            } else {
+                Tick::Veto
             }
         })
         .await
         .expect("fire");
-    assert_eq!(asked, [at("07:10:00"), at("07:20:00"), at("07:30:00")].map(|tick| ("ten".to_owned(), tick)));
+    assert_eq!(calls, [at("07:10:00"), at("07:20:00"), at("07:30:00")].map(|tick| ("ten".to_owned(), tick)));
     assert_eq!(fired(&report), [("ten", at("07:20:00"))]);
     let job = fixture.job(report.fired[0].job.id).await;
     assert_eq!((job.priority, job.run_at), (7, at("07:20:00")));
     assert_eq!(job.idempotency_key.as_deref(), Some("cron:ten:2031-05-06T07:20:00Z"));
     let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("07:40:00"), Some(at("07:20:00"))));
-    fixture.store().pin_clock(Some(at("07:40:00"))).await.expect("the clock moves");
+    fixture.store().pin_clock(Some(at("07:40:00"))).await.expect("pin_clock");
     let mut veto = |_: &Schedule, _: DateTime<Utc>, _: NewJob| Tick::Veto;
     assert_eq!(fixture.fire_due_with(&mut veto).await.expect("fire").fired, []);
     let kept = stored(&fixture, "ten").await;

@@ -1,4 +1,4 @@
-//! How an attempt's end is stored, once.
+//! Settle: the end of an attempt is stored once, with its history and follow-ups.
 
 use std::time::Duration;
 
@@ -9,53 +9,53 @@ use longshore::{AttemptEnd, Ending, Interruption, JobId, NewJob, Report, RetryPo
 use crate::fixture::*;
 
 cases! {
-    success_is_final_and_keeps_its_result,
-    success_without_a_result_has_none,
-    failure_with_attempts_left_waits_its_backoff,
-    failure_on_the_last_attempt_is_final,
-    failure_without_a_retry_is_final_with_attempts_left,
+    a_success_is_final_and_keeps_its_result,
+    a_success_without_a_result_stores_none,
+    a_failure_with_attempts_left_waits_for_its_backoff,
+    a_failure_on_the_last_attempt_is_final,
+    a_failure_without_a_retry_is_final_even_with_attempts_left,
     an_observed_cancel_is_final_and_keeps_its_reason,
-    a_snooze_is_not_charged_and_waits_as_long_as_asked,
+    a_snooze_is_not_charged_and_waits_for_its_delay,
     a_release_is_not_charged_and_is_due_at_once,
-    a_workers_own_interruption_is_counted_but_not_charged,
-    the_history_tells_every_attempt_that_did_not_succeed,
+    an_interruption_is_counted_but_not_charged,
+    the_history_contains_every_attempt_that_did_not_succeed,
     the_last_error_is_kept_after_a_later_success,
-    a_success_that_leaves_nothing_behind_keeps_what_was_counted,
-    the_default_backoff_stays_between_one_second_and_its_ceiling,
-    a_jobs_own_policy_decides_its_backoff,
-    a_repeated_settle_says_stored_and_changes_nothing,
-    a_repeated_settle_is_known_even_after_the_next_claim,
-    a_repeated_settle_makes_no_second_follow_up,
-    a_repeated_settle_does_not_try_its_follow_ups_again,
-    a_final_failure_is_known_even_after_an_operators_retry,
-    a_job_ends_once_however_often_its_end_is_counted,
+    a_success_without_a_result_keeps_attempts_and_interruptions,
+    the_default_backoff_stays_between_one_second_and_its_cap,
+    the_retry_policy_of_a_job_decides_its_backoff,
+    a_repeated_settle_returns_held_and_changes_nothing,
+    a_repeated_settle_is_recognised_after_the_next_claim,
+    a_repeated_settle_creates_no_second_follow_up,
+    a_repeated_settle_does_not_enqueue_its_follow_ups_again,
+    a_repeated_final_failure_is_recognised_after_an_operators_retry,
+    a_job_settled_repeatedly_is_counted_once,
     follow_ups_are_stored_with_the_end,
     follow_ups_of_a_lost_lease_are_never_stored,
-    follow_ups_with_keys_obey_them,
-    follow_ups_survive_a_cancel_that_changes_the_end,
-    a_follow_up_that_the_database_refuses_harms_its_own_settle_only,
-    an_error_with_nul_is_stored_cleaned,
-    an_over_long_error_is_stored_cut_at_a_character,
-    a_result_the_database_could_choke_on_does_not_stop_the_settle,
-    an_over_long_result_does_not_stop_the_settle,
+    follow_ups_respect_their_keys,
+    follow_ups_are_stored_when_a_cancel_changes_the_end,
+    a_follow_up_that_the_database_refuses_affects_only_its_own_settle,
+    an_error_with_a_nul_byte_is_stored_without_it,
+    a_too_long_error_is_truncated_at_a_character_boundary,
+    a_result_that_the_database_cannot_store_does_not_stop_the_settle,
+    a_too_long_result_does_not_stop_the_settle,
     an_absurd_delay_does_not_stop_the_settle,
-    a_reason_with_nul_is_stored_cleaned,
-    a_batch_is_answered_item_by_item,
-    an_empty_batch_is_no_error,
+    a_reason_with_a_nul_byte_does_not_stop_the_settle,
+    settle_results_are_returned_per_item,
+    an_empty_batch_is_accepted,
     a_lease_settled_twice_in_one_batch_ends_once,
     a_large_batch_of_successes_is_stored,
     results_and_errors_of_a_batch_stay_with_their_jobs,
-    a_move_decided_without_a_raised_flag_is_sent_back,
-    a_success_is_stored_whatever_the_flags,
-    a_follow_up_is_not_stored_while_the_flag_sends_its_settle_back,
-    the_end_names_who_stored_it,
+    a_settle_decided_without_a_raised_flag_returns_flagged,
+    a_success_is_stored_regardless_of_flags,
+    a_follow_up_of_a_settle_that_returns_flagged_is_not_stored,
+    a_repeated_settle_by_another_worker_is_refused,
 }
 
 fn report(claimed: &Claimed, ending: Ending) -> Report<'_> {
     Report { claimed, ending, follow_ups: Vec::new() }
 }
 
-/// The move itself, for cases that speak to the store as a stale client would.
+/// A settlement for the store, for cases that act as a stale client.
 pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Option<Flags>) -> Settlement {
     let running = lifecycle::Running {
         lease_no: lease.lease_no,
@@ -71,7 +71,7 @@ pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Optio
 
 // ---- every ending ------------------------------------------------------------
 
-async fn success_is_final_and_keeps_its_result(fixture: Fixture) {
+async fn a_success_is_final_and_keeps_its_result(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.advance(7 * SECOND).await;
     fixture.must_finish(&claimed, done()).await;
@@ -83,13 +83,13 @@ async fn success_is_final_and_keeps_its_result(fixture: Fixture) {
     assert!(job.errors.is_empty());
 }
 
-async fn success_without_a_result_has_none(fixture: Fixture) {
+async fn a_success_without_a_result_stores_none(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.must_finish(&claimed, done_without_result()).await;
     assert!(fixture.job(claimed.lease().id).await.result.is_none());
 }
 
-async fn failure_with_attempts_left_waits_its_backoff(fixture: Fixture) {
+async fn a_failure_with_attempts_left_waits_for_its_backoff(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.advance(7 * SECOND).await;
     fixture.must_finish(&claimed, failed()).await;
@@ -100,7 +100,7 @@ async fn failure_with_attempts_left_waits_its_backoff(fixture: Fixture) {
     assert_eq!(job.last_failed_at, Some(start() + 7 * SECOND));
 }
 
-async fn failure_on_the_last_attempt_is_final(fixture: Fixture) {
+async fn a_failure_on_the_last_attempt_is_final(fixture: Fixture) {
     let claimed = fixture.running(job("mail").max_attempts(1)).await;
     fixture.must_finish(&claimed, failed()).await;
     let job = fixture.job(claimed.lease().id).await;
@@ -109,7 +109,7 @@ async fn failure_on_the_last_attempt_is_final(fixture: Fixture) {
     assert_eq!(job.finished_at, Some(start()));
 }
 
-async fn failure_without_a_retry_is_final_with_attempts_left(fixture: Fixture) {
+async fn a_failure_without_a_retry_is_final_even_with_attempts_left(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.must_finish(&claimed, failed_permanently()).await;
     let job = fixture.job(claimed.lease().id).await;
@@ -124,7 +124,7 @@ async fn an_observed_cancel_is_final_and_keeps_its_reason(fixture: Fixture) {
     assert_eq!((job.status, job.last_error.as_deref()), (Status::Cancelled, Some("saw the cancellation")));
 }
 
-async fn a_snooze_is_not_charged_and_waits_as_long_as_asked(fixture: Fixture) {
+async fn a_snooze_is_not_charged_and_waits_for_its_delay(fixture: Fixture) {
     let claimed = fixture.running(job("mail").max_attempts(1)).await;
     fixture.must_finish(&claimed, snoozed()).await;
     let job = fixture.job(claimed.lease().id).await;
@@ -143,7 +143,7 @@ async fn a_release_is_not_charged_and_is_due_at_once(fixture: Fixture) {
     assert_eq!((again.attempt(), again.lease().lease_no), (1, 2));
 }
 
-async fn a_workers_own_interruption_is_counted_but_not_charged(fixture: Fixture) {
+async fn an_interruption_is_counted_but_not_charged(fixture: Fixture) {
     let claimed = fixture.running(job("mail").max_attempts(1)).await;
     fixture.must_finish(&claimed, interrupted()).await;
     let job = fixture.job(claimed.lease().id).await;
@@ -154,7 +154,7 @@ async fn a_workers_own_interruption_is_counted_but_not_charged(fixture: Fixture)
 
 // ---- history -----------------------------------------------------------------
 
-async fn the_history_tells_every_attempt_that_did_not_succeed(fixture: Fixture) {
+async fn the_history_contains_every_attempt_that_did_not_succeed(fixture: Fixture) {
     let id = fixture.add(job("mail").max_attempts(9)).await;
     let worker = fixture.worker_with(DAY).await;
     for ending in [failed(), snoozed(), Ending::Released, interrupted(), failed(), done()] {
@@ -164,13 +164,13 @@ async fn the_history_tells_every_attempt_that_did_not_succeed(fixture: Fixture) 
         fixture.advance(MINUTE - SECOND).await;
     }
     let job = fixture.job(id).await;
-    let told: Vec<_> = job
+    let entries: Vec<_> = job
         .errors
         .iter()
         .map(|entry| (entry.attempt, entry.lease_no, entry.what, entry.error.as_deref()))
         .collect();
     assert_eq!(
-        told,
+        entries,
         [
             (1, 1, AttemptEnd::Failed, Some("smtp said 451")),
             (2, 2, AttemptEnd::Snoozed, None),
@@ -197,7 +197,7 @@ async fn the_last_error_is_kept_after_a_later_success(fixture: Fixture) {
     assert_eq!(job.last_failed_at, Some(start()));
 }
 
-async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(fixture: Fixture) {
+async fn a_success_without_a_result_keeps_attempts_and_interruptions(fixture: Fixture) {
     let id = fixture.add(job("mail").max_attempts(9)).await;
     let worker = fixture.worker_with(DAY).await;
     for ending in [failed(), failed(), interrupted(), done_without_result()] {
@@ -212,7 +212,7 @@ async fn a_success_that_leaves_nothing_behind_keeps_what_was_counted(fixture: Fi
     assert_eq!((job.started_at, job.finished_at), (Some(start() + 3 * MINUTE), Some(start() + 3 * MINUTE)));
 }
 
-async fn the_default_backoff_stays_between_one_second_and_its_ceiling(fixture: Fixture) {
+async fn the_default_backoff_stays_between_one_second_and_its_cap(fixture: Fixture) {
     for _ in 0..20 {
         fixture.enqueue_kind("mail").await;
     }
@@ -220,12 +220,12 @@ async fn the_default_backoff_stays_between_one_second_and_its_ceiling(fixture: F
     for claimed in fixture.claim(worker, 20).await {
         let retry_in = claimed.backoff();
         fixture.must_finish(&claimed, Ending::Failed { error: "boom".into(), retry_in }).await;
-        let waits = fixture.job(claimed.lease().id).await.run_at - start();
-        assert!((1000..=3000).contains(&waits.num_milliseconds()), "{waits}");
+        let delay = fixture.job(claimed.lease().id).await.run_at - start();
+        assert!((1000..=3000).contains(&delay.num_milliseconds()), "{delay}");
     }
 }
 
-async fn a_jobs_own_policy_decides_its_backoff(fixture: Fixture) {
+async fn the_retry_policy_of_a_job_decides_its_backoff(fixture: Fixture) {
     let policies = [
         (RetryPolicy::exponential(), Some(4 * SECOND)),
         (RetryPolicy::fixed(33 * SECOND), Some(33 * SECOND)),
@@ -239,10 +239,10 @@ async fn a_jobs_own_policy_decides_its_backoff(fixture: Fixture) {
     }
 }
 
-// ---- once --------------------------------------------------------------------
+// ---- repeated settles --------------------------------------------------------
 
-/// What a worker does whose reply was lost: it says the same again.
-async fn a_repeated_settle_says_stored_and_changes_nothing(fixture: Fixture) {
+/// A worker that did not receive the reply sends the same settle again.
+async fn a_repeated_settle_returns_held_and_changes_nothing(fixture: Fixture) {
     for ending in endings() {
         let claimed = fixture.running(job("mail")).await;
         let id = claimed.lease().id;
@@ -257,7 +257,7 @@ async fn a_repeated_settle_says_stored_and_changes_nothing(fixture: Fixture) {
     }
 }
 
-async fn a_repeated_settle_is_known_even_after_the_next_claim(fixture: Fixture) {
+async fn a_repeated_settle_is_recognised_after_the_next_claim(fixture: Fixture) {
     for ending in [failed(), snoozed(), Ending::Released, interrupted()] {
         let claimed = fixture.running(job("mail").max_attempts(2)).await;
         fixture.must_finish(&claimed, ending.clone()).await;
@@ -270,7 +270,7 @@ async fn a_repeated_settle_is_known_even_after_the_next_claim(fixture: Fixture) 
     }
 }
 
-async fn a_repeated_settle_makes_no_second_follow_up(fixture: Fixture) {
+async fn a_repeated_settle_creates_no_second_follow_up(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let follow_up = job("follow").validate().expect("valid");
     for _ in 0..2 {
@@ -280,9 +280,9 @@ async fn a_repeated_settle_makes_no_second_follow_up(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
-/// The follow-up found its key taken; that the holder has ended since then
-/// does not make the repeat another try.
-async fn a_repeated_settle_does_not_try_its_follow_ups_again(fixture: Fixture) {
+/// The unique key of the follow-up was taken, so it was not stored. The holder has ended
+/// since then, but the repeated settle must not store the follow-up.
+async fn a_repeated_settle_does_not_enqueue_its_follow_ups_again(fixture: Fixture) {
     let keyed = || job("follow").queue("other").unique_key("customer-23", Default::default());
     let holder = fixture.add(keyed()).await;
     let claimed = fixture.running(job("mail")).await;
@@ -294,7 +294,7 @@ async fn a_repeated_settle_does_not_try_its_follow_ups_again(fixture: Fixture) {
     assert!(fixture.store().get(follow_up.id()).await.expect("get").is_none());
 }
 
-async fn a_final_failure_is_known_even_after_an_operators_retry(fixture: Fixture) {
+async fn a_repeated_final_failure_is_recognised_after_an_operators_retry(fixture: Fixture) {
     for ending in [failed(), failed_permanently()] {
         let claimed = fixture.running(job("mail").max_attempts(1)).await;
         let id = claimed.lease().id;
@@ -307,7 +307,7 @@ async fn a_final_failure_is_known_even_after_an_operators_retry(fixture: Fixture
     }
 }
 
-async fn a_job_ends_once_however_often_its_end_is_counted(fixture: Fixture) {
+async fn a_job_settled_repeatedly_is_counted_once(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     for _ in 0..3 {
         fixture.must_finish(&claimed, done()).await;
@@ -320,10 +320,10 @@ async fn a_job_ends_once_however_often_its_end_is_counted(fixture: Fixture) {
 async fn follow_ups_are_stored_with_the_end(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let follow_ups: Vec<_> = ["a", "b"].map(|kind| job(kind).validate().expect("valid")).to_vec();
-    let wanted: Vec<JobId> = follow_ups.iter().map(longshore::ValidJob::id).collect();
+    let expected: Vec<JobId> = follow_ups.iter().map(longshore::ValidJob::id).collect();
     let report = Report { claimed: &claimed, ending: done(), follow_ups };
     assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
-    for id in wanted {
+    for id in expected {
         assert_eq!(fixture.status(id).await, Status::Queued);
     }
 }
@@ -338,7 +338,7 @@ async fn follow_ups_of_a_lost_lease_are_never_stored(fixture: Fixture) {
     assert!(fixture.store().get(id).await.expect("get").is_none());
 }
 
-async fn follow_ups_with_keys_obey_them(fixture: Fixture) {
+async fn follow_ups_respect_their_keys(fixture: Fixture) {
     let holder =
         fixture.add(job("holder").priority(-9).unique_key("k", Default::default()).delay(HOUR)).await;
     let claimed = fixture.running(job("mail")).await;
@@ -350,7 +350,7 @@ async fn follow_ups_with_keys_obey_them(fixture: Fixture) {
     assert_eq!(fixture.status(holder).await, Status::Queued);
 }
 
-async fn follow_ups_survive_a_cancel_that_changes_the_end(fixture: Fixture) {
+async fn follow_ups_are_stored_when_a_cancel_changes_the_end(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     let follow_up = job("follow").validate().expect("valid");
@@ -361,9 +361,8 @@ async fn follow_ups_survive_a_cancel_that_changes_the_end(fixture: Fixture) {
     assert_eq!(fixture.status(id).await, Status::Queued);
 }
 
-/// An index of the user's own stands in for whatever a database may hold
-/// against a job.
-async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(fixture: Fixture) {
+/// A unique index of the user's own makes the database refuse one follow-up.
+async fn a_follow_up_that_the_database_refuses_affects_only_its_own_settle(fixture: Fixture) {
     fixture.sql("create unique index only_one on ready (kind) where kind = 'only one'", None).await;
     fixture.add(job("only one").queue("other")).await;
     fixture.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
@@ -373,16 +372,16 @@ async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(fixture
         .into_iter()
         .map(|kind| kind.into_iter().map(|kind| job(kind).validate().expect("valid")).collect())
         .collect();
-    let reports = |nths: std::ops::Range<usize>| {
+    let reports = |range: std::ops::Range<usize>| {
         let report = |n: usize| Report { follow_ups: follow_ups[n].clone(), ..report(&claimed[n], done()) };
-        nths.map(report).collect()
+        range.map(report).collect()
     };
-    fixture.settle(reports(0..5)).await.expect_err("one could not be stored");
+    fixture.settle(reports(0..5)).await.expect_err("one is refused");
     for n in [0, 1, 3, 4] {
         assert_eq!(fixture.settle(reports(n..n + 1)).await.expect("settle"), [Fenced::Held], "{n}");
     }
-    // Neither its end nor its follow-up, until the database takes both.
-    fixture.settle(reports(2..3)).await.expect_err("it is still refused");
+    // Its end and its follow-up are stored only when the database accepts both.
+    fixture.settle(reports(2..3)).await.expect_err("still refused");
     assert_eq!(fixture.status(claimed[2].lease().id).await, Status::Running);
     assert!(fixture.store().get(follow_ups[2][0].id()).await.expect("get").is_none());
     fixture.sql("drop index only_one", None).await;
@@ -391,9 +390,9 @@ async fn a_follow_up_that_the_database_refuses_harms_its_own_settle_only(fixture
     assert_eq!(fixture.count(Status::Queued).await, 4);
 }
 
-// ---- content can never break settling --------------------------------------------
+// ---- content that cannot be stored -----------------------------------------------
 
-async fn an_error_with_nul_is_stored_cleaned(fixture: Fixture) {
+async fn an_error_with_a_nul_byte_is_stored_without_it(fixture: Fixture) {
     for retry_in in [Some(SECOND), None] {
         let claimed = fixture.running(job("mail")).await;
         fixture.must_finish(&claimed, Ending::Failed { error: "bad\0byte".into(), retry_in }).await;
@@ -406,7 +405,7 @@ async fn an_error_with_nul_is_stored_cleaned(fixture: Fixture) {
     }
 }
 
-async fn an_over_long_error_is_stored_cut_at_a_character(fixture: Fixture) {
+async fn a_too_long_error_is_truncated_at_a_character_boundary(fixture: Fixture) {
     for retry_in in [Some(SECOND), None] {
         let claimed = fixture.running(job("mail")).await;
         let error = "ä".repeat(1_000_000);
@@ -419,7 +418,7 @@ async fn an_over_long_error_is_stored_cut_at_a_character(fixture: Fixture) {
     }
 }
 
-async fn a_result_the_database_could_choke_on_does_not_stop_the_settle(fixture: Fixture) {
+async fn a_result_that_the_database_cannot_store_does_not_stop_the_settle(fixture: Fixture) {
     for text in [r#"{"a":"x\u0000y"}"#, r#""\ud800""#] {
         let claimed = fixture.running(job("mail")).await;
         fixture.must_finish(&claimed, Ending::Succeeded { result: Some(raw(text)) }).await;
@@ -427,14 +426,14 @@ async fn a_result_the_database_could_choke_on_does_not_stop_the_settle(fixture: 
     }
 }
 
-async fn an_over_long_result_does_not_stop_the_settle(fixture: Fixture) {
+async fn a_too_long_result_does_not_stop_the_settle(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let text = format!("\"{}\"", "r".repeat(3 * 1024 * 1024));
     fixture.must_finish(&claimed, Ending::Succeeded { result: Some(raw(&text)) }).await;
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
-/// A handler may pass on any `Retry-After`.
+/// A handler may pass on any `Retry-After` value.
 async fn an_absurd_delay_does_not_stop_the_settle(fixture: Fixture) {
     let how = Interruption { delay: Duration::MAX, max_interruptions: 9 };
     for ending in [
@@ -450,7 +449,7 @@ async fn an_absurd_delay_does_not_stop_the_settle(fixture: Fixture) {
     }
 }
 
-async fn a_reason_with_nul_is_stored_cleaned(fixture: Fixture) {
+async fn a_reason_with_a_nul_byte_does_not_stop_the_settle(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.must_finish(&claimed, Ending::Cancelled { reason: Some("why\0not".into()) }).await;
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Cancelled);
@@ -458,13 +457,13 @@ async fn a_reason_with_nul_is_stored_cleaned(fixture: Fixture) {
 
 // ---- batches -----------------------------------------------------------------
 
-async fn a_batch_is_answered_item_by_item(fixture: Fixture) {
+async fn settle_results_are_returned_per_item(fixture: Fixture) {
     let worker = fixture.worker_with(DAY).await;
-    let mortal = fixture.worker().await;
+    let crashing = fixture.worker().await;
     for _ in 0..2 {
         fixture.enqueue_kind("stale").await;
     }
-    let stale = fixture.claim(mortal, 2).await;
+    let stale = fixture.claim(crashing, 2).await;
     fixture.advance(61 * SECOND).await;
     assert_eq!(fixture.sweep_now().await.recovered, 2);
     for _ in 0..endings().len() {
@@ -476,21 +475,21 @@ async fn a_batch_is_answered_item_by_item(fixture: Fixture) {
     let mut reports = vec![report(&stale[0], done())];
     reports.extend(live.iter().zip(endings()).map(|(claimed, ending)| report(claimed, ending)));
     reports.push(report(&stale[1], failed()));
-    let answers = fixture.settle(reports).await.expect("settle");
+    let results = fixture.settle(reports).await.expect("settle");
     let mut expected = vec![Fenced::Held; endings().len() + 2];
     expected[0] = Fenced::LeaseLost;
     expected[endings().len() + 1] = Fenced::LeaseLost;
-    assert_eq!(answers, expected);
+    assert_eq!(results, expected);
     let mut statuses = Vec::new();
     for claimed in &live {
         statuses.push(fixture.status(claimed.lease().id).await);
     }
     use Status::*;
-    // The second was cancelled while it ran; its failure does not wait.
+    // The second job was cancelled while it ran, so its failure ends it as cancelled.
     assert_eq!(statuses, [Succeeded, Cancelled, FailedPermanent, Cancelled, Queued, Queued, Retrying]);
 }
 
-async fn an_empty_batch_is_no_error(fixture: Fixture) {
+async fn an_empty_batch_is_accepted(fixture: Fixture) {
     assert_eq!(fixture.settle(Vec::new()).await.expect("settle"), []);
     assert_eq!(fixture.store().settle(&[]).await.expect("settle"), []);
 }
@@ -498,8 +497,8 @@ async fn an_empty_batch_is_no_error(fixture: Fixture) {
 async fn a_lease_settled_twice_in_one_batch_ends_once(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let reports = vec![report(&claimed, done()), report(&claimed, done())];
-    let answers = fixture.settle(reports).await.expect("settle");
-    assert!(answers.contains(&Fenced::Held), "{answers:?}");
+    let results = fixture.settle(reports).await.expect("settle");
+    assert!(results.contains(&Fenced::Held), "{results:?}");
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
     assert_eq!(fixture.count(Status::Succeeded).await, 1);
 }
@@ -513,8 +512,8 @@ async fn a_large_batch_of_successes_is_stored(fixture: Fixture) {
     }
     let endings = [done(), done_without_result()].into_iter().cycle();
     let reports = claimed.iter().zip(endings).map(|(job, ending)| report(job, ending)).collect();
-    let answers = fixture.settle(reports).await.expect("settle");
-    assert!(answers.iter().all(|answer| *answer == Fenced::Held));
+    let results = fixture.settle(reports).await.expect("settle");
+    assert!(results.iter().all(|result| *result == Fenced::Held));
     assert_eq!(fixture.count(Status::Succeeded).await, 1500);
 }
 
@@ -537,8 +536,8 @@ async fn results_and_errors_of_a_batch_stay_with_their_jobs(fixture: Fixture) {
     fixture.settle(reports).await.expect("settle");
     for (n, claimed) in claimed.iter().enumerate() {
         let job = fixture.job(claimed.lease().id).await;
-        let told = job.last_error.or(job.result.map(|result| result.get().to_owned()));
-        assert_eq!(told.as_deref(), Some(claimed.payload()));
+        let stored = job.last_error.or(job.result.map(|result| result.get().to_owned()));
+        assert_eq!(stored.as_deref(), Some(claimed.payload()));
         if n % 3 == 2 {
             assert_eq!(job.run_at, start() + (n as u32 + 1) * SECOND);
         }
@@ -547,45 +546,46 @@ async fn results_and_errors_of_a_batch_stay_with_their_jobs(fixture: Fixture) {
 
 // ---- flags -------------------------------------------------------------------
 
-async fn a_move_decided_without_a_raised_flag_is_sent_back(fixture: Fixture) {
+async fn a_settle_decided_without_a_raised_flag_returns_flagged(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     let flags = Flags { cancel_requested: true, superseded: false };
-    let any = [failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released, interrupted()];
-    for ending in any.into_iter().chain([observed_cancel_without_reason()]) {
-        let blind = settlement(claimed.lease(), 1, ending.clone(), Some(Flags::default()));
-        let settled = fixture.store().settle(&[blind]).await.expect("settle");
+    let endings =
+        [failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released, interrupted()];
+    for ending in endings.into_iter().chain([observed_cancel_without_reason()]) {
+        let outdated = settlement(claimed.lease(), 1, ending.clone(), Some(Flags::default()));
+        let settled = fixture.store().settle(&[outdated]).await.expect("settle");
         assert_eq!(settled, [Settled::Flagged(flags)], "{ending:?}");
     }
     assert!(matches!(fixture.state(claimed.lease().id).await, State::Running(_)));
 }
 
-async fn a_success_is_stored_whatever_the_flags(fixture: Fixture) {
+async fn a_success_is_stored_regardless_of_flags(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
-    let blind = settlement(claimed.lease(), 1, done(), None);
-    assert_eq!(fixture.store().settle(&[blind]).await.expect("settle"), [Settled::Stored]);
+    let outdated = settlement(claimed.lease(), 1, done(), None);
+    assert_eq!(fixture.store().settle(&[outdated]).await.expect("settle"), [Settled::Stored]);
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
-async fn a_follow_up_is_not_stored_while_the_flag_sends_its_settle_back(fixture: Fixture) {
+async fn a_follow_up_of_a_settle_that_returns_flagged_is_not_stored(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     let follow_up = job("follow").validate().expect("valid");
     let id = follow_up.id();
-    let blind = Settlement {
+    let outdated = Settlement {
         follow_ups: vec![follow_up],
         ..settlement(claimed.lease(), 1, failed(), Some(Flags::default()))
     };
-    let settled = fixture.store().settle(&[blind]).await.expect("settle");
+    let settled = fixture.store().settle(&[outdated]).await.expect("settle");
     assert!(matches!(settled[..], [Settled::Flagged(_)]), "{settled:?}");
     assert!(fixture.store().get(id).await.expect("get").is_none());
 }
 
-async fn the_end_names_who_stored_it(fixture: Fixture) {
+async fn a_repeated_settle_by_another_worker_is_refused(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.must_finish(&claimed, done()).await;
-    let other = WorkerId::new();
-    let foreign = settlement(held_by(claimed.lease(), other), 1, done(), None);
-    assert_eq!(fixture.store().settle(&[foreign]).await.expect("settle"), [Settled::LeaseLost]);
+    let worker = WorkerId::new();
+    let other = settlement(held_by(claimed.lease(), worker), 1, done(), None);
+    assert_eq!(fixture.store().settle(&[other]).await.expect("settle"), [Settled::LeaseLost]);
 }
