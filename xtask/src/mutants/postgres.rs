@@ -169,7 +169,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "const BEAT",
         old: "and dead_at is null",
         new: "",
-        red: &["workers::postgres::the_dead_stay_dead"],
+        red: &["workers::postgres::a_dead_worker_cannot_become_alive_again"],
     },
     Mutant {
         name: "postgres: a sweeper's word passes for the holder's",

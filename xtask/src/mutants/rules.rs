@@ -25,8 +25,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "settled == Settled::Stored",
         new: "settled == Settled::LeaseLost",
         red: &[
-            "settle_by_lease::postgres::a_lease_settled_again_is_held_again_and_nothing_changes",
-            "settle_by_lease::sqlite::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "settle_by_lease::postgres::settling_a_lease_again_returns_held_and_changes_nothing",
+            "settle_by_lease::sqlite::settling_a_lease_again_returns_held_and_changes_nothing",
         ],
     },
     Mutant {
@@ -36,8 +36,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         old: "superseded: true",
         new: "superseded: false",
         red: &[
-            "settle_by_lease::postgres::a_lease_settled_again_is_held_again_and_nothing_changes",
-            "settle_by_lease::sqlite::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "settle_by_lease::postgres::settling_a_lease_again_returns_held_and_changes_nothing",
+            "settle_by_lease::sqlite::settling_a_lease_again_returns_held_and_changes_nothing",
         ],
     },
 ];

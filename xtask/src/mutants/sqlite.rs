@@ -85,7 +85,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         after: "fn beat(",
         old: "and dead_at is null",
         new: "",
-        red: &["workers::sqlite::the_dead_stay_dead"],
+        red: &["workers::sqlite::a_dead_worker_cannot_become_alive_again"],
     },
     Mutant {
         name: "sqlite: a claim takes what is not due",

@@ -1,5 +1,5 @@
-//! Postgres for callers that speak SQL: `enqueue`, `cancel` and `retry` keep
-//! the same table as the library.
+//! The SQL functions `enqueue`, `cancel` and `retry` on Postgres follow the same rules as
+//! the library. Also schema names and roles.
 
 use std::time::Duration;
 
@@ -12,60 +12,59 @@ use uuid::Uuid;
 
 use crate::fixture::*;
 use crate::locks::in_time;
-use crate::transitions::{Stage, Stand};
+use crate::transitions::{Builder, Situation};
 
 cases! {
     only on postgres:
-    the_cancel_function_follows_the_table,
-    the_retry_function_follows_the_table,
-    a_retry_whose_key_is_taken_says_so,
-    a_job_enqueued_from_sql_is_like_one_of_the_library,
+    the_cancel_function_follows_the_rules,
+    the_retry_function_follows_the_rules,
+    the_retry_function_says_when_the_key_is_taken,
+    a_job_enqueued_from_sql_equals_one_enqueued_by_the_library,
     every_argument_of_the_sql_enqueue_is_stored,
-    the_sql_enqueue_answers_for_keys,
+    the_sql_enqueue_respects_keys,
     the_sql_enqueue_refuses_what_the_library_refuses,
-    the_sql_enqueue_has_the_librarys_limits,
-    what_the_library_takes_the_function_takes_from_it,
-    the_sql_enqueue_refuses_what_could_not_be_read_back,
+    the_sql_enqueue_has_the_same_limits_as_the_library,
+    the_function_accepts_every_valid_job_of_the_library,
+    the_sql_enqueue_refuses_values_that_could_not_be_read_back,
     flags_of_any_shape_are_stored_as_one_list,
-    the_sql_enqueue_takes_the_payloads_that_the_library_takes,
-    half_pairs_around_a_backslash_are_no_pair,
-    the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part,
-    a_unique_mode_of_null_is_dedupe,
-    a_job_with_unreadable_options_is_claimed_with_its_neighbours,
+    the_sql_enqueue_accepts_the_same_payloads_as_the_library,
+    two_half_surrogates_around_a_backslash_are_refused,
+    the_sql_enqueue_refuses_options_with_missing_or_repeated_fields,
+    a_null_unique_mode_means_dedupe,
+    a_job_with_unreadable_options_does_not_block_its_batch,
     brackets_in_strings_do_not_count_as_depth,
-    ids_made_in_sql_are_version_seven_and_sort_with_the_librarys,
+    ids_generated_in_sql_are_version_seven_and_sort_with_those_of_the_library,
     a_job_enqueued_from_sql_wakes_subscribers,
-    a_rolled_back_sql_enqueue_leaves_nothing,
-    any_proper_schema_name_works_from_end_to_end,
-    a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name,
-    a_role_that_may_make_no_schema_can_migrate_its_own,
+    a_rolled_back_sql_enqueue_stores_nothing,
+    any_valid_schema_name_works_end_to_end,
+    a_reserved_or_invalid_schema_name_is_refused_by_field,
+    a_role_that_may_not_create_schemas_can_migrate_its_own_schema,
 }
 
-const STANDS: [Stand; 13] = [
-    Stand::Fresh,
-    Stand::Retrying,
-    Stand::WaitingSuspect,
-    Stand::Running,
-    Stand::LastAttempt,
-    Stand::CancelRequested,
-    Stand::Superseded,
-    Stand::SuspectNotStarted,
-    Stand::SuspectStarted,
-    Stand::SuspectOnItsLastLife,
-    Stand::Finished(Outcome::Succeeded),
-    Stand::Finished(Outcome::FailedPermanent),
-    Stand::Finished(Outcome::Cancelled),
+const SITUATIONS: [Situation; 13] = [
+    Situation::Fresh,
+    Situation::Retrying,
+    Situation::WaitingSuspect,
+    Situation::Running,
+    Situation::LastAttempt,
+    Situation::CancelRequested,
+    Situation::Superseded,
+    Situation::SuspectNotStarted,
+    Situation::SuspectStarted,
+    Situation::SuspectOnLastInterruption,
+    Situation::Finished(Outcome::Succeeded),
+    Situation::Finished(Outcome::FailedPermanent),
+    Situation::Finished(Outcome::Cancelled),
 ];
 
 pub(crate) async fn call(fixture: &Fixture, function: &str, id: JobId) -> String {
-    // The functions name their tables in full; no search_path is needed.
     let sql = format!("select {function}($1)");
     let mut connection = fixture.postgres().await;
     sqlx::query_scalar(AssertSqlSafe(sql)).bind(id.0).fetch_one(&mut connection).await.expect("call")
 }
 
-/// Everything about a job that a rule could change.
-async fn shown(fixture: &Fixture, id: JobId) -> String {
+/// Everything about a job that the rules can change.
+async fn summary(fixture: &Fixture, id: JobId) -> String {
     let job = fixture.job(id).await;
     format!(
         "{:?} due {} error {:?}\n{:?}",
@@ -76,50 +75,50 @@ async fn shown(fixture: &Fixture, id: JobId) -> String {
     )
 }
 
-async fn the_cancel_function_follows_the_table(fixture: Fixture) {
-    let mut stage = Stage::new(fixture.clone());
-    for stand in STANDS {
-        // The same job twice: what the library makes of one, the function must
-        // make of the other.
-        let (by_sql, by_library) = (stage.put(stand).await, stage.put(stand).await);
+async fn the_cancel_function_follows_the_rules(fixture: Fixture) {
+    let mut builder = Builder::new(fixture.clone());
+    for situation in SITUATIONS {
+        // Two jobs in the same situation: the function must do to one what the library
+        // does to the other.
+        let (by_sql, by_library) = (builder.build(situation).await, builder.build(situation).await);
         let next = lifecycle::next(&fixture.state(by_sql).await, Event::Cancel);
-        let word = match next {
+        let expected = match next {
             Ok(Transition::Finish(_)) => "cancelled",
             Ok(Transition::RequestCancel) => "pending",
             _ => "finished",
         };
-        assert_eq!(call(&fixture, "cancel", by_sql).await, word, "{stand:?}");
-        assert_eq!(fixture.cancel(by_library).await.is_ok(), next.is_ok(), "{stand:?}");
-        assert_same(&fixture, by_sql, by_library, stand).await;
+        assert_eq!(call(&fixture, "cancel", by_sql).await, expected, "{situation:?}");
+        assert_eq!(fixture.cancel(by_library).await.is_ok(), next.is_ok(), "{situation:?}");
+        assert_same(&fixture, by_sql, by_library, situation).await;
     }
     assert_eq!(call(&fixture, "cancel", JobId::new()).await, "not_found");
 }
 
-async fn the_retry_function_follows_the_table(fixture: Fixture) {
-    let mut stage = Stage::new(fixture.clone());
-    for stand in STANDS {
-        let (by_sql, by_library) = (stage.put(stand).await, stage.put(stand).await);
+async fn the_retry_function_follows_the_rules(fixture: Fixture) {
+    let mut builder = Builder::new(fixture.clone());
+    for situation in SITUATIONS {
+        let (by_sql, by_library) = (builder.build(situation).await, builder.build(situation).await);
         let next = lifecycle::next(&fixture.state(by_sql).await, Event::Retry);
-        let word = if next.is_ok() { "queued" } else { "running" };
-        assert_eq!(call(&fixture, "retry", by_sql).await, word, "{stand:?}");
-        assert_eq!(fixture.retry(by_library).await.is_ok(), next.is_ok(), "{stand:?}");
-        assert_same(&fixture, by_sql, by_library, stand).await;
+        let expected = if next.is_ok() { "queued" } else { "running" };
+        assert_eq!(call(&fixture, "retry", by_sql).await, expected, "{situation:?}");
+        assert_eq!(fixture.retry(by_library).await.is_ok(), next.is_ok(), "{situation:?}");
+        assert_same(&fixture, by_sql, by_library, situation).await;
     }
     assert_eq!(call(&fixture, "retry", JobId::new()).await, "not_found");
 }
 
-async fn assert_same(fixture: &Fixture, by_sql: JobId, by_library: JobId, stand: Stand) {
-    // Workers differ, because each stand has one of its own.
+async fn assert_same(fixture: &Fixture, by_sql: JobId, by_library: JobId, situation: Situation) {
+    // The workers differ, because each job has its own.
     let anonymous = |text: String, state: State| match state {
-        State::Running(running) => text.replace(&format!("{:?}", running.worker), "somebody"),
+        State::Running(running) => text.replace(&format!("{:?}", running.worker), "worker"),
         _ => text,
     };
-    let one = anonymous(shown(fixture, by_sql).await, fixture.state(by_sql).await);
-    let other = anonymous(shown(fixture, by_library).await, fixture.state(by_library).await);
-    assert_eq!(one, other, "{stand:?}");
+    let one = anonymous(summary(fixture, by_sql).await, fixture.state(by_sql).await);
+    let other = anonymous(summary(fixture, by_library).await, fixture.state(by_library).await);
+    assert_eq!(one, other, "{situation:?}");
 }
 
-async fn a_retry_whose_key_is_taken_says_so(fixture: Fixture) {
+async fn the_retry_function_says_when_the_key_is_taken(fixture: Fixture) {
     let keyed = || job("mail").unique_key("customer-23", UniqueMode::Dedupe);
     let old = fixture.ended(keyed(), Outcome::FailedPermanent).await;
     fixture.add(keyed()).await;
@@ -134,7 +133,7 @@ async fn enqueue(fixture: &Fixture, arguments: &str) -> Result<(JobId, String), 
     Ok((JobId(id), how))
 }
 
-async fn a_job_enqueued_from_sql_is_like_one_of_the_library(fixture: Fixture) {
+async fn a_job_enqueued_from_sql_equals_one_enqueued_by_the_library(fixture: Fixture) {
     let (by_sql, how) = enqueue(&fixture, r#"'mail', '{"for":"mail"}'"#).await.expect("enqueue");
     assert_eq!(how, "created");
     let by_library = fixture.enqueue_kind("mail").await;
@@ -163,7 +162,7 @@ async fn every_argument_of_the_sql_enqueue_is_stored(fixture: Fixture) {
     );
 }
 
-async fn the_sql_enqueue_answers_for_keys(fixture: Fixture) {
+async fn the_sql_enqueue_respects_keys(fixture: Fixture) {
     let (first, _) = enqueue(&fixture, "'mail', idempotency_key => 'order-17'").await.expect("enqueue");
     let again = enqueue(&fixture, "'sms', idempotency_key => 'order-17'").await.expect("enqueue");
     assert_eq!(again, (first, "existing".into()));
@@ -172,8 +171,8 @@ async fn the_sql_enqueue_answers_for_keys(fixture: Fixture) {
         let arguments = format!("'sms', unique_key => 'k', unique_mode => '{mode}'");
         assert_eq!(enqueue(&fixture, &arguments).await.expect("enqueue"), (holder, how.into()));
     }
-    let answer = fixture.enqueue(job("fax").unique_key("k", UniqueMode::Dedupe)).await.expect("enqueue");
-    assert_eq!(answer.id, holder);
+    let result = fixture.enqueue(job("fax").unique_key("k", UniqueMode::Dedupe)).await.expect("enqueue");
+    assert_eq!(result.id, holder);
 }
 
 async fn the_sql_enqueue_refuses_what_the_library_refuses(fixture: Fixture) {
@@ -195,16 +194,16 @@ async fn the_sql_enqueue_refuses_what_the_library_refuses(fixture: Fixture) {
         format!("'mail', json_build_object('a', repeat('x', {}))", 1024 * 1024),
     ];
     for arguments in bad {
-        assert!(enqueue(&fixture, &arguments).await.is_err(), "{arguments:.80} was taken");
+        assert!(enqueue(&fixture, &arguments).await.is_err(), "{arguments:.80} was accepted");
     }
     assert_eq!(fixture.check().await.expect("check").jobs, 0);
 }
 
-/// Each limit itself and the next step past it. The library's own check says
-/// what is right, and comes before any key is looked at.
-async fn the_sql_enqueue_has_the_librarys_limits(fixture: Fixture) {
+/// Tests each limit and the first value past it. The validation of the library says what
+/// is valid, and it runs before the key lookup.
+async fn the_sql_enqueue_has_the_same_limits_as_the_library(fixture: Fixture) {
     let options = |json: &str| format!("options => '{json}'");
-    let part = |name: &str, json: &str| options(&format!(r#"{{"{name}":{json}}}"#));
+    let option = |name: &str, json: &str| options(&format!(r#"{{"{name}":{json}}}"#));
     let quoted = |text: &str| format!("\"{text}\"");
     let deep = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
     let mail = || job("mail");
@@ -216,24 +215,24 @@ async fn the_sql_enqueue_has_the_librarys_limits(fixture: Fixture) {
         ("timeout => '1 ms'".into(), mail().timeout(Some(SECOND / 1000))),
         ("timeout => '0.9 ms'".into(), mail().timeout(Some(SECOND * 9 / 10_000))),
         (options("{}"), mail()),
-        (part("retry", r#"{"policy":"list","delays_ms":[]}"#), mail().retry(RetryPolicy::list([]))),
+        (option("retry", r#"{"policy":"list","delays_ms":[]}"#), mail().retry(RetryPolicy::list([]))),
         (
-            part("retry", r#"{"policy":"jitter","base_ms":5000,"cap_ms":4999}"#),
+            option("retry", r#"{"policy":"jitter","base_ms":5000,"cap_ms":4999}"#),
             mail().retry(RetryPolicy::Jitter { base: 5 * SECOND, cap: 4999 * SECOND / 1000 }),
         ),
         (
-            part("retry", r#"{"policy":"jitter","base_ms":5000,"cap_ms":5000}"#),
+            option("retry", r#"{"policy":"jitter","base_ms":5000,"cap_ms":5000}"#),
             mail().retry(RetryPolicy::Jitter { base: 5 * SECOND, cap: 5 * SECOND }),
         ),
         (
-            part("retry", &format!(r#"{{"policy":"fixed","delay_ms":{}}}"#, u64::MAX)),
+            option("retry", &format!(r#"{{"policy":"fixed","delay_ms":{}}}"#, u64::MAX)),
             mail().retry(RetryPolicy::fixed(Duration::MAX)),
         ),
     ];
     for millis in [315_360_000_000, 315_360_000_001] {
         let cap = Duration::from_millis(millis);
         pairs.push((
-            part("retry", &format!(r#"{{"policy":"exponential","cap_ms":{millis}}}"#)),
+            option("retry", &format!(r#"{{"policy":"exponential","cap_ms":{millis}}}"#)),
             mail().retry(RetryPolicy::Exponential { cap }),
         ));
     }
@@ -250,48 +249,48 @@ async fn the_sql_enqueue_has_the_librarys_limits(fixture: Fixture) {
     for n in [64, 65] {
         pairs.push((format!("flags => array_fill('f'::text, array[{n}])"), mail().flags(vec!["f"; n])));
         let tags = serde_json::json!(vec!["t"; n]).to_string();
-        pairs.push((part("tags", &tags), mail().tags(vec!["t"; n])));
-        pairs.push((part("metadata", &deep(n)), mail().metadata(raw(&deep(n)))));
+        pairs.push((option("tags", &tags), mail().tags(vec!["t"; n])));
+        pairs.push((option("metadata", &deep(n)), mail().metadata(raw(&deep(n)))));
     }
     for bytes in [0, 1, 128, 129, 512, 513, 16 * 1024, 16 * 1024 + 1] {
         let text = "x".repeat(bytes);
         pairs.push((format!("queue => '{text}'"), mail().queue(text.as_str())));
         pairs.push((format!("unique_key => '{text}'"), mail().unique_key(&text, UniqueMode::Dedupe)));
         pairs.push((format!("flags => array['{text}']"), mail().flags([text.as_str()])));
-        pairs.push((part("tags", &format!("[{}]", quoted(&text))), mail().tags([text.as_str()])));
-        pairs.push((part("context", &quoted(&text)), mail().context(text.as_str())));
-        pairs.push((part("trace", &quoted(&text)), mail().trace(text.as_str())));
+        pairs.push((option("tags", &format!("[{}]", quoted(&text))), mail().tags([text.as_str()])));
+        pairs.push((option("context", &quoted(&text)), mail().context(text.as_str())));
+        pairs.push((option("trace", &quoted(&text)), mail().trace(text.as_str())));
     }
     for bytes in [64 * 1024, 64 * 1024 + 1] {
         let text = quoted(&"x".repeat(bytes - 2));
-        pairs.push((part("metadata", &text), mail().metadata(raw(&text))));
+        pairs.push((option("metadata", &text), mail().metadata(raw(&text))));
     }
     for n in [1000, 1001] {
         let delays = serde_json::json!(vec![1000; n]);
         let policy = format!(r#"{{"policy":"list","delays_ms":{delays}}}"#);
-        pairs.push((part("retry", &policy), mail().retry(RetryPolicy::list(vec![SECOND; n]))));
+        pairs.push((option("retry", &policy), mail().retry(RetryPolicy::list(vec![SECOND; n]))));
     }
     enqueue(&fixture, "'first', queue => 'other', idempotency_key => 'order-17'").await.expect("enqueue");
-    let mut taken = 0;
+    let mut accepted = 0;
     for (arguments, job) in pairs {
-        let asked = enqueue(&fixture, &format!("'mail', {arguments}")).await;
-        assert_eq!(asked.is_ok(), job.validate().is_ok(), "{arguments:.80}");
+        let enqueued = enqueue(&fixture, &format!("'mail', {arguments}")).await;
+        assert_eq!(enqueued.is_ok(), job.validate().is_ok(), "{arguments:.80}");
         let keyed = enqueue(&fixture, &format!("'mail', {arguments}, idempotency_key => 'order-17'")).await;
-        assert_eq!(keyed.is_ok(), asked.is_ok(), "{arguments:.80} with a key that is taken");
-        if let Ok((id, _)) = asked {
+        assert_eq!(keyed.is_ok(), enqueued.is_ok(), "{arguments:.80} with an existing key");
+        if let Ok((id, _)) = enqueued {
             fixture.job(id).await;
-            taken += 1;
+            accepted += 1;
         }
     }
-    assert_eq!(fixture.check().await.expect("check").jobs, taken + 1);
+    assert_eq!(fixture.check().await.expect("check").jobs, accepted + 1);
 }
 
 fn last_instant() -> DateTime<Utc> {
     "9999-12-31T23:59:59.999999Z".parse().expect("a time")
 }
 
-/// The library sends jobs with unique keys through the function.
-async fn what_the_library_takes_the_function_takes_from_it(fixture: Fixture) {
+/// The library enqueues jobs with unique keys through the function.
+async fn the_function_accepts_every_valid_job_of_the_library(fixture: Fixture) {
     let policies = [
         RetryPolicy::default(),
         RetryPolicy::exponential(),
@@ -306,8 +305,8 @@ async fn what_the_library_takes_the_function_takes_from_it(fixture: Fixture) {
     }
 }
 
-/// What is stored must be readable: by a claim, above all.
-async fn the_sql_enqueue_refuses_what_could_not_be_read_back(fixture: Fixture) {
+/// Every stored value must be readable, above all by a claim.
+async fn the_sql_enqueue_refuses_values_that_could_not_be_read_back(fixture: Fixture) {
     let bad = [
         r#"options => '{"tags":"x"}'"#,
         r#"options => '{"tags":[1]}'"#,
@@ -330,7 +329,7 @@ async fn the_sql_enqueue_refuses_what_could_not_be_read_back(fixture: Fixture) {
     for argument in bad {
         for key in ["", ", unique_key => 'k'", ", idempotency_key => 'k'"] {
             let arguments = format!("'mail', {argument}{key}");
-            assert!(enqueue(&fixture, &arguments).await.is_err(), "{arguments} was taken");
+            assert!(enqueue(&fixture, &arguments).await.is_err(), "{arguments} was accepted");
         }
     }
     assert_eq!(fixture.check().await.expect("check").jobs, 0);
@@ -359,8 +358,8 @@ async fn flags_of_any_shape_are_stored_as_one_list(fixture: Fixture) {
     assert!(claimed.iter().all(|job| job.flags() == ["gpu", "eu"]), "{claimed:?}");
 }
 
-/// The library's own check says what is right.
-async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(fixture: Fixture) {
+/// The validation of the library says what is valid.
+async fn the_sql_enqueue_accepts_the_same_payloads_as_the_library(fixture: Fixture) {
     let payloads = [
         "1e200000",
         "-1E-200000",
@@ -386,14 +385,14 @@ async fn the_sql_enqueue_takes_the_payloads_that_the_library_takes(fixture: Fixt
     }
 }
 
-async fn half_pairs_around_a_backslash_are_no_pair(fixture: Fixture) {
+async fn two_half_surrogates_around_a_backslash_are_refused(fixture: Fixture) {
     let payload = r#""\ud83d\\\ude00""#;
     NewJob::from_json("mail", payload).validate().expect_err("the library refuses it");
     assert!(enqueue(&fixture, &format!("'mail', '{payload}'")).await.is_err());
 }
 
-/// The job would run without any of its options.
-async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(fixture: Fixture) {
+/// Such options could not be read, so the job would run without any of them.
+async fn the_sql_enqueue_refuses_options_with_missing_or_repeated_fields(fixture: Fixture) {
     for options in [
         r#"{"tags":["a"],"tags":["b"]}"#,
         r#"{"context":"a","context":"b"}"#,
@@ -407,11 +406,11 @@ async fn the_sql_enqueue_refuses_options_that_lack_or_repeat_a_part(fixture: Fix
         r#"{"tags":["a"],"retry":{"policy":"none","delay_ms":5}}"#,
     ] {
         let arguments = format!("'mail', options => '{options}'");
-        assert!(enqueue(&fixture, &arguments).await.is_err(), "{options} was taken");
+        assert!(enqueue(&fixture, &arguments).await.is_err(), "{options} was accepted");
     }
 }
 
-async fn a_unique_mode_of_null_is_dedupe(fixture: Fixture) {
+async fn a_null_unique_mode_means_dedupe(fixture: Fixture) {
     let (holder, _) =
         enqueue(&fixture, "'mail', unique_key => 'k', unique_mode => null").await.expect("enqueue");
     let again = enqueue(&fixture, "'sms', unique_key => 'k', unique_mode => null").await.expect("enqueue");
@@ -419,14 +418,15 @@ async fn a_unique_mode_of_null_is_dedupe(fixture: Fixture) {
     assert_eq!(fixture.job(holder).await.kind, "mail");
 }
 
-/// However it got there: one row that cannot be read whole is no reason to
-/// lose the others of its batch.
-async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours(fixture: Fixture) {
+/// A row that cannot be read completely must not affect the other jobs of its batch.
+async fn a_job_with_unreadable_options_does_not_block_its_batch(fixture: Fixture) {
     let options =
         [r#"{"tags":"x"}"#, "[]", "1", r#"{"retry":{"policy":"fixed"}}"#, r#"{"tags":["a"],"tags":["b"]}"#];
     for options in options {
-        let planted = fixture.enqueue_kind("mail").await;
-        fixture.sql(&format!("update jobs set options = '{options}' where id = {{id}}"), Some(planted)).await;
+        let unreadable = fixture.enqueue_kind("mail").await;
+        fixture
+            .sql(&format!("update jobs set options = '{options}' where id = {{id}}"), Some(unreadable))
+            .await;
         fixture.enqueue_kind("mail").await;
     }
     let jobs = 2 * options.len();
@@ -442,30 +442,30 @@ async fn a_job_with_unreadable_options_is_claimed_with_its_neighbours(fixture: F
     assert_eq!(fixture.sweep_now().await.recovered, jobs as u64);
 }
 
-/// Depth is counted outside strings only, as the library does.
+/// Depth is counted only outside strings, as in the library.
 async fn brackets_in_strings_do_not_count_as_depth(fixture: Fixture) {
     let text = format!(r#"{{"a":"{}\"{}"}}"#, "[".repeat(100), "{".repeat(100));
-    NewJob::from_json("mail", &text).validate().expect("the library takes it");
-    enqueue(&fixture, &format!("'mail', '{text}'")).await.expect("so does the function");
+    NewJob::from_json("mail", &text).validate().expect("valid");
+    enqueue(&fixture, &format!("'mail', '{text}'")).await.expect("enqueue");
 }
 
-async fn ids_made_in_sql_are_version_seven_and_sort_with_the_librarys(fixture: Fixture) {
+async fn ids_generated_in_sql_are_version_seven_and_sort_with_those_of_the_library(fixture: Fixture) {
     let before = JobId::new();
     tokio::time::sleep(Duration::from_millis(2)).await;
-    let (made, _) = enqueue(&fixture, "'mail'").await.expect("enqueue");
+    let (id, _) = enqueue(&fixture, "'mail'").await.expect("enqueue");
     tokio::time::sleep(Duration::from_millis(2)).await;
-    assert!(before < made && made < JobId::new(), "{made}");
-    assert_eq!(made.0.get_version_num(), 7);
+    assert!(before < id && id < JobId::new(), "{id}");
+    assert_eq!(id.0.get_version_num(), 7);
 }
 
 async fn a_job_enqueued_from_sql_wakes_subscribers(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     enqueue(&fixture, "'mail', queue => 'letters'").await.expect("enqueue");
-    let heard = tokio::time::timeout(Duration::from_secs(20), wakeups.next()).await;
-    assert_eq!(heard.expect("a wake-up"), Some("letters".into()));
+    let wake_up = tokio::time::timeout(Duration::from_secs(20), wakeups.next()).await;
+    assert_eq!(wake_up.expect("a wake-up"), Some("letters".into()));
 }
 
-async fn a_rolled_back_sql_enqueue_leaves_nothing(fixture: Fixture) {
+async fn a_rolled_back_sql_enqueue_stores_nothing(fixture: Fixture) {
     let mut connection = fixture.postgres().await;
     sqlx::raw_sql("begin; select enqueue('mail', unique_key => 'k'); rollback")
         .execute(&mut connection)
@@ -477,11 +477,11 @@ async fn a_rolled_back_sql_enqueue_leaves_nothing(fixture: Fixture) {
 
 // ---- schemas -----------------------------------------------------------------
 
-/// A database of its own for cases that need names of their own choosing.
+/// A separate database, for cases that choose the names of schemas or roles.
 struct Database(String);
 
 impl Database {
-    async fn make() -> Self {
+    async fn create() -> Self {
         let database = Database(format!("t_{}", Uuid::now_v7().simple()));
         database.run(&database_url(), &format!("create database {}", database.0)).await;
         database
@@ -504,8 +504,8 @@ impl Database {
     }
 }
 
-async fn any_proper_schema_name_works_from_end_to_end(_: Fixture) {
-    let database = Database::make().await;
+async fn any_valid_schema_name_works_end_to_end(_: Fixture) {
+    let database = Database::create().await;
     let long = "s".repeat(63);
     for schema in ["user", "order", "my_longshore_schema", "longshore", &long] {
         let url = database.url(&format!("schema={schema}"));
@@ -531,7 +531,7 @@ async fn any_proper_schema_name_works_from_end_to_end(_: Fixture) {
     database.remove().await;
 }
 
-async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name(fixture: Fixture) {
+async fn a_reserved_or_invalid_schema_name_is_refused_by_field(fixture: Fixture) {
     let long = "s".repeat(64);
     for schema in ["pg_x", "pg_", "", "Upper", "1st", "a-b", "a\"b", &long] {
         let url = with_parameter(&database_url(), &format!("schema={schema}"));
@@ -541,11 +541,11 @@ async fn a_schema_name_that_postgres_keeps_to_itself_is_refused_by_name(fixture:
     drop(fixture);
 }
 
-async fn a_role_that_may_make_no_schema_can_migrate_its_own(_: Fixture) {
-    let database = Database::make().await;
+async fn a_role_that_may_not_create_schemas_can_migrate_its_own_schema(_: Fixture) {
+    let database = Database::create().await;
     let role = format!("{}_role", database.0);
-    let make = format!("create role {role}; create schema theirs authorization {role}");
-    database.run(&database.url(""), &make).await;
+    let setup = format!("create role {role}; create schema theirs authorization {role}");
+    database.run(&database.url(""), &setup).await;
     let url = database.url(&format!("schema=theirs&options[role]={role}"));
     let client = Client::connect(&url).await.expect("connect");
     let migrated = client.migrate().await;

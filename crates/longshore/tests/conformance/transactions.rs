@@ -1,4 +1,4 @@
-//! Jobs enqueued inside the caller's own transaction share its fate.
+//! Jobs enqueued inside the caller's own transaction are committed or rolled back with it.
 
 use longshore::{EnqueuedAs, JobId, NewJob, Status};
 use sqlx::Connection as _;
@@ -8,17 +8,17 @@ use crate::fixture::*;
 cases! {
     jobs_of_a_committed_transaction_exist,
     jobs_of_a_rolled_back_transaction_never_existed,
-    keys_are_answered_inside_a_transaction_too,
+    keys_are_respected_inside_a_transaction,
     a_replacement_rolls_back_with_the_transaction,
-    an_invalid_job_is_refused_before_it_reaches_the_transaction,
+    an_invalid_job_is_refused_and_leaves_the_transaction_usable,
 }
 
 cases! {
     only on sqlite:
-    a_failed_enqueue_on_a_bare_connection_stores_nothing,
+    a_failed_enqueue_on_a_connection_without_a_transaction_stores_nothing,
 }
 
-/// Enqueues `jobs` inside a transaction with a row of the caller's own, and
+/// Enqueues `jobs` in a transaction that also inserts into the caller's table, then
 /// commits or rolls back.
 async fn transact(fixture: &Fixture, jobs: Vec<NewJob>, commit: bool) -> Vec<longshore::Enqueued> {
     match fixture.engine() {
@@ -26,12 +26,13 @@ async fn transact(fixture: &Fixture, jobs: Vec<NewJob>, commit: bool) -> Vec<lon
             let mut connection = fixture.postgres().await;
             let mut tx = connection.begin().await.expect("begin");
             sqlx::query("insert into orders values (1)").execute(&mut *tx).await.expect("insert");
-            let answers = fixture.enqueue_in(&mut *tx, jobs).await.expect("enqueue_in");
-            match commit {
-                true => tx.commit().await.expect("commit"),
-                false => tx.rollback().await.expect("rollback"),
+            let results = fixture.enqueue_in(&mut *tx, jobs).await.expect("enqueue_in");
+            if commit {
+                tx.commit().await.expect("commit");
+            } else {
+                tx.rollback().await.expect("rollback");
             }
-            answers
+            results
         }
         Engine::Sqlite => {
             let mut connection = rusqlite::Connection::open(fixture.file()).expect("open");
@@ -39,24 +40,25 @@ async fn transact(fixture: &Fixture, jobs: Vec<NewJob>, commit: bool) -> Vec<lon
             let tx = connection.transaction().expect("begin");
             tx.execute("insert into orders values (1)", []).expect("insert");
             // The connection is not `Sync`, so the future stays on this thread.
-            let answers = tokio::task::block_in_place(|| {
+            let results = tokio::task::block_in_place(|| {
                 let runtime = tokio::runtime::Handle::current();
                 runtime.block_on(fixture.enqueue_in(&*tx, jobs)).expect("enqueue_in")
             });
-            match commit {
-                true => tx.commit().expect("commit"),
-                false => tx.rollback().expect("rollback"),
+            if commit {
+                tx.commit().expect("commit");
+            } else {
+                tx.rollback().expect("rollback");
             }
-            answers
+            results
         }
     }
 }
 
-async fn orders(fixture: &Fixture) -> i64 {
+async fn count_orders(fixture: &Fixture) -> i64 {
     fixture.query_number("select count(*) from orders", None).await
 }
 
-async fn with_orders(fixture: &Fixture) {
+async fn create_orders(fixture: &Fixture) {
     fixture.sql("create table orders (n integer)", None).await;
 }
 
@@ -65,34 +67,34 @@ async fn exists(fixture: &Fixture, id: JobId) -> bool {
 }
 
 async fn jobs_of_a_committed_transaction_exist(fixture: Fixture) {
-    with_orders(&fixture).await;
-    let answers = transact(&fixture, vec![job("mail").priority(3), job("sms")], true).await;
-    assert_eq!(answers.iter().map(|answer| answer.how).collect::<Vec<_>>(), [EnqueuedAs::Created; 2]);
-    assert_eq!(fixture.job(answers[0].id).await.priority, 3);
-    assert_eq!((orders(&fixture).await, fixture.count(Status::Queued).await), (1, 2));
+    create_orders(&fixture).await;
+    let results = transact(&fixture, vec![job("mail").priority(3), job("sms")], true).await;
+    assert_eq!(results.iter().map(|result| result.how).collect::<Vec<_>>(), [EnqueuedAs::Created; 2]);
+    assert_eq!(fixture.job(results[0].id).await.priority, 3);
+    assert_eq!((count_orders(&fixture).await, fixture.count(Status::Queued).await), (1, 2));
     let worker = fixture.worker().await;
     assert_eq!(fixture.claim(worker, 9).await.len(), 2);
 }
 
 async fn jobs_of_a_rolled_back_transaction_never_existed(fixture: Fixture) {
-    with_orders(&fixture).await;
+    create_orders(&fixture).await;
     let jobs = vec![
         job("mail"),
         job("keyed").idempotency_key("order-17"),
         job("unique").unique_key("customer-23", Default::default()),
     ];
-    let answers = transact(&fixture, jobs, false).await;
-    for answer in answers {
-        assert!(!exists(&fixture, answer.id).await);
+    let results = transact(&fixture, jobs, false).await;
+    for result in results {
+        assert!(!exists(&fixture, result.id).await);
     }
-    assert_eq!(orders(&fixture).await, 0);
-    // Neither key stayed behind.
+    assert_eq!(count_orders(&fixture).await, 0);
+    // Both keys are free.
     fixture.add(job("keyed").idempotency_key("order-17")).await;
     fixture.add(job("unique").unique_key("customer-23", Default::default())).await;
 }
 
-async fn keys_are_answered_inside_a_transaction_too(fixture: Fixture) {
-    with_orders(&fixture).await;
+async fn keys_are_respected_inside_a_transaction(fixture: Fixture) {
+    create_orders(&fixture).await;
     let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let holder = fixture.add(job("sms").unique_key("customer-23", Default::default())).await;
     let jobs = vec![
@@ -100,23 +102,23 @@ async fn keys_are_answered_inside_a_transaction_too(fixture: Fixture) {
         job("sms").unique_key("customer-23", Default::default()),
         job("plain"),
     ];
-    let answers = transact(&fixture, jobs, true).await;
-    assert_eq!((answers[0].id, answers[0].how), (first, EnqueuedAs::Existing));
-    assert_eq!((answers[1].id, answers[1].how), (holder, EnqueuedAs::Existing));
-    assert_eq!(answers[2].how, EnqueuedAs::Created);
+    let results = transact(&fixture, jobs, true).await;
+    assert_eq!((results[0].id, results[0].how), (first, EnqueuedAs::Existing));
+    assert_eq!((results[1].id, results[1].how), (holder, EnqueuedAs::Existing));
+    assert_eq!(results[2].how, EnqueuedAs::Created);
 }
 
 async fn a_replacement_rolls_back_with_the_transaction(fixture: Fixture) {
-    with_orders(&fixture).await;
+    create_orders(&fixture).await;
     let keyed = |kind: &str| job(kind).unique_key("customer-23", longshore::UniqueMode::Replace);
     let holder = fixture.add(keyed("old")).await;
-    let answers = transact(&fixture, vec![keyed("new")], false).await;
-    assert_eq!((answers[0].id, answers[0].how), (holder, EnqueuedAs::Replaced));
+    let results = transact(&fixture, vec![keyed("new")], false).await;
+    assert_eq!((results[0].id, results[0].how), (holder, EnqueuedAs::Replaced));
     assert_eq!(fixture.job(holder).await.kind, "old");
 }
 
-async fn an_invalid_job_is_refused_before_it_reaches_the_transaction(fixture: Fixture) {
-    with_orders(&fixture).await;
+async fn an_invalid_job_is_refused_and_leaves_the_transaction_usable(fixture: Fixture) {
+    create_orders(&fixture).await;
     match fixture.engine() {
         Engine::Postgres => {
             let mut connection = fixture.postgres().await;
@@ -124,7 +126,7 @@ async fn an_invalid_job_is_refused_before_it_reaches_the_transaction(fixture: Fi
             let error =
                 fixture.enqueue_in(&mut *tx, [job("mail"), job("")]).await.expect_err("an empty kind");
             assert_eq!(error.field(), Some("jobs[1].kind"));
-            // The caller's transaction is unharmed.
+            // The caller's transaction still works.
             sqlx::query("insert into orders values (1)").execute(&mut *tx).await.expect("insert");
             tx.commit().await.expect("commit");
         }
@@ -140,10 +142,10 @@ async fn an_invalid_job_is_refused_before_it_reaches_the_transaction(fixture: Fi
             tx.commit().expect("commit");
         }
     }
-    assert_eq!((orders(&fixture).await, fixture.count(Status::Queued).await), (1, 0));
+    assert_eq!((count_orders(&fixture).await, fixture.count(Status::Queued).await), (1, 0));
 }
 
-fn on_a_bare_connection(fixture: &Fixture) {
+fn enqueue_without_a_transaction(fixture: &Fixture) {
     let connection = rusqlite::Connection::open(fixture.file()).expect("open");
     connection.busy_timeout(5 * SECOND).expect("busy timeout");
     let enqueue =
@@ -155,19 +157,19 @@ fn on_a_bare_connection(fixture: &Fixture) {
         || vec![job("good").unique_key("u", Default::default()), job("bad").idempotency_key("i")],
     ];
     for batch in batches {
-        enqueue(batch()).expect_err("the trigger refuses");
-        assert!(connection.is_autocommit(), "no transaction stays open");
+        enqueue(batch()).expect_err("the trigger refuses it");
+        assert!(connection.is_autocommit(), "a transaction is still open");
         for table in ["jobs", "ready", "keys"] {
             let count = format!("select count(*) from {table}");
             let rows: i64 = connection.query_row(&count, [], |row| row.get(0)).expect("count");
             assert_eq!(rows, 0, "{table}");
         }
     }
-    enqueue(vec![job("good"), keyed("good")]).expect("a bare connection will do");
+    enqueue(vec![job("good"), keyed("good")]).expect("enqueue");
 }
 
-/// A connection without a transaction: what fails half-way is undone all the same.
-async fn a_failed_enqueue_on_a_bare_connection_stores_nothing(fixture: Fixture) {
+/// A batch that fails half-way is undone even without a transaction of the caller.
+async fn a_failed_enqueue_on_a_connection_without_a_transaction_stores_nothing(fixture: Fixture) {
     fixture
         .sql(
             "create trigger refuse before insert on ready when new.kind = 'bad'
@@ -176,6 +178,6 @@ async fn a_failed_enqueue_on_a_bare_connection_stores_nothing(fixture: Fixture) 
         )
         .await;
     // The connection is not `Sync`, so it stays on this thread.
-    tokio::task::block_in_place(|| on_a_bare_connection(&fixture));
+    tokio::task::block_in_place(|| enqueue_without_a_transaction(&fixture));
     assert_eq!(fixture.count(Status::Queued).await, 2);
 }

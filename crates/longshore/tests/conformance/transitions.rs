@@ -1,5 +1,5 @@
-//! State × command: each engine does what `lifecycle::next` says, no more, no
-//! less. A job is brought into a state, located, and met with every event.
+//! Every event in every state: each engine does exactly what `lifecycle::next` says. A job
+//! is brought into a state, located, and receives the event.
 
 use std::time::Duration;
 
@@ -14,27 +14,27 @@ use longshore::{
 use crate::fixture::*;
 
 cases! {
-    a_fresh_job_follows_the_table,
-    a_retrying_job_follows_the_table,
-    a_waiting_suspect_follows_the_table,
-    a_running_job_follows_the_table,
-    a_job_on_its_last_attempt_follows_the_table,
-    a_job_told_to_stop_follows_the_table,
-    a_superseded_job_follows_the_table,
-    a_suspect_that_has_not_started_follows_the_table,
-    a_suspect_that_has_started_follows_the_table,
-    a_suspect_on_its_last_life_follows_the_table,
-    a_succeeded_job_follows_the_table,
-    a_dead_letter_follows_the_table,
-    a_cancelled_job_follows_the_table,
-    a_located_state_tells_what_the_rules_ask_for,
-    the_status_view_says_the_same_as_the_library,
-    a_long_life_ends_where_the_rules_say,
+    a_new_job_follows_the_rules,
+    a_retrying_job_follows_the_rules,
+    a_waiting_suspect_follows_the_rules,
+    a_running_job_follows_the_rules,
+    a_job_on_its_last_attempt_follows_the_rules,
+    a_running_job_with_a_requested_cancel_follows_the_rules,
+    a_superseded_job_follows_the_rules,
+    a_suspect_that_has_not_started_follows_the_rules,
+    a_suspect_that_has_started_follows_the_rules,
+    a_suspect_on_its_last_interruption_follows_the_rules,
+    a_succeeded_job_follows_the_rules,
+    a_dead_letter_follows_the_rules,
+    a_cancelled_job_follows_the_rules,
+    locate_returns_everything_that_the_rules_need,
+    the_status_view_agrees_with_the_library,
+    a_job_with_many_different_endings_follows_the_rules,
 }
 
-/// Where a job can stand, as far as any rule distinguishes.
+/// The situations of a job that the rules distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stand {
+pub(crate) enum Situation {
     Fresh,
     Retrying,
     WaitingSuspect,
@@ -44,69 +44,69 @@ pub(crate) enum Stand {
     Superseded,
     SuspectNotStarted,
     SuspectStarted,
-    SuspectOnItsLastLife,
+    SuspectOnLastInterruption,
     Finished(Outcome),
 }
 
-/// Builds jobs in queues of their own, so that none meets another.
-pub(crate) struct Stage {
+/// Builds jobs, each in its own queue, so that they do not affect one another.
+pub(crate) struct Builder {
     pub(crate) fixture: Fixture,
-    made: usize,
+    built: usize,
 }
 
-impl Stage {
+impl Builder {
     pub(crate) fn new(fixture: Fixture) -> Self {
-        Stage { fixture, made: 0 }
+        Builder { fixture, built: 0 }
     }
 
-    /// A job that stands there.
-    pub(crate) async fn put(&mut self, stand: Stand) -> JobId {
-        self.made += 1;
-        let queue = format!("q{}", self.made);
-        let key = format!("k{}", self.made);
+    /// Enqueues a job and brings it into `situation`.
+    pub(crate) async fn build(&mut self, situation: Situation) -> JobId {
+        self.built += 1;
+        let queue = format!("q{}", self.built);
+        let key = format!("k{}", self.built);
         let fixture = &self.fixture;
         let keyed = |kind: &str| job(kind).unique_key(key.as_str(), UniqueMode::Replace);
         let base = job("mail").queue(queue.as_str()).max_attempts(3).priority(5);
-        let now_due = Ending::Failed { error: "first failure".into(), retry_in: Some(Duration::ZERO) };
-        let id = match stand {
-            Stand::LastAttempt => fixture.add(base.max_attempts(1)).await,
-            Stand::Superseded => fixture.add(keyed("mail").queue(queue.as_str())).await,
+        let failed_and_due = Ending::Failed { error: "first failure".into(), retry_in: Some(Duration::ZERO) };
+        let id = match situation {
+            Situation::LastAttempt => fixture.add(base.max_attempts(1)).await,
+            Situation::Superseded => fixture.add(keyed("mail").queue(queue.as_str())).await,
             _ => fixture.add(base).await,
         };
-        match stand {
-            Stand::Fresh => {}
-            Stand::Retrying => self.settle_one(&queue, now_due).await,
-            Stand::WaitingSuspect => self.interrupt(&queue).await,
-            Stand::Running | Stand::LastAttempt => drop(self.claim(&queue).await),
-            Stand::CancelRequested => {
+        match situation {
+            Situation::Fresh => {}
+            Situation::Retrying => self.settle_one(&queue, failed_and_due).await,
+            Situation::WaitingSuspect => self.interrupt(&queue).await,
+            Situation::Running | Situation::LastAttempt => drop(self.claim(&queue).await),
+            Situation::CancelRequested => {
                 self.claim(&queue).await;
                 assert_eq!(fixture.cancel(id).await.expect("cancel"), Cancelled::Pending);
             }
-            Stand::Superseded => {
+            Situation::Superseded => {
                 self.claim(&queue).await;
-                fixture.add(keyed("newer").queue("elsewhere")).await;
+                fixture.add(keyed("newer").queue("other")).await;
             }
-            Stand::SuspectNotStarted => {
+            Situation::SuspectNotStarted => {
                 self.interrupt(&queue).await;
                 self.claim(&queue).await;
             }
-            Stand::SuspectStarted => {
+            Situation::SuspectStarted => {
                 self.interrupt(&queue).await;
                 let lease = self.claim(&queue).await;
                 assert_eq!(fixture.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
             }
-            Stand::SuspectOnItsLastLife => {
+            Situation::SuspectOnLastInterruption => {
                 self.interrupt(&queue).await;
                 self.interrupt(&queue).await;
                 let lease = self.claim(&queue).await;
                 assert_eq!(fixture.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
             }
-            Stand::Finished(Outcome::Succeeded) => self.settle_one(&queue, done()).await,
-            Stand::Finished(Outcome::FailedPermanent) => {
-                self.settle_one(&queue, now_due).await;
+            Situation::Finished(Outcome::Succeeded) => self.settle_one(&queue, done()).await,
+            Situation::Finished(Outcome::FailedPermanent) => {
+                self.settle_one(&queue, failed_and_due).await;
                 self.settle_one(&queue, failed_permanently()).await;
             }
-            Stand::Finished(Outcome::Cancelled) => self.settle_one(&queue, observed_cancel()).await,
+            Situation::Finished(Outcome::Cancelled) => self.settle_one(&queue, observed_cancel()).await,
         }
         id
     }
@@ -124,7 +124,7 @@ impl Stage {
         self.fixture.must_finish(&claimed[0], ending).await;
     }
 
-    /// One interruption that counts.
+    /// Interrupts the job once, so that the interruption counts.
     async fn interrupt(&self, queue: &str) {
         let ending = Ending::Interrupted(Interruption { delay: Duration::ZERO, max_interruptions: 9 });
         self.settle_one(queue, ending).await;
@@ -158,9 +158,9 @@ fn events() -> Vec<Event> {
     events
 }
 
-/// What can be seen of a job and follows from the rules.
+/// The visible fields of a job that follow from the rules.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct Visible {
     status: Status,
     attempts: u16,
     interruptions: u16,
@@ -173,8 +173,8 @@ struct Seen {
     result: Option<String>,
 }
 
-fn seen(job: &JobRecord) -> Seen {
-    Seen {
+fn visible(job: &JobRecord) -> Visible {
+    Visible {
         status: job.status,
         attempts: job.attempts,
         interruptions: job.interruptions,
@@ -188,40 +188,39 @@ fn seen(job: &JobRecord) -> Seen {
     }
 }
 
-/// What the rules say should be seen; `None` if the job is gone.
+/// The fields that the rules require, or `None` if the job is removed.
 fn expected(
     before: &JobRecord,
     next: &std::result::Result<Transition, lifecycle::Refusal>,
     now: DateTime<Utc>,
-) -> Option<Seen> {
-    let was = seen(before);
-    let waiting = |attempts: u16, interruptions: u16| match (attempts, interruptions) {
-        (0, 0) => Status::Queued,
-        _ => Status::Retrying,
+) -> Option<Visible> {
+    let was = visible(before);
+    let waiting = |attempts: u16, interruptions: u16| {
+        if (attempts, interruptions) == (0, 0) { Status::Queued } else { Status::Retrying }
     };
-    let told = |what: Option<longshore::AttemptEnd>, error: &Option<String>| {
-        let mut history = seen(before).history;
+    let history_with = |what: Option<longshore::AttemptEnd>, error: &Option<String>| {
+        let mut history = visible(before).history;
         history.extend(what.map(|what| format!("{what:?} {error:?}")));
         history
     };
     Some(match next {
         Err(_) => was,
         Ok(Transition::Lease { attempt }) => {
-            Seen { status: Status::Running, attempts: *attempt, lease_no: was.lease_no + 1, ..was }
+            Visible { status: Status::Running, attempts: *attempt, lease_no: was.lease_no + 1, ..was }
         }
-        Ok(Transition::Finish(finish)) => Seen {
+        Ok(Transition::Finish(finish)) => Visible {
             status: finish.outcome.status(),
             attempts: finish.attempts,
             interruptions: finish.interruptions,
             cancel_requested: false,
-            history: told(finish.history, &finish.error),
+            history: history_with(finish.history, &finish.error),
             last_error: finish.error.clone().or(was.last_error.clone()),
             result: finish.result.as_ref().map(|result| result.get().to_owned()),
-            // Once it has ended, a job shows when it was asked to run.
+            // A finished job shows the requested time. The caller takes it from the job.
             run_at: now,
             ..was
         },
-        Ok(Transition::Requeue(requeue)) => Seen {
+        Ok(Transition::Requeue(requeue)) => Visible {
             status: waiting(requeue.attempts, requeue.interruptions),
             attempts: requeue.attempts,
             interruptions: requeue.interruptions,
@@ -230,29 +229,29 @@ fn expected(
                 When::At(at) => at,
             },
             cancel_requested: false,
-            history: told(Some(requeue.history), &requeue.error),
+            history: history_with(Some(requeue.history), &requeue.error),
             last_error: requeue.error.clone().or(was.last_error.clone()),
             ..was
         },
-        Ok(Transition::RequestCancel) => Seen { cancel_requested: true, ..was },
-        Ok(Transition::Reopen) => Seen {
+        Ok(Transition::RequestCancel) => Visible { cancel_requested: true, ..was },
+        Ok(Transition::Reopen) => Visible {
             status: Status::Queued,
             attempts: 0,
             interruptions: 0,
             run_at: now,
             result: None,
-            // What was said of the end goes with it; the history stays.
+            // The error of the end is removed with it; the history stays.
             last_error: before.errors.iter().rev().find_map(|entry| entry.error.clone()),
             ..was
         },
-        Ok(Transition::RunNow) => Seen { run_at: was.run_at.min(now), ..was },
-        Ok(Transition::Rewrite) => Seen { priority: 8, ..was },
+        Ok(Transition::RunNow) => Visible { run_at: was.run_at.min(now), ..was },
+        Ok(Transition::Rewrite) => Visible { priority: 8, ..was },
         Ok(Transition::Remove) => return None,
     })
 }
 
-/// Lets the event happen; says whether the engine or the client accepted it.
-async fn happen(fixture: &Fixture, id: JobId, state: &State, event: Event) -> bool {
+/// Applies the event. Returns whether the engine or the client accepted it.
+async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> bool {
     let accepted = |result: Result<()>| match result {
         Ok(()) => true,
         Err(error) if error.is_conflict() => false,
@@ -277,7 +276,7 @@ async fn happen(fixture: &Fixture, id: JobId, state: &State, event: Event) -> bo
         }
         Event::Recover(recovery) => {
             let (running, lease) = lease_of(id, state);
-            // Declared dead at once, because a lease still names it.
+            // A worker that signs off with leases is declared dead at once.
             fixture.store().retire(lease.worker).await.expect("retire");
             let leave = lifecycle::recover(&running, recovery);
             let settlement = Settlement { lease, seen: Some(running.flags), leave, follow_ups: Vec::new() };
@@ -292,7 +291,7 @@ async fn happen(fixture: &Fixture, id: JobId, state: &State, event: Event) -> bo
     }
 }
 
-/// The live lease, or a plausible one of a job that has none.
+/// The live lease, or a plausible lease if the job has none.
 fn lease_of(id: JobId, state: &State) -> (Running, Lease) {
     let running = match state {
         State::Running(running) => running.clone(),
@@ -311,101 +310,100 @@ fn lease_of(id: JobId, state: &State) -> (Running, Lease) {
     (running, lease)
 }
 
-async fn follow_the_table(fixture: Fixture, stand: Stand) {
-    let mut stage = Stage::new(fixture.clone());
+async fn assert_follows_the_rules(fixture: Fixture, situation: Situation) {
+    let mut builder = Builder::new(fixture.clone());
     for event in events() {
-        let id = stage.put(stand).await;
+        let id = builder.build(situation).await;
         let (state, before) = (fixture.state(id).await, fixture.job(id).await);
         let next = lifecycle::next(&state, event.clone());
         let now = fixture.now().await;
-        let told = format!("{event:?} of {state:?}");
-        assert_eq!(happen(&fixture, id, &state, event).await, next.is_ok(), "{told}: {next:?}");
+        let context = format!("{event:?} of {state:?}");
+        assert_eq!(apply(&fixture, id, &state, event).await, next.is_ok(), "{context}: {next:?}");
         let after = fixture.store().get(id).await.expect("get");
         let mut expected = expected(&before, &next, now);
         if let (Ok(Transition::Finish(_)), Some(expected), Some(after)) = (&next, &mut expected, &after) {
             expected.run_at = after.run_at;
         }
-        assert_eq!(after.as_ref().map(seen), expected, "{told}");
+        assert_eq!(after.as_ref().map(visible), expected, "{context}");
     }
 }
 
-async fn a_fresh_job_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::Fresh).await;
+async fn a_new_job_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::Fresh).await;
 }
 
-async fn a_retrying_job_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::Retrying).await;
+async fn a_retrying_job_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::Retrying).await;
 }
 
-async fn a_waiting_suspect_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::WaitingSuspect).await;
+async fn a_waiting_suspect_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::WaitingSuspect).await;
 }
 
-async fn a_running_job_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::Running).await;
+async fn a_running_job_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::Running).await;
 }
 
-async fn a_job_on_its_last_attempt_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::LastAttempt).await;
+async fn a_job_on_its_last_attempt_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::LastAttempt).await;
 }
 
-async fn a_job_told_to_stop_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::CancelRequested).await;
+async fn a_running_job_with_a_requested_cancel_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::CancelRequested).await;
 }
 
-async fn a_superseded_job_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::Superseded).await;
+async fn a_superseded_job_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::Superseded).await;
 }
 
-async fn a_suspect_that_has_not_started_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::SuspectNotStarted).await;
+async fn a_suspect_that_has_not_started_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::SuspectNotStarted).await;
 }
 
-async fn a_suspect_that_has_started_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::SuspectStarted).await;
+async fn a_suspect_that_has_started_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::SuspectStarted).await;
 }
 
-async fn a_suspect_on_its_last_life_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::SuspectOnItsLastLife).await;
+async fn a_suspect_on_its_last_interruption_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::SuspectOnLastInterruption).await;
 }
 
-async fn a_succeeded_job_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::Finished(Outcome::Succeeded)).await;
+async fn a_succeeded_job_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::Finished(Outcome::Succeeded)).await;
 }
 
-async fn a_dead_letter_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::Finished(Outcome::FailedPermanent)).await;
+async fn a_dead_letter_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::Finished(Outcome::FailedPermanent)).await;
 }
 
-async fn a_cancelled_job_follows_the_table(fixture: Fixture) {
-    follow_the_table(fixture, Stand::Finished(Outcome::Cancelled)).await;
+async fn a_cancelled_job_follows_the_rules(fixture: Fixture) {
+    assert_follows_the_rules(fixture, Situation::Finished(Outcome::Cancelled)).await;
 }
 
-/// Where a job stands when it is located, in every stand.
-async fn a_located_state_tells_what_the_rules_ask_for(fixture: Fixture) {
-    let mut stage = Stage::new(fixture.clone());
+async fn locate_returns_everything_that_the_rules_need(fixture: Fixture) {
+    let mut builder = Builder::new(fixture.clone());
     let rows = [
-        (Stand::Fresh, "waiting 0/3 lease 0 interruptions 0"),
-        (Stand::Retrying, "waiting 1/3 lease 1 interruptions 0"),
-        (Stand::WaitingSuspect, "waiting 0/3 lease 1 interruptions 1"),
-        (Stand::Running, "running 1/3 lease 1 interruptions 0"),
-        (Stand::LastAttempt, "running 1/1 lease 1 interruptions 0"),
-        (Stand::CancelRequested, "running 1/3 lease 1 interruptions 0 cancel"),
-        (Stand::Superseded, "running 1/3 lease 1 interruptions 0 superseded"),
-        (Stand::SuspectNotStarted, "running 1/3 lease 2 interruptions 1"),
-        (Stand::SuspectStarted, "running 1/3 lease 2 interruptions 1 started"),
-        (Stand::SuspectOnItsLastLife, "running 1/3 lease 3 interruptions 2 started"),
-        (Stand::Finished(Outcome::Succeeded), "succeeded lease 1"),
-        (Stand::Finished(Outcome::FailedPermanent), "failed_permanent lease 2"),
-        (Stand::Finished(Outcome::Cancelled), "cancelled lease 1"),
+        (Situation::Fresh, "waiting 0/3 lease 0 interruptions 0"),
+        (Situation::Retrying, "waiting 1/3 lease 1 interruptions 0"),
+        (Situation::WaitingSuspect, "waiting 0/3 lease 1 interruptions 1"),
+        (Situation::Running, "running 1/3 lease 1 interruptions 0"),
+        (Situation::LastAttempt, "running 1/1 lease 1 interruptions 0"),
+        (Situation::CancelRequested, "running 1/3 lease 1 interruptions 0 cancel"),
+        (Situation::Superseded, "running 1/3 lease 1 interruptions 0 superseded"),
+        (Situation::SuspectNotStarted, "running 1/3 lease 2 interruptions 1"),
+        (Situation::SuspectStarted, "running 1/3 lease 2 interruptions 1 started"),
+        (Situation::SuspectOnLastInterruption, "running 1/3 lease 3 interruptions 2 started"),
+        (Situation::Finished(Outcome::Succeeded), "succeeded lease 1"),
+        (Situation::Finished(Outcome::FailedPermanent), "failed_permanent lease 2"),
+        (Situation::Finished(Outcome::Cancelled), "cancelled lease 1"),
     ];
-    for (stand, line) in rows {
-        let id = stage.put(stand).await;
-        assert_eq!(told(&fixture.state(id).await), line, "{stand:?}");
+    for (situation, line) in rows {
+        let id = builder.build(situation).await;
+        assert_eq!(description(&fixture.state(id).await), line, "{situation:?}");
     }
 }
 
-fn told(state: &State) -> String {
+fn description(state: &State) -> String {
     match state {
         State::Waiting(job) => format!(
             "waiting {}/{} lease {} interruptions {}",
@@ -425,21 +423,21 @@ fn told(state: &State) -> String {
     }
 }
 
-/// The view that people query speaks the words of the library.
-async fn the_status_view_says_the_same_as_the_library(fixture: Fixture) {
-    let mut stage = Stage::new(fixture.clone());
-    let stands = [
-        Stand::Fresh,
-        Stand::Retrying,
-        Stand::WaitingSuspect,
-        Stand::CancelRequested,
-        Stand::SuspectStarted,
-        Stand::Finished(Outcome::Succeeded),
-        Stand::Finished(Outcome::FailedPermanent),
-        Stand::Finished(Outcome::Cancelled),
+/// The view for SQL users shows the same status as the library.
+async fn the_status_view_agrees_with_the_library(fixture: Fixture) {
+    let mut builder = Builder::new(fixture.clone());
+    let situations = [
+        Situation::Fresh,
+        Situation::Retrying,
+        Situation::WaitingSuspect,
+        Situation::CancelRequested,
+        Situation::SuspectStarted,
+        Situation::Finished(Outcome::Succeeded),
+        Situation::Finished(Outcome::FailedPermanent),
+        Situation::Finished(Outcome::Cancelled),
     ];
-    for stand in stands {
-        let id = stage.put(stand).await;
+    for situation in situations {
+        let id = builder.build(situation).await;
         let job = fixture.job(id).await;
         let cancel = match fixture.engine() {
             Engine::Postgres => "cancel_requested",
@@ -455,12 +453,12 @@ async fn the_status_view_says_the_same_as_the_library(fixture: Fixture) {
             job.cancel_requested,
             job.last_error.unwrap_or_default(),
         );
-        assert_eq!(fixture.query_number(&agrees, Some(id)).await, 1, "{stand:?}");
+        assert_eq!(fixture.query_number(&agrees, Some(id)).await, 1, "{situation:?}");
     }
 }
 
-/// A whole life through the sweep, the way a worker process would see it.
-async fn a_long_life_ends_where_the_rules_say(fixture: Fixture) {
+/// Releases, failures, a snooze and a recovery by a sweep, in one job.
+async fn a_job_with_many_different_endings_follows_the_rules(fixture: Fixture) {
     let id = fixture.add(NewJob::new("mail", &1).max_attempts(3)).await;
     let worker = fixture.worker_with(DAY).await;
     for ending in [Ending::Released, failed(), snoozed()] {
@@ -468,8 +466,8 @@ async fn a_long_life_ends_where_the_rules_say(fixture: Fixture) {
         fixture.must_finish(&claimed, ending).await;
         fixture.advance(MINUTE).await;
     }
-    let mortal = fixture.worker().await;
-    fixture.claim_one(mortal).await;
+    let crashing = fixture.worker().await;
+    fixture.claim_one(crashing).await;
     fixture.advance(61 * SECOND).await;
     assert_eq!(fixture.sweep(&SweepOptions::default()).await.expect("sweep").recovered, 1);
     fixture.advance(MINUTE).await;

@@ -1,4 +1,4 @@
-//! Wake-ups are hints; these cases wait for them with a generous end.
+//! Wake-ups. They are hints, so these cases wait for them with a generous timeout.
 
 use std::time::Duration;
 
@@ -9,20 +9,19 @@ use tokio::sync::mpsc;
 use crate::fixture::*;
 
 cases! {
-    a_subscriber_hears_a_wake_of_its_own_handle,
-    every_subscriber_hears_every_wake,
-    a_wake_among_many_at_once_is_heard,
-    a_subscriber_hears_an_enqueue_of_another_handle,
-    an_enqueue_through_the_client_wakes,
-    a_keyed_enqueue_wakes,
-    a_retry_and_a_resume_wake,
-    a_follow_up_wakes,
-    a_wake_carries_any_name,
+    a_subscriber_receives_a_wake_up_of_its_own_client,
+    every_subscriber_receives_every_wake_up,
+    a_wake_up_among_many_concurrent_ones_is_received,
+    a_subscriber_is_notified_of_an_enqueue_by_another_client,
+    an_enqueue_notifies_subscribers,
+    an_enqueue_with_a_key_notifies_subscribers,
+    a_retry_and_a_resume_notify_subscribers,
+    a_follow_up_notifies_subscribers,
+    a_wake_up_can_name_any_queue,
 }
 
-/// Waits until a wake-up says to look at `queue`: by its name, or by saying
-/// that any queue may have work.
-async fn heard(wakeups: &mut Wakeups, queue: &str) {
+/// Waits for a wake-up that names `queue` or says that any queue may have work.
+async fn expect_wake_up(wakeups: &mut Wakeups, queue: &str) {
     let wait = async {
         loop {
             match wakeups.next().await {
@@ -32,7 +31,7 @@ async fn heard(wakeups: &mut Wakeups, queue: &str) {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("no wake-up came");
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("no wake-up within 20 seconds");
 }
 
 /// Notifies this process and others, as the client does.
@@ -45,36 +44,37 @@ async fn wake(client: &Client, queue: &str) {
     notify(client, &[queue.to_owned()]).await;
 }
 
-async fn a_subscriber_hears_a_wake_of_its_own_handle(fixture: Fixture) {
+async fn a_subscriber_receives_a_wake_up_of_its_own_client(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     wake(&fixture, "letters").await;
-    heard(&mut wakeups, "letters").await;
+    expect_wake_up(&mut wakeups, "letters").await;
 }
 
-async fn every_subscriber_hears_every_wake(fixture: Fixture) {
+async fn every_subscriber_receives_every_wake_up(fixture: Fixture) {
     let mut first = fixture.store().subscribe().await.expect("subscribe");
     let mut second = fixture.store().subscribe().await.expect("subscribe");
     fixture.store().wake(&["letters".into(), "phones".into()]).await.expect("wake");
     for wakeups in [&mut first, &mut second] {
-        heard(wakeups, "letters").await;
-        heard(wakeups, "phones").await;
+        expect_wake_up(wakeups, "letters").await;
+        expect_wake_up(wakeups, "phones").await;
     }
 }
 
-/// Announcers of one process must not get in each other's way.
-async fn a_wake_among_many_at_once_is_heard(fixture: Fixture) {
+/// Concurrent notifications of one process must not interfere with each other.
+async fn a_wake_up_among_many_concurrent_ones_is_received(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
-    let (hear, mut ear) = mpsc::unbounded_channel();
-    // Reads all the time, so that none are missed for being too many.
+    let (sender, mut received) = mpsc::unbounded_channel();
+    // Reads continuously, so that none are dropped because of a full buffer.
     let reader = tokio::spawn(async move {
         loop {
-            heard(&mut wakeups, "letters").await;
-            let _ = hear.send(());
+            expect_wake_up(&mut wakeups, "letters").await;
+            let _ = sender.send(());
         }
     });
-    let announcer = fixture.client();
+    let notifier = fixture.client();
     let others = tokio::spawn(async move {
         let noise: Vec<_> = (0..20).map(|n| format!("noise {n}")).collect();
+        let store = notifier.store();
         loop {
             let notify = || notify(&announcer, &noise);
             tokio::join!(notify(), notify(), notify());
@@ -82,60 +82,61 @@ async fn a_wake_among_many_at_once_is_heard(fixture: Fixture) {
         }
     });
     for round in 0..400 {
-        while ear.try_recv().is_ok() {}
+        while received.try_recv().is_ok() {}
         wake(&fixture, "letters").await;
-        let heard = tokio::time::timeout(Duration::from_secs(5), ear.recv()).await;
-        assert_eq!(heard, Ok(Some(())), "round {round}: nobody heard the wake-up");
+        let wake_up = tokio::time::timeout(Duration::from_secs(5), received.recv()).await;
+        assert_eq!(wake_up, Ok(Some(())), "round {round}: no wake-up");
     }
     others.abort();
     reader.abort();
 }
 
-/// Another process may know only that something was written; so it writes.
-async fn a_subscriber_hears_an_enqueue_of_another_handle(fixture: Fixture) {
+/// An engine may notice only that another process wrote something, so the other client
+/// really enqueues.
+async fn a_subscriber_is_notified_of_an_enqueue_by_another_client(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     let other = fixture.second_client().await;
     other.enqueue(job("mail").queue("letters")).await.expect("enqueue");
-    heard(&mut wakeups, "letters").await;
+    expect_wake_up(&mut wakeups, "letters").await;
 }
 
-async fn an_enqueue_through_the_client_wakes(fixture: Fixture) {
+async fn an_enqueue_notifies_subscribers(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     fixture.add(job("mail").queue("letters")).await;
-    heard(&mut wakeups, "letters").await;
+    expect_wake_up(&mut wakeups, "letters").await;
     fixture.enqueue_many([job("mail").queue("phones")]).await.expect("enqueue_many");
-    heard(&mut wakeups, "phones").await;
+    expect_wake_up(&mut wakeups, "phones").await;
 }
 
-async fn a_keyed_enqueue_wakes(fixture: Fixture) {
+async fn an_enqueue_with_a_key_notifies_subscribers(fixture: Fixture) {
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     fixture.add(job("mail").queue("letters").unique_key("k", Default::default())).await;
-    heard(&mut wakeups, "letters").await;
+    expect_wake_up(&mut wakeups, "letters").await;
 }
 
-async fn a_retry_and_a_resume_wake(fixture: Fixture) {
+async fn a_retry_and_a_resume_notify_subscribers(fixture: Fixture) {
     let id = fixture.add(job("mail").queue("letters").delay(DAY)).await;
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     fixture.retry(id).await.expect("retry");
-    heard(&mut wakeups, "letters").await;
+    expect_wake_up(&mut wakeups, "letters").await;
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     fixture.resume("phones").await.expect("resume");
-    heard(&mut wakeups, "phones").await;
+    expect_wake_up(&mut wakeups, "phones").await;
 }
 
-async fn a_follow_up_wakes(fixture: Fixture) {
+async fn a_follow_up_notifies_subscribers(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     let follow_ups = vec![NewJob::new("next", &1).queue("letters").validate().expect("valid")];
     let report = longshore::Report { claimed: &claimed, ending: done(), follow_ups };
     fixture.settle(vec![report]).await.expect("settle");
-    heard(&mut wakeups, "letters").await;
+    expect_wake_up(&mut wakeups, "letters").await;
 }
 
-/// A queue's name is anybody's text.
-async fn a_wake_carries_any_name(fixture: Fixture) {
+/// A queue name can contain any characters.
+async fn a_wake_up_can_name_any_queue(fixture: Fixture) {
     let name = "q'uo\"te; --\\ ü".to_owned() + &"x".repeat(100);
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     wake(&fixture, &name).await;
-    heard(&mut wakeups, &name).await;
+    expect_wake_up(&mut wakeups, &name).await;
 }
