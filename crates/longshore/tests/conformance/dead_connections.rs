@@ -70,7 +70,7 @@ async fn in_time<T>(work: impl Future<Output = T>) -> T {
 
 async fn a_dropped_heartbeat_does_not_block_the_next_one(fixture: Fixture) {
     let proxy = Proxy::start(&fixture).await;
-    let store = proxy.client().await.store().aside();
+    let store = proxy.client().await.store().with_own_connection();
     let worker = fixture.worker_with(DAY).await;
     assert!(matches!(store.beat(worker, &[]).await, Ok(Beat::Alive { .. })));
     proxy.silence_open_connections();
@@ -82,7 +82,7 @@ async fn a_dropped_heartbeat_does_not_block_the_next_one(fixture: Fixture) {
 
 async fn a_heartbeat_on_a_dead_connection_times_out(fixture: Fixture) {
     let proxy = Proxy::start(&fixture).await;
-    let store = proxy.client().await.store().aside();
+    let store = proxy.client().await.store().with_own_connection();
     let worker = fixture.worker_with(DAY).await;
     store.beat(worker, &[]).await.expect("beat");
     proxy.silence_open_connections();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use longshore::store::ClaimRequest;
+use longshore::store::{ClaimRequest, KeyWait};
 use longshore::{Enqueued, EnqueuedAs, NewJob, RetryPolicy, Status, ValidJob};
 
 use crate::fixture::*;
@@ -134,7 +134,7 @@ async fn results_are_in_the_order_of_the_jobs(fixture: Fixture) {
     let jobs: Vec<_> = (0..40).map(|n| valid(job("mail").priority(n))).collect();
     // Not in the order of their ids.
     let shuffled: Vec<_> = (0..40).map(|n| jobs[n * 17 % 40].clone()).collect();
-    let results = fixture.store().enqueue(&shuffled).await.expect("enqueue");
+    let results = fixture.store().enqueue(&shuffled, KeyWait::Long).await.expect("enqueue");
     let expected: Vec<_> =
         shuffled.iter().map(|job| Enqueued { id: job.id(), how: EnqueuedAs::Created }).collect();
     assert_eq!(results, expected);
@@ -143,7 +143,8 @@ async fn results_are_in_the_order_of_the_jobs(fixture: Fixture) {
 async fn a_repeated_id_returns_created_and_is_stored_once(fixture: Fixture) {
     let again = valid(job("mail").priority(3));
     for _ in 0..2 {
-        let results = fixture.store().enqueue(std::slice::from_ref(&again)).await.expect("enqueue");
+        let results =
+            fixture.store().enqueue(std::slice::from_ref(&again), KeyWait::Long).await.expect("enqueue");
         assert_eq!(results, [Enqueued { id: again.id(), how: EnqueuedAs::Created }]);
     }
     assert_eq!(fixture.count(Status::Queued).await, 1);
@@ -152,7 +153,7 @@ async fn a_repeated_id_returns_created_and_is_stored_once(fixture: Fixture) {
 async fn a_repeated_id_within_one_batch_is_stored_once(fixture: Fixture) {
     let (again, other) = (valid(job("mail")), valid(job("sms")));
     let batch = [again.clone(), other.clone(), again.clone()];
-    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
     assert_eq!(
         results.iter().map(|result| result.id).collect::<Vec<_>>(),
         [again.id(), other.id(), again.id()]
@@ -169,7 +170,8 @@ async fn a_repeated_id_with_keys_returns_created(fixture: Fixture) {
     ];
     for _ in 0..2 {
         for job in &jobs {
-            let results = fixture.store().enqueue(std::slice::from_ref(job)).await.expect("enqueue");
+            let results =
+                fixture.store().enqueue(std::slice::from_ref(job), KeyWait::Long).await.expect("enqueue");
             assert_eq!(results, [Enqueued { id: job.id(), how: EnqueuedAs::Created }], "{}", job.kind());
         }
     }
@@ -181,7 +183,7 @@ async fn a_repeated_id_with_another_idempotency_key_returns_created(fixture: Fix
     for first in [job("mail"), job("mail").idempotency_key("order-17")] {
         let first = valid(first);
         let id = first.id();
-        fixture.store().enqueue(&[first]).await.expect("enqueue");
+        fixture.store().enqueue(&[first], KeyWait::Long).await.expect("enqueue");
         let again = fixture.enqueue(job("mail").id(id).idempotency_key("order-19")).await.expect("enqueue");
         assert_eq!(again, Enqueued { id, how: EnqueuedAs::Created });
     }
@@ -190,14 +192,15 @@ async fn a_repeated_id_with_another_idempotency_key_returns_created(fixture: Fix
 
 async fn a_repeated_id_does_not_requeue_a_running_or_finished_job(fixture: Fixture) {
     let requested = valid(job("mail"));
-    fixture.store().enqueue(std::slice::from_ref(&requested)).await.expect("enqueue");
+    fixture.store().enqueue(std::slice::from_ref(&requested), KeyWait::Long).await.expect("enqueue");
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
-    let results = fixture.store().enqueue(std::slice::from_ref(&requested)).await.expect("enqueue");
+    let results =
+        fixture.store().enqueue(std::slice::from_ref(&requested), KeyWait::Long).await.expect("enqueue");
     assert_eq!(results, [Enqueued { id: requested.id(), how: EnqueuedAs::Created }]);
     assert_eq!(fixture.status(requested.id()).await, Status::Running);
     fixture.must_finish(&claimed, done()).await;
-    fixture.store().enqueue(std::slice::from_ref(&requested)).await.expect("enqueue");
+    fixture.store().enqueue(std::slice::from_ref(&requested), KeyWait::Long).await.expect("enqueue");
     assert_eq!(fixture.status(requested.id()).await, Status::Succeeded);
 }
 
@@ -239,7 +242,7 @@ async fn the_lowest_and_highest_priority_are_kept(fixture: Fixture) {
 }
 
 async fn an_empty_batch_is_accepted(fixture: Fixture) {
-    assert_eq!(fixture.store().enqueue(&[]).await.expect("enqueue"), []);
+    assert_eq!(fixture.store().enqueue(&[], KeyWait::Long).await.expect("enqueue"), []);
     assert_eq!(fixture.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
 }
 

@@ -324,7 +324,7 @@ impl Fixture {
 
     /// Claims with a new cursor.
     pub(crate) async fn claim_with(&self, request: &ClaimRequest) -> Vec<Claimed> {
-        self.store().claim(request, &mut ClaimCursor::default()).await.expect("claim").jobs
+        self.0.client.claim(request, &mut ClaimCursor::default()).await.expect("claim").jobs
     }
 
     /// Claims the only job that is due.

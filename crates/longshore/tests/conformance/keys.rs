@@ -2,7 +2,7 @@
 //! live job at a time).
 
 use longshore::lifecycle::{self, State};
-use longshore::store::{Fenced, ListFilter, Retention};
+use longshore::store::{Fenced, KeyWait, ListFilter, Retention};
 use longshore::{Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Status, UniqueMode, ValidJob};
 
 use crate::fixture::*;
@@ -117,7 +117,7 @@ async fn jobs_with_the_same_key_in_one_batch_become_the_first_of_them(fixture: F
         valid(unique("holder", UniqueMode::Dedupe)),
         valid(unique("duplicate holder", UniqueMode::Dedupe)),
     ];
-    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
     let expected = [
         created(batch[0].id()),
         created(batch[1].id()),
@@ -137,7 +137,7 @@ async fn jobs_with_the_same_key_in_one_batch_become_the_first_of_them(fixture: F
 async fn a_duplicate_within_a_batch_takes_no_unique_key(fixture: Fixture) {
     let both = |key: &str| job("mail").idempotency_key("order-17").unique_key(key, UniqueMode::Dedupe);
     let batch = [valid(both("u-1")), valid(both("u-2"))];
-    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
     let winner = results.iter().position(|result| result.how == EnqueuedAs::Created).expect("one is new");
     assert_eq!(results[winner], created(batch[winner].id()));
     assert_eq!(results[1 - winner], existing(batch[winner].id()));
@@ -150,7 +150,7 @@ async fn a_duplicate_within_a_batch_takes_no_unique_key(fixture: Fixture) {
 async fn a_batch_finds_existing_keys(fixture: Fixture) {
     let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let batch = [valid(job("plain")), valid(job("sms").idempotency_key("order-17")), valid(job("plain too"))];
-    let results = fixture.store().enqueue(&batch).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
     assert_eq!(results, [created(batch[0].id()), existing(first), created(batch[2].id())]);
 }
 

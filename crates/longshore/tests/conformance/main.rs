@@ -63,6 +63,7 @@ mod tokens;
 mod transactions;
 mod transitions;
 mod wake;
+mod wake_paths;
 mod worker;
 mod worker_faults;
 mod workers;

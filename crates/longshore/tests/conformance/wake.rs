@@ -53,7 +53,7 @@ async fn a_subscriber_receives_a_wake_up_of_its_own_client(fixture: Fixture) {
 async fn every_subscriber_receives_every_wake_up(fixture: Fixture) {
     let mut first = fixture.store().subscribe().await.expect("subscribe");
     let mut second = fixture.store().subscribe().await.expect("subscribe");
-    fixture.store().wake(&["letters".into(), "phones".into()]).await.expect("wake");
+    notify(&fixture, &["letters".into(), "phones".into()]).await;
     for wakeups in [&mut first, &mut second] {
         expect_wake_up(wakeups, "letters").await;
         expect_wake_up(wakeups, "phones").await;
@@ -74,9 +74,8 @@ async fn a_wake_up_among_many_concurrent_ones_is_received(fixture: Fixture) {
     let notifier = fixture.client();
     let others = tokio::spawn(async move {
         let noise: Vec<_> = (0..20).map(|n| format!("noise {n}")).collect();
-        let store = notifier.store();
         loop {
-            let notify = || notify(&announcer, &noise);
+            let notify = || notify(&notifier, &noise);
             tokio::join!(notify(), notify(), notify());
             tokio::task::yield_now().await;
         }

@@ -250,8 +250,8 @@ async fn leases_that_a_worker_does_not_know_are_released_uncharged(fixture: Fixt
     let held = fixture.claim(worker, 3).await;
     let other_claim = fixture.claim_one(other).await;
     let known = [held[1].lease()];
-    assert_eq!(fixture.give_back_unknown(worker, &known).await.expect("release"), 2);
-    assert_eq!(fixture.give_back_unknown(worker, &known).await.expect("release"), 0);
+    assert_eq!(fixture.release_unknown(worker, &known, Duration::ZERO).await.expect("release"), 2);
+    assert_eq!(fixture.release_unknown(worker, &known, Duration::ZERO).await.expect("release"), 0);
     assert_eq!(fixture.store().leases(worker).await.expect("leases"), known);
     assert_eq!(fixture.store().leases(other).await.expect("leases"), [other_claim.lease()]);
     for lost in [&held[0], &held[2]] {

@@ -1,0 +1,324 @@
+//! Every code path that makes a job due notifies workers: an idle worker that polls
+//! every 600 seconds starts the job at once. Each case fails if its path does not
+//! notify.
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use longshore::lifecycle::When;
+use longshore::store::{ClaimCursor, ClaimRequest, DeadFilter, KeyWait, SweepScope};
+use longshore::worker::{Running as RunningWorker, Settings, Worker};
+use longshore::{
+    Decision, Edit, Ending, Interruption, JobId, NewJob, NewSchedule, Outcome, Report, Status, SweepOptions,
+    UniqueMode,
+};
+use sqlx::Connection as _;
+
+use crate::fixture::*;
+use crate::worker::{nothing, until_status};
+
+cases! {
+    an_enqueue_starts_the_job,
+    an_enqueue_with_a_key_starts_the_job,
+    an_enqueue_of_many_starts_the_jobs,
+    an_enqueue_whose_run_at_has_passed_starts_the_job,
+    an_enqueue_in_the_callers_transaction_starts_the_job,
+    an_enqueue_in_the_callers_transaction_whose_run_at_has_passed_starts_the_job,
+    a_replaced_job_starts,
+    a_follow_up_job_starts,
+    a_released_job_starts,
+    a_job_released_by_its_lease_starts,
+    a_job_that_its_worker_does_not_know_of_is_released_and_starts,
+    a_job_of_an_abandoned_claim_starts,
+    a_failed_job_without_a_backoff_starts_again,
+    a_snoozed_job_without_a_delay_starts_again,
+    a_recovered_job_starts,
+    a_job_that_recovery_reschedules_to_a_past_instant_starts,
+    an_operators_retry_of_a_waiting_job_starts_it,
+    an_operators_retry_of_a_finished_job_starts_it,
+    a_redriven_job_starts,
+    a_job_redriven_among_many_starts,
+    an_edited_job_starts,
+    a_resumed_queue_starts_its_jobs,
+    a_raised_limit_starts_waiting_jobs,
+    a_lifted_limit_starts_waiting_jobs,
+    a_cron_tick_starts_its_job,
+    a_schedule_run_by_an_operator_starts_its_job,
+}
+
+/// A worker that has nothing to do. It polls every 600 seconds and does neither
+/// recovery nor cron, so only a wake-up makes it claim.
+async fn idle_worker(fixture: &Fixture) -> RunningWorker {
+    const POLL: Duration = Duration::from_secs(600);
+    let settings = Settings {
+        poll_interval: POLL,
+        max_poll_interval: POLL,
+        sweep_interval: POLL,
+        schedules: false,
+        ..Settings::default()
+    };
+    let worker = Worker::builder(fixture.client()).settings(settings).function("mail", nothing);
+    let running = worker.build().expect("build").start().await.expect("start");
+    let first = fixture.add(job("mail")).await;
+    until_status(fixture, first, Status::Succeeded).await;
+    // After a job the worker looks for more. Give it time to find none; a worker that
+    // still looks could find the job of the case without a wake-up.
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    running
+}
+
+async fn must_start(fixture: &Fixture, running: RunningWorker, id: JobId) {
+    until_status(fixture, id, Status::Succeeded).await;
+    running.stop().await;
+}
+
+/// Stores a due job without notifying any worker.
+async fn store_unnoticed(fixture: &Fixture) -> JobId {
+    let job = job("mail").validate().expect("valid");
+    fixture.store().enqueue(std::slice::from_ref(&job), KeyWait::Long).await.expect("enqueue");
+    job.id()
+}
+
+/// A job that another worker is running.
+async fn running_elsewhere(fixture: &Fixture) -> longshore::store::Claimed {
+    fixture.running(job("mail").max_attempts(9)).await
+}
+
+// ---- enqueue -------------------------------------------------------------------
+
+async fn an_enqueue_starts_the_job(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    let id = fixture.add(job("mail")).await;
+    must_start(&fixture, running, id).await;
+}
+
+async fn an_enqueue_with_a_key_starts_the_job(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    let id = fixture.add(job("mail").idempotency_key("once")).await;
+    must_start(&fixture, running, id).await;
+}
+
+async fn an_enqueue_of_many_starts_the_jobs(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    let results = fixture.enqueue_many([job("mail"), job("mail")]).await.expect("enqueue_many");
+    until_status(&fixture, results[0].id, Status::Succeeded).await;
+    must_start(&fixture, running, results[1].id).await;
+}
+
+async fn an_enqueue_whose_run_at_has_passed_starts_the_job(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    let id = fixture.add(job("mail").run_at(fixture.now().await)).await;
+    must_start(&fixture, running, id).await;
+}
+
+async fn in_callers_transaction(fixture: &Fixture, job: NewJob) -> JobId {
+    let results = match fixture.engine() {
+        Engine::Postgres => {
+            let mut connection = fixture.postgres().await;
+            let mut tx = connection.begin().await.expect("begin");
+            let results = fixture.enqueue_in(&mut *tx, [job]).await.expect("enqueue_in");
+            tx.commit().await.expect("commit");
+            results
+        }
+        Engine::Sqlite => tokio::task::block_in_place(|| {
+            let mut connection = rusqlite::Connection::open(fixture.file()).expect("open");
+            connection.busy_timeout(5 * SECOND).expect("busy timeout");
+            let tx = connection.transaction().expect("begin");
+            let runtime = tokio::runtime::Handle::current();
+            let results = runtime.block_on(fixture.enqueue_in(&*tx, [job])).expect("enqueue_in");
+            tx.commit().expect("commit");
+            results
+        }),
+    };
+    results[0].id
+}
+
+async fn an_enqueue_in_the_callers_transaction_starts_the_job(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    let id = in_callers_transaction(&fixture, job("mail")).await;
+    must_start(&fixture, running, id).await;
+}
+
+async fn an_enqueue_in_the_callers_transaction_whose_run_at_has_passed_starts_the_job(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    let id = in_callers_transaction(&fixture, job("mail").run_at(fixture.now().await)).await;
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_replaced_job_starts(fixture: Fixture) {
+    let id = fixture.add(job("mail").unique_key("k", UniqueMode::Replace).delay(DAY)).await;
+    let running = idle_worker(&fixture).await;
+    fixture.enqueue(job("mail").unique_key("k", UniqueMode::Replace)).await.expect("enqueue");
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_follow_up_job_starts(fixture: Fixture) {
+    let claimed = running_elsewhere(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    let follow_up = job("mail").validate().expect("valid");
+    let id = follow_up.id();
+    let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up] };
+    fixture.settle(vec![report]).await.expect("settle");
+    must_start(&fixture, running, id).await;
+}
+
+// ---- release and requeue ---------------------------------------------------------
+
+async fn ends_as(fixture: Fixture, ending: Ending) {
+    let claimed = running_elsewhere(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    fixture.must_finish(&claimed, ending).await;
+    must_start(&fixture, running, claimed.lease().id).await;
+}
+
+async fn a_released_job_starts(fixture: Fixture) {
+    ends_as(fixture, Ending::Released).await;
+}
+
+async fn a_failed_job_without_a_backoff_starts_again(fixture: Fixture) {
+    let ending = Ending::Failed { error: "smtp said 451".into(), retry_in: Some(Duration::ZERO) };
+    ends_as(fixture, ending).await;
+}
+
+async fn a_snoozed_job_without_a_delay_starts_again(fixture: Fixture) {
+    ends_as(fixture, Ending::Snoozed { delay: Duration::ZERO }).await;
+}
+
+async fn a_job_released_by_its_lease_starts(fixture: Fixture) {
+    let claimed = running_elsewhere(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    assert_eq!(fixture.release(&[claimed.lease()]).await.expect("release"), 1);
+    must_start(&fixture, running, claimed.lease().id).await;
+}
+
+async fn a_job_that_its_worker_does_not_know_of_is_released_and_starts(fixture: Fixture) {
+    let claimed = running_elsewhere(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    let holder = claimed.lease().worker;
+    assert_eq!(fixture.release_unknown(holder, &[], Duration::ZERO).await.expect("release"), 1);
+    must_start(&fixture, running, claimed.lease().id).await;
+}
+
+async fn a_job_of_an_abandoned_claim_starts(fixture: Fixture) {
+    let other = fixture.worker().await;
+    let running = idle_worker(&fixture).await;
+    let id = store_unnoticed(&fixture).await;
+    let (client, mut cursor) = (fixture.client(), ClaimCursor::default());
+    let request = ClaimRequest::new(other, 1);
+    let mut claim = Box::pin(client.claim(&request, &mut cursor));
+    let polled = poll_fn(|context| Poll::Ready(claim.as_mut().poll(context))).await;
+    assert!(polled.is_pending(), "a claim takes longer than one poll");
+    drop(claim);
+    must_start(&fixture, running, id).await;
+}
+
+// ---- recovery --------------------------------------------------------------------
+
+async fn recovered_with(fixture: Fixture, decision: Decision) {
+    let claimed = running_elsewhere(&fixture).await;
+    fixture.advance(HOUR).await;
+    // Registered now, so it is not stale like the holder of the job.
+    let running = idle_worker(&fixture).await;
+    let options = SweepOptions {
+        scope: SweepScope::default(),
+        interruption: Interruption { delay: Duration::ZERO, ..Interruption::default() },
+        ..SweepOptions::default()
+    };
+    let report = fixture.sweep_with(&options, &mut |_: &_| decision.clone()).await.expect("sweep");
+    assert_eq!(report.recovered, 1);
+    must_start(&fixture, running, claimed.lease().id).await;
+}
+
+async fn a_recovered_job_starts(fixture: Fixture) {
+    recovered_with(fixture, Decision::Default).await;
+}
+
+async fn a_job_that_recovery_reschedules_to_a_past_instant_starts(fixture: Fixture) {
+    let when = When::At(fixture.now().await);
+    recovered_with(fixture, Decision::Reschedule { when, attempts: None }).await;
+}
+
+// ---- operators -------------------------------------------------------------------
+
+async fn an_operators_retry_of_a_waiting_job_starts_it(fixture: Fixture) {
+    let id = fixture.add(job("mail").delay(DAY)).await;
+    let running = idle_worker(&fixture).await;
+    fixture.retry(id).await.expect("retry");
+    must_start(&fixture, running, id).await;
+}
+
+async fn an_operators_retry_of_a_finished_job_starts_it(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Cancelled).await;
+    let running = idle_worker(&fixture).await;
+    fixture.retry(id).await.expect("retry");
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_redriven_job_starts(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    let running = idle_worker(&fixture).await;
+    fixture.redrive(id).await.expect("redrive");
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_job_redriven_among_many_starts(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    let running = idle_worker(&fixture).await;
+    let filter = DeadFilter { limit: 10, ..DeadFilter::default() };
+    assert_eq!(fixture.redrive_all(&filter).await.expect("redrive"), 1);
+    must_start(&fixture, running, id).await;
+}
+
+async fn an_edited_job_starts(fixture: Fixture) {
+    let id = fixture.add(job("mail").delay(DAY)).await;
+    let running = idle_worker(&fixture).await;
+    fixture.edit(id, Edit::default().when(When::NOW)).await.expect("edit");
+    must_start(&fixture, running, id).await;
+}
+
+async fn a_resumed_queue_starts_its_jobs(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    fixture.pause("default").await.expect("pause");
+    let id = store_unnoticed(&fixture).await;
+    fixture.resume("default").await.expect("resume");
+    must_start(&fixture, running, id).await;
+}
+
+async fn limit_changed_to(fixture: Fixture, limit: Option<u32>) {
+    fixture.limit("default", Some(1)).await.expect("limit");
+    let running = idle_worker(&fixture).await;
+    store_unnoticed(&fixture).await;
+    let other = fixture.worker().await;
+    fixture.claim_one(other).await;
+    let waiting = store_unnoticed(&fixture).await;
+    fixture.limit("default", limit).await.expect("limit");
+    must_start(&fixture, running, waiting).await;
+}
+
+async fn a_raised_limit_starts_waiting_jobs(fixture: Fixture) {
+    limit_changed_to(fixture, Some(2)).await;
+}
+
+async fn a_lifted_limit_starts_waiting_jobs(fixture: Fixture) {
+    limit_changed_to(fixture, None).await;
+}
+
+// ---- cron ------------------------------------------------------------------------
+
+async fn a_cron_tick_starts_its_job(fixture: Fixture) {
+    let every_minute = NewSchedule::new("every minute", "* * * * *", job("mail"));
+    let stored = fixture.put_schedule(every_minute).await.expect("put_schedule");
+    let running = idle_worker(&fixture).await;
+    fixture.store().pin_clock(Some(stored.next_at)).await.expect("pin_clock");
+    let fired = fixture.fire_due().await.expect("fire_due").fired;
+    must_start(&fixture, running, fired[0].job.id).await;
+}
+
+async fn a_schedule_run_by_an_operator_starts_its_job(fixture: Fixture) {
+    let every_minute = NewSchedule::new("every minute", "* * * * *", job("mail"));
+    fixture.put_schedule(every_minute).await.expect("put_schedule");
+    let running = idle_worker(&fixture).await;
+    let enqueued = fixture.run_schedule_now("every minute").await.expect("run");
+    must_start(&fixture, running, enqueued.id).await;
+}
