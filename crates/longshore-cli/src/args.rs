@@ -2,45 +2,38 @@
 //! behaviour; that is in [`commands`](crate::commands).
 
 mod ask;
-mod bench;
 mod builtin;
 mod config;
 mod cron;
 mod dead;
 mod enqueue;
 mod jobs;
-mod kinds;
-mod logging;
+mod operate;
 mod orders;
 mod place;
-mod queues;
 mod serve;
-mod stats;
 mod tokens;
-mod watch;
 mod worker;
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-pub(crate) use ask::Ask;
-pub(crate) use bench::LoadTest;
+use crate::duration;
+
+pub(crate) use ask::{Ask, LoadTest};
 pub(crate) use config::{Config, Show, Shown};
 pub(crate) use cron::{Cron, CronAdd};
 pub(crate) use dead::{Dead, DeadList, Purge, Redrive};
 pub(crate) use enqueue::{Enqueue, EnqueueMany, WhenArgs};
 pub(crate) use jobs::{Edit, Jobs, List, PageArgs};
-pub(crate) use kinds::{Kinds, PutKind};
-pub(crate) use logging::{LogFormat, Logging};
+pub(crate) use operate::{Kinds, PutKind, Queues, Stats, Sweep, Workers};
 pub(crate) use orders::{Confirm, Filter, Order};
 pub(crate) use place::{Place, Target};
-pub(crate) use queues::{Queues, Sweep, Workers};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
-pub(crate) use stats::Stats;
 pub(crate) use tokens::{CreateToken, Tokens};
-pub(crate) use watch::Watch;
-pub(crate) use worker::{Work, Worker};
+pub(crate) use worker::{LogFormat, Logging, Work, Worker};
 
 /// Enqueue jobs, run them and operate a Longshore queue.
 #[derive(Debug, Parser)]
@@ -180,6 +173,24 @@ pub(crate) struct Migrate {
     pub(crate) check: bool,
 }
 
+/// How often to look again, if at all.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Watch {
+    /// Look again every so often, 2s unless told; with --json a line each time. Ctrl-C ends it
+    #[arg(long, value_name = "INTERVAL", num_args = 0..=1, default_missing_value = "2s", value_parser = interval)]
+    pub(crate) watch: Option<Duration>,
+}
+
+/// More often than people can look only keeps the database busy.
+const LEAST: Duration = Duration::from_millis(100);
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration::parse(text)? {
+        interval if interval < LEAST => Err(format!("`{text}` is too often; give 100ms or more")),
+        interval => Ok(interval),
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -294,6 +305,14 @@ mod tests {
         for name in ["database_url", "server"] {
             let argument = command.get_arguments().find(|arg| arg.get_id() == name).unwrap();
             assert!(argument.is_hide_env_values_set(), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_interval_is_long_enough_to_look() {
+        assert_eq!(interval("100ms").unwrap(), LEAST);
+        for text in ["99ms", "0s"] {
+            assert!(interval(text).unwrap_err().contains("100ms or more"), "{text}");
         }
     }
 }

@@ -3,11 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use longshore::store::Retention;
 use longshore::worker::{Recovery, Settings};
 
-use super::Logging;
 use super::builtin::Builtin;
 use crate::duration;
 
@@ -133,6 +132,28 @@ pub(crate) struct Work {
 
     #[command(flatten)]
     pub(crate) builtin: Builtin,
+}
+
+/// What is logged, and how.
+#[derive(Debug, Args)]
+pub(crate) struct Logging {
+    /// What is logged, to standard error: info, debug, longshore=debug,info …
+    #[arg(long = "log", value_name = "FILTER", default_value = "info", env = "RUST_LOG")]
+    pub(crate) log: String,
+
+    /// How it is logged
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Pretty,
+          env = "RUST_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Pretty,
+    /// One JSON object a line
+    Json,
 }
 
 /// How long jobs are kept once they have ended; `None` is for ever.

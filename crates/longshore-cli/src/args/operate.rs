@@ -95,3 +95,65 @@ fn queue_limit(text: &str) -> Result<QueueLimit, String> {
             .map_err(|_| format!("`{text}` is not a limit; write a whole number of at least 1, or none")),
     }
 }
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Kinds {
+    /// List the kinds that workers or people have announced
+    #[command(after_help = "\
+Examples:
+  longshore kinds list
+  longshore kinds list --json | jq '.[] | select(.name == \"send_email\") | .schema'")]
+    List,
+
+    /// Announce a kind: what its payloads look like, and what its jobs get when nothing is said
+    ///
+    /// What is not named stays as it was. A server refuses jobs of kinds that nobody has announced, and
+    /// payloads that do not fit.
+    #[command(after_help = "\
+Examples:
+  longshore kinds put report
+  longshore kinds put report --schema @report.schema.json
+  longshore kinds put report --defaults '{\"queue\":\"slow\",\"max_attempts\":5,\"timeout_seconds\":600}'")]
+    Put(PutKind),
+
+    /// Forget a kind; its jobs stay
+    #[command(after_help = "\
+Examples:
+  longshore kinds remove report")]
+    Remove {
+        /// The kind
+        kind: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PutKind {
+    /// The kind
+    pub(crate) kind: String,
+
+    /// A JSON Schema for payloads: JSON, @FILE, or - for standard input
+    #[arg(long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
+    pub(crate) schema: Option<String>,
+
+    /// The defaults: queue, priority, max_attempts, timeout_seconds and retry, as JSON, @FILE or -
+    #[arg(long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
+    pub(crate) defaults: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stats {
+    /// How many minutes to look back, 1 to 1440
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=1440))]
+    pub(crate) minutes: u32,
+
+    /// Only of this queue
+    #[arg(long)]
+    pub(crate) queue: Option<String>,
+
+    /// Only of this kind
+    #[arg(long)]
+    pub(crate) kind: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) watch: Watch,
+}
