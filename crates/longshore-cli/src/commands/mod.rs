@@ -10,14 +10,13 @@ mod enqueue;
 mod events;
 mod jobs;
 mod kinds;
+mod long_running;
 mod orders;
-mod process;
 mod queues;
-mod serve;
 mod stats;
+mod telemetry;
 mod tokens;
 mod watch;
-mod worker;
 mod workers;
 
 use clap::CommandFactory;
@@ -39,7 +38,7 @@ pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> R
     let Cli { place, command, .. } = cli;
     Ok(match command {
         // Has a database of its own.
-        Command::Dev(args) => serve::dev(*args, out).await?,
+        Command::Dev(args) => long_running::dev(*args, out).await?,
         Command::Completions { shell } => complete(shell, out),
         Command::Config(asked) => config::run(&asked, configuration, out)?,
         Command::Serve(args) => {
@@ -49,10 +48,12 @@ pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> R
             } else {
                 connect(url).await?
             };
-            serve::serve(client, *args, out).await?
+            long_running::serve(client, *args, out).await?
         }
         Command::Migrate(args) => migrate(place.database("migrate")?, &args, out).await?,
-        Command::Worker(args) => worker::run(connect(place.database("worker")?).await?, *args, out).await?,
+        Command::Worker(args) => {
+            long_running::worker(connect(place.database("worker")?).await?, *args, out).await?
+        }
         Command::Tokens(command) => {
             tokens::run(&connect(place.database("tokens")?).await?, command, out).await?
         }

@@ -1,36 +1,74 @@
-//! `longshore serve` and `longshore dev`: the API, upkeep and, if asked for, a
-//! worker, in one process.
+//! The commands that run until a signal stops them: `longshore worker`,
+//! `longshore serve` and `longshore dev`. Owns how each is put together from the
+//! library's worker and API. Logs and metrics are set up in
+//! [`telemetry`](super::telemetry).
 
 use std::path::Path;
 
 use longshore::Client;
 use longshore::api::{self, Access, Admission, Api, UnknownKinds};
-use longshore::worker::{Settings, Signals, Worker};
+use longshore::worker::{Builder, Settings, Signals, Summary, Worker};
 use tokio::net::TcpListener;
 
-use super::process::{self, by_flag};
+use super::telemetry::{self, by_flag};
 use crate::args::{self, Auth, Listen};
 use crate::builtin;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
+/// Claims and runs jobs until a signal, or until nothing is due with `--drain`.
+pub(super) async fn worker(client: Client, args: args::Worker, out: &Out) -> Outcome {
+    telemetry::log(&args.work.logging)?;
+    let settings = args.work.settings();
+    let builder = Worker::builder(client).settings(settings.clone());
+    let builder = with_built_in_kinds(builder, args.work.simulate, &args.work.builtin.settings())?;
+    let worker = builder.build().map_err(by_flag)?;
+    if let Some(addr) = args.metrics_addr() {
+        telemetry::serve_metrics(addr)?;
+    }
+    tracing::info!(
+        queues = settings.queues.join(","),
+        concurrency = settings.concurrency,
+        simulate = args.work.simulate,
+        "working"
+    );
+    let summary = if args.drain { worker.run_drain().await? } else { worker.run().await? };
+    print_summary(&summary, out);
+    Ok(Code::Done)
+}
+
+fn print_summary(summary: &Summary, out: &Out) {
+    if out.json {
+        return out.document(summary);
+    }
+    let Summary { succeeded, retrying, failed_permanent, cancelled, put_back } = summary;
+    out.line(format_args!(
+        "succeeded {succeeded}, retrying {retrying}, failed_permanent {failed_permanent}, \
+         cancelled {cancelled}, put back {put_back}"
+    ));
+}
+
+/// Adds the handlers of the built-in kinds, real or simulated.
+fn with_built_in_kinds(
+    builder: Builder,
+    simulate: bool,
+    settings: &builtin::Settings,
+) -> Result<Builder, Failure> {
+    if simulate { Ok(builtin::simulate(builder)) } else { builtin::register(builder, settings) }
+}
+
 /// Everything in one process on SQLite, with nothing to set up.
 pub(super) async fn dev(args: args::Dev, out: &Out) -> Outcome {
-    process::log(&args.logging)?;
+    telemetry::log(&args.logging)?;
     let client = open(&args.data_dir).await?;
     let settings = Settings { shutdown_grace: args.shutdown_grace, ..Settings::default() };
     let builder = Worker::builder(client.clone()).settings(settings);
-    let builder = match args.simulate {
-        true => builtin::simulate(builder),
-        false => {
-            let builtin = builtin::Settings {
-                outbox: args.data_dir.join("outbox"),
-                image_output: args.data_dir.join("images"),
-                ..builtin::Settings::default()
-            };
-            builtin::register(builder, &builtin)?
-        }
+    let builtin = builtin::Settings {
+        outbox: args.data_dir.join("outbox"),
+        image_output: args.data_dir.join("images"),
+        ..builtin::Settings::default()
     };
+    let builder = with_built_in_kinds(builder, args.simulate, &builtin)?;
     let listener = bind(&args.listen).await?;
     greet(&listener, &args.data_dir, out)?;
     run(client, builder.build().map_err(by_flag)?, listener, &args.listen).await
@@ -84,21 +122,17 @@ fn greet(listener: &TcpListener, folder: &Path, out: &Out) -> Result<(), Failure
 
 /// The API and upkeep, for production.
 pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outcome {
-    process::log(&args.work.logging)?;
+    telemetry::log(&args.work.logging)?;
     if args.migrate {
         client.migrate().await?;
     }
     super::expect_schema(&client).await?;
     let settings = args.work.settings();
     let builder = Worker::builder(client.clone());
-    let builder = match (args.with_worker, args.work.simulate) {
-        (true, true) => builtin::simulate(builder.settings(settings)),
-        (true, false) => builtin::register(builder.settings(settings), &args.work.builtin.settings())?,
-        (false, _) => builder.upkeep_only().settings(Settings {
-            name_prefix: "server".into(),
-            concurrency: 1,
-            ..settings
-        }),
+    let builder = if args.with_worker {
+        with_built_in_kinds(builder.settings(settings), args.work.simulate, &args.work.builtin.settings())?
+    } else {
+        builder.upkeep_only().settings(Settings { name_prefix: "server".into(), concurrency: 1, ..settings })
     };
     let worker = builder.build().map_err(by_flag)?;
     let listener = bind(&args.listen).await?;
@@ -111,7 +145,7 @@ pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outco
 }
 
 async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Listen) -> Outcome {
-    let metrics = process::record_metrics()?;
+    let metrics = telemetry::record_metrics()?;
     let mut api = Api::new(client)
         .access(match listen.auth {
             Auth::Off => Access::Open,
