@@ -10,8 +10,8 @@ mod enqueue;
 mod jobs;
 mod operate;
 mod orders;
-mod place;
 mod serve;
+mod target;
 mod tokens;
 mod worker;
 
@@ -30,8 +30,8 @@ pub(crate) use enqueue::{Enqueue, EnqueueMany, WhenArgs};
 pub(crate) use jobs::{Edit, Jobs, List, PageArgs};
 pub(crate) use operate::{Kinds, PutKind, Queues, Stats, Sweep, Workers};
 pub(crate) use orders::{Confirm, Filter, Order};
-pub(crate) use place::{Place, Target};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
+pub(crate) use target::{Target, TargetArgs};
 pub(crate) use tokens::{CreateToken, Tokens};
 pub(crate) use worker::{LogFormat, Logging, Work, Worker};
 
@@ -74,7 +74,7 @@ With several ids, each is tried, and the first failure decides the code."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) target: TargetArgs,
 
     /// The configuration file [default: ./longshore.toml, else /etc/longshore/longshore.toml]; '' for none
     // Not a path: clap would refuse an empty one.

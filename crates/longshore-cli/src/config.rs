@@ -66,7 +66,7 @@ pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<(Cli, Co
     let configuration = Configuration { words, settings, file };
     let matches = configuration.matches()?;
     let mut cli = Cli::from_arg_matches(&matches)?;
-    cli.place.note_sources(&matches);
+    cli.target.note_sources(&matches);
     Ok((cli, configuration))
 }
 

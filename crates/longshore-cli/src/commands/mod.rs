@@ -35,14 +35,14 @@ use watch::watched;
 
 /// Runs what was typed.
 pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
-    let Cli { place, command, .. } = cli;
+    let Cli { target, command, .. } = cli;
     Ok(match command {
         // Has a database of its own.
         Command::Dev(args) => long_running::dev(*args, out).await?,
         Command::Completions { shell } => complete(shell, out),
         Command::Config(asked) => config::run(&asked, configuration, out)?,
         Command::Serve(args) => {
-            let url = place.database("serve")?;
+            let url = target.database("serve")?;
             let client = if args.migrate {
                 Client::connect(url).await.map_err(Failure::from)?
             } else {
@@ -50,15 +50,15 @@ pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> R
             };
             long_running::serve(client, *args, out).await?
         }
-        Command::Migrate(args) => migrate(place.database("migrate")?, &args, out).await?,
+        Command::Migrate(args) => migrate(target.database("migrate")?, &args, out).await?,
         Command::Worker(args) => {
-            long_running::worker(connect(place.database("worker")?).await?, *args, out).await?
+            long_running::worker(connect(target.database("worker")?).await?, *args, out).await?
         }
         Command::Tokens(command) => {
-            tokens::run(&connect(place.database("tokens")?).await?, command, out).await?
+            tokens::run(&connect(target.database("tokens")?).await?, command, out).await?
         }
-        Command::Check => check(&connect(place.database("check")?).await?, out).await?,
-        Command::Ask(command) => ask(&Endpoint::open(&place).await?, command, out).await?,
+        Command::Check => check(&connect(target.database("check")?).await?, out).await?,
+        Command::Ask(command) => ask(&Endpoint::open(&target).await?, command, out).await?,
     })
 }
 

@@ -46,10 +46,10 @@ impl Here {
     pub(super) async fn send(
         &self,
         method: Method,
-        target: &str,
+        uri: &str,
         body: Option<String>,
     ) -> Result<Reply, Failure> {
-        let mut request = http::Request::builder().method(method).uri(target);
+        let mut request = http::Request::builder().method(method).uri(uri);
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
@@ -62,8 +62,8 @@ impl Here {
         }
     }
 
-    pub(super) async fn follow(&self, target: &str, after: Option<&str>) -> Result<Pieces, Failure> {
-        let mut request = http::Request::get(target);
+    pub(super) async fn follow(&self, uri: &str, after: Option<&str>) -> Result<Pieces, Failure> {
+        let mut request = http::Request::get(uri);
         if let Some(after) = after {
             request = request.header(LAST_EVENT_ID, after);
         }

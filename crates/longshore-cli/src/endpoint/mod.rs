@@ -10,7 +10,7 @@ use longshore::{Client, JobId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Place, Target};
+use crate::args::{Target, TargetArgs};
 use crate::failure::{Code, Failure};
 
 use server::Server;
@@ -27,10 +27,10 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) async fn open(place: &Place) -> Result<Self, Failure> {
-        match place.target()? {
+    pub(crate) async fn open(target: &TargetArgs) -> Result<Self, Failure> {
+        match target.resolve()? {
             Target::Database(url) => Here::open(url).await.map(Endpoint::Here),
-            Target::Server(url) => Server::new(url, place.token()?).map(Endpoint::Server),
+            Target::Server(url) => Server::new(url, target.token()?).map(Endpoint::Server),
         }
     }
 
@@ -57,10 +57,10 @@ impl Endpoint {
     /// Opens an answer without end, that goes on after the event seen last.
     pub(crate) async fn follow(&self, path: &[&str], after: Option<&str>) -> Result<Follow, Failure> {
         let path: Vec<String> = path.iter().map(|&segment| segment.to_owned()).collect();
-        let target = target(&path, &[])?;
+        let uri = uri(&path, &[])?;
         match self {
-            Endpoint::Server(server) => server.follow(&target, after).await.map(Follow::Server),
-            Endpoint::Here(here) => here.follow(&target, after).await.map(Follow::Here),
+            Endpoint::Server(server) => server.follow(&uri, after).await.map(Follow::Server),
+            Endpoint::Here(here) => here.follow(&uri, after).await.map(Follow::Here),
         }
     }
 
@@ -129,34 +129,34 @@ impl<'a> Request<'a> {
     }
 
     pub(crate) async fn send(self) -> Result<Reply, Failure> {
-        let target = target(&self.path, &self.query)?;
+        let uri = uri(&self.path, &self.query)?;
         let body = self.body?;
         match self.endpoint {
             Endpoint::Server(server) => {
                 refuse_dots(&self.path)?;
-                server.send(self.method, &target, body).await
+                server.send(self.method, &uri, body).await
             }
-            Endpoint::Here(here) => here.send(self.method, &target, body).await,
+            Endpoint::Here(here) => here.send(self.method, &uri, body).await,
         }
     }
 }
 
 /// The path and the query as they stand in a request.
-fn target(path: &[String], query: &[(&'static str, String)]) -> Result<String, Failure> {
-    let mut target = String::new();
+fn uri(path: &[String], query: &[(&'static str, String)]) -> Result<String, Failure> {
+    let mut uri = String::new();
     for (at, segment) in path.iter().enumerate() {
         if segment.is_empty() {
             let of = path.get(at.wrapping_sub(1)).map_or("the path", String::as_str);
             return Err(Failure::usage(format_args!("{of}: a name is empty; give 1 to 128 bytes")));
         }
-        target.push('/');
-        target.push_str(&encoded(segment));
+        uri.push('/');
+        uri.push_str(&encoded(segment));
     }
     for (at, (name, value)) in query.iter().enumerate() {
-        target.push(if at == 0 { '?' } else { '&' });
-        target.push_str(&format!("{name}={}", encoded(value)));
+        uri.push(if at == 0 { '?' } else { '&' });
+        uri.push_str(&format!("{name}={}", encoded(value)));
     }
-    Ok(target)
+    Ok(uri)
 }
 
 /// A name of dots means another place to whoever reads URLs on the way, however
@@ -268,8 +268,8 @@ mod tests {
     fn names_and_values_are_encoded_whatever_is_in_them() {
         let path = ["queues", "a/b ü?", "pause"].map(str::to_owned);
         let query = [("tag", "x&y=z".to_owned()), ("limit", "5".to_owned())];
-        assert_eq!(target(&path, &query).unwrap(), "/queues/a%2Fb%20%C3%BC%3F/pause?tag=x%26y%3Dz&limit=5");
-        let empty = target(&["queues", "", "pause"].map(str::to_owned), &[]).unwrap_err();
+        assert_eq!(uri(&path, &query).unwrap(), "/queues/a%2Fb%20%C3%BC%3F/pause?tag=x%26y%3Dz&limit=5");
+        let empty = uri(&["queues", "", "pause"].map(str::to_owned), &[]).unwrap_err();
         assert_eq!(empty.to_string(), "queues: a name is empty; give 1 to 128 bytes");
     }
 

@@ -51,10 +51,10 @@ impl Server {
     pub(super) async fn send(
         &self,
         method: Method,
-        target: &str,
+        uri: &str,
         body: Option<String>,
     ) -> Result<Reply, Failure> {
-        let mut request = self.http.request(method, format!("{}{target}", self.base));
+        let mut request = self.http.request(method, format!("{}{uri}", self.base));
         if let Some(body) = body {
             request = request.header(header::CONTENT_TYPE, "application/json").body(body);
         }
@@ -67,9 +67,9 @@ impl Server {
         Ok(Reply::new(&headers, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    pub(super) async fn follow(&self, target: &str, after: Option<&str>) -> Result<Pieces, Failure> {
+    pub(super) async fn follow(&self, uri: &str, after: Option<&str>) -> Result<Pieces, Failure> {
         // Its end is for others to tell; that it begins is not.
-        let mut request = self.http.get(format!("{}{target}", self.base)).timeout(WITHOUT_END);
+        let mut request = self.http.get(format!("{}{uri}", self.base)).timeout(WITHOUT_END);
         if let Some(after) = after {
             request = request.header(LAST_EVENT_ID, after);
         }

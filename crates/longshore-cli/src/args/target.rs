@@ -10,7 +10,7 @@ use crate::secret::Secret;
 
 /// Where the queue is, as it was typed or as variables say.
 #[derive(Debug, Default, Args)]
-pub(crate) struct Place {
+pub(crate) struct TargetArgs {
     /// The database: postgres://user@host/database or sqlite:./jobs.db
     // Hidden values: the variable usually holds a password.
     #[arg(
@@ -66,7 +66,7 @@ pub(crate) enum Target<'a> {
     Server(&'a str),
 }
 
-impl Place {
+impl TargetArgs {
     /// Takes note of where the values come from: what is nearer beats the other.
     pub(crate) fn note_sources(&mut self, matches: &ArgMatches) {
         let source = |name| match matches.value_source(name) {
@@ -78,7 +78,7 @@ impl Place {
     }
 
     /// The database or the server that was asked for.
-    pub(crate) fn target(&self) -> Result<Target<'_>, Failure> {
+    pub(crate) fn resolve(&self) -> Result<Target<'_>, Failure> {
         let database = self.database_url.as_deref().filter(|url| !url.is_empty());
         let server = self.server.as_deref().filter(|url| !url.is_empty());
         match (database, server) {
@@ -142,8 +142,8 @@ impl Place {
 mod tests {
     use super::*;
 
-    fn place(database: Option<(&str, Source)>, server: Option<(&str, Source)>) -> Place {
-        Place {
+    fn target_args(database: Option<(&str, Source)>, server: Option<(&str, Source)>) -> TargetArgs {
+        TargetArgs {
             database_url: database.map(|(url, _)| url.into()),
             database_by: database.map(|(_, by)| by).unwrap_or_default(),
             server: server.map(|(url, _)| url.into()),
@@ -154,14 +154,14 @@ mod tests {
 
     #[test]
     fn what_is_nearer_beats_the_other() {
-        let both = |database, server| place(Some(("sqlite:a", database)), Some(("http://a", server)));
+        let both = |database, server| target_args(Some(("sqlite:a", database)), Some(("http://a", server)));
         let (file, variable, flag) = (Source::File, Source::Variable, Source::Flag);
         for (far, near) in [(file, variable), (file, flag), (variable, flag)] {
-            assert_eq!(both(far, near).target().unwrap(), Target::Server("http://a"));
-            assert_eq!(both(near, far).target().unwrap(), Target::Database("sqlite:a"));
+            assert_eq!(both(far, near).resolve().unwrap(), Target::Server("http://a"));
+            assert_eq!(both(near, far).resolve().unwrap(), Target::Database("sqlite:a"));
         }
         for (by, words) in [(file, "[client]"), (variable, "unset one"), (flag, "the one that is meant")] {
-            let told = both(by, by).target().unwrap_err().to_string();
+            let told = both(by, by).resolve().unwrap_err().to_string();
             assert!(told.contains(words) && told.contains("--server"), "{told}");
         }
     }
@@ -169,18 +169,18 @@ mod tests {
     #[test]
     fn an_empty_variable_is_none() {
         let by = Source::Variable;
-        let served = place(Some(("", by)), Some(("http://a", by)));
-        assert_eq!(served.target().unwrap(), Target::Server("http://a"));
-        let told = place(None, Some(("", by))).target().unwrap_err().to_string();
+        let served = target_args(Some(("", by)), Some(("http://a", by)));
+        assert_eq!(served.resolve().unwrap(), Target::Server("http://a"));
+        let told = target_args(None, Some(("", by))).resolve().unwrap_err().to_string();
         assert!(told.contains("DATABASE_URL") && told.contains("LONGSHORE_SERVER"), "{told}");
     }
 
     #[test]
     fn a_command_that_needs_the_database_says_so() {
         let (database, by) = (Some(("sqlite:a", Source::Variable)), Source::Variable);
-        let served = place(database, Some(("http://a", Source::Flag)));
+        let served = target_args(database, Some(("http://a", Source::Flag)));
         assert!(served.database("worker").unwrap_err().to_string().contains("`longshore worker` works on"));
-        assert!(place(None, Some(("http://a", by))).database("check").is_err());
-        assert_eq!(place(database, Some(("http://a", by))).database("check").unwrap(), "sqlite:a");
+        assert!(target_args(None, Some(("http://a", by))).database("check").is_err());
+        assert_eq!(target_args(database, Some(("http://a", by))).database("check").unwrap(), "sqlite:a");
     }
 }
