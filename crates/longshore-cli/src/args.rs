@@ -3,13 +3,13 @@
 
 mod ask;
 mod builtin;
+mod bulk;
 mod config;
 mod cron;
 mod dead;
 mod enqueue;
 mod jobs;
 mod operate;
-mod orders;
 mod serve;
 mod target;
 mod tokens;
@@ -23,13 +23,13 @@ use clap::{Args, Parser, Subcommand};
 use crate::duration;
 
 pub(crate) use ask::{Ask, LoadTest};
+pub(crate) use bulk::{BulkArgs, Confirm, Filter};
 pub(crate) use config::{Config, Show, Shown};
 pub(crate) use cron::{Cron, CronAdd};
 pub(crate) use dead::{Dead, DeadList, Purge, Redrive};
 pub(crate) use enqueue::{Enqueue, EnqueueMany, WhenArgs};
 pub(crate) use jobs::{Edit, Jobs, List, PageArgs};
 pub(crate) use operate::{Kinds, PutKind, Queues, Stats, Sweep, Workers};
-pub(crate) use orders::{Confirm, Filter, Order};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
 pub(crate) use target::{Target, TargetArgs};
 pub(crate) use tokens::{CreateToken, Tokens};

@@ -3,7 +3,7 @@
 use clap::{ArgGroup, Args, Subcommand};
 use longshore::JobId;
 
-use super::orders::{Confirm, Filter};
+use super::bulk::{Confirm, Filter};
 use super::{PageArgs, Watch};
 
 #[derive(Debug, Subcommand)]

@@ -3,7 +3,7 @@
 use clap::{ArgGroup, Args, Subcommand};
 use longshore::{JobId, Status};
 
-use super::orders::Order;
+use super::bulk::BulkArgs;
 use super::{Watch, WhenArgs};
 
 #[derive(Debug, Subcommand)]
@@ -49,7 +49,7 @@ Examples:
   longshore jobs cancel 01990000-0000-7000-8000-000000000000
   longshore jobs cancel --kind import --status queued --dry-run
   longshore jobs cancel --tag nightly --older-than 1h --yes")]
-    Cancel(Order),
+    Cancel(BulkArgs),
 
     /// Run jobs again, or now
     ///
@@ -59,7 +59,7 @@ Examples:
   longshore jobs retry 01990000-0000-7000-8000-000000000000
   longshore jobs retry --status retrying --kind send_email      # not later: now
   longshore jobs retry --status cancelled --newer-than 2h --yes")]
-    Retry(Order),
+    Retry(BulkArgs),
 
     /// Remove finished jobs and their history
     #[command(after_help = "\
@@ -67,7 +67,7 @@ Examples:
   longshore jobs delete 01990000-0000-7000-8000-000000000000
   longshore jobs delete --status succeeded --older-than 30d --dry-run
   longshore jobs delete --status succeeded --older-than 30d --yes")]
-    Delete(Order),
+    Delete(BulkArgs),
 
     /// Change a waiting job
     ///

@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::orders::{self, Action, Which};
+use super::bulk::{self, Action, JobFilter};
 use super::stats::seconds;
 use crate::args::{Filter, LoadTest};
 use crate::endpoint::Endpoint;
@@ -269,7 +269,7 @@ async fn shown<T>(
 /// Removes every job of the bench's own queue.
 async fn clean_up(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
     let filter = Filter { queue: Some(queue.into()), ..Filter::default() };
-    let which = Which::new(None, filter);
+    let which = JobFilter::new(None, filter);
     let left = |failure: Failure| {
         Failure::new(
             failure.code,
@@ -281,12 +281,14 @@ async fn clean_up(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
     };
     const ORDERS: [Action; 2] = [Action::Cancel, Action::Delete];
     let jobs = match is_wanted() {
-        true => orders::count(endpoint, Action::Cancel, &which, None).await.map_err(left)?,
+        true => bulk::count(endpoint, Action::Cancel, &which, None).await.map_err(left)?,
         false => 0,
     };
     let mut progress = Progress::of(jobs * ORDERS.len() as u64);
     for action in ORDERS {
-        orders::change_all(endpoint, action, &which, |step| progress.advance(step)).await.map_err(left)?;
+        bulk::change_all_matching(endpoint, action, &which, |step| progress.advance(step))
+            .await
+            .map_err(left)?;
     }
     Ok(())
 }

@@ -4,8 +4,8 @@ use longshore::{JobId, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::bulk::{Action, JobFilter, count, for_all_matching, for_each_id};
 use super::jobs::{delete, next_page, of_page, print_page};
-use super::orders::{Action, Which, count, each, to_all};
 use super::watch::watched;
 use crate::args::{Dead, DeadList, Filter, Purge, Redrive};
 use crate::endpoint::Endpoint;
@@ -16,7 +16,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcom
     match command {
         Dead::List(args) => watched(&args.watch, out, async |out| list(endpoint, &args, out).await).await,
         Dead::Redrive(args) if args.ids.is_empty() => redrive_all(endpoint, args, out).await,
-        Dead::Redrive(args) => each(&args.ids, out, async |id| redrive(endpoint, id).await).await,
+        Dead::Redrive(args) => for_each_id(&args.ids, out, async |id| redrive(endpoint, id).await).await,
         Dead::Purge(args) => purge(endpoint, args, out).await,
     }
 }
@@ -32,7 +32,7 @@ async fn redrive(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
     Ok("queued".into())
 }
 
-/// Which dead letters to redrive, as the API takes it.
+/// JobFilter dead letters to redrive, as the API takes it.
 #[derive(Serialize)]
 struct Redriving<'a> {
     kind: Option<&'a str>,
@@ -56,7 +56,7 @@ async fn redrive_all(endpoint: &Endpoint, args: Redrive, out: &Out) -> Outcome {
     let mut progress = None;
     if is_wanted() {
         let filter = Filter { kind: args.kind.clone(), queue: args.queue.clone(), ..Filter::default() };
-        let which = Which::new(Some(Status::FailedPermanent), filter);
+        let which = JobFilter::new(Some(Status::FailedPermanent), filter);
         progress =
             Some(Progress::of(count(endpoint, Action::Retry, &which, args.limit.map(u64::from)).await?));
     }
@@ -85,10 +85,10 @@ async fn redrive_all(endpoint: &Endpoint, args: Redrive, out: &Out) -> Outcome {
 
 async fn purge(endpoint: &Endpoint, args: Purge, out: &Out) -> Outcome {
     if args.ids.is_empty() {
-        let which = Which::new(Some(Status::FailedPermanent), args.filter);
-        return to_all(endpoint, Action::Delete, &which, &args.confirm, out).await;
+        let which = JobFilter::new(Some(Status::FailedPermanent), args.filter);
+        return for_all_matching(endpoint, Action::Delete, &which, &args.confirm, out).await;
     }
-    each(&args.ids, out, async |id| {
+    for_each_id(&args.ids, out, async |id| {
         refuse_others(endpoint, id).await?;
         delete(endpoint, id).await
     })

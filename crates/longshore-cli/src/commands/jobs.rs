@@ -8,8 +8,8 @@ use longshore::{JobId, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::bulk::{Action, JobFilter, for_all_matching, for_each_id};
 use super::enqueue::{Whenever, read_json};
-use super::orders::{Action, Which, each, to_all};
 use super::stats::seconds;
 use super::watch::watched;
 use crate::args::{self, Jobs, PageArgs};
@@ -24,9 +24,9 @@ pub(super) async fn run(endpoint: &Endpoint, command: Jobs, out: &Out) -> Outcom
         Jobs::List(args) => watched(&args.watch, out, async |out| list(endpoint, &args, out).await).await,
         Jobs::Show { id } => show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out),
         Jobs::Explain { id } => explain(endpoint, id, out).await,
-        Jobs::Cancel(args) => order(endpoint, Action::Cancel, args, out).await,
-        Jobs::Retry(args) => order(endpoint, Action::Retry, args, out).await,
-        Jobs::Delete(args) => order(endpoint, Action::Delete, args, out).await,
+        Jobs::Cancel(args) => bulk(endpoint, Action::Cancel, args, out).await,
+        Jobs::Retry(args) => bulk(endpoint, Action::Retry, args, out).await,
+        Jobs::Delete(args) => bulk(endpoint, Action::Delete, args, out).await,
         Jobs::Edit(args) => edit(endpoint, args, out).await,
     }
 }
@@ -169,12 +169,12 @@ async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
 }
 
 /// To each of the ids, or to whatever the filter finds.
-async fn order(endpoint: &Endpoint, action: Action, args: args::Order, out: &Out) -> Outcome {
+async fn bulk(endpoint: &Endpoint, action: Action, args: args::BulkArgs, out: &Out) -> Outcome {
     if args.ids.is_empty() {
-        let which = Which::new(args.status, args.filter);
-        return to_all(endpoint, action, &which, &args.confirm, out).await;
+        let which = JobFilter::new(args.status, args.filter);
+        return for_all_matching(endpoint, action, &which, &args.confirm, out).await;
     }
-    each(&args.ids, out, async |id| match action {
+    for_each_id(&args.ids, out, async |id| match action {
         Action::Cancel => cancel(endpoint, id).await,
         Action::Retry => retry(endpoint, id).await,
         Action::Delete => delete(endpoint, id).await,

@@ -3,6 +3,7 @@
 //! command, and the commands about the tables.
 
 mod bench;
+mod bulk;
 mod config;
 mod cron;
 mod dead;
@@ -11,7 +12,6 @@ mod events;
 mod jobs;
 mod kinds;
 mod long_running;
-mod orders;
 mod queues;
 mod stats;
 mod telemetry;

@@ -4,6 +4,7 @@
 
 mod bench;
 mod builtin;
+mod bulk;
 mod config;
 mod endpoint;
 mod enqueue;
@@ -15,7 +16,6 @@ mod load;
 mod mail;
 mod migrate;
 mod operate;
-mod orders;
 mod packaging;
 mod process;
 mod security;

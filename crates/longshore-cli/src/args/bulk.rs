@@ -13,7 +13,7 @@ use crate::duration;
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true)
     .args(["ids", "status", "kind", "queue", "tag", "older_than", "newer_than"]))]
-pub(crate) struct Order {
+pub(crate) struct BulkArgs {
     /// The jobs' ids
     #[arg(value_name = "ID", conflicts_with_all = ["status", "kind", "queue", "tag", "older_than", "newer_than"])]
     pub(crate) ids: Vec<JobId>,

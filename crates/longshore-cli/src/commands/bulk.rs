@@ -32,7 +32,7 @@ enum AnswerResult {
 /// Does the same to each job and answers for each; the first failure decides
 /// the exit code. A queue that is gone, or shut to us, ends the round: the rest
 /// would only hear the same in turn.
-pub(super) async fn each(
+pub(super) async fn for_each_id(
     ids: &[JobId],
     out: &Out,
     act: impl AsyncFn(JobId) -> Result<String, Failure>,
@@ -95,9 +95,9 @@ impl Action {
     }
 }
 
-/// Which jobs, as the API takes it.
+/// JobFilter jobs, as the API takes it.
 #[derive(Serialize)]
-pub(super) struct Which {
+pub(super) struct JobFilter {
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<Status>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,9 +112,9 @@ pub(super) struct Which {
     newer_than: Option<DateTime<Utc>>,
 }
 
-impl Which {
+impl JobFilter {
     pub(super) fn new(status: Option<Status>, filter: Filter) -> Self {
-        Which {
+        JobFilter {
             status,
             kind: filter.kind,
             queue: filter.queue,
@@ -127,9 +127,9 @@ impl Which {
 
 /// One request of a walk, as the API takes it.
 #[derive(Serialize)]
-struct Bulk<'a> {
+struct BulkRequest<'a> {
     action: Action,
-    filter: &'a Which,
+    filter: &'a JobFilter,
     dry_run: bool,
     limit: u64,
     cursor: Option<JobId>,
@@ -157,10 +157,10 @@ const STEP: u64 = 500;
 const COUNTED: u64 = 10_000;
 
 /// Does the same to whatever the filter finds, once that is confirmed.
-pub(super) async fn to_all(
+pub(super) async fn for_all_matching(
     endpoint: &Endpoint,
     action: Action,
-    which: &Which,
+    which: &JobFilter,
     confirm: &Confirm,
     out: &Out,
 ) -> Outcome {
@@ -190,17 +190,17 @@ pub(super) async fn to_all(
 pub(super) async fn count(
     endpoint: &Endpoint,
     action: Action,
-    which: &Which,
+    which: &JobFilter,
     limit: Option<u64>,
 ) -> Result<u64, Failure> {
     Ok(walk(endpoint, action, which, Walk::Count, limit, |_| {}).await?.matched)
 }
 
-/// As [`to_all`], without a word but how far it is.
-pub(super) async fn change_all(
+/// As [`for_all_matching`], without a word but how far it is.
+pub(super) async fn change_all_matching(
     endpoint: &Endpoint,
     action: Action,
-    which: &Which,
+    which: &JobFilter,
     stepped: impl FnMut(u64),
 ) -> Result<(), Failure> {
     walk(endpoint, action, which, Walk::Change, None, stepped).await.map(drop)
@@ -215,7 +215,7 @@ enum Walk {
 async fn walk(
     endpoint: &Endpoint,
     action: Action,
-    which: &Which,
+    which: &JobFilter,
     walk: Walk,
     limit: Option<u64>,
     mut stepped: impl FnMut(u64),
@@ -227,7 +227,7 @@ async fn walk(
             return Ok(totals);
         }
         let step = if walk == Walk::Count { COUNTED } else { STEP };
-        let bulk = Bulk {
+        let bulk = BulkRequest {
             action,
             filter: which,
             dry_run: walk == Walk::Count,
