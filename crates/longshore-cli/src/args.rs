@@ -175,10 +175,10 @@ pub(crate) struct Migrate {
 
 /// How often to look again, if at all.
 #[derive(Debug, Default, Args)]
-pub(crate) struct Watch {
+pub(crate) struct Repeat {
     /// Look again every so often, 2s unless told; with --json a line each time. Ctrl-C ends it
-    #[arg(long, value_name = "INTERVAL", num_args = 0..=1, default_missing_value = "2s", value_parser = interval)]
-    pub(crate) watch: Option<Duration>,
+    #[arg(long = "watch", value_name = "INTERVAL", num_args = 0..=1, default_missing_value = "2s", value_parser = interval)]
+    pub(crate) interval: Option<Duration>,
 }
 
 /// More often than people can look only keeps the database busy.

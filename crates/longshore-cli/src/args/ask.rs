@@ -74,7 +74,7 @@ Examples:
   longshore counts --json
 
 A number after ~ is an estimate, because very many jobs wait.")]
-    Counts(Watch),
+    Counts(Repeat),
 
     /// Follow what happens to jobs, queues and workers, a line for each event
     ///

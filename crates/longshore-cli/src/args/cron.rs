@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use longshore::Missed;
 
-use super::Watch;
+use super::Repeat;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cron {
@@ -12,7 +12,7 @@ pub(crate) enum Cron {
 Examples:
   longshore cron list --watch 10s
   longshore cron list --json | jq -r '.[] | select(.paused) | .name'")]
-    List(Watch),
+    List(Repeat),
 
     /// Show one schedule
     #[command(after_help = "\

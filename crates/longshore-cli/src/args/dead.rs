@@ -4,7 +4,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use longshore::JobId;
 
 use super::bulk::{Confirm, Filter};
-use super::{PageArgs, Watch};
+use super::{PageArgs, Repeat};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Dead {
@@ -50,7 +50,7 @@ pub(crate) struct DeadList {
     pub(crate) page: PageArgs,
 
     #[command(flatten)]
-    pub(crate) watch: Watch,
+    pub(crate) every: Repeat,
 }
 
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use longshore::{JobId, Status};
 
 use super::bulk::BulkArgs;
-use super::{Watch, WhenArgs};
+use super::{Repeat, WhenArgs};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Jobs {
@@ -109,7 +109,7 @@ pub(crate) struct List {
     pub(crate) page: PageArgs,
 
     #[command(flatten)]
-    pub(crate) watch: Watch,
+    pub(crate) every: Repeat,
 }
 
 /// Which part of a list.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::Watch;
+use super::Repeat;
 use crate::duration;
 
 #[derive(Debug, Subcommand)]
@@ -15,7 +15,7 @@ Examples:
   longshore queues list
   longshore queues list --watch
   longshore queues list --json | jq -r '.[] | select(.paused) | .name'")]
-    List(Watch),
+    List(Repeat),
 
     /// Stop claims from a queue; running jobs go on
     #[command(after_help = "\
@@ -67,7 +67,7 @@ Examples:
         threshold: Option<Duration>,
 
         #[command(flatten)]
-        watch: Watch,
+        every: Repeat,
     },
 }
 
@@ -155,5 +155,5 @@ pub(crate) struct Stats {
     pub(crate) kind: Option<String>,
 
     #[command(flatten)]
-    pub(crate) watch: Watch,
+    pub(crate) every: Repeat,
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::enqueue::{self, NewJob, read_json};
-use super::watch::watched;
+use super::repeat::repeat;
 use crate::args::{Cron, CronAdd};
 use crate::endpoint::{Endpoint, Reply};
 use crate::failure::{Code, Outcome};
@@ -32,7 +32,7 @@ struct NewSchedule {
 
 pub(super) async fn run(endpoint: &Endpoint, command: Cron, out: &Out) -> Outcome {
     match command {
-        Cron::List(watch) => watched(&watch, out, async |out| list(endpoint, out).await).await,
+        Cron::List(every) => repeat(&every, out, async |out| list(endpoint, out).await).await,
         Cron::Show(args) => show(&endpoint.get(&["cron", &args.name]).send().await?, out),
         Cron::Add(args) => add(endpoint, *args, out).await,
         Cron::Pause(args) => show(&endpoint.post(&["cron", &args.name, "pause"]).send().await?, out),

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::bulk::{Action, JobFilter, count, for_all_matching, for_each_id};
 use super::jobs::{delete, next_page, of_page, print_page};
-use super::watch::watched;
+use super::repeat::repeat;
 use crate::args::{Dead, DeadList, Filter, Purge, Redrive};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
@@ -14,7 +14,7 @@ use crate::output::{Out, Progress, is_wanted};
 
 pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcome {
     match command {
-        Dead::List(args) => watched(&args.watch, out, async |out| list(endpoint, &args, out).await).await,
+        Dead::List(args) => repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await,
         Dead::Redrive(args) if args.ids.is_empty() => redrive_all(endpoint, args, out).await,
         Dead::Redrive(args) => for_each_id(&args.ids, out, async |id| redrive(endpoint, id).await).await,
         Dead::Purge(args) => purge(endpoint, args, out).await,

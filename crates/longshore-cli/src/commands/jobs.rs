@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 
 use super::bulk::{Action, JobFilter, for_all_matching, for_each_id};
 use super::enqueue::{Whenever, read_json};
+use super::repeat::repeat;
 use super::stats::seconds;
-use super::watch::watched;
 use crate::args::{self, Jobs, PageArgs};
 use crate::endpoint::{Endpoint, Reply, Request};
 use crate::failure::{Code, Failure, Outcome};
@@ -21,7 +21,7 @@ use record::Job;
 
 pub(super) async fn run(endpoint: &Endpoint, command: Jobs, out: &Out) -> Outcome {
     match command {
-        Jobs::List(args) => watched(&args.watch, out, async |out| list(endpoint, &args, out).await).await,
+        Jobs::List(args) => repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await,
         Jobs::Show { id } => show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out),
         Jobs::Explain { id } => explain(endpoint, id, out).await,
         Jobs::Cancel(args) => bulk(endpoint, Action::Cancel, args, out).await,

@@ -13,10 +13,10 @@ mod jobs;
 mod kinds;
 mod long_running;
 mod queues;
+mod repeat;
 mod stats;
 mod telemetry;
 mod tokens;
-mod watch;
 mod workers;
 
 use clap::CommandFactory;
@@ -31,7 +31,7 @@ use crate::endpoint::{Endpoint, connect, missing_file};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
-use watch::watched;
+use repeat::repeat;
 
 /// Runs what was typed.
 pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
@@ -74,11 +74,11 @@ async fn ask(endpoint: &Endpoint, command: Ask, out: &Out) -> Outcome {
         Ask::Workers(command) => workers::run(endpoint, command, out).await,
         Ask::Sweep(args) => workers::sweep(endpoint, &args, out).await,
         Ask::Kinds(command) => kinds::run(endpoint, command, out).await,
-        Ask::Counts(watch) => watched(&watch, out, async |out| stats::counts(endpoint, out).await).await,
+        Ask::Counts(every) => repeat(&every, out, async |out| stats::counts(endpoint, out).await).await,
         Ask::Events => events::run(endpoint, out).await,
         Ask::Health => stats::health(endpoint, out).await,
         Ask::Stats(args) => {
-            watched(&args.watch, out, async |out| stats::stats(endpoint, &args, out).await).await
+            repeat(&args.every, out, async |out| stats::stats(endpoint, &args, out).await).await
         }
         Ask::Bench(args) => bench::run(endpoint, &args, out).await,
     };

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::json;
 
-use super::watch::watched;
+use super::repeat::repeat;
 use crate::args::Queues;
 use crate::endpoint::{Endpoint, Reply};
 use crate::failure::{Code, Outcome};
@@ -21,8 +21,8 @@ struct Queue {
 
 pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outcome {
     let changed = match command {
-        Queues::List(watch) => {
-            return watched(&watch, out, async |out| list(endpoint, out).await).await;
+        Queues::List(every) => {
+            return repeat(&every, out, async |out| list(endpoint, out).await).await;
         }
         Queues::Pause(args) => endpoint.post(&["queues", &args.queue, "pause"]),
         Queues::Resume(args) => endpoint.post(&["queues", &args.queue, "resume"]),

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::watch::watched;
+use super::repeat::repeat;
 use crate::args::{Sweep, Workers};
 use crate::duration;
 use crate::endpoint::Endpoint;
@@ -32,8 +32,8 @@ struct Worker {
 
 pub(super) async fn run(endpoint: &Endpoint, command: Workers, out: &Out) -> Outcome {
     match command {
-        Workers::List { threshold, watch } => {
-            watched(&watch, out, async |out| list(endpoint, threshold, out).await).await
+        Workers::List { threshold, every } => {
+            repeat(&every, out, async |out| list(endpoint, threshold, out).await).await
         }
     }
 }

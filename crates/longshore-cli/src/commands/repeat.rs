@@ -3,14 +3,14 @@
 use chrono::Utc;
 use longshore::worker::Signals;
 
-use crate::args::Watch;
+use crate::args::Repeat;
 use crate::duration;
 use crate::failure::{Code, Outcome};
 use crate::output::{Cursor, Out, instant};
 
 /// Shows something once, or for as long as somebody watches.
-pub(super) async fn watched(watch: &Watch, out: &Out, show: impl AsyncFn(&Out) -> Outcome) -> Outcome {
-    let Some(interval) = watch.watch else { return show(out).await };
+pub(super) async fn repeat(every: &Repeat, out: &Out, show: impl AsyncFn(&Out) -> Outcome) -> Outcome {
+    let Some(interval) = every.interval else { return show(out).await };
     let mut signals = Signals::new()?;
     let out = out.repeated();
     let mut cursor = None;
