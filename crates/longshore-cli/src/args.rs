@@ -1,7 +1,7 @@
 //! The command line: what can be typed, and how each value is read. Owns no
 //! behaviour; that is in [`commands`](crate::commands).
 
-mod ask;
+mod api;
 mod builtin;
 mod bulk;
 mod config;
@@ -22,7 +22,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::duration;
 
-pub(crate) use ask::{Ask, LoadTest};
+pub(crate) use api::{ApiCommand, BenchArgs};
 pub(crate) use bulk::{BulkArgs, Confirm, Filter};
 pub(crate) use config::{Config, Show, Shown};
 pub(crate) use cron::{Cron, CronAdd};
@@ -132,7 +132,7 @@ Examples:
     Worker(Box<Worker>),
 
     #[command(flatten)]
-    Ask(Ask),
+    Api(ApiCommand),
 
     /// Make, list and revoke tokens for the API
     #[command(subcommand)]
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn negative_priorities_and_dashes_for_standard_input_are_read() {
-        let Command::Ask(Ask::Enqueue(job)) =
+        let Command::Api(ApiCommand::Enqueue(job)) =
             parse("enqueue greet --priority -5 --payload -").unwrap().command
         else {
             panic!("an enqueue");

@@ -14,7 +14,7 @@ mod secret;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{Ask, Cli, Command};
+use args::{ApiCommand, Cli, Command};
 use config::{Configuration, Refused};
 use failure::{Code, Failure};
 use output::{Out, note, unwritten};
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Refused> {
     let out = Out::new(cli.json);
     let mut builder = match cli.command {
-        Command::Ask(Ask::Bench(_)) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
+        Command::Api(ApiCommand::Bench(_)) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
             tokio::runtime::Builder::new_multi_thread()
         }
         _ => tokio::runtime::Builder::new_current_thread(),

@@ -5,8 +5,8 @@
 //! of whoever looks at it. A reader that went away (`| head`) is no error; an
 //! answer that could not be written is one.
 
-mod document;
 mod progress;
+mod raw_object;
 mod screen;
 
 use std::cell::{Cell, RefCell};
@@ -19,8 +19,8 @@ use serde::Serialize;
 
 use crate::failure::Code;
 
-pub(crate) use document::Fields;
 pub(crate) use progress::{Progress, is_wanted};
+pub(crate) use raw_object::RawObject;
 pub(crate) use screen::Cursor;
 
 /// Where a command's answer goes, and in which form.

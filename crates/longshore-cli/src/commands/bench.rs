@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::bulk::{self, Action, JobFilter};
 use super::stats::seconds;
-use crate::args::{Filter, LoadTest};
+use crate::args::{BenchArgs, Filter};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Out, Progress, is_wanted, note};
@@ -46,7 +46,7 @@ struct Percentiles {
     p99: f64,
 }
 
-pub(super) async fn run(endpoint: &Endpoint, args: &LoadTest, out: &Out) -> Outcome {
+pub(super) async fn run(endpoint: &Endpoint, args: &BenchArgs, out: &Out) -> Outcome {
     let queue = format!("bench-{}", JobId::new());
     let mut signals = Signals::new()?;
     let mut crew = None;
@@ -81,7 +81,7 @@ fn stopped() -> Failure {
 async fn measure(
     endpoint: &Endpoint,
     queue: &str,
-    args: &LoadTest,
+    args: &BenchArgs,
     stop: &Arc<AtomicBool>,
     crew: &mut Option<Crew>,
 ) -> Result<Figures, Failure> {
@@ -110,7 +110,7 @@ async fn measure(
 async fn enqueue(
     endpoint: &Endpoint,
     queue: &str,
-    args: &LoadTest,
+    args: &BenchArgs,
     stop: &Arc<AtomicBool>,
 ) -> Result<Duration, Failure> {
     let left = Arc::new(AtomicU64::new(args.jobs.into()));

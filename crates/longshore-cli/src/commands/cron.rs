@@ -9,7 +9,7 @@ use super::repeat::repeat;
 use crate::args::{Cron, CronAdd};
 use crate::endpoint::{Endpoint, Reply};
 use crate::failure::{Code, Outcome};
-use crate::output::{Fields, Fit, Out, Table, instant};
+use crate::output::{Fit, Out, RawObject, Table, instant};
 
 #[derive(Deserialize)]
 struct Schedule {
@@ -65,7 +65,7 @@ async fn add(endpoint: &Endpoint, args: CronAdd, out: &Out) -> Outcome {
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["cron"]).send().await?;
     match out.json {
-        true => out.document(&reply.read::<Vec<Fields>>()?),
+        true => out.document(&reply.read::<Vec<RawObject>>()?),
         false => out.table(
             &table(&reply.read::<Vec<Schedule>>()?),
             "no schedules; `longshore cron add --help` shows how to put one",
@@ -77,7 +77,7 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
 /// How the schedule stands after the change.
 fn show(reply: &Reply, out: &Out) -> Outcome {
     match out.json {
-        true => out.document(&reply.read::<Fields>()?),
+        true => out.document(&reply.read::<RawObject>()?),
         false => out.table(&table(&[reply.read()?]), ""),
     }
     Ok(Code::Done)

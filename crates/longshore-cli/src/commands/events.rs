@@ -1,6 +1,6 @@
 //! `longshore events`: what happens, as it happens, a line for each event.
 
-mod stream;
+mod sse;
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::endpoint::{Endpoint, Follow};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Out, instant};
 
-use stream::{Event, Lines};
+use sse::{Event, Parser};
 
 /// What the API asks of clients that lost it.
 const COME_BACK: Duration = Duration::from_secs(2);
@@ -61,7 +61,7 @@ async fn follow(endpoint: &Endpoint, out: &Out) -> Outcome {
 
 /// Shows what comes until no more does; why, if anybody knows.
 async fn read(source: &mut Follow, seen: &mut Option<String>, out: &Out) -> Option<String> {
-    let mut lines = Lines::default();
+    let mut parser = Parser::default();
     loop {
         let chunk = match tokio::time::timeout(SILENCE, source.next()).await {
             Err(_) => return Some("the server has fallen silent".into()),
@@ -69,7 +69,7 @@ async fn read(source: &mut Follow, seen: &mut Option<String>, out: &Out) -> Opti
             Ok(Ok(None)) => return None,
             Ok(Ok(Some(chunk))) => chunk,
         };
-        for event in lines.take(&chunk) {
+        for event in parser.push(&chunk) {
             show(&event, out);
             if event.id.is_some() {
                 *seen = event.id;

@@ -15,7 +15,7 @@ use super::stats::seconds;
 use crate::args::{self, Jobs, PageArgs};
 use crate::endpoint::{Endpoint, Reply, Request};
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Fields, Fit, Out, Table, counted, instant, or_dash, quote};
+use crate::output::{Fit, Out, RawObject, Table, counted, instant, or_dash, quote};
 
 use record::Job;
 
@@ -83,7 +83,7 @@ pub(super) fn next_page(command: &str, filter: &[(&'static str, Option<&str>)], 
 
 #[derive(Serialize)]
 struct PageDocument {
-    jobs: Vec<Fields>,
+    jobs: Vec<RawObject>,
     next: Option<JobId>,
 }
 
@@ -128,7 +128,7 @@ pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: 
 
 fn show(reply: &Reply, out: &Out) -> Outcome {
     match out.json {
-        true => out.document(&reply.read::<Fields>()?),
+        true => out.document(&reply.read::<RawObject>()?),
         false => record::print(&reply.read()?, out),
     }
     Ok(Code::Done)
@@ -148,7 +148,7 @@ struct Explanation {
 async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
     let reply = endpoint.get(&["jobs", &id.to_string(), "explain"]).send().await?;
     if out.json {
-        out.document(&reply.read::<Fields>()?);
+        out.document(&reply.read::<RawObject>()?);
         return Ok(Code::Done);
     }
     let told: Explanation = reply.read()?;

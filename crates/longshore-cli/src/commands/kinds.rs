@@ -9,7 +9,7 @@ use super::enqueue::read_json;
 use crate::args::{Kinds, PutKind};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
-use crate::output::{Fields, Fit, Out, Table, instant};
+use crate::output::{Fit, Out, RawObject, Table, instant};
 
 #[derive(Deserialize)]
 struct Kind {
@@ -46,7 +46,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Kinds, out: &Out) -> Outco
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["kinds"]).send().await?;
     match out.json {
-        true => out.document(&reply.read::<Vec<Fields>>()?),
+        true => out.document(&reply.read::<Vec<RawObject>>()?),
         false => out.table(
             &table(&reply.read::<Vec<Kind>>()?),
             "no kinds; a worker announces its own when it starts, `longshore kinds put --help` shows how to",
@@ -60,7 +60,7 @@ async fn put(endpoint: &Endpoint, args: &PutKind, out: &Out) -> Outcome {
     let kind = NewKind { schema: read("schema", &args.schema)?, defaults: read("defaults", &args.defaults)? };
     let reply = endpoint.put(&["kinds", &args.kind]).body(&kind).send().await?;
     match out.json {
-        true => out.document(&reply.read::<Fields>()?),
+        true => out.document(&reply.read::<RawObject>()?),
         false => out.table(&table(&[reply.read()?]), ""),
     }
     Ok(Code::Done)

@@ -25,7 +25,7 @@ use longshore::Client;
 use longshore::store::SCHEMA_VERSION;
 use serde_json::json;
 
-use crate::args::{Ask, Cli, Command, Migrate};
+use crate::args::{ApiCommand, Cli, Command, Migrate};
 use crate::config::{Configuration, Refused};
 use crate::endpoint::{Endpoint, connect, missing_file};
 use crate::failure::{Code, Failure, Outcome};
@@ -58,29 +58,31 @@ pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> R
             tokens::run(&connect(target.database("tokens")?).await?, command, out).await?
         }
         Command::Check => check(&connect(target.database("check")?).await?, out).await?,
-        Command::Ask(command) => ask(&Endpoint::open(&target).await?, command, out).await?,
+        Command::Api(command) => run_api_command(&Endpoint::open(&target).await?, command, out).await?,
     })
 }
 
 /// Runs a command that only asks the API.
-async fn ask(endpoint: &Endpoint, command: Ask, out: &Out) -> Outcome {
+async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) -> Outcome {
     let outcome = match command {
-        Ask::Enqueue(args) => enqueue::enqueue(endpoint, *args, out).await,
-        Ask::EnqueueMany(args) => enqueue::enqueue_many(endpoint, &args, out).await,
-        Ask::Jobs(command) => jobs::run(endpoint, command, out).await,
-        Ask::Queues(command) => queues::run(endpoint, command, out).await,
-        Ask::Dead(command) => dead::run(endpoint, command, out).await,
-        Ask::Cron(command) => cron::run(endpoint, command, out).await,
-        Ask::Workers(command) => workers::run(endpoint, command, out).await,
-        Ask::Sweep(args) => workers::sweep(endpoint, &args, out).await,
-        Ask::Kinds(command) => kinds::run(endpoint, command, out).await,
-        Ask::Counts(every) => repeat(&every, out, async |out| stats::counts(endpoint, out).await).await,
-        Ask::Events => events::run(endpoint, out).await,
-        Ask::Health => stats::health(endpoint, out).await,
-        Ask::Stats(args) => {
+        ApiCommand::Enqueue(args) => enqueue::enqueue(endpoint, *args, out).await,
+        ApiCommand::EnqueueMany(args) => enqueue::enqueue_many(endpoint, &args, out).await,
+        ApiCommand::Jobs(command) => jobs::run(endpoint, command, out).await,
+        ApiCommand::Queues(command) => queues::run(endpoint, command, out).await,
+        ApiCommand::Dead(command) => dead::run(endpoint, command, out).await,
+        ApiCommand::Cron(command) => cron::run(endpoint, command, out).await,
+        ApiCommand::Workers(command) => workers::run(endpoint, command, out).await,
+        ApiCommand::Sweep(args) => workers::sweep(endpoint, &args, out).await,
+        ApiCommand::Kinds(command) => kinds::run(endpoint, command, out).await,
+        ApiCommand::Counts(every) => {
+            repeat(&every, out, async |out| stats::counts(endpoint, out).await).await
+        }
+        ApiCommand::Events => events::run(endpoint, out).await,
+        ApiCommand::Health => stats::health(endpoint, out).await,
+        ApiCommand::Stats(args) => {
             repeat(&args.every, out, async |out| stats::stats(endpoint, &args, out).await).await
         }
-        Ask::Bench(args) => bench::run(endpoint, &args, out).await,
+        ApiCommand::Bench(args) => bench::run(endpoint, &args, out).await,
     };
     endpoint.flush().await;
     outcome

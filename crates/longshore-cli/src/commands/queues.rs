@@ -7,7 +7,7 @@ use super::repeat::repeat;
 use crate::args::Queues;
 use crate::endpoint::{Endpoint, Reply};
 use crate::failure::{Code, Outcome};
-use crate::output::{Fields, Fit, Out, Table};
+use crate::output::{Fit, Out, RawObject, Table};
 
 #[derive(Deserialize)]
 struct Queue {
@@ -36,7 +36,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outc
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["queues"]).send().await?;
     match out.json {
-        true => out.document(&reply.read::<Vec<Fields>>()?),
+        true => out.document(&reply.read::<Vec<RawObject>>()?),
         false => {
             out.table(
                 &table(&reply.read::<Vec<Queue>>()?),
@@ -50,7 +50,7 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
 /// How the queue stands after the change.
 fn show(reply: &Reply, out: &Out) -> Outcome {
     match out.json {
-        true => out.document(&reply.read::<Fields>()?),
+        true => out.document(&reply.read::<RawObject>()?),
         false => out.table(&table(&[reply.read()?]), ""),
     }
     Ok(Code::Done)

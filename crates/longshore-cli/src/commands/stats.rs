@@ -10,13 +10,13 @@ use serde::Deserialize;
 use crate::args;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
-use crate::output::{Fields, Fit, Out, Table, instant};
+use crate::output::{Fit, Out, RawObject, Table, instant};
 
 /// Whether there is an answer; if not, the failure is the answer.
 pub(super) async fn health(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["health"]).send().await?;
     match out.json {
-        true => out.document(&reply.read::<Fields>()?),
+        true => out.document(&reply.read::<RawObject>()?),
         false => out.line("ok"),
     }
     Ok(Code::Done)
@@ -43,7 +43,7 @@ pub(super) async fn counts(endpoint: &Endpoint, out: &Out) -> Outcome {
     // What has ended lately is not asked for.
     let reply = endpoint.get(&["stats"]).query("minutes", Some(1)).send().await?;
     match out.json {
-        true => out.document(&reply.read::<Counts<Fields>>()?.counts),
+        true => out.document(&reply.read::<Counts<RawObject>>()?.counts),
         false => out.table(&counts_table(&reply.read::<Counts<Count>>()?.counts), "no jobs"),
     }
     Ok(Code::Done)
@@ -107,7 +107,7 @@ pub(super) async fn stats(endpoint: &Endpoint, args: &args::Stats, out: &Out) ->
         .query("kind", args.kind.as_ref());
     let reply = request.send().await?;
     match out.json {
-        true => out.document(&reply.read::<Fields>()?),
+        true => out.document(&reply.read::<RawObject>()?),
         false => print(&reply.read()?, args.minutes, out),
     }
     Ok(Code::Done)

@@ -13,7 +13,7 @@ use crate::args::{Sweep, Workers};
 use crate::duration;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
-use crate::output::{Fields, Fit, Out, Table, counted, instant};
+use crate::output::{Fit, Out, RawObject, Table, counted, instant};
 
 #[derive(Deserialize)]
 struct Worker {
@@ -42,7 +42,7 @@ async fn list(endpoint: &Endpoint, threshold: Option<Duration>, out: &Out) -> Ou
     let threshold = threshold.map(|threshold| threshold.as_secs_f64());
     let reply = endpoint.get(&["workers"]).query("threshold_seconds", threshold).send().await?;
     match out.json {
-        true => out.document(&reply.read::<Vec<Fields>>()?),
+        true => out.document(&reply.read::<Vec<RawObject>>()?),
         false => out.table(&table(&reply.read::<Vec<Worker>>()?), "no workers are known"),
     }
     Ok(Code::Done)
@@ -100,7 +100,7 @@ pub(super) async fn sweep(endpoint: &Endpoint, args: &Sweep, out: &Out) -> Outco
     });
     let reply = endpoint.post(&["sweep"]).body(&body).send().await?;
     if out.json {
-        out.document(&reply.read::<Fields>()?);
+        out.document(&reply.read::<RawObject>()?);
         return Ok(Code::Done);
     }
     let swept: Swept = reply.read()?;

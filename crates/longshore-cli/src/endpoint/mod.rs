@@ -1,7 +1,7 @@
 //! Where commands get their answers: the HTTP API, of a server or in this very
 //! process. A command asks the same either way.
 
-mod here;
+mod in_process;
 mod server;
 
 use axum::body::Bytes;
@@ -15,7 +15,7 @@ use crate::failure::{Code, Failure};
 
 use server::Server;
 
-pub(crate) use here::{Here, connect, missing_file};
+pub(crate) use in_process::{InProcess, connect, missing_file};
 
 /// What answers.
 #[derive(Clone)]
@@ -23,13 +23,13 @@ pub(crate) enum Endpoint {
     /// A server, over HTTP.
     Server(Server),
     /// The API's own router on a database, without a socket.
-    Here(Here),
+    InProcess(InProcess),
 }
 
 impl Endpoint {
     pub(crate) async fn open(target: &TargetArgs) -> Result<Self, Failure> {
         match target.resolve()? {
-            Target::Database(url) => Here::open(url).await.map(Endpoint::Here),
+            Target::Database(url) => InProcess::open(url).await.map(Endpoint::InProcess),
             Target::Server(url) => Server::new(url, target.token()?).map(Endpoint::Server),
         }
     }
@@ -60,7 +60,7 @@ impl Endpoint {
         let uri = uri(&path, &[])?;
         match self {
             Endpoint::Server(server) => server.follow(&uri, after).await.map(Follow::Server),
-            Endpoint::Here(here) => here.follow(&uri, after).await.map(Follow::Here),
+            Endpoint::InProcess(api) => api.follow(&uri, after).await.map(Follow::InProcess),
         }
     }
 
@@ -68,7 +68,7 @@ impl Endpoint {
     pub(crate) fn client(&self) -> Option<&Client> {
         match self {
             Endpoint::Server(_) => None,
-            Endpoint::Here(here) => Some(here.client()),
+            Endpoint::InProcess(api) => Some(api.client()),
         }
     }
 
@@ -84,7 +84,7 @@ impl Endpoint {
 /// An answer without end, in the pieces in which it arrives.
 pub(crate) enum Follow {
     Server(server::Pieces),
-    Here(here::Pieces),
+    InProcess(in_process::Pieces),
 }
 
 impl Follow {
@@ -92,7 +92,7 @@ impl Follow {
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         match self {
             Follow::Server(pieces) => pieces.next().await,
-            Follow::Here(pieces) => pieces.next().await,
+            Follow::InProcess(pieces) => pieces.next().await,
         }
     }
 }
@@ -136,7 +136,7 @@ impl<'a> Request<'a> {
                 refuse_dots(&self.path)?;
                 server.send(self.method, &uri, body).await
             }
-            Endpoint::Here(here) => here.send(self.method, &uri, body).await,
+            Endpoint::InProcess(api) => api.send(self.method, &uri, body).await,
         }
     }
 }

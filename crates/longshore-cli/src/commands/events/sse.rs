@@ -11,14 +11,14 @@ pub(super) struct Event {
 /// What has arrived and is not yet a whole event. A piece may end anywhere, even
 /// within a character.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct Parser {
     rest: Vec<u8>,
     event: Event,
 }
 
-impl Lines {
+impl Parser {
     /// The events that a piece completes.
-    pub(super) fn take(&mut self, piece: &[u8]) -> Vec<Event> {
+    pub(super) fn push(&mut self, piece: &[u8]) -> Vec<Event> {
         self.rest.extend_from_slice(piece);
         let mut events = Vec::new();
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -62,9 +62,9 @@ mod tests {
         };
         let expected = [event(Some("a-1"), "job", "{\"kind\":\"grüß\"}"), event(None, "reset", "{}")];
         for size in 1..text.len() {
-            let mut lines = Lines::default();
+            let mut parser = Parser::default();
             let events: Vec<Event> =
-                text.as_bytes().chunks(size).flat_map(|piece| lines.take(piece)).collect();
+                text.as_bytes().chunks(size).flat_map(|piece| parser.push(piece)).collect();
             assert_eq!(events, expected, "pieces of {size}");
         }
     }

@@ -10,25 +10,25 @@ use serde_json::value::RawValue;
 
 /// An object, field by field, in the order it came in.
 #[derive(Debug)]
-pub(crate) struct Fields(Vec<(String, Box<RawValue>)>);
+pub(crate) struct RawObject(Vec<(String, Box<RawValue>)>);
 
-impl<'de> Deserialize<'de> for Fields {
+impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Each;
 
         impl<'de> Visitor<'de> for Each {
-            type Value = Fields;
+            type Value = RawObject;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
                 let mut fields = Vec::new();
                 while let Some(field) = map.next_entry()? {
                     fields.push(field);
                 }
-                Ok(Fields(fields))
+                Ok(RawObject(fields))
             }
         }
 
@@ -36,7 +36,7 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-impl Serialize for Fields {
+impl Serialize for RawObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (name, value) in &self.0 {
@@ -54,8 +54,8 @@ mod tests {
     #[test]
     fn what_came_in_goes_out() {
         let text = r#"{"z":123456789012345678901234567890,"a":1.00,"new":{"b": [ 1 ]}}"#;
-        let fields: Fields = serde_json::from_str(text).unwrap();
+        let fields: RawObject = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&fields).unwrap(), text);
-        assert!(serde_json::from_str::<Fields>("[]").is_err());
+        assert!(serde_json::from_str::<RawObject>("[]").is_err());
     }
 }

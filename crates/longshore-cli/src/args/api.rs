@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::*;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Ask {
+pub(crate) enum ApiCommand {
     /// Put a job in the queue
     ///
     /// Prints `created` and the job's id; or `existing` or `replaced` when a key led to a job that
@@ -107,7 +107,7 @@ Examples:
 
     /// Measure how fast this queue is: enqueue, run and remove jobs that do nothing
     #[command(after_help = BENCH_EXAMPLES)]
-    Bench(LoadTest),
+    Bench(BenchArgs),
 }
 
 const BENCH_EXAMPLES: &str = "\
@@ -121,7 +121,7 @@ removed at the end. What they add to `longshore stats` stays. With a server it m
 alone: a server runs no jobs of strangers.";
 
 #[derive(Debug, Args)]
-pub(crate) struct LoadTest {
+pub(crate) struct BenchArgs {
     /// How many jobs
     #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) jobs: u32,

@@ -22,12 +22,12 @@ use crate::failure::{Code, Failure};
 const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Clone)]
-pub(crate) struct Here {
+pub(crate) struct InProcess {
     client: Client,
     router: Router,
 }
 
-impl Here {
+impl InProcess {
     pub(super) async fn open(url: &str) -> Result<Self, Failure> {
         let client = connect(url).await?;
         let router = Api::new(client.clone())
@@ -36,7 +36,7 @@ impl Here {
             .check(builtin::check_payload)
             .timeout(PATIENCE)
             .router();
-        Ok(Here { client, router })
+        Ok(InProcess { client, router })
     }
 
     pub(super) fn client(&self) -> &Client {
