@@ -8,18 +8,18 @@ use std::sync::mpsc;
 
 use serde_json::{Value, json};
 
-use crate::bench::{Answer, Bench, binary};
+use crate::fixture::{CommandOutput, Fixture, binary};
 use crate::mail::MailServer;
 
 /// What a job needs of the outside is the same on every engine; SQLite will do.
 pub(crate) struct Yard {
-    bench: Bench,
+    bench: Fixture,
     folder: PathBuf,
 }
 
 impl Yard {
     pub(crate) fn new() -> Self {
-        let bench = Bench::sqlite();
+        let bench = Fixture::sqlite();
         bench.migrated();
         let folder = bench.file().unwrap().parent().unwrap().canonicalize().unwrap();
         Yard { bench, folder }
@@ -27,16 +27,16 @@ impl Yard {
 
     pub(crate) fn enqueue(&self, kind: &str, payload: &Value) -> String {
         let payload = payload.to_string();
-        let answer = self.bench.words(&["enqueue", kind, "--payload", &payload, "--json"]).json();
+        let answer = self.bench.run_args(&["enqueue", kind, "--payload", &payload, "--json"]).json();
         answer["job_id"].as_str().unwrap().to_owned()
     }
 
     /// Runs what is due, in a folder of its own.
-    pub(crate) fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> Answer {
+    pub(crate) fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
         let mut worker = binary();
         worker.env("DATABASE_URL", &self.bench.url).envs(variables.iter().copied());
         worker.args(["worker", "--drain", "--json"]).args(flags).current_dir(&self.folder);
-        Answer::of(worker.output().unwrap())
+        CommandOutput::of(worker.output().unwrap())
     }
 
     fn job(&self, id: &str) -> Value {
@@ -293,7 +293,7 @@ fn settings_are_refused_by_the_name_of_their_flag_and_no_secret_is_shown() {
         (&["--webhook-secret", "whsec_s3cret"], "--webhook-secret"),
         (&["--allow-outbound", "10.0.0.0/99"], "--allow-outbound"),
     ] {
-        let answer = yard.drain(&[flags, &["--log", "off"]].concat(), &[]).refused(2, &[told]);
+        let answer = yard.drain(&[flags, &["--log", "off"]].concat(), &[]).fails_with(2, &[told]);
         assert!(!answer.err.contains("s3cret"), "{answer:?}");
     }
     // What is only rehearsed needs none of it.

@@ -3,9 +3,9 @@
 use longshore::{Ending, NewJob};
 use serde_json::json;
 
-use crate::bench::{Bench, NOBODY, by_every_way};
+use crate::fixture::{Fixture, UNKNOWN_ID, on_every_target};
 
-by_every_way!(
+on_every_target!(
     an_order_by_filter_is_counted_and_carried_out,
     an_order_by_filter_asks_first,
     a_dry_run_counts_only_what_the_order_would_change,
@@ -15,108 +15,108 @@ by_every_way!(
     dead_letters_are_purged,
 );
 
-fn an_order_by_filter_is_counted_and_carried_out(bench: &Bench) {
-    bench.migrated();
+fn an_order_by_filter_is_counted_and_carried_out(fixture: &Fixture) {
+    fixture.migrated();
     // More than a request takes, so that the order has to go on.
     let many: Vec<NewJob> = (0..501).map(|_| NewJob::new("greet", &()).tags(["nightly"])).collect();
-    bench.library(async |client| client.enqueue_many(many).await);
-    let other = bench.enqueue("greet --tag daily");
+    fixture.with_client(async |client| client.enqueue_many(many).await);
+    let other = fixture.enqueue("greet --tag daily");
 
-    let dry = bench.run("jobs cancel --tag nightly --kind greet --dry-run");
+    let dry = fixture.run("jobs cancel --tag nightly --kind greet --dry-run");
     assert_eq!(dry.ok().out, "would cancel 501 jobs\n");
-    let done = bench.run("jobs cancel --tag nightly --yes --json").json();
+    let done = fixture.run("jobs cancel --tag nightly --yes --json").json();
     assert_eq!(
         done,
         json!({ "action": "cancel", "matched": 501, "changed": 501, "skipped": 0, "dry_run": false })
     );
-    let again = bench.run("jobs cancel --tag nightly --yes").ok().out;
+    let again = fixture.run("jobs cancel --tag nightly --yes").ok().out;
     assert!(again.starts_with("cancelled: 0, skipped: 501 ("), "{again}");
-    assert_eq!(bench.run(&format!("jobs show {other} --json")).json()["status"], "queued");
-    assert_eq!(bench.run("jobs cancel --tag weekly --yes").ok().out, "cancelled: 0\n");
+    assert_eq!(fixture.run(&format!("jobs show {other} --json")).json()["status"], "queued");
+    assert_eq!(fixture.run("jobs cancel --tag weekly --yes").ok().out, "cancelled: 0\n");
 }
 
-fn an_order_by_filter_asks_first(bench: &Bench) {
-    bench.migrated();
-    let id = bench.enqueue("greet");
+fn an_order_by_filter_asks_first(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
     for line in ["jobs cancel --kind greet", "jobs retry --kind greet", "jobs cancel --queue default"] {
-        bench.run(line).refused(2, &["1 job;", "--yes", "--dry-run"]);
+        fixture.run(line).fails_with(2, &["1 job;", "--yes", "--dry-run"]);
     }
-    assert_eq!(bench.run(&format!("jobs show {id} --json")).json()["status"], "queued");
+    assert_eq!(fixture.run(&format!("jobs show {id} --json")).json()["status"], "queued");
     // There is nothing to be asked about.
-    assert_eq!(bench.run("jobs cancel --kind nobody").ok().out, "cancelled: 0\n");
+    assert_eq!(fixture.run("jobs cancel --kind nobody").ok().out, "cancelled: 0\n");
 }
 
-fn a_dry_run_counts_only_what_the_order_would_change(bench: &Bench) {
-    bench.migrated();
-    bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None });
+fn a_dry_run_counts_only_what_the_order_would_change(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.finished_job(NewJob::new("greet", &()), Ending::Succeeded { result: None });
     let line = "jobs delete --kind greet";
-    assert_eq!(bench.run(&format!("{line} --dry-run")).ok().out, "would delete 1 job\n");
+    assert_eq!(fixture.run(&format!("{line} --dry-run")).ok().out, "would delete 1 job\n");
     for _ in 0..3 {
-        bench.enqueue("greet");
+        fixture.enqueue("greet");
     }
     let would = "delete 1 job and skip 3 (their state forbids it)";
-    assert_eq!(bench.run(&format!("{line} --dry-run")).ok().out, format!("would {would}\n"));
-    bench.run(line).refused(2, &[would, "--yes"]);
-    let counted = bench.run(&format!("{line} --dry-run --json")).json();
+    assert_eq!(fixture.run(&format!("{line} --dry-run")).ok().out, format!("would {would}\n"));
+    fixture.run(line).fails_with(2, &[would, "--yes"]);
+    let counted = fixture.run(&format!("{line} --dry-run --json")).json();
     assert_eq!(
         counted,
         json!({ "action": "delete", "matched": 4, "changed": 0, "skipped": 3, "dry_run": true })
     );
-    let done = bench.run(&format!("{line} --yes")).ok().out;
+    let done = fixture.run(&format!("{line} --yes")).ok().out;
     assert!(done.starts_with("deleted: 1, skipped: 3 ("), "{done}");
     // There is nothing to be asked about, and nothing is done.
-    let nothing = bench.run(line).ok().out;
+    let nothing = fixture.run(line).ok().out;
     assert!(nothing.starts_with("deleted: 0, skipped: 3 ("), "{nothing}");
 }
 
-fn an_order_goes_as_far_as_its_limit(bench: &Bench) {
-    bench.migrated();
-    let ids: Vec<String> = (0..3).map(|_| bench.enqueue("greet")).collect();
-    assert_eq!(bench.run("jobs cancel --kind greet --limit 2 --dry-run --json").json()["matched"], 2);
-    assert_eq!(bench.run("jobs cancel --kind greet --limit 2 --yes").ok().out, "cancelled: 2\n");
-    let oldest = bench.run(&format!("jobs show {} --json", ids[0])).json();
+fn an_order_goes_as_far_as_its_limit(fixture: &Fixture) {
+    fixture.migrated();
+    let ids: Vec<String> = (0..3).map(|_| fixture.enqueue("greet")).collect();
+    assert_eq!(fixture.run("jobs cancel --kind greet --limit 2 --dry-run --json").json()["matched"], 2);
+    assert_eq!(fixture.run("jobs cancel --kind greet --limit 2 --yes").ok().out, "cancelled: 2\n");
+    let oldest = fixture.run(&format!("jobs show {} --json", ids[0])).json();
     assert_eq!(oldest["status"], "queued", "newest first");
-    assert_eq!(bench.run("jobs cancel --kind greet --limit 0 --yes").ok().out, "cancelled: 0\n");
+    assert_eq!(fixture.run("jobs cancel --kind greet --limit 0 --yes").ok().out, "cancelled: 0\n");
 }
 
-fn finished_jobs_are_deleted_and_retried_by_filter(bench: &Bench) {
-    bench.migrated();
+fn finished_jobs_are_deleted_and_retried_by_filter(fixture: &Fixture) {
+    fixture.migrated();
     for kind in ["greet", "greet", "pay"] {
-        bench.ended(NewJob::new(kind, &()), Ending::Succeeded { result: None });
+        fixture.finished_job(NewJob::new(kind, &()), Ending::Succeeded { result: None });
     }
     let line = "jobs delete --status succeeded --kind greet";
-    assert_eq!(bench.run(&format!("{line} --older-than 1d --yes")).ok().out, "deleted: 0\n");
-    assert_eq!(bench.run(&format!("{line} --newer-than 1d --yes")).ok().out, "deleted: 2\n");
-    assert_eq!(bench.run("jobs retry --status succeeded --yes").ok().out, "queued: 1\n");
-    let left = bench.run("jobs list --json").json();
+    assert_eq!(fixture.run(&format!("{line} --older-than 1d --yes")).ok().out, "deleted: 0\n");
+    assert_eq!(fixture.run(&format!("{line} --newer-than 1d --yes")).ok().out, "deleted: 2\n");
+    assert_eq!(fixture.run("jobs retry --status succeeded --yes").ok().out, "queued: 1\n");
+    let left = fixture.run("jobs list --json").json();
     assert_eq!((&left["jobs"][0]["kind"], &left["jobs"][0]["status"]), (&json!("pay"), &json!("queued")));
-    bench.run(&format!("{line} --older-than lately")).refused(2, &["--older-than", "or a time"]);
+    fixture.run(&format!("{line} --older-than lately")).fails_with(2, &["--older-than", "or a time"]);
 }
 
-fn an_order_names_its_jobs_one_way(bench: &Bench) {
-    bench.migrated();
+fn an_order_names_its_jobs_one_way(fixture: &Fixture) {
+    fixture.migrated();
     for line in ["cancel", "retry", "delete"] {
-        bench.run(&format!("jobs {line} {NOBODY} --kind a")).refused(2, &["--kind"]);
-        bench.run(&format!("jobs {line} --yes")).refused(2, &["ID", "--status", "--older-than"]);
-        bench.run(&format!("jobs {line} {NOBODY} --dry-run")).refused(2, &["--dry-run"]);
+        fixture.run(&format!("jobs {line} {UNKNOWN_ID} --kind a")).fails_with(2, &["--kind"]);
+        fixture.run(&format!("jobs {line} --yes")).fails_with(2, &["ID", "--status", "--older-than"]);
+        fixture.run(&format!("jobs {line} {UNKNOWN_ID} --dry-run")).fails_with(2, &["--dry-run"]);
     }
 }
 
-fn dead_letters_are_purged(bench: &Bench) {
-    bench.migrated();
-    let done = bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None });
-    let one = bench.failed("send_email", "mailbox full");
+fn dead_letters_are_purged(fixture: &Fixture) {
+    fixture.migrated();
+    let done = fixture.finished_job(NewJob::new("greet", &()), Ending::Succeeded { result: None });
+    let one = fixture.failed_job("send_email", "mailbox full");
     for kind in ["send_email", "pay"] {
-        bench.failed(kind, "no");
+        fixture.failed_job(kind, "no");
     }
-    assert_eq!(bench.run(&format!("dead purge {one}")).ok().out, format!("deleted {one}\n"));
-    bench.run(&format!("dead purge {done}")).refused(4, &["no dead letter", "succeeded", "jobs delete"]);
-    bench.run(&format!("dead purge {NOBODY}")).refused(3, &[NOBODY]);
-    bench.run("dead purge").refused(2, &["ID", "--kind", "--all"]);
-    bench.run("dead purge --all").refused(2, &["delete 2 jobs", "--yes"]);
-    assert_eq!(bench.run("dead purge --all --dry-run").ok().out, "would delete 2 jobs\n");
-    assert_eq!(bench.run("dead purge --kind send_email --yes").ok().out, "deleted: 1\n");
-    let purged = bench.run("dead purge --all --yes --json").json();
+    assert_eq!(fixture.run(&format!("dead purge {one}")).ok().out, format!("deleted {one}\n"));
+    fixture.run(&format!("dead purge {done}")).fails_with(4, &["no dead letter", "succeeded", "jobs delete"]);
+    fixture.run(&format!("dead purge {UNKNOWN_ID}")).fails_with(3, &[UNKNOWN_ID]);
+    fixture.run("dead purge").fails_with(2, &["ID", "--kind", "--all"]);
+    fixture.run("dead purge --all").fails_with(2, &["delete 2 jobs", "--yes"]);
+    assert_eq!(fixture.run("dead purge --all --dry-run").ok().out, "would delete 2 jobs\n");
+    assert_eq!(fixture.run("dead purge --kind send_email --yes").ok().out, "deleted: 1\n");
+    let purged = fixture.run("dead purge --all --yes --json").json();
     assert_eq!((&purged["changed"], &purged["action"]), (&json!(1), &json!("delete")));
-    assert_eq!(bench.run("jobs list --json").json()["jobs"][0]["id"], json!(done), "others stay");
+    assert_eq!(fixture.run("jobs list --json").json()["jobs"][0]["id"], json!(done), "others stay");
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use longshore::JobId;
 use serde_json::{Value, json};
 
-use crate::bench::{Answer, Bench, binary, on_every_engine};
-use crate::process::{Process, ask, until};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::process::{Process, request, until};
 
 on_every_engine!(a_file_alone_is_enough_to_run_everything);
 
@@ -38,8 +38,8 @@ impl Folder {
         command
     }
 
-    fn run(&self, line: &str) -> Answer {
-        Answer::of(self.command(line).output().unwrap())
+    fn run(&self, line: &str) -> CommandOutput {
+        CommandOutput::of(self.command(line).output().unwrap())
     }
 
     /// The settings by their keys.
@@ -87,7 +87,7 @@ fn a_flag_wins_over_a_variable_that_over_the_file_and_that_over_the_default() {
         .env("LONGSHORE_POLL_INTERVAL", "3s")
         .output()
         .unwrap();
-    let shown = by_key(&Answer::of(said).json());
+    let shown = by_key(&CommandOutput::of(said).json());
     is(&shown["worker.concurrency"], "1", "flag", "--concurrency");
     is(&shown["worker.poll-interval"], "3s", "variable", "$LONGSHORE_POLL_INTERVAL");
     is(&shown["worker.sweep-interval"], "7s", "file", "longshore.toml:4");
@@ -110,7 +110,7 @@ fn lists_switches_and_numbers_are_read_from_the_file() {
     is(&shown["worker.simulate"], false, "default", "default");
 
     let off = folder.command("config show --json").env("LONGSHORE_WITH_WORKER", "false").output().unwrap();
-    let shown = by_key(&Answer::of(off).json());
+    let shown = by_key(&CommandOutput::of(off).json());
     is(&shown["server.with-worker"], false, "variable", "$LONGSHORE_WITH_WORKER");
 }
 
@@ -122,12 +122,12 @@ fn the_file_is_the_one_that_is_named_or_the_one_in_the_folder_or_none() {
     is(&folder.shown("--config other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
     let by = |name: &str| {
         let said = folder.command("config show --json").env("LONGSHORE_CONFIG", name).output().unwrap();
-        by_key(&Answer::of(said).json())
+        by_key(&CommandOutput::of(said).json())
     };
     is(&by("other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
     is(&by("")["worker.concurrency"], "4", "default", "default");
     let told = ["missing.toml", "does not exist", "--config", "LONGSHORE_CONFIG="];
-    folder.run("--config missing.toml jobs list").refused(2, &told);
+    folder.run("--config missing.toml jobs list").fails_with(2, &told);
 }
 
 #[test]
@@ -179,7 +179,8 @@ fn a_password_is_masked_whatever_it_holds() {
         let folder = Folder::with(&format!("[mail]\nsmtp-url = '''smtps://me:{hostile}@mail'''\n"));
         for line in ["config show", "config show --json"] {
             let url = format!("postgres://ada:{hostile}@db/jobs?Password={hostile}");
-            let said = Answer::of(folder.command(line).env("DATABASE_URL", url).output().unwrap()).ok();
+            let said =
+                CommandOutput::of(folder.command(line).env("DATABASE_URL", url).output().unwrap()).ok();
             assert!(!said.out.contains("xyz") && !said.out.contains("s3"), "{hostile}: {said:?}");
             assert!(said.out.contains("postgres://") && said.out.contains("smtps://"), "{hostile}: {said:?}");
         }
@@ -228,7 +229,7 @@ fn what_is_wrong_is_refused_with_file_line_key_and_remedy() {
         ("[worker]\nconcurrency = 4\nconcurrency = 5", &["longshore.toml:3", "not TOML"]),
     ];
     for (text, told) in cases {
-        Folder::with(text).run("config check").refused(2, told);
+        Folder::with(text).run("config check").fails_with(2, told);
     }
 }
 
@@ -237,9 +238,9 @@ fn a_command_asks_of_the_file_that_its_keys_are_known_and_its_own_values_fit() {
     let folder = Folder::with("worker.concurrency = 'many'\n");
     let url = format!("sqlite:{}", folder.0.join("jobs.db").display());
     folder.run(&format!("migrate --database-url {url}")).ok();
-    folder.run(&format!("worker --database-url {url}")).refused(2, &["longshore.toml:1", "'many'"]);
+    folder.run(&format!("worker --database-url {url}")).fails_with(2, &["longshore.toml:1", "'many'"]);
     let folder = Folder::with("worker.many = 4\n");
-    folder.run(&format!("migrate --database-url {url}")).refused(2, &["longshore.toml:1"]);
+    folder.run(&format!("migrate --database-url {url}")).fails_with(2, &["longshore.toml:1"]);
 }
 
 #[test]
@@ -248,40 +249,40 @@ fn help_is_given_whatever_the_file_says() {
     for line in ["--help", "worker --help", "help worker", "--version"] {
         folder.run(line).ok();
     }
-    folder.run("worker --concurrency many").refused(2, &["--concurrency"]);
+    folder.run("worker --concurrency many").fails_with(2, &["--concurrency"]);
 }
 
 #[test]
 fn a_wrong_file_tells_no_secret() {
     let folder = Folder::with("[database]\nurl = 'postgres://ada:s3cret@db/jobs' x\n");
-    let said = folder.run("jobs list").refused(2, &["longshore.toml:2"]);
+    let said = folder.run("jobs list").fails_with(2, &["longshore.toml:2"]);
     assert!(!said.err.contains("s3cret"), "{said:?}");
 }
 
 // ---- it is gone by -------------------------------------------------------------
 
-fn a_file_alone_is_enough_to_run_everything(bench: &Bench) {
+fn a_file_alone_is_enough_to_run_everything(fixture: &Fixture) {
     let folder = Folder::with(&format!(
         "[database]\nurl = '{}'\n[server]\nbind = '127.0.0.1:0'\nwith-worker = true\nrate-limit = 1\n",
-        bench.url
+        fixture.url
     ));
     folder.run("migrate").ok();
     let id = folder.run("enqueue greet --json").json()["job_id"].as_str().unwrap().to_owned();
     folder.run(&format!("jobs show {id}")).ok();
     let mut server = Process::start(&mut folder.command("serve --json"));
     let addr = server.address();
-    let statuses: Vec<u16> = (0..50).map(|_| ask(&addr, "GET", "/jobs", None, "").status).collect();
+    let statuses: Vec<u16> = (0..50).map(|_| request(&addr, "GET", "/jobs", None, "").status).collect();
     assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
 }
 
 #[test]
 fn a_queue_takes_no_more_than_its_depth_limit() {
-    let bench = Bench::sqlite();
+    let fixture = Fixture::sqlite();
     let folder = Folder::with("");
     let line = "serve --migrate --json --bind 127.0.0.1:0 --allow-unknown-kinds --queue-depth-limit 1";
-    let mut server = Process::start(folder.command(line).env("DATABASE_URL", &bench.url));
+    let mut server = Process::start(folder.command(line).env("DATABASE_URL", &fixture.url));
     let addr = server.address();
-    let enqueue = || ask(&addr, "POST", "/jobs", None, r#"{"kind":"greet","payload":1}"#).status;
+    let enqueue = || request(&addr, "POST", "/jobs", None, r#"{"kind":"greet","payload":1}"#).status;
     assert_eq!(enqueue(), 201);
     // The server goes by a depth for a second before it looks again.
     until(Duration::from_secs(60), "the queue is full", || enqueue() == 429);

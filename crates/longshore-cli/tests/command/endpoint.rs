@@ -4,52 +4,52 @@
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-use crate::bench::{Answer, Bench, NOBODY, binary};
+use crate::fixture::{CommandOutput, Fixture, UNKNOWN_ID, binary};
 
 /// Where nobody listens.
 const NOWHERE: &str = "http://127.0.0.1:1";
 
-fn run(variables: &[(&str, &str)], line: &str) -> Answer {
+fn run(variables: &[(&str, &str)], line: &str) -> CommandOutput {
     let mut command = binary();
     command.envs(variables.iter().copied()).args(line.split_whitespace());
-    Answer::of(command.output().unwrap())
+    CommandOutput::of(command.output().unwrap())
 }
 
 #[test]
 fn a_typed_place_beats_the_others_variable() {
-    let bench = Bench::sqlite();
-    bench.migrated();
-    let (_server, url) = bench.serve("");
+    let fixture = Fixture::sqlite();
+    fixture.migrated();
+    let (_server, url) = fixture.serve("");
     let both = [("DATABASE_URL", "sqlite:/no/such.db"), ("LONGSHORE_SERVER", NOWHERE)];
-    run(&both, "queues list").refused(2, &["DATABASE_URL and LONGSHORE_SERVER", "unset one", "--server"]);
+    run(&both, "queues list").fails_with(2, &["DATABASE_URL and LONGSHORE_SERVER", "unset one", "--server"]);
     run(&both, &format!("queues list --server {url}")).ok();
-    run(&both, &format!("queues list --database-url {}", bench.url)).ok();
-    run(&[], &format!("--server {url} queues list --database-url {}", bench.url))
-        .refused(2, &["--server and --database-url", "the one that is meant"]);
-    run(&[], "queues list").refused(2, &["LONGSHORE_SERVER", "DATABASE_URL", "sqlite:./jobs.db"]);
+    run(&both, &format!("queues list --database-url {}", fixture.url)).ok();
+    run(&[], &format!("--server {url} queues list --database-url {}", fixture.url))
+        .fails_with(2, &["--server and --database-url", "the one that is meant"]);
+    run(&[], "queues list").fails_with(2, &["LONGSHORE_SERVER", "DATABASE_URL", "sqlite:./jobs.db"]);
 }
 
 #[test]
 fn what_no_server_can_do_says_so() {
-    let bench = Bench::sqlite();
-    bench.migrated();
+    let fixture = Fixture::sqlite();
+    fixture.migrated();
     for line in ["migrate", "worker --drain", "serve", "check", "tokens list"] {
         let command = line.split(' ').next().unwrap();
         let told = [format!("`longshore {command}` works on the database itself"), "--database-url".into()];
         let told: Vec<&str> = told.iter().map(String::as_str).collect();
-        run(&[("DATABASE_URL", &bench.url)], &format!("{line} --server {NOWHERE}")).refused(2, &told);
-        run(&[("LONGSHORE_SERVER", NOWHERE)], line).refused(2, &told[1..]);
+        run(&[("DATABASE_URL", &fixture.url)], &format!("{line} --server {NOWHERE}")).fails_with(2, &told);
+        run(&[("LONGSHORE_SERVER", NOWHERE)], line).fails_with(2, &told[1..]);
     }
     // With both variables there is no doubt which one these mean.
-    run(&[("DATABASE_URL", &bench.url), ("LONGSHORE_SERVER", NOWHERE)], "check").ok();
+    run(&[("DATABASE_URL", &fixture.url), ("LONGSHORE_SERVER", NOWHERE)], "check").ok();
 }
 
 #[test]
 fn a_server_that_is_away_is_unavailable() {
     let refused = run(&[("LONGSHORE_SERVER", NOWHERE)], "jobs list");
-    run(&[("LONGSHORE_SERVER", NOWHERE)], "health").refused(5, &[NOWHERE]);
-    refused.refused(5, &[NOWHERE, "does not answer", "longshore serve"]);
-    let several = run(&[("LONGSHORE_SERVER", NOWHERE)], &format!("jobs cancel {NOBODY} {NOBODY}"));
+    run(&[("LONGSHORE_SERVER", NOWHERE)], "health").fails_with(5, &[NOWHERE]);
+    refused.fails_with(5, &[NOWHERE, "does not answer", "longshore serve"]);
+    let several = run(&[("LONGSHORE_SERVER", NOWHERE)], &format!("jobs cancel {UNKNOWN_ID} {UNKNOWN_ID}"));
     assert_eq!((several.code, several.err.lines().count()), (5, 1), "asked once: {several:?}");
 }
 
@@ -69,19 +69,19 @@ fn who_does_not_speak_our_language_is_told_apart() {
         }
     });
     let ask = || run(&[("LONGSHORE_SERVER", &url)], "queues list");
-    ask().refused(1, &["404", "--server"]);
-    ask().refused(2, &["http://elsewhere.example/", "--server"]);
-    ask().refused(1, &["not what this program understands", "version"]);
+    ask().fails_with(1, &["404", "--server"]);
+    ask().fails_with(2, &["http://elsewhere.example/", "--server"]);
+    ask().fails_with(1, &["not what this program understands", "version"]);
     answers.join().unwrap();
 }
 
 #[test]
 fn a_server_that_wants_a_token_teaches_how_to_bring_one() {
-    let bench = Bench::sqlite();
-    bench.migrated();
-    let (_server, url) = bench.serve("--auth tokens");
+    let fixture = Fixture::sqlite();
+    fixture.migrated();
+    let (_server, url) = fixture.serve("--auth tokens");
     let token = |scopes: &str| {
-        let made = bench.run(&format!("tokens create ci --scope {scopes} --json")).json();
+        let made = fixture.run(&format!("tokens create ci --scope {scopes} --json")).json();
         made["token"].as_str().unwrap().to_owned()
     };
     let (reader, operator) = (token("read"), token("read,operate"));
@@ -91,11 +91,11 @@ fn a_server_that_wants_a_token_teaches_how_to_bring_one() {
         said
     };
     let taught = ["LONGSHORE_TOKEN", "--token-file", "longshore tokens create"];
-    with("", "queues list").refused(7, &taught);
-    with("longshore_guessed", "queues list").refused(7, &["unknown, expired or revoked"]);
-    with("two words", "queues list").refused(2, &["LONGSHORE_TOKEN", "one line"]);
+    with("", "queues list").fails_with(7, &taught);
+    with("longshore_guessed", "queues list").fails_with(7, &["unknown, expired or revoked"]);
+    with("two words", "queues list").fails_with(2, &["LONGSHORE_TOKEN", "one line"]);
     with(&reader, "queues list").ok();
-    with(&reader, "queues pause mail").refused(7, &["`operate`", "longshore tokens list"]);
+    with(&reader, "queues pause mail").fails_with(7, &["`operate`", "longshore tokens list"]);
     with(&operator, "queues pause mail").ok();
 
     let file = std::env::temp_dir().join(format!("longshore-token-{}", longshore::JobId::new()));
@@ -103,14 +103,14 @@ fn a_server_that_wants_a_token_teaches_how_to_bring_one() {
     let by_file = format!("queues resume mail --token-file {}", file.display());
     with(&reader, &by_file).ok();
     std::fs::remove_file(&file).unwrap();
-    with(&reader, &by_file).refused(2, &["--token-file", "LONGSHORE_TOKEN"]);
+    with(&reader, &by_file).fails_with(2, &["--token-file", "LONGSHORE_TOKEN"]);
 }
 
 #[test]
 fn a_server_url_that_holds_a_secret_is_refused_without_repeating_it() {
     for url in ["http://ada:s3cret@127.0.0.1:1", "s3cret", "http://127.0.0.1:1/?token=s3cret"] {
         let refused =
-            run(&[("LONGSHORE_SERVER", url)], "queues list").refused(2, &["--server", "http://127.0.0.1"]);
+            run(&[("LONGSHORE_SERVER", url)], "queues list").fails_with(2, &["--server", "http://127.0.0.1"]);
         assert!(!refused.err.contains("s3cret"), "{refused:?}");
     }
 }
@@ -118,9 +118,9 @@ fn a_server_url_that_holds_a_secret_is_refused_without_repeating_it() {
 #[test]
 fn a_mounted_api_is_found_behind_its_prefix() {
     // The server's path goes before the API's; a wrong one is told by the server.
-    let bench = Bench::sqlite();
-    bench.migrated();
-    let (_server, url) = bench.serve("");
+    let fixture = Fixture::sqlite();
+    fixture.migrated();
+    let (_server, url) = fixture.serve("");
     run(&[("LONGSHORE_SERVER", &format!("{url}/"))], "queues list").ok();
-    run(&[("LONGSHORE_SERVER", &format!("{url}/queue"))], "queues list").refused(3, &["/queue/queues"]);
+    run(&[("LONGSHORE_SERVER", &format!("{url}/queue"))], "queues list").fails_with(3, &["/queue/queues"]);
 }

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::bench::{Answer, Bench, binary, by_every_way};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_target};
 
-by_every_way!(
+on_every_target!(
     a_job_is_stored_as_it_was_asked,
     a_job_needs_only_a_kind,
     payloads_come_from_the_line_a_file_or_standard_input,
@@ -15,8 +15,8 @@ by_every_way!(
     a_line_that_is_wrong_is_named_and_the_others_are_stored,
 );
 
-fn a_job_is_stored_as_it_was_asked(bench: &Bench) {
-    let id = bench.migrated().words(&[
+fn a_job_is_stored_as_it_was_asked(fixture: &Fixture) {
+    let id = fixture.migrated().run_args(&[
         "enqueue",
         "send_email",
         "--payload",
@@ -39,7 +39,7 @@ fn a_job_is_stored_as_it_was_asked(bench: &Bench) {
     ]);
     let answer = id.json();
     assert_eq!(answer["how"], "created");
-    let job = bench.run(&format!("jobs show {} --json", answer["job_id"].as_str().unwrap())).json();
+    let job = fixture.run(&format!("jobs show {} --json", answer["job_id"].as_str().unwrap())).json();
     let expected = json!({
         "id": answer["job_id"],
         "kind": "send_email",
@@ -65,10 +65,10 @@ fn a_job_is_stored_as_it_was_asked(bench: &Bench) {
     }
 }
 
-fn a_job_needs_only_a_kind(bench: &Bench) {
-    let said = bench.migrated().announced(&["greet"]).run("enqueue greet").ok().out;
+fn a_job_needs_only_a_kind(fixture: &Fixture) {
+    let said = fixture.migrated().with_kinds(&["greet"]).run("enqueue greet").ok().out;
     let id = said.strip_prefix("created ").unwrap().trim_end();
-    let job = bench.run(&format!("jobs show {id} --json")).json();
+    let job = fixture.run(&format!("jobs show {id} --json")).json();
     let defaults = [
         ("queue", json!("default")),
         ("priority", json!(0)),
@@ -80,54 +80,55 @@ fn a_job_needs_only_a_kind(bench: &Bench) {
     for (field, value) in defaults {
         assert_eq!(job[field], value, "{field}");
     }
-    let forever = bench.enqueue("greet --timeout none --retry none --delay 1h");
-    let job = bench.run(&format!("jobs show {forever} --json")).json();
+    let forever = fixture.enqueue("greet --timeout none --retry none --delay 1h");
+    let job = fixture.run(&format!("jobs show {forever} --json")).json();
     assert_eq!((&job["timeout_seconds"], &job["retry"]), (&Value::Null, &json!({ "policy": "none" })));
     assert!(job["run_at"].as_str() > job["created_at"].as_str(), "{job}");
 }
 
-fn payloads_come_from_the_line_a_file_or_standard_input(bench: &Bench) {
-    bench.migrated().announced(&["a"]);
+fn payloads_come_from_the_line_a_file_or_standard_input(fixture: &Fixture) {
+    fixture.migrated().with_kinds(&["a"]);
     // Text that a detour by another representation would change.
     let payload = r#"{"z": 1.00, "a": 123456789012345678901234567890}"#;
     let file = std::env::temp_dir().join(format!("longshore-cli-{}.json", longshore::JobId::new()));
     std::fs::write(&file, format!("{payload}\n")).unwrap();
-    let from_file = bench.words(&["enqueue", "a", "--payload", &format!("@{}", file.display())]).ok();
+    let from_file = fixture.run_args(&["enqueue", "a", "--payload", &format!("@{}", file.display())]).ok();
     std::fs::remove_file(&file).unwrap();
-    let from_line = bench.words(&["enqueue", "a", "--payload", payload]).ok();
-    let from_input = bench.piped("enqueue a --payload -", format!("\n {payload} \n").as_bytes()).ok();
+    let from_line = fixture.run_args(&["enqueue", "a", "--payload", payload]).ok();
+    let from_input =
+        fixture.run_with_input("enqueue a --payload -", format!("\n {payload} \n").as_bytes()).ok();
     for said in [from_file, from_line, from_input] {
         let id = said.out.trim_start_matches("created ").trim_end().to_owned();
-        let shown = bench.run(&format!("jobs show {id}")).ok().out;
+        let shown = fixture.run(&format!("jobs show {id}")).ok().out;
         assert!(shown.contains(&format!("payload          {payload}\n")), "{shown}");
-        assert!(bench.run(&format!("jobs show {id} --json")).ok().out.contains(payload));
+        assert!(fixture.run(&format!("jobs show {id} --json")).ok().out.contains(payload));
     }
-    bench
-        .words(&["enqueue", "a", "--payload", "@/no/such/file"])
-        .refused(2, &["payload", "/no/such/file", "@FILE"]);
-    bench.piped("enqueue a --payload -", b"{oops").refused(2, &["payload", "not JSON"]);
-    bench.piped("enqueue a --payload -", b"\xff").refused(2, &["payload", "standard input"]);
-    bench.piped("enqueue a --payload -", &[b' '; 3 << 20]).refused(2, &["payload", "1048576"]);
+    fixture
+        .run_args(&["enqueue", "a", "--payload", "@/no/such/file"])
+        .fails_with(2, &["payload", "/no/such/file", "@FILE"]);
+    fixture.run_with_input("enqueue a --payload -", b"{oops").fails_with(2, &["payload", "not JSON"]);
+    fixture.run_with_input("enqueue a --payload -", b"\xff").fails_with(2, &["payload", "standard input"]);
+    fixture.run_with_input("enqueue a --payload -", &[b' '; 3 << 20]).fails_with(2, &["payload", "1048576"]);
 }
 
-fn a_taken_key_is_told(bench: &Bench) {
-    bench.migrated().announced(&["pay", "refund", "index"]);
-    let first = bench.run("enqueue pay --idempotency-key invoice-7").ok().out;
-    let second = bench.run("enqueue refund --idempotency-key invoice-7").ok().out;
+fn a_taken_key_is_told(fixture: &Fixture) {
+    fixture.migrated().with_kinds(&["pay", "refund", "index"]);
+    let first = fixture.run("enqueue pay --idempotency-key invoice-7").ok().out;
+    let second = fixture.run("enqueue refund --idempotency-key invoice-7").ok().out;
     assert_eq!(second, first.replace("created", "existing"));
 
-    let first = bench.run("enqueue index --unique-key doc-7 --priority 1").ok().out;
+    let first = fixture.run("enqueue index --unique-key doc-7 --priority 1").ok().out;
     let id = first.trim_start_matches("created ").trim_end();
-    let second = bench.run("enqueue index --unique-key doc-7 --unique-mode replace --priority 2").ok().out;
+    let second = fixture.run("enqueue index --unique-key doc-7 --unique-mode replace --priority 2").ok().out;
     assert_eq!(second, format!("replaced {id}\n"));
-    assert_eq!(bench.run(&format!("jobs show {id} --json")).json()["priority"], 2);
-    let third = bench.run("enqueue index --unique-key doc-7 --json").json();
+    assert_eq!(fixture.run(&format!("jobs show {id} --json")).json()["priority"], 2);
+    let third = fixture.run("enqueue index --unique-key doc-7 --json").json();
     assert_eq!(third, json!({ "job_id": id, "how": "existing" }));
 }
 
-fn bad_input_is_refused_by_field_and_remedy(bench: &Bench) {
+fn bad_input_is_refused_by_field_and_remedy(fixture: &Fixture) {
     let long = "x".repeat(129);
-    bench.migrated();
+    fixture.migrated();
     let cases: &[(&[&str], &[&str])] = &[
         (&["enqueue", ""], &["kind", "1 to 128 bytes"]),
         (&["enqueue", &long], &["kind", "at most 128"]),
@@ -153,43 +154,46 @@ fn bad_input_is_refused_by_field_and_remedy(bench: &Bench) {
         (&["enqueue", "a", "--colour", "red"], &["--colour"]),
     ];
     for (words, said) in cases {
-        let answer = bench.words(words).refused(2, said);
+        let answer = fixture.run_args(words).fails_with(2, said);
         assert_eq!(answer.out, "", "{words:?}");
     }
-    assert_eq!(bench.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
+    assert_eq!(fixture.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
 }
 
-fn payloads_of_built_in_kinds_are_checked(bench: &Bench) {
-    bench.migrated();
-    bench.run("enqueue send_email").refused(2, &["payload: not what `send_email` takes", "`to`"]);
+fn payloads_of_built_in_kinds_are_checked(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.run("enqueue send_email").fails_with(2, &["payload: not what `send_email` takes", "`to`"]);
     let wrong = r#"{"to":"ada","subject":"Hi","body":""}"#;
-    bench.words(&["enqueue", "send_email", "--payload", wrong]).refused(2, &["payload: to: "]);
-    bench.words(&["cron", "add", "x", "* * * * *", "send_email"]).refused(2, &["send_email"]);
-    assert_eq!(bench.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
+    fixture.run_args(&["enqueue", "send_email", "--payload", wrong]).fails_with(2, &["payload: to: "]);
+    fixture.run_args(&["cron", "add", "x", "* * * * *", "send_email"]).fails_with(2, &["send_email"]);
+    assert_eq!(fixture.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
 }
 
-fn many_jobs_come_from_lines(bench: &Bench) {
-    bench.migrated();
+fn many_jobs_come_from_lines(fixture: &Fixture) {
+    fixture.migrated();
     // More than a request takes.
     let lines: String = (0..1001).map(|i| format!("{{\"kind\":\"greet\",\"payload\":{i}.00}}\n")).collect();
-    let answer = bench.piped("enqueue-many - --json", lines.as_bytes()).json();
+    let answer = fixture.run_with_input("enqueue-many - --json", lines.as_bytes()).json();
     assert_eq!(answer, json!({ "created": 1001, "existing": 0, "refused": 0 }));
-    let newest = bench.run("jobs list --limit 1 --json").ok().out;
+    let newest = fixture.run("jobs list --limit 1 --json").ok().out;
     assert!(newest.contains(".00"), "payloads are as they were given: {newest}");
-    assert_eq!(bench.run("counts --json").json()[0]["jobs"], 1001);
+    assert_eq!(fixture.run("counts --json").json()[0]["jobs"], 1001);
 
     let file = std::env::temp_dir().join(format!("longshore-many-{}.ndjson", longshore::JobId::new()));
     std::fs::write(&file, "\n{\"kind\":\"pay\",\"payload\":1,\"idempotency_key\":\"k\"}\n".repeat(2))
         .unwrap();
-    let answer = bench.words(&["enqueue-many", file.to_str().unwrap()]).ok().out;
+    let answer = fixture.run_args(&["enqueue-many", file.to_str().unwrap()]).ok().out;
     std::fs::remove_file(&file).unwrap();
     assert_eq!(answer, "created: 1, existing: 1, refused: 0\n");
-    bench.run("enqueue-many /no/such/file").refused(2, &["/no/such/file", "JSON lines"]);
-    assert_eq!(bench.piped("enqueue-many -", b"").ok().out, "created: 0, existing: 0, refused: 0\n");
+    fixture.run("enqueue-many /no/such/file").fails_with(2, &["/no/such/file", "JSON lines"]);
+    assert_eq!(
+        fixture.run_with_input("enqueue-many -", b"").ok().out,
+        "created: 0, existing: 0, refused: 0\n"
+    );
 }
 
-fn a_line_that_is_wrong_is_named_and_the_others_are_stored(bench: &Bench) {
-    bench.migrated();
+fn a_line_that_is_wrong_is_named_and_the_others_are_stored(fixture: &Fixture) {
+    fixture.migrated();
     let lines = [
         r#"{"kind":"greet","payload":1}"#,
         "{oops",
@@ -198,8 +202,8 @@ fn a_line_that_is_wrong_is_named_and_the_others_are_stored(bench: &Bench) {
         r#"{"kind":"send_email","payload":{}}"#,
         r#"{"kind":"greet","payload":2}"#,
     ];
-    let answer = bench.piped("enqueue-many - --json", lines.join("\n").as_bytes());
-    let answer = answer.refused(2, &["line 2: not JSON", "line 4: priority", "line 5: payload"]);
+    let answer = fixture.run_with_input("enqueue-many - --json", lines.join("\n").as_bytes());
+    let answer = answer.fails_with(2, &["line 2: not JSON", "line 4: priority", "line 5: payload"]);
     assert_eq!(answer.document(), json!({ "created": 2, "existing": 0, "refused": 3 }));
     assert_eq!(answer.err.lines().count(), 3, "{answer:?}");
 }
@@ -209,8 +213,8 @@ fn without_a_database_both_forms_of_url_are_taught() {
     for url in [None, Some("")] {
         let mut command = binary();
         command.arg("check").envs(url.map(|url| ("DATABASE_URL", url)));
-        crate::bench::Answer::of(command.output().unwrap())
-            .refused(2, &["DATABASE_URL", "--database-url", "postgres://", "sqlite:./jobs.db"]);
+        crate::fixture::CommandOutput::of(command.output().unwrap())
+            .fails_with(2, &["DATABASE_URL", "--database-url", "postgres://", "sqlite:./jobs.db"]);
     }
 }
 
@@ -218,27 +222,27 @@ fn without_a_database_both_forms_of_url_are_taught() {
 fn a_wrong_database_url_is_refused_without_repeating_it() {
     for url in ["mysql://ada:s3cret@db/jobs", "s3cret", "postgres://ada:s3cret@db:port/jobs", "sqlite:"] {
         let output = binary().args(["--database-url", url, "check"]).output().unwrap();
-        let answer = crate::bench::Answer::of(output).refused(2, &["database URL"]);
+        let answer = crate::fixture::CommandOutput::of(output).fails_with(2, &["database URL"]);
         assert!(!answer.err.contains("s3cret"), "{answer:?}");
     }
 }
 
 #[test]
 fn an_unknown_kind_is_taken_by_a_database_with_a_warning_and_refused_by_a_server() {
-    let bench = Bench::sqlite();
-    bench.migrated();
+    let fixture = Fixture::sqlite();
+    fixture.migrated();
     let warning = "warning: nobody has announced kind `gret`";
     let add = ["cron", "add", "nightly", "30 2 * * *", "gret"];
     for line in [["enqueue", "gret"].as_slice(), &add] {
-        let taken = bench.words(line);
+        let taken = fixture.run_args(line);
         assert_eq!(taken.code, 0, "{taken:?}");
         assert!(taken.err.starts_with(warning) && taken.err.contains("kinds list"), "{taken:?}");
-        bench.words(&[line, &["--json"]].concat()).ok();
-        let (_server, url) = bench.serve("");
+        fixture.run_args(&[line, &["--json"]].concat()).ok();
+        let (_server, url) = fixture.serve("");
         let words = [line, &["--server", &url]].concat();
-        Answer::of(binary().args(words).output().unwrap()).refused(2, &["kind", "gret"]);
+        CommandOutput::of(binary().args(words).output().unwrap()).fails_with(2, &["kind", "gret"]);
     }
     // What is announced or built in is known.
-    bench.announced(&["gret"]).run("enqueue gret").ok();
-    bench.words(&["enqueue", "summarize_text", "--payload", "{\"text\":\"Ships come.\"}"]).ok();
+    fixture.with_kinds(&["gret"]).run("enqueue gret").ok();
+    fixture.run_args(&["enqueue", "summarize_text", "--payload", "{\"text\":\"Ships come.\"}"]).ok();
 }

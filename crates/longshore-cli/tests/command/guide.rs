@@ -9,8 +9,8 @@ use std::process::Command;
 
 use longshore::JobId;
 
-use crate::bench::binary;
-use crate::process::{Process, ask};
+use crate::fixture::binary;
+use crate::process::{Process, request};
 
 /// Stands before the guide's commands: each curl tells what it asked and got.
 const PRELUDE: &str = r#"
@@ -121,7 +121,7 @@ fn every_command_of_the_api_guide_works_and_every_endpoint_has_one() {
         assert!(fits, "answered with {code}: curl {}", words.join(" "));
     }
 
-    let document = ask(&addr, "GET", "/api-docs/openapi.json", None, "").json(200);
+    let document = request(&addr, "GET", "/api-docs/openapi.json", None, "").json(200);
     for (route, methods) in document["paths"].as_object().unwrap() {
         // Pages for people.
         if route.starts_with("/docs") {

@@ -3,9 +3,9 @@
 use longshore::{Ending, NewJob};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, NOBODY, by_every_way};
+use crate::fixture::{Fixture, UNKNOWN_ID, on_every_target};
 
-by_every_way!(
+on_every_target!(
     lists_filter_and_page_to_the_end,
     a_list_is_a_table_with_a_hint_for_the_next_page,
     what_does_not_exist_is_told_as_such,
@@ -23,16 +23,16 @@ fn ids(document: &Value) -> Vec<String> {
     document["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
 }
 
-fn lists_filter_and_page_to_the_end(bench: &Bench) {
-    bench.migrated();
+fn lists_filter_and_page_to_the_end(fixture: &Fixture) {
+    fixture.migrated();
     let mut all: Vec<String> =
-        (0..5).map(|i| bench.enqueue(&format!("greet --tag t{i} --queue q{}", i % 2))).collect();
+        (0..5).map(|i| fixture.enqueue(&format!("greet --tag t{i} --queue q{}", i % 2))).collect();
     all.reverse();
-    assert_eq!(ids(&bench.run("jobs list --json").json()), all, "newest first");
+    assert_eq!(ids(&fixture.run("jobs list --json").json()), all, "newest first");
 
     let (mut seen, mut cursor) = (Vec::new(), String::new());
     loop {
-        let page = bench.run(&format!("jobs list --limit 2 --json {cursor}")).json();
+        let page = fixture.run(&format!("jobs list --limit 2 --json {cursor}")).json();
         seen.extend(ids(&page));
         match page["next"].as_str() {
             Some(next) => cursor = format!("--cursor {next}"),
@@ -41,23 +41,23 @@ fn lists_filter_and_page_to_the_end(bench: &Bench) {
     }
     assert_eq!(seen, all);
 
-    assert_eq!(ids(&bench.run("jobs list --offset 3 --json").json()), all[3..]);
-    assert_eq!(ids(&bench.run("jobs list --tag t1 --json").json()), [all[3].clone()]);
-    assert_eq!(ids(&bench.run("jobs list --queue q0 --json").json()).len(), 3);
-    assert_eq!(ids(&bench.run("jobs list --kind greet --status queued --json").json()).len(), 5);
-    assert_eq!(bench.run("jobs list --kind nobody --json").json(), json!({ "jobs": [], "next": null }));
-    assert_eq!(bench.run("jobs list --status running").ok().out, "no jobs match\n");
-    bench.run("jobs list --offset 10001").refused(2, &["offset", "--cursor"]);
-    bench.run("jobs list --status done").refused(2, &["--status", "failed_permanent"]);
-    bench.run("jobs list --cursor 7").refused(2, &["--cursor", "UUID"]);
-    bench.run("jobs list --limit -1").refused(2, &["--limit"]);
+    assert_eq!(ids(&fixture.run("jobs list --offset 3 --json").json()), all[3..]);
+    assert_eq!(ids(&fixture.run("jobs list --tag t1 --json").json()), [all[3].clone()]);
+    assert_eq!(ids(&fixture.run("jobs list --queue q0 --json").json()).len(), 3);
+    assert_eq!(ids(&fixture.run("jobs list --kind greet --status queued --json").json()).len(), 5);
+    assert_eq!(fixture.run("jobs list --kind nobody --json").json(), json!({ "jobs": [], "next": null }));
+    assert_eq!(fixture.run("jobs list --status running").ok().out, "no jobs match\n");
+    fixture.run("jobs list --offset 10001").fails_with(2, &["offset", "--cursor"]);
+    fixture.run("jobs list --status done").fails_with(2, &["--status", "failed_permanent"]);
+    fixture.run("jobs list --cursor 7").fails_with(2, &["--cursor", "UUID"]);
+    fixture.run("jobs list --limit -1").fails_with(2, &["--limit"]);
 }
 
-fn a_list_is_a_table_with_a_hint_for_the_next_page(bench: &Bench) {
-    bench.migrated();
-    bench.enqueue("greet");
-    let id = bench.enqueue("greet --priority 4");
-    let page = bench.run("jobs list --kind greet --limit 1");
+fn a_list_is_a_table_with_a_hint_for_the_next_page(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.enqueue("greet");
+    let id = fixture.enqueue("greet --priority 4");
+    let page = fixture.run("jobs list --kind greet --limit 1");
     assert_eq!(page.code, 0);
     let lines: Vec<&str> = page.out.lines().collect();
     assert_eq!(lines.len(), 2, "{page:?}");
@@ -67,105 +67,108 @@ fn a_list_is_a_table_with_a_hint_for_the_next_page(bench: &Bench) {
     assert_eq!(page.err, format!("next page: longshore jobs list --kind greet --limit 1 --cursor {id}\n"));
 }
 
-fn what_does_not_exist_is_told_as_such(bench: &Bench) {
-    bench.migrated();
-    let edit = format!("jobs edit {NOBODY} --priority 1");
-    let redrive = format!("dead redrive {NOBODY}");
-    bench.run(&edit).refused(3, &[NOBODY, "does not exist"]);
-    bench.run(&redrive).refused(3, &[NOBODY, "does not exist"]);
+fn what_does_not_exist_is_told_as_such(fixture: &Fixture) {
+    fixture.migrated();
+    let edit = format!("jobs edit {UNKNOWN_ID} --priority 1");
+    let redrive = format!("dead redrive {UNKNOWN_ID}");
+    fixture.run(&edit).fails_with(3, &[UNKNOWN_ID, "does not exist"]);
+    fixture.run(&redrive).fails_with(3, &[UNKNOWN_ID, "does not exist"]);
     for verb in ["show", "explain", "cancel", "retry", "delete"] {
-        bench.run(&format!("jobs {verb} {NOBODY}")).refused(3, &[NOBODY, "does not exist"]);
-        bench.run(&format!("jobs {verb} 7")).refused(2, &["ID", "ids are UUIDs"]);
-        bench.run(&format!("jobs {verb}")).refused(2, &["<ID"]);
+        fixture.run(&format!("jobs {verb} {UNKNOWN_ID}")).fails_with(3, &[UNKNOWN_ID, "does not exist"]);
+        fixture.run(&format!("jobs {verb} 7")).fails_with(2, &["ID", "ids are UUIDs"]);
+        fixture.run(&format!("jobs {verb}")).fails_with(2, &["<ID"]);
     }
 }
 
-fn a_waiting_job_is_cancelled_once(bench: &Bench) {
-    bench.migrated();
-    let id = bench.enqueue("greet");
-    assert_eq!(bench.run(&format!("jobs cancel {id}")).ok().out, format!("cancelled {id}\n"));
-    bench.run(&format!("jobs cancel {id}")).refused(4, &[&id, "already ended as cancelled", "retry"]);
+fn a_waiting_job_is_cancelled_once(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
+    assert_eq!(fixture.run(&format!("jobs cancel {id}")).ok().out, format!("cancelled {id}\n"));
+    fixture.run(&format!("jobs cancel {id}")).fails_with(4, &[&id, "already ended as cancelled", "retry"]);
 }
 
-fn a_running_job_is_told_to_stop(bench: &Bench) {
-    bench.migrated();
-    let id = bench.enqueue("greet");
-    bench.claim(1);
-    let answer = bench.run(&format!("jobs cancel {id} --json")).json();
+fn a_running_job_is_told_to_stop(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
+    fixture.claim(1);
+    let answer = fixture.run(&format!("jobs cancel {id} --json")).json();
     assert_eq!(answer, json!([{ "job_id": id, "status": "pending" }]));
-    let job = bench.run(&format!("jobs show {id} --json")).json();
+    let job = fixture.run(&format!("jobs show {id} --json")).json();
     assert_eq!((&job["status"], &job["cancel_requested"]), (&json!("running"), &json!(true)));
-    assert!(bench.run(&format!("jobs show {id}")).ok().out.contains("cancel requested yes\n"));
+    assert!(fixture.run(&format!("jobs show {id}")).ok().out.contains("cancel requested yes\n"));
 }
 
-fn several_ids_are_each_tried(bench: &Bench) {
-    bench.migrated();
-    let (first, second) = (bench.enqueue("greet"), bench.enqueue("greet"));
-    let answer = bench.run(&format!("jobs cancel {first} {NOBODY} {second} {first} --json"));
+fn several_ids_are_each_tried(fixture: &Fixture) {
+    fixture.migrated();
+    let (first, second) = (fixture.enqueue("greet"), fixture.enqueue("greet"));
+    let answer = fixture.run(&format!("jobs cancel {first} {UNKNOWN_ID} {second} {first} --json"));
     assert_eq!(answer.code, 3, "the first failure decides: {answer:?}");
     let document = answer.document();
     assert_eq!(document[0], json!({ "job_id": first, "status": "cancelled" }));
-    assert_eq!((&document[1]["job_id"], &document[1]["error"]), (&json!(NOBODY), &json!("not_found")));
+    assert_eq!((&document[1]["job_id"], &document[1]["error"]), (&json!(UNKNOWN_ID), &json!("not_found")));
     assert_eq!(document[2], json!({ "job_id": second, "status": "cancelled" }));
     assert_eq!(document[3]["error"], "conflict");
     assert_eq!(answer.err.lines().count(), 2, "{answer:?}");
 }
 
-fn a_finished_job_runs_again_and_a_running_one_does_not(bench: &Bench) {
-    bench.migrated();
-    let id = bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None }).to_string();
-    assert_eq!(bench.run(&format!("jobs retry {id}")).ok().out, format!("queued {id}\n"));
-    let job = bench.run(&format!("jobs show {id} --json")).json();
+fn a_finished_job_runs_again_and_a_running_one_does_not(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.finished_job(NewJob::new("greet", &()), Ending::Succeeded { result: None }).to_string();
+    assert_eq!(fixture.run(&format!("jobs retry {id}")).ok().out, format!("queued {id}\n"));
+    let job = fixture.run(&format!("jobs show {id} --json")).json();
     assert_eq!((&job["status"], &job["attempts"]), (&json!("queued"), &json!(0)));
-    bench.claim(1);
-    bench.run(&format!("jobs retry {id}")).refused(4, &[&id, "is running", "cancel it first"]);
+    fixture.claim(1);
+    fixture.run(&format!("jobs retry {id}")).fails_with(4, &[&id, "is running", "cancel it first"]);
 }
 
-fn only_a_finished_job_is_deleted(bench: &Bench) {
-    bench.migrated();
-    let id = bench.enqueue("greet");
-    bench.run(&format!("jobs delete {id}")).refused(4, &[&id, "cancel it first"]);
-    bench.run(&format!("jobs cancel {id}")).ok();
-    let answer = bench.run(&format!("jobs delete {id} --json")).json();
+fn only_a_finished_job_is_deleted(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
+    fixture.run(&format!("jobs delete {id}")).fails_with(4, &[&id, "cancel it first"]);
+    fixture.run(&format!("jobs cancel {id}")).ok();
+    let answer = fixture.run(&format!("jobs delete {id} --json")).json();
     assert_eq!(answer, json!([{ "job_id": id, "status": "deleted" }]));
-    bench.run(&format!("jobs show {id}")).refused(3, &[&id]);
+    fixture.run(&format!("jobs show {id}")).fails_with(3, &[&id]);
 }
 
-fn a_waiting_job_is_edited_and_a_running_one_is_not(bench: &Bench) {
-    bench.migrated();
-    let id = bench.enqueue("greet --delay 1h");
-    let edited =
-        bench.words(&["jobs", "edit", &id, "--priority=-3", "--payload", r#"{"n": 2}"#, "--json"]).json();
+fn a_waiting_job_is_edited_and_a_running_one_is_not(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet --delay 1h");
+    let edited = fixture
+        .run_args(&["jobs", "edit", &id, "--priority=-3", "--payload", r#"{"n": 2}"#, "--json"])
+        .json();
     assert_eq!((&edited["priority"], &edited["payload"]), (&json!(-3), &json!({ "n": 2 })));
-    let edited = bench.run(&format!("jobs edit {id} --run-at 2001-02-03T04:05:06Z")).ok().out;
+    let edited = fixture.run(&format!("jobs edit {id} --run-at 2001-02-03T04:05:06Z")).ok().out;
     assert!(edited.contains("run at           2001-02-03T04:05:06Z\n"), "{edited}");
     assert!(edited.contains("priority         -3\n"), "what is not named stays: {edited}");
 
-    bench.run(&format!("jobs edit {id}")).refused(2, &["--priority", "--payload"]);
-    bench.run(&format!("jobs edit {id} --priority 99999")).refused(2, &["priority", "-32768 to 32767"]);
-    bench.run(&format!("jobs edit {id} --payload {{oops")).refused(2, &["payload", "give any JSON value"]);
-    bench.claim(1);
-    bench.run(&format!("jobs edit {id} --priority 1")).refused(4, &[&id, "is running"]);
+    fixture.run(&format!("jobs edit {id}")).fails_with(2, &["--priority", "--payload"]);
+    fixture.run(&format!("jobs edit {id} --priority 99999")).fails_with(2, &["priority", "-32768 to 32767"]);
+    fixture
+        .run(&format!("jobs edit {id} --payload {{oops"))
+        .fails_with(2, &["payload", "give any JSON value"]);
+    fixture.claim(1);
+    fixture.run(&format!("jobs edit {id} --priority 1")).fails_with(4, &[&id, "is running"]);
 }
 
-fn a_shown_job_tells_its_history(bench: &Bench) {
-    let id = bench.migrated().failed("greet", "the crane is stuck");
-    let job = bench.run(&format!("jobs show {id} --json")).json();
+fn a_shown_job_tells_its_history(fixture: &Fixture) {
+    let id = fixture.migrated().failed_job("greet", "the crane is stuck");
+    let job = fixture.run(&format!("jobs show {id} --json")).json();
     assert_eq!(
         (&job["status"], &job["last_error"]),
         (&json!("failed_permanent"), &json!("the crane is stuck"))
     );
     assert_eq!(job["errors"][0]["what"], "failed");
-    let shown = bench.run(&format!("jobs show {id}")).ok().out;
+    let shown = fixture.run(&format!("jobs show {id}")).ok().out;
     assert!(shown.contains("attempts         1 of 3\n"), "{shown}");
     let history = shown.lines().last().unwrap();
     assert!(history.starts_with("1        failed  ") && history.contains("the crane is stuck"), "{shown}");
 }
 
-fn a_job_is_explained(bench: &Bench) {
-    bench.migrated();
-    let later = bench.enqueue("greet --run-at 2100-01-31T09:00:00Z");
-    let told = bench.run(&format!("jobs explain {later}")).ok().out;
+fn a_job_is_explained(fixture: &Fixture) {
+    fixture.migrated();
+    let later = fixture.enqueue("greet --run-at 2100-01-31T09:00:00Z");
+    let told = fixture.run(&format!("jobs explain {later}")).ok().out;
     for line in [
         "status     queued\n",
         "reason     no_worker_for_queue\n",
@@ -175,15 +178,15 @@ fn a_job_is_explained(bench: &Bench) {
         assert!(told.contains(line), "{line}: {told}");
     }
     assert!(!told.contains("begins in"), "nobody is there to run it: {told}");
-    let now = bench.enqueue("greet --queue lonely");
-    let told = bench.run(&format!("jobs explain {now}")).ok().out;
+    let now = fixture.enqueue("greet --queue lonely");
+    let told = fixture.run(&format!("jobs explain {now}")).ok().out;
     assert!(
         told.contains("no_worker_for_queue")
             && told.contains("start one with `longshore worker --queues lonely`"),
         "{told}"
     );
     assert!(told.contains("ahead      0 jobs\n"), "{told}");
-    let document = bench.run(&format!("jobs explain {now} --json")).json();
+    let document = fixture.run(&format!("jobs explain {now} --json")).json();
     assert_eq!((&document["job_id"], &document["reason"]), (&json!(now), &json!("no_worker_for_queue")));
     assert_eq!((&document["ahead"], &document["due_at"]), (&json!(0), &Value::Null));
 }

@@ -3,9 +3,9 @@
 use longshore::{Ending, NewJob};
 use serde_json::json;
 
-use crate::bench::{Bench, by_every_way};
+use crate::fixture::{Fixture, on_every_target};
 
-by_every_way!(
+on_every_target!(
     queues_are_paused_resumed_and_limited,
     schedules_are_put_paused_run_and_removed,
     dead_letters_are_listed_and_redriven,
@@ -16,161 +16,173 @@ by_every_way!(
     kinds_are_put_listed_and_removed,
 );
 
-fn queues_are_paused_resumed_and_limited(bench: &Bench) {
-    bench.migrated();
-    assert_eq!(bench.run("queues list --json").json(), json!([]));
-    assert!(bench.run("queues list").ok().out.starts_with("no queues"));
-    bench.enqueue("greet --queue mail");
+fn queues_are_paused_resumed_and_limited(fixture: &Fixture) {
+    fixture.migrated();
+    assert_eq!(fixture.run("queues list --json").json(), json!([]));
+    assert!(fixture.run("queues list").ok().out.starts_with("no queues"));
+    fixture.enqueue("greet --queue mail");
 
-    let paused = bench.run("queues pause mail --json").json();
+    let paused = fixture.run("queues pause mail --json").json();
     assert_eq!(
         (&paused["name"], &paused["paused"], &paused["waiting"]),
         (&json!("mail"), &json!(true), &json!(1))
     );
-    let limited = bench.run("queues limit mail 3").ok().out;
+    let limited = fixture.run("queues limit mail 3").ok().out;
     let words: Vec<&str> = limited.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(words, ["mail", "paused", "3", "1", "0"]);
-    let resumed = bench.run("queues resume mail --json").json();
+    let resumed = fixture.run("queues resume mail --json").json();
     assert_eq!((&resumed["paused"], &resumed["limit"]), (&json!(false), &json!(3)));
-    assert_eq!(bench.run("queues limit mail none --json").json()["limit"], json!(null));
-    assert_eq!(bench.run("queues list --json").json()[0]["name"], "mail");
+    assert_eq!(fixture.run("queues limit mail none --json").json()["limit"], json!(null));
+    assert_eq!(fixture.run("queues list --json").json()[0]["name"], "mail");
 
-    bench.run("queues limit mail 0").refused(2, &["mail", "at least 1", "pause"]);
-    bench.run("queues limit mail some").refused(2, &["N|none", "or none"]);
-    bench.run(&format!("queues pause {}", "x".repeat(129))).refused(2, &["queue", "at most 128"]);
-    bench.words(&["queues", "resume", ""]).refused(2, &["queue", "1 to 128 bytes"]);
+    fixture.run("queues limit mail 0").fails_with(2, &["mail", "at least 1", "pause"]);
+    fixture.run("queues limit mail some").fails_with(2, &["N|none", "or none"]);
+    fixture.run(&format!("queues pause {}", "x".repeat(129))).fails_with(2, &["queue", "at most 128"]);
+    fixture.run_args(&["queues", "resume", ""]).fails_with(2, &["queue", "1 to 128 bytes"]);
 }
 
-fn schedules_are_put_paused_run_and_removed(bench: &Bench) {
-    bench.migrated().announced(&["report"]);
-    assert_eq!(bench.run("cron list --json").json(), json!([]));
-    assert!(bench.run("cron list").ok().out.starts_with("no schedules"));
+fn schedules_are_put_paused_run_and_removed(fixture: &Fixture) {
+    fixture.migrated().with_kinds(&["report"]);
+    assert_eq!(fixture.run("cron list --json").json(), json!([]));
+    assert!(fixture.run("cron list").ok().out.starts_with("no schedules"));
 
     let nightly =
         ["cron", "add", "nightly", "30 2 * * *", "report", "--zone", "Europe/Berlin", "--missed", "all:7"];
-    let put = bench.words(&nightly).ok().out;
+    let put = fixture.run_args(&nightly).ok().out;
     assert!(put.contains("nightly") && put.contains("Europe/Berlin") && put.contains("all:7"), "{put}");
-    let listed = bench.run("cron list --json").json();
+    let listed = fixture.run("cron list --json").json();
     assert_eq!((&listed[0]["name"], &listed[0]["paused"]), (&json!("nightly"), &json!(false)));
-    bench.words(&nightly).ok();
-    assert_eq!(bench.run("cron list --json").json()[0]["next_at"], listed[0]["next_at"]);
-    let shown = bench.run("cron show nightly --json").json();
+    fixture.run_args(&nightly).ok();
+    assert_eq!(fixture.run("cron list --json").json()[0]["next_at"], listed[0]["next_at"]);
+    let shown = fixture.run("cron show nightly --json").json();
     assert_eq!((&shown["cron"], &shown["job"]["kind"]), (&json!("30 2 * * *"), &json!("report")));
-    assert!(bench.run("cron show nightly").ok().out.contains("Europe/Berlin"));
-    bench.run("cron show daily").refused(3, &["no schedule"]);
+    assert!(fixture.run("cron show nightly").ok().out.contains("Europe/Berlin"));
+    fixture.run("cron show daily").fails_with(3, &["no schedule"]);
 
-    assert_eq!(bench.run("cron pause nightly --json").json()["paused"], json!(true));
-    assert!(bench.run("cron run nightly").ok().out.starts_with("created "));
-    assert_eq!(bench.run("cron resume nightly --json").json()["paused"], json!(false));
-    assert_eq!(bench.run("jobs list --kind report --json").json()["jobs"].as_array().unwrap().len(), 1);
-    assert_eq!(bench.run("cron remove nightly").ok().out, "removed nightly\n");
+    assert_eq!(fixture.run("cron pause nightly --json").json()["paused"], json!(true));
+    assert!(fixture.run("cron run nightly").ok().out.starts_with("created "));
+    assert_eq!(fixture.run("cron resume nightly --json").json()["paused"], json!(false));
+    assert_eq!(fixture.run("jobs list --kind report --json").json()["jobs"].as_array().unwrap().len(), 1);
+    assert_eq!(fixture.run("cron remove nightly").ok().out, "removed nightly\n");
 
-    bench.run("cron pause nightly").refused(3, &["nightly"]);
-    bench.words(&["cron", "add", "x", "99 * * * *", "report"]).refused(2, &["99"]);
-    bench.words(&["cron", "add", "x", "* * * * *", "report", "--zone", "Mars/Base"]).refused(2, &["zone"]);
-    bench.words(&["cron", "add", "x", "* * * * *", "report", "--missed", "some"]).refused(2, &["missed"]);
+    fixture.run("cron pause nightly").fails_with(3, &["nightly"]);
+    fixture.run_args(&["cron", "add", "x", "99 * * * *", "report"]).fails_with(2, &["99"]);
+    fixture
+        .run_args(&["cron", "add", "x", "* * * * *", "report", "--zone", "Mars/Base"])
+        .fails_with(2, &["zone"]);
+    fixture
+        .run_args(&["cron", "add", "x", "* * * * *", "report", "--missed", "some"])
+        .fails_with(2, &["missed"]);
 }
 
-fn dead_letters_are_listed_and_redriven(bench: &Bench) {
-    bench.migrated();
-    assert_eq!(bench.run("dead list").ok().out, "no dead letters match\n");
-    let done = bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None });
-    let id = bench.failed("send_email", "mailbox full").to_string();
+fn dead_letters_are_listed_and_redriven(fixture: &Fixture) {
+    fixture.migrated();
+    assert_eq!(fixture.run("dead list").ok().out, "no dead letters match\n");
+    let done = fixture.finished_job(NewJob::new("greet", &()), Ending::Succeeded { result: None });
+    let id = fixture.failed_job("send_email", "mailbox full").to_string();
 
-    let dead = bench.run("dead list --json").json();
+    let dead = fixture.run("dead list --json").json();
     assert_eq!((dead["jobs"].as_array().unwrap().len(), &dead["jobs"][0]["id"]), (1, &json!(id)));
-    assert!(bench.run("dead list --kind send_email").ok().out.contains("mailbox full"));
-    assert_eq!(bench.run("dead list --kind greet --json").json()["jobs"], json!([]));
+    assert!(fixture.run("dead list --kind send_email").ok().out.contains("mailbox full"));
+    assert_eq!(fixture.run("dead list --kind greet --json").json()["jobs"], json!([]));
 
-    assert_eq!(bench.run(&format!("dead redrive {id}")).ok().out, format!("queued {id}\n"));
-    bench.run(&format!("dead redrive {id}")).refused(4, &[&id, "has not ended"]);
-    bench.run(&format!("dead redrive {done}")).refused(4, &["ended as succeeded", "retry it instead"]);
-    bench.run("dead redrive").refused(2, &["--kind", "--queue", "--all"]);
-    bench.run(&format!("dead redrive {id} --all")).refused(2, &["--all"]);
+    assert_eq!(fixture.run(&format!("dead redrive {id}")).ok().out, format!("queued {id}\n"));
+    fixture.run(&format!("dead redrive {id}")).fails_with(4, &[&id, "has not ended"]);
+    fixture.run(&format!("dead redrive {done}")).fails_with(4, &["ended as succeeded", "retry it instead"]);
+    fixture.run("dead redrive").fails_with(2, &["--kind", "--queue", "--all"]);
+    fixture.run(&format!("dead redrive {id} --all")).fails_with(2, &["--all"]);
 }
 
-fn dead_letters_are_redriven_by_filter(bench: &Bench) {
-    bench.migrated();
+fn dead_letters_are_redriven_by_filter(fixture: &Fixture) {
+    fixture.migrated();
     for kind in ["a", "a", "a", "b"] {
-        bench.failed(kind, "no");
+        fixture.failed_job(kind, "no");
     }
     assert_eq!(
-        bench.run("dead redrive --kind a --limit 2 --json").json(),
+        fixture.run("dead redrive --kind a --limit 2 --json").json(),
         json!({ "redriven": 2, "skipped": 0 })
     );
-    assert_eq!(bench.run("dead redrive --queue elsewhere").ok().out, "redriven: 0\n");
-    assert_eq!(bench.run("dead redrive --all").ok().out, "redriven: 2\n");
-    assert_eq!(bench.run("dead list --json").json()["jobs"], json!([]));
+    assert_eq!(fixture.run("dead redrive --queue elsewhere").ok().out, "redriven: 0\n");
+    assert_eq!(fixture.run("dead redrive --all").ok().out, "redriven: 2\n");
+    assert_eq!(fixture.run("dead list --json").json()["jobs"], json!([]));
 }
 
-fn counts_tell_queue_kind_and_status(bench: &Bench) {
-    bench.migrated();
-    assert_eq!(bench.run("counts").ok().out, "no jobs\n");
-    bench.failed("pay", "no");
-    bench.enqueue("pay");
-    bench.enqueue("pay");
-    bench.enqueue("greet --queue mail");
-    let counts = bench.run("counts --json").json();
+fn counts_tell_queue_kind_and_status(fixture: &Fixture) {
+    fixture.migrated();
+    assert_eq!(fixture.run("counts").ok().out, "no jobs\n");
+    fixture.failed_job("pay", "no");
+    fixture.enqueue("pay");
+    fixture.enqueue("pay");
+    fixture.enqueue("greet --queue mail");
+    let counts = fixture.run("counts --json").json();
     let count =
         json!({ "status": "queued", "queue": "default", "kind": "pay", "jobs": 2, "estimated": false });
     assert!(counts.as_array().unwrap().contains(&count), "{counts}");
-    let table = bench.run("counts").ok().out;
+    let table = fixture.run("counts").ok().out;
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][2..], ["QUEUED", "RUNNING", "SUCCEEDED", "RETRYING", "FAILED_PERMANENT", "CANCELLED"]);
     assert_eq!(rows[1], ["default", "pay", "2", "0", "0", "0", "1", "0"]);
     assert_eq!(rows[2], ["mail", "greet", "1", "0", "0", "0", "0", "0"]);
 }
 
-fn a_queue_says_that_it_is_well(bench: &Bench) {
-    bench.migrated();
-    assert_eq!(bench.run("health").ok().out, "ok\n");
-    assert_eq!(bench.run("health --json").json(), json!({ "status": "ok" }));
+fn a_queue_says_that_it_is_well(fixture: &Fixture) {
+    fixture.migrated();
+    assert_eq!(fixture.run("health").ok().out, "ok\n");
+    assert_eq!(fixture.run("health --json").json(), json!({ "status": "ok" }));
 }
 
-fn stats_tell_what_ended_and_how_fast(bench: &Bench) {
-    bench.migrated();
-    let idle = bench.run("stats").ok().out;
+fn stats_tell_what_ended_and_how_fast(fixture: &Fixture) {
+    fixture.migrated();
+    let idle = fixture.run("stats").ok().out;
     assert!(idle.contains("run time  p50 -, p95 -, p99 -\n"), "{idle}");
-    bench.failed("pay", "no");
-    bench.ended(NewJob::new("greet", &()), Ending::Succeeded { result: None });
-    bench.enqueue("greet");
-    let told = bench.run("stats").ok().out;
+    fixture.failed_job("pay", "no");
+    fixture.finished_job(NewJob::new("greet", &()), Ending::Succeeded { result: None });
+    fixture.enqueue("greet");
+    let told = fixture.run("stats").ok().out;
     assert!(told.contains("now       1 queued, 0 retrying, 0 running\n"), "{told}");
     assert!(
         told.contains("ended     1 succeeded, 1 failed_permanent, 0 cancelled in 60 minutes\n"),
         "{told}"
     );
     assert!(told.contains("MINUTE"), "{told}");
-    let of_kind = bench.run("stats --kind pay --minutes 5").ok().out;
+    let of_kind = fixture.run("stats --kind pay --minutes 5").ok().out;
     assert!(of_kind.contains("0 succeeded, 1 failed_permanent, 0 cancelled in 5 minutes\n"), "{of_kind}");
-    let document = bench.run("stats --queue default --json").json();
+    let document = fixture.run("stats --queue default --json").json();
     assert!(document["per_second"].as_f64().unwrap() > 0.0, "{document}");
     assert_eq!(document["counts"].as_array().unwrap().len(), 3, "{document}");
-    bench.run("stats --minutes 0").refused(2, &["--minutes", "1..=1440"]);
+    fixture.run("stats --minutes 0").fails_with(2, &["--minutes", "1..=1440"]);
 }
 
-fn kinds_are_put_listed_and_removed(bench: &Bench) {
-    bench.migrated();
-    assert_eq!(bench.run("kinds list --json").json(), json!([]));
-    assert!(bench.run("kinds list").ok().out.starts_with("no kinds"));
+fn kinds_are_put_listed_and_removed(fixture: &Fixture) {
+    fixture.migrated();
+    assert_eq!(fixture.run("kinds list --json").json(), json!([]));
+    assert!(fixture.run("kinds list").ok().out.starts_with("no kinds"));
     let schema = r#"{"type":"object","required":["pages"]}"#;
-    let put =
-        bench.words(&["kinds", "put", "report", "--schema", schema, "--defaults", r#"{"queue":"slow"}"#]);
+    let put = fixture.run_args(&[
+        "kinds",
+        "put",
+        "report",
+        "--schema",
+        schema,
+        "--defaults",
+        r#"{"queue":"slow"}"#,
+    ]);
     assert!(put.ok().out.contains(r#"{"queue":"slow"}"#));
-    let kept = bench.run("kinds put report --json").json();
+    let kept = fixture.run("kinds put report --json").json();
     assert_eq!(kept["schema"]["required"], json!(["pages"]), "what is not named stays");
 
-    bench.run("enqueue report").refused(2, &["payload", "pages"]);
+    fixture.run("enqueue report").fails_with(2, &["payload", "pages"]);
     let id =
-        bench.words(&["enqueue", "report", "--payload", r#"{"pages":3}"#, "--json"]).json()["job_id"].clone();
-    let job = bench.run(&format!("jobs show {} --json", id.as_str().unwrap())).json();
+        fixture.run_args(&["enqueue", "report", "--payload", r#"{"pages":3}"#, "--json"]).json()["job_id"]
+            .clone();
+    let job = fixture.run(&format!("jobs show {} --json", id.as_str().unwrap())).json();
     assert_eq!(job["queue"], "slow", "the kind's default, as nothing else was said");
 
-    bench.run("kinds put report --schema {oops").refused(2, &["schema", "not JSON"]);
-    bench.words(&["kinds", "put", "report", "--schema", r#"{"type":7}"#]).refused(2, &["schema"]);
-    bench
-        .words(&["kinds", "put", "report", "--defaults", r#"{"colour":1}"#])
-        .refused(2, &["defaults", "colour"]);
-    assert_eq!(bench.run("kinds remove report").ok().out, "removed report\n");
-    bench.run("kinds remove report").refused(3, &["nobody has announced"]);
+    fixture.run("kinds put report --schema {oops").fails_with(2, &["schema", "not JSON"]);
+    fixture.run_args(&["kinds", "put", "report", "--schema", r#"{"type":7}"#]).fails_with(2, &["schema"]);
+    fixture
+        .run_args(&["kinds", "put", "report", "--defaults", r#"{"colour":1}"#])
+        .fails_with(2, &["defaults", "colour"]);
+    assert_eq!(fixture.run("kinds remove report").ok().out, "removed report\n");
+    fixture.run("kinds remove report").fails_with(3, &["nobody has announced"]);
 }

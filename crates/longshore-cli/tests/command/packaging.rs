@@ -10,8 +10,8 @@ use regex::Regex;
 use serde_json::Value;
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::bench::{Answer, Bench, binary, on_every_engine};
-use crate::process::{Process, ask, until};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::process::{Process, request, until};
 
 on_every_engine!(every_metric_of_the_dashboard_and_the_alerts_is_shown);
 
@@ -89,7 +89,7 @@ fn the_metrics_of_an_expression_are_found() {
     assert_eq!(found, ["a_total", "g_seconds"].map(str::to_owned).into());
 }
 
-fn every_metric_of_the_dashboard_and_the_alerts_is_shown(bench: &Bench) {
+fn every_metric_of_the_dashboard_and_the_alerts_is_shown(bench: &Fixture) {
     let mut used = metrics_used();
     assert!(used.remove("up"), "Prometheus's own");
     assert!(used.len() > 10, "{used:?}");
@@ -104,9 +104,9 @@ fn every_metric_of_the_dashboard_and_the_alerts_is_shown(bench: &Bench) {
     let mut server = Process::start(command.args("serve --with-worker --bind 127.0.0.1:0 --json".split(' ')));
     let addr = server.address();
     let job = r#"{"kind":"summarize_text","payload":{"text":"Ships come. Ships go."}}"#;
-    assert_eq!(ask(&addr, "POST", "/jobs", None, job).status, 201);
+    assert_eq!(request(&addr, "POST", "/jobs", None, job).status, 201);
     let missing = || {
-        let shown = ask(&addr, "GET", "/metrics", None, "").text;
+        let shown = request(&addr, "GET", "/metrics", None, "").text;
         let lines = shown.lines().filter(|line| !line.starts_with('#'));
         let names: BTreeSet<String> =
             lines.filter_map(|line| line.split(['{', ' ']).next()).map(without_suffix).collect();
@@ -144,7 +144,8 @@ fn every_alert_says_what_happened_and_the_guide_what_to_do() {
 
 /// The variables of every setting, and the defaults by key.
 fn settings() -> Value {
-    Answer::of(binary().args(["config", "show", "--json"]).output().unwrap()).json()["settings"].clone()
+    CommandOutput::of(binary().args(["config", "show", "--json"]).output().unwrap()).json()["settings"]
+        .clone()
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl Reply {
 
 /// One request.
 #[track_caller]
-pub(crate) fn ask(addr: &str, method: &str, path: &str, token: Option<&str>, body: &str) -> Reply {
+pub(crate) fn request(addr: &str, method: &str, path: &str, token: Option<&str>, body: &str) -> Reply {
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
     let head = format!("host: {addr}\r\nconnection: close\r\ncontent-type: application/json\r\n{token}");
     let length = body.len();

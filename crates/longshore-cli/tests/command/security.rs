@@ -33,9 +33,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 
-use crate::bench::{Answer, Bench, binary, on_every_engine};
 use crate::builtin::{Yard, serve as answer_one};
-use crate::process::{Process, ask, exchange, until};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::process::{Process, exchange, request, until};
 
 on_every_engine!(
     a_token_is_taken_from_its_header_and_nowhere_else,
@@ -47,28 +47,28 @@ on_every_engine!(
 );
 
 /// However busy the machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
-fn serve(bench: &Bench, flags: &str) -> (Process, String) {
+fn serve(fixture: &Fixture, flags: &str) -> (Process, String) {
     let mut command = binary();
-    command.env("DATABASE_URL", &bench.url).args(["serve", "--bind", "127.0.0.1:0", "--json"]);
+    command.env("DATABASE_URL", &fixture.url).args(["serve", "--bind", "127.0.0.1:0", "--json"]);
     let mut server = Process::start(command.args(flags.split_whitespace()));
     let addr = server.address();
     (server, addr)
 }
 
 /// The id and the secret.
-fn token(bench: &Bench, flags: &str) -> (String, String) {
-    let made = bench.run(&format!("tokens create {flags} --json")).json();
+fn token(fixture: &Fixture, flags: &str) -> (String, String) {
+    let made = fixture.run(&format!("tokens create {flags} --json")).json();
     (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
 }
 
 // ---- tokens ------------------------------------------------------------------
 
-fn a_token_is_taken_from_its_header_and_nowhere_else(bench: &Bench) {
-    let (_server, addr) = serve(bench.migrated(), "--auth tokens");
-    let (_, secret) = token(bench, "reader --scope read");
-    assert_eq!(ask(&addr, "GET", "/jobs", Some(&secret), "").status, 200);
+fn a_token_is_taken_from_its_header_and_nowhere_else(fixture: &Fixture) {
+    let (_server, addr) = serve(fixture.migrated(), "--auth tokens");
+    let (_, secret) = token(fixture, "reader --scope read");
+    assert_eq!(request(&addr, "GET", "/jobs", Some(&secret), "").status, 200);
     let request = |path: &str, headers: &str| {
         exchange(&addr, &format!("GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n{headers}\r\n"))
     };
@@ -88,30 +88,30 @@ fn a_token_is_taken_from_its_header_and_nowhere_else(bench: &Bench) {
     }
 }
 
-fn a_token_is_shown_once_and_kept_as_a_hash(bench: &Bench) {
-    bench.migrated();
-    let (id, secret) = token(bench, "reader --scope read");
+fn a_token_is_shown_once_and_kept_as_a_hash(fixture: &Fixture) {
+    fixture.migrated();
+    let (id, secret) = token(fixture, "reader --scope read");
     let random = secret.strip_prefix("longshore_").expect("a name that scanners find");
     assert_eq!(random.len(), 43, "32 bytes in base64: {}", secret.len());
-    assert_ne!(secret, token(bench, "reader --scope read").1);
+    assert_ne!(secret, token(fixture, "reader --scope read").1);
     for line in ["tokens list", "tokens list --json", &format!("tokens revoke {id} --json")] {
-        assert!(!bench.run(line).ok().out.contains(random), "{line}");
+        assert!(!fixture.run(line).ok().out.contains(random), "{line}");
     }
     // Whatever the engine wrote, wherever it wrote it.
-    let folder = bench.file().map(|file| file.parent().unwrap().to_owned());
+    let folder = fixture.file().map(|file| file.parent().unwrap().to_owned());
     for file in folder.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
         assert!(!bytes.windows(random.len()).any(|window| window == random.as_bytes()));
     }
 }
 
-fn a_revoked_token_is_refused_by_every_server(bench: &Bench) {
-    let (_one, first) = serve(bench.migrated(), "--auth tokens");
-    let (_other, second) = serve(bench, "--auth tokens");
-    let (id, secret) = token(bench, "reader --scope read");
-    let status = |addr: &str| ask(addr, "GET", "/jobs", Some(&secret), "").status;
+fn a_revoked_token_is_refused_by_every_server(fixture: &Fixture) {
+    let (_one, first) = serve(fixture.migrated(), "--auth tokens");
+    let (_other, second) = serve(fixture, "--auth tokens");
+    let (id, secret) = token(fixture, "reader --scope read");
+    let status = |addr: &str| request(addr, "GET", "/jobs", Some(&secret), "").status;
     assert_eq!([status(&first), status(&second)], [200, 200]);
-    bench.run(&format!("tokens revoke {id}")).ok();
+    fixture.run(&format!("tokens revoke {id}")).ok();
     until(Duration::from_secs(5), "both servers refuse it", || {
         [status(&first), status(&second)] == [401, 401]
     });
@@ -119,8 +119,8 @@ fn a_revoked_token_is_refused_by_every_server(bench: &Bench) {
 
 // ---- strangers ---------------------------------------------------------------
 
-fn a_strangers_page_gets_nothing(bench: &Bench) {
-    let (_server, addr) = serve(bench.migrated(), "");
+fn a_strangers_page_gets_nothing(fixture: &Fixture) {
+    let (_server, addr) = serve(fixture.migrated(), "");
     let own = format!("http://{addr}");
     let answer_to = |method: &str, host: &str, origin: &str| {
         let more = "access-control-request-method: POST\r\nconnection: close\r\ncontent-length: 0\r\n";
@@ -157,10 +157,10 @@ fn with_password(url: &str) -> (String, Option<String>) {
     }
 }
 
-fn a_fault_of_ours_is_logged_under_the_requests_id_and_told_to_nobody(bench: &Bench) {
-    bench.migrated();
-    let (mut server, addr) = serve(bench, "");
-    bench.damage("alter table schedules rename to astray");
+fn a_fault_of_ours_is_logged_under_the_requests_id_and_told_to_nobody(fixture: &Fixture) {
+    fixture.migrated();
+    let (mut server, addr) = serve(fixture, "");
+    fixture.damage("alter table schedules rename to astray");
     let request =
         format!("GET /cron HTTP/1.1\r\nhost: {addr}\r\nx-request-id: f1nd-me\r\nconnection: close\r\n\r\n");
     let answer = exchange(&addr, &request);
@@ -174,11 +174,11 @@ fn a_fault_of_ours_is_logged_under_the_requests_id_and_told_to_nobody(bench: &Be
     assert!(told.contains("/cron") && told.contains("error="), "{told}");
 }
 
-fn no_secret_reaches_a_log_even_at_trace(bench: &Bench) {
+fn no_secret_reaches_a_log_even_at_trace(fixture: &Fixture) {
     const MARK: &str = "m4rkedPayload";
-    bench.migrated();
-    let (url, password) = with_password(&bench.url);
-    let (_, secret) = token(bench, "all --scope admin");
+    fixture.migrated();
+    let (url, password) = with_password(&fixture.url);
+    let (_, secret) = token(fixture, "all --scope admin");
     let folder = std::env::temp_dir().join(format!("longshore-log-{}", longshore::JobId::new()));
     std::fs::create_dir(&folder).unwrap();
     let log = folder.join("server.log");
@@ -189,7 +189,7 @@ fn no_secret_reaches_a_log_even_at_trace(bench: &Bench) {
     let mut server = Process::start_logging(&mut command, &log);
     let addr = server.address();
 
-    let post = |body: &Value| ask(&addr, "POST", "/jobs", Some(&secret), &body.to_string());
+    let post = |body: &Value| request(&addr, "POST", "/jobs", Some(&secret), &body.to_string());
     let hook = format!("http://127.0.0.1:1/{MARK}?{MARK}={MARK}");
     let jobs = [
         json!({ "kind": "summarize_text", "payload": { "text": format!("{MARK} sails. {MARK} lands.") } }),
@@ -200,16 +200,16 @@ fn no_secret_reaches_a_log_even_at_trace(bench: &Bench) {
         jobs.iter().map(|job| post(job).json(201)["id"].as_str().unwrap().to_owned()).collect();
     // One that no handler can read; nobody checks what the library enqueues.
     let unreadable = NewJob::new("summarize_text", &MARK);
-    ids.push(bench.library(async |client| client.enqueue(unreadable).await).id.to_string());
+    ids.push(fixture.with_client(async |client| client.enqueue(unreadable).await).id.to_string());
     // And what is refused at the door.
     let wrong = json!({ "kind": "summarize_text", "payload": { "text": [MARK] } });
     assert_eq!(post(&wrong).status, 422);
-    assert_eq!(ask(&addr, "POST", "/jobs", Some(&secret), &format!("{{\"kind\":\"{MARK}")).status, 400);
-    assert_eq!(ask(&addr, "GET", &format!("/jobs?token={secret}"), None, "").status, 401);
-    assert_eq!(ask(&addr, "GET", "/jobs", Some(&format!("{secret}x")), "").status, 401);
-    let job = |id: &str| ask(&addr, "GET", &format!("/jobs/{id}"), Some(&secret), "").json(200);
+    assert_eq!(request(&addr, "POST", "/jobs", Some(&secret), &format!("{{\"kind\":\"{MARK}")).status, 400);
+    assert_eq!(request(&addr, "GET", &format!("/jobs?token={secret}"), None, "").status, 401);
+    assert_eq!(request(&addr, "GET", "/jobs", Some(&format!("{secret}x")), "").status, 401);
+    let job = |id: &str| request(&addr, "GET", &format!("/jobs/{id}"), Some(&secret), "").json(200);
     for id in &ids {
-        until(PATIENCE, "the job ends", || !job(id)["finished_at"].is_null());
+        until(MAX_WAIT, "the job ends", || !job(id)["finished_at"].is_null());
     }
     for id in &ids[1..] {
         assert!(!job(id)["last_error"].to_string().contains(MARK), "{}", job(id));
@@ -284,8 +284,8 @@ fn a_schema_name_is_no_way_into_a_statement() {
     let long = "a".repeat(64);
     for name in ["a;drop", "a\"b", "a'b", "Upper", "1st", "a-b", "a.b", "é", "", &long] {
         let url = format!("postgres://nobody@db.invalid/jobs?schema={name}");
-        let refused = Answer::of(binary().env("DATABASE_URL", url).arg("check").output().unwrap());
-        refused.refused(2, &["schema"]);
+        let refused = CommandOutput::of(binary().env("DATABASE_URL", url).arg("check").output().unwrap());
+        refused.fails_with(2, &["schema"]);
     }
 }
 

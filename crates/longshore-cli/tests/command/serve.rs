@@ -9,8 +9,8 @@ use std::time::Duration;
 use longshore::JobId;
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, binary, on_every_engine};
-use crate::process::{Process, Reply, ask, until};
+use crate::fixture::{Fixture, binary, on_every_engine};
+use crate::process::{Process, Reply, request, until};
 
 on_every_engine!(
     a_server_counts_its_requests_and_goes_when_told,
@@ -22,21 +22,21 @@ on_every_engine!(
 );
 
 /// However busy the machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const SUMMARY: &str = r#"{"kind":"summarize_text","payload":{"text":"Ships come. Ships go.","max_words":2}}"#;
 
-fn serve(bench: &Bench, flags: &str) -> (Process, String) {
-    let (server, url) = bench.serve(flags);
+fn serve(fixture: &Fixture, flags: &str) -> (Process, String) {
+    let (server, url) = fixture.serve(flags);
     (server, url.strip_prefix("http://").unwrap().to_owned())
 }
 
 fn get(addr: &str, path: &str) -> Reply {
-    ask(addr, "GET", path, None, "")
+    request(addr, "GET", path, None, "")
 }
 
 fn until_succeeded(addr: &str, id: &str) {
     let path = format!("/jobs/{id}");
-    until(PATIENCE, "the job succeeds", || get(addr, &path).json(200)["status"] == "succeeded");
+    until(MAX_WAIT, "the job succeeds", || get(addr, &path).json(200)["status"] == "succeeded");
 }
 
 // ---- dev ---------------------------------------------------------------------
@@ -104,8 +104,8 @@ fn what_dev_says_to_try_works_and_is_there_after_a_restart() {
 
 // ---- serve ---------------------------------------------------------------------
 
-fn a_server_counts_its_requests_and_goes_when_told(bench: &Bench) {
-    let (mut server, addr) = serve(bench.migrated(), "");
+fn a_server_counts_its_requests_and_goes_when_told(fixture: &Fixture) {
+    let (mut server, addr) = serve(fixture.migrated(), "");
     assert_eq!(get(&addr, "/health").json(200), json!({ "status": "ok" }));
     assert_eq!(get(&addr, "/nowhere").json(404)["error"], "not_found");
     let metrics = get(&addr, "/metrics").text;
@@ -115,22 +115,22 @@ fn a_server_counts_its_requests_and_goes_when_told(bench: &Bench) {
     server.signal("TERM");
     let (code, _, err) = server.ended();
     assert_eq!(code, Some(0), "{err}");
-    assert_eq!(bench.run("workers list --json").json(), json!([]), "it has signed off");
+    assert_eq!(fixture.run("workers list --json").json(), json!([]), "it has signed off");
 }
 
-fn a_server_with_a_worker_runs_the_built_in_kinds(bench: &Bench) {
-    let (_server, addr) = serve(bench, "--migrate --with-worker");
-    let id = ask(&addr, "POST", "/jobs", None, SUMMARY).json(201)["id"].as_str().unwrap().to_owned();
+fn a_server_with_a_worker_runs_the_built_in_kinds(fixture: &Fixture) {
+    let (_server, addr) = serve(fixture, "--migrate --with-worker");
+    let id = request(&addr, "POST", "/jobs", None, SUMMARY).json(201)["id"].as_str().unwrap().to_owned();
     until_succeeded(&addr, &id);
 }
 
-fn a_server_off_loopback_asks_for_tokens_or_does_not_start(bench: &Bench) {
-    bench.migrated();
+fn a_server_off_loopback_asks_for_tokens_or_does_not_start(fixture: &Fixture) {
+    fixture.migrated();
     let told =
         ["--bind 0.0.0.0:0", "--auth tokens", "LONGSHORE_AUTH", "longshore tokens create", "127.0.0.1"];
-    bench.run("serve --bind 0.0.0.0:0").refused(2, &told);
+    fixture.run("serve --bind 0.0.0.0:0").fails_with(2, &told);
     let mut command = binary();
-    command.env("DATABASE_URL", &bench.url).args([
+    command.env("DATABASE_URL", &fixture.url).args([
         "serve",
         "--bind",
         "0.0.0.0:0",
@@ -144,40 +144,45 @@ fn a_server_off_loopback_asks_for_tokens_or_does_not_start(bench: &Bench) {
     assert_eq!(get(&addr, "/health").status, 200);
 }
 
-fn a_token_is_good_until_it_is_revoked(bench: &Bench) {
-    let (_server, addr) = serve(bench.migrated(), "--auth tokens");
+fn a_token_is_good_until_it_is_revoked(fixture: &Fixture) {
+    let (_server, addr) = serve(fixture.migrated(), "--auth tokens");
     let create = |flags: &str| {
-        let made = bench.run(&format!("tokens create {flags} --json")).json();
+        let made = fixture.run(&format!("tokens create {flags} --json")).json();
         (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
     };
     let (id, token) = create("shop --scope enqueue --scope read");
     let (_, other) = create("watch --scope read --queue mail --expires-in 1h");
-    let enqueue = |token| ask(&addr, "POST", "/jobs", token, SUMMARY).status;
+    let enqueue = |token| request(&addr, "POST", "/jobs", token, SUMMARY).status;
     assert_eq!(enqueue(None), 401);
     assert_eq!(enqueue(Some("longshore_guessed")), 401);
     assert_eq!(enqueue(Some(&other)), 403, "it may only read");
     assert_eq!(enqueue(Some(&token)), 201);
-    assert_eq!(ask(&addr, "GET", "/jobs", Some(&other), "").status, 403, "it is for one queue");
-    assert_eq!(ask(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200);
+    assert_eq!(request(&addr, "GET", "/jobs", Some(&other), "").status, 403, "it is for one queue");
+    assert_eq!(request(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200);
 
-    let listed = bench.run("tokens list").ok().out;
+    let listed = fixture.run("tokens list").ok().out;
     assert!(listed.contains("shop") && listed.contains(&id) && !listed.contains(&token), "{listed}");
-    let revoked = bench.run(&format!("tokens revoke {id} --json")).json();
+    let revoked = fixture.run(&format!("tokens revoke {id} --json")).json();
     assert_eq!(revoked, json!({ "revoked": [id] }));
     until(Duration::from_secs(5), "the revoked token is refused", || enqueue(Some(&token)) == 401);
-    assert_eq!(ask(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200, "the other is not");
-    let listed = bench.run("tokens list --json").json();
+    assert_eq!(request(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200, "the other is not");
+    let listed = fixture.run("tokens list --json").json();
     let record = listed.as_array().unwrap().iter().find(|record| record["id"] == id.as_str());
     assert!(record.unwrap()["revoked_at"].is_string(), "{listed}");
-    bench.run(&format!("tokens revoke {}", crate::bench::NOBODY)).refused(3, &["longshore tokens list"]);
+    fixture
+        .run(&format!("tokens revoke {}", crate::fixture::UNKNOWN_ID))
+        .fails_with(3, &["longshore tokens list"]);
 }
 
-fn a_server_without_tables_says_to_migrate(bench: &Bench) {
-    bench.run("serve --bind 127.0.0.1:0").refused(6, &["longshore migrate"]);
+fn a_server_without_tables_says_to_migrate(fixture: &Fixture) {
+    fixture.run("serve --bind 127.0.0.1:0").fails_with(6, &["longshore migrate"]);
 }
 
-fn a_taken_address_is_told_with_the_flag(bench: &Bench) {
+fn a_taken_address_is_told_with_the_flag(fixture: &Fixture) {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
-    bench.migrated().run(&format!("serve --bind {addr}")).refused(1, &[&addr, "--bind", "API_BIND_ADDR"]);
+    fixture
+        .migrated()
+        .run(&format!("serve --bind {addr}"))
+        .fails_with(1, &[&addr, "--bind", "API_BIND_ADDR"]);
 }

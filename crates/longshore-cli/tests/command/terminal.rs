@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use longshore::{Ending, NewJob};
 
-use crate::bench::{Answer, Bench, binary, on_every_engine};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
 
 on_every_engine!(
     nothing_stored_drives_the_terminal,
@@ -19,45 +19,45 @@ fn is_harmless(text: &str) -> bool {
     !text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}')
 }
 
-fn nothing_stored_drives_the_terminal(bench: &Bench) {
-    bench.migrated();
+fn nothing_stored_drives_the_terminal(fixture: &Fixture) {
+    fixture.migrated();
     let job = NewJob::new(HOSTILE, HOSTILE).tags([HOSTILE]).context(HOSTILE).idempotency_key(HOSTILE);
     let ending = Ending::Failed { error: HOSTILE.into(), retry_in: None };
-    let id = bench.ended(job, ending);
-    bench.library(async |client| {
+    let id = fixture.finished_job(job, ending);
+    fixture.with_client(async |client| {
         client.enqueue(NewJob::new("greet", &()).queue(HOSTILE)).await?;
         client.pause(HOSTILE).await
     });
     let show = format!("jobs show {id}");
     for line in ["jobs list", "dead list", "queues list", "counts", &show] {
         for line in [line.to_owned(), format!("{line} --json")] {
-            let said = bench.run(&line).ok().out;
+            let said = fixture.run(&line).ok().out;
             assert!(is_harmless(&said), "{line}: {said:?}");
             assert!(said.contains("last"), "{line}: {said:?}");
         }
     }
-    let job = bench.run(&format!("{show} --json")).json();
+    let job = fixture.run(&format!("{show} --json")).json();
     assert_eq!(
         (&job["payload"], &job["last_error"]),
         (&HOSTILE.into(), &HOSTILE.into()),
         "programs get all of it"
     );
-    let refused = bench.words(&["queues", "limit", HOSTILE, "0"]).refused(2, &["at least 1"]);
+    let refused = fixture.run_args(&["queues", "limit", HOSTILE, "0"]).fails_with(2, &["at least 1"]);
     assert!(is_harmless(&refused.err), "{refused:?}");
 }
 
-fn a_reader_that_leaves_is_no_error(bench: &Bench) {
-    bench.migrated().library(async |client| {
+fn a_reader_that_leaves_is_no_error(fixture: &Fixture) {
+    fixture.migrated().with_client(async |client| {
         // More than a pipe holds, so that the write cannot succeed by itself.
         let jobs = (0..50).map(|_| NewJob::new("greet", &"x".repeat(4000)));
         client.enqueue_many(jobs).await
     });
     for form in [["jobs", "list"].as_slice(), &["jobs", "list", "--json"]] {
         let mut command = binary();
-        command.env("DATABASE_URL", &bench.url).args(form).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("DATABASE_URL", &fixture.url).args(form).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         drop(child.stdout.take());
-        let answer = Answer::of(child.wait_with_output().unwrap());
+        let answer = CommandOutput::of(child.wait_with_output().unwrap());
         assert_eq!(answer.code, 0, "{answer:?}");
         let complaint = answer.err.lines().find(|line| !line.starts_with("next page: "));
         assert_eq!(complaint, None, "{answer:?}");
@@ -65,11 +65,11 @@ fn a_reader_that_leaves_is_no_error(bench: &Bench) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn an_answer_that_cannot_be_written_is_an_error(_: &Bench) {}
+fn an_answer_that_cannot_be_written_is_an_error(_: &Fixture) {}
 
 #[cfg(target_os = "linux")]
-fn an_answer_that_cannot_be_written_is_an_error(bench: &Bench) {
-    bench.migrated();
+fn an_answer_that_cannot_be_written_is_an_error(fixture: &Fixture) {
+    fixture.migrated();
     let lines = [
         "jobs list",
         "jobs list --json",
@@ -82,9 +82,9 @@ fn an_answer_that_cannot_be_written_is_an_error(bench: &Bench) {
     ];
     for line in lines {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let mut command = bench.command(&line.split_whitespace().collect::<Vec<_>>());
-        let answer = Answer::of(command.stdout(full).output().unwrap());
-        let answer = answer.refused(1, &["could not be written to standard output"]);
+        let mut command = fixture.command(&line.split_whitespace().collect::<Vec<_>>());
+        let answer = CommandOutput::of(command.stdout(full).output().unwrap());
+        let answer = answer.fails_with(1, &["could not be written to standard output"]);
         assert_eq!(answer.err.contains("tokens revoke "), line.starts_with("tokens create"), "{answer:?}");
     }
 }
@@ -94,11 +94,11 @@ fn no_password_is_ever_printed() {
     let url = "postgres://ada:s3cret@db.invalid/jobs";
     for line in ["check", "--help", "jobs list --help", "jobs list --status nonsense", "migrate"] {
         let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
-        let answer = Answer::of(output);
+        let answer = CommandOutput::of(output);
         assert!(!format!("{answer:?}").contains("s3cret"), "{line}: {answer:?}");
     }
-    let typed_in_the_wrong_place = Answer::of(binary().arg(url).output().unwrap());
-    let answer = typed_in_the_wrong_place.refused(2, &["ada:***@db.invalid"]);
+    let typed_in_the_wrong_place = CommandOutput::of(binary().arg(url).output().unwrap());
+    let answer = typed_in_the_wrong_place.fails_with(2, &["ada:***@db.invalid"]);
     assert!(!answer.err.contains("s3cret"), "{answer:?}");
 }
 
@@ -107,13 +107,13 @@ fn a_database_that_does_not_answer_is_unavailable() {
     let url = "postgres://ada:s3cret@db.invalid/jobs";
     for line in ["check", "enqueue greet", "migrate --check"] {
         let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
-        Answer::of(output).refused(5, &["database"]);
+        CommandOutput::of(output).fails_with(5, &["database"]);
     }
 }
 
 #[test]
 fn the_root_help_documents_every_exit_code() {
-    let help = Answer::of(binary().arg("--help").output().unwrap()).ok().out;
+    let help = CommandOutput::of(binary().arg("--help").output().unwrap()).ok().out;
     for line in [
         "0  done",
         "1  something",
@@ -128,16 +128,17 @@ fn the_root_help_documents_every_exit_code() {
     ] {
         assert!(help.contains(line), "{line}");
     }
-    Answer::of(binary().output().unwrap());
+    CommandOutput::of(binary().output().unwrap());
 }
 
 #[test]
 fn every_shell_gets_its_completions() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = Answer::of(binary().args(["completions", shell]).output().unwrap()).ok().out;
+        let script = CommandOutput::of(binary().args(["completions", shell]).output().unwrap()).ok().out;
         for word in ["longshore", "redrive", "token-file"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
-    Answer::of(binary().args(["completions", "csh"]).output().unwrap()).refused(2, &["bash", "fish"]);
+    CommandOutput::of(binary().args(["completions", "csh"]).output().unwrap())
+        .fails_with(2, &["bash", "fish"]);
 }

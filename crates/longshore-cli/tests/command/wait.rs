@@ -7,10 +7,10 @@ use longshore::Ending;
 use longshore::store::ListFilter;
 use serde_json::json;
 
-use crate::bench::{Answer, Bench, by_every_way};
+use crate::fixture::{CommandOutput, Fixture, on_every_target};
 use crate::process::until;
 
-by_every_way!(
+on_every_target!(
     a_success_is_told_with_its_result,
     a_job_that_fails_for_good_has_a_code_of_its_own,
     a_job_that_is_cancelled_is_told,
@@ -18,30 +18,30 @@ by_every_way!(
 );
 
 /// However busy the machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Begins to wait for a job, and returns once the job is there.
-fn waiting(bench: &Bench, line: &str) -> Child {
-    let mut command = bench.command(&line.split_whitespace().collect::<Vec<_>>());
+fn waiting(fixture: &Fixture, line: &str) -> Child {
+    let mut command = fixture.command(&line.split_whitespace().collect::<Vec<_>>());
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    until(PATIENCE, "the job is enqueued", || {
-        let page = bench.library(async |client| client.list(&ListFilter::default()).await);
+    until(MAX_WAIT, "the job is enqueued", || {
+        let page = fixture.with_client(async |client| client.list(&ListFilter::default()).await);
         !page.jobs.is_empty()
     });
     child
 }
 
-fn ended(child: Child) -> Answer {
-    Answer::of(child.wait_with_output().unwrap())
+fn ended(child: Child) -> CommandOutput {
+    CommandOutput::of(child.wait_with_output().unwrap())
 }
 
-fn a_success_is_told_with_its_result(bench: &Bench) {
-    bench.migrated();
-    let child = waiting(bench, "enqueue greet --wait --json");
-    let (_, claimed) = bench.claim(1);
+fn a_success_is_told_with_its_result(fixture: &Fixture) {
+    fixture.migrated();
+    let child = waiting(fixture, "enqueue greet --wait --json");
+    let (_, claimed) = fixture.claim(1);
     // Text that a detour by another representation would change.
     let result = serde_json::value::RawValue::from_string("{\"n\":1.00}".into()).unwrap();
-    bench.settle(&claimed[0], Ending::Succeeded { result: Some(result) });
+    fixture.settle(&claimed[0], Ending::Succeeded { result: Some(result) });
     let answer = ended(child).ok();
     assert!(answer.out.contains("{\"n\":1.00}"), "{answer:?}");
     let document = answer.document();
@@ -50,39 +50,40 @@ fn a_success_is_told_with_its_result(bench: &Bench) {
         "result": { "n": 1.0 }, "last_error": null,
     });
     assert_eq!(document, expected);
-    bench.run("jobs delete --status succeeded --yes").ok();
+    fixture.run("jobs delete --status succeeded --yes").ok();
 
-    bench.announced(&["greet"]);
-    let child = waiting(bench, "enqueue greet --wait=1m");
-    let (_, claimed) = bench.claim(1);
-    bench.settle(&claimed[0], Ending::Succeeded { result: None });
+    fixture.with_kinds(&["greet"]);
+    let child = waiting(fixture, "enqueue greet --wait=1m");
+    let (_, claimed) = fixture.claim(1);
+    fixture.settle(&claimed[0], Ending::Succeeded { result: None });
     let id = claimed[0].lease().id;
     assert_eq!(ended(child).ok().out, format!("created {id}\nsucceeded\n"));
 }
 
-fn a_job_that_fails_for_good_has_a_code_of_its_own(bench: &Bench) {
-    bench.migrated().announced(&["greet"]);
-    let child = waiting(bench, "enqueue greet --wait");
-    let (_, claimed) = bench.claim(1);
-    bench.settle(&claimed[0], Ending::Failed { error: "the crane is stuck".into(), retry_in: None });
+fn a_job_that_fails_for_good_has_a_code_of_its_own(fixture: &Fixture) {
+    fixture.migrated().with_kinds(&["greet"]);
+    let child = waiting(fixture, "enqueue greet --wait");
+    let (_, claimed) = fixture.claim(1);
+    fixture.settle(&claimed[0], Ending::Failed { error: "the crane is stuck".into(), retry_in: None });
     let id = claimed[0].lease().id.to_string();
-    let answer = ended(child).refused(8, &[&id, "failed_permanent", "the crane is stuck"]);
+    let answer = ended(child).fails_with(8, &[&id, "failed_permanent", "the crane is stuck"]);
     assert_eq!(answer.out, format!("created {id}\n"));
 }
 
-fn a_job_that_is_cancelled_is_told(bench: &Bench) {
-    bench.migrated();
-    let child = waiting(bench, "enqueue greet --delay 1h --wait --json");
-    bench.run("jobs cancel --kind greet --yes").ok();
-    let answer = ended(child).refused(8, &["ended as cancelled"]);
+fn a_job_that_is_cancelled_is_told(fixture: &Fixture) {
+    fixture.migrated();
+    let child = waiting(fixture, "enqueue greet --delay 1h --wait --json");
+    fixture.run("jobs cancel --kind greet --yes").ok();
+    let answer = ended(child).fails_with(8, &["ended as cancelled"]);
     assert_eq!(answer.document()["status"], "cancelled");
 }
 
-fn a_job_that_takes_too_long_goes_on(bench: &Bench) {
-    bench.migrated();
-    let late = bench.run("enqueue greet --wait=50ms --json").refused(9, &["50ms", "queued", "jobs explain"]);
+fn a_job_that_takes_too_long_goes_on(fixture: &Fixture) {
+    fixture.migrated();
+    let late =
+        fixture.run("enqueue greet --wait=50ms --json").fails_with(9, &["50ms", "queued", "jobs explain"]);
     assert_eq!(late.document()["status"], "queued");
     let id = late.document()["job_id"].as_str().unwrap().to_owned();
-    assert_eq!(bench.run(&format!("jobs show {id} --json")).json()["status"], "queued");
-    bench.run("enqueue greet --wait=soon").refused(2, &["--wait", "or none"]);
+    assert_eq!(fixture.run(&format!("jobs show {id} --json")).json()["status"], "queued");
+    fixture.run("enqueue greet --wait=soon").fails_with(2, &["--wait", "or none"]);
 }

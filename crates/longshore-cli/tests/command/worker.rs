@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use longshore::Status;
 use serde_json::json;
 
-use crate::bench::{Bench, binary, on_every_engine};
-use crate::process::{Process, ask};
+use crate::fixture::{Fixture, binary, on_every_engine};
+use crate::process::{Process, request};
 
 on_every_engine!(
     a_drain_runs_what_is_due_and_tells,
@@ -19,8 +19,8 @@ on_every_engine!(
 const FAILS_ONCE: &str = "01990000-0000-7000-8000-000000000001";
 const MAIL: &str = r#"{"to":"ada@example.com","subject":"Hi","body":"…"}"#;
 
-fn enqueue_one_that_fails_once(bench: &Bench) {
-    bench.library(async |client| {
+fn enqueue_one_that_fails_once(fixture: &Fixture) {
+    fixture.with_client(async |client| {
         let job = longshore::NewJob::new("send_email", &json!({ "to": "a@b", "subject": "", "body": "" }))
             .id(FAILS_ONCE.parse()?)
             .retry(longshore::RetryPolicy::fixed(Duration::ZERO));
@@ -28,44 +28,44 @@ fn enqueue_one_that_fails_once(bench: &Bench) {
     });
 }
 
-fn a_drain_runs_what_is_due_and_tells(bench: &Bench) {
-    bench.migrated();
-    enqueue_one_that_fails_once(bench);
+fn a_drain_runs_what_is_due_and_tells(fixture: &Fixture) {
+    fixture.migrated();
+    enqueue_one_that_fails_once(fixture);
     let elsewhere =
-        bench.words(&["enqueue", "send_email", "--payload", MAIL, "--queue", "elsewhere", "--json"]);
-    let later = bench.words(&["enqueue", "send_email", "--payload", MAIL, "--delay", "1h", "--json"]);
-    let unknown = bench.enqueue("greet");
+        fixture.run_args(&["enqueue", "send_email", "--payload", MAIL, "--queue", "elsewhere", "--json"]);
+    let later = fixture.run_args(&["enqueue", "send_email", "--payload", MAIL, "--delay", "1h", "--json"]);
+    let unknown = fixture.enqueue("greet");
 
-    let done = bench.run("worker --simulate --drain --json --log off").json();
+    let done = fixture.run("worker --simulate --drain --json --log off").json();
     let expected =
         json!({ "succeeded": 1, "retrying": 1, "failed_permanent": 0, "cancelled": 0, "put_back": 0 });
     assert_eq!(done, expected);
-    let job = bench.run(&format!("jobs show {FAILS_ONCE} --json")).json();
+    let job = fixture.run(&format!("jobs show {FAILS_ONCE} --json")).json();
     assert_eq!((&job["status"], &job["attempts"]), (&json!("succeeded"), &json!(2)));
     assert_eq!(job["result"]["simulated"], true);
     assert!(job["errors"][0]["error"].as_str().unwrap().contains("simulated failure at step"), "{job}");
     for left in
         [elsewhere.json()["job_id"].as_str().unwrap(), later.json()["job_id"].as_str().unwrap(), &unknown]
     {
-        assert_eq!(bench.run(&format!("jobs show {left} --json")).json()["status"], "queued");
+        assert_eq!(fixture.run(&format!("jobs show {left} --json")).json()["status"], "queued");
     }
-    let told = bench.run("worker --simulate --drain --log off").ok().out;
+    let told = fixture.run("worker --simulate --drain --log off").ok().out;
     assert_eq!(told, "succeeded 0, retrying 0, failed_permanent 0, cancelled 0, put back 0\n");
 }
 
-fn a_worker_shows_metrics_and_goes_when_told(bench: &Bench) {
-    bench.migrated();
-    enqueue_one_that_fails_once(bench);
+fn a_worker_shows_metrics_and_goes_when_told(fixture: &Fixture) {
+    fixture.migrated();
+    enqueue_one_that_fails_once(fixture);
     let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let mut worker =
-        Process::start(binary().env("DATABASE_URL", &bench.url).env("RUST_LOG_FORMAT", "json").args([
+        Process::start(binary().env("DATABASE_URL", &fixture.url).env("RUST_LOG_FORMAT", "json").args([
             "worker",
             "--simulate",
             "--json",
             "--metrics-addr",
             &addr,
         ]));
-    bench.library(async |client| {
+    fixture.with_client(async |client| {
         let began = Instant::now();
         while client.get(FAILS_ONCE.parse()?).await?.status != Status::Succeeded {
             assert!(began.elapsed() < Duration::from_secs(30), "the job never succeeded");
@@ -73,7 +73,7 @@ fn a_worker_shows_metrics_and_goes_when_told(bench: &Bench) {
         }
         Ok(())
     });
-    let metrics = ask(&addr, "GET", "/metrics", None, "").text;
+    let metrics = request(&addr, "GET", "/metrics", None, "").text;
     for line in [
         r#"worker_jobs_started_total{kind="send_email"} 2"#,
         r#"worker_jobs_completed_total{kind="send_email",outcome="retrying"} 1"#,
@@ -81,8 +81,8 @@ fn a_worker_shows_metrics_and_goes_when_told(bench: &Bench) {
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line}\n{metrics}");
     }
-    let taken = bench.words(&["worker", "--simulate", "--metrics-addr", &addr, "--log", "off"]);
-    taken.refused(1, &[&addr, "--metrics-addr", "off"]);
+    let taken = fixture.run_args(&["worker", "--simulate", "--metrics-addr", &addr, "--log", "off"]);
+    taken.fails_with(1, &[&addr, "--metrics-addr", "off"]);
 
     worker.signal("TERM");
     let (code, out, err) = worker.ended();
@@ -92,11 +92,11 @@ fn a_worker_shows_metrics_and_goes_when_told(bench: &Bench) {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     }
     assert!(err.contains("stopping"), "{err}");
-    assert_eq!(bench.run("workers list --json").json(), json!([]), "it has signed off");
+    assert_eq!(fixture.run("workers list --json").json(), json!([]), "it has signed off");
 }
 
-fn settings_are_refused_by_the_name_of_their_flag(bench: &Bench) {
-    bench.migrated();
+fn settings_are_refused_by_the_name_of_their_flag(fixture: &Fixture) {
+    fixture.migrated();
     let cases = [
         ("--sweep-threshold 20s", "--sweep-threshold: 20s is under three heartbeats"),
         ("--concurrency 0", "--concurrency: must be at least 1"),
@@ -108,10 +108,10 @@ fn settings_are_refused_by_the_name_of_their_flag(bench: &Bench) {
         ("--shutdown-grace 5", "like 500ms"),
     ];
     for (flags, told) in cases {
-        bench.run(&format!("worker --simulate --drain {flags}")).refused(2, &[told]);
+        fixture.run(&format!("worker --simulate --drain {flags}")).fails_with(2, &[told]);
     }
     let mut command = binary();
-    command.env("DATABASE_URL", &bench.url).env("LONGSHORE_SWEEP_THRESHOLD", "29s");
+    command.env("DATABASE_URL", &fixture.url).env("LONGSHORE_SWEEP_THRESHOLD", "29s");
     let output = command.args(["worker", "--simulate", "--drain"]).output().unwrap();
-    crate::bench::Answer::of(output).refused(2, &["29s is under three heartbeats"]);
+    crate::fixture::CommandOutput::of(output).fails_with(2, &["29s is under three heartbeats"]);
 }

@@ -1,0 +1,115 @@
+//! Workers, sweeps and the check.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::fixture::{Fixture, on_every_engine};
+
+on_every_engine!(
+    migrate_does_its_work_once,
+    a_check_tells_a_pending_migration_and_changes_nothing,
+    before_migration_every_command_says_to_migrate,
+    workers_are_listed_with_their_state,
+    a_sweep_recovers_what_its_dry_run_told,
+    a_check_finds_a_job_that_is_nowhere,
+);
+
+// ---- migrate ---------------------------------------------------------------------
+
+fn migrate_does_its_work_once(fixture: &Fixture) {
+    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 2 }));
+    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 2; nothing to do\n");
+    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 2\n");
+    assert_eq!(
+        fixture.run("migrate --check --json").json(),
+        json!({ "version": 2, "wanted": 2, "pending": false })
+    );
+}
+
+fn a_check_tells_a_pending_migration_and_changes_nothing(fixture: &Fixture) {
+    for _ in 0..2 {
+        let check = fixture.run("migrate --check");
+        assert_eq!(check.code, 1);
+        assert_eq!(check.out, "pending: schema version 0, wanted 2; run `longshore migrate`\n");
+    }
+    let check = fixture.run("migrate --check --json");
+    assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));
+    assert!(fixture.file().is_none_or(|file| !file.exists()), "no file is made");
+}
+
+fn before_migration_every_command_says_to_migrate(fixture: &Fixture) {
+    let lines = [
+        "enqueue greet",
+        "jobs list",
+        "queues list",
+        "dead list",
+        "workers list",
+        "sweep",
+        "counts",
+        "check",
+    ];
+    for line in lines {
+        fixture.run(line).fails_with(6, &["longshore migrate"]);
+    }
+    assert!(fixture.file().is_none_or(|file| !file.exists()), "no file is made");
+}
+
+// ---- workers, sweep and check ----------------------------------------------------
+
+fn workers_are_listed_with_their_state(fixture: &Fixture) {
+    fixture.migrated();
+    assert_eq!(fixture.run("workers list").ok().out, "no workers are known\n");
+    fixture.enqueue("greet");
+    let (worker, _) = fixture.claim(1);
+    let listed = fixture.run("workers list --json").json();
+    assert_eq!((&listed[0]["id"], &listed[0]["name"]), (&json!(worker.id), &json!("crane 7")));
+    assert_eq!((&listed[0]["running"], &listed[0]["stale"]), (&json!(1), &json!(false)));
+
+    fixture.move_clock(Duration::from_secs(30));
+    let state = |line: &str| {
+        let listed = fixture.run(line).ok().out;
+        listed.lines().nth(1).unwrap().split_whitespace().nth(3).unwrap().to_owned()
+    };
+    assert_eq!(state("workers list"), "alive");
+    assert_eq!(state("workers list --threshold 20s"), "stale");
+    fixture.run("workers list --threshold 20").fails_with(2, &["--threshold", "like 500ms"]);
+}
+
+fn a_sweep_recovers_what_its_dry_run_told(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
+    let (worker, _) = fixture.claim(1);
+    assert_eq!(fixture.run("sweep").ok().out, "recovered 0 jobs from 0 workers\n");
+
+    fixture.move_clock(Duration::from_secs(40));
+    assert_eq!(fixture.run("sweep --dry-run").ok().out, "would recover 0 jobs from 0 workers\n");
+    for _ in 0..2 {
+        let told = fixture.run("sweep --dry-run --threshold 30s --json").json();
+        assert_eq!(told, json!({ "workers": [worker.id], "recovered": 1, "skipped": 0, "dry_run": true }));
+    }
+    let done = fixture.run("sweep --threshold 30s --recovery-delay 2m").ok().out;
+    assert_eq!(done, format!("recovered 1 job from 1 worker\nworker {}\n", worker.id));
+    let job = fixture.run(&format!("jobs show {id} --json")).json();
+    assert_eq!((&job["status"], &job["interruptions"]), (&json!("retrying"), &json!(1)));
+    assert_eq!(job["last_error"], "Job recovered after worker interruption");
+    let waits = fixture.with_client(async |client| {
+        let job = client.get(id.parse()?).await?;
+        Ok(job.run_at - client.store().now().await?)
+    });
+    assert_eq!(waits.num_seconds(), 120);
+    fixture.run("sweep --recovery-delay soon").fails_with(2, &["--recovery-delay", "like 500ms"]);
+}
+
+fn a_check_finds_a_job_that_is_nowhere(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
+    fixture.enqueue("greet --queue mail");
+    assert_eq!(fixture.run("check").ok().out, "2 jobs checked; all is well\n");
+    assert_eq!(fixture.run("check --json").json(), json!({ "jobs": 2, "problems": [] }));
+    fixture.damage("delete from ready where queue = 'default'");
+    let found = fixture.run("check").fails_with(1, &["problems found: 1"]);
+    assert!(found.out.contains(&id), "{found:?}");
+    let found = fixture.run("check --json");
+    assert_eq!((found.code, found.document()["problems"].as_array().unwrap().len()), (1, 1));
+}
