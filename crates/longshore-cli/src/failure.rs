@@ -34,13 +34,18 @@ pub(crate) enum Code {
 
 impl Code {
     fn of(error: &longshore::Error) -> Self {
-        match error {
-            _ if error.is_invalid() => Code::Usage,
-            _ if error.is_not_found() => Code::NotFound,
-            _ if error.is_conflict() => Code::Conflict,
-            _ if error.is_unavailable() || error.is_read_only() => Code::Unavailable,
-            _ if error.is_schema() => Code::Schema,
-            _ => Code::Problem,
+        if error.is_invalid() {
+            Code::Usage
+        } else if error.is_not_found() {
+            Code::NotFound
+        } else if error.is_conflict() {
+            Code::Conflict
+        } else if error.is_unavailable() || error.is_read_only() {
+            Code::Unavailable
+        } else if error.is_schema() {
+            Code::Schema
+        } else {
+            Code::Problem
         }
     }
 

@@ -121,12 +121,11 @@ impl Out {
 
     /// A table, or what to say when it has no rows.
     pub(crate) fn table(&self, table: &Table, when_empty: &str) {
-        match table.rows.is_empty() {
-            true => self.print(when_empty),
-            false => {
-                let width = terminal().map(|(width, _)| width);
-                self.print(table.render(width).trim_end_matches('\n'));
-            }
+        if table.rows.is_empty() {
+            self.print(when_empty)
+        } else {
+            let width = terminal().map(|(width, _)| width);
+            self.print(table.render(width).trim_end_matches('\n'));
         }
     }
 
@@ -142,10 +141,7 @@ impl Out {
 
     /// One line beside the answer, on standard error.
     pub(crate) fn note(&self, line: impl Display) {
-        match self.is_redrawn() {
-            true => self.line(line),
-            false => note(line),
-        }
+        if self.is_redrawn() { self.line(line) } else { note(line) }
     }
 
     fn print(&self, text: &str) {
@@ -241,9 +237,10 @@ pub(crate) fn counted(n: u64, thing: &str) -> String {
 /// Quotes a word so that a shell reads it back as one.
 pub(crate) fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
 
@@ -343,9 +340,10 @@ impl Table {
 }
 
 fn truncate(cell: &str, width: usize) -> String {
-    match cell.chars().count() <= width {
-        true => cell.to_owned(),
-        false => cell.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
+    if cell.chars().count() <= width {
+        cell.to_owned()
+    } else {
+        cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
     }
 }
 

@@ -280,9 +280,10 @@ async fn clean_up(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
         )
     };
     const ORDERS: [Action; 2] = [Action::Cancel, Action::Delete];
-    let jobs = match is_wanted() {
-        true => bulk::count(endpoint, Action::Cancel, &which, None).await.map_err(left)?,
-        false => 0,
+    let jobs = if is_wanted() {
+        bulk::count(endpoint, Action::Cancel, &which, None).await.map_err(left)?
+    } else {
+        0
     };
     let mut progress = Progress::of(jobs * ORDERS.len() as u64);
     for action in ORDERS {

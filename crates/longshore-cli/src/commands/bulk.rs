@@ -258,9 +258,10 @@ fn ask(what: &str) -> Result<(), Failure> {
     let _ = write!(io::stderr(), "{what}? [y/N] ");
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
-    match read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
-        true => Ok(()),
-        false => Err(Failure::new(Code::Problem, "nothing was changed")),
+    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        Ok(())
+    } else {
+        Err(Failure::new(Code::Problem, "nothing was changed"))
     }
 }
 
@@ -275,16 +276,19 @@ fn would(action: Action, counted: &Totals) -> String {
 
 fn tell(action: Action, totals: &Totals, dry_run: bool, out: &Out) -> Code {
     let Totals { matched, changed, skipped, .. } = totals;
-    match dry_run {
-        _ if out.json => out.document(&json!({
+    if out.json {
+        out.document(&json!({
             "action": action, "matched": matched, "changed": changed, "skipped": skipped, "dry_run": dry_run,
-        })),
-        true => out.line(format_args!("would {}", would(action, totals))),
-        false if *skipped == 0 => out.line(format_args!("{}: {changed}", action.done())),
-        false => out.line(format_args!(
+        }));
+    } else if dry_run {
+        out.line(format_args!("would {}", would(action, totals)));
+    } else if *skipped == 0 {
+        out.line(format_args!("{}: {changed}", action.done()));
+    } else {
+        out.line(format_args!(
             "{}: {changed}, skipped: {skipped} (their state forbids it, or they had moved on)",
             action.done()
-        )),
+        ));
     }
     Code::Done
 }

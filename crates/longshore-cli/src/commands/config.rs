@@ -48,13 +48,16 @@ fn show(asked: &Show, configuration: &Configuration, out: &Out) -> Result<Code, 
 fn check(configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
     as_every_command(configuration)?;
     let file = configuration.file.as_ref();
-    match file {
-        _ if out.json => out.document(&json!({
+    if out.json {
+        out.document(&json!({
             "file": file.map(|file| &file.path),
             "settings": file.map_or(0, |file| file.len()),
-        })),
+        }));
+        return Ok(Code::Done);
+    }
+    match file {
         Some(file) => {
-            out.line(format_args!("{}: all can be read; settings: {}", file.path.display(), file.len()))
+            out.line(format_args!("{}: all can be read; settings: {}", file.path.display(), file.len()));
         }
         None => out.line("no configuration file; the variables can be read"),
     }
@@ -103,10 +106,7 @@ impl Effective {
 
 /// The values as people and programs may see them.
 fn shown(setting: &Setting, values: &[String]) -> Value {
-    let show = |value: &String| match setting.secret {
-        true => secret::mask(value),
-        false => value.clone(),
-    };
+    let show = |value: &String| if setting.secret { secret::mask(value) } else { value.clone() };
     match setting.takes {
         Takes::List => values.iter().map(show).collect(),
         Takes::One | Takes::Switch => values.first().map_or(Value::Null, |value| show(value).into()),

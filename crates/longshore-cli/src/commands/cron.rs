@@ -44,9 +44,10 @@ pub(super) async fn run(endpoint: &Endpoint, command: Cron, out: &Out) -> Outcom
         }
         Cron::Remove(args) => {
             endpoint.delete(&["cron", &args.name]).send().await?;
-            match out.json {
-                true => out.document(&json!({ "removed": args.name })),
-                false => out.line(format_args!("removed {}", args.name)),
+            if out.json {
+                out.document(&json!({ "removed": args.name }));
+            } else {
+                out.line(format_args!("removed {}", args.name));
             }
             Ok(Code::Done)
         }
@@ -64,21 +65,23 @@ async fn add(endpoint: &Endpoint, args: CronAdd, out: &Out) -> Outcome {
 
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["cron"]).send().await?;
-    match out.json {
-        true => out.document(&reply.read::<Vec<RawObject>>()?),
-        false => out.table(
+    if out.json {
+        out.document(&reply.read::<Vec<RawObject>>()?);
+    } else {
+        out.table(
             &table(&reply.read::<Vec<Schedule>>()?),
             "no schedules; `longshore cron add --help` shows how to put one",
-        ),
+        );
     }
     Ok(Code::Done)
 }
 
 /// How the schedule stands after the change.
 fn show(reply: &Reply, out: &Out) -> Outcome {
-    match out.json {
-        true => out.document(&reply.read::<RawObject>()?),
-        false => out.table(&table(&[reply.read()?]), ""),
+    if out.json {
+        out.document(&reply.read::<RawObject>()?);
+    } else {
+        out.table(&table(&[reply.read()?]), "");
     }
     Ok(Code::Done)
 }

@@ -76,9 +76,10 @@ async fn redrive_all(endpoint: &Endpoint, args: Redrive, out: &Out) -> Outcome {
         }
     }
     drop(progress);
-    match out.json {
-        true => out.document(&json!({ "redriven": redriven, "skipped": skipped })),
-        false => out.line(format_args!("redriven: {redriven}")),
+    if out.json {
+        out.document(&json!({ "redriven": redriven, "skipped": skipped }));
+    } else {
+        out.line(format_args!("redriven: {redriven}"));
     }
     Ok(Code::Done)
 }

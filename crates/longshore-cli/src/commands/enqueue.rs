@@ -157,9 +157,10 @@ pub(super) async fn warn_if_unknown(endpoint: &Endpoint, kind: &str, out: &Out) 
 
 /// Says which job it is now, and how it came to be.
 pub(super) fn tell(enqueued: &Enqueued, out: &Out) {
-    match out.json {
-        true => out.document(&json!({ "job_id": enqueued.job_id, "how": enqueued.how })),
-        false => out.line(format_args!("{} {}", enqueued.how, enqueued.job_id)),
+    if out.json {
+        out.document(&json!({ "job_id": enqueued.job_id, "how": enqueued.how }))
+    } else {
+        out.line(format_args!("{} {}", enqueued.how, enqueued.job_id))
     }
 }
 

@@ -93,12 +93,13 @@ async fn come_back(endpoint: &Endpoint, seen: Option<&str>) -> Result<Follow, Fa
 }
 
 fn show(event: &Event, out: &Out) {
-    match out.json {
-        true => match serde_json::from_str(&event.data) {
+    if out.json {
+        match serde_json::from_str(&event.data) {
             Ok(data) => out.document(&Document { id: event.id.as_deref(), event: &event.name, data }),
             Err(error) => out.note(format_args!("error: an event is not JSON: {error}")),
-        },
-        false => out.line(format_args!("{}  {}", instant(Utc::now()), sentence(event))),
+        }
+    } else {
+        out.line(format_args!("{}  {}", instant(Utc::now()), sentence(event)))
     }
 }
 

@@ -127,9 +127,10 @@ pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: 
 }
 
 fn show(reply: &Reply, out: &Out) -> Outcome {
-    match out.json {
-        true => out.document(&reply.read::<RawObject>()?),
-        false => record::print(&reply.read()?, out),
+    if out.json {
+        out.document(&reply.read::<RawObject>()?);
+    } else {
+        record::print(&reply.read()?, out);
     }
     Ok(Code::Done)
 }

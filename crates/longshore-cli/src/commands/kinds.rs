@@ -34,9 +34,10 @@ pub(super) async fn run(endpoint: &Endpoint, command: Kinds, out: &Out) -> Outco
         Kinds::Put(args) => put(endpoint, &args, out).await,
         Kinds::Remove { kind } => {
             endpoint.delete(&["kinds", &kind]).send().await?;
-            match out.json {
-                true => out.document(&json!({ "removed": kind })),
-                false => out.line(format_args!("removed {kind}")),
+            if out.json {
+                out.document(&json!({ "removed": kind }));
+            } else {
+                out.line(format_args!("removed {kind}"));
             }
             Ok(Code::Done)
         }
@@ -45,12 +46,13 @@ pub(super) async fn run(endpoint: &Endpoint, command: Kinds, out: &Out) -> Outco
 
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["kinds"]).send().await?;
-    match out.json {
-        true => out.document(&reply.read::<Vec<RawObject>>()?),
-        false => out.table(
+    if out.json {
+        out.document(&reply.read::<Vec<RawObject>>()?);
+    } else {
+        out.table(
             &table(&reply.read::<Vec<Kind>>()?),
             "no kinds; a worker announces its own when it starts, `longshore kinds put --help` shows how to",
-        ),
+        );
     }
     Ok(Code::Done)
 }
@@ -59,9 +61,10 @@ async fn put(endpoint: &Endpoint, args: &PutKind, out: &Out) -> Outcome {
     let read = |field, given: &Option<String>| given.as_ref().map(|text| read_json(field, text)).transpose();
     let kind = NewKind { schema: read("schema", &args.schema)?, defaults: read("defaults", &args.defaults)? };
     let reply = endpoint.put(&["kinds", &args.kind]).body(&kind).send().await?;
-    match out.json {
-        true => out.document(&reply.read::<RawObject>()?),
-        false => out.table(&table(&[reply.read()?]), ""),
+    if out.json {
+        out.document(&reply.read::<RawObject>()?);
+    } else {
+        out.table(&table(&[reply.read()?]), "");
     }
     Ok(Code::Done)
 }

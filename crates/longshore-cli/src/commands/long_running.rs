@@ -137,9 +137,10 @@ pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outco
     let worker = builder.build().map_err(by_flag)?;
     let listener = bind(&args.listen).await?;
     let address = local(&listener)?;
-    match out.json {
-        true => out.document(&serde_json::json!({ "url": format!("http://{address}") })),
-        false => out.line(format_args!("listening on http://{address}")),
+    if out.json {
+        out.document(&serde_json::json!({ "url": format!("http://{address}") }));
+    } else {
+        out.line(format_args!("listening on http://{address}"));
     }
     run(client, worker, listener, &args.listen).await
 }
@@ -151,10 +152,7 @@ async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Lis
             Auth::Off => Access::Open,
             Auth::Tokens => Access::Tokens,
         })
-        .unknown_kinds(match listen.allow_unknown_kinds {
-            true => UnknownKinds::Allow,
-            false => UnknownKinds::Refuse,
-        })
+        .unknown_kinds(if listen.allow_unknown_kinds { UnknownKinds::Allow } else { UnknownKinds::Refuse })
         .admission(Admission {
             requests_per_second: listen.rate_limit.0,
             waiting_jobs: listen.queue_depth_limit.0.map(u64::from),

@@ -105,12 +105,12 @@ async fn migrate(url: &str, args: &Migrate, out: &Out) -> Outcome {
         return check_schema(&client, out).await;
     }
     let migrated = client.migrate().await?;
-    match migrated {
-        _ if out.json => out.document(&migrated),
-        _ if migrated.from == migrated.to => {
-            out.line(format_args!("already at schema version {}; nothing to do", migrated.to));
-        }
-        _ => out.line(format_args!("migrated from schema version {} to {}", migrated.from, migrated.to)),
+    if out.json {
+        out.document(&migrated);
+    } else if migrated.from == migrated.to {
+        out.line(format_args!("already at schema version {}; nothing to do", migrated.to));
+    } else {
+        out.line(format_args!("migrated from schema version {} to {}", migrated.from, migrated.to));
     }
     Ok(Code::Done)
 }
@@ -133,42 +133,42 @@ async fn check_schema(client: &Client, out: &Out) -> Outcome {
 /// them.
 async fn expect_schema(client: &Client) -> Result<(), Failure> {
     let version = client.store().schema_version().await?;
-    match version == SCHEMA_VERSION {
-        true => Ok(()),
-        false => Err(Failure::new(
+    if version == SCHEMA_VERSION {
+        Ok(())
+    } else {
+        Err(Failure::new(
             Code::Schema,
             format_args!(
                 "the database is at schema version {version}, this program needs {SCHEMA_VERSION}; \
                  run `longshore migrate`, or start with --migrate"
             ),
-        )),
+        ))
     }
 }
 
 fn tell_schema(version: i64, out: &Out) -> Code {
     let pending = version < SCHEMA_VERSION;
-    match pending {
-        _ if out.json => {
-            out.document(&json!({ "version": version, "wanted": SCHEMA_VERSION, "pending": pending }));
-        }
-        true => out.line(format_args!(
+    if out.json {
+        out.document(&json!({ "version": version, "wanted": SCHEMA_VERSION, "pending": pending }));
+    } else if pending {
+        out.line(format_args!(
             "pending: schema version {version}, wanted {SCHEMA_VERSION}; run `longshore migrate`"
-        )),
-        false => out.line(format_args!("up to date at schema version {version}")),
+        ));
+    } else {
+        out.line(format_args!("up to date at schema version {version}"));
     }
     if pending { Code::Problem } else { Code::Done }
 }
 
 async fn check(client: &Client, out: &Out) -> Outcome {
     let report = client.check().await?;
-    match out.json {
-        true => out.document(&report),
-        false => {
-            report.problems.iter().for_each(|problem| out.line(problem));
-            match report.problems.len() {
-                0 => out.line(format_args!("{} jobs checked; all is well", report.jobs)),
-                n => out.note(format_args!("error: {} jobs checked; problems found: {n}", report.jobs)),
-            }
+    if out.json {
+        out.document(&report);
+    } else {
+        report.problems.iter().for_each(|problem| out.line(problem));
+        match report.problems.len() {
+            0 => out.line(format_args!("{} jobs checked; all is well", report.jobs)),
+            n => out.note(format_args!("error: {} jobs checked; problems found: {n}", report.jobs)),
         }
     }
     Ok(if report.problems.is_empty() { Code::Done } else { Code::Problem })

@@ -35,23 +35,20 @@ pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outc
 
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["queues"]).send().await?;
-    match out.json {
-        true => out.document(&reply.read::<Vec<RawObject>>()?),
-        false => {
-            out.table(
-                &table(&reply.read::<Vec<Queue>>()?),
-                "no queues have settings, or jobs that wait or run",
-            );
-        }
+    if out.json {
+        out.document(&reply.read::<Vec<RawObject>>()?);
+    } else {
+        out.table(&table(&reply.read::<Vec<Queue>>()?), "no queues have settings, or jobs that wait or run");
     }
     Ok(Code::Done)
 }
 
 /// How the queue stands after the change.
 fn show(reply: &Reply, out: &Out) -> Outcome {
-    match out.json {
-        true => out.document(&reply.read::<RawObject>()?),
-        false => out.table(&table(&[reply.read()?]), ""),
+    if out.json {
+        out.document(&reply.read::<RawObject>()?);
+    } else {
+        out.table(&table(&[reply.read()?]), "");
     }
     Ok(Code::Done)
 }

@@ -15,9 +15,10 @@ use crate::output::{Fit, Out, RawObject, Table, instant};
 /// Whether there is an answer; if not, the failure is the answer.
 pub(super) async fn health(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["health"]).send().await?;
-    match out.json {
-        true => out.document(&reply.read::<RawObject>()?),
-        false => out.line("ok"),
+    if out.json {
+        out.document(&reply.read::<RawObject>()?);
+    } else {
+        out.line("ok");
     }
     Ok(Code::Done)
 }
@@ -42,9 +43,10 @@ struct Counts<C> {
 pub(super) async fn counts(endpoint: &Endpoint, out: &Out) -> Outcome {
     // What has ended lately is not asked for.
     let reply = endpoint.get(&["stats"]).query("minutes", Some(1)).send().await?;
-    match out.json {
-        true => out.document(&reply.read::<Counts<RawObject>>()?.counts),
-        false => out.table(&counts_table(&reply.read::<Counts<Count>>()?.counts), "no jobs"),
+    if out.json {
+        out.document(&reply.read::<Counts<RawObject>>()?.counts);
+    } else {
+        out.table(&counts_table(&reply.read::<Counts<Count>>()?.counts), "no jobs");
     }
     Ok(Code::Done)
 }
@@ -106,9 +108,10 @@ pub(super) async fn stats(endpoint: &Endpoint, args: &args::Stats, out: &Out) ->
         .query("queue", args.queue.as_ref())
         .query("kind", args.kind.as_ref());
     let reply = request.send().await?;
-    match out.json {
-        true => out.document(&reply.read::<RawObject>()?),
-        false => print(&reply.read()?, args.minutes, out),
+    if out.json {
+        out.document(&reply.read::<RawObject>()?);
+    } else {
+        print(&reply.read()?, args.minutes, out);
     }
     Ok(Code::Done)
 }

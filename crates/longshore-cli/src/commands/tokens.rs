@@ -41,17 +41,16 @@ async fn create(client: &Client, args: CreateToken, out: &Out) -> Outcome {
         expires_at,
     };
     client.create_token(&token).await?;
-    match out.json {
-        true => out.document(&json!({ "id": token.id, "name": token.name, "token": secret })),
-        false => {
-            out.line(&secret);
-            if !out.is_lost() {
-                out.note(format_args!(
-                    "token {} is shown this once; send it as `Authorization: Bearer <token>`, \
+    if out.json {
+        out.document(&json!({ "id": token.id, "name": token.name, "token": secret }));
+    } else {
+        out.line(&secret);
+        if !out.is_lost() {
+            out.note(format_args!(
+                "token {} is shown this once; send it as `Authorization: Bearer <token>`, \
                      or let this command find it in LONGSHORE_TOKEN",
-                    token.id
-                ));
-            }
+                token.id
+            ));
         }
     }
     if out.is_lost() {
@@ -74,15 +73,11 @@ fn secret() -> Result<String, Failure> {
 
 async fn list(client: &Client, out: &Out) -> Outcome {
     let tokens = client.tokens().await?;
-    match out.json {
-        true => out.document(&tokens),
-        false => {
-            let now = client.store().now().await?;
-            out.table(
-                &table(&tokens, now),
-                "no tokens; `longshore tokens create --help` shows how to make one",
-            );
-        }
+    if out.json {
+        out.document(&tokens);
+    } else {
+        let now = client.store().now().await?;
+        out.table(&table(&tokens, now), "no tokens; `longshore tokens create --help` shows how to make one");
     }
     Ok(Code::Done)
 }
@@ -98,10 +93,12 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>) -> Table {
         ("expires at", Fit::WholeOrOut),
     ]);
     for token in tokens {
-        let state = match token {
-            _ if token.revoked_at.is_some() => "revoked",
-            _ if token.expires_at.is_some_and(|at| at <= now) => "expired",
-            _ => "good",
+        let state = if token.revoked_at.is_some() {
+            "revoked"
+        } else if token.expires_at.is_some_and(|at| at <= now) {
+            "expired"
+        } else {
+            "good"
         };
         table.row([
             token.id.to_string(),
@@ -120,17 +117,17 @@ async fn revoke(client: &Client, ids: &[Uuid], out: &Out) -> Outcome {
     let mut code = Code::Done;
     let mut revoked = Vec::new();
     for id in ids {
-        match client.revoke_token(*id).await? {
-            true => revoked.push(*id),
-            false => {
-                out.note(format_args!("error: there is no token {id}; `longshore tokens list` shows them"));
-                code = Code::NotFound;
-            }
+        if client.revoke_token(*id).await? {
+            revoked.push(*id)
+        } else {
+            out.note(format_args!("error: there is no token {id}; `longshore tokens list` shows them"));
+            code = Code::NotFound;
         }
     }
-    match out.json {
-        true => out.document(&json!({ "revoked": revoked })),
-        false => revoked.iter().for_each(|id| out.line(format_args!("revoked {id}"))),
+    if out.json {
+        out.document(&json!({ "revoked": revoked }));
+    } else {
+        revoked.iter().for_each(|id| out.line(format_args!("revoked {id}")));
     }
     Ok(code)
 }

@@ -41,9 +41,10 @@ pub(super) async fn run(endpoint: &Endpoint, command: Workers, out: &Out) -> Out
 async fn list(endpoint: &Endpoint, threshold: Option<Duration>, out: &Out) -> Outcome {
     let threshold = threshold.map(|threshold| threshold.as_secs_f64());
     let reply = endpoint.get(&["workers"]).query("threshold_seconds", threshold).send().await?;
-    match out.json {
-        true => out.document(&reply.read::<Vec<RawObject>>()?),
-        false => out.table(&table(&reply.read::<Vec<Worker>>()?), "no workers are known"),
+    if out.json {
+        out.document(&reply.read::<Vec<RawObject>>()?);
+    } else {
+        out.table(&table(&reply.read::<Vec<Worker>>()?), "no workers are known");
     }
     Ok(Code::Done)
 }
@@ -77,10 +78,12 @@ fn table(workers: &[Worker]) -> Table {
 }
 
 fn state(worker: &Worker) -> &'static str {
-    match worker {
-        _ if worker.dead_at.is_some() => "dead",
-        _ if worker.stale => "stale",
-        _ => "alive",
+    if worker.dead_at.is_some() {
+        "dead"
+    } else if worker.stale {
+        "stale"
+    } else {
+        "alive"
     }
 }
 
@@ -104,10 +107,11 @@ pub(super) async fn sweep(endpoint: &Endpoint, args: &Sweep, out: &Out) -> Outco
         return Ok(Code::Done);
     }
     let swept: Swept = reply.read()?;
-    let (verb, skipped) = match args.dry_run {
-        true => ("would recover", String::new()),
-        false if swept.skipped == 0 => ("recovered", String::new()),
-        false => ("recovered", format!("; skipped {}", swept.skipped)),
+    let verb = if args.dry_run { "would recover" } else { "recovered" };
+    let skipped = if args.dry_run || swept.skipped == 0 {
+        String::new()
+    } else {
+        format!("; skipped {}", swept.skipped)
     };
     out.line(format_args!(
         "{verb} {} from {}{skipped}",

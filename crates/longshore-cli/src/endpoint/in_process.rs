@@ -56,9 +56,10 @@ impl InProcess {
         let request = request.body(Body::from(body.unwrap_or_default())).map_err(wrong)?;
         let (parts, body) = self.call(request).await.into_parts();
         let text = read(body).await?;
-        match parts.status.is_success() {
-            true => Ok(Reply::new(&parts.headers, text)),
-            false => Err(refused(&parts, &text)),
+        if parts.status.is_success() {
+            Ok(Reply::new(&parts.headers, text))
+        } else {
+            Err(refused(&parts, &text))
         }
     }
 
@@ -68,10 +69,7 @@ impl InProcess {
             request = request.header(LAST_EVENT_ID, after);
         }
         let (parts, body) = self.call(request.body(Body::empty()).map_err(wrong)?).await.into_parts();
-        match parts.status.is_success() {
-            true => Ok(Pieces(body)),
-            false => Err(refused(&parts, &read(body).await?)),
-        }
+        if parts.status.is_success() { Ok(Pieces(body)) } else { Err(refused(&parts, &read(body).await?)) }
     }
 
     async fn call(&self, request: http::Request<Body>) -> Response {

@@ -175,10 +175,7 @@ fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let mut shown = String::with_capacity(text.len());
     for byte in text.bytes() {
-        match plain(byte) {
-            true => shown.push(char::from(byte)),
-            false => shown.push_str(&format!("%{byte:02X}")),
-        }
+        if plain(byte) { shown.push(char::from(byte)) } else { shown.push_str(&format!("%{byte:02X}")) }
     }
     shown
 }

@@ -77,9 +77,10 @@ impl Server {
             Ok(response) => response.map_err(|error| self.unreached(error))?,
             Err(_) => return Err(self.silent("it took the request and said nothing")),
         };
-        match response.status().is_success() {
-            true => Ok(Pieces { server: self.clone(), response }),
-            false => Err(self.refused(response).await),
+        if response.status().is_success() {
+            Ok(Pieces { server: self.clone(), response })
+        } else {
+            Err(self.refused(response).await)
         }
     }
 
@@ -144,17 +145,19 @@ fn base(text: &str) -> Result<Url, Failure> {
         ))
     };
     let url = Url::parse(text.trim()).map_err(|_| refused("not a URL"))?;
-    match url {
-        _ if !matches!(url.scheme(), "http" | "https") => Err(refused("not an http or https URL")),
-        _ if !url.username().is_empty() || url.password().is_some() => Err(refused(
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(refused("not an http or https URL"));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(refused(
             "holds a name or a password, which others could read; \
              give a token by LONGSHORE_TOKEN or --token-file and leave them out",
-        )),
-        _ if url.query().is_some() || url.fragment().is_some() => {
-            Err(refused("has a query or a fragment; leave it out"))
-        }
-        _ => Ok(url),
+        ));
     }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(refused("has a query or a fragment; leave it out"));
+    }
+    Ok(url)
 }
 
 fn is_loopback(url: &Url) -> bool {

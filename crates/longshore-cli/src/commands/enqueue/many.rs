@@ -77,9 +77,10 @@ pub(in crate::commands) async fn enqueue_many(endpoint: &Endpoint, args: &Enqueu
     }
     drop(progress);
     let Totals { created, existing, refused } = totals;
-    match out.json {
-        true => out.document(&json!({ "created": created, "existing": existing, "refused": refused })),
-        false => out.line(format_args!("created: {created}, existing: {existing}, refused: {refused}")),
+    if out.json {
+        out.document(&json!({ "created": created, "existing": existing, "refused": refused }));
+    } else {
+        out.line(format_args!("created: {created}, existing: {existing}, refused: {refused}"));
     }
     Ok(if refused == 0 { Code::Done } else { Code::Usage })
 }
@@ -100,9 +101,10 @@ impl Batch {
 fn next_line(input: &mut dyn BufRead) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     input.take(LONGEST_LINE as u64).read_until(b'\n', &mut line)?;
-    match line.len() == LONGEST_LINE && !line.ends_with(b"\n") {
-        true => Err(io::Error::other(format!("a line is longer than {LONGEST_LINE} bytes"))),
-        false => Ok(line),
+    if line.len() == LONGEST_LINE && !line.ends_with(b"\n") {
+        Err(io::Error::other(format!("a line is longer than {LONGEST_LINE} bytes")))
+    } else {
+        Ok(line)
     }
 }
 
