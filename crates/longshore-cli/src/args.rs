@@ -1,5 +1,5 @@
-//! The command line: what can be typed, and how each value is read. Owns no
-//! behaviour; that is in [`commands`](crate::commands).
+//! The command line: every command, flag and help text, and how values are parsed.
+//! What the commands do is in [`commands`](crate::commands).
 
 mod api;
 mod builtin;
@@ -50,34 +50,36 @@ Examples:
   longshore worker
 
   export LONGSHORE_SERVER=http://127.0.0.1:8080 LONGSHORE_TOKEN=longshore_…
-  longshore jobs list                  # the same by a server's API
+  longshore jobs list                  # the same, through a server's API
 
-Settings are flags, variables or keys of a configuration file, longshore.toml; the
-first of them wins. `longshore config show` prints all, and where each comes from.
+Every setting is a flag, an environment variable or a key in the configuration file,
+longshore.toml. A flag overrides the variable, and the variable overrides the file.
+`longshore config show` prints every setting and where its value comes from.
 
 Exit codes:
   0  done
-  1  something is wrong: `check` found a problem, `migrate --check` a pending
+  1  something is wrong: `check` found a problem, `migrate --check` found a pending
      migration, or the command failed for a reason that has no code of its own
-  2  usage: the command line, or a value in it, cannot be right
+  2  usage: the command line, or a value in it, is invalid
   3  not found: no such job, schedule or kind
-  4  conflict: the job exists, but its state forbids this
-  5  unavailable: the database or the server does not answer, or the database
-     takes no writes; try again
+  4  conflict: the job exists, but its state does not allow this
+  5  unavailable: the database or the server does not respond, or the database
+     accepts no writes; try again
   6  schema: the tables are missing or too old (run `longshore migrate`), or
      newer than this program
-  7  denied: the server asks for a token, or for one that may do this
-  8  ended otherwise: the job that `enqueue --wait` waited for failed for good or
-     was cancelled
-  9  not ended: the time of `enqueue --wait=TIME` was over first; the job goes on
-With several ids, each is tried, and the first failure decides the code."
+  7  denied: the server requires a token, or a token with a scope that allows this
+  8  ended without success: the job that `enqueue --wait` waited for failed
+     permanently or was cancelled
+  9  not ended: `enqueue --wait=TIME` timed out; the job continues
+A command with several ids tries each of them; the first failure sets the code."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) target: TargetArgs,
 
-    /// The configuration file [default: ./longshore.toml, else /etc/longshore/longshore.toml]; '' for none
-    // Not a path: clap would refuse an empty one.
+    /// The configuration file; '' for none [default: ./longshore.toml, else
+    /// /etc/longshore/longshore.toml]
+    // Not a PathBuf, because clap rejects an empty one.
     #[arg(
         long,
         global = true,
@@ -87,7 +89,7 @@ pub(crate) struct Cli {
     )]
     pub(crate) config: Option<OsString>,
 
-    /// Answer with one JSON document instead of text for people
+    /// Print one JSON document instead of text
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
 
@@ -97,54 +99,56 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run everything in one process, with nothing to install
+    /// Run everything in one process, for trying things out
     ///
-    /// The API, upkeep and a worker with the built-in kinds, on an SQLite file in a folder. Prints
-    /// where it listens and what to try.
+    /// Runs the API, upkeep and a worker with the built-in kinds on an SQLite file. Needs no other
+    /// software. Prints its address and some commands to try.
     #[command(after_help = serve::DEV_EXAMPLES)]
     Dev(Box<Dev>),
 
     /// Serve the HTTP API
     ///
-    /// Looks after the queue as well: recovers jobs of dead workers, fires schedules, removes what is
-    /// past its time. Off loopback it asks for tokens, or does not start.
+    /// The server also does the queue's upkeep: it recovers the jobs of dead workers, runs cron
+    /// schedules and removes finished jobs after their retention time. On an address other than
+    /// loopback it starts only with --auth tokens.
     #[command(after_help = serve::SERVE_EXAMPLES)]
     Serve(Box<Serve>),
 
     /// Create the tables or bring them up to date, and exit
     ///
-    /// Safe to run again and again, and from several processes at once; on an up-to-date database
-    /// it does nothing.
+    /// Safe to repeat, and safe to run from several processes at once. Does nothing if the database
+    /// is up to date.
     #[command(after_help = "\
 Examples:
   longshore migrate
   longshore migrate --check    # in a deploy script: exits 1 if a migration is pending")]
     Migrate(Migrate),
 
-    /// Claim jobs and run them, until told to end
+    /// Claim jobs and run them, until stopped by a signal
     ///
-    /// SIGINT or SIGTERM: claims no more, lets running jobs finish within the grace, then stops them
-    /// and gives them back to the queue, uncharged. A second signal does so at once. The jobs of a
-    /// worker that dies without a word are recovered by the others.
+    /// On SIGINT or SIGTERM the worker claims no more jobs and lets running ones finish within
+    /// --shutdown-grace. It then stops the rest and releases them to the queue, without counting an
+    /// attempt. A second signal does that at once. If a worker dies, the other workers recover its jobs.
     ///
-    /// Every setting is a flag, a variable and a key of the configuration file; the first of them wins.
+    /// Every setting is a flag, an environment variable and a key in the configuration file. A flag
+    /// overrides the variable, and the variable overrides the file.
     #[command(after_help = worker::EXAMPLES)]
     Worker(Box<Worker>),
 
     #[command(flatten)]
     Api(ApiCommand),
 
-    /// Make, list and revoke tokens for the API
+    /// Create, list and revoke tokens for the API
     #[command(subcommand)]
     Tokens(Tokens),
 
-    /// Look at the settings: flags, variables and the configuration file
+    /// Show and check the settings: flags, environment variables and the configuration file
     #[command(subcommand)]
     Config(Config),
 
-    /// Print what lets your shell complete this command
+    /// Print a completion script for your shell
     ///
-    /// Printed to standard output; the examples say where each shell looks for it.
+    /// The script goes to standard output. The examples show where each shell looks for it.
     #[command(after_help = "\
 Examples:
   longshore completions bash > ~/.local/share/bash-completion/completions/longshore
@@ -152,13 +156,14 @@ Examples:
   longshore completions fish > ~/.config/fish/completions/longshore.fish
   longshore completions powershell >> $PROFILE")]
     Completions {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
 
-    /// Prove that every job is in exactly one place
+    /// Check the consistency of the tables
     ///
-    /// Exits 1 and names each problem if there is one.
+    /// Verifies, for example, that every job has exactly one state. Prints each problem, and exits 1 if
+    /// there is any.
     #[command(after_help = "\
 Examples:
   longshore check
@@ -173,20 +178,21 @@ pub(crate) struct Migrate {
     pub(crate) check: bool,
 }
 
-/// How often to look again, if at all.
+/// Whether and how often to repeat the command: the `--watch` flag.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Repeat {
-    /// Look again every so often, 2s unless told; with --json a line each time. Ctrl-C ends it
+    /// Repeat the command at this interval until Ctrl-C; 2s if none is given. With --json, prints one
+    /// line each time
     #[arg(long = "watch", value_name = "INTERVAL", num_args = 0..=1, default_missing_value = "2s", value_parser = interval)]
     pub(crate) interval: Option<Duration>,
 }
 
-/// More often than people can look only keeps the database busy.
-const LEAST: Duration = Duration::from_millis(100);
+/// A shorter interval would load the database and show a person nothing more.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 fn interval(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
-        interval if interval < LEAST => Err(format!("`{text}` is too often; give 100ms or more")),
+        interval if interval < MIN_INTERVAL => Err(format!("`{text}` is too short; give 100ms or more")),
         interval => Ok(interval),
     }
 }
@@ -203,7 +209,7 @@ mod tests {
         Cli::try_parse_from(words).map_err(|error| error.to_string())
     }
 
-    /// As a shell would: what is in quotes is one word.
+    /// Splits like a shell: text in single quotes is one word.
     fn words(line: &str) -> Vec<&str> {
         let parts = line.split('\'').enumerate();
         parts
@@ -214,21 +220,21 @@ mod tests {
             .collect()
     }
 
-    fn refused(line: &str) -> String {
+    fn error_of(line: &str) -> String {
         parse(line).unwrap_err()
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_clap_definition_passes_its_own_checks() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn every_command_teaches_with_an_example_that_parses() {
+    fn every_command_has_an_example_that_parses() {
         fn walk(command: &clap::Command, path: &str, seen: &mut usize) {
             for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
                 let path = format!("{path} {}", sub.get_name());
-                assert!(sub.get_about().is_some(), "{path}: says what it does");
+                assert!(sub.get_about().is_some(), "{path}: has no description");
                 if sub.has_subcommands() {
                     walk(sub, &path, seen);
                     continue;
@@ -236,7 +242,7 @@ mod tests {
                 let help = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
                 let examples: Vec<&str> =
                     help.lines().filter_map(|line| line.trim().strip_prefix(path.trim())).collect();
-                assert!(!examples.is_empty(), "{path}: shows an example");
+                assert!(!examples.is_empty(), "{path}: has no example");
                 for example in examples {
                     let words = example.split(['#', '|', '>']).next().unwrap();
                     parse(&format!("{} {words}", path.trim().strip_prefix("longshore").unwrap()))
@@ -251,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_field_and_the_remedy() {
+    fn errors_name_the_field_and_the_remedy() {
         let cases = [
             ("enqueue greet --delay 5", "--delay", "like 500ms, 10s or 1h30m"),
             ("enqueue greet --run-at tomorrow", "--run-at", "like 2030-01-31T09:00:00Z"),
@@ -270,13 +276,13 @@ mod tests {
             ("dead redrive", "--kind", "--all"),
         ];
         for (line, field, remedy) in cases {
-            let refused = refused(line);
-            assert!(refused.contains(field) && refused.contains(remedy), "{line}: {refused}");
+            let error = error_of(line);
+            assert!(error.contains(field) && error.contains(remedy), "{line}: {error}");
         }
     }
 
     #[test]
-    fn a_redrive_names_its_jobs_one_way() {
+    fn redrive_takes_ids_or_a_filter_or_all_but_no_mixture() {
         let id = "01990000-0000-7000-8000-000000000000";
         for line in [
             format!("dead redrive {id} --all"),
@@ -290,17 +296,17 @@ mod tests {
     }
 
     #[test]
-    fn negative_priorities_and_dashes_for_standard_input_are_read() {
+    fn negative_priorities_and_a_dash_for_standard_input_are_accepted() {
         let Command::Api(ApiCommand::Enqueue(job)) =
             parse("enqueue greet --priority -5 --payload -").unwrap().command
         else {
-            panic!("an enqueue");
+            panic!("not parsed as enqueue");
         };
         assert_eq!((job.priority, job.payload.as_str()), (Some(-5), "-"));
     }
 
     #[test]
-    fn the_help_never_shows_where_the_queue_is() {
+    fn the_help_never_shows_the_value_of_a_url_variable() {
         let command = Cli::command();
         for name in ["database_url", "server"] {
             let argument = command.get_arguments().find(|arg| arg.get_id() == name).unwrap();
@@ -309,8 +315,8 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_long_enough_to_look() {
-        assert_eq!(interval("100ms").unwrap(), LEAST);
+    fn a_watch_interval_under_100ms_is_rejected() {
+        assert_eq!(interval("100ms").unwrap(), MIN_INTERVAL);
         for text in ["99ms", "0s"] {
             assert!(interval(text).unwrap_err().contains("100ms or more"), "{text}");
         }

@@ -1,10 +1,11 @@
-//! One precedence for every command: the flag, the variable, the file, the
-//! default.
+//! Combines the command line, environment variables and the configuration file. Every
+//! command uses the same precedence: flag, variable, file, default.
 //!
-//! What the file says takes the place of clap's defaults before the line is
-//! read again. So the flags stay the one list of settings, and whoever reads an
-//! argument need not know where it came from. Which keys there are is in
-//! [`settings`], how the file is found and read in [`file`].
+//! The command line is parsed twice. The first pass finds the file; then the file's
+//! values replace clap's defaults, and the second pass produces the final values. So the
+//! flags remain the only list of settings, and code that reads an argument does not need
+//! to know where its value came from. The keys are in [`settings`]; finding and parsing
+//! the file is in [`file`].
 
 mod file;
 mod settings;
@@ -22,7 +23,7 @@ use crate::output::note;
 pub(crate) use file::File;
 pub(crate) use settings::{Setting, Settings, TABLES, Takes};
 
-/// What was typed and what the file says.
+/// The command line and the configuration file.
 #[derive(Debug)]
 pub(crate) struct Configuration {
     words: Vec<OsString>,
@@ -30,54 +31,55 @@ pub(crate) struct Configuration {
     pub(crate) file: Option<File>,
 }
 
-/// Why nothing came of it.
+/// Why the command did not complete.
 #[derive(Debug)]
-pub(crate) enum Refused {
-    /// Help was asked for, or the command line is wrong.
-    Line(clap::Error),
-    /// The file is wrong, or the command did not do what was asked.
+pub(crate) enum Error {
+    /// Help or the version was requested, or the command line is invalid.
+    CommandLine(clap::Error),
+    /// The file is invalid, or the command failed.
     Failed(Failure),
 }
 
-impl From<clap::Error> for Refused {
+impl From<clap::Error> for Error {
     fn from(error: clap::Error) -> Self {
-        Refused::Line(error)
+        Error::CommandLine(error)
     }
 }
 
-impl From<Failure> for Refused {
+impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        Refused::Failed(failure)
+        Error::Failed(failure)
     }
 }
 
-/// Reads the command line, and the file where the line and the variables are
-/// silent.
-pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<(Cli, Configuration), Refused> {
+/// Parses the command line and, for settings that neither the command line nor a
+/// variable sets, the file.
+pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<(Cli, Configuration), Error> {
     let words: Vec<OsString> = words.into_iter().collect();
     let settings = Settings::of(&Cli::command());
-    // Once without the file: it says which file, help needs none, and what is
-    // wrong now is wrong on the command line or in a variable.
+    // The first pass ignores the file. It finds out which file to read, prints help even
+    // if the file is invalid, and reports errors in flags and variables as such.
     let typed = without_file(Cli::command()).try_get_matches_from(&words)?;
     let file = File::find(typed.get_one::<OsString>("config").map(OsString::as_os_str), &settings)?;
-    if let Some(warning) = file.as_ref().and_then(File::too_open) {
+    if let Some(warning) = file.as_ref().and_then(File::permission_warning) {
         note(format_args!("warning: {warning}"));
     }
     let configuration = Configuration { words, settings, file };
     let matches = configuration.matches()?;
     let mut cli = Cli::from_arg_matches(&matches)?;
-    cli.target.note_sources(&matches);
+    cli.target.record_sources(&matches);
     Ok((cli, configuration))
 }
 
 impl Configuration {
-    /// What was typed, with the values of the file.
-    pub(crate) fn matches(&self) -> Result<ArgMatches, Refused> {
+    /// The matches of the actual command line, including the file's values.
+    pub(crate) fn matches(&self) -> Result<ArgMatches, Error> {
         self.matches_for(&self.words)
     }
 
-    /// The same if `command` had been typed, with no flags but the global ones.
-    pub(crate) fn matches_of(&self, command: &str) -> Result<ArgMatches, Refused> {
+    /// The matches as if `command` had been run with only the global flags of the actual
+    /// command line.
+    pub(crate) fn matches_of(&self, command: &str) -> Result<ArgMatches, Error> {
         let typed = self.matches()?;
         let mut words: Vec<OsString> = vec!["longshore".into(), command.into()];
         for arg in Cli::command().get_arguments().filter(|arg| arg.get_env().is_some()) {
@@ -91,41 +93,42 @@ impl Configuration {
         self.matches_for(&words)
     }
 
-    fn matches_for(&self, words: &[OsString]) -> Result<ArgMatches, Refused> {
+    fn matches_for(&self, words: &[OsString]) -> Result<ArgMatches, Error> {
         let Some(file) = &self.file else { return Ok(Cli::command().try_get_matches_from(words)?) };
         let typed = without_file(Cli::command()).try_get_matches_from(words)?;
         let command = with_values(Cli::command(), file, Some(&typed));
-        Ok(command.try_get_matches_from(words).map_err(|error| blame(file, &error))?)
+        Ok(command.try_get_matches_from(words).map_err(|error| locate_in_file(file, &error))?)
     }
 }
 
-/// The command before the file is known: it may have what is required.
+/// The command for the first pass. Nothing with a variable is required, because the file
+/// may provide it.
 fn without_file(command: Command) -> Command {
     let command = command.mut_subcommands(without_file);
     command.mut_args(|arg| if arg.get_env().is_some() { arg.required(false) } else { arg })
 }
 
-/// The command with the file's values for defaults. `typed` is what the command
-/// line and the variables say to it, if it is the one that was asked for.
+/// The command with the file's values as defaults. `typed` has the values from the
+/// command line and the variables, if this is the command being run.
 fn with_values(command: Command, file: &File, typed: Option<&ArgMatches>) -> Command {
-    let outdone = typed.map(|typed| outdone(&command, typed)).unwrap_or_default();
-    let asked = typed.and_then(ArgMatches::subcommand);
+    let excluded = typed.map(|typed| excluded(&command, typed)).unwrap_or_default();
+    let chosen = typed.and_then(ArgMatches::subcommand);
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let command = names.into_iter().fold(command, |command, name| {
-        let typed = asked.filter(|(asked, _)| *asked == name).map(|(_, typed)| typed);
+        let typed = chosen.filter(|(chosen, _)| *chosen == name).map(|(_, typed)| typed);
         command.mut_subcommand(name, |sub| with_values(sub, file, typed))
     });
     command.mut_args(|arg| match file.values(&arg) {
-        Some(values) if !outdone.contains(arg.get_id()) => {
+        Some(values) if !excluded.contains(arg.get_id()) => {
             arg.required(false).default_values(values.to_vec())
         }
         _ => arg,
     })
 }
 
-/// The arguments that may not stand beside one that was typed: what is nearer
-/// wins, so the file does not speak for them.
-fn outdone(command: &Command, typed: &ArgMatches) -> Vec<clap::Id> {
+/// The arguments that conflict with one given on the command line or in a variable. The
+/// stronger source wins, so the file's values for these arguments are ignored.
+fn excluded(command: &Command, typed: &ArgMatches) -> Vec<clap::Id> {
     let given: Vec<&Arg> = command
         .get_arguments()
         .filter(|arg| {
@@ -134,24 +137,24 @@ fn outdone(command: &Command, typed: &ArgMatches) -> Vec<clap::Id> {
                 .is_some_and(|source| source != ValueSource::DefaultValue)
         })
         .collect();
-    let forbids = |one: &Arg, other: &Arg| {
+    let conflicts = |one: &Arg, other: &Arg| {
         command.get_arg_conflicts_with(one).iter().any(|arg| arg.get_id() == other.get_id())
     };
     command
         .get_arguments()
-        .filter(|arg| given.iter().any(|given| forbids(given, arg) || forbids(arg, given)))
+        .filter(|arg| given.iter().any(|given| conflicts(given, arg) || conflicts(arg, given)))
         .map(|arg| arg.get_id().clone())
         .collect()
 }
 
-/// Says where in the file the value stands that was refused.
-fn blame(file: &File, error: &clap::Error) -> Failure {
+/// Turns clap's error about a value from the file into one that names the file and line.
+fn locate_in_file(file: &File, error: &clap::Error) -> Failure {
     let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let text = text.split("\n\n").next().unwrap_or(text);
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    Failure::usage(format_args!("{}: {text}", file.place_of(&argument)))
+    Failure::usage(format_args!("{}: {text}", file.location_of(&argument)))
 }
 
 #[cfg(test)]
@@ -159,7 +162,8 @@ fn blame(file: &File, error: &clap::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// Like commands to come: a required setting, and two that exclude each other.
+    /// A command with a required setting and two that exclude each other. No real command
+    /// has these yet.
     fn crane() -> Command {
         Command::new("crane")
             .arg(Arg::new("load").long("load").env("CRANE_TEST_LOAD").required(true))
@@ -167,7 +171,8 @@ mod tests {
             .arg(Arg::new("belt").long("belt").env("CRANE_TEST_BELT").conflicts_with("hook"))
     }
 
-    fn lifted(text: &str, words: &[&str]) -> Result<[Option<String>; 3], String> {
+    /// The values of load, hook and belt for this file and these arguments.
+    fn parsed(text: &str, words: &[&str]) -> Result<[Option<String>; 3], String> {
         let file = File::parse("crane.toml".into(), text, &Settings::of(&crane())).unwrap();
         let words: Vec<&str> = std::iter::once("crane").chain(words.iter().copied()).collect();
         let typed = without_file(crane()).try_get_matches_from(&words);
@@ -178,20 +183,20 @@ mod tests {
     }
 
     #[test]
-    fn a_required_setting_may_come_from_the_file() {
-        let [load, ..] = lifted("client.load = '3t'", &[]).unwrap();
+    fn a_required_setting_can_come_from_the_file() {
+        let [load, ..] = parsed("client.load = '3t'", &[]).unwrap();
         assert_eq!(load.as_deref(), Some("3t"));
-        assert!(lifted("", &[]).unwrap_err().contains("--load"), "without a file it is missing");
+        assert!(parsed("", &[]).unwrap_err().contains("--load"), "no file provides it");
     }
 
     #[test]
-    fn what_excludes_a_setting_of_the_file_silences_it() {
+    fn a_flag_overrides_conflicting_settings_of_the_file() {
         let file = "[client]\nload = '3t'\nhook = 'big'";
-        let [_, hook, belt] = lifted(file, &["--belt", "wide"]).unwrap();
+        let [_, hook, belt] = parsed(file, &["--belt", "wide"]).unwrap();
         assert_eq!((hook.as_deref(), belt.as_deref()), (None, Some("wide")));
-        let [_, hook, belt] = lifted(file, &[]).unwrap();
+        let [_, hook, belt] = parsed(file, &[]).unwrap();
         assert_eq!((hook.as_deref(), belt.as_deref()), (Some("big"), None));
-        let refused = lifted(file, &["--belt", "wide", "--hook", "small"]).unwrap_err();
-        assert!(refused.contains("cannot be used with"), "{refused}");
+        let error = parsed(file, &["--belt", "wide", "--hook", "small"]).unwrap_err();
+        assert!(error.contains("cannot be used with"), "{error}");
     }
 }

@@ -1,11 +1,11 @@
-//! Why a command did not do what was asked: the message for people, the exit
-//! code for programs. No password of a database URL passes through here.
+//! The error of a failed command: a message for people and an exit code for programs.
+//! Passwords in URLs are removed from every message.
 
 use std::fmt;
 
 use crate::secret::redact;
 
-/// The exit codes, as the root help documents them.
+/// The exit codes. The help of the root command documents them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Code {
@@ -14,21 +14,21 @@ pub(crate) enum Code {
     /// Something is wrong: a check found a problem, a migration is pending, or
     /// the command failed for a reason with no code of its own.
     Problem = 1,
-    /// The command line, or a value in it, cannot be right.
+    /// The command line, or a value in it, is invalid.
     Usage = 2,
     /// No such job, schedule or kind.
     NotFound = 3,
-    /// It exists, but its state forbids this.
+    /// The job exists, but its state does not allow this.
     Conflict = 4,
-    /// The database or the server did not answer, or takes no writes.
+    /// The database or the server did not respond, or the database accepts no writes.
     Unavailable = 5,
     /// The tables are missing, too old or too new.
     Schema = 6,
-    /// The server wants a token, or one that may do more.
+    /// The server requires a token, or one with another scope.
     Denied = 7,
-    /// The awaited job failed for good or was cancelled.
-    EndedOtherwise = 8,
-    /// The awaited job has not ended in time.
+    /// The awaited job failed permanently or was cancelled.
+    EndedWithoutSuccess = 8,
+    /// The awaited job did not end in time.
     NotEnded = 9,
 }
 
@@ -49,11 +49,11 @@ impl Code {
         }
     }
 
-    /// The word for programs, as in the `error` field of the HTTP API.
+    /// The error code for programs, as in the `error` field of the HTTP API.
     pub(crate) fn slug(self) -> &'static str {
         match self {
             Code::Done => "done",
-            Code::Problem | Code::EndedOtherwise | Code::NotEnded => "internal",
+            Code::Problem | Code::EndedWithoutSuccess | Code::NotEnded => "internal",
             Code::Usage => "bad_request",
             Code::NotFound => "not_found",
             Code::Conflict => "conflict",
@@ -63,7 +63,7 @@ impl Code {
     }
 }
 
-/// A command that did not do what was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: Code,
@@ -75,7 +75,7 @@ impl Failure {
         Failure { code, message: redact(&message.to_string()) }
     }
 
-    /// A value that cannot be right; the message names it and what would be.
+    /// An invalid value. The message names it and says what is valid.
     pub(crate) fn usage(message: impl fmt::Display) -> Self {
         Failure::new(Code::Usage, message)
     }
@@ -99,7 +99,7 @@ impl From<longshore::Error> for Failure {
     }
 }
 
-/// What every command returns: how to exit.
+/// The result of a command: the exit code, or why it failed.
 pub(crate) type Outcome = Result<Code, Failure>;
 
 #[cfg(test)]
@@ -108,8 +108,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_input_is_a_usage_error() {
-        let refused = longshore::NewJob::new("", &()).validate().unwrap_err();
-        assert_eq!(Failure::from(refused).code, Code::Usage);
+    fn invalid_input_is_a_usage_error() {
+        let error = longshore::NewJob::new("", &()).validate().unwrap_err();
+        assert_eq!(Failure::from(error).code, Code::Usage);
     }
 }

@@ -1,9 +1,8 @@
-//! What goes to the screen: tables for people, one JSON document for programs.
+//! The output of commands: tables and lines for people, one JSON document for programs.
 //!
-//! Everything that was ever stored by somebody else passes through [`clean`]
-//! (tables) or [`escape`] (JSON), so that a payload cannot drive the terminal
-//! of whoever looks at it. A reader that went away (`| head`) is no error; an
-//! answer that could not be written is one.
+//! All stored data passes through [`clean`] (text) or [`escape`] (JSON), so that a payload
+//! cannot send control sequences to the user's terminal. If the reader closes the pipe
+//! (`| head`), that is no error; any other failure to write is.
 
 mod progress;
 mod raw_object;
@@ -19,107 +18,106 @@ use serde::Serialize;
 
 use crate::failure::Code;
 
-pub(crate) use progress::{Progress, is_wanted};
+pub(crate) use progress::Progress;
 pub(crate) use raw_object::RawObject;
 pub(crate) use screen::Cursor;
 
-/// Where a command's answer goes, and in which form.
+/// Writes a command's output, as text or JSON.
 #[derive(Debug)]
 pub(crate) struct Out {
     pub(crate) json: bool,
-    pace: Pace,
-    /// What the next frame will show, if frames are drawn.
+    mode: Mode,
+    /// The text of the next frame, if output is redrawn.
     frame: RefCell<String>,
-    /// Shared by all that write for one command.
+    /// Shared by all outputs of one command.
     reader: Rc<Cell<Reader>>,
 }
 
-/// Who takes what is written.
+/// The state of whatever reads standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reader {
-    Reads,
-    /// Went away: has seen enough.
-    Left,
-    /// Cannot take more, like a full disk.
-    Full,
+    Reading,
+    /// The reader closed the pipe; nobody needs the rest.
+    Closed,
+    /// A write failed, for example because the disk is full.
+    Failed,
 }
 
-/// Whether there is one answer or one after the other.
+/// Whether the command prints its output once or repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pace {
-    /// One, and it is printed.
+enum Mode {
+    /// Printed once.
     Once,
-    /// Many, one below the other; documents take a line each.
+    /// Repeated, each below the last. A JSON document takes one line.
     Appended,
-    /// Many, each in the place of the last.
+    /// Repeated, each over the last.
     Redrawn,
 }
 
 impl Out {
-    /// For standard output: cut to the terminal's width if it is one, whole if
-    /// a file or another program reads.
+    /// Output that is printed once. Tables are cut to the width of the terminal, and are
+    /// complete if standard output is not a terminal.
     pub(crate) fn new(json: bool) -> Self {
-        Out { json, pace: Pace::Once, frame: RefCell::default(), reader: Rc::new(Cell::new(Reader::Reads)) }
+        Out { json, mode: Mode::Once, frame: RefCell::default(), reader: Rc::new(Cell::new(Reader::Reading)) }
     }
 
-    /// For answers that come again and again: drawn in place on a terminal, else
-    /// appended.
+    /// Repeated output: redrawn in place on a terminal, otherwise appended.
     pub(crate) fn repeated(&self) -> Self {
         let redrawn = !self.json && io::stdout().is_terminal();
-        let pace = if redrawn { Pace::Redrawn } else { Pace::Appended };
-        Out { pace, reader: self.reader.clone(), ..Out::new(self.json) }
+        let mode = if redrawn { Mode::Redrawn } else { Mode::Appended };
+        Out { mode, reader: self.reader.clone(), ..Out::new(self.json) }
     }
 
-    /// For answers of which each is one line.
+    /// Output that grows line by line.
     pub(crate) fn appended(&self) -> Self {
-        Out { pace: Pace::Appended, reader: self.reader.clone(), ..Out::new(self.json) }
+        Out { mode: Mode::Appended, reader: self.reader.clone(), ..Out::new(self.json) }
     }
 
-    /// Whether answers are drawn in place.
+    /// Whether output is redrawn in place.
     pub(crate) fn is_redrawn(&self) -> bool {
-        self.pace == Pace::Redrawn
+        self.mode == Mode::Redrawn
     }
 
-    /// Ends one of many answers: what was gathered is drawn.
+    /// Ends one repetition: draws the collected frame.
     pub(crate) fn end_frame(&self) {
         if self.is_redrawn() {
             screen::draw(&self.frame.take(), terminal().map(|(_, height)| height));
         }
     }
 
-    /// Whether nobody reads any more, or can.
-    pub(crate) fn reader_left(&self) -> bool {
-        self.reader.get() != Reader::Reads
+    /// Whether standard output accepts no more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.reader.get() != Reader::Reading
     }
 
-    /// Whether something could not be written that somebody waits for.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.reader.get() == Reader::Full
+    /// Whether output was lost because a write failed.
+    pub(crate) fn write_failed(&self) -> bool {
+        self.reader.get() == Reader::Failed
     }
 
-    /// How to exit: what nobody could be told is not done.
+    /// The exit code: a command whose output was lost has not succeeded.
     pub(crate) fn exit(&self, code: Code) -> Code {
-        if code == Code::Done && self.is_lost() { Code::Problem } else { code }
+        if code == Code::Done && self.write_failed() { Code::Problem } else { code }
     }
 
-    /// One JSON document.
+    /// Prints one JSON document.
     pub(crate) fn document(&self, value: &impl Serialize) {
-        let text = match self.pace {
-            Pace::Once => serde_json::to_string_pretty(value),
-            // Line breaks stand in payloads as they were given, and there mean
-            // nothing: inside strings they are escaped.
-            Pace::Appended | Pace::Redrawn => {
+        let text = match self.mode {
+            Mode::Once => serde_json::to_string_pretty(value),
+            // A raw payload may contain line breaks between its tokens. Replacing them is safe,
+            // because inside JSON strings line breaks are escaped.
+            Mode::Appended | Mode::Redrawn => {
                 serde_json::to_string(value).map(|text| text.replace(['\n', '\r'], " "))
             }
         };
         match text {
             Ok(text) => self.print(&escape(&text)),
-            // Every answer serialises; this would be a bug of ours.
-            Err(error) => self.note(format_args!("error: the answer does not serialise: {error}")),
+            // A bug: every document can be serialised.
+            Err(error) => self.note(format_args!("error: cannot serialise the output: {error}")),
         }
     }
 
-    /// A table, or what to say when it has no rows.
+    /// Prints a table, or `when_empty` if it has no rows.
     pub(crate) fn table(&self, table: &Table, when_empty: &str) {
         if table.rows.is_empty() {
             self.print(when_empty)
@@ -129,17 +127,17 @@ impl Out {
         }
     }
 
-    /// One line for people.
+    /// Prints one line of text.
     pub(crate) fn line(&self, line: impl Display) {
         self.print(&clean(&line.to_string()));
     }
 
-    /// A text of ours that programs read, as it is.
+    /// Prints a text of this program's own unchanged, such as a completion script.
     pub(crate) fn script(&self, text: &str) {
         self.print(text.trim_end_matches('\n'));
     }
 
-    /// One line beside the answer, on standard error.
+    /// Prints one line to standard error.
     pub(crate) fn note(&self, line: impl Display) {
         if self.is_redrawn() { self.line(line) } else { note(line) }
     }
@@ -153,39 +151,39 @@ impl Out {
         }
         let mut stdout = io::stdout().lock();
         match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.reader.set(Reader::Left),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.reader.set(Reader::Closed),
             Err(error) => {
-                // Once is enough; a worker may have many lines to tell.
-                if !self.is_lost() {
-                    note(unwritten(&error));
+                // Report it once; a worker may have many more lines to print.
+                if !self.write_failed() {
+                    note(write_error(&error));
                 }
-                self.reader.set(Reader::Full);
+                self.reader.set(Reader::Failed);
             }
             Ok(()) => {}
         }
     }
 }
 
-/// What to say of an answer that could not be written.
-pub(crate) fn unwritten(error: &io::Error) -> String {
-    format!("error: the answer could not be written to standard output: {error}")
+/// The message for output that could not be written.
+pub(crate) fn write_error(error: &io::Error) -> String {
+    format!("error: the output could not be written to standard output: {error}")
 }
 
-/// The columns and lines of standard output, if it is a terminal.
+/// The width and height of standard output, if it is a terminal.
 fn terminal() -> Option<(usize, usize)> {
     let size = io::stdout().is_terminal().then(terminal_size::terminal_size).flatten()?;
     let (terminal_size::Width(columns), terminal_size::Height(lines)) = size;
     Some((columns.into(), lines.into()))
 }
 
-/// One line on standard error.
+/// Prints one line to standard error.
 pub(crate) fn note(line: impl Display) {
-    // Nobody is left to be told that standard error is gone.
+    // If standard error is closed, there is nowhere to report that.
     let _ = writeln!(io::stderr(), "{}", clean(&line.to_string()));
 }
 
-/// Text without anything that moves a cursor, changes a colour, rings a bell or
-/// reorders what is read. Line breaks and tabs become spaces.
+/// Removes characters that could move the cursor, change colours, ring the bell or reorder
+/// text. Line breaks and tabs become spaces.
 pub(crate) fn clean(text: &str) -> String {
     let kept = text.chars().filter_map(|c| match c {
         '\n' | '\r' | '\t' => Some(' '),
@@ -195,8 +193,8 @@ pub(crate) fn clean(text: &str) -> String {
     kept.collect()
 }
 
-/// JSON that says the same without a raw character of that sort. They can only
-/// stand inside strings, where an escape means the same.
+/// Escapes the same characters in JSON. They can only be inside strings, where the escape
+/// has the same meaning.
 fn escape(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
@@ -234,7 +232,7 @@ pub(crate) fn counted(n: u64, thing: &str) -> String {
     }
 }
 
-/// Quotes a word so that a shell reads it back as one.
+/// Quotes a word so that a shell reads it as one word.
 pub(crate) fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -244,29 +242,29 @@ pub(crate) fn quote(word: &str) -> String {
     }
 }
 
-/// What a column does when the terminal is narrow.
+/// How a column adapts to a narrow terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// Stays whole: what people copy.
+    /// Never cut, for values that people copy.
     Whole,
-    /// Is cut.
+    /// Cut.
     Cut,
-    /// Stays whole or is left out, rightmost first.
-    WholeOrOut,
-    /// Is cut, and left out when even that is not enough.
-    CutOrOut,
+    /// Never cut, but omitted if there is no room, rightmost column first.
+    WholeOrOmitted,
+    /// Cut, and omitted if that is not enough.
+    CutOrOmitted,
 }
 
 impl Fit {
-    fn least(self, width: usize, narrowest: usize) -> usize {
+    fn min_width(self, width: usize, narrowest: usize) -> usize {
         match self {
-            Fit::Whole | Fit::WholeOrOut => width,
-            Fit::Cut | Fit::CutOrOut => width.min(narrowest),
+            Fit::Whole | Fit::WholeOrOmitted => width,
+            Fit::Cut | Fit::CutOrOmitted => width.min(narrowest),
         }
     }
 }
 
-/// A table whose columns are as wide as what is in them.
+/// A table whose columns are as wide as their content.
 #[derive(Debug)]
 pub(crate) struct Table {
     columns: Vec<(&'static str, Fit)>,
@@ -274,8 +272,8 @@ pub(crate) struct Table {
 }
 
 const GAP: usize = 2;
-/// How narrow a column is cut: first to what can still be read, and if nothing
-/// is left to leave out, further.
+/// How narrow a column may be cut: first to a readable width, and further if there is
+/// still no room after omitting columns.
 const NARROWEST: [usize; 2] = [8, 4];
 
 impl Table {
@@ -285,7 +283,7 @@ impl Table {
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let row: Vec<String> = cells.into_iter().map(|cell| clean(&cell)).collect();
-        debug_assert_eq!(row.len(), self.columns.len(), "a cell for each column");
+        debug_assert_eq!(row.len(), self.columns.len(), "one cell per column");
         self.rows.push(row);
     }
 
@@ -303,7 +301,7 @@ impl Table {
         text
     }
 
-    /// How wide each column is shown; `None` leaves it out.
+    /// The width of each column; `None` omits it.
     fn widths(&self, room: usize) -> Vec<Option<usize>> {
         let content = |at: usize| {
             let cells = self.rows.iter().map(|row| row[at].chars().count());
@@ -311,16 +309,17 @@ impl Table {
         };
         let mut widths: Vec<Option<usize>> = (0..self.columns.len()).map(|at| Some(content(at))).collect();
         while self.total(&widths, NARROWEST[0]) > room {
-            let may_go = |at: &usize| {
-                widths[*at].is_some() && matches!(self.columns[*at].1, Fit::WholeOrOut | Fit::CutOrOut)
+            let can_omit = |at: &usize| {
+                widths[*at].is_some()
+                    && matches!(self.columns[*at].1, Fit::WholeOrOmitted | Fit::CutOrOmitted)
             };
-            let Some(at) = (0..widths.len()).rev().find(may_go) else { break };
+            let Some(at) = (0..widths.len()).rev().find(can_omit) else { break };
             widths[at] = None;
         }
         for narrowest in NARROWEST {
             while self.total(&widths, usize::MAX) > room {
                 let cuttable = |at: &usize| {
-                    widths[*at].is_some_and(|width| width > self.columns[*at].1.least(width, narrowest))
+                    widths[*at].is_some_and(|width| width > self.columns[*at].1.min_width(width, narrowest))
                 };
                 let Some(widest) = (0..widths.len()).filter(cuttable).max_by_key(|at| widths[*at]) else {
                     break;
@@ -331,10 +330,10 @@ impl Table {
         widths
     }
 
-    /// How wide the table is with columns cut to `narrowest`.
+    /// The width of the table if columns are cut to `narrowest`.
     fn total(&self, widths: &[Option<usize>], narrowest: usize) -> usize {
         let shown = widths.iter().zip(&self.columns);
-        let shown = shown.filter_map(|(width, (_, fit))| Some(fit.least((*width)?, narrowest) + GAP));
+        let shown = shown.filter_map(|(width, (_, fit))| Some(fit.min_width((*width)?, narrowest) + GAP));
         shown.sum::<usize>().saturating_sub(GAP)
     }
 }
@@ -356,8 +355,8 @@ mod tests {
         let mut table = Table::new([
             ("id", Fit::Whole),
             ("kind", Fit::Cut),
-            ("attempts", Fit::WholeOrOut),
-            ("last error", Fit::CutOrOut),
+            ("attempts", Fit::WholeOrOmitted),
+            ("last error", Fit::CutOrOmitted),
         ]);
         table.row(["0199-aaaa-bbbb", "send_email_to_everybody", "1/3", "connection refused"].map(Into::into));
         table.row(["0199-cccc-dddd", "greet", "-", "-"].map(Into::into));
@@ -375,7 +374,7 @@ ID              KIND                     ATTEMPTS  LAST ERROR
     }
 
     #[test]
-    fn a_narrow_terminal_cuts_the_widest_first_and_never_the_id() {
+    fn on_a_narrow_terminal_the_widest_column_is_cut_first_and_never_the_id() {
         let expected = "\
 ID              KIND        ATTEMPTS  LAST ERROR
 0199-aaaa-bbbb  send_emai…  1/3       connectio…
@@ -387,18 +386,18 @@ ID              KIND        ATTEMPTS  LAST ERROR
     }
 
     #[test]
-    fn a_very_narrow_terminal_leaves_columns_out() {
+    fn on_a_very_narrow_terminal_columns_are_omitted() {
         for (room, kind) in [(26, "send_emai…"), (22, "send_…")] {
             let shown = table().render(Some(room));
             let lines: Vec<&str> = shown.lines().collect();
             assert_eq!(lines[..2], ["ID              KIND", &format!("0199-aaaa-bbbb  {kind}")], "{room}");
             assert!(lines.iter().all(|line| line.chars().count() <= room), "{shown}");
         }
-        assert!(table().render(Some(3)).contains("0199-cccc-dddd"), "ids stay whole whatever happens");
+        assert!(table().render(Some(3)).contains("0199-cccc-dddd"), "ids are never cut");
     }
 
     #[test]
-    fn nothing_from_the_database_drives_the_terminal() {
+    fn stored_text_cannot_control_the_terminal() {
         let hostile = "\u{1b}[31mred\u{7}\u{9b}2J\r\nnext\u{202e}txt\u{0}\u{7f}";
         assert_eq!(clean(hostile), "[31mred2J  nexttxt");
         let mut table = Table::new([("error", Fit::Whole)]);
@@ -421,7 +420,7 @@ ID              KIND        ATTEMPTS  LAST ERROR
     }
 
     #[test]
-    fn a_shell_reads_a_quoted_word_back_as_one() {
+    fn a_shell_reads_a_quoted_word_as_one_word() {
         assert_eq!(quote("mail"), "mail");
         assert_eq!(quote("two words"), "'two words'");
         assert_eq!(quote("it's"), r"'it'\''s'");

@@ -1,4 +1,5 @@
-//! The commands that ask the API, of a server or on a database.
+//! The commands that call the HTTP API, over the network or in this process, and the
+//! flags of `longshore bench`.
 
 use clap::{Args, Subcommand};
 
@@ -6,13 +7,14 @@ use super::*;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ApiCommand {
-    /// Put a job in the queue
+    /// Enqueue a job
     ///
-    /// Prints `created` and the job's id; or `existing` or `replaced` when a key led to a job that
-    /// was there before.
+    /// Prints `created` and the job's id. If a key matches a job that already exists, prints
+    /// `existing` or `replaced` and that job's id.
     ///
-    /// A kind that nobody has announced is taken with a warning on a database, where the first worker
-    /// may be yet to come, and refused by a server unless that allows unknown kinds.
+    /// Kinds are registered by the workers that handle them, or with `longshore kinds put`. With a
+    /// database URL, a job of an unregistered kind is accepted with a warning, because the first worker
+    /// may not have started yet. A server rejects it unless it runs with --allow-unknown-kinds.
     #[command(after_help = "\
 Examples:
   longshore enqueue send_email --payload '{\"to\":\"ada@example.com\",\"subject\":\"Hi\",\"body\":\"…\"}'
@@ -22,43 +24,46 @@ Examples:
   longshore enqueue sync --unique-key account-7 --unique-mode replace")]
     Enqueue(Box<Enqueue>),
 
-    /// Put many jobs in the queue, from a file of JSON lines
+    /// Enqueue many jobs from a file of JSON lines
     ///
-    /// Each line is a job as the API takes it: kind and payload, and whatever else is to be said. Those
-    /// that are wrong are named by their line, the others are stored; the exit code is then 2.
+    /// Each line is one job in the format of the API's `POST /jobs`: kind, payload and any other
+    /// fields. Invalid lines are reported by line number and skipped; the exit code is then 2.
     #[command(after_help = "\
 Examples:
   longshore enqueue-many jobs.ndjson
   jq -c '.[] | {kind: \"import\", payload: .}' records.json | longshore enqueue-many -
 
-A line: {\"kind\":\"import\",\"payload\":{\"id\":7},\"queue\":\"slow\",\"unique_key\":\"record 7\"}")]
+A line looks like this:
+  {\"kind\":\"import\",\"payload\":{\"id\":7},\"queue\":\"slow\",\"unique_key\":\"record 7\"}")]
     EnqueueMany(EnqueueMany),
 
-    /// Look at jobs and change them
+    /// List, show, cancel, retry, delete and edit jobs
     #[command(subcommand)]
     Jobs(Jobs),
 
-    /// Look at queues, pause, resume and limit them
+    /// List, pause, resume and limit queues
     #[command(subcommand)]
     Queues(Queues),
 
-    /// Look at dead letters (failed_permanent jobs) and let them run again
+    /// List, redrive and purge dead letters (failed_permanent jobs)
     #[command(subcommand)]
     Dead(Dead),
 
-    /// Look at schedules, put, pause, resume, run and remove them
+    /// List, add, pause, resume, run and remove cron schedules
     ///
-    /// Workers fire them: each tick makes one job, however many processes run.
+    /// Workers and servers run the schedules. Each tick enqueues one job, no matter how many processes
+    /// run.
     #[command(subcommand)]
     Cron(Cron),
 
-    /// Look at worker processes
+    /// List worker processes
     #[command(subcommand)]
     Workers(Workers),
 
-    /// Recover the jobs of dead workers and hung handlers, now
+    /// Recover the jobs of dead workers and hung handlers now
     ///
-    /// Workers do this by themselves every few seconds; a manual sweep helps when none is left.
+    /// Workers and servers do this by themselves every few seconds. A manual sweep helps when none of
+    /// them is running.
     #[command(after_help = "\
 Examples:
   longshore sweep --dry-run                     # which workers, how many jobs
@@ -73,27 +78,27 @@ Examples:
   longshore counts --watch
   longshore counts --json
 
-A number after ~ is an estimate, because very many jobs wait.")]
+A ~ marks an estimate. Large numbers of waiting jobs are estimated, not counted.")]
     Counts(Repeat),
 
-    /// Follow what happens to jobs, queues and workers, a line for each event
+    /// Follow changes to jobs, queues and workers, one line per event
     ///
-    /// Looks once a second; of very many changes at once it tells the newest. A server that goes away
-    /// is waited for. Ctrl-C ends it.
+    /// Changes are collected once a second. If there are very many at once, only the newest are shown.
+    /// If the server goes away, the command reconnects. Stop it with Ctrl-C.
     #[command(after_help = "\
 Examples:
   longshore events
   longshore events --json | jq -c 'select(.event == \"job\") | .data'")]
     Events,
 
-    /// Tell whether the database answers, and the server if there is one
+    /// Check that the database, and the server if one is used, respond
     #[command(after_help = "\
 Examples:
-  longshore health                                    # exits 5 if it does not
-  longshore health --server http://127.0.0.1:8080     # where a container is asked if it is well")]
+  longshore health                                    # exits 5 if they do not
+  longshore health --server http://127.0.0.1:8080     # as a container's health check")]
     Health,
 
-    /// Tell how the queue does: what ended lately, how fast, and how long it took
+    /// Show throughput: how many jobs finished recently, at what rate, and their run times
     #[command(after_help = "\
 Examples:
   longshore stats
@@ -101,11 +106,11 @@ Examples:
   longshore stats --json | jq .per_second")]
     Stats(Stats),
 
-    /// Look at kinds of jobs, announce and forget them
+    /// List, register and remove kinds of jobs
     #[command(subcommand)]
     Kinds(Kinds),
 
-    /// Measure how fast this queue is: enqueue, run and remove jobs that do nothing
+    /// Measure the speed of this queue with jobs that do nothing
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
 }
@@ -116,17 +121,17 @@ Examples:
   longshore bench --jobs 20000 --producers 16 --concurrency 32
   longshore bench --json | jq .run_per_second
 
-Its jobs wait in a queue of their own name and do nothing; no other queue is touched, and they are
-removed at the end. What they add to `longshore stats` stays. With a server it measures enqueueing
-alone: a server runs no jobs of strangers.";
+The jobs do nothing. They go into a new queue that no other worker takes jobs from, and are removed
+at the end; other queues are not touched. They remain visible in `longshore stats`. With a server, only
+enqueueing is measured, because running the jobs needs the database itself.";
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// How many jobs
+    /// How many jobs to enqueue and run
     #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) jobs: u32,
 
-    /// How many enqueue at once, one job at a time each
+    /// How many producers enqueue at once, each one job at a time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) producers: u32,
 

@@ -1,4 +1,4 @@
-//! What the built-in kinds can be told, for every command that runs them.
+//! The flags of the built-in kinds, shared by every command that runs them.
 
 use std::path::PathBuf;
 
@@ -11,50 +11,53 @@ use crate::secret::Secret;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Built-in kinds")]
 pub(crate) struct Builtin {
-    /// send_email: the mail server, like smtps://user:password@mail.example.com; without one, mail
-    /// is written to --outbox
+    /// send_email: the mail server, like smtps://user:password@mail.example.com. Without it, messages
+    /// are written to --outbox
     ///
-    /// smtps:// speaks TLS from the start (port 465). smtp://host:587?tls=required changes to TLS
-    /// first; smtp://host alone never does. Better given by the variable: other users of the machine
-    /// can read a command line.
+    /// smtps:// uses TLS from the start (port 465). smtp://host:587?tls=required upgrades to TLS before
+    /// anything is sent; smtp://host alone never uses TLS. Prefer the environment variable, because
+    /// other users of the machine can read command lines.
     #[arg(long, value_name = "URL", value_parser = Secret::read, env = "LONGSHORE_SMTP_URL",
           hide_env_values = true)]
     smtp_url: Option<Secret>,
 
-    /// send_email: who it is from, like 'Harbour <harbour@example.com>'; needed with --smtp-url
+    /// send_email: the sender, like 'Harbour <harbour@example.com>'. Required with --smtp-url
     #[arg(long, value_name = "ADDRESS", value_parser = mailbox, env = "LONGSHORE_MAIL_FROM")]
     mail_from: Option<Mailbox>,
 
-    /// send_email: without --smtp-url, the folder where messages become .eml files
+    /// send_email: the folder for messages as .eml files, used without --smtp-url
     #[arg(long, value_name = "FOLDER", default_value = "outbox", env = "LONGSHORE_OUTBOX")]
     outbox: PathBuf,
 
-    /// resize_image: the one folder that file:// may read from; without it, file:// is refused
+    /// resize_image: the folder that file:// URLs may read from. Without it, file:// is rejected
     #[arg(long, value_name = "FOLDER", env = "LONGSHORE_IMAGE_ROOT")]
     image_root: Option<PathBuf>,
 
-    /// resize_image: the folder where pictures are written, as <job id>.png
+    /// resize_image: the folder for the resized images, named <job id>.png
     #[arg(long, value_name = "FOLDER", default_value = "images", env = "LONGSHORE_IMAGE_OUTPUT")]
     image_output: PathBuf,
 
-    /// webhook_delivery: what to sign with, whsec_ and base64; two, with a comma, while changing them
+    /// webhook_delivery: the signing secret, as whsec_ followed by base64. During a rotation, give the
+    /// new and the old one, separated by a comma
     ///
-    /// As Standard Webhooks has it: one signature for each secret, so receivers may know the old one
-    /// or the new one. Without a secret, webhooks go unsigned. Better given by the variable: other
-    /// users of the machine can read a command line.
+    /// Requests are signed as Standard Webhooks specifies, with one signature per secret, so a receiver
+    /// can verify with either one. Without a secret, webhooks are not signed. Prefer the environment
+    /// variable, because other users of the machine can read command lines.
     #[arg(long = "webhook-secret", value_name = "WHSEC,…", value_delimiter = ',', value_parser = Secret::read,
           env = "LONGSHORE_WEBHOOK_SECRETS", hide_env_values = true)]
     webhook_secrets: Vec<Secret>,
 
-    /// webhook_delivery, resize_image: call http:// as well; otherwise only https://
+    /// webhook_delivery, resize_image: allow http:// URLs as well as https://
     #[arg(long, env = "LONGSHORE_ALLOW_HTTP", value_parser = clap::builder::FalseyValueParser::new())]
     allow_http: bool,
 
-    /// webhook_delivery, resize_image: inner addresses that may be called, like 10.0.0.0/8,hooks.internal
+    /// webhook_delivery, resize_image: internal addresses that may be called, like
+    /// 10.0.0.0/8,hooks.internal
     ///
-    /// Whoever can enqueue chooses the URL. So addresses of this machine and of private networks
-    /// (127.0.0.1, 10.0.0.0/8, 169.254.169.254 and the like) are refused, by whatever name, unless
-    /// listed here: as an address, a network, or a host name, which is then trusted wherever it leads.
+    /// Anyone who can enqueue a job chooses its URL. Addresses of this machine and of private networks
+    /// (127.0.0.1, 10.0.0.0/8, 169.254.169.254 and similar) are therefore rejected, even behind a host
+    /// name, unless they are listed here. List an address, a network or a host name. A listed host name
+    /// is trusted whatever address it resolves to.
     #[arg(long, value_name = "CIDR|HOST,…", value_delimiter = ',', env = "LONGSHORE_ALLOW_OUTBOUND")]
     allow_outbound: Vec<Allowed>,
 }
@@ -76,7 +79,9 @@ impl Builtin {
 
 fn mailbox(text: &str) -> Result<Mailbox, String> {
     text.parse().map_err(|_| {
-        format!("`{text}` is not a sender; write harbour@example.com or 'Harbour <harbour@example.com>'")
+        format!(
+            "`{text}` is not a sender address; write harbour@example.com or 'Harbour <harbour@example.com>'"
+        )
     })
 }
 
@@ -98,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_the_settings_own() {
+    fn the_flag_defaults_match_the_default_settings() {
         assert_eq!(format!("{:?}", parse(&[]).unwrap()), format!("{:?}", Settings::default()));
     }
 
@@ -136,19 +141,19 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_flag_and_the_remedy() {
+    fn errors_name_the_flag_and_the_remedy() {
         for (flag, value, remedy) in [
             ("--mail-from", "harbour", "harbour@example.com"),
             ("--allow-outbound", "10.0.0.0/33", "10.0.0.0/8"),
             ("--allow-outbound", "https://a", "hooks.internal"),
         ] {
-            let refused = parse(&[flag, value]).unwrap_err();
-            assert!(refused.contains(flag) && refused.contains(remedy), "{refused}");
+            let error = parse(&[flag, value]).unwrap_err();
+            assert!(error.contains(flag) && error.contains(remedy), "{error}");
         }
     }
 
     #[test]
-    fn no_secret_is_shown() {
+    fn debug_output_and_help_show_no_secret() {
         let settings =
             parse(&["--smtp-url", "smtps://ada:s3cret@mail", "--webhook-secret", "whsec_s3cret"]).unwrap();
         assert!(!format!("{settings:?}").contains("s3cret"), "{settings:?}");

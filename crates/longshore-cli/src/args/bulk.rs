@@ -1,4 +1,5 @@
-//! Which jobs an order is for: by their ids, or by what they have in common.
+//! The arguments of bulk operations: which jobs they apply to, by id or by filter, and
+//! how they are confirmed.
 
 use std::time::Duration;
 
@@ -9,16 +10,16 @@ use longshore::{JobId, Status};
 use super::enqueue::rfc3339;
 use crate::duration;
 
-/// Some jobs, by id or by filter.
+/// The jobs of one operation, by id or by filter.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true)
     .args(["ids", "status", "kind", "queue", "tag", "older_than", "newer_than"]))]
 pub(crate) struct BulkArgs {
-    /// The jobs' ids
+    /// The ids of the jobs
     #[arg(value_name = "ID", conflicts_with_all = ["status", "kind", "queue", "tag", "older_than", "newer_than"])]
     pub(crate) ids: Vec<JobId>,
 
-    /// All in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
+    /// All jobs in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
     #[arg(long)]
     pub(crate) status: Option<Status>,
 
@@ -29,47 +30,47 @@ pub(crate) struct BulkArgs {
     pub(crate) confirm: Confirm,
 }
 
-/// What jobs have in common.
+/// Conditions that all selected jobs meet.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Filter {
-    /// All of this kind
+    /// All jobs of this kind
     #[arg(long)]
     pub(crate) kind: Option<String>,
 
-    /// All of this queue
+    /// All jobs of this queue
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
-    /// All with this tag
+    /// All jobs with this tag
     #[arg(long)]
     pub(crate) tag: Option<String>,
 
-    /// All that were enqueued longer ago, like 7d, or before a time
+    /// All jobs that were enqueued longer ago than this, like 7d, or before this time
     #[arg(long, value_name = "DURATION|RFC3339", value_parser = since)]
     pub(crate) older_than: Option<Since>,
 
-    /// All that were enqueued since, like 1h, or after a time
+    /// All jobs that were enqueued within this period, like 1h, or after this time
     #[arg(long, value_name = "DURATION|RFC3339", value_parser = since)]
     pub(crate) newer_than: Option<Since>,
 }
 
-/// How sure one is of an order by filter.
+/// How an operation by filter is limited and confirmed.
 #[derive(Debug, Args)]
 pub(crate) struct Confirm {
-    /// How many at most
+    /// The maximum number of jobs
     #[arg(long, value_name = "N", conflicts_with = "ids", allow_negative_numbers = true)]
     pub(crate) limit: Option<u64>,
 
-    /// Say how many it would be and change nothing
+    /// Print how many jobs would be changed and change nothing
     #[arg(long, conflicts_with = "ids")]
     pub(crate) dry_run: bool,
 
-    /// Do it without asking
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
 
-/// A point in the past, by how long ago it is or as itself.
+/// A point in the past, given as an age or as a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Since {
     Ago(Duration),
@@ -77,7 +78,8 @@ pub(crate) enum Since {
 }
 
 impl Since {
-    /// By this machine's clock, as ids are made by those of who enqueues.
+    /// Uses this machine's clock, not the database's: the time of enqueueing is part of a job's id,
+    /// and the id comes from the clock of the process that enqueued it.
     pub(crate) fn instant(self) -> DateTime<Utc> {
         match self {
             Since::At(at) => at,
@@ -104,13 +106,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_point_in_the_past_is_a_time_or_how_long_ago() {
+    fn a_point_in_the_past_is_a_time_or_an_age() {
         assert_eq!(since("7d").unwrap(), Since::Ago(Duration::from_secs(7 * 86_400)));
         let at = since("2001-02-03T04:05:06Z").unwrap().instant();
         assert_eq!(at.to_rfc3339(), "2001-02-03T04:05:06+00:00");
-        let refused = since("lately").unwrap_err();
-        assert!(refused.contains("like 500ms") && refused.contains("or a time"), "{refused}");
-        assert_eq!(Since::Ago(Duration::MAX).instant(), DateTime::UNIX_EPOCH, "longer ago than any clock");
+        let error = since("lately").unwrap_err();
+        assert!(error.contains("like 500ms") && error.contains("or a time"), "{error}");
+        assert_eq!(
+            Since::Ago(Duration::MAX).instant(),
+            DateTime::UNIX_EPOCH,
+            "an age beyond the clock's range"
+        );
         assert!(since("1h").unwrap().instant() < Utc::now());
     }
 }

@@ -1,4 +1,4 @@
-//! What `longshore config` can be told.
+//! The arguments of `longshore config`.
 
 use clap::{Args, Subcommand};
 
@@ -6,10 +6,11 @@ use super::{Dev, Serve, Worker};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
-    /// Print every setting, its value and where that comes from
+    /// Print every setting with its value and where the value comes from
     ///
-    /// A flag wins over a variable, that over the configuration file, and that over the default. Passwords
-    /// are masked. Without a command: the settings of worker, serve and dev together.
+    /// A flag overrides an environment variable, the variable overrides the configuration file, and the
+    /// file overrides the default. Passwords are masked. Without a command name, the settings of worker,
+    /// serve and dev are all shown.
     #[command(after_help = "\
 Examples:
   longshore config show
@@ -17,13 +18,13 @@ Examples:
   longshore config show --json | jq -r '.settings[] | select(.from != \"default\") | .key'")]
     Show(Show),
 
-    /// Read the configuration file and the variables as every command would
+    /// Check the configuration file and the environment variables
     ///
-    /// Exits 2 and names the line if one of them cannot be right. Touches no database.
+    /// Exits 2 and names the line or variable if a value is invalid. Does not connect to a database.
     #[command(after_help = "\
 Examples:
   longshore config check
-  longshore config check --config packaging/longshore.toml    # before it is installed")]
+  longshore config check --config packaging/longshore.toml    # before installing it")]
     Check,
 }
 
@@ -34,25 +35,25 @@ pub(crate) struct Show {
     pub(crate) command: Option<Shown>,
 }
 
-/// The command whose settings are shown, with whatever flags it takes. What is
-/// shown is read from the matches, which know where it came from.
+/// The command whose settings are shown, with its own flags. The parsed values are not
+/// used: `config show` reads clap's matches, which record where each value came from.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Shown {
-    /// What `longshore worker` would go by
+    /// Show the settings of `longshore worker`
     #[command(after_help = "\
 Examples:
   longshore config show worker
   longshore config show worker --concurrency 16")]
     Worker(Box<Worker>),
 
-    /// What `longshore serve` would go by
+    /// Show the settings of `longshore serve`
     #[command(after_help = "\
 Examples:
   longshore config show serve
   longshore config show serve --bind 0.0.0.0:8080 --auth tokens")]
     Serve(Box<Serve>),
 
-    /// What `longshore dev` would go by
+    /// Show the settings of `longshore dev`
     #[command(after_help = "\
 Examples:
   longshore config show dev")]

@@ -1,4 +1,4 @@
-//! What `longshore cron` can be told.
+//! The arguments of `longshore cron`.
 
 use clap::{Args, Subcommand};
 use longshore::Missed;
@@ -21,10 +21,10 @@ Examples:
   longshore cron show nightly --json | jq .job")]
     Show(ScheduleName),
 
-    /// Put a schedule, or change the one of that name
+    /// Add a schedule, or change the schedule of that name
     ///
-    /// An unchanged schedule keeps its next tick. A kind that nobody has announced is taken with a
-    /// warning on a database, and refused by a server unless that allows unknown kinds.
+    /// Adding an unchanged schedule again keeps its next tick. With a database URL, an unregistered kind
+    /// is accepted with a warning. A server rejects it unless it runs with --allow-unknown-kinds.
     #[command(after_help = "\
 Examples:
   longshore cron add nightly '30 2 * * *' report --zone Europe/Berlin
@@ -32,25 +32,25 @@ Examples:
   longshore cron add backfill '0 * * * *' import --missed all:24 --payload @import.json")]
     Add(Box<CronAdd>),
 
-    /// Hold back a schedule's ticks
+    /// Pause a schedule: it enqueues no jobs until it is resumed
     #[command(after_help = "\
 Examples:
   longshore cron pause nightly")]
     Pause(ScheduleName),
 
-    /// Let a schedule tick again, from its next tick on
+    /// Resume a schedule, starting with its next tick
     #[command(after_help = "\
 Examples:
   longshore cron resume nightly")]
     Resume(ScheduleName),
 
-    /// Enqueue a schedule's job now, beside its ticks
+    /// Enqueue a schedule's job now, in addition to its ticks
     #[command(after_help = "\
 Examples:
   longshore cron run nightly")]
     Run(ScheduleName),
 
-    /// Remove a schedule; jobs it has enqueued stay
+    /// Remove a schedule. The jobs it has already enqueued remain
     #[command(after_help = "\
 Examples:
   longshore cron remove nightly")]
@@ -59,16 +59,17 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct ScheduleName {
-    /// The schedule
+    /// The name of the schedule
     pub(crate) name: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CronAdd {
-    /// What to call it
+    /// A name for the schedule
     pub(crate) name: String,
 
-    /// The cron line: five fields, or six with seconds first
+    /// The cron expression: five fields, or six with seconds first
+    #[arg(value_name = "EXPRESSION")]
     pub(crate) line: String,
 
     /// The kind of the job that each tick enqueues
@@ -78,23 +79,24 @@ pub(crate) struct CronAdd {
     #[arg(long, value_name = "JSON|@FILE|-", default_value = "{}", allow_hyphen_values = true)]
     pub(crate) payload: String,
 
-    /// The time zone whose wall clocks the line means
+    /// The time zone of the cron expression, like Europe/Berlin
     #[arg(long, default_value = "UTC")]
     pub(crate) zone: String,
 
-    /// What becomes of missed ticks: skip, one, or all:N for the N newest
+    /// What to do about missed ticks: skip them, enqueue one job for all of them, or one job for each
+    /// of the N newest
     #[arg(long, default_value = "one", value_name = "skip|one|all:N")]
     pub(crate) missed: Missed,
 
-    /// The queue the jobs wait in [default: what the kind says, or default]
+    /// The queue of the jobs [default: the kind's default, else `default`]
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
-    /// Their priority; higher runs first [default: what the kind says, or 0]
+    /// The priority of the jobs; higher runs first [default: the kind's default, else 0]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) priority: Option<i64>,
 
-    /// How many attempts each may have [default: what the kind says, or 3]
+    /// How many attempts each job has [default: the kind's default, else 3]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_attempts: Option<i64>,
 }

@@ -1,4 +1,4 @@
-//! What `longshore dead` can be told.
+//! The arguments of `longshore dead`.
 
 use clap::{ArgGroup, Args, Subcommand};
 use longshore::JobId;
@@ -16,10 +16,10 @@ Examples:
   longshore dead list --json | jq -r '.jobs[] | [.id, .last_error] | @tsv'")]
     List(DeadList),
 
-    /// Let dead letters run again with a fresh budget of attempts
+    /// Enqueue dead letters again, with a new set of attempts
     ///
-    /// Name them by id or by --kind, --queue or --all, oldest first. By filter, jobs whose unique
-    /// key meanwhile belongs to another live job are passed over.
+    /// Select them by id, or with --kind, --queue or --all (oldest first). With a filter, jobs whose
+    /// unique key now belongs to another live job are skipped.
     #[command(after_help = "\
 Examples:
   longshore dead redrive 01990000-0000-7000-8000-000000000000
@@ -27,7 +27,7 @@ Examples:
   longshore dead redrive --all")]
     Redrive(Redrive),
 
-    /// Remove dead letters and their history, for good
+    /// Delete dead letters and their history permanently
     #[command(after_help = "\
 Examples:
   longshore dead purge 01990000-0000-7000-8000-000000000000
@@ -38,11 +38,11 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct DeadList {
-    /// Only of this kind
+    /// Only jobs of this kind
     #[arg(long)]
     pub(crate) kind: Option<String>,
 
-    /// Only of this queue
+    /// Only jobs of this queue
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
@@ -56,23 +56,23 @@ pub(crate) struct DeadList {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["ids", "kind", "queue", "all"]))]
 pub(crate) struct Redrive {
-    /// The jobs' ids
+    /// The ids of the jobs
     #[arg(value_name = "ID", conflicts_with_all = ["kind", "queue", "all", "limit"])]
     pub(crate) ids: Vec<JobId>,
 
-    /// Those of this kind
+    /// All dead letters of this kind
     #[arg(long)]
     pub(crate) kind: Option<String>,
 
-    /// Those of this queue
+    /// All dead letters of this queue
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
-    /// All of them
+    /// All dead letters
     #[arg(long, conflicts_with_all = ["kind", "queue"])]
     pub(crate) all: bool,
 
-    /// How many at most
+    /// The maximum number of jobs
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) limit: Option<u32>,
 }
@@ -81,14 +81,14 @@ pub(crate) struct Redrive {
 #[command(group = ArgGroup::new("which").required(true).multiple(true)
     .args(["ids", "kind", "queue", "tag", "older_than", "newer_than", "all"]))]
 pub(crate) struct Purge {
-    /// The jobs' ids
+    /// The ids of the jobs
     #[arg(value_name = "ID", conflicts_with_all = ["kind", "queue", "tag", "older_than", "newer_than", "all"])]
     pub(crate) ids: Vec<JobId>,
 
     #[command(flatten)]
     pub(crate) filter: Filter,
 
-    /// All of them
+    /// All dead letters
     #[arg(long, conflicts_with_all = ["kind", "queue", "tag", "older_than", "newer_than"])]
     pub(crate) all: bool,
 

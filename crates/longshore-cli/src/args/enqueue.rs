@@ -1,4 +1,5 @@
-//! What `longshore enqueue` can be told.
+//! The arguments of `longshore enqueue` and `longshore enqueue-many`, and the parsers of
+//! times and retry policies.
 
 use std::time::Duration;
 
@@ -10,73 +11,77 @@ use crate::duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct Enqueue {
-    /// Which handler runs it
+    /// The kind of job, which selects the handler that runs it
     pub(crate) kind: String,
 
     /// The payload: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "JSON|@FILE|-", default_value = "{}", allow_hyphen_values = true)]
     pub(crate) payload: String,
 
-    /// The queue to wait in [default: what the kind says, or default]
+    /// The queue to wait in [default: the kind's default, else `default`]
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
-    /// Higher runs first; -32768 to 32767 [default: what the kind says, or 0]
+    /// The priority; higher runs first; -32768 to 32767 [default: the kind's default, else 0]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) priority: Option<i64>,
 
-    /// How many attempts it may have [default: what the kind says, or 3]
+    /// How many attempts the job has [default: the kind's default, else 3]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) max_attempts: Option<i64>,
 
     #[command(flatten)]
     pub(crate) when: WhenArgs,
 
-    /// A second enqueue with this key returns the first job, for as long as that is kept
+    /// A key that makes it safe to repeat the command: a second enqueue with the same key returns the
+    /// first job, as long as that job is kept
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
 
-    /// At most one live job has this key
+    /// A key that at most one unfinished job can have
     #[arg(long, value_name = "KEY")]
     pub(crate) unique_key: Option<String>,
 
-    /// When the unique key is taken: dedupe (the default), replace or preserve_run_at
+    /// What to do if a job has the unique key already: dedupe (the default), replace or preserve_run_at
     #[arg(long, value_name = "MODE", requires = "unique_key")]
     pub(crate) unique_mode: Option<UniqueMode>,
 
-    /// How long one attempt may take, like 90s; none means for ever [default: what the kind says, or 2h]
+    /// How long one attempt may take, like 90s, or none for no limit [default: the kind's default,
+    /// else 2h]
     #[arg(long, value_name = "DURATION|none", value_parser = timeout)]
     pub(crate) timeout: Option<Timeout>,
 
-    /// When a failed attempt is tried again: jitter (the default), exponential, fixed:10s, list:1s,5s or none
+    /// The delay before a failed attempt is retried: jitter (the default), exponential, fixed:10s,
+    /// list:1s,5s or none
     #[arg(long, value_name = "POLICY", value_parser = retry_policy)]
     pub(crate) retry: Option<RetryPolicy>,
 
-    /// A label for people; may be repeated
+    /// A label to find jobs by; may be repeated
     #[arg(long = "tag", value_name = "TAG")]
     pub(crate) tags: Vec<String>,
 
-    /// A label that workers and recovery act on; may be repeated
+    /// A label that changes how workers and recovery treat the job; may be repeated
     #[arg(long = "flag", value_name = "FLAG")]
     pub(crate) flags: Vec<String>,
 
-    /// Why it is enqueued
+    /// A note on why the job is enqueued
     #[arg(long, value_name = "TEXT")]
     pub(crate) context: Option<String>,
 
-    /// Wait until it has ended, and tell how; --wait=5m gives up after that (exit codes 8 and 9)
+    /// Wait until the job has ended and print the result; --wait=5m stops waiting after five minutes.
+    /// Exits 8 if the job did not succeed, 9 after a timeout
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "none",
           value_parser = timeout)]
     pub(crate) wait: Option<Timeout>,
 
-    /// Your own data beside the payload
+    /// Your own JSON data, stored with the job in addition to its payload
     #[arg(long, value_name = "JSON")]
     pub(crate) metadata: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EnqueueMany {
-    /// The jobs, one JSON object a line: a file, or - for standard input
+    /// A file with one JSON object per line, or - for standard input
     #[arg(value_name = "FILE|-")]
     pub(crate) file: String,
 }
@@ -84,23 +89,23 @@ pub(crate) struct EnqueueMany {
 /// When a job may start.
 #[derive(Debug, Args)]
 pub(crate) struct WhenArgs {
-    /// Not before this long from now, like 500ms, 10s or 5m
+    /// Start the job no sooner than this long from now, like 500ms, 10s or 5m
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "run_at")]
     delay: Option<Duration>,
 
-    /// Not before this instant, like 2030-01-31T09:00:00Z
+    /// Start the job no sooner than this time, like 2030-01-31T09:00:00Z
     #[arg(long, value_name = "RFC3339", value_parser = rfc3339)]
     run_at: Option<DateTime<Utc>>,
 }
 
 impl WhenArgs {
-    /// What was asked, if anything.
+    /// The requested start, if any.
     pub(crate) fn when(&self) -> Option<When> {
         self.delay.map(When::After).or(self.run_at.map(When::At))
     }
 }
 
-/// How long an attempt may take.
+/// A time limit; `None` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timeout(pub(crate) Option<Duration>);
 
@@ -139,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_policies_are_read() {
+    fn retry_policies_are_parsed() {
         let second = Duration::from_secs(1);
         assert_eq!(retry_policy("jitter").unwrap(), RetryPolicy::default());
         assert_eq!(retry_policy("exponential").unwrap(), RetryPolicy::exponential());

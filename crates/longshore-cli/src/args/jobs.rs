@@ -1,4 +1,4 @@
-//! What `longshore jobs` can be told.
+//! The arguments of `longshore jobs`.
 
 use clap::{ArgGroup, Args, Subcommand};
 use longshore::{JobId, Status};
@@ -10,8 +10,9 @@ use super::{Repeat, WhenArgs};
 pub(crate) enum Jobs {
     /// List jobs, newest first
     ///
-    /// A page looks at a bounded number of jobs, so with a rare filter it may be short and still
-    /// have a next one; the hint below the table says so (`next` in JSON).
+    /// Each page examines a limited number of jobs. A page of a filter that few jobs match can
+    /// therefore be short or empty although more pages follow. The line below the table has the command
+    /// for the next page; in JSON, `next` is its cursor.
     #[command(after_help = "\
 Examples:
   longshore jobs list --status retrying --kind send_email
@@ -30,7 +31,7 @@ Examples:
         id: JobId,
     },
 
-    /// Why is it not running? The reason, what would change it, and an estimate
+    /// Explain why a job is not running, what to do about it, and when it is expected to start
     #[command(after_help = "\
 Examples:
   longshore jobs explain 01990000-0000-7000-8000-000000000000
@@ -42,8 +43,8 @@ Examples:
 
     /// Cancel jobs
     ///
-    /// A waiting job is cancelled at once; a running one is told to stop (`pending`) and ends as
-    /// cancelled unless it succeeds first.
+    /// A waiting job is cancelled at once. A running job receives a cancel request (`pending`) and ends
+    /// as cancelled unless it succeeds first.
     #[command(after_help = "\
 Examples:
   longshore jobs cancel 01990000-0000-7000-8000-000000000000
@@ -51,17 +52,17 @@ Examples:
   longshore jobs cancel --tag nightly --older-than 1h --yes")]
     Cancel(BulkArgs),
 
-    /// Run jobs again, or now
+    /// Run finished jobs again, or waiting jobs now
     ///
-    /// A finished job runs again with a fresh budget of attempts; a waiting one is due at once.
+    /// A finished job runs again with a new set of attempts. A waiting job becomes due at once.
     #[command(after_help = "\
 Examples:
   longshore jobs retry 01990000-0000-7000-8000-000000000000
-  longshore jobs retry --status retrying --kind send_email      # not later: now
+  longshore jobs retry --status retrying --kind send_email      # do not wait for the retry delay
   longshore jobs retry --status cancelled --newer-than 2h --yes")]
     Retry(BulkArgs),
 
-    /// Remove finished jobs and their history
+    /// Delete finished jobs and their history
     #[command(after_help = "\
 Examples:
   longshore jobs delete 01990000-0000-7000-8000-000000000000
@@ -71,7 +72,8 @@ Examples:
 
     /// Change a waiting job
     ///
-    /// A worker gets the old job whole or the new one. What is not named stays.
+    /// Fields that are not given stay unchanged. A worker receives either the old job or the new one,
+    /// never a mixture.
     #[command(after_help = "\
 Examples:
   longshore jobs edit 01990000-0000-7000-8000-000000000000 --priority 10 --delay 0s
@@ -81,19 +83,19 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
+    /// Only jobs in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
     #[arg(long)]
     pub(crate) status: Option<Status>,
 
-    /// Only of this kind
+    /// Only jobs of this kind
     #[arg(long)]
     pub(crate) kind: Option<String>,
 
-    /// Only of this queue
+    /// Only jobs of this queue
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
-    /// Only with this tag
+    /// Only jobs with this tag
     #[arg(long)]
     pub(crate) tag: Option<String>,
 
@@ -101,7 +103,7 @@ pub(crate) struct List {
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
 
-    /// Only the live job with this unique key
+    /// Only the unfinished job with this unique key
     #[arg(long, value_name = "KEY")]
     pub(crate) unique_key: Option<String>,
 
@@ -115,15 +117,15 @@ pub(crate) struct List {
 /// Which part of a list.
 #[derive(Debug, Args)]
 pub(crate) struct PageArgs {
-    /// How many, 1 to 200
+    /// The number of jobs per page, 1 to 200
     #[arg(long, value_name = "N", default_value_t = 50, allow_negative_numbers = true)]
     pub(crate) limit: u32,
 
-    /// Only jobs older than this one: where the last page ended
+    /// Only jobs older than this one, the last job of the previous page
     #[arg(long, value_name = "ID")]
     pub(crate) cursor: Option<JobId>,
 
-    /// Pass over this many first, up to 10000; use --cursor to go further
+    /// Skip this many jobs, up to 10000; use --cursor to go further
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) offset: u32,
 }
@@ -134,14 +136,14 @@ pub(crate) struct Edit {
     /// The job's id
     pub(crate) id: JobId,
 
-    /// Another priority; -32768 to 32767
+    /// The new priority; -32768 to 32767
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) priority: Option<i64>,
 
     #[command(flatten)]
     pub(crate) when: WhenArgs,
 
-    /// Another payload: JSON, @FILE, or - for standard input
+    /// The new payload: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
     pub(crate) payload: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! What `longshore queues`, `longshore workers` and `longshore sweep` can be told.
+//! The arguments of the operator's commands `queues`, `workers`, `sweep`, `kinds` and
+//! `stats`.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Queues {
-    /// List queues that have settings, or jobs that wait or run
+    /// List queues that have settings, waiting jobs or running jobs
     #[command(after_help = "\
 Examples:
   longshore queues list
@@ -17,28 +18,28 @@ Examples:
   longshore queues list --json | jq -r '.[] | select(.paused) | .name'")]
     List(Repeat),
 
-    /// Stop claims from a queue; running jobs go on
+    /// Pause a queue: workers claim no more of its jobs. Running jobs continue
     #[command(after_help = "\
 Examples:
   longshore queues pause mail")]
     Pause(QueueName),
 
-    /// Let claims from a queue go on
+    /// Resume a queue: workers claim its jobs again
     #[command(after_help = "\
 Examples:
   longshore queues resume mail")]
     Resume(QueueName),
 
-    /// Limit how many jobs of a queue run at once, in all processes together
+    /// Limit how many jobs of a queue run at once, across all processes
     #[command(after_help = "\
 Examples:
   longshore queues limit mail 10
-  longshore queues limit ledger 1      # serial: one at a time
-  longshore queues limit mail none     # lift the limit")]
+  longshore queues limit ledger 1      # one at a time
+  longshore queues limit mail none     # remove the limit")]
     Limit {
-        /// The queue
+        /// The name of the queue
         queue: String,
-        /// How many, at least 1; none lifts the limit
+        /// The limit, at least 1, or none to remove it
         #[arg(value_name = "N|none", value_parser = queue_limit)]
         limit: QueueLimit,
     },
@@ -46,7 +47,7 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct QueueName {
-    /// The queue
+    /// The name of the queue
     pub(crate) queue: String,
 }
 
@@ -60,9 +61,9 @@ pub(crate) enum Workers {
     #[command(after_help = "\
 Examples:
   longshore workers list --watch
-  longshore workers list --threshold 30s    # who has been silent for 30 s?")]
+  longshore workers list --threshold 30s    # stale: no heartbeat for 30 seconds")]
     List {
-        /// Call a worker stale after this silence, whatever its own threshold
+        /// Show a worker as stale after this time without a heartbeat, instead of its own threshold
         #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
         threshold: Option<Duration>,
 
@@ -73,11 +74,11 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct Sweep {
-    /// Say what would be recovered and change nothing
+    /// Print what would be recovered and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Call a worker dead after this silence, whatever its own threshold
+    /// Treat a worker as dead after this time without a heartbeat, instead of its own threshold
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) threshold: Option<Duration>,
 
@@ -98,17 +99,17 @@ fn queue_limit(text: &str) -> Result<QueueLimit, String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kinds {
-    /// List the kinds that workers or people have announced
+    /// List the registered kinds
     #[command(after_help = "\
 Examples:
   longshore kinds list
   longshore kinds list --json | jq '.[] | select(.name == \"send_email\") | .schema'")]
     List,
 
-    /// Announce a kind: what its payloads look like, and what its jobs get when nothing is said
+    /// Register a kind, with a schema for its payloads and defaults for its jobs
     ///
-    /// What is not named stays as it was. A server refuses jobs of kinds that nobody has announced, and
-    /// payloads that do not fit.
+    /// What is not given stays unchanged. A server rejects jobs of unregistered kinds, and payloads that
+    /// do not match the kind's schema. Workers register the kinds they handle when they start.
     #[command(after_help = "\
 Examples:
   longshore kinds put report
@@ -116,41 +117,42 @@ Examples:
   longshore kinds put report --defaults '{\"queue\":\"slow\",\"max_attempts\":5,\"timeout_seconds\":600}'")]
     Put(PutKind),
 
-    /// Forget a kind; its jobs stay
+    /// Remove a kind's registration. Its jobs remain
     #[command(after_help = "\
 Examples:
   longshore kinds remove report")]
     Remove {
-        /// The kind
+        /// The name of the kind
         kind: String,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PutKind {
-    /// The kind
+    /// The name of the kind
     pub(crate) kind: String,
 
-    /// A JSON Schema for payloads: JSON, @FILE, or - for standard input
+    /// A JSON Schema for the payloads: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
     pub(crate) schema: Option<String>,
 
-    /// The defaults: queue, priority, max_attempts, timeout_seconds and retry, as JSON, @FILE or -
+    /// Defaults for the jobs (queue, priority, max_attempts, timeout_seconds, retry): JSON, @FILE, or -
+    /// for standard input
     #[arg(long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
     pub(crate) defaults: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
-    /// How many minutes to look back, 1 to 1440
+    /// The period to show, in minutes, 1 to 1440
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=1440))]
     pub(crate) minutes: u32,
 
-    /// Only of this queue
+    /// Only jobs of this queue
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
-    /// Only of this kind
+    /// Only jobs of this kind
     #[arg(long)]
     pub(crate) kind: Option<String>,
 

@@ -1,4 +1,4 @@
-//! What `longshore dev` and `longshore serve` can be told.
+//! The arguments of `longshore dev` and `longshore serve`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ pub(super) const DEV_EXAMPLES: &str = "\
 Examples:
   longshore dev
   longshore dev --bind 127.0.0.1:9000 --data-dir /tmp/try
-  longshore dev --simulate            # let the built-in kinds only pretend
+  longshore dev --simulate            # simulate the built-in kinds
 
-Everything is kept in the data folder; delete it to begin anew.";
+All data is in the data folder. Delete the folder to start over.";
 
 pub(super) const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -24,19 +24,19 @@ Examples:
   longshore serve --with-worker --concurrency 16
   longshore tokens create ci --scope enqueue --scope read
   longshore serve --bind 0.0.0.0:8080 --auth tokens
-  longshore serve --rate-limit 100 --queue-depth-limit 100000    # more is answered with 429";
+  longshore serve --rate-limit 100 --queue-depth-limit 100000    # more gets status 429";
 
 #[derive(Debug, Args)]
 pub(crate) struct Dev {
-    /// Where everything is kept
+    /// The folder for all data
     #[arg(long, value_name = "FOLDER", default_value = "./.longshore", env = "LONGSHORE_DATA_DIR")]
     pub(crate) data_dir: PathBuf,
 
-    /// Let the built-in kinds only pretend: short steps, first attempts that fail now and then
+    /// Simulate the built-in kinds: they do short steps, and some first attempts fail
     #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
 
-    /// How long running jobs may go on after a signal
+    /// How long running jobs may continue after a signal
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse,
           env = "LONGSHORE_SHUTDOWN_GRACE")]
     pub(crate) shutdown_grace: Duration,
@@ -54,7 +54,7 @@ pub(crate) struct Serve {
     #[arg(long, env = "LONGSHORE_WITH_WORKER", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) with_worker: bool,
 
-    /// Create the tables or bring them up to date first
+    /// Create the tables or bring them up to date before starting
     #[arg(long)]
     pub(crate) migrate: bool,
 
@@ -65,27 +65,28 @@ pub(crate) struct Serve {
     pub(crate) work: Work,
 }
 
-/// Where the API listens, and to whom.
+/// Where the API listens, who may use it, and its limits.
 #[derive(Debug, Args)]
 pub(crate) struct Listen {
-    /// Where the API listens
+    /// The address the API listens on
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", env = "API_BIND_ADDR")]
     pub(crate) bind: SocketAddr,
 
-    /// Who may use it
+    /// Who may use the API
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Auth::Off, env = "LONGSHORE_AUTH")]
     pub(crate) auth: Auth,
 
-    /// Names it answers to beside its address; * for any. On loopback, others are refused
+    /// Host names to accept in addition to the server's own address; * for any. On loopback, requests
+    /// for other host names are rejected
     #[arg(long = "host", value_name = "NAME", value_delimiter = ',', env = "LONGSHORE_HOSTS")]
     pub(crate) hosts: Vec<String>,
 
-    /// Take jobs of kinds that nobody has announced
+    /// Accept jobs of unregistered kinds
     #[arg(long, env = "LONGSHORE_ALLOW_UNKNOWN_KINDS",
           value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) allow_unknown_kinds: bool,
 
-    /// What may be read without a token, beside /health
+    /// What may be read without a token, in addition to /health
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',', env = "LONGSHORE_PUBLIC")]
     pub(crate) public: Vec<Public>,
 
@@ -94,22 +95,22 @@ pub(crate) struct Listen {
           env = "LONGSHORE_REQUEST_TIMEOUT")]
     pub(crate) request_timeout: Duration,
 
-    /// How many connections at once
+    /// How many connections may be open at once
     #[arg(long, value_name = "N", default_value_t = 1024, env = "LONGSHORE_MAX_CONNECTIONS")]
     pub(crate) max_connections: usize,
 
-    /// How many requests of one token in a second; callers without a token share one share
+    /// How many requests per second each token may make. All callers without a token share one limit
     #[arg(long, value_name = "N|none", default_value = "none", value_parser = limit,
           env = "LONGSHORE_RATE_LIMIT")]
     pub(crate) rate_limit: Limit,
 
-    /// How many jobs may wait in a queue before the API takes no more for it
+    /// How many jobs may wait in a queue before the API accepts no more for it
     #[arg(long, value_name = "N|none", default_value = "none", value_parser = limit,
           env = "LONGSHORE_QUEUE_DEPTH_LIMIT")]
     pub(crate) queue_depth_limit: Limit,
 }
 
-/// How much is let in; `None` is everything.
+/// A limit of the API; `None` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit(pub(crate) Option<u32>);
 
@@ -126,9 +127,9 @@ fn limit(text: &str) -> Result<Limit, String> {
 /// Who may use the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Auth {
-    /// Whoever can reach it; only on loopback
+    /// Everyone who can reach it; allowed only on loopback
     Off,
-    /// Who brings a token (`longshore tokens create`)
+    /// Callers with a token (`longshore tokens create`)
     Tokens,
 }
 

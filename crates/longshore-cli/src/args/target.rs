@@ -1,4 +1,5 @@
-//! Where the queue is: a database, or a server in front of one.
+//! The target of a command: a database, or a server in front of one. Owns the flags that
+//! name it and the rule for which one wins.
 
 use std::path::PathBuf;
 
@@ -8,11 +9,11 @@ use clap::{ArgMatches, Args};
 use crate::failure::Failure;
 use crate::secret::Secret;
 
-/// Where the queue is, as it was typed or as variables say.
+/// The flags, variables and file settings that name the target.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TargetArgs {
     /// The database: postgres://user@host/database or sqlite:./jobs.db
-    // Hidden values: the variable usually holds a password.
+    // The help hides the variable's value, which usually contains a password.
     #[arg(
         long,
         global = true,
@@ -23,7 +24,8 @@ pub(crate) struct TargetArgs {
     )]
     database_url: Option<String>,
 
-    /// Or a server, like http://127.0.0.1:8080; its token is in LONGSHORE_TOKEN
+    /// A server to use instead of a database, like http://127.0.0.1:8080. Its token is read from
+    /// LONGSHORE_TOKEN
     #[arg(
         long,
         global = true,
@@ -34,7 +36,7 @@ pub(crate) struct TargetArgs {
     )]
     server: Option<String>,
 
-    /// A file with the server's token, instead of LONGSHORE_TOKEN
+    /// A file that contains the server's token, instead of LONGSHORE_TOKEN
     #[arg(
         long,
         global = true,
@@ -45,12 +47,12 @@ pub(crate) struct TargetArgs {
     token_file: Option<PathBuf>,
 
     #[arg(skip)]
-    database_by: Source,
+    database_source: Source,
     #[arg(skip)]
-    server_by: Source,
+    server_source: Source,
 }
 
-/// Where a value comes from; the nearest wins.
+/// Where a value comes from, weakest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     #[default]
@@ -59,7 +61,7 @@ enum Source {
     Flag,
 }
 
-/// What a command speaks to.
+/// The database or server that a command talks to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Target<'a> {
     Database(&'a str),
@@ -67,47 +69,49 @@ pub(crate) enum Target<'a> {
 }
 
 impl TargetArgs {
-    /// Takes note of where the values come from: what is nearer beats the other.
-    pub(crate) fn note_sources(&mut self, matches: &ArgMatches) {
+    /// Records where the values come from, so that [`resolve`](Self::resolve) can prefer a flag to a
+    /// variable and a variable to the file.
+    pub(crate) fn record_sources(&mut self, matches: &ArgMatches) {
         let source = |name| match matches.value_source(name) {
             Some(ValueSource::CommandLine) => Source::Flag,
             Some(ValueSource::EnvVariable) => Source::Variable,
             _ => Source::File,
         };
-        (self.database_by, self.server_by) = (source("database_url"), source("server"));
+        (self.database_source, self.server_source) = (source("database_url"), source("server"));
     }
 
-    /// The database or the server that was asked for.
+    /// The database or the server to use. If both are given, the stronger source wins.
     pub(crate) fn resolve(&self) -> Result<Target<'_>, Failure> {
         let database = self.database_url.as_deref().filter(|url| !url.is_empty());
         let server = self.server.as_deref().filter(|url| !url.is_empty());
         match (database, server) {
-            (Some(url), Some(_)) if self.database_by > self.server_by => Ok(Target::Database(url)),
-            (Some(_), Some(url)) if self.database_by < self.server_by => Ok(Target::Server(url)),
-            (Some(_), Some(_)) => Err(Failure::usage(match self.server_by {
-                Source::Flag => "--server and --database-url are two places; give the one that is meant",
+            (Some(url), Some(_)) if self.database_source > self.server_source => Ok(Target::Database(url)),
+            (Some(_), Some(url)) if self.database_source < self.server_source => Ok(Target::Server(url)),
+            (Some(_), Some(_)) => Err(Failure::usage(match self.server_source {
+                Source::Flag => "--server and --database-url exclude each other; give only one of them",
                 Source::Variable => {
-                    "DATABASE_URL and LONGSHORE_SERVER are both set, and they are two places; \
-                     unset one, or say which is meant by --database-url or --server"
+                    "DATABASE_URL and LONGSHORE_SERVER are both set; \
+                     unset one of them, or choose with --database-url or --server"
                 }
                 Source::File => {
-                    "the configuration file has url under [database] and server under [client], and they are two \
-                     places; remove one, or say which is meant by --database-url or --server"
+                    "the configuration file has both url under [database] and server under [client]; \
+                     remove one of them, or choose with --database-url or --server"
                 }
             })),
             (Some(url), None) => Ok(Target::Database(url)),
             (None, Some(url)) => Ok(Target::Server(url)),
             (None, None) => Err(Failure::usage(
-                "no database and no server given; set DATABASE_URL, pass --database-url or write url under \
-                 [database] in longshore.toml, as postgres://user@host/database or sqlite:./jobs.db, \
-                 or set LONGSHORE_SERVER or pass --server, as http://127.0.0.1:8080",
+                "no database and no server given; for a database, set DATABASE_URL, pass --database-url, or \
+                 write url under [database] in longshore.toml, like postgres://user@host/database or \
+                 sqlite:./jobs.db; for a server, set LONGSHORE_SERVER or pass --server, like \
+                 http://127.0.0.1:8080",
             )),
         }
     }
 
-    /// The database, for a command that no server can carry out.
+    /// The database, for a command that works only on the database itself.
     pub(crate) fn database(&self, command: &str) -> Result<&str, Failure> {
-        if self.server_by == Source::Flag {
+        if self.server_source == Source::Flag {
             return Err(Failure::usage(format_args!(
                 "`longshore {command}` works on the database itself; give --database-url instead of --server"
             )));
@@ -115,19 +119,19 @@ impl TargetArgs {
         self.database_url.as_deref().filter(|url| !url.is_empty()).ok_or_else(|| {
             Failure::usage(format_args!(
                 "no database given, and `longshore {command}` works on the database itself; set DATABASE_URL, \
-                 pass --database-url or write url under [database] in longshore.toml, \
-                 as postgres://user@host/database or sqlite:./jobs.db"
+                 pass --database-url, or write url under [database] in longshore.toml, \
+                 like postgres://user@host/database or sqlite:./jobs.db"
             ))
         })
     }
 
-    /// The server's token. There is no flag for the token itself: everybody on a
-    /// machine can read its command lines.
+    /// The server's token. There is no flag for the token itself, because every user of
+    /// a machine can read its command lines.
     pub(crate) fn token(&self) -> Result<Option<Secret>, Failure> {
         let text = match &self.token_file {
             Some(file) => Some(std::fs::read_to_string(file).map_err(|error| {
                 Failure::usage(format_args!(
-                    "--token-file: cannot read {}: {error}; give the file that holds the token, or set LONGSHORE_TOKEN",
+                    "--token-file: cannot read {}: {error}; name the file that contains the token, or set LONGSHORE_TOKEN",
                     file.display()
                 ))
             })?),
@@ -145,42 +149,43 @@ mod tests {
     fn target_args(database: Option<(&str, Source)>, server: Option<(&str, Source)>) -> TargetArgs {
         TargetArgs {
             database_url: database.map(|(url, _)| url.into()),
-            database_by: database.map(|(_, by)| by).unwrap_or_default(),
+            database_source: database.map(|(_, source)| source).unwrap_or_default(),
             server: server.map(|(url, _)| url.into()),
-            server_by: server.map(|(_, by)| by).unwrap_or_default(),
+            server_source: server.map(|(_, source)| source).unwrap_or_default(),
             token_file: None,
         }
     }
 
     #[test]
-    fn what_is_nearer_beats_the_other() {
+    fn a_flag_beats_a_variable_and_a_variable_beats_the_file() {
         let both = |database, server| target_args(Some(("sqlite:a", database)), Some(("http://a", server)));
         let (file, variable, flag) = (Source::File, Source::Variable, Source::Flag);
-        for (far, near) in [(file, variable), (file, flag), (variable, flag)] {
-            assert_eq!(both(far, near).resolve().unwrap(), Target::Server("http://a"));
-            assert_eq!(both(near, far).resolve().unwrap(), Target::Database("sqlite:a"));
+        for (weak, strong) in [(file, variable), (file, flag), (variable, flag)] {
+            assert_eq!(both(weak, strong).resolve().unwrap(), Target::Server("http://a"));
+            assert_eq!(both(strong, weak).resolve().unwrap(), Target::Database("sqlite:a"));
         }
-        for (by, words) in [(file, "[client]"), (variable, "unset one"), (flag, "the one that is meant")] {
-            let told = both(by, by).resolve().unwrap_err().to_string();
-            assert!(told.contains(words) && told.contains("--server"), "{told}");
+        for (source, part) in [(file, "[client]"), (variable, "unset one"), (flag, "give only one")] {
+            let message = both(source, source).resolve().unwrap_err().to_string();
+            assert!(message.contains(part) && message.contains("--server"), "{message}");
         }
     }
 
     #[test]
-    fn an_empty_variable_is_none() {
-        let by = Source::Variable;
-        let served = target_args(Some(("", by)), Some(("http://a", by)));
-        assert_eq!(served.resolve().unwrap(), Target::Server("http://a"));
-        let told = target_args(None, Some(("", by))).resolve().unwrap_err().to_string();
-        assert!(told.contains("DATABASE_URL") && told.contains("LONGSHORE_SERVER"), "{told}");
+    fn an_empty_variable_counts_as_unset() {
+        let variable = Source::Variable;
+        let args = target_args(Some(("", variable)), Some(("http://a", variable)));
+        assert_eq!(args.resolve().unwrap(), Target::Server("http://a"));
+        let message = target_args(None, Some(("", variable))).resolve().unwrap_err().to_string();
+        assert!(message.contains("DATABASE_URL") && message.contains("LONGSHORE_SERVER"), "{message}");
     }
 
     #[test]
-    fn a_command_that_needs_the_database_says_so() {
-        let (database, by) = (Some(("sqlite:a", Source::Variable)), Source::Variable);
-        let served = target_args(database, Some(("http://a", Source::Flag)));
-        assert!(served.database("worker").unwrap_err().to_string().contains("`longshore worker` works on"));
-        assert!(target_args(None, Some(("http://a", by))).database("check").is_err());
-        assert_eq!(target_args(database, Some(("http://a", by))).database("check").unwrap(), "sqlite:a");
+    fn a_command_that_needs_the_database_rejects_a_server() {
+        let database = Some(("sqlite:a", Source::Variable));
+        let typed = target_args(database, Some(("http://a", Source::Flag)));
+        assert!(typed.database("worker").unwrap_err().to_string().contains("`longshore worker` works on"));
+        let server = Some(("http://a", Source::Variable));
+        assert!(target_args(None, server).database("check").is_err());
+        assert_eq!(target_args(database, server).database("check").unwrap(), "sqlite:a");
     }
 }

@@ -1,4 +1,4 @@
-//! What `longshore tokens` can be told.
+//! The arguments of `longshore tokens`.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tokens {
-    /// Make a token and show it, once
+    /// Create a token and print it, once
     ///
-    /// Only a hash of it is kept: whoever loses a token makes another and revokes the lost one.
+    /// Only a hash of the token is stored. If you lose a token, revoke it and create another.
     #[command(after_help = "\
 Examples:
   longshore tokens create shop --scope enqueue --queue mail
@@ -19,22 +19,22 @@ Examples:
   longshore tokens create deploy --scope operate --scope read --expires-in 90d
   TOKEN=$(longshore tokens create ci --scope enqueue --json | jq -r .token)
 
-Scopes: enqueue (enqueue jobs), work (lease and settle them), read (see everything),
-operate (cancel, retry, edit, delete; queues, schedules, sweeps), admin (all of it).")]
+Scopes: enqueue (enqueue jobs), work (lease and settle jobs), read (see everything),
+operate (cancel, retry, edit and delete jobs; queues, schedules, sweeps), admin (all of these).")]
     Create(CreateToken),
 
-    /// List tokens, newest first; never their secrets
+    /// List tokens, newest first, without their secrets
     #[command(after_help = "\
 Examples:
   longshore tokens list")]
     List,
 
-    /// End tokens for good; servers notice within seconds
+    /// Revoke tokens permanently. Servers stop accepting them within seconds
     #[command(after_help = "\
 Examples:
   longshore tokens revoke 01990000-0000-7000-8000-000000000000")]
     Revoke {
-        /// The tokens' ids, as `longshore tokens list` shows them
+        /// The ids of the tokens, as shown by `longshore tokens list`
         #[arg(required = true, value_name = "ID")]
         ids: Vec<Uuid>,
     },
@@ -42,10 +42,10 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateToken {
-    /// A name for people
+    /// A name to recognise the token by
     pub(crate) name: String,
 
-    /// What it allows: enqueue, work, read, operate or admin; may be repeated
+    /// What the token allows: enqueue, work, read, operate or admin; may be repeated
     #[arg(long = "scope", value_name = "SCOPE", required = true, value_delimiter = ',')]
     pub(crate) scopes: Vec<String>,
 
@@ -53,7 +53,7 @@ pub(crate) struct CreateToken {
     #[arg(long = "queue", value_name = "QUEUE", value_delimiter = ',')]
     pub(crate) queues: Vec<String>,
 
-    /// When it ceases to be good, like 12h or 90d [default: never]
+    /// When the token expires, like 12h or 90d from now [default: never]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) expires_in: Option<Duration>,
 }

@@ -1,4 +1,5 @@
-//! What `longshore worker` can be told, and the settings that come of it.
+//! The arguments of `longshore worker`, and the library settings they become. `longshore
+//! serve` shares most of them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,27 +17,27 @@ Examples:
   longshore worker --queues mail,images --concurrency 16
   longshore worker --outbox /var/spool/mail-out --image-output /srv/pictures
   longshore worker --allow-http --allow-outbound 127.0.0.1,10.0.0.0/8
-  longshore worker --drain --json                       # run what is due, then exit
-  longshore worker --simulate                           # only rehearse them
+  longshore worker --drain --json                       # run the due jobs, then exit
+  longshore worker --simulate                           # simulate the built-in kinds
   longshore worker --metrics-addr 0.0.0.0:9091
   LONGSHORE_SWEEP_THRESHOLD=90s RUST_LOG_FORMAT=json longshore worker
 
-The built-in kinds: send_email, resize_image, summarize_text and webhook_delivery. For kinds of your
-own, write a worker with the library (`longshore::worker`).
+The built-in kinds are send_email, resize_image, summarize_text and webhook_delivery. For your own
+kinds, write a worker with the library (`longshore::worker`).
 
 Metrics: curl http://127.0.0.1:9091/metrics
 
-The same machine, a second worker: give it --metrics-addr 127.0.0.1:9092, or off.";
+For a second worker on the same machine, pass --metrics-addr 127.0.0.1:9092, or off.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Worker {
-    /// Run what is due, tell what became of it, and exit
+    /// Run the jobs that are due, print a summary, and exit
     #[arg(long)]
     pub(crate) drain: bool,
 
-    /// Where Prometheus finds GET /metrics; off for nowhere, as --drain has it
-    // A drain has ended before anybody asks, and may run beside a worker that
-    // has the address.
+    /// The address that serves GET /metrics for Prometheus, or off. With --drain the default is off
+    // A drain is too short to be scraped, and may run next to a worker that already uses
+    // the address.
     #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR",
           default_value = "127.0.0.1:9091", default_value_if("drain", "true", "off"))]
     metrics_addr: MetricsAddr,
@@ -45,13 +46,13 @@ pub(crate) struct Worker {
     pub(crate) work: Work,
 }
 
-/// How jobs are run and the queue is looked after, by whatever command does it.
+/// How jobs run and how upkeep is done, for `worker` and for `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Work {
-    /// Let the built-in kinds only pretend: short steps, first attempts that fail now and then
+    /// Simulate the built-in kinds: they do short steps, and some first attempts fail
     ///
-    /// Nothing is sent, fetched or written. Which attempt fails where follows from the job's id, so a
-    /// run can be repeated.
+    /// Nothing is sent, fetched or written. The job's id determines which attempts fail and at which
+    /// step, so a run can be repeated exactly.
     #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
 
@@ -69,27 +70,28 @@ pub(crate) struct Work {
     #[arg(long, value_name = "N", default_value_t = 4, env = "WORKER_CONCURRENCY")]
     concurrency: u32,
 
-    /// How soon an idle worker looks for work that nobody announced
+    /// How often an idle worker polls for jobs it was not notified of
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration::parse,
           env = "LONGSHORE_POLL_INTERVAL")]
     poll_interval: Duration,
 
-    /// How far that doubles while there is none
+    /// The longest polling interval; the interval doubles up to this while there are no jobs
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse,
           env = "LONGSHORE_MAX_POLL_INTERVAL")]
     max_poll_interval: Duration,
 
-    /// How often the worker says that it lives
+    /// How often the worker sends a heartbeat
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse,
           env = "LONGSHORE_HEARTBEAT_INTERVAL")]
     heartbeat_interval: Duration,
 
-    /// How often dead workers are looked for
+    /// How often to look for dead workers
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration::parse,
           env = "LONGSHORE_SWEEP_INTERVAL")]
     sweep_interval: Duration,
 
-    /// After this silence the worker is dead and its jobs are recovered; at least three heartbeats
+    /// How long this worker may go without a heartbeat before it counts as dead and its jobs are
+    /// recovered; at least three heartbeat intervals
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration::parse,
           env = "LONGSHORE_SWEEP_THRESHOLD")]
     sweep_threshold: Duration,
@@ -99,11 +101,11 @@ pub(crate) struct Work {
           env = "LONGSHORE_RECOVERY_DELAY")]
     recovery_delay: Duration,
 
-    /// The interruption with this number ends a job as failed_permanent: it may be what kills workers
+    /// How many interruptions end a job as failed_permanent, because it may be what kills the workers
     #[arg(long, value_name = "N", default_value_t = 3, env = "LONGSHORE_MAX_INTERRUPTIONS")]
     max_interruptions: u16,
 
-    /// How long running jobs may go on after a signal
+    /// How long running jobs may continue after a signal
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse,
           env = "LONGSHORE_SHUTDOWN_GRACE")]
     shutdown_grace: Duration,
@@ -123,7 +125,7 @@ pub(crate) struct Work {
           env = "LONGSHORE_KEEP_DEAD")]
     keep_dead: Keep,
 
-    /// What the worker's name begins with
+    /// The prefix of the worker's name
     #[arg(long, value_name = "TEXT", default_value = "worker", env = "LONGSHORE_WORKER_ID_PREFIX")]
     worker_id_prefix: String,
 
@@ -134,38 +136,38 @@ pub(crate) struct Work {
     pub(crate) builtin: Builtin,
 }
 
-/// What is logged, and how.
+/// What is logged, and in which format.
 #[derive(Debug, Args)]
 pub(crate) struct Logging {
-    /// What is logged, to standard error: info, debug, longshore=debug,info …
+    /// What to log to standard error, like info, debug or longshore=debug,info
     #[arg(long = "log", value_name = "FILTER", default_value = "info", env = "RUST_LOG")]
     pub(crate) log: String,
 
-    /// How it is logged
+    /// The format of log lines
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Pretty,
           env = "RUST_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people
+    /// Text for people
     Pretty,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
-/// How long jobs are kept once they have ended; `None` is for ever.
+/// How long finished jobs are kept; `None` is forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Keep(Option<Duration>);
 
-/// Where metrics are served; `None` is nowhere.
+/// The address that serves metrics; `None` is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MetricsAddr(Option<SocketAddr>);
 
 impl Worker {
-    /// Where to serve metrics, if anywhere.
+    /// The address to serve metrics on, if any.
     pub(crate) fn metrics_addr(&self) -> Option<SocketAddr> {
         self.metrics_addr.0
     }
@@ -197,7 +199,7 @@ impl Work {
         }
     }
 
-    /// The flag that sets a field of the settings.
+    /// The name of the flag for a field of [`Settings`].
     pub(crate) fn flag(field: &str) -> String {
         match field {
             "stale_after" => "--sweep-threshold".into(),
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_the_librarys() {
+    fn the_flag_defaults_match_the_librarys_defaults() {
         let (ours, theirs) = (worker("").work.settings(), Settings::default());
         assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_kept_for_a_time_or_forever() {
+    fn retention_is_a_duration_or_forever() {
         assert_eq!(
             (keep("90d"), keep("forever")),
             (Ok(Keep(Some(90 * 24 * Duration::from_secs(3600)))), Ok(Keep(None)))
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_have_an_address_or_are_off() {
+    fn the_metrics_address_is_an_address_or_off() {
         assert_eq!(worker("").metrics_addr().unwrap().to_string(), "127.0.0.1:9091");
         assert_eq!(worker("--metrics-addr off").metrics_addr(), None);
         assert_eq!(worker("--drain").metrics_addr(), None);

@@ -1,12 +1,14 @@
-//! `longshore bench`: how fast is this queue? Jobs that do nothing, in a queue
-//! of their own that nobody else takes from, and nothing left behind.
+//! `longshore bench`: measures a queue with jobs that do nothing. The jobs are in a queue that
+//! no other worker takes jobs from, and are removed at the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use longshore::worker::{Context, Executor, Failure as Ended, Recovery, Running, Settings, Signals, Worker};
+use longshore::worker::{
+    Context, Executor, Failure as JobFailure, Recovery, Running, Settings, Signals, Worker,
+};
 use longshore::{Client, JobId, NewJob};
 use serde::Serialize;
 use serde_json::json;
@@ -18,17 +20,18 @@ use super::stats::seconds;
 use crate::args::{BenchArgs, Filter};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Out, Progress, is_wanted, note};
+use crate::output::{Out, Progress, note};
 
-/// How many jobs are enqueued one by one to see how soon each begins.
+/// How many jobs are enqueued one by one to measure how soon each starts.
 const PICK_UPS: usize = 100;
-/// How often a bar moves.
-const GLANCE: Duration = Duration::from_millis(100);
-/// How long a bench that was stopped may take to stop.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the progress bar is updated.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// How long requests in progress may take after a signal.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// An interval that no bench reaches.
 const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What was measured; without a worker, what enqueueing tells.
+/// The measurements. With a server, only those of enqueueing.
 #[derive(Serialize)]
 struct Figures {
     jobs: u32,
@@ -38,7 +41,7 @@ struct Figures {
     pick_up_seconds: Option<Percentiles>,
 }
 
-/// From the call that enqueues a job to the first line of its handler.
+/// The time from the enqueue call to the start of the handler.
 #[derive(Serialize)]
 struct Percentiles {
     p50: f64,
@@ -49,33 +52,33 @@ struct Percentiles {
 pub(super) async fn run(endpoint: &Endpoint, args: &BenchArgs, out: &Out) -> Outcome {
     let queue = format!("bench-{}", JobId::new());
     let mut signals = Signals::new()?;
-    let mut crew = None;
+    let mut bench_worker = None;
     let stop = Arc::new(AtomicBool::new(false));
     let measured = {
-        let mut measuring = std::pin::pin!(measure(endpoint, &queue, args, &stop, &mut crew));
+        let mut measuring = std::pin::pin!(measure(endpoint, &queue, args, &stop, &mut bench_worker));
         tokio::select! {
             measured = &mut measuring => measured,
             () = signals.next() => {
-                // What is under way is let finish: a job could otherwise arrive
-                // after all have been removed.
+                // Let requests in progress finish. Otherwise a job could arrive after the
+                // cleanup.
                 stop.store(true, Ordering::Relaxed);
-                note("stopping; the jobs of the bench are removed, which may take a while");
-                let _ = tokio::time::timeout(PATIENCE, measuring).await;
+                note("stopping; removing the jobs of the bench, which may take a while");
+                let _ = tokio::time::timeout(STOP_TIMEOUT, measuring).await;
                 Err(stopped())
             }
         }
     };
-    // However it ended: a worker that goes on would hold jobs that are to go.
-    if let Some(Crew { worker, .. }) = crew {
+    // Stop the worker in any case. While it runs it holds leases on jobs that must be removed.
+    if let Some(BenchWorker { worker, .. }) = bench_worker {
         worker.stop_now().await;
     }
     clean_up(endpoint, &queue).await?;
-    tell(&measured?, out);
+    print(&measured?, out);
     Ok(Code::Done)
 }
 
 fn stopped() -> Failure {
-    Failure::new(Code::Problem, "stopped before all was measured")
+    Failure::new(Code::Problem, "stopped before the measurement was complete")
 }
 
 async fn measure(
@@ -83,7 +86,7 @@ async fn measure(
     queue: &str,
     args: &BenchArgs,
     stop: &Arc<AtomicBool>,
-    crew: &mut Option<Crew>,
+    bench_worker: &mut Option<BenchWorker>,
 ) -> Result<Figures, Failure> {
     let took = enqueue(endpoint, queue, args, stop).await?;
     let mut figures = Figures {
@@ -93,20 +96,20 @@ async fn measure(
         run_per_second: None,
         pick_up_seconds: None,
     };
-    // A server runs no jobs of strangers.
+    // The bench's own worker needs the database.
     let Some(client) = endpoint.client() else { return Ok(figures) };
     let began = Instant::now();
-    let crew = crew.insert(Crew::start(client, queue, args.concurrency).await?);
-    crew.run(args.jobs.into(), stop).await?;
+    let bench_worker = bench_worker.insert(BenchWorker::start(client, queue, args.concurrency).await?);
+    bench_worker.run(args.jobs.into(), stop).await?;
     let took = began.elapsed();
     figures.run_per_second = Some(f64::from(args.jobs) / took.as_secs_f64());
-    figures.pick_up_seconds = Some(crew.pick_up(client, queue, stop).await?);
+    figures.pick_up_seconds = Some(bench_worker.pick_up(client, queue, stop).await?);
     Ok(figures)
 }
 
 // ---- enqueue -----------------------------------------------------------------------
 
-/// How long it takes to enqueue them all, one at a time from each producer.
+/// Enqueues all jobs and returns how long it took. Each producer enqueues one job at a time.
 async fn enqueue(
     endpoint: &Endpoint,
     queue: &str,
@@ -128,26 +131,27 @@ async fn enqueue(
     }
     let all = async {
         while let Some(produced) = producers.join_next().await {
-            produced
-                .map_err(|died| Failure::new(Code::Problem, format_args!("a producer died: {died}")))??;
+            produced.map_err(|error| {
+                Failure::new(Code::Problem, format_args!("a producer panicked: {error}"))
+            })??;
         }
         Ok(began.elapsed())
     };
-    shown(args.jobs.into(), || u64::from(args.jobs) - left.load(Ordering::Relaxed), all).await
+    with_progress(args.jobs.into(), || u64::from(args.jobs) - left.load(Ordering::Relaxed), all).await
 }
 
 fn take_one(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
-/// As a program would: by the library, or by the API.
+/// Enqueues a job as a program would: with the library, or through the API.
 async fn enqueue_one(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
     match endpoint.client() {
         Some(client) => {
             client.enqueue(NewJob::new("bench", &()).queue(queue)).await?;
         }
         None => {
-            // A kind that every `longshore serve` knows; nobody will run it.
+            // A built-in kind, which every server accepts. No worker takes jobs from this queue.
             let job =
                 json!({ "kind": "summarize_text", "payload": { "text": "Ships come." }, "queue": queue });
             endpoint.post(&["jobs"]).body(&job).send().await?;
@@ -158,49 +162,50 @@ async fn enqueue_one(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
 
 // ---- run ---------------------------------------------------------------------------
 
-/// A worker whose jobs tell when they begin.
-struct Crew {
+/// A worker whose handler reports when each job starts.
+struct BenchWorker {
     worker: Running,
-    begun: mpsc::UnboundedReceiver<Instant>,
+    starts: mpsc::UnboundedReceiver<Instant>,
 }
 
-/// Does nothing, and tells when.
-struct Nothing {
-    begun: mpsc::UnboundedSender<Instant>,
+/// A handler that only reports its start time.
+struct ReportStart {
+    starts: mpsc::UnboundedSender<Instant>,
 }
 
 #[async_trait]
-impl Executor for Nothing {
-    async fn execute(&self, _: Context) -> Result<(), Ended> {
-        // Nobody listens any more once the bench was stopped.
-        let _ = self.begun.send(Instant::now());
+impl Executor for ReportStart {
+    async fn execute(&self, _: Context) -> Result<(), JobFailure> {
+        // Fails only after the bench was stopped.
+        let _ = self.starts.send(Instant::now());
         Ok(())
     }
 }
 
-impl Crew {
-    /// A worker for this queue and nothing else.
+impl BenchWorker {
+    /// Starts a worker for this queue only.
     async fn start(client: &Client, queue: &str, concurrency: u32) -> Result<Self, Failure> {
-        let (tell, begun) = mpsc::unbounded_channel();
+        let (sender, starts) = mpsc::unbounded_channel();
         let settings = Settings {
             queues: vec![queue.into()],
             concurrency,
             name_prefix: "bench".into(),
-            // Other queues are none of its business.
+            // No upkeep: it would affect other queues.
             recovery: Recovery { enabled: false, ..Recovery::default() },
             retention_interval: NEVER,
             sample_interval: NEVER,
             schedules: false,
             ..Settings::default()
         };
-        let worker = Worker::builder(client.clone()).settings(settings).executor(Nothing { begun: tell });
-        Ok(Crew { worker: worker.build()?.start().await?, begun })
+        let worker =
+            Worker::builder(client.clone()).settings(settings).executor(ReportStart { starts: sender });
+        Ok(BenchWorker { worker: worker.build()?.start().await?, starts })
     }
 
-    /// Waits until so many jobs are done.
+    /// Waits until this many jobs have succeeded.
     async fn run(&self, jobs: u64, stop: &AtomicBool) -> Result<(), Failure> {
         let done = || self.worker.summary().succeeded;
-        shown(jobs, done, async {
+        with_progress(jobs, done, async {
             while done() < jobs {
                 if stop.load(Ordering::Relaxed) {
                     return Err(stopped());
@@ -212,23 +217,23 @@ impl Crew {
         .await
     }
 
-    /// How soon the idle worker begins a job, again and again.
+    /// Measures how soon the idle worker starts a job, one job at a time.
     async fn pick_up(
         &mut self,
         client: &Client,
         queue: &str,
         stop: &AtomicBool,
     ) -> Result<Percentiles, Failure> {
-        while self.begun.try_recv().is_ok() {}
+        while self.starts.try_recv().is_ok() {}
         let mut waits = Vec::with_capacity(PICK_UPS);
         for _ in 0..PICK_UPS {
             if stop.load(Ordering::Relaxed) {
                 return Err(stopped());
             }
-            let asked = Instant::now();
+            let enqueued = Instant::now();
             client.enqueue(NewJob::new("bench", &()).queue(queue)).await?;
-            let Some(begun) = self.begun.recv().await else { break };
-            waits.push(begun.saturating_duration_since(asked));
+            let Some(started) = self.starts.recv().await else { break };
+            waits.push(started.saturating_duration_since(enqueued));
         }
         Ok(percentiles(waits))
     }
@@ -237,82 +242,82 @@ impl Crew {
 fn percentiles(mut waits: Vec<Duration>) -> Percentiles {
     waits.sort();
     let at = |share: f64| {
-        let place = (waits.len() as f64 * share).ceil() as usize;
-        waits.get(place.saturating_sub(1)).map_or(0.0, Duration::as_secs_f64)
+        let rank = (waits.len() as f64 * share).ceil() as usize;
+        waits.get(rank.saturating_sub(1)).map_or(0.0, Duration::as_secs_f64)
     };
     Percentiles { p50: at(0.5), p95: at(0.95), p99: at(0.99) }
 }
 
-// ---- before and after ----------------------------------------------------------------
+// ---- progress and cleanup -------------------------------------------------------------
 
-/// Shows how far some work is while it goes on.
-async fn shown<T>(
+/// Shows a progress bar while `work` runs.
+async fn with_progress<T>(
     total: u64,
     done: impl Fn() -> u64,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
     let mut progress = Progress::of(total);
     let mut work = std::pin::pin!(work);
-    let mut told = 0;
+    let mut shown = 0;
     loop {
         tokio::select! {
             end = &mut work => return end,
-            () = tokio::time::sleep(GLANCE) => {
+            () = tokio::time::sleep(PROGRESS_INTERVAL) => {
                 let now = done();
-                progress.advance(now - told);
-                told = now;
+                progress.advance(now - shown);
+                shown = now;
             }
         }
     }
 }
 
-/// Removes every job of the bench's own queue.
+/// Removes every job of the bench's queue.
 async fn clean_up(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
     let filter = Filter { queue: Some(queue.into()), ..Filter::default() };
-    let which = JobFilter::new(None, filter);
-    let left = |failure: Failure| {
+    let filter = JobFilter::new(None, filter);
+    let incomplete = |failure: Failure| {
         Failure::new(
             failure.code,
             format_args!(
-                "jobs of the bench are left in queue {queue}: {failure}; remove them with \
+                "could not remove all jobs of the bench from queue {queue}: {failure}; remove them with \
                  `longshore jobs cancel --queue {queue} --yes` and `longshore jobs delete --queue {queue} --yes`"
             ),
         )
     };
-    const ORDERS: [Action; 2] = [Action::Cancel, Action::Delete];
-    let jobs = if is_wanted() {
-        bulk::count(endpoint, Action::Cancel, &which, None).await.map_err(left)?
+    const ACTIONS: [Action; 2] = [Action::Cancel, Action::Delete];
+    let jobs = if Progress::is_visible() {
+        bulk::count(endpoint, Action::Cancel, &filter, None).await.map_err(incomplete)?
     } else {
         0
     };
-    let mut progress = Progress::of(jobs * ORDERS.len() as u64);
-    for action in ORDERS {
-        bulk::change_all_matching(endpoint, action, &which, |step| progress.advance(step))
+    let mut progress = Progress::of(jobs * ACTIONS.len() as u64);
+    for action in ACTIONS {
+        bulk::change_all_matching(endpoint, action, &filter, |step| progress.advance(step))
             .await
-            .map_err(left)?;
+            .map_err(incomplete)?;
     }
     Ok(())
 }
 
-fn tell(figures: &Figures, out: &Out) {
+fn print(figures: &Figures, out: &Out) {
     if out.json {
         return out.document(figures);
     }
     let Figures { jobs, producers, enqueued_per_second, .. } = figures;
     out.line(format_args!(
-        "enqueued  {enqueued_per_second:.0} jobs a second ({jobs} jobs, {producers} at once, one by one)"
+        "enqueued  {enqueued_per_second:.0} jobs per second ({jobs} jobs, {producers} producers, one job per call)"
     ));
     match (figures.run_per_second, &figures.pick_up_seconds) {
         (Some(run), Some(Percentiles { p50, p95, p99 })) => {
-            out.line(format_args!("run       {run:.0} jobs a second"));
+            out.line(format_args!("run       {run:.0} jobs per second"));
             out.line(format_args!(
-                "picked up p50 {}, p95 {}, p99 {} after the call that enqueues",
+                "picked up p50 {}, p95 {}, p99 {} after the enqueue call",
                 seconds(Some(*p50)),
                 seconds(Some(*p95)),
                 seconds(Some(*p99))
             ));
         }
-        _ => out.note("a server runs no jobs of strangers; give --database-url to measure that as well"),
+        _ => out.note("only enqueueing was measured; to also measure running jobs, use --database-url instead of a server"),
     }
 }
 
@@ -321,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_values_that_were_measured() {
+    fn percentiles_are_measured_values() {
         let waits = (1..=100).rev().map(Duration::from_millis).collect();
         let Percentiles { p50, p95, p99 } = percentiles(waits);
         assert_eq!((p50, p95, p99), (0.050, 0.095, 0.099));

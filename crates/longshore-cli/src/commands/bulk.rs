@@ -1,4 +1,4 @@
-//! One order for many jobs: to each of some ids, or to whatever a filter finds.
+//! Bulk operations: the same change to several jobs, given by id or by a filter.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -10,65 +10,65 @@ use serde_json::json;
 use crate::args::{Confirm, Filter};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Out, Progress, counted, is_wanted};
+use crate::output::{Out, Progress, counted};
 
-// ---- by ids ------------------------------------------------------------------
+// ---- by id -------------------------------------------------------------------
 
-/// What became of one job of several.
+/// The result for one job.
 #[derive(Serialize)]
-struct Answer {
+struct JobResult {
     job_id: JobId,
     #[serde(flatten)]
-    result: AnswerResult,
+    change: Change,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum AnswerResult {
+enum Change {
     Done { status: String },
     Failed { error: &'static str, message: String },
 }
 
-/// Does the same to each job and answers for each; the first failure decides
-/// the exit code. A queue that is gone, or shut to us, ends the round: the rest
-/// would only hear the same in turn.
+/// Applies `act` to each job and prints the result of each. The first failure determines
+/// the exit code. Stops early if the queue is unavailable or access is denied, because the
+/// other jobs would fail in the same way.
 pub(super) async fn for_each_id(
     ids: &[JobId],
     out: &Out,
     act: impl AsyncFn(JobId) -> Result<String, Failure>,
 ) -> Outcome {
     let mut code = Code::Done;
-    let mut answers = Vec::with_capacity(ids.len());
+    let mut results = Vec::with_capacity(ids.len());
     for &job_id in ids {
-        let result = match act(job_id).await {
+        let change = match act(job_id).await {
             Ok(status) => {
                 if !out.json {
                     out.line(format_args!("{status} {job_id}"));
                 }
-                AnswerResult::Done { status }
+                Change::Done { status }
             }
             Err(failure) => {
                 out.note(format_args!("error: {failure}"));
                 if code == Code::Done {
                     code = failure.code;
                 }
-                AnswerResult::Failed { error: failure.code.slug(), message: failure.to_string() }
+                Change::Failed { error: failure.code.slug(), message: failure.to_string() }
             }
         };
-        answers.push(Answer { job_id, result });
+        results.push(JobResult { job_id, change });
         if matches!(code, Code::Unavailable | Code::Schema | Code::Denied) {
             break;
         }
     }
     if out.json {
-        out.document(&answers);
+        out.document(&results);
     }
     Ok(code)
 }
 
 // ---- by filter -----------------------------------------------------------------
 
-/// What to do.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Action {
@@ -78,7 +78,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    fn verb(self) -> &'static str {
+    fn infinitive(self) -> &'static str {
         match self {
             Action::Cancel => "cancel",
             Action::Retry => "retry",
@@ -86,7 +86,7 @@ impl Action {
         }
     }
 
-    fn done(self) -> &'static str {
+    fn participle(self) -> &'static str {
         match self {
             Action::Cancel => "cancelled",
             Action::Retry => "queued",
@@ -95,7 +95,7 @@ impl Action {
     }
 }
 
-/// JobFilter jobs, as the API takes it.
+/// Which jobs an operation applies to, in the API's format.
 #[derive(Serialize)]
 pub(super) struct JobFilter {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -125,7 +125,7 @@ impl JobFilter {
     }
 }
 
-/// One request of a walk, as the API takes it.
+/// One request of a bulk operation, in the API's format.
 #[derive(Serialize)]
 struct BulkRequest<'a> {
     action: Action,
@@ -135,7 +135,7 @@ struct BulkRequest<'a> {
     cursor: Option<JobId>,
 }
 
-/// What requests did so far.
+/// What the requests so far have done.
 #[derive(Default, Deserialize)]
 struct Totals {
     matched: u64,
@@ -145,78 +145,82 @@ struct Totals {
 }
 
 impl Totals {
-    /// How many an order would change, once it was counted.
+    /// How many jobs the operation would change, if these totals come from a dry run.
     fn to_change(&self) -> u64 {
         self.matched.saturating_sub(self.skipped)
     }
 }
 
-/// How many jobs a request changes: few enough for a bar to move.
-const STEP: u64 = 500;
-/// How many a request counts: the most that the API takes.
-const COUNTED: u64 = 10_000;
+/// How many jobs one request changes: few enough for the progress bar to move.
+const CHANGED_PER_REQUEST: u64 = 500;
+/// How many jobs one request counts: the API's maximum.
+const COUNTED_PER_REQUEST: u64 = 10_000;
 
-/// Does the same to whatever the filter finds, once that is confirmed.
+/// Applies the operation to every job that matches the filter, after confirmation.
 pub(super) async fn for_all_matching(
     endpoint: &Endpoint,
     action: Action,
-    which: &JobFilter,
+    filter: &JobFilter,
     confirm: &Confirm,
     out: &Out,
 ) -> Outcome {
     let mut progress = None;
-    if confirm.dry_run || !confirm.yes || is_wanted() {
-        let counted = walk(endpoint, action, which, Walk::Count, confirm.limit, |_| {}).await?;
-        // Nobody is asked about nothing, so nothing may be done either.
+    if confirm.dry_run || !confirm.yes || Progress::is_visible() {
+        let counted = send_all(endpoint, action, filter, Mode::Count, confirm.limit, |_| {}).await?;
+        // With nothing to change there is nothing to confirm. Stop here, so that jobs that match
+        // only later are not changed without confirmation.
         if confirm.dry_run || counted.to_change() == 0 {
-            return Ok(tell(action, &counted, confirm.dry_run, out));
+            return Ok(print(action, &counted, confirm.dry_run, out));
         }
         if !confirm.yes {
-            ask(&would(action, &counted))?;
+            ask_to_confirm(&description(action, &counted))?;
         }
         progress = Some(Progress::of(counted.matched));
     }
-    let totals = walk(endpoint, action, which, Walk::Change, confirm.limit, |step| {
+    let totals = send_all(endpoint, action, filter, Mode::Change, confirm.limit, |step| {
         if let Some(progress) = &mut progress {
             progress.advance(step);
         }
     })
     .await?;
     drop(progress);
-    Ok(tell(action, &totals, false, out))
+    Ok(print(action, &totals, false, out))
 }
 
-/// How many jobs an order would concern.
+/// How many jobs match the filter.
 pub(super) async fn count(
     endpoint: &Endpoint,
     action: Action,
-    which: &JobFilter,
+    filter: &JobFilter,
     limit: Option<u64>,
 ) -> Result<u64, Failure> {
-    Ok(walk(endpoint, action, which, Walk::Count, limit, |_| {}).await?.matched)
+    Ok(send_all(endpoint, action, filter, Mode::Count, limit, |_| {}).await?.matched)
 }
 
-/// As [`for_all_matching`], without a word but how far it is.
+/// Like [`for_all_matching`], but without confirmation and output. Reports progress to
+/// `stepped`.
 pub(super) async fn change_all_matching(
     endpoint: &Endpoint,
     action: Action,
-    which: &JobFilter,
+    filter: &JobFilter,
     stepped: impl FnMut(u64),
 ) -> Result<(), Failure> {
-    walk(endpoint, action, which, Walk::Change, None, stepped).await.map(drop)
+    send_all(endpoint, action, filter, Mode::Change, None, stepped).await.map(drop)
 }
 
+/// Whether the requests change jobs or only count them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Walk {
+enum Mode {
     Change,
     Count,
 }
 
-async fn walk(
+/// Sends requests until every matching job, or `limit` of them, is done.
+async fn send_all(
     endpoint: &Endpoint,
     action: Action,
-    which: &JobFilter,
-    walk: Walk,
+    filter: &JobFilter,
+    mode: Mode,
     limit: Option<u64>,
     mut stepped: impl FnMut(u64),
 ) -> Result<Totals, Failure> {
@@ -226,12 +230,12 @@ async fn walk(
         if left == 0 {
             return Ok(totals);
         }
-        let step = if walk == Walk::Count { COUNTED } else { STEP };
+        let per_request = if mode == Mode::Count { COUNTED_PER_REQUEST } else { CHANGED_PER_REQUEST };
         let bulk = BulkRequest {
             action,
-            filter: which,
-            dry_run: walk == Walk::Count,
-            limit: left.min(step),
+            filter,
+            dry_run: mode == Mode::Count,
+            limit: left.min(per_request),
             cursor: totals.next,
         };
         let done: Totals = endpoint.post(&["jobs", "bulk"]).body(&bulk).send().await?.read()?;
@@ -248,11 +252,11 @@ async fn walk(
     }
 }
 
-/// Whoever sits at a terminal is asked; a script must have said so before.
-fn ask(what: &str) -> Result<(), Failure> {
+/// Asks for confirmation at a terminal. Without a terminal, `--yes` is required.
+fn ask_to_confirm(what: &str) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
         return Err(Failure::usage(format_args!(
-            "this would {what}; add --yes to do it, or --dry-run to only count"
+            "this would {what}; add --yes to do it, or --dry-run to only count them"
         )));
     }
     let _ = write!(io::stderr(), "{what}? [y/N] ");
@@ -265,29 +269,29 @@ fn ask(what: &str) -> Result<(), Failure> {
     }
 }
 
-/// What an order would do, in words.
-fn would(action: Action, counted: &Totals) -> String {
-    let would = format!("{} {}", action.verb(), self::counted(counted.to_change(), "job"));
+/// What the operation would do, like `cancel 3 jobs`.
+fn description(action: Action, counted: &Totals) -> String {
+    let change = format!("{} {}", action.infinitive(), self::counted(counted.to_change(), "job"));
     match counted.skipped {
-        0 => would,
-        skipped => format!("{would} and skip {skipped} (their state forbids it)"),
+        0 => change,
+        skipped => format!("{change} and skip {skipped} (their state does not allow it)"),
     }
 }
 
-fn tell(action: Action, totals: &Totals, dry_run: bool, out: &Out) -> Code {
+fn print(action: Action, totals: &Totals, dry_run: bool, out: &Out) -> Code {
     let Totals { matched, changed, skipped, .. } = totals;
     if out.json {
         out.document(&json!({
             "action": action, "matched": matched, "changed": changed, "skipped": skipped, "dry_run": dry_run,
         }));
     } else if dry_run {
-        out.line(format_args!("would {}", would(action, totals)));
+        out.line(format_args!("would {}", description(action, totals)));
     } else if *skipped == 0 {
-        out.line(format_args!("{}: {changed}", action.done()));
+        out.line(format_args!("{}: {changed}", action.participle()));
     } else {
         out.line(format_args!(
-            "{}: {changed}, skipped: {skipped} (their state forbids it, or they had moved on)",
-            action.done()
+            "{}: {changed}, skipped: {skipped} (their state does not allow it, or has changed since)",
+            action.participle()
         ));
     }
     Code::Done

@@ -1,4 +1,4 @@
-//! `longshore config`: which settings a command would go by, and why.
+//! `longshore config`: shows and checks the effective settings and where they come from.
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -6,20 +6,20 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::{Config, Show, Shown};
-use crate::config::{Configuration, Refused, Setting, TABLES, Takes};
+use crate::config::{Configuration, Error, Setting, TABLES, Takes};
 use crate::failure::Code;
 use crate::output::{Fit, Out, Table};
 use crate::secret;
 
-pub(crate) fn run(asked: &Config, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
-    match asked {
-        Config::Show(asked) => show(asked, configuration, out),
+pub(crate) fn run(command: &Config, configuration: &Configuration, out: &Out) -> Result<Code, Error> {
+    match command {
+        Config::Show(args) => show(args, configuration, out),
         Config::Check => check(configuration, out),
     }
 }
 
-fn show(asked: &Show, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
-    let read = match asked.command {
+fn show(args: &Show, configuration: &Configuration, out: &Out) -> Result<Code, Error> {
+    let parsed = match args.command {
         Some(Shown::Worker(_)) => vec![("worker", configuration.matches()?)],
         Some(Shown::Serve(_)) => vec![("serve", configuration.matches()?)],
         Some(Shown::Dev(_)) => vec![("dev", configuration.matches()?)],
@@ -28,7 +28,7 @@ fn show(asked: &Show, configuration: &Configuration, out: &Out) -> Result<Code, 
     let known = configuration.settings.iter();
     let shown: Vec<Effective> = known
         .filter_map(|setting| {
-            let (_, matches) = read.iter().find(|(command, _)| setting.is_of(command))?;
+            let (_, matches) = parsed.iter().find(|(command, _)| setting.belongs_to(command))?;
             Some(Effective::of(setting, innermost(matches), configuration))
         })
         .collect();
@@ -45,7 +45,7 @@ fn show(asked: &Show, configuration: &Configuration, out: &Out) -> Result<Code, 
     Ok(Code::Done)
 }
 
-fn check(configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
+fn check(configuration: &Configuration, out: &Out) -> Result<Code, Error> {
     as_every_command(configuration)?;
     let file = configuration.file.as_ref();
     if out.json {
@@ -57,26 +57,26 @@ fn check(configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
     }
     match file {
         Some(file) => {
-            out.line(format_args!("{}: all can be read; settings: {}", file.path.display(), file.len()));
+            out.line(format_args!("{} is valid; settings: {}", file.path.display(), file.len()));
         }
-        None => out.line("no configuration file; the variables can be read"),
+        None => out.line("no configuration file; the environment variables are valid"),
     }
     Ok(Code::Done)
 }
 
-/// The line that was typed, read as that of each command with settings.
-fn as_every_command(configuration: &Configuration) -> Result<Vec<(&'static str, ArgMatches)>, Refused> {
+/// The command line parsed as each command that has settings.
+fn as_every_command(configuration: &Configuration) -> Result<Vec<(&'static str, ArgMatches)>, Error> {
     TABLES.iter().map(|(command, _)| Ok((*command, configuration.matches_of(command)?))).collect()
 }
 
-/// One setting as a command would go by it.
+/// The effective value of one setting.
 #[derive(Debug, Serialize)]
 struct Effective {
     key: String,
     value: Value,
-    /// What sort of source: flag, variable, file or default.
+    /// The type of source: flag, variable, file or default.
     from: &'static str,
-    /// Which one, like `longshore.toml:12`.
+    /// The exact source, like `longshore.toml:12`.
     source: String,
     flag: String,
     variable: String,
@@ -87,29 +87,30 @@ impl Effective {
         let raw = matches.get_raw(&setting.id).into_iter().flatten();
         let values: Vec<String> = raw.map(|value| value.to_string_lossy().into_owned()).collect();
         let (flag, variable) = (format!("--{}", setting.flag), setting.variable.clone());
-        let written = || configuration.file.as_ref().and_then(|file| file.says(&variable, &values));
+        let in_file =
+            || configuration.file.as_ref().and_then(|file| file.location_of_values(&variable, &values));
         let (from, source) = match matches.value_source(&setting.id) {
             Some(ValueSource::CommandLine) => ("flag", flag.clone()),
             Some(ValueSource::EnvVariable) => ("variable", format!("${variable}")),
-            _ => match written() {
-                Some(place) => ("file", place),
+            _ => match in_file() {
+                Some(location) => ("file", location),
                 None => ("default", "default".into()),
             },
         };
         let value = match setting.takes {
             Takes::Switch => matches.get_flag(&setting.id).into(),
-            _ => shown(setting, &values),
+            _ => masked(setting, &values),
         };
         Effective { key: setting.name(), value, from, source, flag, variable }
     }
 }
 
-/// The values as people and programs may see them.
-fn shown(setting: &Setting, values: &[String]) -> Value {
-    let show = |value: &String| if setting.secret { secret::mask(value) } else { value.clone() };
+/// The values with secrets masked.
+fn masked(setting: &Setting, values: &[String]) -> Value {
+    let mask = |value: &String| if setting.secret { secret::mask(value) } else { value.clone() };
     match setting.takes {
-        Takes::List => values.iter().map(show).collect(),
-        Takes::One | Takes::Switch => values.first().map_or(Value::Null, |value| show(value).into()),
+        Takes::List => values.iter().map(mask).collect(),
+        Takes::One | Takes::Switch => values.first().map_or(Value::Null, |value| mask(value).into()),
     }
 }
 

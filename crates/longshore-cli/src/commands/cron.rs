@@ -1,4 +1,4 @@
-//! `longshore cron`: look at schedules, put, pause, resume, run and remove them.
+//! `longshore cron`: lists, adds, pauses, resumes, runs and removes schedules.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Cron, out: &Out) -> Outcom
         Cron::Resume(args) => show(&endpoint.post(&["cron", &args.name, "resume"]).send().await?, out),
         Cron::Run(args) => {
             let reply = endpoint.post(&["cron", &args.name, "run"]).send().await?;
-            enqueue::tell(&reply.read()?, out);
+            enqueue::print(&reply.read()?, out);
             Ok(Code::Done)
         }
         Cron::Remove(args) => {
@@ -70,13 +70,13 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     } else {
         out.table(
             &table(&reply.read::<Vec<Schedule>>()?),
-            "no schedules; `longshore cron add --help` shows how to put one",
+            "no schedules; `longshore cron add --help` shows how to add one",
         );
     }
     Ok(Code::Done)
 }
 
-/// How the schedule stands after the change.
+/// Prints the schedule after a change.
 fn show(reply: &Reply, out: &Out) -> Outcome {
     if out.json {
         out.document(&reply.read::<RawObject>()?);

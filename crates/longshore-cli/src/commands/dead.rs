@@ -1,16 +1,16 @@
-//! `longshore dead`: jobs that failed for good.
+//! `longshore dead`: lists, redrives and purges jobs that failed permanently.
 
 use longshore::{JobId, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::bulk::{Action, JobFilter, count, for_all_matching, for_each_id};
-use super::jobs::{delete, next_page, of_page, print_page};
+use super::jobs::{delete, next_page, page_request, print_page};
 use super::repeat::repeat;
 use crate::args::{Dead, DeadList, Filter, Purge, Redrive};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Out, Progress, is_wanted};
+use crate::output::{Out, Progress};
 
 pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcome {
     match command {
@@ -23,7 +23,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcom
 
 async fn list(endpoint: &Endpoint, args: &DeadList, out: &Out) -> Outcome {
     let filter = [("kind", args.kind.as_deref()), ("queue", args.queue.as_deref())];
-    let reply = of_page(endpoint.get(&["dead-letters"]), &filter, &args.page)?.send().await?;
+    let reply = page_request(endpoint.get(&["dead-letters"]), &filter, &args.page)?.send().await?;
     print_page(&reply, &next_page("longshore dead list", &filter, &args.page), "no dead letters match", out)
 }
 
@@ -32,39 +32,41 @@ async fn redrive(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
     Ok("queued".into())
 }
 
-/// JobFilter dead letters to redrive, as the API takes it.
+/// The body of a redrive request.
 #[derive(Serialize)]
-struct Redriving<'a> {
+struct RedriveRequest<'a> {
     kind: Option<&'a str>,
     queue: Option<&'a str>,
     limit: u32,
     after: Option<JobId>,
 }
 
-/// What a step of a redrive did.
+/// The result of one redrive request.
 #[derive(Deserialize)]
-struct Step {
+struct RedriveResult {
     redriven: u64,
     skipped: u64,
     next: Option<JobId>,
 }
 
 async fn redrive_all(endpoint: &Endpoint, args: Redrive, out: &Out) -> Outcome {
-    const STEP: u32 = 500;
+    const JOBS_PER_REQUEST: u32 = 500;
     let (mut redriven, mut skipped, mut after) = (0, 0, None);
     let mut left = args.limit.unwrap_or(u32::MAX);
     let mut progress = None;
-    if is_wanted() {
+    if Progress::is_visible() {
         let filter = Filter { kind: args.kind.clone(), queue: args.queue.clone(), ..Filter::default() };
-        let which = JobFilter::new(Some(Status::FailedPermanent), filter);
+        let filter = JobFilter::new(Some(Status::FailedPermanent), filter);
         progress =
-            Some(Progress::of(count(endpoint, Action::Retry, &which, args.limit.map(u64::from)).await?));
+            Some(Progress::of(count(endpoint, Action::Retry, &filter, args.limit.map(u64::from)).await?));
     }
     while left > 0 {
-        let limit = left.min(STEP);
+        let limit = left.min(JOBS_PER_REQUEST);
         left -= limit;
-        let which = Redriving { kind: args.kind.as_deref(), queue: args.queue.as_deref(), limit, after };
-        let step: Step = endpoint.post(&["dead-letters", "redrive"]).body(&which).send().await?.read()?;
+        let request =
+            RedriveRequest { kind: args.kind.as_deref(), queue: args.queue.as_deref(), limit, after };
+        let step: RedriveResult =
+            endpoint.post(&["dead-letters", "redrive"]).body(&request).send().await?.read()?;
         redriven += step.redriven;
         skipped += step.skipped;
         if let Some(progress) = &mut progress {
@@ -86,18 +88,18 @@ async fn redrive_all(endpoint: &Endpoint, args: Redrive, out: &Out) -> Outcome {
 
 async fn purge(endpoint: &Endpoint, args: Purge, out: &Out) -> Outcome {
     if args.ids.is_empty() {
-        let which = JobFilter::new(Some(Status::FailedPermanent), args.filter);
-        return for_all_matching(endpoint, Action::Delete, &which, &args.confirm, out).await;
+        let filter = JobFilter::new(Some(Status::FailedPermanent), args.filter);
+        return for_all_matching(endpoint, Action::Delete, &filter, &args.confirm, out).await;
     }
     for_each_id(&args.ids, out, async |id| {
-        refuse_others(endpoint, id).await?;
+        require_dead_letter(endpoint, id).await?;
         delete(endpoint, id).await
     })
     .await
 }
 
-/// Refuses jobs that are no dead letters, though they could be deleted.
-async fn refuse_others(endpoint: &Endpoint, id: JobId) -> Result<(), Failure> {
+/// Rejects jobs that are not dead letters, which the API would also delete.
+async fn require_dead_letter(endpoint: &Endpoint, id: JobId) -> Result<(), Failure> {
     #[derive(Deserialize)]
     struct Job {
         status: Status,
@@ -109,7 +111,7 @@ async fn refuse_others(endpoint: &Endpoint, id: JobId) -> Result<(), Failure> {
         other => Err(Failure::new(
             Code::Conflict,
             format_args!(
-                "job {id} is no dead letter: it is {other}; `longshore jobs delete` removes finished jobs"
+                "job {id} is not a dead letter: it is {other}; to delete finished jobs, use `longshore jobs delete`"
             ),
         )),
     }

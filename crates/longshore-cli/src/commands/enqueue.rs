@@ -1,4 +1,5 @@
-//! `longshore enqueue`, and how payloads are read.
+//! `longshore enqueue`: builds the request, reads payloads from the command line, a file or
+//! standard input, and warns about unregistered kinds.
 
 mod many;
 mod wait;
@@ -21,7 +22,7 @@ use crate::output::Out;
 
 pub(super) use many::enqueue_many;
 
-/// A job as the API takes it. What is absent is for the kind to say.
+/// A job in the API's format. The kind's defaults apply to fields that are absent.
 #[derive(Default, Serialize)]
 pub(super) struct NewJob {
     kind: String,
@@ -33,7 +34,7 @@ pub(super) struct NewJob {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_attempts: Option<i64>,
     #[serde(flatten)]
-    when: Whenever,
+    when: StartTime,
     #[serde(skip_serializing_if = "Option::is_none")]
     idempotency_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,26 +55,26 @@ pub(super) struct NewJob {
     metadata: Option<Box<RawValue>>,
 }
 
-/// When it may start, as the API takes it.
+/// When a job may start, in the API's format.
 #[derive(Default, Serialize)]
-pub(super) struct Whenever {
+pub(super) struct StartTime {
     #[serde(skip_serializing_if = "Option::is_none")]
     run_at: Option<DateTime<Utc>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     delay_seconds: Option<f64>,
 }
 
-impl From<Option<When>> for Whenever {
+impl From<Option<When>> for StartTime {
     fn from(when: Option<When>) -> Self {
         match when {
-            None => Whenever::default(),
-            Some(When::At(at)) => Whenever { run_at: Some(at), delay_seconds: None },
-            Some(When::After(delay)) => Whenever { run_at: None, delay_seconds: Some(delay.as_secs_f64()) },
+            None => StartTime::default(),
+            Some(When::At(at)) => StartTime { run_at: Some(at), delay_seconds: None },
+            Some(When::After(delay)) => StartTime { run_at: None, delay_seconds: Some(delay.as_secs_f64()) },
         }
     }
 }
 
-/// Seconds, or the word `none`.
+/// A number of seconds, or `none`.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Seconds {
@@ -104,13 +105,13 @@ impl NewJob {
             tags: args.tags,
             flags: args.flags,
             context: args.context,
-            metadata: args.metadata.map(|text| json_of("metadata", text)).transpose()?,
+            metadata: args.metadata.map(|text| parse_json("metadata", text)).transpose()?,
             ..NewJob::new(args.kind, read_json("payload", &args.payload)?)
         })
     }
 }
 
-/// The job that stands for a request, and how it came to be.
+/// The job of an enqueue request, and whether it was created or already existed.
 #[derive(Deserialize)]
 pub(super) struct Enqueued {
     #[serde(alias = "id")]
@@ -126,37 +127,37 @@ pub(super) async fn enqueue(endpoint: &Endpoint, args: Enqueue, out: &Out) -> Ou
     match wait {
         Some(limit) => wait::until_ended(endpoint, &enqueued, limit.0, out).await,
         None => {
-            tell(&enqueued, out);
+            print(&enqueued, out);
             Ok(Code::Done)
         }
     }
 }
 
-/// Warns of a kind that nobody has announced. A server refuses it, or was told not
-/// to; whoever has the database may be about to deploy the first worker, or may
-/// have mistyped.
+/// Warns if the kind is not registered: it may be mistyped, or its first worker may not have
+/// started yet. With a server there is no warning, because the server rejects unregistered
+/// kinds unless it is configured to accept them.
 pub(super) async fn warn_if_unknown(endpoint: &Endpoint, kind: &str, out: &Out) {
     #[derive(Deserialize)]
-    struct Known {
+    struct Kind {
         name: String,
     }
 
     if out.json || endpoint.client().is_none() || builtin::is_built_in(kind) {
         return;
     }
-    // The job is stored; that a warning cannot be given is no reason to fail.
+    // The job is already stored, so a failure to list the kinds is not an error.
     let Ok(reply) = endpoint.get(&["kinds"]).send().await else { return };
-    let Ok(known) = reply.read::<Vec<Known>>() else { return };
-    if !known.iter().any(|known| known.name == kind) {
+    let Ok(kinds) = reply.read::<Vec<Kind>>() else { return };
+    if !kinds.iter().any(|known| known.name == kind) {
         out.note(format_args!(
-            "warning: nobody has announced kind `{kind}`; its jobs wait until a worker handles it. \
-             `longshore kinds list` shows the known ones"
+            "warning: kind `{kind}` is not registered; its jobs wait until a worker handles it. \
+             `longshore kinds list` shows the registered kinds"
         ));
     }
 }
 
-/// Says which job it is now, and how it came to be.
-pub(super) fn tell(enqueued: &Enqueued, out: &Out) {
+/// Prints the job's id and whether it was created or already existed.
+pub(super) fn print(enqueued: &Enqueued, out: &Out) {
     if out.json {
         out.document(&json!({ "job_id": enqueued.job_id, "how": enqueued.how }))
     } else {
@@ -164,37 +165,37 @@ pub(super) fn tell(enqueued: &Enqueued, out: &Out) {
     }
 }
 
-/// Reads JSON given as itself, `@FILE` or `-`. Kept as text: a number that no
-/// type of ours can hold reaches the queue as it is.
-pub(super) fn read_json(field: &str, given: &str) -> Result<Box<RawValue>, Failure> {
-    json_of(field, read_payload(given)?)
+/// Reads JSON that is given literally, as `@FILE` or as `-`. The JSON stays text, so that
+/// numbers beyond the range of any Rust type are stored unchanged.
+pub(super) fn read_json(field: &str, argument: &str) -> Result<Box<RawValue>, Failure> {
+    parse_json(field, read_argument(argument)?)
 }
 
-fn json_of(field: &str, text: String) -> Result<Box<RawValue>, Failure> {
+fn parse_json(field: &str, text: String) -> Result<Box<RawValue>, Failure> {
     RawValue::from_string(text)
         .map_err(|error| Failure::usage(format_args!("{field}: not JSON: {error}; give any JSON value")))
 }
 
-fn read_payload(given: &str) -> Result<String, Failure> {
-    match given.strip_prefix('@') {
+fn read_argument(argument: &str) -> Result<String, Failure> {
+    match argument.strip_prefix('@') {
         Some(path) => {
             let file = File::open(path).map_err(|error| unreadable(path, &error))?;
             read_text(path, file)
         }
-        None if given == "-" => read_text("standard input", io::stdin().lock()),
-        None => Ok(given.to_owned()),
+        None if argument == "-" => read_text("standard input", io::stdin().lock()),
+        None => Ok(argument.to_owned()),
     }
 }
 
 fn read_text(source: &str, input: impl Read) -> Result<String, Failure> {
-    // White space around the JSON does not count, so more than the limit may
-    // be legal; but an endless input must end somewhere.
-    const MOST: usize = 2 * MAX_PAYLOAD;
+    // White space around the JSON does not count, so valid input may be longer than a
+    // payload. But endless input must be rejected at some point.
+    const MAX_INPUT: usize = 2 * MAX_PAYLOAD;
     let mut text = String::new();
-    let read = input.take(MOST as u64 + 1).read_to_string(&mut text);
+    let read = input.take(MAX_INPUT as u64 + 1).read_to_string(&mut text);
     match read {
-        Ok(bytes) if bytes > MOST => Err(Failure::usage(format_args!(
-            "payload: {source} is too long; at most {MAX_PAYLOAD} bytes of JSON are kept"
+        Ok(bytes) if bytes > MAX_INPUT => Err(Failure::usage(format_args!(
+            "payload: {source} is too long; a payload has at most {MAX_PAYLOAD} bytes of JSON"
         ))),
         Ok(_) => Ok(text),
         Err(error) => Err(unreadable(source, &error)),
@@ -203,7 +204,7 @@ fn read_text(source: &str, input: impl Read) -> Result<String, Failure> {
 
 fn unreadable(source: &str, error: &io::Error) -> Failure {
     Failure::usage(format_args!(
-        "payload: cannot read {source}: {error}; give JSON itself, @FILE, or - for standard input"
+        "payload: cannot read {source}: {error}; give JSON, @FILE, or - for standard input"
     ))
 }
 
@@ -213,20 +214,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_payload_is_taken_as_it_is() {
+    fn the_text_of_a_payload_is_not_changed() {
         assert_eq!(read_json("payload", " {\"a\": 1.00}\n").unwrap().get(), r#"{"a": 1.00}"#);
-        let refused = read_json("payload", "{oops").unwrap_err();
-        assert!(refused.to_string().starts_with("payload: not JSON"), "{refused}");
+        let failure = read_json("payload", "{oops").unwrap_err();
+        assert!(failure.to_string().starts_with("payload: not JSON"), "{failure}");
     }
 
     #[test]
-    fn a_job_says_only_what_was_said() {
+    fn a_request_has_only_the_fields_that_were_given() {
         let job = NewJob::new("greet".into(), read_json("payload", "1.00").unwrap());
         assert_eq!(serde_json::to_string(&job).unwrap(), r#"{"kind":"greet","payload":1.00}"#);
     }
 
     #[test]
-    fn endless_and_broken_input_is_refused_by_name() {
+    fn endless_and_invalid_input_is_rejected_and_named() {
         let endless = read_text("standard input", io::repeat(b' ')).unwrap_err();
         assert!(endless.to_string().starts_with("payload: standard input is too long"), "{endless}");
         let broken = read_text("x.json", &b"\xff"[..]).unwrap_err();

@@ -1,4 +1,4 @@
-//! `longshore events`: what happens, as it happens, a line for each event.
+//! `longshore events`: prints one line per event and reconnects when the server goes away.
 
 mod sse;
 
@@ -10,18 +10,18 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::endpoint::{Endpoint, Follow};
+use crate::endpoint::{Endpoint, EventStream};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Out, instant};
 
 use sse::{Event, Parser};
 
-/// What the API asks of clients that lost it.
-const COME_BACK: Duration = Duration::from_secs(2);
-/// The API breaks its silence every ten seconds.
-const SILENCE: Duration = Duration::from_secs(30);
+/// The reconnect delay that the API recommends.
+const RECONNECT_DELAY: Duration = Duration::from_secs(2);
+/// How long the stream may be silent. The API sends a keep-alive every ten seconds.
+const MAX_SILENCE: Duration = Duration::from_secs(30);
 
-/// An event for programs.
+/// An event in JSON output.
 #[derive(Serialize)]
 struct Document<'a> {
     id: Option<&'a str>,
@@ -29,7 +29,7 @@ struct Document<'a> {
     data: &'a RawValue,
 }
 
-/// Follows until told to end, or nobody reads.
+/// Follows events until a signal, or until the reader closes the pipe.
 pub(super) async fn run(endpoint: &Endpoint, out: &Out) -> Outcome {
     let mut signals = Signals::new()?;
     let out = out.appended();
@@ -40,31 +40,32 @@ pub(super) async fn run(endpoint: &Endpoint, out: &Out) -> Outcome {
 }
 
 async fn follow(endpoint: &Endpoint, out: &Out) -> Outcome {
-    let mut seen: Option<String> = None;
-    // Whoever mistyped an address should hear so; later on it is waited for.
-    let mut source = endpoint.follow(&["events"], None).await?;
+    let mut last_id: Option<String> = None;
+    // The first connection is not retried, because the address may be mistyped.
+    let mut stream = endpoint.follow(&["events"], None).await?;
     if !out.json {
-        out.note("what happens from now on; Ctrl-C ends it");
+        out.note("waiting for events; press Ctrl-C to stop");
     }
     loop {
-        let lost = read(&mut source, &mut seen, out).await;
-        if out.reader_left() {
+        let cause = read(&mut stream, &mut last_id, out).await;
+        if out.is_closed() {
             return Ok(Code::Done);
         }
         out.note(format_args!(
-            "{}; coming back",
-            lost.unwrap_or_else(|| "the server ended the events".into())
+            "{}; reconnecting",
+            cause.unwrap_or_else(|| "the server closed the event stream".into())
         ));
-        source = come_back(endpoint, seen.as_deref()).await?;
+        stream = reconnect(endpoint, last_id.as_deref()).await?;
     }
 }
 
-/// Shows what comes until no more does; why, if anybody knows.
-async fn read(source: &mut Follow, seen: &mut Option<String>, out: &Out) -> Option<String> {
+/// Prints events until the stream ends. Returns the cause, or `None` if the server closed the
+/// stream.
+async fn read(stream: &mut EventStream, last_id: &mut Option<String>, out: &Out) -> Option<String> {
     let mut parser = Parser::default();
     loop {
-        let chunk = match tokio::time::timeout(SILENCE, source.next()).await {
-            Err(_) => return Some("the server has fallen silent".into()),
+        let chunk = match tokio::time::timeout(MAX_SILENCE, stream.next()).await {
+            Err(_) => return Some("the server sends nothing".into()),
             Ok(Err(failure)) => return Some(failure.to_string()),
             Ok(Ok(None)) => return None,
             Ok(Ok(Some(chunk))) => chunk,
@@ -72,22 +73,22 @@ async fn read(source: &mut Follow, seen: &mut Option<String>, out: &Out) -> Opti
         for event in parser.push(&chunk) {
             show(&event, out);
             if event.id.is_some() {
-                *seen = event.id;
+                *last_id = event.id;
             }
-            if out.reader_left() {
+            if out.is_closed() {
                 return None;
             }
         }
     }
 }
 
-/// A server that is restarted is waited for; one that refuses is not.
-async fn come_back(endpoint: &Endpoint, seen: Option<&str>) -> Result<Follow, Failure> {
+/// Retries while the server is unavailable; any other failure is final.
+async fn reconnect(endpoint: &Endpoint, last_id: Option<&str>) -> Result<EventStream, Failure> {
     loop {
-        tokio::time::sleep(COME_BACK).await;
-        match endpoint.follow(&["events"], seen).await {
+        tokio::time::sleep(RECONNECT_DELAY).await;
+        match endpoint.follow(&["events"], last_id).await {
             Err(failure) if failure.code == Code::Unavailable => {}
-            answer => return answer,
+            result => return result,
         }
     }
 }
@@ -96,23 +97,23 @@ fn show(event: &Event, out: &Out) {
     if out.json {
         match serde_json::from_str(&event.data) {
             Ok(data) => out.document(&Document { id: event.id.as_deref(), event: &event.name, data }),
-            Err(error) => out.note(format_args!("error: an event is not JSON: {error}")),
+            Err(error) => out.note(format_args!("error: received an event that is not JSON: {error}")),
         }
     } else {
-        out.line(format_args!("{}  {}", instant(Utc::now()), sentence(event)))
+        out.line(format_args!("{}  {}", instant(Utc::now()), describe(event)))
     }
 }
 
-/// An event in words. One that this program does not know is shown as it came.
-fn sentence(event: &Event) -> String {
+/// An event as text. An event of an unknown type is shown unchanged.
+fn describe(event: &Event) -> String {
     let data: Value = serde_json::from_str(&event.data).unwrap_or_default();
     let text = |field: &str| data[field].as_str().unwrap_or("-").to_owned();
     let number = |field: &str| data[field].as_u64().unwrap_or(0);
     match event.name.as_str() {
         "job" => {
-            let stops = if data["cancel_requested"] == true { ", told to stop" } else { "" };
+            let cancel = if data["cancel_requested"] == true { ", cancel requested" } else { "" };
             format!(
-                "job {} {}{stops}  {} in {}, attempts {}",
+                "job {} {}{cancel}  {} in {}, attempts {}",
                 text("id"),
                 text("status"),
                 text("kind"),
@@ -131,10 +132,10 @@ fn sentence(event: &Event) -> String {
         "worker" => {
             let queues: Vec<&str> =
                 data["queues"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            format!("worker {} {}  takes {}", text("name"), text("state"), queues.join(", "))
+            format!("worker {} {}  queues {}", text("name"), text("state"), queues.join(", "))
         }
-        "gap" => "more jobs were made than are told of one by one".into(),
-        "reset" => "some events were missed; look again at what matters".into(),
+        "gap" => "too many new jobs to show each one".into(),
+        "reset" => "some events were missed; list the jobs again to see the current state".into(),
         name => format!("{name} {}", event.data),
     }
 }
@@ -144,12 +145,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_event_is_a_sentence() {
+    fn every_event_is_described() {
         let cases = [
             (
                 "job",
                 r#"{"id":"7","kind":"greet","queue":"mail","status":"running","attempts":2,"cancel_requested":true}"#,
-                "job 7 running, told to stop  greet in mail, attempts 2",
+                "job 7 running, cancel requested  greet in mail, attempts 2",
             ),
             ("job_removed", r#"{"id":"7","kind":"greet","queue":"mail"}"#, "job 7 removed  greet in mail"),
             (
@@ -160,15 +161,15 @@ mod tests {
             (
                 "worker",
                 r#"{"id":"9","name":"crane","queues":["mail","slow"],"state":"stale"}"#,
-                "worker crane stale  takes mail, slow",
+                "worker crane stale  queues mail, slow",
             ),
-            ("gap", "{}", "more jobs were made than are told of one by one"),
-            ("reset", "{}", "some events were missed; look again at what matters"),
+            ("gap", "{}", "too many new jobs to show each one"),
+            ("reset", "{}", "some events were missed; list the jobs again to see the current state"),
             ("moon", r#"{"phase":1}"#, r#"moon {"phase":1}"#),
         ];
-        for (name, data, told) in cases {
+        for (name, data, expected) in cases {
             let event = Event { id: None, name: name.into(), data: data.into() };
-            assert_eq!(sentence(&event), told);
+            assert_eq!(describe(&event), expected);
         }
     }
 }

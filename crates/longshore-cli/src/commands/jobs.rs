@@ -1,4 +1,4 @@
-//! `longshore jobs`: look at jobs and change them.
+//! `longshore jobs`: lists, shows and changes jobs.
 
 mod record;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::bulk::{Action, JobFilter, for_all_matching, for_each_id};
-use super::enqueue::{Whenever, read_json};
+use super::enqueue::{StartTime, read_json};
 use super::repeat::repeat;
 use super::stats::seconds;
 use crate::args::{self, Jobs, PageArgs};
@@ -41,19 +41,19 @@ async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
         ("idempotency_key", args.idempotency_key.as_deref()),
         ("unique_key", args.unique_key.as_deref()),
     ];
-    let reply = of_page(endpoint.get(&["jobs"]), &filter, page)?.send().await?;
+    let reply = page_request(endpoint.get(&["jobs"]), &filter, page)?.send().await?;
     print_page(&reply, &next_page("longshore jobs list", &filter, page), "no jobs match", out)
 }
 
-/// A request for one page of what fits.
-pub(super) fn of_page<'a>(
+/// Adds the filter and the page to a list request.
+pub(super) fn page_request<'a>(
     mut request: Request<'a>,
     filter: &[(&'static str, Option<&str>)],
     page: &PageArgs,
 ) -> Result<Request<'a>, Failure> {
     if page.offset > ListFilter::MAX_OFFSET {
         return Err(Failure::usage(format_args!(
-            "offset: {} is too far; at most {}, and --cursor goes on from there",
+            "offset: {} is too large; use at most {}, and --cursor to go further",
             page.offset,
             ListFilter::MAX_OFFSET
         )));
@@ -67,7 +67,7 @@ pub(super) fn of_page<'a>(
         .query("cursor", page.cursor))
 }
 
-/// The command for the next page, up to its cursor.
+/// The command for the next page, without its cursor.
 pub(super) fn next_page(command: &str, filter: &[(&'static str, Option<&str>)], page: &PageArgs) -> String {
     let mut line = command.to_owned();
     for (name, value) in filter {
@@ -87,7 +87,7 @@ struct PageDocument {
     next: Option<JobId>,
 }
 
-/// One page as a table with a hint for the next, or as a document.
+/// Prints one page of jobs, and the command for the next page if there is one.
 pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: &Out) -> Outcome {
     if out.json {
         out.document(&PageDocument { jobs: reply.read()?, next: reply.next });
@@ -98,10 +98,10 @@ pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: 
         ("status", Fit::Whole),
         ("kind", Fit::Cut),
         ("queue", Fit::Cut),
-        ("attempts", Fit::WholeOrOut),
-        ("priority", Fit::WholeOrOut),
-        ("run at", Fit::WholeOrOut),
-        ("last error", Fit::CutOrOut),
+        ("attempts", Fit::WholeOrOmitted),
+        ("priority", Fit::WholeOrOmitted),
+        ("run at", Fit::WholeOrOmitted),
+        ("last error", Fit::CutOrOmitted),
     ]);
     for job in reply.read::<Vec<Job>>()? {
         table.row([
@@ -116,8 +116,8 @@ pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: 
         ]);
     }
     match reply.next {
-        // A page of a rare filter can be short, even empty, and not the last.
-        Some(_) => out.table(&table, "none among the jobs looked at; the next page goes on"),
+        // A page can be empty without being the last: it examines a limited number of jobs.
+        Some(_) => out.table(&table, "no jobs match on this page; see the next page"),
         None => out.table(&table, when_empty),
     }
     if let Some(next) = reply.next {
@@ -152,14 +152,14 @@ async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
         out.document(&reply.read::<RawObject>()?);
         return Ok(Code::Done);
     }
-    let told: Explanation = reply.read()?;
+    let explanation: Explanation = reply.read()?;
     let fields = [
-        ("status", Some(told.status.to_string())),
-        ("reason", Some(told.reason)),
-        ("", Some(told.message)),
-        ("due at", told.due_at.map(instant)),
-        ("ahead", told.ahead.map(|ahead| counted(ahead.into(), "job"))),
-        ("begins in", told.estimated_seconds.map(|s| format!("about {}", seconds(Some(s))))),
+        ("status", Some(explanation.status.to_string())),
+        ("reason", Some(explanation.reason)),
+        ("", Some(explanation.message)),
+        ("due at", explanation.due_at.map(instant)),
+        ("ahead", explanation.ahead.map(|ahead| counted(ahead.into(), "job"))),
+        ("starts in", explanation.estimated_seconds.map(|s| format!("about {}", seconds(Some(s))))),
     ];
     for (name, value) in fields {
         if let Some(value) = value {
@@ -169,11 +169,11 @@ async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
     Ok(Code::Done)
 }
 
-/// To each of the ids, or to whatever the filter finds.
+/// Applies an action to each of the ids, or to all jobs that match the filter.
 async fn bulk(endpoint: &Endpoint, action: Action, args: args::BulkArgs, out: &Out) -> Outcome {
     if args.ids.is_empty() {
-        let which = JobFilter::new(args.status, args.filter);
-        return for_all_matching(endpoint, action, &which, &args.confirm, out).await;
+        let filter = JobFilter::new(args.status, args.filter);
+        return for_all_matching(endpoint, action, &filter, &args.confirm, out).await;
     }
     for_each_id(&args.ids, out, async |id| match action {
         Action::Cancel => cancel(endpoint, id).await,
@@ -183,15 +183,15 @@ async fn bulk(endpoint: &Endpoint, action: Action, args: args::BulkArgs, out: &O
     .await
 }
 
-/// Where a job stands after a change.
+/// The response to a cancel request.
 #[derive(Deserialize)]
-struct Standing {
+struct Cancelled {
     status: String,
 }
 
 async fn cancel(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
     let reply = endpoint.post(&["jobs", &id.to_string(), "cancel"]).send().await?;
-    Ok(reply.read::<Standing>()?.status)
+    Ok(reply.read::<Cancelled>()?.status)
 }
 
 async fn retry(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
@@ -204,13 +204,13 @@ pub(super) async fn delete(endpoint: &Endpoint, id: JobId) -> Result<String, Fai
     Ok("deleted".into())
 }
 
-/// What to change about a waiting job, as the API takes it.
+/// The changes to a waiting job, in the API's format.
 #[derive(Serialize)]
 struct Edit {
     #[serde(skip_serializing_if = "Option::is_none")]
     priority: Option<i64>,
     #[serde(flatten)]
-    when: Whenever,
+    when: StartTime,
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<Box<RawValue>>,
 }
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_page_repeats_the_filter() {
+    fn the_command_for_the_next_page_repeats_the_filter() {
         let filter = [
             ("status", Some("failed_permanent")),
             ("kind", Some("send email")),

@@ -1,4 +1,4 @@
-//! `longshore kinds`: what is known of each kind of job.
+//! `longshore kinds`: lists, registers and removes kinds of jobs.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ struct Kind {
     updated_at: DateTime<Utc>,
 }
 
-/// What to say about a kind, as the API takes it.
+/// The registration of a kind, in the API's format.
 #[derive(Serialize)]
 struct NewKind {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,14 +51,15 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     } else {
         out.table(
             &table(&reply.read::<Vec<Kind>>()?),
-            "no kinds; a worker announces its own when it starts, `longshore kinds put --help` shows how to",
+            "no kinds; a worker registers its kinds when it starts, or use `longshore kinds put`",
         );
     }
     Ok(Code::Done)
 }
 
 async fn put(endpoint: &Endpoint, args: &PutKind, out: &Out) -> Outcome {
-    let read = |field, given: &Option<String>| given.as_ref().map(|text| read_json(field, text)).transpose();
+    let read =
+        |field, argument: &Option<String>| argument.as_ref().map(|text| read_json(field, text)).transpose();
     let kind = NewKind { schema: read("schema", &args.schema)?, defaults: read("defaults", &args.defaults)? };
     let reply = endpoint.put(&["kinds", &args.kind]).body(&kind).send().await?;
     if out.json {
@@ -73,8 +74,8 @@ fn table(kinds: &[Kind]) -> Table {
     let mut table = Table::new([
         ("kind", Fit::Cut),
         ("schema", Fit::Whole),
-        ("updated at", Fit::WholeOrOut),
-        ("defaults", Fit::CutOrOut),
+        ("updated at", Fit::WholeOrOmitted),
+        ("defaults", Fit::CutOrOmitted),
     ]);
     for kind in kinds {
         table.row([

@@ -18,7 +18,7 @@ use crate::output::Out;
 
 /// Claims and runs jobs until a signal, or until nothing is due with `--drain`.
 pub(super) async fn worker(client: Client, args: args::Worker, out: &Out) -> Outcome {
-    telemetry::log(&args.work.logging)?;
+    telemetry::start_logging(&args.work.logging)?;
     let settings = args.work.settings();
     let builder = Worker::builder(client).settings(settings.clone());
     let builder = with_built_in_kinds(builder, args.work.simulate, &args.work.builtin.settings())?;
@@ -30,7 +30,7 @@ pub(super) async fn worker(client: Client, args: args::Worker, out: &Out) -> Out
         queues = settings.queues.join(","),
         concurrency = settings.concurrency,
         simulate = args.work.simulate,
-        "working"
+        "worker starting"
     );
     let summary = if args.drain { worker.run_drain().await? } else { worker.run().await? };
     print_summary(&summary, out);
@@ -44,7 +44,7 @@ fn print_summary(summary: &Summary, out: &Out) {
     let Summary { succeeded, retrying, failed_permanent, cancelled, put_back } = summary;
     out.line(format_args!(
         "succeeded {succeeded}, retrying {retrying}, failed_permanent {failed_permanent}, \
-         cancelled {cancelled}, put back {put_back}"
+         cancelled {cancelled}, released {put_back}"
     ));
 }
 
@@ -57,9 +57,9 @@ fn with_built_in_kinds(
     if simulate { Ok(builtin::simulate(builder)) } else { builtin::register(builder, settings) }
 }
 
-/// Everything in one process on SQLite, with nothing to set up.
+/// Runs the API, upkeep and a worker in one process on SQLite.
 pub(super) async fn dev(args: args::Dev, out: &Out) -> Outcome {
-    telemetry::log(&args.logging)?;
+    telemetry::start_logging(&args.logging)?;
     let client = open(&args.data_dir).await?;
     let settings = Settings { shutdown_grace: args.shutdown_grace, ..Settings::default() };
     let builder = Worker::builder(client.clone()).settings(settings);
@@ -71,34 +71,35 @@ pub(super) async fn dev(args: args::Dev, out: &Out) -> Outcome {
     let builder = with_built_in_kinds(builder, args.simulate, &builtin)?;
     let listener = bind(&args.listen).await?;
     greet(&listener, &args.data_dir, out)?;
-    run(client, builder.build().map_err(by_flag)?, listener, &args.listen).await
+    run_server(client, builder.build().map_err(by_flag)?, listener, &args.listen).await
 }
 
+/// Creates the data folder and the database in it.
 async fn open(folder: &Path) -> Result<Client, Failure> {
-    let wrong = |error: &dyn std::fmt::Display| {
+    let unusable = |error: &dyn std::fmt::Display| {
         Failure::new(
             Code::Problem,
             format_args!(
-                "the data folder `{}` cannot be used: {error}; give another with --data-dir",
+                "cannot use the data folder `{}`: {error}; name another with --data-dir",
                 folder.display()
             ),
         )
     };
     let mut folders = std::fs::DirBuilder::new();
-    // Payloads are nobody else's business.
+    // Only the owner may read payloads.
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut folders, 0o700);
-    folders.recursive(true).create(folder).map_err(|error| wrong(&error))?;
+    folders.recursive(true).create(folder).map_err(|error| unusable(&error))?;
     let file = folder.join("queue.db");
-    let file = file.to_str().ok_or_else(|| wrong(&"its name is not UTF-8"))?;
+    let file = file.to_str().ok_or_else(|| unusable(&"its name is not UTF-8"))?;
     let client = Client::connect(&format!("sqlite:{file}")).await?;
     client.migrate().await?;
     Ok(client)
 }
 
-/// The first thing a newcomer reads.
+/// Prints the address and some commands to try.
 fn greet(listener: &TcpListener, folder: &Path, out: &Out) -> Result<(), Failure> {
-    let address = local(listener)?;
+    let address = local_address(listener)?;
     if out.json {
         out.document(&serde_json::json!({ "url": format!("http://{address}"), "data_dir": folder }));
         return Ok(());
@@ -114,19 +115,19 @@ fn greet(listener: &TcpListener, folder: &Path, out: &Out) -> Result<(), Failure
         format!("  curl -s 'http://{address}/jobs?limit=1'"),
         format!("  longshore jobs list --server http://{address}"),
         String::new(),
-        "Ctrl-C ends it.".into(),
+        "Press Ctrl-C to stop.".into(),
     ];
     lines.iter().for_each(|line| out.line(line));
     Ok(())
 }
 
-/// The API and upkeep, for production.
+/// Runs the API and upkeep, and a worker with `--with-worker`.
 pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outcome {
-    telemetry::log(&args.work.logging)?;
+    telemetry::start_logging(&args.work.logging)?;
     if args.migrate {
         client.migrate().await?;
     }
-    super::expect_schema(&client).await?;
+    super::require_schema(&client).await?;
     let settings = args.work.settings();
     let builder = Worker::builder(client.clone());
     let builder = if args.with_worker {
@@ -136,16 +137,17 @@ pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outco
     };
     let worker = builder.build().map_err(by_flag)?;
     let listener = bind(&args.listen).await?;
-    let address = local(&listener)?;
+    let address = local_address(&listener)?;
     if out.json {
         out.document(&serde_json::json!({ "url": format!("http://{address}") }));
     } else {
         out.line(format_args!("listening on http://{address}"));
     }
-    run(client, worker, listener, &args.listen).await
+    run_server(client, worker, listener, &args.listen).await
 }
 
-async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Listen) -> Outcome {
+/// Runs the API and the worker until a signal, then stops both.
+async fn run_server(client: Client, worker: Worker, listener: TcpListener, listen: &Listen) -> Outcome {
     let metrics = telemetry::record_metrics()?;
     let mut api = Api::new(client)
         .access(match listen.auth {
@@ -169,36 +171,38 @@ async fn run(client: Client, worker: Worker, listener: TcpListener, listen: &Lis
     if let Some(hosts) = hosts(&listener, listen)? {
         api = api.hosts(hosts);
     }
-    let ending = tokio::sync::watch::Sender::new(false);
-    let api = api.ending(ending.subscribe());
+    let stop = tokio::sync::watch::Sender::new(false);
+    let api = api.ending(stop.subscribe());
     let limits = api::Limits { connections: listen.max_connections, ..api::Limits::default() };
     let signals = Signals::new()?;
     let running = worker.start().await?;
-    let mut ended = ending.subscribe();
+    let mut stopped = stop.subscribe();
     let server = tokio::spawn(api::serve(listener, api.router(), limits, async move {
-        let _ = ended.wait_for(|ended| *ended).await;
+        let _ = stopped.wait_for(|stopped| *stopped).await;
     }));
-    let told = signals.stop(running.stopper(), move || {
-        ending.send_replace(true);
+    let stopping = signals.stop(running.stopper(), move || {
+        stop.send_replace(true);
     });
-    // Ends with the second signal; a request that is still open is cut off then.
-    let told = tokio::spawn(told);
+    // Completes on the second signal, which interrupts requests that are still open.
+    let second_signal = tokio::spawn(stopping);
     running.wait().await;
     tokio::select! {
         served = server => match served {
             Ok(()) => Ok(Code::Done),
-            Err(died) => Err(Failure::new(Code::Problem, format_args!("the server died: {died}"))),
+            Err(error) => Err(Failure::new(Code::Problem, format_args!("the server task panicked: {error}"))),
         },
-        _ = told => Ok(Code::Done),
+        _ = second_signal => Ok(Code::Done),
     }
 }
 
+/// Opens the listening socket. Refuses an address that other machines can reach unless
+/// tokens are required.
 async fn bind(listen: &Listen) -> Result<TcpListener, Failure> {
     let address = listen.bind;
     if !address.ip().is_loopback() && listen.auth == Auth::Off {
         return Err(Failure::usage(format_args!(
-            "--bind {address}: others could reach the API, and nobody is asked for a token; \
-             add --auth tokens (LONGSHORE_AUTH=tokens) and make a token with `longshore tokens create`, \
+            "--bind {address}: other machines could use the API without a token; \
+             add --auth tokens (LONGSHORE_AUTH=tokens) and create a token with `longshore tokens create`, \
              or bind to 127.0.0.1"
         )));
     }
@@ -206,22 +210,23 @@ async fn bind(listen: &Listen) -> Result<TcpListener, Failure> {
         Failure::new(
             Code::Problem,
             format_args!(
-                "cannot listen on {address}: {error}; give another address with --bind (API_BIND_ADDR)"
+                "cannot listen on {address}: {error}; choose another address with --bind (API_BIND_ADDR)"
             ),
         )
     })
 }
 
-fn local(listener: &TcpListener) -> Result<std::net::SocketAddr, Failure> {
-    listener
-        .local_addr()
-        .map_err(|error| Failure::new(Code::Problem, format_args!("the listener has no address: {error}")))
+fn local_address(listener: &TcpListener) -> Result<std::net::SocketAddr, Failure> {
+    listener.local_addr().map_err(|error| {
+        Failure::new(Code::Problem, format_args!("cannot read the listener's address: {error}"))
+    })
 }
 
-/// The names that requests may call this server by. On loopback only its own:
-/// a stranger's page could otherwise reach it by a name of the stranger's.
+/// The host names that requests may use; `None` allows any. On loopback only the server's
+/// own names are allowed. Otherwise a web page could reach the server through a host name
+/// that resolves to loopback (DNS rebinding).
 fn hosts(listener: &TcpListener, listen: &Listen) -> Result<Option<Vec<String>>, Failure> {
-    let address = local(listener)?;
+    let address = local_address(listener)?;
     if listen.hosts.iter().any(|host| host == "*") {
         return Ok(None);
     }

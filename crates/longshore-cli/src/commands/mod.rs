@@ -1,6 +1,6 @@
-//! What each command does: most ask the API, by [`Endpoint`]; those that make or
-//! run a queue work on its database. Here: the way from the command line to a
-//! command, and the commands about the tables.
+//! What each command does. Most commands call the API through an [`Endpoint`]; those that
+//! create or run a queue use the database directly. This module dispatches to the commands
+//! and owns `migrate`, `check` and `completions`.
 
 mod bench;
 mod bulk;
@@ -26,21 +26,21 @@ use longshore::store::SCHEMA_VERSION;
 use serde_json::json;
 
 use crate::args::{ApiCommand, Cli, Command, Migrate};
-use crate::config::{Configuration, Refused};
+use crate::config::{Configuration, Error};
 use crate::endpoint::{Endpoint, connect, missing_file};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
 use repeat::repeat;
 
-/// Runs what was typed.
-pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> Result<Code, Refused> {
+/// Runs the command of this command line.
+pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> Result<Code, Error> {
     let Cli { target, command, .. } = cli;
     Ok(match command {
-        // Has a database of its own.
+        // Uses its own database, not the target.
         Command::Dev(args) => long_running::dev(*args, out).await?,
-        Command::Completions { shell } => complete(shell, out),
-        Command::Config(asked) => config::run(&asked, configuration, out)?,
+        Command::Completions { shell } => completions(shell, out),
+        Command::Config(command) => config::run(&command, configuration, out)?,
         Command::Serve(args) => {
             let url = target.database("serve")?;
             let client = if args.migrate {
@@ -62,7 +62,7 @@ pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> R
     })
 }
 
-/// Runs a command that only asks the API.
+/// Runs a command that uses only the API.
 async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) -> Outcome {
     let outcome = match command {
         ApiCommand::Enqueue(args) => enqueue::enqueue(endpoint, *args, out).await,
@@ -88,8 +88,8 @@ async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) ->
     outcome
 }
 
-/// Prints what a shell completes this command by.
-fn complete(shell: Shell, out: &Out) -> Code {
+/// Prints the completion script for a shell.
+fn completions(shell: Shell, out: &Out) -> Code {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "longshore", &mut script);
     out.script(&String::from_utf8_lossy(&script));
@@ -98,7 +98,7 @@ fn complete(shell: Shell, out: &Out) -> Code {
 
 async fn migrate(url: &str, args: &Migrate, out: &Out) -> Outcome {
     if args.check && missing_file(url).is_some() {
-        return Ok(tell_schema(0, out));
+        return Ok(print_schema(0, out));
     }
     let client = Client::connect(url).await?;
     if args.check {
@@ -121,17 +121,16 @@ async fn check_schema(client: &Client, out: &Out) -> Outcome {
         return Err(Failure::new(
             Code::Schema,
             format_args!(
-                "the database is at schema version {version}, this program knows {SCHEMA_VERSION}; \
+                "the database is at schema version {version}, newer than this program's {SCHEMA_VERSION}; \
                  use a newer longshore"
             ),
         ));
     }
-    Ok(tell_schema(version, out))
+    Ok(print_schema(version, out))
 }
 
-/// Refuses tables that are missing, too old or too new, before anything relies on
-/// them.
-async fn expect_schema(client: &Client) -> Result<(), Failure> {
+/// Fails if the tables are missing, too old or too new.
+async fn require_schema(client: &Client) -> Result<(), Failure> {
     let version = client.store().schema_version().await?;
     if version == SCHEMA_VERSION {
         Ok(())
@@ -139,14 +138,14 @@ async fn expect_schema(client: &Client) -> Result<(), Failure> {
         Err(Failure::new(
             Code::Schema,
             format_args!(
-                "the database is at schema version {version}, this program needs {SCHEMA_VERSION}; \
-                 run `longshore migrate`, or start with --migrate"
+                "the database is at schema version {version}, but this program needs {SCHEMA_VERSION}; \
+                 run `longshore migrate`, or pass --migrate"
             ),
         ))
     }
 }
 
-fn tell_schema(version: i64, out: &Out) -> Code {
+fn print_schema(version: i64, out: &Out) -> Code {
     let pending = version < SCHEMA_VERSION;
     if out.json {
         out.document(&json!({ "version": version, "wanted": SCHEMA_VERSION, "pending": pending }));
@@ -167,7 +166,7 @@ async fn check(client: &Client, out: &Out) -> Outcome {
     } else {
         report.problems.iter().for_each(|problem| out.line(problem));
         match report.problems.len() {
-            0 => out.line(format_args!("{} jobs checked; all is well", report.jobs)),
+            0 => out.line(format_args!("{} jobs checked; no problems found", report.jobs)),
             n => out.note(format_args!("error: {} jobs checked; problems found: {n}", report.jobs)),
         }
     }

@@ -1,4 +1,4 @@
-//! `longshore queues`: look at queues, pause, resume and limit them.
+//! `longshore queues`: lists, pauses, resumes and limits queues.
 
 use serde::Deserialize;
 use serde_json::json;
@@ -20,7 +20,7 @@ struct Queue {
 }
 
 pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outcome {
-    let changed = match command {
+    let request = match command {
         Queues::List(every) => {
             return repeat(&every, out, async |out| list(endpoint, out).await).await;
         }
@@ -30,7 +30,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outc
             endpoint.put(&["queues", &queue, "limit"]).body(&json!({ "limit": limit.0 }))
         }
     };
-    show(&changed.send().await?, out)
+    show(&request.send().await?, out)
 }
 
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
@@ -38,12 +38,15 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
     if out.json {
         out.document(&reply.read::<Vec<RawObject>>()?);
     } else {
-        out.table(&table(&reply.read::<Vec<Queue>>()?), "no queues have settings, or jobs that wait or run");
+        out.table(
+            &table(&reply.read::<Vec<Queue>>()?),
+            "no queues have settings, waiting jobs or running jobs",
+        );
     }
     Ok(Code::Done)
 }
 
-/// How the queue stands after the change.
+/// Prints the queue after a change.
 fn show(reply: &Reply, out: &Out) -> Outcome {
     if out.json {
         out.document(&reply.read::<RawObject>()?);

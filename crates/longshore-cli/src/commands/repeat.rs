@@ -1,4 +1,4 @@
-//! `--watch`: shows the same again and again, until told to end.
+//! `--watch`: repeats a command at an interval until a signal.
 
 use chrono::Utc;
 use longshore::worker::Signals;
@@ -8,7 +8,7 @@ use crate::duration;
 use crate::failure::{Code, Outcome};
 use crate::output::{Cursor, Out, instant};
 
-/// Shows something once, or for as long as somebody watches.
+/// Runs `show` once, or repeatedly if `--watch` is given.
 pub(super) async fn repeat(every: &Repeat, out: &Out, show: impl AsyncFn(&Out) -> Outcome) -> Outcome {
     let Some(interval) = every.interval else { return show(out).await };
     let mut signals = Signals::new()?;
@@ -18,7 +18,7 @@ pub(super) async fn repeat(every: &Repeat, out: &Out, show: impl AsyncFn(&Out) -
     loop {
         if out.is_redrawn() {
             out.line(format_args!(
-                "every {}, now {}; Ctrl-C ends it",
+                "every {}, last update {}; press Ctrl-C to stop",
                 duration::show(interval),
                 instant(Utc::now())
             ));
@@ -30,9 +30,10 @@ pub(super) async fn repeat(every: &Repeat, out: &Out, show: impl AsyncFn(&Out) -
         };
         match shown {
             Ok(_) => {}
-            // Who watches a queue wants to see when it comes back.
+            // Keep going if the queue becomes unavailable later, so that the user sees when it
+            // is back.
             Err(failure) if failure.code == Code::Unavailable && !first => {
-                out.note(format_args!("error: {failure}; looking again"));
+                out.note(format_args!("error: {failure}; trying again"));
             }
             Err(failure) => return Err(failure),
         }
@@ -40,7 +41,7 @@ pub(super) async fn repeat(every: &Repeat, out: &Out, show: impl AsyncFn(&Out) -
             cursor = Some(Cursor::hide());
         }
         out.end_frame();
-        if out.reader_left() {
+        if out.is_closed() {
             return Ok(Code::Done);
         }
         first = false;

@@ -1,5 +1,5 @@
-//! `longshore health`, `longshore counts` and `longshore stats`: whether the queue
-//! is there, how many jobs it has, and how it does.
+//! `longshore health`, `longshore counts` and `longshore stats`: whether the queue responds,
+//! how many jobs it has, and its throughput.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
 use crate::output::{Fit, Out, RawObject, Table, instant};
 
-/// Whether there is an answer; if not, the failure is the answer.
+/// Prints `ok` if the queue responds; otherwise the request fails.
 pub(super) async fn health(endpoint: &Endpoint, out: &Out) -> Outcome {
     let reply = endpoint.get(&["health"]).send().await?;
     if out.json {
@@ -25,7 +25,7 @@ pub(super) async fn health(endpoint: &Endpoint, out: &Out) -> Outcome {
 
 // ---- counts ----------------------------------------------------------------------
 
-/// How many jobs of a queue and kind are in a status.
+/// The number of jobs of a queue and kind in a status.
 #[derive(Deserialize)]
 struct Count {
     status: Status,
@@ -41,7 +41,7 @@ struct Counts<C> {
 }
 
 pub(super) async fn counts(endpoint: &Endpoint, out: &Out) -> Outcome {
-    // What has ended lately is not asked for.
+    // Request the shortest series, because only the counts are used.
     let reply = endpoint.get(&["stats"]).query("minutes", Some(1)).send().await?;
     if out.json {
         out.document(&reply.read::<Counts<RawObject>>()?.counts);
@@ -51,7 +51,7 @@ pub(super) async fn counts(endpoint: &Endpoint, out: &Out) -> Outcome {
     Ok(Code::Done)
 }
 
-/// A row for each queue and kind, a column for each status.
+/// One row per queue and kind, one column per status.
 fn counts_table(counts: &[Count]) -> Table {
     let mut rows: BTreeMap<(&str, &str), [String; Status::ALL.len()]> = BTreeMap::new();
     for count in counts {
@@ -81,7 +81,7 @@ struct Stats {
     per_second: f64,
 }
 
-/// What ended in one minute.
+/// The jobs that ended in one minute.
 #[derive(Deserialize)]
 struct Point {
     minute: DateTime<Utc>,
@@ -98,8 +98,8 @@ struct Percentiles {
     p99: Option<f64>,
 }
 
-/// How many minutes are shown one by one.
-const SHOWN: usize = 15;
+/// How many minutes the table shows.
+const TABLE_MINUTES: usize = 15;
 
 pub(super) async fn stats(endpoint: &Endpoint, args: &args::Stats, out: &Out) -> Outcome {
     let request = endpoint
@@ -140,7 +140,7 @@ fn print(stats: &Stats, minutes: u32, out: &Out) {
                 ended(|point| point.cancelled)
             ),
         ),
-        ("rate", format!("{:.1} a second over the last five minutes", stats.per_second)),
+        ("rate", format!("{:.1} per second over the last five minutes", stats.per_second)),
         (
             "run time",
             format!(
@@ -162,11 +162,11 @@ fn print(stats: &Stats, minutes: u32, out: &Out) {
         ("succeeded", Fit::Whole),
         ("failed_permanent", Fit::Whole),
         ("cancelled", Fit::Whole),
-        ("p50", Fit::WholeOrOut),
-        ("p95", Fit::WholeOrOut),
-        ("p99", Fit::WholeOrOut),
+        ("p50", Fit::WholeOrOmitted),
+        ("p95", Fit::WholeOrOmitted),
+        ("p99", Fit::WholeOrOmitted),
     ]);
-    for point in stats.series.iter().rev().take(SHOWN) {
+    for point in stats.series.iter().rev().take(TABLE_MINUTES) {
         table.row([
             instant(point.minute),
             point.succeeded.to_string(),
@@ -181,7 +181,7 @@ fn print(stats: &Stats, minutes: u32, out: &Out) {
     out.table(&table, "");
 }
 
-/// As short as a look at it needs: two digits that mean something.
+/// A duration with about two significant digits.
 pub(super) fn seconds(seconds: Option<f64>) -> String {
     match seconds {
         None => "-".into(),
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_shown_as_short_as_they_can_be() {
+    fn durations_have_about_two_significant_digits() {
         let cases = [
             (None, "-"),
             (Some(0.000_25), "250µs"),

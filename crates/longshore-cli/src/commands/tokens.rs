@@ -1,4 +1,4 @@
-//! `longshore tokens`: who may call the API.
+//! `longshore tokens`: creates, lists and revokes the tokens of the API.
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -22,12 +22,12 @@ pub(super) async fn run(client: &Client, command: Tokens, out: &Out) -> Outcome 
 }
 
 async fn create(client: &Client, args: CreateToken, out: &Out) -> Outcome {
-    let secret = secret()?;
+    let secret = new_secret()?;
     let expires_at = match args.expires_in {
         None => None,
         Some(time) => {
             let time = chrono::Duration::from_std(time).map_err(|_| {
-                Failure::usage("--expires-in: too long; leave it out for a token that never ends")
+                Failure::usage("--expires-in: too long; leave it out for a token that never expires")
             })?;
             Some(client.store().now().await? + time)
         }
@@ -45,28 +45,31 @@ async fn create(client: &Client, args: CreateToken, out: &Out) -> Outcome {
         out.document(&json!({ "id": token.id, "name": token.name, "token": secret }));
     } else {
         out.line(&secret);
-        if !out.is_lost() {
+        if !out.write_failed() {
             out.note(format_args!(
-                "token {} is shown this once; send it as `Authorization: Bearer <token>`, \
-                     or let this command find it in LONGSHORE_TOKEN",
+                "token {} is shown only this once; send it as `Authorization: Bearer <token>`, \
+                     or set LONGSHORE_TOKEN for this command",
                 token.id
             ));
         }
     }
-    if out.is_lost() {
+    if out.write_failed() {
         out.note(format_args!(
-            "token {id} exists and its secret is lost; remove it with `longshore tokens revoke {id}`",
+            "token {id} was created but could not be printed; revoke it with `longshore tokens revoke {id}`",
             id = token.id
         ));
     }
     Ok(Code::Done)
 }
 
-/// 256 bits that nobody can guess.
-fn secret() -> Result<String, Failure> {
+/// A new token with 256 random bits.
+fn new_secret() -> Result<String, Failure> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| {
-        Failure::new(Code::Problem, format_args!("this machine gives no random numbers: {error}"))
+        Failure::new(
+            Code::Problem,
+            format_args!("cannot get random numbers from the operating system: {error}"),
+        )
     })?;
     Ok(format!("longshore_{}", BASE64_URL_SAFE_NO_PAD.encode(bytes)))
 }
@@ -77,7 +80,10 @@ async fn list(client: &Client, out: &Out) -> Outcome {
         out.document(&tokens);
     } else {
         let now = client.store().now().await?;
-        out.table(&table(&tokens, now), "no tokens; `longshore tokens create --help` shows how to make one");
+        out.table(
+            &table(&tokens, now),
+            "no tokens; `longshore tokens create --help` shows how to create one",
+        );
     }
     Ok(Code::Done)
 }
@@ -88,9 +94,9 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>) -> Table {
         ("name", Fit::Cut),
         ("state", Fit::Whole),
         ("scopes", Fit::Cut),
-        ("queues", Fit::CutOrOut),
-        ("created at", Fit::WholeOrOut),
-        ("expires at", Fit::WholeOrOut),
+        ("queues", Fit::CutOrOmitted),
+        ("created at", Fit::WholeOrOmitted),
+        ("expires at", Fit::WholeOrOmitted),
     ]);
     for token in tokens {
         let state = if token.revoked_at.is_some() {
@@ -98,7 +104,7 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>) -> Table {
         } else if token.expires_at.is_some_and(|at| at <= now) {
             "expired"
         } else {
-            "good"
+            "active"
         };
         table.row([
             token.id.to_string(),
@@ -120,7 +126,9 @@ async fn revoke(client: &Client, ids: &[Uuid], out: &Out) -> Outcome {
         if client.revoke_token(*id).await? {
             revoked.push(*id)
         } else {
-            out.note(format_args!("error: there is no token {id}; `longshore tokens list` shows them"));
+            out.note(format_args!(
+                "error: token {id} does not exist; `longshore tokens list` shows all tokens"
+            ));
             code = Code::NotFound;
         }
     }

@@ -1,5 +1,5 @@
-//! `longshore workers` and `longshore sweep`: who works, and whose jobs are to
-//! be recovered.
+//! `longshore workers` and `longshore sweep`: lists worker processes and recovers the jobs of
+//! dead ones.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn list(endpoint: &Endpoint, threshold: Option<Duration>, out: &Out) -> Ou
     if out.json {
         out.document(&reply.read::<Vec<RawObject>>()?);
     } else {
-        out.table(&table(&reply.read::<Vec<Worker>>()?), "no workers are known");
+        out.table(&table(&reply.read::<Vec<Worker>>()?), "no workers");
     }
     Ok(Code::Done)
 }
@@ -55,11 +55,11 @@ fn table(workers: &[Worker]) -> Table {
         ("name", Fit::Cut),
         ("state", Fit::Whole),
         ("running", Fit::Whole),
-        ("heartbeat at", Fit::WholeOrOut),
-        ("started at", Fit::WholeOrOut),
-        ("stale after", Fit::WholeOrOut),
-        ("queues", Fit::CutOrOut),
-        ("kinds", Fit::CutOrOut),
+        ("heartbeat at", Fit::WholeOrOmitted),
+        ("started at", Fit::WholeOrOmitted),
+        ("stale after", Fit::WholeOrOmitted),
+        ("queues", Fit::CutOrOmitted),
+        ("kinds", Fit::CutOrOmitted),
     ]);
     for worker in workers {
         table.row([
@@ -87,7 +87,7 @@ fn state(worker: &Worker) -> &'static str {
     }
 }
 
-/// What a sweep did, or would do.
+/// What a sweep did, or would do in a dry run.
 #[derive(Deserialize)]
 struct Swept {
     workers: Vec<Uuid>,

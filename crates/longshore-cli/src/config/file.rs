@@ -1,6 +1,6 @@
-//! The configuration file: where it is looked for, what it may say, and the
-//! line on which it says it. Whether a value fits its setting is for the
-//! argument to judge, as on the command line.
+//! The configuration file: finding it, parsing it, and remembering the line of each
+//! value for error messages. Does not check that a value is valid for its setting; the
+//! argument's own parser does that, as it does for the command line.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -14,17 +14,17 @@ use super::settings::{Setting, Settings, Takes};
 use crate::failure::Failure;
 use crate::secret;
 
-/// Where it is looked for when nobody names one.
-const PLACES: [&str; 2] = ["longshore.toml", "/etc/longshore/longshore.toml"];
+/// Where the file is looked for if `--config` is not given.
+const DEFAULT_PATHS: [&str; 2] = ["longshore.toml", "/etc/longshore/longshore.toml"];
 
-/// A file that could be read.
+/// A parsed configuration file.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) path: PathBuf,
     entries: Vec<Entry>,
 }
 
-/// What it says of one setting.
+/// One setting in the file.
 #[derive(Debug)]
 struct Entry {
     name: String,
@@ -36,17 +36,17 @@ struct Entry {
 }
 
 impl File {
-    /// The file that was asked for, or the first that is there. An empty name
-    /// asks for none.
-    pub(super) fn find(asked: Option<&OsStr>, settings: &Settings) -> Result<Option<Self>, Failure> {
-        match asked {
-            Some(asked) if asked.is_empty() => Ok(None),
-            Some(asked) => File::read(Path::new(asked), settings)?
+    /// The requested file, or the first default path that exists. An empty name means no
+    /// file.
+    pub(super) fn find(requested: Option<&OsStr>, settings: &Settings) -> Result<Option<Self>, Failure> {
+        match requested {
+            Some(path) if path.is_empty() => Ok(None),
+            Some(path) => File::read(Path::new(path), settings)?
                 .map(Some)
-                .ok_or_else(|| unreadable(Path::new(asked), "it does not exist")),
+                .ok_or_else(|| unreadable(Path::new(path), "it does not exist")),
             None => {
-                for place in PLACES {
-                    if let Some(file) = File::read(Path::new(place), settings)? {
+                for path in DEFAULT_PATHS {
+                    if let Some(file) = File::read(Path::new(path), settings)? {
                         return Ok(Some(file));
                     }
                 }
@@ -55,7 +55,7 @@ impl File {
         }
     }
 
-    /// `None` if it is not there.
+    /// `None` if the file does not exist.
     fn read(path: &Path, settings: &Settings) -> Result<Option<Self>, Failure> {
         match std::fs::read_to_string(path) {
             Ok(text) => File::parse(path.to_owned(), &text, settings).map(Some),
@@ -66,18 +66,19 @@ impl File {
 
     pub(super) fn parse(path: PathBuf, text: &str, settings: &Settings) -> Result<Self, Failure> {
         let line = |at: usize| text[..at].matches('\n').count() + 1;
-        let refused =
+        let error_at =
             |at: usize, why: String| Failure::usage(format_args!("{}:{}: {why}", path.display(), line(at)));
-        // Its own rendering shows the line, which may hold a password.
+        // Use only the parser's message: its full rendering quotes the line, which may
+        // contain a password.
         let document = DeTable::parse(text).map_err(|error| {
-            refused(error.span().map_or(0, |span| span.start), format!("not TOML: {}", error.message()))
+            error_at(error.span().map_or(0, |span| span.start), format!("not TOML: {}", error.message()))
         })?;
         let mut entries = Vec::new();
         for (at, name, value) in leaves(document.get_ref(), settings) {
             let Some(setting) = settings.get(&name) else {
-                return Err(refused(at, unknown(&name, settings)));
+                return Err(error_at(at, unknown(&name, settings)));
             };
-            let values = values(setting, value).map_err(|why| refused(at, format!("`{name}` {why}")))?;
+            let values = values(setting, value).map_err(|why| error_at(at, format!("`{name}` {why}")))?;
             entries.push(Entry {
                 name,
                 flag: format!("--{}", setting.flag),
@@ -90,26 +91,27 @@ impl File {
         Ok(File { path, entries })
     }
 
-    /// What it says of this argument.
+    /// The file's values for this argument.
     pub(super) fn values(&self, arg: &Arg) -> Option<&[String]> {
         let variable = arg.get_env()?.to_str()?;
         self.entry(variable).map(|entry| entry.values.as_slice())
     }
 
-    /// Where it says `values` of the setting with this variable, like `longshore.toml:12`.
-    pub(crate) fn says(&self, variable: &str, values: &[String]) -> Option<String> {
+    /// The location of the setting with this variable, like `longshore.toml:12`, if the
+    /// file sets it to `values`.
+    pub(crate) fn location_of_values(&self, variable: &str, values: &[String]) -> Option<String> {
         let entry = self.entry(variable)?;
-        // The argument has taken lists apart.
-        let whole = |values: &[String]| values.join(",");
-        (whole(&entry.values) == whole(values)).then(|| format!("{}:{}", self.path.display(), entry.line))
+        // The argument's parser may have split a value at commas.
+        let joined = |values: &[String]| values.join(",");
+        (joined(&entry.values) == joined(values)).then(|| format!("{}:{}", self.path.display(), entry.line))
     }
 
     fn entry(&self, variable: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.variable == variable)
     }
 
-    /// The place of an argument as clap names it, like `--bind <ADDR>`.
-    pub(super) fn place_of(&self, argument: &str) -> String {
+    /// The location of an argument that clap calls, for example, `--bind <ADDR>`.
+    pub(super) fn location_of(&self, argument: &str) -> String {
         let flag = argument.split([' ', '=']).next().unwrap_or(argument);
         match self.entries.iter().find(|entry| entry.flag == flag) {
             Some(entry) => format!("{}:{}: `{}`", self.path.display(), entry.line, entry.name),
@@ -117,20 +119,20 @@ impl File {
         }
     }
 
-    /// How many settings it has.
+    /// The number of settings in the file.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// What to say if it holds a secret and more than its owner may read it.
-    pub(super) fn too_open(&self) -> Option<String> {
-        let hides =
+    /// A warning if the file contains a secret and users other than its owner can read it.
+    pub(super) fn permission_warning(&self) -> Option<String> {
+        let has_secret =
             |entry: &&Entry| entry.secret && entry.values.iter().any(|value| secret::mask(value) != *value);
-        let entry = self.entries.iter().find(hides)?;
+        let entry = self.entries.iter().find(has_secret)?;
         readable_by_others(&self.path).then(|| {
             let path = self.path.display();
             format!(
-                "{path}:{}: `{}` is a secret that others can read; chmod 600 {path}",
+                "{path}:{}: `{}` is a secret, and other users can read the file; run chmod 600 {path}",
                 entry.line, entry.name
             )
         })
@@ -150,22 +152,21 @@ fn readable_by_others(_: &Path) -> bool {
 
 fn unreadable(path: &Path, why: impl std::fmt::Display) -> Failure {
     Failure::usage(format_args!(
-        "the configuration file `{}` cannot be read: {why}; name another with --config (LONGSHORE_CONFIG), \
-         or none with LONGSHORE_CONFIG=",
+        "cannot read the configuration file `{}`: {why}; name another with --config (LONGSHORE_CONFIG), \
+         or use none with LONGSHORE_CONFIG=",
         path.display()
     ))
 }
 
 fn unknown(name: &str, settings: &Settings) -> String {
     match settings.nearest(name) {
-        Some(nearest) => format!("no setting is called `{name}`; the nearest is `{}`", nearest.name()),
-        None => format!("no setting is called `{name}`"),
+        Some(nearest) => format!("unknown setting `{name}`; did you mean `{}`?", nearest.name()),
+        None => format!("unknown setting `{name}`; `longshore config show` lists them all"),
     }
 }
 
-/// Everything that is said, with where and of what. Tables hold settings and no
-/// further tables, so what lies deeper is the value of a setting and refused
-/// as that.
+/// Every value in the document, with its offset and its full name. A table contains only
+/// settings, so a nested table is treated as the value of a setting and rejected as such.
 fn leaves<'a>(document: &'a DeTable<'a>, known: &Settings) -> Vec<(usize, String, &'a DeValue<'a>)> {
     let mut leaves = Vec::new();
     for (table, value) in document {
@@ -180,23 +181,24 @@ fn leaves<'a>(document: &'a DeTable<'a>, known: &Settings) -> Vec<(usize, String
     leaves
 }
 
-/// The values as the argument reads them, or why they are of the wrong sort.
+/// The values in the form the argument's parser takes, or why they have the wrong type.
 fn values(setting: &Setting, value: &DeValue<'_>) -> Result<Vec<String>, String> {
-    let wrong = |form: &str| format!("is {}; write {form}", sort(value));
+    let wrong_type = |expected: &str| format!("is {}; write {expected}", type_name(value));
     match (setting.takes, value) {
         (Takes::Switch, DeValue::Boolean(on)) => Ok(vec![on.to_string()]),
-        (Takes::Switch, _) => Err(wrong("true or false")),
+        (Takes::Switch, _) => Err(wrong_type("true or false")),
         (Takes::List, DeValue::Array(items)) => {
             let texts: Option<Vec<String>> = items.iter().map(Spanned::get_ref).map(text).collect();
             texts.ok_or_else(|| {
-                "holds what is neither text nor number; write a list like [\"a\", \"b\"]".into()
+                "has items that are neither strings nor whole numbers; write a list like [\"a\", \"b\"]"
+                    .into()
             })
         }
         (Takes::List, _) => {
-            text(value).map(|text| vec![text]).ok_or_else(|| wrong("a list like [\"a\", \"b\"]"))
+            text(value).map(|text| vec![text]).ok_or_else(|| wrong_type("a list like [\"a\", \"b\"]"))
         }
         (Takes::One, _) => {
-            text(value).map(|text| vec![text]).ok_or_else(|| wrong("a text or a whole number"))
+            text(value).map(|text| vec![text]).ok_or_else(|| wrong_type("a string or a whole number"))
         }
     }
 }
@@ -211,9 +213,9 @@ fn text(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-fn sort(value: &DeValue<'_>) -> &'static str {
+fn type_name(value: &DeValue<'_>) -> &'static str {
     match value {
-        DeValue::String(_) => "a text",
+        DeValue::String(_) => "a string",
         DeValue::Integer(_) => "a number",
         DeValue::Float(_) => "a number with a fraction",
         DeValue::Boolean(_) => "true or false",

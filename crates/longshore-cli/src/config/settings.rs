@@ -1,58 +1,58 @@
-//! Which settings there are, and by which key the file knows each: every
-//! argument that has a variable.
+//! The list of settings and their keys in the configuration file. Every argument with an
+//! environment variable is a setting.
 
 use clap::{Arg, ArgAction, Command};
 
-/// The commands whose settings the file has, and the table of each. A setting
-/// that two of them share stands in the table of the first.
+/// The commands that have settings in the file, each with its table. A setting that
+/// several commands share is in the table of the first.
 pub(crate) const TABLES: [(&str, &str); 3] = [("worker", "worker"), ("serve", "server"), ("dev", "dev")];
 
-/// One setting: an argument with a variable.
+/// One setting: an argument with an environment variable.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    /// What clap calls the argument.
+    /// clap's id of the argument.
     pub(crate) id: String,
-    /// Which commands have it; none means all.
+    /// The commands that have this setting; empty means all.
     commands: Vec<String>,
     pub(crate) table: String,
     pub(crate) key: String,
-    /// Without its dashes.
+    /// The flag, without its dashes.
     pub(crate) flag: String,
     pub(crate) variable: String,
     pub(crate) takes: Takes,
-    /// No message shows it.
+    /// Whether the value is masked in messages.
     pub(crate) secret: bool,
 }
 
-/// What can be said of a setting.
+/// The type of value that a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Takes {
-    /// True or false.
+    /// `true` or `false`.
     Switch,
-    /// A text or a number.
+    /// A string or a number.
     One,
-    /// Any number of them.
+    /// A list of strings or numbers.
     List,
 }
 
 impl Setting {
-    /// As in `worker.concurrency`.
+    /// The full name, like `worker.concurrency`.
     pub(crate) fn name(&self) -> String {
         format!("{}.{}", self.table, self.key)
     }
 
-    pub(crate) fn is_of(&self, command: &str) -> bool {
+    pub(crate) fn belongs_to(&self, command: &str) -> bool {
         self.commands.is_empty() || self.commands.iter().any(|name| name == command)
     }
 
-    fn of(arg: &Arg, home: &str) -> Option<Self> {
+    fn of(arg: &Arg, default_table: &str) -> Option<Self> {
         let flag = arg.get_long()?;
         let variable = arg.get_env()?.to_str()?.to_owned();
-        // It names the file.
+        // Names the file itself, so it cannot be in the file.
         if arg.get_id() == "config" {
             return None;
         }
-        let (table, key) = place(flag, home);
+        let (table, key) = table_and_key(flag, default_table);
         let takes = match arg.get_action() {
             ArgAction::SetTrue | ArgAction::SetFalse => Takes::Switch,
             ArgAction::Append => Takes::List,
@@ -72,9 +72,9 @@ impl Setting {
     }
 }
 
-/// The table and the key of a flag: those of its command and its own name, but
-/// where a reader of the file would look for it elsewhere.
-fn place<'a>(flag: &'a str, home: &'a str) -> (&'a str, &'a str) {
+/// The table and key of a flag. The default is the command's table and the flag's own
+/// name; the others are where a reader of the file would look for them.
+fn table_and_key<'a>(flag: &'a str, default_table: &'a str) -> (&'a str, &'a str) {
     match flag {
         "database-url" => ("database", "url"),
         "log" => ("log", "filter"),
@@ -86,7 +86,7 @@ fn place<'a>(flag: &'a str, home: &'a str) -> (&'a str, &'a str) {
         "image-output" => ("images", "output"),
         "webhook-secret" => ("webhooks", "secret"),
         "allow-http" | "allow-outbound" => ("outbound", flag),
-        _ => (home, flag),
+        _ => (default_table, flag),
     }
 }
 
@@ -95,7 +95,7 @@ fn place<'a>(flag: &'a str, home: &'a str) -> (&'a str, &'a str) {
 pub(crate) struct Settings(Vec<Setting>);
 
 impl Settings {
-    /// Collects them from the definition of the command line.
+    /// Collects the settings from the definition of the command line.
     pub(crate) fn of(command: &Command) -> Self {
         let mut settings = Settings(Vec::new());
         settings.0.extend(command.get_arguments().filter_map(|arg| Setting::of(arg, "client")));
@@ -107,8 +107,8 @@ impl Settings {
         settings
     }
 
-    fn add(&mut self, command: &Command, home: &str) {
-        for setting in command.get_arguments().filter_map(|arg| Setting::of(arg, home)) {
+    fn add(&mut self, command: &Command, table: &str) {
+        for setting in command.get_arguments().filter_map(|arg| Setting::of(arg, table)) {
             let name = command.get_name().to_owned();
             match self.0.iter_mut().find(|known| known.variable == setting.variable) {
                 Some(known) => known.commands.push(name),
@@ -130,15 +130,15 @@ impl Settings {
         self.0.iter().any(|setting| setting.table == name)
     }
 
-    /// What was probably meant: the same key of another table, or what is
-    /// spelled most like it.
+    /// The setting that was probably meant: one with the same key in another table, or the
+    /// one with the most similar spelling.
     pub(crate) fn nearest(&self, name: &str) -> Option<&Setting> {
         let key = name.rsplit('.').next().unwrap_or(name);
-        let likeness = |setting: &&Setting| strsim::jaro_winkler(&setting.name(), name);
+        let similarity = |setting: &&Setting| strsim::jaro_winkler(&setting.name(), name);
         self.0
             .iter()
             .find(|setting| setting.key == key || setting.flag == key)
-            .or_else(|| self.0.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other))))
+            .or_else(|| self.0.iter().max_by(|one, other| similarity(one).total_cmp(&similarity(other))))
     }
 }
 
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variable_has_one_key_and_every_key_one_variable() {
+    fn every_variable_has_exactly_one_key_and_every_key_one_variable() {
         fn walk(command: &Command, variables: &mut BTreeSet<String>) {
             let settings = command.get_arguments().filter(|arg| arg.get_id() != "config");
             variables.extend(settings.filter_map(Arg::get_env).map(|name| name.to_str().unwrap().to_owned()));
@@ -163,27 +163,27 @@ mod tests {
         let (mut variables, settings) = (BTreeSet::new(), Settings::of(&Cli::command()));
         walk(&Cli::command(), &mut variables);
         let known: BTreeSet<String> = settings.iter().map(|setting| setting.variable.clone()).collect();
-        assert_eq!(known, variables, "an argument with a variable is in none of the tables");
+        assert_eq!(known, variables, "an argument with a variable has no key");
         let names: BTreeSet<String> = settings.iter().map(Setting::name).collect();
         assert_eq!(names.len(), known.len(), "two settings share a key: {names:?}");
     }
 
     #[test]
-    fn every_flag_of_the_commands_that_stay_is_a_setting_or_an_act() {
-        // What is asked for once, and would be wrong as a habit.
-        let acts = ["help", "drain", "migrate"];
+    fn every_flag_of_a_long_running_command_is_a_setting_or_a_one_off_action() {
+        // Actions for one run, which would be wrong as a permanent setting.
+        let actions = ["help", "drain", "migrate"];
         let settings = Settings::of(&Cli::command());
         for (name, _) in TABLES {
             for arg in Cli::command().find_subcommand(name).unwrap().get_arguments() {
                 let flag = arg.get_long().unwrap();
                 let known = settings.iter().any(|setting| setting.flag == flag);
-                assert!(known || acts.contains(&flag), "{name} --{flag} has no variable and no key");
+                assert!(known || actions.contains(&flag), "{name} --{flag} has no variable and no key");
             }
         }
     }
 
     #[test]
-    fn what_was_meant_is_found() {
+    fn the_nearest_setting_to_a_typo_is_the_one_that_was_meant() {
         let settings = Settings::of(&Cli::command());
         for (written, meant) in [
             ("worker.poll_interval", "worker.poll-interval"),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_switches_and_secrets_are_known_as_such() {
+    fn lists_switches_and_secrets_are_detected() {
         let settings = Settings::of(&Cli::command());
         let takes = |name: &str| settings.get(name).unwrap().takes;
         assert_eq!(takes("worker.queues"), Takes::List);

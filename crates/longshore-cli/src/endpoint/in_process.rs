@@ -1,5 +1,5 @@
-//! The API's own router on a database, called in this process: no socket, no
-//! token, and the true error behind a refusal.
+//! The HTTP API called inside this process: the library's router on a database, with no
+//! socket and no token. A failed request carries the library's original error.
 
 use std::future::poll_fn;
 use std::path::PathBuf;
@@ -14,12 +14,13 @@ use longshore::Client;
 use longshore::api::{Api, Cause, UnknownKinds};
 use tower::ServiceExt;
 
-use super::{LAST_EVENT_ID, Reply, refusal};
+use super::{LAST_EVENT_ID, Reply, error_response};
 use crate::builtin;
 use crate::failure::{Code, Failure};
 
-/// Whoever waits here can see for themselves how long it takes, and can end it.
-const PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Effectively no request timeout: the user sees that the command is still running and can
+/// stop it.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Clone)]
 pub(crate) struct InProcess {
@@ -31,10 +32,11 @@ impl InProcess {
     pub(super) async fn open(url: &str) -> Result<Self, Failure> {
         let client = connect(url).await?;
         let router = Api::new(client.clone())
-            // Whoever has the database may enqueue before the first worker starts.
+            // A user with direct access to the database may enqueue before the first worker
+            // has started and registered its kinds.
             .unknown_kinds(UnknownKinds::Allow)
             .check(builtin::check_payload)
-            .timeout(PATIENCE)
+            .timeout(REQUEST_TIMEOUT)
             .router();
         Ok(InProcess { client, router })
     }
@@ -53,23 +55,23 @@ impl InProcess {
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
         }
-        let request = request.body(Body::from(body.unwrap_or_default())).map_err(wrong)?;
+        let request = request.body(Body::from(body.unwrap_or_default())).map_err(call_failed)?;
         let (parts, body) = self.call(request).await.into_parts();
         let text = read(body).await?;
         if parts.status.is_success() {
             Ok(Reply::new(&parts.headers, text))
         } else {
-            Err(refused(&parts, &text))
+            Err(failure(&parts, &text))
         }
     }
 
-    pub(super) async fn follow(&self, uri: &str, after: Option<&str>) -> Result<Pieces, Failure> {
+    pub(super) async fn follow(&self, uri: &str, after: Option<&str>) -> Result<Chunks, Failure> {
         let mut request = http::Request::get(uri);
         if let Some(after) = after {
             request = request.header(LAST_EVENT_ID, after);
         }
-        let (parts, body) = self.call(request.body(Body::empty()).map_err(wrong)?).await.into_parts();
-        if parts.status.is_success() { Ok(Pieces(body)) } else { Err(refused(&parts, &read(body).await?)) }
+        let (parts, body) = self.call(request.body(Body::empty()).map_err(call_failed)?).await.into_parts();
+        if parts.status.is_success() { Ok(Chunks(body)) } else { Err(failure(&parts, &read(body).await?)) }
     }
 
     async fn call(&self, request: http::Request<Body>) -> Response {
@@ -81,25 +83,26 @@ impl InProcess {
 }
 
 async fn read(body: Body) -> Result<String, Failure> {
-    let bytes = to_bytes(body, usize::MAX).await.map_err(wrong)?;
-    String::from_utf8(bytes.to_vec()).map_err(wrong)
+    let bytes = to_bytes(body, usize::MAX).await.map_err(call_failed)?;
+    String::from_utf8(bytes.to_vec()).map_err(call_failed)
 }
 
-fn refused(parts: &http::response::Parts, text: &str) -> Failure {
+/// The original error if the API attached one, otherwise what the response says.
+fn failure(parts: &http::response::Parts, text: &str) -> Failure {
     match parts.extensions.get::<Cause>() {
         Some(cause) => Failure::from(&**cause),
-        None => refusal(parts.status.as_u16(), text),
+        None => error_response(parts.status.as_u16(), text),
     }
 }
 
-/// An answer that comes in pieces.
-pub(crate) struct Pieces(Body);
+/// The body of a streaming response, chunk by chunk.
+pub(crate) struct Chunks(Body);
 
-impl Pieces {
+impl Chunks {
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         while let Some(frame) = poll_fn(|cx| Pin::new(&mut self.0).poll_frame(cx)).await {
-            // What is no data says something about the answer, and nothing here.
-            if let Ok(data) = frame.map_err(wrong)?.into_data() {
+            // A frame without data holds trailers, which are not used.
+            if let Ok(data) = frame.map_err(call_failed)?.into_data() {
                 return Ok(Some(data));
             }
         }
@@ -107,11 +110,11 @@ impl Pieces {
     }
 }
 
-fn wrong(error: impl std::fmt::Display) -> Failure {
-    Failure::new(Code::Problem, format_args!("the API cannot be called: {error}"))
+fn call_failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(Code::Problem, format_args!("calling the API in this process failed: {error}"))
 }
 
-/// A client of a database that is there.
+/// Connects to a database that must exist already.
 pub(crate) async fn connect(url: &str) -> Result<Client, Failure> {
     match missing_file(url) {
         None => Ok(Client::connect(url).await?),
@@ -119,15 +122,15 @@ pub(crate) async fn connect(url: &str) -> Result<Client, Failure> {
             Code::Schema,
             format_args!(
                 "the database file `{}` does not exist; check the path, \
-                 or run `longshore migrate` to make it",
+                 or run `longshore migrate` to create it",
                 file.display()
             ),
         )),
     }
 }
 
-/// An SQLite file that is not there. Connecting would make it, and a mistyped
-/// path should be told, not answered from an empty queue.
+/// The path of the SQLite file if it does not exist. Connecting would create it, and a
+/// mistyped path would look like an empty queue.
 pub(crate) fn missing_file(url: &str) -> Option<PathBuf> {
     let path = url.strip_prefix("sqlite:")?;
     let path = path.strip_prefix("//").unwrap_or(path);

@@ -1,5 +1,5 @@
-//! Where commands get their answers: the HTTP API, of a server or in this very
-//! process. A command asks the same either way.
+//! How commands call the HTTP API: over the network on a server, or inside this process
+//! on a database. Commands use the same [`Request`] for both.
 
 mod in_process;
 mod server;
@@ -17,12 +17,12 @@ use server::Server;
 
 pub(crate) use in_process::{InProcess, connect, missing_file};
 
-/// What answers.
+/// Where requests go.
 #[derive(Clone)]
 pub(crate) enum Endpoint {
     /// A server, over HTTP.
     Server(Server),
-    /// The API's own router on a database, without a socket.
+    /// The API's own router on a database, in this process.
     InProcess(InProcess),
 }
 
@@ -54,17 +54,17 @@ impl Endpoint {
         Request::new(self, Method::DELETE, path)
     }
 
-    /// Opens an answer without end, that goes on after the event seen last.
-    pub(crate) async fn follow(&self, path: &[&str], after: Option<&str>) -> Result<Follow, Failure> {
+    /// Opens an endless event stream. It continues after the event with the id `after`.
+    pub(crate) async fn follow(&self, path: &[&str], after: Option<&str>) -> Result<EventStream, Failure> {
         let path: Vec<String> = path.iter().map(|&segment| segment.to_owned()).collect();
         let uri = uri(&path, &[])?;
         match self {
-            Endpoint::Server(server) => server.follow(&uri, after).await.map(Follow::Server),
-            Endpoint::InProcess(api) => api.follow(&uri, after).await.map(Follow::InProcess),
+            Endpoint::Server(server) => server.follow(&uri, after).await.map(EventStream::Server),
+            Endpoint::InProcess(api) => api.follow(&uri, after).await.map(EventStream::InProcess),
         }
     }
 
-    /// The database's client, where there is no server in between.
+    /// The database client, if no server is used.
     pub(crate) fn client(&self) -> Option<&Client> {
         match self {
             Endpoint::Server(_) => None,
@@ -72,8 +72,8 @@ impl Endpoint {
         }
     }
 
-    /// Waits until workers have been told of what was enqueued: this process may
-    /// be gone before the hint is. Polling would find the jobs anyway.
+    /// Waits until the wake-ups for enqueued jobs are sent. Otherwise this process could exit
+    /// first, and workers would find the jobs only by polling.
     pub(crate) async fn flush(&self) {
         if let Some(client) = self.client() {
             client.flush().await;
@@ -81,26 +81,26 @@ impl Endpoint {
     }
 }
 
-/// An answer without end, in the pieces in which it arrives.
-pub(crate) enum Follow {
-    Server(server::Pieces),
-    InProcess(in_process::Pieces),
+/// An endless event stream, as chunks of bytes.
+pub(crate) enum EventStream {
+    Server(server::Chunks),
+    InProcess(in_process::Chunks),
 }
 
-impl Follow {
-    /// The next piece; `None` when the other side has ended it.
+impl EventStream {
+    /// The next chunk; `None` when the server has closed the stream.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         match self {
-            Follow::Server(pieces) => pieces.next().await,
-            Follow::InProcess(pieces) => pieces.next().await,
+            EventStream::Server(chunks) => chunks.next().await,
+            EventStream::InProcess(chunks) => chunks.next().await,
         }
     }
 }
 
-/// Where a listener was before it lost the connection.
+/// The header with the last event a client saw before it lost the connection.
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// One question.
+/// One request to the API.
 pub(crate) struct Request<'a> {
     endpoint: &'a Endpoint,
     method: Method,
@@ -115,7 +115,7 @@ impl<'a> Request<'a> {
         Request { endpoint, method, path, query: Vec::new(), body: Ok(None) }
     }
 
-    /// A parameter, if there is a value for it.
+    /// Adds a query parameter if it has a value.
     pub(crate) fn query(mut self, name: &'static str, value: Option<impl ToString>) -> Self {
         self.query.extend(value.map(|value| (name, value.to_string())));
         self
@@ -123,7 +123,7 @@ impl<'a> Request<'a> {
 
     pub(crate) fn body(mut self, body: &impl Serialize) -> Self {
         self.body = serde_json::to_string(body).map(Some).map_err(|error| {
-            Failure::new(Code::Problem, format_args!("the request does not serialise: {error}"))
+            Failure::new(Code::Problem, format_args!("cannot serialise the request: {error}"))
         });
         self
     }
@@ -133,7 +133,7 @@ impl<'a> Request<'a> {
         let body = self.body?;
         match self.endpoint {
             Endpoint::Server(server) => {
-                refuse_dots(&self.path)?;
+                reject_dot_segments(&self.path)?;
                 server.send(self.method, &uri, body).await
             }
             Endpoint::InProcess(api) => api.send(self.method, &uri, body).await,
@@ -141,13 +141,13 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The path and the query as they stand in a request.
+/// The path and query of a request, percent-encoded.
 fn uri(path: &[String], query: &[(&'static str, String)]) -> Result<String, Failure> {
     let mut uri = String::new();
     for (at, segment) in path.iter().enumerate() {
         if segment.is_empty() {
             let of = path.get(at.wrapping_sub(1)).map_or("the path", String::as_str);
-            return Err(Failure::usage(format_args!("{of}: a name is empty; give 1 to 128 bytes")));
+            return Err(Failure::usage(format_args!("{of}: the name is empty; give 1 to 128 bytes")));
         }
         uri.push('/');
         uri.push_str(&encoded(segment));
@@ -159,32 +159,32 @@ fn uri(path: &[String], query: &[(&'static str, String)]) -> Result<String, Fail
     Ok(uri)
 }
 
-/// A name of dots means another place to whoever reads URLs on the way, however
-/// it is written.
-fn refuse_dots(path: &[String]) -> Result<(), Failure> {
+/// Rejects `.` and `..` as names. HTTP clients and proxies resolve them as path segments,
+/// even percent-encoded, so the request would reach another path.
+fn reject_dot_segments(path: &[String]) -> Result<(), Failure> {
     match path.iter().find(|segment| matches!(segment.as_str(), "." | "..")) {
         None => Ok(()),
         Some(name) => Err(Failure::usage(format_args!(
-            "`{name}` cannot be named in a URL; use --database-url for this one"
+            "the name `{name}` cannot be part of a URL; use --database-url instead of --server for it"
         ))),
     }
 }
 
-/// Percent-encodes whatever could mean something in a URL.
+/// Percent-encodes every character that has a meaning in a URL.
 fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let mut shown = String::with_capacity(text.len());
+    let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
-        if plain(byte) { shown.push(char::from(byte)) } else { shown.push_str(&format!("%{byte:02X}")) }
+        if plain(byte) { encoded.push(char::from(byte)) } else { encoded.push_str(&format!("%{byte:02X}")) }
     }
-    shown
+    encoded
 }
 
-/// What came back from a request that was carried out.
+/// The response to a successful request.
 #[derive(Debug)]
 pub(crate) struct Reply {
     text: String,
-    /// Where the next page begins, if this is a page and not the last.
+    /// The cursor of the next page, if there is one.
     pub(crate) next: Option<JobId>,
 }
 
@@ -194,14 +194,14 @@ impl Reply {
         Reply { text, next: link.and_then(cursor) }
     }
 
-    /// The body as a type of ours. What it holds besides is passed over: a newer
-    /// server may say more.
+    /// The body as a type of this program. Unknown fields are ignored, because a newer
+    /// server may send more.
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_str(&self.text).map_err(|error| {
             Failure::new(
                 Code::Problem,
                 format_args!(
-                    "the answer is not what this program understands: {error}; are both of one version?"
+                    "cannot understand the server's response: {error}; do the server and this program have the same version?"
                 ),
             )
         })
@@ -215,21 +215,21 @@ fn cursor(link: &str) -> Option<JobId> {
     query.split('&').find_map(|pair| pair.strip_prefix("cursor="))?.parse().ok()
 }
 
-/// What a refusal looks like on the wire.
+/// The body of an error response.
 #[derive(Deserialize)]
 struct Problem {
     error: String,
     message: String,
 }
 
-/// Why a request was not carried out, as an exit code and words for people.
-fn refusal(status: u16, text: &str) -> Failure {
+/// The failure that an error response stands for.
+fn error_response(status: u16, text: &str) -> Failure {
     let Ok(Problem { error, message }) = serde_json::from_str(text) else {
         let code = if matches!(status, 502..=504) { Code::Unavailable } else { Code::Problem };
         return Failure::new(
             code,
             format_args!(
-                "status {status}, and not in Longshore's words; is --server the address of its API?"
+                "the response has status {status} and is not from a Longshore API; is --server the right address?"
             ),
         );
     };
@@ -239,15 +239,15 @@ fn refusal(status: u16, text: &str) -> Failure {
         "unauthorized" => Failure::new(
             Code::Denied,
             format_args!(
-                "the server asks for a token ({message}); put one into LONGSHORE_TOKEN or give --token-file FILE. \
-                 `longshore tokens create NAME --scope read,enqueue,operate` makes one, on the database"
+                "the server requires a token ({message}); set LONGSHORE_TOKEN or pass --token-file FILE. \
+                 To create a token, run `longshore tokens create NAME --scope read,enqueue,operate` on the database"
             ),
         ),
         "forbidden" => Failure::new(
             Code::Denied,
             format_args!(
-                "{message}; bring another token in LONGSHORE_TOKEN or --token-file. \
-                 `longshore tokens list` shows what each may do, on the database"
+                "{message}; use another token, with LONGSHORE_TOKEN or --token-file. \
+                 To see what each token allows, run `longshore tokens list` on the database"
             ),
         ),
         "unavailable" | "timeout" | "rate_limited" => Failure::new(Code::Unavailable, message),
@@ -262,24 +262,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_values_are_encoded_whatever_is_in_them() {
+    fn names_and_values_are_percent_encoded() {
         let path = ["queues", "a/b ü?", "pause"].map(str::to_owned);
         let query = [("tag", "x&y=z".to_owned()), ("limit", "5".to_owned())];
         assert_eq!(uri(&path, &query).unwrap(), "/queues/a%2Fb%20%C3%BC%3F/pause?tag=x%26y%3Dz&limit=5");
         let empty = uri(&["queues", "", "pause"].map(str::to_owned), &[]).unwrap_err();
-        assert_eq!(empty.to_string(), "queues: a name is empty; give 1 to 128 bytes");
+        assert_eq!(empty.to_string(), "queues: the name is empty; give 1 to 128 bytes");
     }
 
     #[test]
-    fn a_name_of_dots_is_refused_where_urls_are_read() {
+    fn dot_segments_are_rejected() {
         for name in [".", ".."] {
-            assert_eq!(refuse_dots(&["queues".into(), name.into()]).unwrap_err().code, Code::Usage);
+            assert_eq!(reject_dot_segments(&["queues".into(), name.into()]).unwrap_err().code, Code::Usage);
         }
-        assert!(refuse_dots(&["queues".into(), "...".into()]).is_ok());
+        assert!(reject_dot_segments(&["queues".into(), "...".into()]).is_ok());
     }
 
     #[test]
-    fn the_next_page_is_in_the_link() {
+    fn the_cursor_of_the_next_page_is_read_from_the_link_header() {
         let id = "01990000-0000-7000-8000-000000000000";
         let next = |link: &str| cursor(link).map(|id| id.to_string());
         assert_eq!(next(&format!("</jobs?limit=2&cursor={id}>; rel=\"next\"")).as_deref(), Some(id));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_has_a_code_and_the_servers_words() {
+    fn every_error_response_has_an_exit_code_and_the_servers_message() {
         let cases = [
             (400, "bad_request", Code::Usage),
             (401, "unauthorized", Code::Denied),
@@ -306,11 +306,12 @@ mod tests {
             (504, "timeout", Code::Unavailable),
         ];
         for (status, slug, code) in cases {
-            let told = refusal(status, &format!(r#"{{"error":"{slug}","message":"the crane is stuck"}}"#));
-            assert_eq!(told.code, code, "{slug}");
-            assert!(told.to_string().contains("the crane is stuck"), "{told}");
+            let failure =
+                error_response(status, &format!(r#"{{"error":"{slug}","message":"the crane is stuck"}}"#));
+            assert_eq!(failure.code, code, "{slug}");
+            assert!(failure.to_string().contains("the crane is stuck"), "{failure}");
         }
-        assert_eq!(refusal(502, "<html>").code, Code::Unavailable);
-        assert!(refusal(200, "<html>").to_string().contains("--server"));
+        assert_eq!(error_response(502, "<html>").code, Code::Unavailable);
+        assert!(error_response(200, "<html>").to_string().contains("--server"));
     }
 }

@@ -1,4 +1,5 @@
-//! A server's API, over HTTP. The token goes into one header and nowhere else.
+//! A server's API over HTTP. The token is sent in the `Authorization` header and appears
+//! nowhere else.
 
 use std::error::Error;
 use std::time::Duration;
@@ -7,15 +8,17 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use url::Url;
 
-use super::{LAST_EVENT_ID, Reply, refusal};
+use super::{LAST_EVENT_ID, Reply, error_response};
 use crate::builtin;
 use crate::failure::{Code, Failure};
 use crate::secret::Secret;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// More than a server takes: its own clock ends a request, and it says so.
-const ANSWER_WITHIN: Duration = Duration::from_secs(120);
-const WITHOUT_END: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than the server's own request timeout, so that the server reports a timeout
+/// itself.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Effectively unlimited, for event streams.
+const NO_TIMEOUT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 #[derive(Clone)]
 pub(crate) struct Server {
@@ -31,19 +34,19 @@ impl Server {
             headers.insert(header::AUTHORIZATION, bearer(&token)?);
         }
         let mut http = reqwest::Client::builder()
-            // A redirect would carry the token to who knows whom.
+            // Following a redirect would send the token to another server.
             .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_WITHIN)
-            .timeout(ANSWER_WITHIN)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(RESPONSE_TIMEOUT)
             .user_agent(concat!("longshore/", env!("CARGO_PKG_VERSION")))
             .default_headers(headers)
             .tls_backend_preconfigured(builtin::tls()?);
         if is_loopback(&base) {
-            // No proxy reaches this machine better than it does itself.
+            // A proxy cannot reach this machine's loopback address.
             http = http.no_proxy();
         }
         let http = http.build().map_err(|error| {
-            Failure::new(Code::Problem, format_args!("the HTTP client does not start: {error}"))
+            Failure::new(Code::Problem, format_args!("cannot create the HTTP client: {error}"))
         })?;
         Ok(Server { base: base.as_str().trim_end_matches('/').to_owned(), http })
     }
@@ -58,50 +61,51 @@ impl Server {
         if let Some(body) = body {
             request = request.header(header::CONTENT_TYPE, "application/json").body(body);
         }
-        let mut response = request.send().await.map_err(|error| self.unreached(error))?;
+        let mut response = request.send().await.map_err(|error| self.unreachable(error))?;
         if !response.status().is_success() {
-            return Err(self.refused(response).await);
+            return Err(self.failure(response).await);
         }
         let headers = std::mem::take(response.headers_mut());
-        let bytes = response.bytes().await.map_err(|error| self.unreached(error))?;
+        let bytes = response.bytes().await.map_err(|error| self.unreachable(error))?;
         Ok(Reply::new(&headers, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    pub(super) async fn follow(&self, uri: &str, after: Option<&str>) -> Result<Pieces, Failure> {
-        // Its end is for others to tell; that it begins is not.
-        let mut request = self.http.get(format!("{}{uri}", self.base)).timeout(WITHOUT_END);
+    pub(super) async fn follow(&self, uri: &str, after: Option<&str>) -> Result<Chunks, Failure> {
+        // The stream may last forever, but the response must start in time.
+        let mut request = self.http.get(format!("{}{uri}", self.base)).timeout(NO_TIMEOUT);
         if let Some(after) = after {
             request = request.header(LAST_EVENT_ID, after);
         }
-        let response = match tokio::time::timeout(ANSWER_WITHIN, request.send()).await {
-            Ok(response) => response.map_err(|error| self.unreached(error))?,
-            Err(_) => return Err(self.silent("it took the request and said nothing")),
+        let response = match tokio::time::timeout(RESPONSE_TIMEOUT, request.send()).await {
+            Ok(response) => response.map_err(|error| self.unreachable(error))?,
+            Err(_) => return Err(self.no_response("it accepted the request and sent nothing")),
         };
         if response.status().is_success() {
-            Ok(Pieces { server: self.clone(), response })
+            Ok(Chunks { server: self.clone(), response })
         } else {
-            Err(self.refused(response).await)
+            Err(self.failure(response).await)
         }
     }
 
-    /// Why a request was not carried out.
-    async fn refused(&self, response: reqwest::Response) -> Failure {
+    /// The failure that an error response stands for.
+    async fn failure(&self, response: reqwest::Response) -> Failure {
         let status = response.status();
         if status.is_redirection() {
-            let elsewhere = response.headers().get(header::LOCATION).and_then(|place| place.to_str().ok());
+            let location = response.headers().get(header::LOCATION).and_then(|url| url.to_str().ok());
             return Failure::usage(format_args!(
-                "the server at {} points to {}; give that address with --server",
+                "the server at {} redirects to {}; give that address with --server",
                 self.base,
-                elsewhere.unwrap_or("another place")
+                location.unwrap_or("another address")
             ));
         }
         match response.bytes().await {
-            Ok(bytes) => refusal(status.as_u16(), &String::from_utf8_lossy(&bytes)),
-            Err(error) => self.unreached(error),
+            Ok(bytes) => error_response(status.as_u16(), &String::from_utf8_lossy(&bytes)),
+            Err(error) => self.unreachable(error),
         }
     }
 
-    fn unreached(&self, error: reqwest::Error) -> Failure {
+    /// Uses the innermost cause as the message, without the URL.
+    fn unreachable(&self, error: reqwest::Error) -> Failure {
         let error = error.without_url();
         let mut why = error.to_string();
         let mut source = error.source();
@@ -109,53 +113,53 @@ impl Server {
             why = error.to_string();
             source = error.source();
         }
-        self.silent(&why)
+        self.no_response(&why)
     }
 
-    fn silent(&self, why: &str) -> Failure {
+    fn no_response(&self, why: &str) -> Failure {
         Failure::new(
             Code::Unavailable,
             format_args!(
-                "the server at {} does not answer: {why}; is `longshore serve` running there, \
-                 and is --server (LONGSHORE_SERVER) right?",
+                "the server at {} does not respond: {why}; is `longshore serve` running there, \
+                 and is --server (LONGSHORE_SERVER) correct?",
                 self.base
             ),
         )
     }
 }
 
-/// An answer that comes in pieces.
-pub(crate) struct Pieces {
+/// The body of a streaming response, chunk by chunk.
+pub(crate) struct Chunks {
     server: Server,
     response: reqwest::Response,
 }
 
-impl Pieces {
+impl Chunks {
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
-        self.response.chunk().await.map_err(|error| self.server.unreached(error))
+        self.response.chunk().await.map_err(|error| self.server.unreachable(error))
     }
 }
 
-/// The address that paths are put behind. Never repeats what was given: it may
-/// hold a password.
+/// The base URL that paths are appended to. Error messages never quote the text, which may
+/// contain a password.
 fn base(text: &str) -> Result<Url, Failure> {
-    let refused = |why: &str| {
+    let invalid = |why: &str| {
         Failure::usage(format_args!(
-            "--server (LONGSHORE_SERVER): {why}; write it like http://127.0.0.1:8080"
+            "--server (LONGSHORE_SERVER): {why}; write a URL like http://127.0.0.1:8080"
         ))
     };
-    let url = Url::parse(text.trim()).map_err(|_| refused("not a URL"))?;
+    let url = Url::parse(text.trim()).map_err(|_| invalid("not a URL"))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(refused("not an http or https URL"));
+        return Err(invalid("not an http or https URL"));
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(refused(
-            "holds a name or a password, which others could read; \
-             give a token by LONGSHORE_TOKEN or --token-file and leave them out",
+        return Err(invalid(
+            "the URL has a user name or a password, which other users could read; \
+             leave them out and pass a token with LONGSHORE_TOKEN or --token-file",
         ));
     }
     if url.query().is_some() || url.fragment().is_some() {
-        return Err(refused("has a query or a fragment; leave it out"));
+        return Err(invalid("the URL has a query or a fragment; leave it out"));
     }
     Ok(url)
 }
@@ -174,8 +178,8 @@ fn bearer(token: &Secret) -> Result<HeaderValue, Failure> {
     let value = HeaderValue::from_str(&format!("Bearer {}", token.expose())).ok().filter(|_| printable);
     let mut value = value.ok_or_else(|| {
         Failure::usage(
-            "the token (LONGSHORE_TOKEN or --token-file) cannot be one: \
-             it is one line like longshore_… as `longshore tokens create` printed it",
+            "the token (LONGSHORE_TOKEN or --token-file) is invalid; \
+             a token is one line like longshore_…, as printed by `longshore tokens create`",
         )
     })?;
     value.set_sensitive(true);
@@ -188,12 +192,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_address_of_a_server_is_refused_without_repeating_it() {
+    fn an_invalid_server_url_is_rejected_without_quoting_it() {
         for text in ["", "s3cret", "127.0.0.1:8080", "ftp://s3cret", "http://s3cret@a", "http://a:s3cret@b"] {
-            let refused = base(text).unwrap_err();
-            assert_eq!(refused.code, Code::Usage, "{text}");
-            let told = refused.to_string();
-            assert!(told.contains("like http://127.0.0.1:8080") && !told.contains("s3cret"), "{told}");
+            let failure = base(text).unwrap_err();
+            assert_eq!(failure.code, Code::Usage, "{text}");
+            let message = failure.to_string();
+            assert!(
+                message.contains("like http://127.0.0.1:8080") && !message.contains("s3cret"),
+                "{message}"
+            );
         }
         assert!(base("http://a/?x=1").is_err());
         for text in ["http://127.0.0.1:8080", "https://jobs.example.com/queue/", " http://[::1]:1 "] {
@@ -202,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_one_printable_word() {
+    fn a_token_is_one_word_of_printable_ascii() {
         let read = |text: &str| bearer(&Secret::read(text).unwrap_or_else(|never| match never {}));
         assert!(read("longshore_abc\n").unwrap().is_sensitive());
         for text in ["", "two words", "zwei\u{fc}", "a\nb"] {

@@ -1,4 +1,4 @@
-//! How far long work is, for whoever waits at a terminal; nothing for a file.
+//! A progress bar for long operations, shown only if standard error is a terminal.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -7,12 +7,17 @@ use std::io::{self, IsTerminal, Write};
 pub(crate) struct Progress {
     total: u64,
     done: u64,
-    shown: bool,
+    visible: bool,
 }
 
 impl Progress {
+    /// Whether a bar would be visible. If not, callers skip counting the work in advance.
+    pub(crate) fn is_visible() -> bool {
+        io::stderr().is_terminal()
+    }
+
     pub(crate) fn of(total: u64) -> Self {
-        let progress = Progress { total, done: 0, shown: total > 0 && is_wanted() };
+        let progress = Progress { total, done: 0, visible: total > 0 && Progress::is_visible() };
         progress.draw();
         progress
     }
@@ -23,31 +28,25 @@ impl Progress {
     }
 
     fn draw(&self) {
-        if self.shown {
-            // Nobody is left to be told that standard error is gone.
+        if self.visible {
+            // If standard error is closed, there is nowhere to report that.
             let _ = write!(io::stderr(), "\r{}\x1b[K", bar(self.done, self.total));
         }
     }
 }
 
 impl Drop for Progress {
-    /// The bar was for the meantime.
+    /// Removes the bar when the operation is over.
     fn drop(&mut self) {
-        if self.shown {
+        if self.visible {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
 }
 
-/// Whether there is anybody to show a bar to: counting first what there is to do
-/// is not worth it otherwise.
-pub(crate) fn is_wanted() -> bool {
-    io::stderr().is_terminal()
-}
-
 fn bar(done: u64, total: u64) -> String {
     const WIDTH: u64 = 30;
-    // More may turn up than was counted first.
+    // There may be more than was counted in advance.
     let total = total.max(done).max(1);
     let full = (done * WIDTH / total) as usize;
     let empty = WIDTH as usize - full;
@@ -59,11 +58,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_fills_from_nothing_to_all() {
+    fn a_bar_fills_up_with_progress() {
         assert_eq!(bar(0, 200), "[------------------------------] 0%  0 of 200");
         assert_eq!(bar(100, 200), "[###############---------------] 50%  100 of 200");
         assert_eq!(bar(200, 200), "[##############################] 100%  200 of 200");
-        assert_eq!(bar(7, 5), "[##############################] 100%  7 of 7", "more turned up");
+        assert_eq!(bar(7, 5), "[##############################] 100%  7 of 7", "more than was counted");
         assert_eq!(bar(0, 0), "[------------------------------] 0%  0 of 1");
     }
 }

@@ -1,5 +1,5 @@
-//! Answers as they came, for programs: a field that this build does not know is
-//! there, and a number that no type of ours can hold is the same number.
+//! JSON objects that are passed on unchanged in `--json` output: fields that this version
+//! does not know are kept, and numbers keep their exact text.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// An object, field by field, in the order it came in.
+/// A JSON object whose values are kept as text, in their original order.
 #[derive(Debug)]
 pub(crate) struct RawObject(Vec<(String, Box<RawValue>)>);
 
 impl<'de> Deserialize<'de> for RawObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Each;
+        struct FieldsVisitor;
 
-        impl<'de> Visitor<'de> for Each {
+        impl<'de> Visitor<'de> for FieldsVisitor {
             type Value = RawObject;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,7 +32,7 @@ impl<'de> Deserialize<'de> for RawObject {
             }
         }
 
-        deserializer.deserialize_map(Each)
+        deserializer.deserialize_map(FieldsVisitor)
     }
 }
 
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_in_goes_out() {
+    fn an_object_is_written_exactly_as_it_was_read() {
         let text = r#"{"z":123456789012345678901234567890,"a":1.00,"new":{"b": [ 1 ]}}"#;
         let fields: RawObject = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&fields).unwrap(), text);

@@ -1,9 +1,9 @@
-//! A terminal that is drawn anew again and again: what was there is written over
-//! in one go, so that nothing flickers.
+//! Redraws a terminal in place. Each frame overwrites the last one in a single write, so
+//! that nothing flickers.
 
 use std::io::{self, Write};
 
-/// Hidden, until this is dropped.
+/// Keeps the cursor hidden until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Cursor(());
 
@@ -21,13 +21,13 @@ impl Drop for Cursor {
     }
 }
 
-/// Draws a text from the top left corner, as much of it as there is room for.
+/// Draws text from the top left corner, as much as fits.
 pub(super) fn draw(text: &str, height: Option<usize>) {
     write(&frame(text, height));
 }
 
 fn frame(text: &str, height: Option<usize>) -> String {
-    // The last line stays free: a line break in it would push up all others.
+    // Keep the last line free: a line break there would scroll the screen.
     let room = height.map_or(usize::MAX, |height| height.saturating_sub(1).max(1));
     let mut frame = String::from("\x1b[H");
     for line in text.lines().take(room) {
@@ -40,7 +40,7 @@ fn frame(text: &str, height: Option<usize>) -> String {
 
 fn write(text: &str) {
     let mut stdout = io::stdout().lock();
-    // Whoever closed the terminal sees nothing either way.
+    // If the terminal is closed, nobody can see the frame anyway.
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
 
@@ -49,12 +49,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_frame_writes_over_the_last_and_clears_what_is_left() {
+    fn each_frame_overwrites_the_last_and_clears_the_rest() {
         assert_eq!(frame("a\nb\n", None), "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J");
     }
 
     #[test]
-    fn what_does_not_fit_is_cut_and_never_scrolls() {
+    fn lines_that_do_not_fit_are_dropped_so_that_nothing_scrolls() {
         assert_eq!(frame("a\nb\nc", Some(3)), "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J");
         assert_eq!(frame("a\nb", Some(0)), "\x1b[Ha\x1b[K\n\x1b[J");
     }

@@ -1,4 +1,4 @@
-//! `longshore enqueue-many`: jobs from JSON lines, a batch at a time.
+//! `longshore enqueue-many`: enqueues jobs from a file of JSON lines, in batches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -13,15 +13,15 @@ use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Out, Progress};
 
-/// How much one request brings: less than the API takes, and often enough for a
-/// bar to move.
-const JOBS: usize = 1000;
-const BYTES: usize = 8 * 1024 * 1024;
-/// A payload of the largest size with everything around it. An endless line must
-/// end somewhere.
-const LONGEST_LINE: usize = MAX_PAYLOAD + 256 * 1024;
+/// The size of one request: below the API's limits, and small enough for the progress bar to
+/// move.
+const MAX_BATCH_JOBS: usize = 1000;
+const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// The largest payload plus room for the job's other fields. Longer lines are rejected, so
+/// that an endless line cannot fill the memory.
+const MAX_LINE: usize = MAX_PAYLOAD + 256 * 1024;
 
-/// Jobs on their way, each with the number of its line.
+/// Jobs to send in one request, each with its line number.
 #[derive(Default)]
 struct Batch {
     jobs: Vec<Box<RawValue>>,
@@ -29,9 +29,9 @@ struct Batch {
     bytes: usize,
 }
 
-/// What became of a batch.
+/// The response to a batch.
 #[derive(Deserialize)]
-struct Answer {
+struct BatchResponse {
     items: Vec<Item>,
 }
 
@@ -63,10 +63,10 @@ pub(in crate::commands) async fn enqueue_many(endpoint: &Endpoint, args: &Enqueu
         let line = next_line(&mut input).map_err(|error| unreadable(&args.file, &error))?;
         let is_last = line.is_empty();
         progress.advance(line.len() as u64);
-        match read(line) {
+        match parse(line) {
             None => {}
             Some(Ok(job)) => batch.add(job, number),
-            Some(Err(why)) => refuse(&mut totals, number, &why, out),
+            Some(Err(why)) => report_refused(&mut totals, number, &why, out),
         }
         if is_last || batch.is_full() {
             send(endpoint, std::mem::take(&mut batch), &mut totals, out).await?;
@@ -93,32 +93,32 @@ impl Batch {
     }
 
     fn is_full(&self) -> bool {
-        self.jobs.len() >= JOBS || self.bytes >= BYTES
+        self.jobs.len() >= MAX_BATCH_JOBS || self.bytes >= MAX_BATCH_BYTES
     }
 }
 
-/// The next line with its end; empty at the end of the input.
+/// The next line including its line break; empty at the end of the input.
 fn next_line(input: &mut dyn BufRead) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
-    input.take(LONGEST_LINE as u64).read_until(b'\n', &mut line)?;
-    if line.len() == LONGEST_LINE && !line.ends_with(b"\n") {
-        Err(io::Error::other(format!("a line is longer than {LONGEST_LINE} bytes")))
+    input.take(MAX_LINE as u64).read_until(b'\n', &mut line)?;
+    if line.len() == MAX_LINE && !line.ends_with(b"\n") {
+        Err(io::Error::other(format!("a line is longer than {MAX_LINE} bytes")))
     } else {
         Ok(line)
     }
 }
 
-/// The JSON of a line; `None` for an empty one. Kept as text, like every payload.
-fn read(line: Vec<u8>) -> Option<Result<Box<RawValue>, String>> {
+/// The JSON of a line; `None` for an empty line. It stays text, like every payload.
+fn parse(line: Vec<u8>) -> Option<Result<Box<RawValue>, String>> {
     if line.trim_ascii().is_empty() {
         return None;
     }
     let text = String::from_utf8(line).map_err(|_| "not UTF-8".to_owned());
     Some(text.and_then(|text| {
         RawValue::from_string(text.trim_end().to_owned()).map_err(|error| {
-            // It saw one line only.
+            // The parser saw only this line, so its line number is always 1.
             let why = error.to_string().replace(" at line 1 column ", " at column ");
-            format!("not JSON: {why}; write one job a line")
+            format!("not JSON: {why}; write one job per line")
         })
     }))
 }
@@ -131,22 +131,22 @@ async fn send(endpoint: &Endpoint, batch: Batch, totals: &mut Totals, out: &Out)
         Failure::new(
             failure.code,
             format_args!(
-                "{failure}; what stands before line {} is enqueued, from there on it may not be",
+                "{failure}; the lines before line {} are enqueued, later ones may not be",
                 batch.lines[0]
             ),
         )
     })?;
-    for (item, line) in reply.read::<Answer>()?.items.iter().zip(&batch.lines) {
+    for (item, line) in reply.read::<BatchResponse>()?.items.iter().zip(&batch.lines) {
         match item.outcome.as_str() {
             "created" => totals.created += 1,
-            "refused" => refuse(totals, *line, item.message.as_deref().unwrap_or("refused"), out),
+            "refused" => report_refused(totals, *line, item.message.as_deref().unwrap_or("refused"), out),
             _ => totals.existing += 1,
         }
     }
     Ok(())
 }
 
-fn refuse(totals: &mut Totals, line: u64, why: &str, out: &Out) {
+fn report_refused(totals: &mut Totals, line: u64, why: &str, out: &Out) {
     totals.refused += 1;
     out.note(format_args!("error: line {line}: {why}"));
 }
@@ -163,30 +163,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endless_line_ends_somewhere() {
+    fn an_endless_line_is_rejected() {
         let mut endless = BufReader::new(io::repeat(b' '));
         assert!(next_line(&mut endless).unwrap_err().to_string().contains("longer than"));
     }
 
     #[test]
-    fn lines_are_read_as_they_are() {
+    fn the_text_of_a_line_is_not_changed() {
         let mut input = &b"{\"a\": 1.00}\n\n  \nx\n{}"[..];
-        let mut next = || read(next_line(&mut input).unwrap());
+        let mut next = || parse(next_line(&mut input).unwrap());
         assert_eq!(next().unwrap().unwrap().get(), "{\"a\": 1.00}");
         assert!(next().is_none() && next().is_none());
         assert!(next().unwrap().unwrap_err().contains("not JSON"));
-        assert_eq!(next().unwrap().unwrap().get(), "{}", "the last line needs no end");
+        assert_eq!(next().unwrap().unwrap().get(), "{}", "the last line needs no line break");
         assert!(next().is_none());
     }
 
     #[test]
-    fn a_batch_is_full_by_number_or_by_size() {
+    fn a_batch_is_full_at_a_number_of_jobs_or_of_bytes() {
         let job = |bytes: usize| RawValue::from_string(format!("\"{}\"", "x".repeat(bytes))).unwrap();
         let mut large = Batch::default();
-        large.add(job(BYTES), 1);
+        large.add(job(MAX_BATCH_BYTES), 1);
         assert!(large.is_full());
         let mut many = Batch::default();
-        for line in 1..=JOBS as u64 {
+        for line in 1..=MAX_BATCH_JOBS as u64 {
             assert!(!many.is_full());
             many.add(job(1), line);
         }

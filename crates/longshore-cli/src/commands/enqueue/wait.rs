@@ -1,4 +1,4 @@
-//! `longshore enqueue --wait`: until the job has ended, however it ends.
+//! `longshore enqueue --wait`: polls the job until it has ended.
 
 use std::time::{Duration, Instant};
 
@@ -6,19 +6,20 @@ use longshore::{JobId, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Enqueued, tell};
+use super::{Enqueued, print};
 use crate::duration;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 
-/// A quick job is seen to end at once, a slow one costs a look a second.
+/// The polling interval grows from the first to the second: the end of a quick job is seen at
+/// once, and a slow job costs one request per second.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A server that is restarted is back within this.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the queue may be unavailable. A server restart takes less.
+const MAX_OUTAGE: Duration = Duration::from_secs(60);
 
-/// How the job stands.
+/// The state of the job.
 #[derive(Deserialize)]
 struct Job {
     status: Status,
@@ -27,7 +28,7 @@ struct Job {
     last_error: Option<String>,
 }
 
-/// What programs are told.
+/// The JSON output.
 #[derive(Serialize)]
 struct Document<'a> {
     job_id: JobId,
@@ -44,28 +45,28 @@ pub(super) async fn until_ended(
     limit: Option<Duration>,
     out: &Out,
 ) -> Outcome {
-    // Workers must hear of it while this process waits.
+    // Wake workers now, not when this process exits.
     endpoint.flush().await;
     if !out.json {
-        tell(enqueued, out);
+        print(enqueued, out);
     }
     let id = enqueued.job_id;
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut pause = FIRST_PAUSE;
     loop {
-        let job = look(endpoint, id).await?;
+        let job = get(endpoint, id).await?;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         match job.status {
             Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
-                return Ok(told(enqueued, &job, out));
+                return Ok(print_end(enqueued, &job, out));
             }
             _ if left.is_some_and(|left| left.is_zero()) => {
                 if out.json {
-                    document(enqueued, &job, out);
+                    print_document(enqueued, &job, out);
                 }
                 out.note(format_args!(
-                    "error: job {id} has not ended within {}: it is {}, and goes on; \
-                     `longshore jobs explain {id}` says what it waits for",
+                    "error: job {id} has not ended within {}: it is {} and continues; \
+                     `longshore jobs explain {id}` shows what it waits for",
                     duration::show(limit.unwrap_or_default()),
                     job.status
                 ));
@@ -78,28 +79,28 @@ pub(super) async fn until_ended(
     }
 }
 
-/// How the job stands now; a queue that is away for a moment is waited for.
-async fn look(endpoint: &Endpoint, id: JobId) -> Result<Job, Failure> {
+/// Gets the job. Retries for a while if the queue is unavailable.
+async fn get(endpoint: &Endpoint, id: JobId) -> Result<Job, Failure> {
     let began = Instant::now();
     loop {
         match endpoint.get(&["jobs", &id.to_string()]).send().await {
             Ok(reply) => return reply.read(),
-            Err(failure) if failure.code == Code::Unavailable && began.elapsed() < PATIENCE => {
+            Err(failure) if failure.code == Code::Unavailable && began.elapsed() < MAX_OUTAGE => {
                 tokio::time::sleep(LONGEST_PAUSE).await;
             }
             Err(failure) => {
                 return Err(Failure::new(
                     failure.code,
-                    format_args!("job {id} is enqueued, but how it does cannot be seen: {failure}"),
+                    format_args!("job {id} is enqueued, but its status cannot be read: {failure}"),
                 ));
             }
         }
     }
 }
 
-fn told(enqueued: &Enqueued, job: &Job, out: &Out) -> Code {
+fn print_end(enqueued: &Enqueued, job: &Job, out: &Out) -> Code {
     if out.json {
-        document(enqueued, job, out);
+        print_document(enqueued, job, out);
     }
     if job.status == Status::Succeeded {
         if !out.json {
@@ -110,10 +111,10 @@ fn told(enqueued: &Enqueued, job: &Job, out: &Out) -> Code {
     }
     let why = job.last_error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
     out.note(format_args!("error: job {} ended as {}{why}", enqueued.job_id, job.status));
-    Code::EndedOtherwise
+    Code::EndedWithoutSuccess
 }
 
-fn document(enqueued: &Enqueued, job: &Job, out: &Out) {
+fn print_document(enqueued: &Enqueued, job: &Job, out: &Out) {
     out.document(&Document {
         job_id: enqueued.job_id,
         how: &enqueued.how,

@@ -1,4 +1,4 @@
-//! Server-sent events out of the pieces in which they arrive.
+//! A parser for server-sent events that arrive in chunks.
 
 /// One event.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -8,8 +8,7 @@ pub(super) struct Event {
     pub(super) data: String,
 }
 
-/// What has arrived and is not yet a whole event. A piece may end anywhere, even
-/// within a character.
+/// Holds the data of an incomplete event. A chunk may end anywhere, even within a character.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
     rest: Vec<u8>,
@@ -17,9 +16,9 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    /// The events that a piece completes.
-    pub(super) fn push(&mut self, piece: &[u8]) -> Vec<Event> {
-        self.rest.extend_from_slice(piece);
+    /// Adds a chunk and returns the events that it completes.
+    pub(super) fn push(&mut self, chunk: &[u8]) -> Vec<Event> {
+        self.rest.extend_from_slice(chunk);
         let mut events = Vec::new();
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
@@ -31,7 +30,7 @@ impl Parser {
 
     fn line(&mut self, line: &str) -> Option<Event> {
         if line.is_empty() {
-            // Signs of life and advice about coming back hold no data.
+            // Keep-alives and reconnect delays have no data.
             return Some(std::mem::take(&mut self.event)).filter(|event| !event.data.is_empty());
         }
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
@@ -52,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_read_whatever_the_pieces() {
+    fn events_are_parsed_from_chunks_of_any_size() {
         let text = "retry: 2000\n\nid: a-1\nevent: job\ndata: {\"kind\":\"grüß\"}\n\n:\n\n\
                     event: reset\r\ndata: {}\r\n\r\nid: a-2\n";
         let event = |id: Option<&str>, name: &str, data: &str| Event {
@@ -64,8 +63,8 @@ mod tests {
         for size in 1..text.len() {
             let mut parser = Parser::default();
             let events: Vec<Event> =
-                text.as_bytes().chunks(size).flat_map(|piece| parser.push(piece)).collect();
-            assert_eq!(events, expected, "pieces of {size}");
+                text.as_bytes().chunks(size).flat_map(|chunk| parser.push(chunk)).collect();
+            assert_eq!(events, expected, "chunks of {size}");
         }
     }
 }

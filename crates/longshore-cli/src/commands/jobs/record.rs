@@ -1,4 +1,4 @@
-//! One job as people read it.
+//! `longshore jobs show` as text: every field of a job, and its failed attempts.
 
 use chrono::{DateTime, Utc};
 use longshore::{JobId, Status};
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::duration;
 use crate::output::{Fit, Out, Table, clean, instant, or_dash};
 
-/// What tables show of a job. In lists the history is empty.
+/// A job as the API returns it. In lists, `errors` is empty.
 #[derive(Deserialize)]
 pub(super) struct Job {
     pub(super) id: JobId,
@@ -45,7 +45,7 @@ pub(super) struct Job {
     errors: Vec<Attempt>,
 }
 
-/// One attempt that ended without success.
+/// An attempt that did not succeed.
 #[derive(Deserialize)]
 struct Attempt {
     attempt: u32,
@@ -103,7 +103,7 @@ pub(super) fn print(job: &Job, out: &Out) {
         ("ended", Fit::Whole),
         ("ended at", Fit::Whole),
         ("error", Fit::Cut),
-        ("worker", Fit::WholeOrOut),
+        ("worker", Fit::WholeOrOmitted),
     ]);
     for attempt in &job.errors {
         table.row([
