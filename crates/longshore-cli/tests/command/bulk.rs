@@ -1,4 +1,4 @@
-//! One order for many jobs, by filter.
+//! Bulk operations by filter: cancel, retry, delete and purge.
 
 use longshore::{Ending, NewJob};
 use serde_json::json;
@@ -6,18 +6,18 @@ use serde_json::json;
 use crate::fixture::{Fixture, UNKNOWN_ID, on_every_target};
 
 on_every_target!(
-    an_order_by_filter_is_counted_and_carried_out,
-    an_order_by_filter_asks_first,
-    a_dry_run_counts_only_what_the_order_would_change,
-    an_order_goes_as_far_as_its_limit,
+    a_dry_run_counts_and_the_operation_changes_all_matching_jobs,
+    without_a_terminal_an_operation_by_filter_requires_yes,
+    a_dry_run_counts_only_the_jobs_that_would_change,
+    an_operation_stops_at_its_limit,
     finished_jobs_are_deleted_and_retried_by_filter,
-    an_order_names_its_jobs_one_way,
+    an_operation_takes_ids_or_a_filter_but_not_both,
     dead_letters_are_purged,
 );
 
-fn an_order_by_filter_is_counted_and_carried_out(fixture: &Fixture) {
+fn a_dry_run_counts_and_the_operation_changes_all_matching_jobs(fixture: &Fixture) {
     fixture.migrated();
-    // More than a request takes, so that the order has to go on.
+    // More than one request changes, so that the operation needs several.
     let many: Vec<NewJob> = (0..501).map(|_| NewJob::new("greet", &()).tags(["nightly"])).collect();
     fixture.with_client(async |client| client.enqueue_many(many).await);
     let other = fixture.enqueue("greet --tag daily");
@@ -35,18 +35,18 @@ fn an_order_by_filter_is_counted_and_carried_out(fixture: &Fixture) {
     assert_eq!(fixture.run("jobs cancel --tag weekly --yes").ok().out, "cancelled: 0\n");
 }
 
-fn an_order_by_filter_asks_first(fixture: &Fixture) {
+fn without_a_terminal_an_operation_by_filter_requires_yes(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.enqueue("greet");
     for line in ["jobs cancel --kind greet", "jobs retry --kind greet", "jobs cancel --queue default"] {
         fixture.run(line).fails_with(2, &["1 job;", "--yes", "--dry-run"]);
     }
     assert_eq!(fixture.run(&format!("jobs show {id} --json")).json()["status"], "queued");
-    // There is nothing to be asked about.
+    // Nothing to confirm.
     assert_eq!(fixture.run("jobs cancel --kind nobody").ok().out, "cancelled: 0\n");
 }
 
-fn a_dry_run_counts_only_what_the_order_would_change(fixture: &Fixture) {
+fn a_dry_run_counts_only_the_jobs_that_would_change(fixture: &Fixture) {
     fixture.migrated();
     fixture.finished_job(NewJob::new("greet", &()), Ending::Succeeded { result: None });
     let line = "jobs delete --kind greet";
@@ -54,7 +54,7 @@ fn a_dry_run_counts_only_what_the_order_would_change(fixture: &Fixture) {
     for _ in 0..3 {
         fixture.enqueue("greet");
     }
-    let would = "delete 1 job and skip 3 (their state forbids it)";
+    let would = "delete 1 job and skip 3 (their state does not allow it)";
     assert_eq!(fixture.run(&format!("{line} --dry-run")).ok().out, format!("would {would}\n"));
     fixture.run(line).fails_with(2, &[would, "--yes"]);
     let counted = fixture.run(&format!("{line} --dry-run --json")).json();
@@ -64,12 +64,12 @@ fn a_dry_run_counts_only_what_the_order_would_change(fixture: &Fixture) {
     );
     let done = fixture.run(&format!("{line} --yes")).ok().out;
     assert!(done.starts_with("deleted: 1, skipped: 3 ("), "{done}");
-    // There is nothing to be asked about, and nothing is done.
+    // Nothing to confirm, and nothing is changed.
     let nothing = fixture.run(line).ok().out;
     assert!(nothing.starts_with("deleted: 0, skipped: 3 ("), "{nothing}");
 }
 
-fn an_order_goes_as_far_as_its_limit(fixture: &Fixture) {
+fn an_operation_stops_at_its_limit(fixture: &Fixture) {
     fixture.migrated();
     let ids: Vec<String> = (0..3).map(|_| fixture.enqueue("greet")).collect();
     assert_eq!(fixture.run("jobs cancel --kind greet --limit 2 --dry-run --json").json()["matched"], 2);
@@ -93,7 +93,7 @@ fn finished_jobs_are_deleted_and_retried_by_filter(fixture: &Fixture) {
     fixture.run(&format!("{line} --older-than lately")).fails_with(2, &["--older-than", "or a time"]);
 }
 
-fn an_order_names_its_jobs_one_way(fixture: &Fixture) {
+fn an_operation_takes_ids_or_a_filter_but_not_both(fixture: &Fixture) {
     fixture.migrated();
     for line in ["cancel", "retry", "delete"] {
         fixture.run(&format!("jobs {line} {UNKNOWN_ID} --kind a")).fails_with(2, &["--kind"]);
@@ -110,7 +110,9 @@ fn dead_letters_are_purged(fixture: &Fixture) {
         fixture.failed_job(kind, "no");
     }
     assert_eq!(fixture.run(&format!("dead purge {one}")).ok().out, format!("deleted {one}\n"));
-    fixture.run(&format!("dead purge {done}")).fails_with(4, &["no dead letter", "succeeded", "jobs delete"]);
+    fixture
+        .run(&format!("dead purge {done}"))
+        .fails_with(4, &["not a dead letter", "succeeded", "jobs delete"]);
     fixture.run(&format!("dead purge {UNKNOWN_ID}")).fails_with(3, &[UNKNOWN_ID]);
     fixture.run("dead purge").fails_with(2, &["ID", "--kind", "--all"]);
     fixture.run("dead purge --all").fails_with(2, &["delete 2 jobs", "--yes"]);
@@ -118,5 +120,5 @@ fn dead_letters_are_purged(fixture: &Fixture) {
     assert_eq!(fixture.run("dead purge --kind send_email --yes").ok().out, "deleted: 1\n");
     let purged = fixture.run("dead purge --all --yes --json").json();
     assert_eq!((&purged["changed"], &purged["action"]), (&json!(1), &json!("delete")));
-    assert_eq!(fixture.run("jobs list --json").json()["jobs"][0]["id"], json!(done), "others stay");
+    assert_eq!(fixture.run("jobs list --json").json()["jobs"][0]["id"], json!(done), "other jobs stay");
 }

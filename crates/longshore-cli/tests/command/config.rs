@@ -1,4 +1,5 @@
-//! Where settings come from, and who wins.
+//! Settings: which source wins, what the configuration file may contain, and how secrets in
+//! it are protected.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,13 +11,13 @@ use serde_json::{Value, json};
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
 use crate::process::{Process, request, until};
 
-on_every_engine!(a_file_alone_is_enough_to_run_everything);
+on_every_engine!(every_command_runs_with_only_a_file);
 
-/// A working folder that goes with the case.
+/// A working folder that is removed when this is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
-    /// With this `longshore.toml`, which only its owner can read.
+    /// A folder with this `longshore.toml`, readable only by its owner.
     fn with(text: &str) -> Self {
         let folder = Folder(std::env::temp_dir().join(format!("longshore-config-{}", JobId::new())));
         std::fs::create_dir(&folder.0).unwrap();
@@ -27,11 +28,11 @@ impl Folder {
     fn write(&self, name: &str, text: &str) -> PathBuf {
         let file = self.0.join(name);
         std::fs::write(&file, text).unwrap();
-        only_for_its_owner(&file);
+        restrict_to_owner(&file);
         file
     }
 
-    /// The binary in this folder, as a user without a configuration elsewhere.
+    /// The binary, run in this folder and without LONGSHORE_CONFIG.
     fn command(&self, line: &str) -> Command {
         let mut command = binary();
         command.current_dir(&self.0).env_remove("LONGSHORE_CONFIG").args(line.split_whitespace());
@@ -42,7 +43,7 @@ impl Folder {
         CommandOutput::of(self.command(line).output().unwrap())
     }
 
-    /// The settings by their keys.
+    /// The output of `config show`, by key.
     fn shown(&self, line: &str) -> Value {
         by_key(&self.run(&format!("config show --json {line}")).json())
     }
@@ -60,38 +61,38 @@ fn by_key(shown: &Value) -> Value {
 }
 
 #[cfg(unix)]
-fn only_for_its_owner(file: &Path) {
+fn restrict_to_owner(file: &Path) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 #[cfg(not(unix))]
-fn only_for_its_owner(_: &Path) {}
+fn restrict_to_owner(_: &Path) {}
 
 #[track_caller]
-fn is(setting: &Value, value: impl Into<Value>, from: &str, source: &str) {
+fn assert_setting(setting: &Value, value: impl Into<Value>, from: &str, source: &str) {
     let expected = (value.into(), from, source);
     let found =
         (setting["value"].clone(), setting["from"].as_str().unwrap(), setting["source"].as_str().unwrap());
     assert_eq!(found, expected, "{setting}");
 }
 
-// ---- who wins ------------------------------------------------------------------
+// ---- precedence ----------------------------------------------------------------
 
 #[test]
-fn a_flag_wins_over_a_variable_that_over_the_file_and_that_over_the_default() {
+fn a_flag_beats_a_variable_which_beats_the_file_which_beats_the_default() {
     let folder = Folder::with("[worker]\nconcurrency = 5\npoll-interval = \"6s\"\nsweep-interval = \"7s\"\n");
-    let said = folder
+    let output = folder
         .command("config show --json worker --concurrency 1")
         .env("WORKER_CONCURRENCY", "2")
         .env("LONGSHORE_POLL_INTERVAL", "3s")
         .output()
         .unwrap();
-    let shown = by_key(&CommandOutput::of(said).json());
-    is(&shown["worker.concurrency"], "1", "flag", "--concurrency");
-    is(&shown["worker.poll-interval"], "3s", "variable", "$LONGSHORE_POLL_INTERVAL");
-    is(&shown["worker.sweep-interval"], "7s", "file", "longshore.toml:4");
-    is(&shown["worker.recovery-delay"], "5s", "default", "default");
+    let shown = by_key(&CommandOutput::of(output).json());
+    assert_setting(&shown["worker.concurrency"], "1", "flag", "--concurrency");
+    assert_setting(&shown["worker.poll-interval"], "3s", "variable", "$LONGSHORE_POLL_INTERVAL");
+    assert_setting(&shown["worker.sweep-interval"], "7s", "file", "longshore.toml:4");
+    assert_setting(&shown["worker.recovery-delay"], "5s", "default", "default");
 }
 
 #[test]
@@ -101,40 +102,40 @@ fn lists_switches_and_numbers_are_read_from_the_file() {
          host = 'a.example,b.example'\npublic = []\n[outbound]\nallow-http = true\n",
     );
     let shown = folder.shown("");
-    is(&shown["worker.queues"], json!(["mail", "images"]), "file", "longshore.toml:1");
-    is(&shown["server.max-connections"], "16", "file", "longshore.toml:3");
-    is(&shown["server.with-worker"], true, "file", "longshore.toml:4");
-    is(&shown["server.host"], json!(["a.example", "b.example"]), "file", "longshore.toml:5");
-    is(&shown["server.public"], json!([]), "file", "longshore.toml:6");
-    is(&shown["outbound.allow-http"], true, "file", "longshore.toml:8");
-    is(&shown["worker.simulate"], false, "default", "default");
+    assert_setting(&shown["worker.queues"], json!(["mail", "images"]), "file", "longshore.toml:1");
+    assert_setting(&shown["server.max-connections"], "16", "file", "longshore.toml:3");
+    assert_setting(&shown["server.with-worker"], true, "file", "longshore.toml:4");
+    assert_setting(&shown["server.host"], json!(["a.example", "b.example"]), "file", "longshore.toml:5");
+    assert_setting(&shown["server.public"], json!([]), "file", "longshore.toml:6");
+    assert_setting(&shown["outbound.allow-http"], true, "file", "longshore.toml:8");
+    assert_setting(&shown["worker.simulate"], false, "default", "default");
 
     let off = folder.command("config show --json").env("LONGSHORE_WITH_WORKER", "false").output().unwrap();
     let shown = by_key(&CommandOutput::of(off).json());
-    is(&shown["server.with-worker"], false, "variable", "$LONGSHORE_WITH_WORKER");
+    assert_setting(&shown["server.with-worker"], false, "variable", "$LONGSHORE_WITH_WORKER");
 }
 
 #[test]
-fn the_file_is_the_one_that_is_named_or_the_one_in_the_folder_or_none() {
+fn the_file_is_the_one_named_or_the_one_in_the_folder_or_none() {
     let folder = Folder::with("worker.concurrency = 5\n");
     folder.write("other.toml", "worker.concurrency = 6\n");
-    is(&folder.shown("")["worker.concurrency"], "5", "file", "longshore.toml:1");
-    is(&folder.shown("--config other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
-    let by = |name: &str| {
-        let said = folder.command("config show --json").env("LONGSHORE_CONFIG", name).output().unwrap();
-        by_key(&CommandOutput::of(said).json())
+    assert_setting(&folder.shown("")["worker.concurrency"], "5", "file", "longshore.toml:1");
+    assert_setting(&folder.shown("--config other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
+    let with_variable = |name: &str| {
+        let output = folder.command("config show --json").env("LONGSHORE_CONFIG", name).output().unwrap();
+        by_key(&CommandOutput::of(output).json())
     };
-    is(&by("other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
-    is(&by("")["worker.concurrency"], "4", "default", "default");
-    let told = ["missing.toml", "does not exist", "--config", "LONGSHORE_CONFIG="];
-    folder.run("--config missing.toml jobs list").fails_with(2, &told);
+    assert_setting(&with_variable("other.toml")["worker.concurrency"], "6", "file", "other.toml:1");
+    assert_setting(&with_variable("")["worker.concurrency"], "4", "default", "default");
+    let expected = ["missing.toml", "does not exist", "--config", "LONGSHORE_CONFIG="];
+    folder.run("--config missing.toml jobs list").fails_with(2, &expected);
 }
 
 #[test]
-fn a_drain_serves_no_metrics_whatever_address_the_file_has() {
+fn a_drain_serves_no_metrics_even_if_the_file_has_an_address() {
     let folder = Folder::with("worker.metrics-addr = '127.0.0.1:9'\n");
-    is(&folder.shown("worker")["worker.metrics-addr"], "127.0.0.1:9", "file", "longshore.toml:1");
-    is(&folder.shown("worker --drain")["worker.metrics-addr"], "off", "default", "default");
+    assert_setting(&folder.shown("worker")["worker.metrics-addr"], "127.0.0.1:9", "file", "longshore.toml:1");
+    assert_setting(&folder.shown("worker --drain")["worker.metrics-addr"], "off", "default", "default");
 }
 
 #[test]
@@ -147,8 +148,8 @@ fn each_command_shows_its_own_settings() {
     assert!(has(&serve, "server.bind") && has(&serve, "worker.queues"), "{serve:?}");
     assert!(has(&dev, "dev.data-dir") && !has(&dev, "worker.queues"), "{dev:?}");
     assert!([worker, serve, dev].iter().flatten().all(|key| has(&all, key)), "{all:?}");
-    is(&folder.shown("dev")["worker.shutdown-grace"], "1s", "default", "default");
-    is(&folder.shown("")["worker.shutdown-grace"], "30s", "default", "default");
+    assert_setting(&folder.shown("dev")["worker.shutdown-grace"], "1s", "default", "default");
+    assert_setting(&folder.shown("")["worker.shutdown-grace"], "30s", "default", "default");
     let table = folder.run("config show").ok().out;
     assert!(table.starts_with("SETTING"), "{table}");
 }
@@ -156,47 +157,50 @@ fn each_command_shows_its_own_settings() {
 // ---- secrets -------------------------------------------------------------------
 
 #[test]
-fn secrets_are_masked_wherever_they_come_from() {
+fn secrets_are_masked_whatever_their_source() {
     let folder = Folder::with(
         "[database]\nurl = 'postgres://ada:s3cret@db/jobs'\n[mail]\nsmtp-url = 'smtps://bob:s3cret@mail'\n\
          [webhooks]\nsecret = ['whsec_s3cret', 'whsec_older_s3cret']\n",
     );
     for line in ["config show", "config show worker", "config show --json", "worker --help", "--help"] {
-        let said = folder.run(line).ok();
-        assert!(!format!("{said:?}").contains("s3cret"), "{line}: {said:?}");
+        let output = folder.run(line).ok();
+        assert!(!format!("{output:?}").contains("s3cret"), "{line}: {output:?}");
     }
     let shown = folder.shown("");
-    is(&shown["database.url"], "postgres://ada:***@db/jobs", "file", "longshore.toml:2");
-    is(&shown["mail.smtp-url"], "smtps://bob:***@mail", "file", "longshore.toml:4");
-    is(&shown["webhooks.secret"], json!(["***", "***"]), "file", "longshore.toml:6");
+    assert_setting(&shown["database.url"], "postgres://ada:***@db/jobs", "file", "longshore.toml:2");
+    assert_setting(&shown["mail.smtp-url"], "smtps://bob:***@mail", "file", "longshore.toml:4");
+    assert_setting(&shown["webhooks.secret"], json!(["***", "***"]), "file", "longshore.toml:6");
     let flag = folder.shown("--database-url postgres://eve:s3cret@other/jobs");
-    is(&flag["database.url"], "postgres://eve:***@other/jobs", "flag", "--database-url");
+    assert_setting(&flag["database.url"], "postgres://eve:***@other/jobs", "flag", "--database-url");
 }
 
 #[test]
-fn a_password_is_masked_whatever_it_holds() {
+fn a_password_is_masked_whatever_characters_it_contains() {
     for hostile in ["s3'xyz", "s3 xyz", "s3\"xyz", "s3`xyz", "s3@xyz", "s3/xyz", "s3?xyz", "s3#xyz"] {
         let folder = Folder::with(&format!("[mail]\nsmtp-url = '''smtps://me:{hostile}@mail'''\n"));
         for line in ["config show", "config show --json"] {
             let url = format!("postgres://ada:{hostile}@db/jobs?Password={hostile}");
-            let said =
+            let output =
                 CommandOutput::of(folder.command(line).env("DATABASE_URL", url).output().unwrap()).ok();
-            assert!(!said.out.contains("xyz") && !said.out.contains("s3"), "{hostile}: {said:?}");
-            assert!(said.out.contains("postgres://") && said.out.contains("smtps://"), "{hostile}: {said:?}");
+            assert!(!output.out.contains("xyz") && !output.out.contains("s3"), "{hostile}: {output:?}");
+            assert!(
+                output.out.contains("postgres://") && output.out.contains("smtps://"),
+                "{hostile}: {output:?}"
+            );
         }
     }
 }
 
 #[cfg(unix)]
 #[test]
-fn a_secret_that_others_can_read_is_warned_about() {
+fn a_file_with_a_secret_that_other_users_can_read_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt;
     let open_to = |folder: &Folder, mode: u32| {
         let file = folder.0.join("longshore.toml");
         std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
-        let said = folder.run("config check");
-        assert_eq!(said.code, 0, "{said:?}");
-        said.err
+        let output = folder.run("config check");
+        assert_eq!(output.code, 0, "{output:?}");
+        output.err
     };
     let secret = Folder::with("[database]\nurl = 'postgres://ada:s3cret@db/jobs'\n");
     assert_eq!(open_to(&secret, 0o600), "");
@@ -206,13 +210,13 @@ fn a_secret_that_others_can_read_is_warned_about() {
         assert!(!warned.contains("s3cret"), "{warned}");
     }
     let harmless = Folder::with("[database]\nurl = 'postgres://ada@db/jobs'\n[log]\nfilter = 'debug'\n");
-    assert_eq!(open_to(&harmless, 0o644), "", "there is no password in it");
+    assert_eq!(open_to(&harmless, 0o644), "", "it contains no password");
 }
 
-// ---- what is refused -----------------------------------------------------------
+// ---- invalid files -------------------------------------------------------------
 
 #[test]
-fn what_is_wrong_is_refused_with_file_line_key_and_remedy() {
+fn errors_name_the_file_the_line_the_key_and_the_remedy() {
     let cases: [(&str, &[&str]); 13] = [
         ("[worker]\nconcurency = 4", &["longshore.toml:2", "`worker.concurency`", "`worker.concurrency`"]),
         ("\n[serve]\nbind = ''", &["longshore.toml:3", "`serve.bind`", "`server.bind`"]),
@@ -221,20 +225,20 @@ fn what_is_wrong_is_refused_with_file_line_key_and_remedy() {
         ("[worker]\n\nqueues = 1.5", &["longshore.toml:3", "`worker.queues`", "write a list"]),
         ("worker.queues = [true]", &["longshore.toml:1", "`worker.queues`", "write a list"]),
         ("worker.concurrency = [4]", &["`worker.concurrency`", "is a list", "whole number"]),
-        ("worker.simulate = 'no'", &["`worker.simulate`", "is a text", "true or false"]),
+        ("worker.simulate = 'no'", &["`worker.simulate`", "is a string", "true or false"]),
         ("[worker.queues]\na = 1", &["`worker.queues`", "is a table"]),
         ("# Why\nworker.poll-interval = 500", &["longshore.toml:2", "`worker.poll-interval`", "500ms"]),
         ("server.auth = 'maybe'", &["longshore.toml:1", "`server.auth`", "off, tokens"]),
         ("[worker]\nconcurrency =", &["longshore.toml:2", "not TOML"]),
         ("[worker]\nconcurrency = 4\nconcurrency = 5", &["longshore.toml:3", "not TOML"]),
     ];
-    for (text, told) in cases {
-        Folder::with(text).run("config check").fails_with(2, told);
+    for (text, expected) in cases {
+        Folder::with(text).run("config check").fails_with(2, expected);
     }
 }
 
 #[test]
-fn a_command_asks_of_the_file_that_its_keys_are_known_and_its_own_values_fit() {
+fn a_command_checks_all_keys_of_the_file_but_only_its_own_values() {
     let folder = Folder::with("worker.concurrency = 'many'\n");
     let url = format!("sqlite:{}", folder.0.join("jobs.db").display());
     folder.run(&format!("migrate --database-url {url}")).ok();
@@ -244,7 +248,7 @@ fn a_command_asks_of_the_file_that_its_keys_are_known_and_its_own_values_fit() {
 }
 
 #[test]
-fn help_is_given_whatever_the_file_says() {
+fn help_works_with_an_invalid_file() {
     let folder = Folder::with("nonsense");
     for line in ["--help", "worker --help", "help worker", "--version"] {
         folder.run(line).ok();
@@ -253,15 +257,15 @@ fn help_is_given_whatever_the_file_says() {
 }
 
 #[test]
-fn a_wrong_file_tells_no_secret() {
+fn an_error_in_the_file_shows_no_secret() {
     let folder = Folder::with("[database]\nurl = 'postgres://ada:s3cret@db/jobs' x\n");
-    let said = folder.run("jobs list").fails_with(2, &["longshore.toml:2"]);
-    assert!(!said.err.contains("s3cret"), "{said:?}");
+    let output = folder.run("jobs list").fails_with(2, &["longshore.toml:2"]);
+    assert!(!output.err.contains("s3cret"), "{output:?}");
 }
 
-// ---- it is gone by -------------------------------------------------------------
+// ---- the file in use -----------------------------------------------------------
 
-fn a_file_alone_is_enough_to_run_everything(fixture: &Fixture) {
+fn every_command_runs_with_only_a_file(fixture: &Fixture) {
     let folder = Folder::with(&format!(
         "[database]\nurl = '{}'\n[server]\nbind = '127.0.0.1:0'\nwith-worker = true\nrate-limit = 1\n",
         fixture.url
@@ -276,7 +280,7 @@ fn a_file_alone_is_enough_to_run_everything(fixture: &Fixture) {
 }
 
 #[test]
-fn a_queue_takes_no_more_than_its_depth_limit() {
+fn a_full_queue_accepts_no_more_jobs() {
     let fixture = Fixture::sqlite();
     let folder = Folder::with("");
     let line = "serve --migrate --json --bind 127.0.0.1:0 --allow-unknown-kinds --queue-depth-limit 1";
@@ -284,26 +288,26 @@ fn a_queue_takes_no_more_than_its_depth_limit() {
     let addr = server.address();
     let enqueue = || request(&addr, "POST", "/jobs", None, r#"{"kind":"greet","payload":1}"#).status;
     assert_eq!(enqueue(), 201);
-    // The server goes by a depth for a second before it looks again.
+    // The server looks up the depth once a second.
     until(Duration::from_secs(60), "the queue is full", || enqueue() == 429);
 }
 
-// ---- the example ---------------------------------------------------------------
+// ---- the example file------------------------------------------------------------
 
-/// The file that is shipped, with every setting in it.
+/// The shipped file, which lists every setting.
 fn example() -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/longshore.toml");
     std::fs::read_to_string(file).unwrap()
 }
 
 #[test]
-fn the_example_changes_nothing_as_it_is() {
+fn the_example_file_changes_nothing() {
     let (with, without) = (Folder::with(&example()), Folder::with(""));
     assert_eq!(with.shown(""), without.shown(""));
 }
 
 #[test]
-fn the_example_has_every_setting_and_its_default() {
+fn the_example_file_lists_every_setting_with_its_default() {
     let all: Vec<String> = example()
         .lines()
         .map(|line| match line.strip_prefix('#') {

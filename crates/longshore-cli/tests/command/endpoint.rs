@@ -1,12 +1,12 @@
-//! Where commands get their answers: which place is meant, and what is told
-//! when a server is away or wants a token.
+//! The target of a command: which one is chosen, and the errors when a server is unreachable
+//! or requires a token.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use crate::fixture::{CommandOutput, Fixture, UNKNOWN_ID, binary};
 
-/// Where nobody listens.
+/// An address where nothing listens.
 const NOWHERE: &str = "http://127.0.0.1:1";
 
 fn run(variables: &[(&str, &str)], line: &str) -> CommandOutput {
@@ -16,7 +16,7 @@ fn run(variables: &[(&str, &str)], line: &str) -> CommandOutput {
 }
 
 #[test]
-fn a_typed_place_beats_the_others_variable() {
+fn a_target_flag_beats_the_variable_of_the_other_target() {
     let fixture = Fixture::sqlite();
     fixture.migrated();
     let (_server, url) = fixture.serve("");
@@ -25,58 +25,60 @@ fn a_typed_place_beats_the_others_variable() {
     run(&both, &format!("queues list --server {url}")).ok();
     run(&both, &format!("queues list --database-url {}", fixture.url)).ok();
     run(&[], &format!("--server {url} queues list --database-url {}", fixture.url))
-        .fails_with(2, &["--server and --database-url", "the one that is meant"]);
+        .fails_with(2, &["--server and --database-url", "only one"]);
     run(&[], "queues list").fails_with(2, &["LONGSHORE_SERVER", "DATABASE_URL", "sqlite:./jobs.db"]);
 }
 
 #[test]
-fn what_no_server_can_do_says_so() {
+fn commands_that_need_the_database_reject_a_server() {
     let fixture = Fixture::sqlite();
     fixture.migrated();
     for line in ["migrate", "worker --drain", "serve", "check", "tokens list"] {
         let command = line.split(' ').next().unwrap();
-        let told = [format!("`longshore {command}` works on the database itself"), "--database-url".into()];
-        let told: Vec<&str> = told.iter().map(String::as_str).collect();
-        run(&[("DATABASE_URL", &fixture.url)], &format!("{line} --server {NOWHERE}")).fails_with(2, &told);
-        run(&[("LONGSHORE_SERVER", NOWHERE)], line).fails_with(2, &told[1..]);
+        let expected =
+            [format!("`longshore {command}` works on the database itself"), "--database-url".into()];
+        let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+        run(&[("DATABASE_URL", &fixture.url)], &format!("{line} --server {NOWHERE}"))
+            .fails_with(2, &expected);
+        run(&[("LONGSHORE_SERVER", NOWHERE)], line).fails_with(2, &expected[1..]);
     }
-    // With both variables there is no doubt which one these mean.
+    // These commands can use only one of the two variables, so both may be set.
     run(&[("DATABASE_URL", &fixture.url), ("LONGSHORE_SERVER", NOWHERE)], "check").ok();
 }
 
 #[test]
-fn a_server_that_is_away_is_unavailable() {
-    let refused = run(&[("LONGSHORE_SERVER", NOWHERE)], "jobs list");
+fn an_unreachable_server_is_unavailable() {
+    let listed = run(&[("LONGSHORE_SERVER", NOWHERE)], "jobs list");
+    listed.fails_with(5, &[NOWHERE, "does not respond", "longshore serve"]);
     run(&[("LONGSHORE_SERVER", NOWHERE)], "health").fails_with(5, &[NOWHERE]);
-    refused.fails_with(5, &[NOWHERE, "does not answer", "longshore serve"]);
     let several = run(&[("LONGSHORE_SERVER", NOWHERE)], &format!("jobs cancel {UNKNOWN_ID} {UNKNOWN_ID}"));
-    assert_eq!((several.code, several.err.lines().count()), (5, 1), "asked once: {several:?}");
+    assert_eq!((several.code, several.err.lines().count()), (5, 1), "tried only once: {several:?}");
 }
 
 #[test]
-fn who_does_not_speak_our_language_is_told_apart() {
-    let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", stranger.local_addr().unwrap());
-    let answers = std::thread::spawn(move || {
-        for answer in [
+fn a_server_that_is_not_longshore_is_detected() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let responses = std::thread::spawn(move || {
+        for response in [
             "HTTP/1.1 404 Not Found\r\ncontent-length: 5\r\nconnection: close\r\n\r\n<htm>",
             "HTTP/1.1 302 Found\r\nlocation: http://elsewhere.example/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
             "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}",
         ] {
-            let (mut stream, _) = stranger.accept().unwrap();
+            let (mut stream, _) = listener.accept().unwrap();
             let _ = stream.read(&mut [0; 4096]).unwrap();
-            stream.write_all(answer.as_bytes()).unwrap();
+            stream.write_all(response.as_bytes()).unwrap();
         }
     });
-    let ask = || run(&[("LONGSHORE_SERVER", &url)], "queues list");
-    ask().fails_with(1, &["404", "--server"]);
-    ask().fails_with(2, &["http://elsewhere.example/", "--server"]);
-    ask().fails_with(1, &["not what this program understands", "version"]);
-    answers.join().unwrap();
+    let list = || run(&[("LONGSHORE_SERVER", &url)], "queues list");
+    list().fails_with(1, &["404", "--server"]);
+    list().fails_with(2, &["http://elsewhere.example/", "--server"]);
+    list().fails_with(1, &["cannot understand the server's response", "version"]);
+    responses.join().unwrap();
 }
 
 #[test]
-fn a_server_that_wants_a_token_teaches_how_to_bring_one() {
+fn a_missing_or_insufficient_token_is_an_error_with_a_remedy() {
     let fixture = Fixture::sqlite();
     fixture.migrated();
     let (_server, url) = fixture.serve("--auth tokens");
@@ -86,12 +88,12 @@ fn a_server_that_wants_a_token_teaches_how_to_bring_one() {
     };
     let (reader, operator) = (token("read"), token("read,operate"));
     let with = |token: &str, line: &str| {
-        let said = run(&[("LONGSHORE_SERVER", &url), ("LONGSHORE_TOKEN", token)], line);
-        assert!(token.is_empty() || !format!("{said:?}").contains(token), "{said:?}");
-        said
+        let output = run(&[("LONGSHORE_SERVER", &url), ("LONGSHORE_TOKEN", token)], line);
+        assert!(token.is_empty() || !format!("{output:?}").contains(token), "{output:?}");
+        output
     };
-    let taught = ["LONGSHORE_TOKEN", "--token-file", "longshore tokens create"];
-    with("", "queues list").fails_with(7, &taught);
+    let remedies = ["LONGSHORE_TOKEN", "--token-file", "longshore tokens create"];
+    with("", "queues list").fails_with(7, &remedies);
     with("longshore_guessed", "queues list").fails_with(7, &["unknown, expired or revoked"]);
     with("two words", "queues list").fails_with(2, &["LONGSHORE_TOKEN", "one line"]);
     with(&reader, "queues list").ok();
@@ -100,24 +102,24 @@ fn a_server_that_wants_a_token_teaches_how_to_bring_one() {
 
     let file = std::env::temp_dir().join(format!("longshore-token-{}", longshore::JobId::new()));
     std::fs::write(&file, format!("{operator}\n")).unwrap();
-    let by_file = format!("queues resume mail --token-file {}", file.display());
-    with(&reader, &by_file).ok();
+    let with_file = format!("queues resume mail --token-file {}", file.display());
+    with(&reader, &with_file).ok();
     std::fs::remove_file(&file).unwrap();
-    with(&reader, &by_file).fails_with(2, &["--token-file", "LONGSHORE_TOKEN"]);
+    with(&reader, &with_file).fails_with(2, &["--token-file", "LONGSHORE_TOKEN"]);
 }
 
 #[test]
-fn a_server_url_that_holds_a_secret_is_refused_without_repeating_it() {
+fn a_server_url_that_contains_a_secret_is_rejected_without_quoting_it() {
     for url in ["http://ada:s3cret@127.0.0.1:1", "s3cret", "http://127.0.0.1:1/?token=s3cret"] {
-        let refused =
+        let output =
             run(&[("LONGSHORE_SERVER", url)], "queues list").fails_with(2, &["--server", "http://127.0.0.1"]);
-        assert!(!refused.err.contains("s3cret"), "{refused:?}");
+        assert!(!output.err.contains("s3cret"), "{output:?}");
     }
 }
 
 #[test]
-fn a_mounted_api_is_found_behind_its_prefix() {
-    // The server's path goes before the API's; a wrong one is told by the server.
+fn the_path_of_the_server_url_is_a_prefix_of_the_api() {
+    // The error for a wrong prefix comes from the server.
     let fixture = Fixture::sqlite();
     fixture.migrated();
     let (_server, url) = fixture.serve("");

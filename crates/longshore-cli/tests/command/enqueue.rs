@@ -1,22 +1,22 @@
-//! `enqueue`: how a job comes to be.
+//! `longshore enqueue` and `longshore enqueue-many`.
 
 use serde_json::{Value, json};
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_target};
 
 on_every_target!(
-    a_job_is_stored_as_it_was_asked,
+    every_option_is_stored,
     a_job_needs_only_a_kind,
-    payloads_come_from_the_line_a_file_or_standard_input,
-    a_taken_key_is_told,
-    bad_input_is_refused_by_field_and_remedy,
+    payloads_come_from_the_command_line_a_file_or_standard_input,
+    an_existing_key_is_reported,
+    errors_name_the_field_and_the_remedy,
     payloads_of_built_in_kinds_are_checked,
-    many_jobs_come_from_lines,
-    a_line_that_is_wrong_is_named_and_the_others_are_stored,
+    enqueue_many_reads_json_lines,
+    invalid_lines_are_reported_and_the_others_are_stored,
 );
 
-fn a_job_is_stored_as_it_was_asked(fixture: &Fixture) {
-    let id = fixture.migrated().run_args(&[
+fn every_option_is_stored(fixture: &Fixture) {
+    let output = fixture.migrated().run_args(&[
         "enqueue",
         "send_email",
         "--payload",
@@ -37,11 +37,11 @@ fn a_job_is_stored_as_it_was_asked(fixture: &Fixture) {
         "--metadata=[1]",
         "--json",
     ]);
-    let answer = id.json();
-    assert_eq!(answer["how"], "created");
-    let job = fixture.run(&format!("jobs show {} --json", answer["job_id"].as_str().unwrap())).json();
+    let enqueued = output.json();
+    assert_eq!(enqueued["how"], "created");
+    let job = fixture.run(&format!("jobs show {} --json", enqueued["job_id"].as_str().unwrap())).json();
     let expected = json!({
-        "id": answer["job_id"],
+        "id": enqueued["job_id"],
         "kind": "send_email",
         "queue": "mail",
         "status": "queued",
@@ -66,8 +66,8 @@ fn a_job_is_stored_as_it_was_asked(fixture: &Fixture) {
 }
 
 fn a_job_needs_only_a_kind(fixture: &Fixture) {
-    let said = fixture.migrated().with_kinds(&["greet"]).run("enqueue greet").ok().out;
-    let id = said.strip_prefix("created ").unwrap().trim_end();
+    let output = fixture.migrated().with_kinds(&["greet"]).run("enqueue greet").ok().out;
+    let id = output.strip_prefix("created ").unwrap().trim_end();
     let job = fixture.run(&format!("jobs show {id} --json")).json();
     let defaults = [
         ("queue", json!("default")),
@@ -86,9 +86,9 @@ fn a_job_needs_only_a_kind(fixture: &Fixture) {
     assert!(job["run_at"].as_str() > job["created_at"].as_str(), "{job}");
 }
 
-fn payloads_come_from_the_line_a_file_or_standard_input(fixture: &Fixture) {
+fn payloads_come_from_the_command_line_a_file_or_standard_input(fixture: &Fixture) {
     fixture.migrated().with_kinds(&["a"]);
-    // Text that a detour by another representation would change.
+    // Text that would change if it were parsed and written again.
     let payload = r#"{"z": 1.00, "a": 123456789012345678901234567890}"#;
     let file = std::env::temp_dir().join(format!("longshore-cli-{}.json", longshore::JobId::new()));
     std::fs::write(&file, format!("{payload}\n")).unwrap();
@@ -97,8 +97,8 @@ fn payloads_come_from_the_line_a_file_or_standard_input(fixture: &Fixture) {
     let from_line = fixture.run_args(&["enqueue", "a", "--payload", payload]).ok();
     let from_input =
         fixture.run_with_input("enqueue a --payload -", format!("\n {payload} \n").as_bytes()).ok();
-    for said in [from_file, from_line, from_input] {
-        let id = said.out.trim_start_matches("created ").trim_end().to_owned();
+    for output in [from_file, from_line, from_input] {
+        let id = output.out.trim_start_matches("created ").trim_end().to_owned();
         let shown = fixture.run(&format!("jobs show {id}")).ok().out;
         assert!(shown.contains(&format!("payload          {payload}\n")), "{shown}");
         assert!(fixture.run(&format!("jobs show {id} --json")).ok().out.contains(payload));
@@ -111,7 +111,7 @@ fn payloads_come_from_the_line_a_file_or_standard_input(fixture: &Fixture) {
     fixture.run_with_input("enqueue a --payload -", &[b' '; 3 << 20]).fails_with(2, &["payload", "1048576"]);
 }
 
-fn a_taken_key_is_told(fixture: &Fixture) {
+fn an_existing_key_is_reported(fixture: &Fixture) {
     fixture.migrated().with_kinds(&["pay", "refund", "index"]);
     let first = fixture.run("enqueue pay --idempotency-key invoice-7").ok().out;
     let second = fixture.run("enqueue refund --idempotency-key invoice-7").ok().out;
@@ -126,7 +126,7 @@ fn a_taken_key_is_told(fixture: &Fixture) {
     assert_eq!(third, json!({ "job_id": id, "how": "existing" }));
 }
 
-fn bad_input_is_refused_by_field_and_remedy(fixture: &Fixture) {
+fn errors_name_the_field_and_the_remedy(fixture: &Fixture) {
     let long = "x".repeat(129);
     fixture.migrated();
     let cases: &[(&[&str], &[&str])] = &[
@@ -153,9 +153,9 @@ fn bad_input_is_refused_by_field_and_remedy(fixture: &Fixture) {
         (&["enqueue"], &["<KIND>"]),
         (&["enqueue", "a", "--colour", "red"], &["--colour"]),
     ];
-    for (words, said) in cases {
-        let answer = fixture.run_args(words).fails_with(2, said);
-        assert_eq!(answer.out, "", "{words:?}");
+    for (args, expected) in cases {
+        let output = fixture.run_args(args).fails_with(2, expected);
+        assert_eq!(output.out, "", "{args:?}");
     }
     assert_eq!(fixture.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
 }
@@ -169,22 +169,22 @@ fn payloads_of_built_in_kinds_are_checked(fixture: &Fixture) {
     assert_eq!(fixture.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
 }
 
-fn many_jobs_come_from_lines(fixture: &Fixture) {
+fn enqueue_many_reads_json_lines(fixture: &Fixture) {
     fixture.migrated();
-    // More than a request takes.
+    // More than one request holds.
     let lines: String = (0..1001).map(|i| format!("{{\"kind\":\"greet\",\"payload\":{i}.00}}\n")).collect();
-    let answer = fixture.run_with_input("enqueue-many - --json", lines.as_bytes()).json();
-    assert_eq!(answer, json!({ "created": 1001, "existing": 0, "refused": 0 }));
+    let output = fixture.run_with_input("enqueue-many - --json", lines.as_bytes()).json();
+    assert_eq!(output, json!({ "created": 1001, "existing": 0, "refused": 0 }));
     let newest = fixture.run("jobs list --limit 1 --json").ok().out;
-    assert!(newest.contains(".00"), "payloads are as they were given: {newest}");
+    assert!(newest.contains(".00"), "payloads are unchanged: {newest}");
     assert_eq!(fixture.run("counts --json").json()[0]["jobs"], 1001);
 
     let file = std::env::temp_dir().join(format!("longshore-many-{}.ndjson", longshore::JobId::new()));
     std::fs::write(&file, "\n{\"kind\":\"pay\",\"payload\":1,\"idempotency_key\":\"k\"}\n".repeat(2))
         .unwrap();
-    let answer = fixture.run_args(&["enqueue-many", file.to_str().unwrap()]).ok().out;
+    let output = fixture.run_args(&["enqueue-many", file.to_str().unwrap()]).ok().out;
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(answer, "created: 1, existing: 1, refused: 0\n");
+    assert_eq!(output, "created: 1, existing: 1, refused: 0\n");
     fixture.run("enqueue-many /no/such/file").fails_with(2, &["/no/such/file", "JSON lines"]);
     assert_eq!(
         fixture.run_with_input("enqueue-many -", b"").ok().out,
@@ -192,7 +192,7 @@ fn many_jobs_come_from_lines(fixture: &Fixture) {
     );
 }
 
-fn a_line_that_is_wrong_is_named_and_the_others_are_stored(fixture: &Fixture) {
+fn invalid_lines_are_reported_and_the_others_are_stored(fixture: &Fixture) {
     fixture.migrated();
     let lines = [
         r#"{"kind":"greet","payload":1}"#,
@@ -202,14 +202,14 @@ fn a_line_that_is_wrong_is_named_and_the_others_are_stored(fixture: &Fixture) {
         r#"{"kind":"send_email","payload":{}}"#,
         r#"{"kind":"greet","payload":2}"#,
     ];
-    let answer = fixture.run_with_input("enqueue-many - --json", lines.join("\n").as_bytes());
-    let answer = answer.fails_with(2, &["line 2: not JSON", "line 4: priority", "line 5: payload"]);
-    assert_eq!(answer.document(), json!({ "created": 2, "existing": 0, "refused": 3 }));
-    assert_eq!(answer.err.lines().count(), 3, "{answer:?}");
+    let output = fixture.run_with_input("enqueue-many - --json", lines.join("\n").as_bytes());
+    let output = output.fails_with(2, &["line 2: not JSON", "line 4: priority", "line 5: payload"]);
+    assert_eq!(output.document(), json!({ "created": 2, "existing": 0, "refused": 3 }));
+    assert_eq!(output.err.lines().count(), 3, "{output:?}");
 }
 
 #[test]
-fn without_a_database_both_forms_of_url_are_taught() {
+fn without_a_database_the_error_shows_both_forms_of_url() {
     for url in [None, Some("")] {
         let mut command = binary();
         command.arg("check").envs(url.map(|url| ("DATABASE_URL", url)));
@@ -219,30 +219,30 @@ fn without_a_database_both_forms_of_url_are_taught() {
 }
 
 #[test]
-fn a_wrong_database_url_is_refused_without_repeating_it() {
+fn an_invalid_database_url_is_rejected_without_quoting_it() {
     for url in ["mysql://ada:s3cret@db/jobs", "s3cret", "postgres://ada:s3cret@db:port/jobs", "sqlite:"] {
         let output = binary().args(["--database-url", url, "check"]).output().unwrap();
-        let answer = crate::fixture::CommandOutput::of(output).fails_with(2, &["database URL"]);
-        assert!(!answer.err.contains("s3cret"), "{answer:?}");
+        let output = crate::fixture::CommandOutput::of(output).fails_with(2, &["database URL"]);
+        assert!(!output.err.contains("s3cret"), "{output:?}");
     }
 }
 
 #[test]
-fn an_unknown_kind_is_taken_by_a_database_with_a_warning_and_refused_by_a_server() {
+fn an_unregistered_kind_is_accepted_with_a_warning_on_a_database_and_rejected_by_a_server() {
     let fixture = Fixture::sqlite();
     fixture.migrated();
-    let warning = "warning: nobody has announced kind `gret`";
+    let warning = "warning: kind `gret` is not registered";
     let add = ["cron", "add", "nightly", "30 2 * * *", "gret"];
     for line in [["enqueue", "gret"].as_slice(), &add] {
-        let taken = fixture.run_args(line);
-        assert_eq!(taken.code, 0, "{taken:?}");
-        assert!(taken.err.starts_with(warning) && taken.err.contains("kinds list"), "{taken:?}");
+        let accepted = fixture.run_args(line);
+        assert_eq!(accepted.code, 0, "{accepted:?}");
+        assert!(accepted.err.starts_with(warning) && accepted.err.contains("kinds list"), "{accepted:?}");
         fixture.run_args(&[line, &["--json"]].concat()).ok();
         let (_server, url) = fixture.serve("");
         let words = [line, &["--server", &url]].concat();
         CommandOutput::of(binary().args(words).output().unwrap()).fails_with(2, &["kind", "gret"]);
     }
-    // What is announced or built in is known.
+    // Registered and built-in kinds cause no warning.
     fixture.with_kinds(&["gret"]).run("enqueue gret").ok();
     fixture.run_args(&["enqueue", "summarize_text", "--payload", "{\"text\":\"Ships come.\"}"]).ok();
 }

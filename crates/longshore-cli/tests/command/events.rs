@@ -1,4 +1,4 @@
-//! `events`: follows what happens, and comes back when a server does.
+//! `longshore events` prints events and reconnects to a server.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,36 +8,35 @@ use serde_json::Value;
 use crate::fixture::{Fixture, binary, on_every_target};
 use crate::process::Process;
 
-on_every_target!(what_happens_is_told_a_line_each);
+on_every_target!(each_event_is_one_line);
 
-/// Enqueues until something is seen: nobody knows when a listener has begun to
-/// listen.
-fn while_jobs_arrive<T>(fixture: &Fixture, see: impl FnOnce() -> T) -> T {
-    let seen = AtomicBool::new(false);
+/// Enqueues jobs until `wait` returns. It is unknown when the command starts to receive
+/// events, so one job is not enough.
+fn while_enqueueing<T>(fixture: &Fixture, wait: impl FnOnce() -> T) -> T {
+    let done = AtomicBool::new(false);
     let mut enqueue = binary();
     enqueue.env("DATABASE_URL", &fixture.url).args(["enqueue", "greet", "--json"]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !seen.load(Ordering::Relaxed) {
+            while !done.load(Ordering::Relaxed) {
                 assert!(enqueue.output().unwrap().status.success());
             }
         });
-        let end = EndsIt(&seen);
-        let answer = see();
-        drop(end);
-        answer
+        let _stop = StopOnDrop(&done);
+        wait()
     })
 }
 
-/// Also when a case fails: it could otherwise never end.
-struct EndsIt<'a>(&'a AtomicBool);
+/// Stops enqueueing even if `wait` panics. Otherwise the test would never end.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for EndsIt<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
+/// The next event with this name.
 fn next(events: &mut Process, name: &str) -> Value {
     loop {
         let event: Value = serde_json::from_str(&events.line()).unwrap();
@@ -47,23 +46,23 @@ fn next(events: &mut Process, name: &str) -> Value {
     }
 }
 
-fn ends_well(mut events: Process) {
+fn assert_stops_on_sigint(mut events: Process) {
     events.signal("INT");
     let (code, _, _) = events.ended();
     assert_eq!(code, Some(0));
 }
 
-fn what_happens_is_told_a_line_each(fixture: &Fixture) {
+fn each_event_is_one_line(fixture: &Fixture) {
     fixture.migrated();
     let mut events = Process::start(&mut fixture.command(&["events", "--json"]));
-    let event = while_jobs_arrive(fixture, || next(&mut events, "job"));
+    let event = while_enqueueing(fixture, || next(&mut events, "job"));
     let data = &event["data"];
     assert_eq!((&data["kind"], &data["status"]), (&"greet".into(), &"queued".into()), "{event}");
     assert!(event["id"].is_string(), "{event}");
-    ends_well(events);
+    assert_stops_on_sigint(events);
 
     let mut events = Process::start(&mut fixture.command(&["events"]));
-    let line = while_jobs_arrive(fixture, || {
+    let line = while_enqueueing(fixture, || {
         loop {
             let line = events.line();
             if line.contains("  job ") {
@@ -72,31 +71,31 @@ fn what_happens_is_told_a_line_each(fixture: &Fixture) {
         }
     });
     assert!(line.ends_with(" queued  greet in default, attempts 0\n"), "{line}");
-    ends_well(events);
+    assert_stops_on_sigint(events);
 }
 
 #[test]
-fn a_server_that_comes_back_is_followed_again() {
+fn events_continue_after_a_server_restart() {
     let fixture = Fixture::sqlite();
     let (server, url) = fixture.migrated().serve("");
     let mut events = Process::start(binary().env("LONGSHORE_SERVER", &url).args(["events", "--json"]));
-    let before = while_jobs_arrive(&fixture, || next(&mut events, "job"));
+    let before = while_enqueueing(&fixture, || next(&mut events, "job"));
     drop(server);
     let address = url.strip_prefix("http://").unwrap();
-    // It comes while there is no server yet, and must come once more.
+    // The first attempt to reconnect fails here, so the command has to try again.
     drop(TcpListener::bind(address).unwrap().accept().unwrap());
-    let mut again = binary();
-    again.env("DATABASE_URL", &fixture.url).args(["serve", "--json", "--bind", address]);
-    let mut again = Process::start(&mut again);
-    again.address();
+    let mut restarted = binary();
+    restarted.env("DATABASE_URL", &fixture.url).args(["serve", "--json", "--bind", address]);
+    let mut restarted = Process::start(&mut restarted);
+    restarted.address();
     let reset = next(&mut events, "reset");
-    assert_ne!(reset["id"], before["id"], "another server cannot go on where the first was");
-    while_jobs_arrive(&fixture, || next(&mut events, "job"));
-    ends_well(events);
+    assert_ne!(reset["id"], before["id"], "a new server cannot continue the first one's events");
+    while_enqueueing(&fixture, || next(&mut events, "job"));
+    assert_stops_on_sigint(events);
 }
 
 #[test]
-fn a_server_that_was_never_there_is_an_error() {
-    let nobody = binary().env("LONGSHORE_SERVER", "http://127.0.0.1:1").args(["events"]).output().unwrap();
-    crate::fixture::CommandOutput::of(nobody).fails_with(5, &["--server"]);
+fn an_unreachable_server_is_an_error_at_the_start() {
+    let output = binary().env("LONGSHORE_SERVER", "http://127.0.0.1:1").args(["events"]).output().unwrap();
+    crate::fixture::CommandOutput::of(output).fails_with(5, &["--server"]);
 }

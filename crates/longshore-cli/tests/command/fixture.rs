@@ -1,5 +1,5 @@
-//! The fixture: a database of its own for every case, the binary that is run
-//! against it, and a client to bring jobs into states that no command can.
+//! The fixture of the command tests: a separate database for every test, functions that run
+//! the binary against it, and a client that brings jobs into states no command can.
 
 use std::cell::OnceCell;
 use std::io::Write;
@@ -14,7 +14,7 @@ use sqlx::Connection;
 
 use crate::process::Process;
 
-/// Makes each case a test on each engine.
+/// Turns each function into one test per database engine.
 macro_rules! on_every_engine {
     ($($case:ident),* $(,)?) => {
         mod sqlite {
@@ -32,8 +32,8 @@ macro_rules! on_every_engine {
 }
 pub(crate) use on_every_engine;
 
-/// As [`on_every_engine`], and once more by a server: the commands must not be
-/// able to tell.
+/// Like [`on_every_engine`], plus one test through a server: the commands must behave the
+/// same.
 macro_rules! on_every_target {
     ($($case:ident),* $(,)?) => {
         crate::fixture::on_every_engine!($($case),*);
@@ -44,27 +44,28 @@ macro_rules! on_every_target {
 }
 pub(crate) use on_every_target;
 
-/// An id that no job has.
+/// An id that no job or token has.
 pub(crate) const UNKNOWN_ID: &str = "01990000-0000-7000-8000-000000000000";
 
 pub(crate) struct Fixture {
     pub(crate) url: String,
-    place: Place,
-    way: Way,
+    storage: Storage,
+    access: Access,
     runtime: tokio::runtime::Runtime,
 }
 
 /// How commands reach the queue.
-enum Way {
+enum Access {
     Database,
-    /// By a server, which starts with the first command that asks it.
+    /// Through a server, which is started for the first command that needs it.
     Server(OnceCell<(Process, String)>),
 }
 
-/// These work on the database itself.
-const ON_THE_DATABASE: [&str; 5] = ["migrate", "check", "tokens", "worker", "serve"];
+/// Commands that always use the database directly.
+const DATABASE_COMMANDS: [&str; 5] = ["migrate", "check", "tokens", "worker", "serve"];
 
-enum Place {
+/// Where the database is, so that it can be removed.
+enum Storage {
     Folder(PathBuf),
     Schema { server: String, name: String },
 }
@@ -74,7 +75,7 @@ impl Fixture {
         let folder = std::env::temp_dir().join(format!("longshore-cli-{}", JobId::new()));
         std::fs::create_dir(&folder).unwrap();
         let url = format!("sqlite:{}", folder.join("jobs.db").display());
-        Fixture::new(url, Place::Folder(folder))
+        Fixture::new(url, Storage::Folder(folder))
     }
 
     pub(crate) fn postgres() -> Option<Self> {
@@ -82,22 +83,23 @@ impl Fixture {
         let name = format!("cli_{}", JobId::new().0.simple());
         let joint = if server.contains('?') { '&' } else { '?' };
         let url = format!("{server}{joint}schema={name}");
-        Some(Fixture::new(url, Place::Schema { server, name }))
+        Some(Fixture::new(url, Storage::Schema { server, name }))
     }
 
-    /// On SQLite, by a server.
+    /// SQLite, with commands going through a server.
     pub(crate) fn served() -> Self {
         let mut fixture = Fixture::sqlite();
-        fixture.way = Way::Server(OnceCell::new());
+        fixture.access = Access::Server(OnceCell::new());
         fixture
     }
 
-    fn new(url: String, place: Place) -> Self {
+    fn new(url: String, storage: Storage) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Fixture { url, place, way: Way::Database, runtime }
+        Fixture { url, storage, access: Access::Database, runtime }
     }
 
-    /// A server of this queue. It sweeps only when told, so that cases can.
+    /// Starts a server for this queue and returns its URL. It does not sweep by itself, so that
+    /// tests can do so.
     pub(crate) fn serve(&self, flags: &str) -> (Process, String) {
         let mut command = binary();
         command.env("DATABASE_URL", &self.url);
@@ -107,11 +109,11 @@ impl Fixture {
         (server, url)
     }
 
-    /// The binary with the queue in its variables, for this command line.
-    pub(crate) fn command(&self, words: &[&str]) -> Command {
+    /// The binary with these arguments and with the target in its environment.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = binary();
-        match &self.way {
-            Way::Server(server) if !ON_THE_DATABASE.iter().any(|on| words.contains(on)) => {
+        match &self.access {
+            Access::Server(server) if !DATABASE_COMMANDS.iter().any(|name| args.contains(name)) => {
                 let (_, url) = server.get_or_init(|| self.serve("--allow-unknown-kinds"));
                 command.env("LONGSHORE_SERVER", url);
             }
@@ -119,56 +121,56 @@ impl Fixture {
                 command.env("DATABASE_URL", &self.url);
             }
         }
-        command.args(words);
+        command.args(args);
         command
     }
 
-    /// With tables.
+    /// Creates the tables.
     pub(crate) fn migrated(&self) -> &Self {
         self.run("migrate").ok();
         self
     }
 
-    /// As if a worker had announced these kinds.
+    /// Registers these kinds, as a worker would.
     pub(crate) fn with_kinds(&self, kinds: &[&str]) -> &Self {
         kinds.iter().for_each(|kind| drop(self.run(&format!("kinds put {kind}")).ok()));
         self
     }
 
-    /// Runs a command line; words are split at spaces.
+    /// Runs a command line, split at spaces.
     pub(crate) fn run(&self, line: &str) -> CommandOutput {
         self.run_args(&line.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Runs a command line of words that may hold spaces.
-    pub(crate) fn run_args(&self, words: &[&str]) -> CommandOutput {
-        CommandOutput::of(self.command(words).stdin(Stdio::null()).output().unwrap())
+    /// Runs a command with arguments that may contain spaces.
+    pub(crate) fn run_args(&self, args: &[&str]) -> CommandOutput {
+        CommandOutput::of(self.command(args).stdin(Stdio::null()).output().unwrap())
     }
 
-    /// Runs a command line with something on its standard input.
+    /// Runs a command line with this standard input.
     pub(crate) fn run_with_input(&self, line: &str, input: &[u8]) -> CommandOutput {
         let mut command = self.command(&line.split_whitespace().collect::<Vec<_>>());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // It may have read enough to refuse before it has read all.
+        // The command may fail before it has read everything.
         let _ = child.stdin.take().unwrap().write_all(input);
         CommandOutput::of(child.wait_with_output().unwrap())
     }
 
-    /// Enqueues by the command and returns the job's id.
+    /// Runs `longshore enqueue` and returns the job's id.
     pub(crate) fn enqueue(&self, line: &str) -> String {
         self.run(&format!("enqueue {line} --json")).json()["job_id"].as_str().unwrap().to_owned()
     }
 
-    /// A file that only the SQLite engine has.
+    /// The database file, if this is SQLite.
     pub(crate) fn file(&self) -> Option<PathBuf> {
-        match &self.place {
-            Place::Folder(folder) => Some(folder.join("jobs.db")),
-            Place::Schema { .. } => None,
+        match &self.storage {
+            Storage::Folder(folder) => Some(folder.join("jobs.db")),
+            Storage::Schema { .. } => None,
         }
     }
 
-    /// Uses the library in this process.
+    /// Calls the library in this process.
     pub(crate) fn with_client<T>(&self, work: impl AsyncFnOnce(Client) -> longshore::Result<T>) -> T {
         self.runtime.block_on(async {
             let client = Client::connect(&self.url).await.unwrap();
@@ -176,7 +178,7 @@ impl Fixture {
         })
     }
 
-    /// A registered worker that holds up to `limit` jobs of the default queue.
+    /// Registers a worker and claims up to `limit` jobs of the default queue.
     pub(crate) fn claim(&self, limit: u32) -> (NewWorker, Vec<Claimed>) {
         self.with_client(async |client| {
             let worker = NewWorker::new("crane 7");
@@ -187,7 +189,7 @@ impl Fixture {
         })
     }
 
-    /// Enqueues a job and ends it.
+    /// Enqueues a job, claims it and settles it with this ending.
     pub(crate) fn finished_job(&self, job: NewJob, ending: Ending) -> JobId {
         let id = self.with_client(async |client| client.enqueue(job).await).id;
         let (_, claimed) = self.claim(1);
@@ -206,7 +208,7 @@ impl Fixture {
         self.with_client(async |client| client.settle(vec![report]).await);
     }
 
-    /// Lets the engine's clock stand `later` than it is.
+    /// Sets the database's clock to `later` than now.
     pub(crate) fn move_clock(&self, later: Duration) {
         self.with_client(async |client| {
             let now = client.store().now().await?;
@@ -214,14 +216,14 @@ impl Fixture {
         });
     }
 
-    /// Does to the tables what no code of ours would.
+    /// Runs SQL that damages the tables.
     pub(crate) fn damage(&self, sql: &str) {
-        match &self.place {
-            Place::Folder(_) => {
+        match &self.storage {
+            Storage::Folder(_) => {
                 let tables = rusqlite::Connection::open(self.file().unwrap()).unwrap();
                 tables.execute_batch(sql).unwrap();
             }
-            Place::Schema { server, name } => {
+            Storage::Schema { server, name } => {
                 self.postgres_sql(server, &format!("set search_path to {name}; {sql}"));
             }
         }
@@ -237,19 +239,18 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        match &self.place {
-            Place::Folder(folder) => {
+        match &self.storage {
+            Storage::Folder(folder) => {
                 let _ = std::fs::remove_dir_all(folder);
             }
-            Place::Schema { server, name } => {
+            Storage::Schema { server, name } => {
                 self.postgres_sql(server, &format!("drop schema if exists {name} cascade"));
             }
         }
     }
 }
 
-/// The binary, without this process's own database or server and this machine's
-/// own file.
+/// The binary, without the target and the configuration file of this machine's user.
 pub(crate) fn binary() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longshore"));
     for variable in ["DATABASE_URL", "LONGSHORE_SERVER", "LONGSHORE_TOKEN", "LONGSHORE_TOKEN_FILE"] {
@@ -259,7 +260,7 @@ pub(crate) fn binary() -> Command {
     command
 }
 
-/// What a command said.
+/// The output and exit code of a command.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) code: i32,
@@ -270,20 +271,20 @@ pub(crate) struct CommandOutput {
 impl CommandOutput {
     pub(crate) fn of(output: Output) -> Self {
         CommandOutput {
-            code: output.status.code().expect("not ended by a signal"),
+            code: output.status.code().expect("ended by a signal"),
             out: String::from_utf8(output.stdout).unwrap(),
             err: String::from_utf8(output.stderr).unwrap(),
         }
     }
 
-    /// Done, and nothing on standard error.
+    /// Asserts success and nothing on standard error.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{self:?}");
         self
     }
 
-    /// Done, with one JSON document on standard output.
+    /// Asserts success and returns the JSON document on standard output.
     #[track_caller]
     pub(crate) fn json(self) -> Value {
         self.ok().document()
@@ -295,13 +296,13 @@ impl CommandOutput {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Ended with `code`, saying an error that contains each of `words`.
+    /// Asserts this exit code and an error message that contains each of `parts`.
     #[track_caller]
-    pub(crate) fn fails_with(self, code: i32, words: &[&str]) -> Self {
+    pub(crate) fn fails_with(self, code: i32, parts: &[&str]) -> Self {
         assert_eq!(self.code, code, "{self:?}");
         assert!(self.err.starts_with("error: "), "{self:?}");
-        for word in words {
-            assert!(self.err.contains(word), "`{word}` is not in {self:?}");
+        for part in parts {
+            assert!(self.err.contains(part), "`{part}` is not in {self:?}");
         }
         self
     }

@@ -1,8 +1,8 @@
-//! The guides of the API and of the command are typed command by command.
+//! Runs every command in the guides to the API and to the command.
 //!
-//! Every block marked `sh` is run, in order and in one shell. What is no success
-//! is announced in a comment above: an answer by its status, like `# 404`, a
-//! command by its exit code, like `# exits 3`.
+//! The blocks marked `sh` run in order, in one shell. A comment above a command says if it is
+//! expected to fail: `# 404` is the status of a response, `# exits 3` the exit code of a
+//! command.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,21 +12,21 @@ use longshore::JobId;
 use crate::fixture::binary;
 use crate::process::{Process, request};
 
-/// Stands before the guide's commands: each curl tells what it asked and got.
+/// Runs before the guide's commands: a wrapper that records each curl call and its status.
 const PRELUDE: &str = r#"
 set -u
 curl() {
-  # An answer without end is ended here, which is no error.
+  # The event stream never ends by itself; stopping it here is not an error.
   case "$*" in */events) limit=2 ;; *) limit=60 ;; esac
-  code=$(command curl -sS --max-time $limit --noproxy '*' -o "$FOLDER/body" -w '%{http_code}' "$@" 2> "$FOLDER/said")
-  [ $limit = 2 ] || cat "$FOLDER/said" >&2
+  code=$(command curl -sS --max-time $limit --noproxy '*' -o "$FOLDER/body" -w '%{http_code}' "$@" 2> "$FOLDER/errors")
+  [ $limit = 2 ] || cat "$FOLDER/errors" >&2
   { printf '%s\037%s' "$EXPECTED" "$code"; printf '\037%s' "$@"; printf '\036'; } >> "$FOLDER/calls"
   cat "$FOLDER/body"
   : > "$FOLDER/body"
 }
 "#;
 
-/// One call of curl, as it went.
+/// One recorded call of curl.
 struct Call {
     expected: String,
     code: String,
@@ -52,37 +52,37 @@ impl Call {
         path.split('?').next().unwrap()
     }
 
-    /// Whether this is a call of a route like `/jobs/{id}/cancel`.
-    fn is_of(&self, method: &str, route: &str) -> bool {
-        let (asked, route): (Vec<_>, Vec<_>) = (self.path().split('/').collect(), route.split('/').collect());
-        let fits = |(asked, part): (&&str, &&str)| asked == part || part.starts_with('{');
+    /// Whether this call matches a route like `/jobs/{id}/cancel`.
+    fn matches(&self, method: &str, route: &str) -> bool {
+        let (path, route): (Vec<_>, Vec<_>) = (self.path().split('/').collect(), route.split('/').collect());
+        let fits = |(given, part): (&&str, &&str)| given == part || part.starts_with('{');
         self.method().eq_ignore_ascii_case(method)
-            && asked.len() == route.len()
-            && asked.iter().zip(&route).all(fits)
+            && path.len() == route.len()
+            && path.iter().zip(&route).all(fits)
     }
 }
 
 /// The guide's commands as one script.
 fn script(guide: &str, addr: &str) -> String {
     let (mut script, mut expected) = (PRELUDE.to_owned(), String::new());
-    let (mut inside, mut quoted, mut goes_on) = (false, false, false);
+    let (mut inside, mut quoted, mut continues) = (false, false, false);
     for line in guide.lines() {
         match line {
             "```sh" => inside = true,
             "```" => inside = false,
             _ if !inside => {}
             _ => {
-                let announced = line.strip_prefix("# ").filter(|status| status.parse::<u16>().is_ok());
-                if let Some(status) = announced {
+                let status = line.strip_prefix("# ").filter(|status| status.parse::<u16>().is_ok());
+                if let Some(status) = status {
                     status.clone_into(&mut expected);
                 }
-                if !goes_on && line.contains("curl ") {
+                if !continues && line.contains("curl ") {
                     script += &format!("EXPECTED={}\n", std::mem::take(&mut expected));
                 }
                 script += line;
                 script.push('\n');
                 quoted ^= line.matches('\'').count() % 2 == 1;
-                goes_on = quoted || line.ends_with('\\');
+                continues = quoted || line.ends_with('\\');
             }
         }
     }
@@ -90,12 +90,13 @@ fn script(guide: &str, addr: &str) -> String {
 }
 
 #[test]
-fn every_command_of_the_api_guide_works_and_every_endpoint_has_one() {
+fn every_command_in_the_api_guide_works_and_every_endpoint_is_covered() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides/api.md");
     let guide = std::fs::read_to_string(guide).unwrap();
     for tool in ["bash", "curl", "jq"] {
-        let there = Command::new(tool).arg("--version").output().is_ok_and(|said| said.status.success());
-        assert!(there, "{tool} is missing; install it (Debian: apt-get install {tool})");
+        let installed =
+            Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
+        assert!(installed, "{tool} is missing; install it (Debian: apt-get install {tool})");
     }
     let folder = std::env::temp_dir().join(format!("longshore-guide-{}", JobId::new()));
     std::fs::create_dir(&folder).unwrap();
@@ -112,30 +113,30 @@ fn every_command_of_the_api_guide_works_and_every_endpoint_has_one() {
 
     let ran =
         Command::new("bash").args(["-c", &script(&guide, &addr)]).env("FOLDER", &folder).output().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(said, "", "{}", String::from_utf8_lossy(&ran.stdout));
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(errors, "", "{}", String::from_utf8_lossy(&ran.stdout));
     let calls = std::fs::read_to_string(folder.join("calls")).unwrap();
     let calls: Vec<Call> = calls.split_terminator('\u{1e}').map(Call::read).collect();
     for Call { expected, code, words } in &calls {
         let fits = if expected.is_empty() { code.starts_with('2') } else { code == expected };
-        assert!(fits, "answered with {code}: curl {}", words.join(" "));
+        assert!(fits, "status {code}: curl {}", words.join(" "));
     }
 
     let document = request(&addr, "GET", "/api-docs/openapi.json", None, "").json(200);
     for (route, methods) in document["paths"].as_object().unwrap() {
-        // Pages for people.
+        // HTML pages.
         if route.starts_with("/docs") {
             continue;
         }
         for method in methods.as_object().unwrap().keys() {
-            let shown = calls.iter().any(|call| call.is_of(method, route));
-            assert!(shown, "the guide has no curl for {method} {route}");
+            let covered = calls.iter().any(|call| call.matches(method, route));
+            assert!(covered, "the guide has no curl for {method} {route}");
         }
     }
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// Each line of the guide's blocks, with the exit code that it must have.
+/// The guide's commands as one script that records every unexpected exit code.
 fn commands(guide: &str) -> String {
     let (mut script, mut inside, mut code) = (String::from("set -u\n"), false, "0");
     for line in guide.lines() {
@@ -144,7 +145,7 @@ fn commands(guide: &str) -> String {
             "```" => inside = false,
             _ if !inside => {}
             _ => match line.strip_prefix("# exits ") {
-                Some(announced) => code = announced,
+                Some(expected) => code = expected,
                 None => {
                     script += &format!("{line}\n");
                     script += &format!("[ $? = {code} ] || printf '%s\\n' {} >> failed\n", quoted(line));
@@ -161,14 +162,14 @@ fn quoted(word: &str) -> String {
 }
 
 #[test]
-fn every_command_of_the_guide_to_the_command_works() {
+fn every_command_in_the_guide_to_the_command_works() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides/command.md");
     let script = commands(&std::fs::read_to_string(guide).unwrap());
     assert!(script.matches("longshore ").count() > 25, "{script}");
     let folder = std::env::temp_dir().join(format!("longshore-command-{}", JobId::new()));
     std::fs::create_dir(&folder).unwrap();
-    let place = Path::new(env!("CARGO_BIN_EXE_longshore")).parent().unwrap();
-    let path = format!("{}:{}", place.display(), std::env::var("PATH").unwrap());
+    let binaries = Path::new(env!("CARGO_BIN_EXE_longshore")).parent().unwrap();
+    let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap());
     let ran = Command::new("bash")
         .args(["-c", &script])
         .current_dir(&folder)
@@ -178,5 +179,5 @@ fn every_command_of_the_guide_to_the_command_works() {
         .unwrap();
     let failed = std::fs::read_to_string(folder.join("failed")).unwrap_or_default();
     let _ = std::fs::remove_dir_all(&folder);
-    assert_eq!(failed, "", "these ended with another code: {}", String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(failed, "", "unexpected exit codes; standard error: {}", String::from_utf8_lossy(&ran.stderr));
 }

@@ -1,4 +1,4 @@
-//! `jobs`: looking at them and changing them.
+//! `longshore jobs`: list, show, explain, cancel, retry, delete and edit.
 
 use longshore::{Ending, NewJob};
 use serde_json::{Value, json};
@@ -7,16 +7,16 @@ use crate::fixture::{Fixture, UNKNOWN_ID, on_every_target};
 
 on_every_target!(
     lists_filter_and_page_to_the_end,
-    a_list_is_a_table_with_a_hint_for_the_next_page,
-    what_does_not_exist_is_told_as_such,
+    a_list_is_a_table_with_the_command_for_the_next_page,
+    an_unknown_id_is_not_found,
     a_waiting_job_is_cancelled_once,
-    a_running_job_is_told_to_stop,
-    several_ids_are_each_tried,
-    a_finished_job_runs_again_and_a_running_one_does_not,
-    only_a_finished_job_is_deleted,
-    a_waiting_job_is_edited_and_a_running_one_is_not,
-    a_shown_job_tells_its_history,
-    a_job_is_explained,
+    cancelling_a_running_job_is_pending,
+    each_of_several_ids_is_tried,
+    a_finished_job_can_be_retried_and_a_running_one_cannot,
+    only_a_finished_job_can_be_deleted,
+    a_waiting_job_can_be_edited_and_a_running_one_cannot,
+    show_includes_the_history,
+    explain_gives_the_reason_and_the_remedy,
 );
 
 fn ids(document: &Value) -> Vec<String> {
@@ -53,7 +53,7 @@ fn lists_filter_and_page_to_the_end(fixture: &Fixture) {
     fixture.run("jobs list --limit -1").fails_with(2, &["--limit"]);
 }
 
-fn a_list_is_a_table_with_a_hint_for_the_next_page(fixture: &Fixture) {
+fn a_list_is_a_table_with_the_command_for_the_next_page(fixture: &Fixture) {
     fixture.migrated();
     fixture.enqueue("greet");
     let id = fixture.enqueue("greet --priority 4");
@@ -67,7 +67,7 @@ fn a_list_is_a_table_with_a_hint_for_the_next_page(fixture: &Fixture) {
     assert_eq!(page.err, format!("next page: longshore jobs list --kind greet --limit 1 --cursor {id}\n"));
 }
 
-fn what_does_not_exist_is_told_as_such(fixture: &Fixture) {
+fn an_unknown_id_is_not_found(fixture: &Fixture) {
     fixture.migrated();
     let edit = format!("jobs edit {UNKNOWN_ID} --priority 1");
     let redrive = format!("dead redrive {UNKNOWN_ID}");
@@ -87,31 +87,31 @@ fn a_waiting_job_is_cancelled_once(fixture: &Fixture) {
     fixture.run(&format!("jobs cancel {id}")).fails_with(4, &[&id, "already ended as cancelled", "retry"]);
 }
 
-fn a_running_job_is_told_to_stop(fixture: &Fixture) {
+fn cancelling_a_running_job_is_pending(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.enqueue("greet");
     fixture.claim(1);
-    let answer = fixture.run(&format!("jobs cancel {id} --json")).json();
-    assert_eq!(answer, json!([{ "job_id": id, "status": "pending" }]));
+    let output = fixture.run(&format!("jobs cancel {id} --json")).json();
+    assert_eq!(output, json!([{ "job_id": id, "status": "pending" }]));
     let job = fixture.run(&format!("jobs show {id} --json")).json();
     assert_eq!((&job["status"], &job["cancel_requested"]), (&json!("running"), &json!(true)));
     assert!(fixture.run(&format!("jobs show {id}")).ok().out.contains("cancel requested yes\n"));
 }
 
-fn several_ids_are_each_tried(fixture: &Fixture) {
+fn each_of_several_ids_is_tried(fixture: &Fixture) {
     fixture.migrated();
     let (first, second) = (fixture.enqueue("greet"), fixture.enqueue("greet"));
-    let answer = fixture.run(&format!("jobs cancel {first} {UNKNOWN_ID} {second} {first} --json"));
-    assert_eq!(answer.code, 3, "the first failure decides: {answer:?}");
-    let document = answer.document();
+    let output = fixture.run(&format!("jobs cancel {first} {UNKNOWN_ID} {second} {first} --json"));
+    assert_eq!(output.code, 3, "the first failure sets the code: {output:?}");
+    let document = output.document();
     assert_eq!(document[0], json!({ "job_id": first, "status": "cancelled" }));
     assert_eq!((&document[1]["job_id"], &document[1]["error"]), (&json!(UNKNOWN_ID), &json!("not_found")));
     assert_eq!(document[2], json!({ "job_id": second, "status": "cancelled" }));
     assert_eq!(document[3]["error"], "conflict");
-    assert_eq!(answer.err.lines().count(), 2, "{answer:?}");
+    assert_eq!(output.err.lines().count(), 2, "{output:?}");
 }
 
-fn a_finished_job_runs_again_and_a_running_one_does_not(fixture: &Fixture) {
+fn a_finished_job_can_be_retried_and_a_running_one_cannot(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.finished_job(NewJob::new("greet", &()), Ending::Succeeded { result: None }).to_string();
     assert_eq!(fixture.run(&format!("jobs retry {id}")).ok().out, format!("queued {id}\n"));
@@ -121,17 +121,17 @@ fn a_finished_job_runs_again_and_a_running_one_does_not(fixture: &Fixture) {
     fixture.run(&format!("jobs retry {id}")).fails_with(4, &[&id, "is running", "cancel it first"]);
 }
 
-fn only_a_finished_job_is_deleted(fixture: &Fixture) {
+fn only_a_finished_job_can_be_deleted(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.enqueue("greet");
     fixture.run(&format!("jobs delete {id}")).fails_with(4, &[&id, "cancel it first"]);
     fixture.run(&format!("jobs cancel {id}")).ok();
-    let answer = fixture.run(&format!("jobs delete {id} --json")).json();
-    assert_eq!(answer, json!([{ "job_id": id, "status": "deleted" }]));
+    let output = fixture.run(&format!("jobs delete {id} --json")).json();
+    assert_eq!(output, json!([{ "job_id": id, "status": "deleted" }]));
     fixture.run(&format!("jobs show {id}")).fails_with(3, &[&id]);
 }
 
-fn a_waiting_job_is_edited_and_a_running_one_is_not(fixture: &Fixture) {
+fn a_waiting_job_can_be_edited_and_a_running_one_cannot(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.enqueue("greet --delay 1h");
     let edited = fixture
@@ -140,7 +140,7 @@ fn a_waiting_job_is_edited_and_a_running_one_is_not(fixture: &Fixture) {
     assert_eq!((&edited["priority"], &edited["payload"]), (&json!(-3), &json!({ "n": 2 })));
     let edited = fixture.run(&format!("jobs edit {id} --run-at 2001-02-03T04:05:06Z")).ok().out;
     assert!(edited.contains("run at           2001-02-03T04:05:06Z\n"), "{edited}");
-    assert!(edited.contains("priority         -3\n"), "what is not named stays: {edited}");
+    assert!(edited.contains("priority         -3\n"), "fields that are not given stay unchanged: {edited}");
 
     fixture.run(&format!("jobs edit {id}")).fails_with(2, &["--priority", "--payload"]);
     fixture.run(&format!("jobs edit {id} --priority 99999")).fails_with(2, &["priority", "-32768 to 32767"]);
@@ -151,7 +151,7 @@ fn a_waiting_job_is_edited_and_a_running_one_is_not(fixture: &Fixture) {
     fixture.run(&format!("jobs edit {id} --priority 1")).fails_with(4, &[&id, "is running"]);
 }
 
-fn a_shown_job_tells_its_history(fixture: &Fixture) {
+fn show_includes_the_history(fixture: &Fixture) {
     let id = fixture.migrated().failed_job("greet", "the crane is stuck");
     let job = fixture.run(&format!("jobs show {id} --json")).json();
     assert_eq!(
@@ -165,27 +165,27 @@ fn a_shown_job_tells_its_history(fixture: &Fixture) {
     assert!(history.starts_with("1        failed  ") && history.contains("the crane is stuck"), "{shown}");
 }
 
-fn a_job_is_explained(fixture: &Fixture) {
+fn explain_gives_the_reason_and_the_remedy(fixture: &Fixture) {
     fixture.migrated();
     let later = fixture.enqueue("greet --run-at 2100-01-31T09:00:00Z");
-    let told = fixture.run(&format!("jobs explain {later}")).ok().out;
+    let explained = fixture.run(&format!("jobs explain {later}")).ok().out;
     for line in [
         "status     queued\n",
         "reason     no_worker_for_queue\n",
         "; and it is not due before 2100-01-31 09:00:00 UTC\n",
         "due at     2100-01-31T09:00:00Z\n",
     ] {
-        assert!(told.contains(line), "{line}: {told}");
+        assert!(explained.contains(line), "{line}: {explained}");
     }
-    assert!(!told.contains("begins in"), "nobody is there to run it: {told}");
+    assert!(!explained.contains("starts in"), "no worker can run it: {explained}");
     let now = fixture.enqueue("greet --queue lonely");
-    let told = fixture.run(&format!("jobs explain {now}")).ok().out;
+    let explained = fixture.run(&format!("jobs explain {now}")).ok().out;
     assert!(
-        told.contains("no_worker_for_queue")
-            && told.contains("start one with `longshore worker --queues lonely`"),
-        "{told}"
+        explained.contains("no_worker_for_queue")
+            && explained.contains("start one with `longshore worker --queues lonely`"),
+        "{explained}"
     );
-    assert!(told.contains("ahead      0 jobs\n"), "{told}");
+    assert!(explained.contains("ahead      0 jobs\n"), "{explained}");
     let document = fixture.run(&format!("jobs explain {now} --json")).json();
     assert_eq!((&document["job_id"], &document["reason"]), (&json!(now), &json!("no_worker_for_queue")));
     assert_eq!((&document["ahead"], &document["due_at"]), (&json!(0), &Value::Null));

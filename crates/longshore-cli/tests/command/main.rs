@@ -1,5 +1,5 @@
-//! The real `longshore` binary against real databases: every case runs on
-//! SQLite, and on Postgres when `LONGSHORE_TEST_DATABASE_URL` names one.
+//! Runs the real `longshore` binary against real databases: SQLite always, and Postgres if
+//! `LONGSHORE_TEST_DATABASE_URL` is set.
 #![allow(clippy::unwrap_used)]
 
 mod bench;

@@ -1,4 +1,4 @@
-//! Workers, sweeps and the check.
+//! `migrate`, `workers`, `sweep` and `check`.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use serde_json::json;
 use crate::fixture::{Fixture, on_every_engine};
 
 on_every_engine!(
-    migrate_does_its_work_once,
-    a_check_tells_a_pending_migration_and_changes_nothing,
-    before_migration_every_command_says_to_migrate,
+    migrating_twice_changes_nothing_the_second_time,
+    migrate_check_reports_a_pending_migration_and_changes_nothing,
+    before_the_migration_every_command_says_to_migrate,
     workers_are_listed_with_their_state,
-    a_sweep_recovers_what_its_dry_run_told,
-    a_check_finds_a_job_that_is_nowhere,
+    a_sweep_recovers_what_its_dry_run_reported,
+    check_finds_a_job_without_a_state,
 );
 
 // ---- migrate ---------------------------------------------------------------------
 
-fn migrate_does_its_work_once(fixture: &Fixture) {
+fn migrating_twice_changes_nothing_the_second_time(fixture: &Fixture) {
     assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 2 }));
     assert_eq!(fixture.run("migrate").ok().out, "already at schema version 2; nothing to do\n");
     assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 2\n");
@@ -27,7 +27,7 @@ fn migrate_does_its_work_once(fixture: &Fixture) {
     );
 }
 
-fn a_check_tells_a_pending_migration_and_changes_nothing(fixture: &Fixture) {
+fn migrate_check_reports_a_pending_migration_and_changes_nothing(fixture: &Fixture) {
     for _ in 0..2 {
         let check = fixture.run("migrate --check");
         assert_eq!(check.code, 1);
@@ -35,10 +35,10 @@ fn a_check_tells_a_pending_migration_and_changes_nothing(fixture: &Fixture) {
     }
     let check = fixture.run("migrate --check --json");
     assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));
-    assert!(fixture.file().is_none_or(|file| !file.exists()), "no file is made");
+    assert!(fixture.file().is_none_or(|file| !file.exists()), "no file is created");
 }
 
-fn before_migration_every_command_says_to_migrate(fixture: &Fixture) {
+fn before_the_migration_every_command_says_to_migrate(fixture: &Fixture) {
     let lines = [
         "enqueue greet",
         "jobs list",
@@ -52,14 +52,14 @@ fn before_migration_every_command_says_to_migrate(fixture: &Fixture) {
     for line in lines {
         fixture.run(line).fails_with(6, &["longshore migrate"]);
     }
-    assert!(fixture.file().is_none_or(|file| !file.exists()), "no file is made");
+    assert!(fixture.file().is_none_or(|file| !file.exists()), "no file is created");
 }
 
 // ---- workers, sweep and check ----------------------------------------------------
 
 fn workers_are_listed_with_their_state(fixture: &Fixture) {
     fixture.migrated();
-    assert_eq!(fixture.run("workers list").ok().out, "no workers are known\n");
+    assert_eq!(fixture.run("workers list").ok().out, "no workers\n");
     fixture.enqueue("greet");
     let (worker, _) = fixture.claim(1);
     let listed = fixture.run("workers list --json").json();
@@ -76,7 +76,7 @@ fn workers_are_listed_with_their_state(fixture: &Fixture) {
     fixture.run("workers list --threshold 20").fails_with(2, &["--threshold", "like 500ms"]);
 }
 
-fn a_sweep_recovers_what_its_dry_run_told(fixture: &Fixture) {
+fn a_sweep_recovers_what_its_dry_run_reported(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.enqueue("greet");
     let (worker, _) = fixture.claim(1);
@@ -85,8 +85,11 @@ fn a_sweep_recovers_what_its_dry_run_told(fixture: &Fixture) {
     fixture.move_clock(Duration::from_secs(40));
     assert_eq!(fixture.run("sweep --dry-run").ok().out, "would recover 0 jobs from 0 workers\n");
     for _ in 0..2 {
-        let told = fixture.run("sweep --dry-run --threshold 30s --json").json();
-        assert_eq!(told, json!({ "workers": [worker.id], "recovered": 1, "skipped": 0, "dry_run": true }));
+        let reported = fixture.run("sweep --dry-run --threshold 30s --json").json();
+        assert_eq!(
+            reported,
+            json!({ "workers": [worker.id], "recovered": 1, "skipped": 0, "dry_run": true })
+        );
     }
     let done = fixture.run("sweep --threshold 30s --recovery-delay 2m").ok().out;
     assert_eq!(done, format!("recovered 1 job from 1 worker\nworker {}\n", worker.id));
@@ -101,11 +104,11 @@ fn a_sweep_recovers_what_its_dry_run_told(fixture: &Fixture) {
     fixture.run("sweep --recovery-delay soon").fails_with(2, &["--recovery-delay", "like 500ms"]);
 }
 
-fn a_check_finds_a_job_that_is_nowhere(fixture: &Fixture) {
+fn check_finds_a_job_without_a_state(fixture: &Fixture) {
     fixture.migrated();
     let id = fixture.enqueue("greet");
     fixture.enqueue("greet --queue mail");
-    assert_eq!(fixture.run("check").ok().out, "2 jobs checked; all is well\n");
+    assert_eq!(fixture.run("check").ok().out, "2 jobs checked; no problems found\n");
     assert_eq!(fixture.run("check --json").json(), json!({ "jobs": 2, "problems": [] }));
     fixture.damage("delete from ready where queue = 'default'");
     let found = fixture.run("check").fails_with(1, &["problems found: 1"]);

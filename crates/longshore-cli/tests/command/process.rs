@@ -1,4 +1,4 @@
-//! Processes that stay, and how cases talk to them.
+//! Long-running processes in tests, and HTTP requests to them.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// A process that is killed if the case does not end it.
+/// A process that is killed when this is dropped.
 pub(crate) struct Process {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -23,7 +23,7 @@ impl Process {
         Process { child, out }
     }
 
-    /// The same, with a file for what it logs: more than a pipe holds would stop it.
+    /// Like [`start`](Self::start), but logs to a file: a full pipe would block the process.
     pub(crate) fn start_logging(command: &mut Command, log: &Path) -> Self {
         let log = File::create(log).unwrap();
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
@@ -36,7 +36,7 @@ impl Process {
         assert!(sent.success());
     }
 
-    /// What it prints up to a line that ends it.
+    /// Reads standard output up to and including the line `last`.
     #[track_caller]
     pub(crate) fn printed_up_to(&mut self, last: &str) -> String {
         let mut printed = String::new();
@@ -49,7 +49,7 @@ impl Process {
         printed
     }
 
-    /// The next line it prints.
+    /// The next line of standard output.
     #[track_caller]
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
@@ -59,19 +59,19 @@ impl Process {
         line
     }
 
-    /// Where a server listens that was started with `--json`, like 127.0.0.1:8080.
+    /// The address of a server that was started with `--json`, like 127.0.0.1:8080.
     #[track_caller]
     pub(crate) fn address(&mut self) -> String {
         let greeting: Value = serde_json::from_str(&self.printed_up_to("}")).unwrap();
         greeting["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned()
     }
 
-    /// How it ends, and what it had yet to say.
+    /// Waits for the end. Returns the exit code and the rest of the output.
     pub(crate) fn ended(&mut self) -> (Option<i32>, String, String) {
         let (mut out, mut err) = (String::new(), String::new());
         self.out.read_to_string(&mut out).unwrap();
-        if let Some(mut said) = self.child.stderr.take() {
-            said.read_to_string(&mut err).unwrap();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut err).unwrap();
         }
         (self.child.wait().unwrap().code(), out, err)
     }
@@ -84,7 +84,7 @@ impl Drop for Process {
     }
 }
 
-/// What a server answered.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -92,7 +92,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// The JSON of an answer with this status.
+    /// Asserts the status and returns the JSON body.
     #[track_caller]
     pub(crate) fn json(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self:?}");
@@ -100,35 +100,35 @@ impl Reply {
     }
 }
 
-/// One request.
+/// Sends one HTTP request.
 #[track_caller]
 pub(crate) fn request(addr: &str, method: &str, path: &str, token: Option<&str>, body: &str) -> Reply {
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
     let head = format!("host: {addr}\r\nconnection: close\r\ncontent-type: application/json\r\n{token}");
     let length = body.len();
-    let answer =
+    let response =
         exchange(addr, &format!("{method} {path} HTTP/1.1\r\n{head}content-length: {length}\r\n\r\n{body}"));
-    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let text = answer.split_once("\r\n\r\n").map(|(_, text)| text.to_owned());
+    let status = response.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let text = response.split_once("\r\n\r\n").map(|(_, text)| text.to_owned());
     Reply { status: status.expect("a status"), text: text.expect("a body") }
 }
 
-/// What a server answers to these bytes before it closes.
+/// Sends these bytes and returns everything the server sends until it closes the connection.
 #[track_caller]
 pub(crate) fn exchange(addr: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
-/// Asks again until the answer is what must come.
+/// Polls until the condition is true.
 #[track_caller]
-pub(crate) fn until(within: Duration, what: &str, mut there: impl FnMut() -> bool) {
+pub(crate) fn until(within: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !there() {
-        assert!(began.elapsed() < within, "never: {what}");
+    while !condition() {
+        assert!(began.elapsed() < within, "did not happen: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,4 +1,4 @@
-//! `--watch`: the same answer again and again.
+//! `--watch` repeats a command.
 
 use std::process::Command;
 use std::time::Duration;
@@ -8,14 +8,18 @@ use serde_json::Value;
 use crate::fixture::{Fixture, on_every_target};
 use crate::process::Process;
 
-on_every_target!(every_list_can_be_watched, what_is_watched_shows_what_changes, text_is_appended_for_a_file);
+on_every_target!(
+    every_list_can_be_watched,
+    a_watched_list_shows_changes,
+    without_a_terminal_output_is_appended
+);
 
 fn watch(fixture: &Fixture, line: &str) -> Process {
     let mut command: Command = fixture.command(&line.split_whitespace().collect::<Vec<_>>());
     Process::start(&mut command)
 }
 
-fn ends_well(mut watched: Process) {
+fn assert_stops_on_sigint(mut watched: Process) {
     watched.signal("INT");
     let (code, _, err) = watched.ended();
     assert_eq!((code, err.as_str()), (Some(0), ""));
@@ -28,30 +32,30 @@ fn every_list_can_be_watched(fixture: &Fixture) {
         for _ in 0..2 {
             serde_json::from_str::<Value>(&watched.line()).unwrap_or_else(|error| panic!("{line}: {error}"));
         }
-        ends_well(watched);
+        assert_stops_on_sigint(watched);
     }
     fixture.run("jobs list --watch 1ms").fails_with(2, &["--watch", "100ms or more"]);
 }
 
-fn what_is_watched_shows_what_changes(fixture: &Fixture) {
+fn a_watched_list_shows_changes(fixture: &Fixture) {
     fixture.migrated();
     let mut watched = watch(fixture, "jobs list --kind greet --watch 100ms --json");
     let jobs = |line: String| serde_json::from_str::<Value>(&line).unwrap()["jobs"].as_array().unwrap().len();
     assert_eq!(jobs(watched.line()), 0);
-    // A payload may hold line breaks; a document is one line all the same.
+    // The payload contains line breaks, but each document must be one line.
     fixture.run_args(&["enqueue", "greet", "--payload", "{\n \"n\": 1\n}", "--json"]).ok();
     let began = std::time::Instant::now();
     while jobs(watched.line()) == 0 {
-        assert!(began.elapsed() < Duration::from_secs(60), "the new job is never shown");
+        assert!(began.elapsed() < Duration::from_secs(60), "the new job did not appear");
     }
-    ends_well(watched);
+    assert_stops_on_sigint(watched);
 }
 
-fn text_is_appended_for_a_file(fixture: &Fixture) {
+fn without_a_terminal_output_is_appended(fixture: &Fixture) {
     fixture.migrated();
     let mut watched = watch(fixture, "dead list --watch 100ms");
     for _ in 0..2 {
-        assert_eq!(watched.line(), "no dead letters match\n", "nothing that drives a terminal");
+        assert_eq!(watched.line(), "no dead letters match\n", "no terminal control sequences");
     }
-    ends_well(watched);
+    assert_stops_on_sigint(watched);
 }

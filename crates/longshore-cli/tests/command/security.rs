@@ -1,29 +1,29 @@
-//! What is promised about security, row by row, and which test holds it. Paths are
-//! below `crates/`; what has no path is in this file.
+//! Each security promise, and the test that verifies it. Paths are below `crates/`; tests
+//! without a path are in this file.
 //!
-//! | Promise | Held by |
+//! | Promise | Verified by |
 //! |---|---|
-//! | Loopback; elsewhere only with tokens | `serve::a_server_off_loopback_asks_for_tokens_or_does_not_start` |
-//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_taken_from_its_header_and_nowhere_else`]; `longshore/tests/conformance/http/auth.rs` |
-//! | 256 bits, shown once, a hash at rest | [`a_token_is_shown_once_and_kept_as_a_hash`] |
-//! | Compared in constant time | by construction: found by the SHA-256 of what was sent, in `longshore/src/api/auth.rs`, `Guard::look_up` |
-//! | Expiry | `longshore/tests/conformance/http/auth.rs`: `a_token_that_is_wrong_revoked_or_expired_opens_nothing` |
-//! | Revoked within 5 s, everywhere | [`a_revoked_token_is_refused_by_every_server`] |
-//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/auth.rs`: `every_route_asks_for_the_scope_that_its_document_names` |
-//! | Scopes for some queues | the same file: `a_token_for_some_queues_…`, `a_key_of_another_queue_…` |
-//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_strangers_page_gets_nothing`]; `longshore/tests/conformance/http/requests.rs` |
-//! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/connections.rs`; `http/bodies.rs` |
-//! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/connections.rs` |
-//! | 429 with `Retry-After` | `longshore/tests/conformance/http/requests.rs`: `too_much_is_told_when_to_come_back`; `http/bodies.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
-//! | Outbound calls | `longshore-cli/src/builtin/outbound.rs`: every sort of address, names that lie or change, redirects, proxies, long answers; the time in `unreached` there |
-//! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_what_arrives`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
+//! | Loopback by default; other addresses only with tokens | `serve::a_server_off_loopback_requires_tokens_or_does_not_start` |
+//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_accepted_only_in_the_authorization_header`]; `longshore/tests/conformance/http/access.rs` |
+//! | Tokens have 256 bits, are shown once and stored as a hash | [`a_token_is_shown_once_and_stored_as_a_hash`] |
+//! | Tokens are compared in constant time | by construction: looked up by the SHA-256 of the token sent, in `longshore/src/api/auth.rs`, `Guard::look_up` |
+//! | Expiry | `longshore/tests/conformance/http/access.rs`: `a_token_that_is_wrong_revoked_or_expired_opens_nothing` |
+//! | A revoked token is rejected within 5 s by every server | [`a_revoked_token_is_rejected_by_every_server`] |
+//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/access.rs`: `every_route_asks_for_the_scope_that_its_document_names` |
+//! | Scopes limited to some queues | the same file: `a_token_for_some_queues_…`, `a_key_of_another_queue_…` |
+//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_foreign_web_page_gets_nothing`]; `longshore/tests/conformance/http/edge.rs` |
+//! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/strangers.rs`; `http/shape.rs` |
+//! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/strangers.rs`, `http/edge.rs` |
+//! | 429 with `Retry-After` | `longshore/tests/conformance/http/edge.rs`: `too_much_is_told_when_to_come_back`; `http/shape.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
+//! | Outbound calls are restricted | `longshore-cli/src/builtin/outbound.rs`: every type of address, host names that resolve to internal or changing addresses, redirects, proxies, long responses; timeouts in `unreached` there |
+//! | Webhooks: signed as the standard specifies, two secrets, one id, 410 | [`another_implementation_verifies_the_signatures`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
 //! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
-//! | Output that drives no terminal; JSON logs escape | `terminal::nothing_stored_drives_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
-//! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_proper_schema_name_…`, `a_schema_name_that_postgres_keeps_…`; [`a_schema_name_is_no_way_into_a_statement`] |
+//! | Output cannot control the terminal; JSON logs escape | `terminal::stored_text_cannot_control_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
+//! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_proper_schema_name_…`, `a_schema_name_that_postgres_keeps_…`; [`a_schema_name_cannot_inject_sql`] |
 //! | No unsafe code | [`every_crate_forbids_unsafe_code`]; licences and sources: `cargo xtask ci` |
-//! | Any request at all: no 5xx, nothing but what the document says, nothing without a token | `cargo xtask schemathesis` |
+//! | Any request: no 5xx, only responses the OpenAPI document lists, nothing without a token | `cargo xtask schemathesis` |
 //!
-//! Optional encryption of payloads and the dashboard do not exist yet.
+//! Encryption of payloads and the dashboard do not exist yet.
 
 use std::path::Path;
 use std::time::Duration;
@@ -33,20 +33,20 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 
-use crate::builtin::{Yard, serve as answer_one};
+use crate::builtin::{Yard, serve as respond_once};
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
 use crate::process::{Process, exchange, request, until};
 
 on_every_engine!(
-    a_token_is_taken_from_its_header_and_nowhere_else,
-    a_token_is_shown_once_and_kept_as_a_hash,
-    a_revoked_token_is_refused_by_every_server,
-    a_strangers_page_gets_nothing,
+    a_token_is_accepted_only_in_the_authorization_header,
+    a_token_is_shown_once_and_stored_as_a_hash,
+    a_revoked_token_is_rejected_by_every_server,
+    a_foreign_web_page_gets_nothing,
     no_secret_reaches_a_log_even_at_trace,
-    a_fault_of_ours_is_logged_under_the_requests_id_and_told_to_nobody,
+    an_internal_error_is_logged_with_the_request_id_and_not_shown_to_the_caller,
 );
 
-/// However busy the machine.
+/// Generous, for slow machines.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 fn serve(fixture: &Fixture, flags: &str) -> (Process, String) {
@@ -57,7 +57,7 @@ fn serve(fixture: &Fixture, flags: &str) -> (Process, String) {
     (server, addr)
 }
 
-/// The id and the secret.
+/// Creates a token and returns its id and secret.
 fn token(fixture: &Fixture, flags: &str) -> (String, String) {
     let made = fixture.run(&format!("tokens create {flags} --json")).json();
     (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
@@ -65,7 +65,7 @@ fn token(fixture: &Fixture, flags: &str) -> (String, String) {
 
 // ---- tokens ------------------------------------------------------------------
 
-fn a_token_is_taken_from_its_header_and_nowhere_else(fixture: &Fixture) {
+fn a_token_is_accepted_only_in_the_authorization_header(fixture: &Fixture) {
     let (_server, addr) = serve(fixture.migrated(), "--auth tokens");
     let (_, secret) = token(fixture, "reader --scope read");
     assert_eq!(request(&addr, "GET", "/jobs", Some(&secret), "").status, 200);
@@ -73,9 +73,9 @@ fn a_token_is_taken_from_its_header_and_nowhere_else(fixture: &Fixture) {
         exchange(&addr, &format!("GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n{headers}\r\n"))
     };
     for name in ["token", "access_token", "authorization", "bearer", "api_key"] {
-        let answer = request(&format!("/jobs?{name}={secret}"), "");
-        assert!(answer.starts_with("HTTP/1.1 401 "), "{name}: {answer}");
-        assert!(answer.to_lowercase().contains("\r\nwww-authenticate: bearer"), "{name}: {answer}");
+        let response = request(&format!("/jobs?{name}={secret}"), "");
+        assert!(response.starts_with("HTTP/1.1 401 "), "{name}: {response}");
+        assert!(response.to_lowercase().contains("\r\nwww-authenticate: bearer"), "{name}: {response}");
     }
     for header in [
         format!("cookie: token={secret}\r\n"),
@@ -88,16 +88,16 @@ fn a_token_is_taken_from_its_header_and_nowhere_else(fixture: &Fixture) {
     }
 }
 
-fn a_token_is_shown_once_and_kept_as_a_hash(fixture: &Fixture) {
+fn a_token_is_shown_once_and_stored_as_a_hash(fixture: &Fixture) {
     fixture.migrated();
     let (id, secret) = token(fixture, "reader --scope read");
-    let random = secret.strip_prefix("longshore_").expect("a name that scanners find");
+    let random = secret.strip_prefix("longshore_").expect("a prefix that secret scanners recognise");
     assert_eq!(random.len(), 43, "32 bytes in base64: {}", secret.len());
     assert_ne!(secret, token(fixture, "reader --scope read").1);
     for line in ["tokens list", "tokens list --json", &format!("tokens revoke {id} --json")] {
         assert!(!fixture.run(line).ok().out.contains(random), "{line}");
     }
-    // Whatever the engine wrote, wherever it wrote it.
+    // Search every file that the database wrote.
     let folder = fixture.file().map(|file| file.parent().unwrap().to_owned());
     for file in folder.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
@@ -105,24 +105,24 @@ fn a_token_is_shown_once_and_kept_as_a_hash(fixture: &Fixture) {
     }
 }
 
-fn a_revoked_token_is_refused_by_every_server(fixture: &Fixture) {
+fn a_revoked_token_is_rejected_by_every_server(fixture: &Fixture) {
     let (_one, first) = serve(fixture.migrated(), "--auth tokens");
     let (_other, second) = serve(fixture, "--auth tokens");
     let (id, secret) = token(fixture, "reader --scope read");
     let status = |addr: &str| request(addr, "GET", "/jobs", Some(&secret), "").status;
     assert_eq!([status(&first), status(&second)], [200, 200]);
     fixture.run(&format!("tokens revoke {id}")).ok();
-    until(Duration::from_secs(5), "both servers refuse it", || {
+    until(Duration::from_secs(5), "both servers reject it", || {
         [status(&first), status(&second)] == [401, 401]
     });
 }
 
-// ---- strangers ---------------------------------------------------------------
+// ---- web pages ---------------------------------------------------------------
 
-fn a_strangers_page_gets_nothing(fixture: &Fixture) {
+fn a_foreign_web_page_gets_nothing(fixture: &Fixture) {
     let (_server, addr) = serve(fixture.migrated(), "");
     let own = format!("http://{addr}");
-    let answer_to = |method: &str, host: &str, origin: &str| {
+    let response_to = |method: &str, host: &str, origin: &str| {
         let more = "access-control-request-method: POST\r\nconnection: close\r\ncontent-length: 0\r\n";
         exchange(
             &addr,
@@ -138,40 +138,40 @@ fn a_strangers_page_gets_nothing(fixture: &Fixture) {
         ("POST", "evil.example", "http://evil.example", "421"),
         ("OPTIONS", "evil.example", "http://evil.example", "421"),
     ] {
-        let answer = answer_to(method, host, origin);
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{method} {host} {origin}: {answer}");
-        assert!(!answer.to_lowercase().contains("access-control-"), "{answer}");
+        let response = response_to(method, host, origin);
+        assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{method} {host} {origin}: {response}");
+        assert!(!response.to_lowercase().contains("access-control-"), "{response}");
     }
 }
 
 // ---- logs --------------------------------------------------------------------
 
-/// The URL with a password in it, and the password. A server that asks for none
-/// takes any.
+/// The URL with a password in it, and the password. Adds one if there is none: a server that
+/// does not require a password accepts any.
 fn with_password(url: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = url.split_once("://") else { return (url.into(), None) };
-    let Some((user, place)) = rest.split_once('@') else { return (url.into(), None) };
+    let Some((user, host)) = rest.split_once('@') else { return (url.into(), None) };
     match user.split_once(':') {
         Some((_, password)) => (url.into(), Some(password.into())),
-        None => (format!("{scheme}://{user}:dsn-s3cret@{place}"), Some("dsn-s3cret".into())),
+        None => (format!("{scheme}://{user}:dsn-s3cret@{host}"), Some("dsn-s3cret".into())),
     }
 }
 
-fn a_fault_of_ours_is_logged_under_the_requests_id_and_told_to_nobody(fixture: &Fixture) {
+fn an_internal_error_is_logged_with_the_request_id_and_not_shown_to_the_caller(fixture: &Fixture) {
     fixture.migrated();
     let (mut server, addr) = serve(fixture, "");
-    fixture.damage("alter table schedules rename to astray");
+    fixture.damage("alter table schedules rename to renamed");
     let request =
         format!("GET /cron HTTP/1.1\r\nhost: {addr}\r\nx-request-id: f1nd-me\r\nconnection: close\r\n\r\n");
-    let answer = exchange(&addr, &request);
-    assert!(answer.starts_with("HTTP/1.1 50") && answer.contains("f1nd-me"), "{answer}");
-    let told = ["schedules", "table", "relation", "migrate"].map(|word| answer.contains(word));
-    assert_eq!(told, [false; 4], "{answer}");
+    let response = exchange(&addr, &request);
+    assert!(response.starts_with("HTTP/1.1 50") && response.contains("f1nd-me"), "{response}");
+    let shown = ["schedules", "table", "relation", "migrate"].map(|word| response.contains(word));
+    assert_eq!(shown, [false; 4], "{response}");
     server.signal("TERM");
     let (code, _, log) = server.ended();
     assert_eq!(code, Some(0), "{log}");
-    let told = log.lines().find(|line| line.contains("f1nd-me")).expect("logged");
-    assert!(told.contains("/cron") && told.contains("error="), "{told}");
+    let logged = log.lines().find(|line| line.contains("f1nd-me")).expect("logged");
+    assert!(logged.contains("/cron") && logged.contains("error="), "{logged}");
 }
 
 fn no_secret_reaches_a_log_even_at_trace(fixture: &Fixture) {
@@ -198,10 +198,10 @@ fn no_secret_reaches_a_log_even_at_trace(fixture: &Fixture) {
     ];
     let mut ids: Vec<String> =
         jobs.iter().map(|job| post(job).json(201)["id"].as_str().unwrap().to_owned()).collect();
-    // One that no handler can read; nobody checks what the library enqueues.
+    // A payload that the handler cannot decode. The library does not validate built-in kinds.
     let unreadable = NewJob::new("summarize_text", &MARK);
     ids.push(fixture.with_client(async |client| client.enqueue(unreadable).await).id.to_string());
-    // And what is refused at the door.
+    // Requests that the API rejects.
     let wrong = json!({ "kind": "summarize_text", "payload": { "text": [MARK] } });
     assert_eq!(post(&wrong).status, 422);
     assert_eq!(request(&addr, "POST", "/jobs", Some(&secret), &format!("{{\"kind\":\"{MARK}")).status, 400);
@@ -220,13 +220,16 @@ fn no_secret_reaches_a_log_even_at_trace(fixture: &Fixture) {
     assert_eq!(code, Some(0));
 
     let logged = std::fs::read_to_string(&log).unwrap();
-    assert!(ids.iter().all(|id| logged.contains(id)) && logged.contains("\"TRACE\""), "it says enough");
+    assert!(
+        ids.iter().all(|id| logged.contains(id)) && logged.contains("\"TRACE\""),
+        "the log is at trace level and covers every job"
+    );
     for (what, secret) in
         [("a payload", Some(MARK)), ("a token", Some(&*secret)), ("a password", password.as_deref())]
     {
         let Some(secret) = secret else { continue };
-        let told = logged.lines().find(|line| line.contains(secret));
-        assert_eq!(told, None, "{what} is in the log");
+        let line = logged.lines().find(|line| line.contains(secret));
+        assert_eq!(line, None, "{what} is in the log");
     }
     for line in logged.lines() {
         serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -236,8 +239,8 @@ fn no_secret_reaches_a_log_even_at_trace(fixture: &Fixture) {
 
 // ---- webhooks ----------------------------------------------------------------
 
-/// A request's head and body.
-fn parted(request: &str) -> (HeaderMap, &str) {
+/// The headers and the body of a request.
+fn split(request: &str) -> (HeaderMap, &str) {
     let (head, body) = request.split_once("\r\n\r\n").unwrap();
     let fields = head.lines().filter_map(|line| line.split_once(": "));
     let field = |(name, value): (&str, &str)| {
@@ -247,12 +250,12 @@ fn parted(request: &str) -> (HeaderMap, &str) {
 }
 
 #[test]
-fn another_implementation_verifies_what_arrives() {
+fn another_implementation_verifies_the_signatures() {
     let secrets =
         ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc="];
-    let stranger = "whsec_CAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg=";
+    let other = "whsec_CAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg=";
     let yard = Yard::new();
-    let (port, heard) = answer_one(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
+    let (port, requests) = respond_once(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
     let url = format!("http://127.0.0.1:{port}/hook");
     yard.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "\u{26f5} Vega", "n": 1.0 } }));
     let both = secrets.join(",");
@@ -261,31 +264,31 @@ fn another_implementation_verifies_what_arrives() {
         &[("LONGSHORE_WEBHOOK_SECRETS", &both)],
     );
     assert_eq!(done.json()["succeeded"], 1);
-    let request = heard.recv().unwrap();
-    let (headers, body) = parted(&request);
+    let request = requests.recv().unwrap();
+    let (headers, body) = split(&request);
     for secret in secrets {
         let verified = Webhook::new(secret).unwrap().verify(body.as_bytes(), &headers);
         assert!(verified.is_ok(), "{verified:?}: {request}");
     }
-    assert!(Webhook::new(stranger).unwrap().verify(body.as_bytes(), &headers).is_err());
+    assert!(Webhook::new(other).unwrap().verify(body.as_bytes(), &headers).is_err());
     let changed = body.replace("Vega", "Lyra");
     assert!(Webhook::new(secrets[0]).unwrap().verify(changed.as_bytes(), &headers).is_err());
-    for (field, other) in [("webhook-id", "another"), ("webhook-timestamp", "1700000000")] {
+    for (field, value) in [("webhook-id", "another"), ("webhook-timestamp", "1700000000")] {
         let mut headers = headers.clone();
-        headers.insert(field, HeaderValue::from_static(other));
+        headers.insert(field, HeaderValue::from_static(value));
         assert!(Webhook::new(secrets[0]).unwrap().verify(body.as_bytes(), &headers).is_err(), "{field}");
     }
 }
 
-// ---- SQL, and the code itself ------------------------------------------------
+// ---- SQL and source code ---- ------------------------------------------------
 
 #[test]
-fn a_schema_name_is_no_way_into_a_statement() {
+fn a_schema_name_cannot_inject_sql() {
     let long = "a".repeat(64);
     for name in ["a;drop", "a\"b", "a'b", "Upper", "1st", "a-b", "a.b", "é", "", &long] {
         let url = format!("postgres://nobody@db.invalid/jobs?schema={name}");
-        let refused = CommandOutput::of(binary().env("DATABASE_URL", url).arg("check").output().unwrap());
-        refused.fails_with(2, &["schema"]);
+        let output = CommandOutput::of(binary().env("DATABASE_URL", url).arg("check").output().unwrap());
+        output.fails_with(2, &["schema"]);
     }
 }
 

@@ -1,4 +1,4 @@
-//! `longshore dev` and `longshore serve`, as processes that answer.
+//! `longshore dev` and `longshore serve` as processes.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -13,15 +13,15 @@ use crate::fixture::{Fixture, binary, on_every_engine};
 use crate::process::{Process, Reply, request, until};
 
 on_every_engine!(
-    a_server_counts_its_requests_and_goes_when_told,
+    a_server_counts_its_requests_and_stops_on_sigterm,
     a_server_with_a_worker_runs_the_built_in_kinds,
-    a_server_off_loopback_asks_for_tokens_or_does_not_start,
-    a_token_is_good_until_it_is_revoked,
+    a_server_off_loopback_requires_tokens_or_does_not_start,
+    a_token_is_accepted_until_it_is_revoked,
     a_server_without_tables_says_to_migrate,
-    a_taken_address_is_told_with_the_flag,
+    an_address_in_use_is_an_error_that_names_the_flag,
 );
 
-/// However busy the machine.
+/// Generous, for slow machines.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 const SUMMARY: &str = r#"{"kind":"summarize_text","payload":{"text":"Ships come. Ships go.","max_words":2}}"#;
 
@@ -41,7 +41,7 @@ fn until_succeeded(addr: &str, id: &str) {
 
 // ---- dev ---------------------------------------------------------------------
 
-/// A data folder that goes with the case.
+/// A data folder that is removed when this is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -62,23 +62,23 @@ impl Drop for Folder {
 }
 
 #[test]
-fn what_dev_says_to_try_works_and_is_there_after_a_restart() {
+fn the_commands_that_dev_prints_work_and_its_data_survives_a_restart() {
     let folder = Folder::new();
     let mut dev = folder.dev(&[]);
-    let greeting = dev.printed_up_to("Ctrl-C ends it.");
+    let greeting = dev.printed_up_to("Press Ctrl-C to stop.");
     let curls: Vec<&str> = greeting.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
-    let typed = |line: &str| -> Value {
-        let said = Command::new("sh").args(["-c", line]).env("no_proxy", "*").output().unwrap();
-        assert!(said.status.success(), "is curl installed? {line}: {said:?}");
-        serde_json::from_slice(&said.stdout).unwrap_or_else(|error| panic!("{error}: {line}: {said:?}"))
+    let run = |line: &str| -> Value {
+        let output = Command::new("sh").args(["-c", line]).env("no_proxy", "*").output().unwrap();
+        assert!(output.status.success(), "is curl installed? {line}: {output:?}");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {line}: {output:?}"))
     };
-    let [enqueue, list] = curls[..] else { panic!("two commands to try: {greeting}") };
-    let job = typed(enqueue);
+    let [enqueue, list] = curls[..] else { panic!("not two curl commands: {greeting}") };
+    let job = run(enqueue);
     assert_eq!(job["created"], true, "{job}");
     let id = job["id"].as_str().unwrap();
-    assert_eq!(typed(list)[0]["id"], id);
+    assert_eq!(run(list)[0]["id"], id);
     let mode = std::fs::metadata(&folder.0).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o700, "payloads are nobody else's business");
+    assert_eq!(mode & 0o777, 0o700, "only the owner can read payloads");
     let url = greeting.split("http://").nth(1).unwrap();
     until_succeeded(url.lines().next().unwrap(), id);
 
@@ -86,8 +86,8 @@ fn what_dev_says_to_try_works_and_is_there_after_a_restart() {
     let (code, _, err) = dev.ended();
     assert_eq!(code, Some(0), "{err}");
 
-    let mut again = folder.dev(&["--json"]);
-    let addr = again.address();
+    let mut restarted = folder.dev(&["--json"]);
+    let addr = restarted.address();
     let job = get(&addr, &format!("/jobs/{id}")).json(200);
     assert_eq!(job["status"], "succeeded");
     assert!(job["result"]["summary"].is_string(), "{job}");
@@ -104,7 +104,7 @@ fn what_dev_says_to_try_works_and_is_there_after_a_restart() {
 
 // ---- serve ---------------------------------------------------------------------
 
-fn a_server_counts_its_requests_and_goes_when_told(fixture: &Fixture) {
+fn a_server_counts_its_requests_and_stops_on_sigterm(fixture: &Fixture) {
     let (mut server, addr) = serve(fixture.migrated(), "");
     assert_eq!(get(&addr, "/health").json(200), json!({ "status": "ok" }));
     assert_eq!(get(&addr, "/nowhere").json(404)["error"], "not_found");
@@ -115,7 +115,7 @@ fn a_server_counts_its_requests_and_goes_when_told(fixture: &Fixture) {
     server.signal("TERM");
     let (code, _, err) = server.ended();
     assert_eq!(code, Some(0), "{err}");
-    assert_eq!(fixture.run("workers list --json").json(), json!([]), "it has signed off");
+    assert_eq!(fixture.run("workers list --json").json(), json!([]), "the server has signed off");
 }
 
 fn a_server_with_a_worker_runs_the_built_in_kinds(fixture: &Fixture) {
@@ -124,11 +124,11 @@ fn a_server_with_a_worker_runs_the_built_in_kinds(fixture: &Fixture) {
     until_succeeded(&addr, &id);
 }
 
-fn a_server_off_loopback_asks_for_tokens_or_does_not_start(fixture: &Fixture) {
+fn a_server_off_loopback_requires_tokens_or_does_not_start(fixture: &Fixture) {
     fixture.migrated();
-    let told =
+    let expected =
         ["--bind 0.0.0.0:0", "--auth tokens", "LONGSHORE_AUTH", "longshore tokens create", "127.0.0.1"];
-    fixture.run("serve --bind 0.0.0.0:0").fails_with(2, &told);
+    fixture.run("serve --bind 0.0.0.0:0").fails_with(2, &expected);
     let mut command = binary();
     command.env("DATABASE_URL", &fixture.url).args([
         "serve",
@@ -144,20 +144,20 @@ fn a_server_off_loopback_asks_for_tokens_or_does_not_start(fixture: &Fixture) {
     assert_eq!(get(&addr, "/health").status, 200);
 }
 
-fn a_token_is_good_until_it_is_revoked(fixture: &Fixture) {
+fn a_token_is_accepted_until_it_is_revoked(fixture: &Fixture) {
     let (_server, addr) = serve(fixture.migrated(), "--auth tokens");
     let create = |flags: &str| {
         let made = fixture.run(&format!("tokens create {flags} --json")).json();
         (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
     };
     let (id, token) = create("shop --scope enqueue --scope read");
-    let (_, other) = create("watch --scope read --queue mail --expires-in 1h");
+    let (_, other) = create("monitor --scope read --queue mail --expires-in 1h");
     let enqueue = |token| request(&addr, "POST", "/jobs", token, SUMMARY).status;
     assert_eq!(enqueue(None), 401);
     assert_eq!(enqueue(Some("longshore_guessed")), 401);
-    assert_eq!(enqueue(Some(&other)), 403, "it may only read");
+    assert_eq!(enqueue(Some(&other)), 403, "it has only the read scope");
     assert_eq!(enqueue(Some(&token)), 201);
-    assert_eq!(request(&addr, "GET", "/jobs", Some(&other), "").status, 403, "it is for one queue");
+    assert_eq!(request(&addr, "GET", "/jobs", Some(&other), "").status, 403, "it is limited to one queue");
     assert_eq!(request(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200);
 
     let listed = fixture.run("tokens list").ok().out;
@@ -165,7 +165,11 @@ fn a_token_is_good_until_it_is_revoked(fixture: &Fixture) {
     let revoked = fixture.run(&format!("tokens revoke {id} --json")).json();
     assert_eq!(revoked, json!({ "revoked": [id] }));
     until(Duration::from_secs(5), "the revoked token is refused", || enqueue(Some(&token)) == 401);
-    assert_eq!(request(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status, 200, "the other is not");
+    assert_eq!(
+        request(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status,
+        200,
+        "the other token is still accepted"
+    );
     let listed = fixture.run("tokens list --json").json();
     let record = listed.as_array().unwrap().iter().find(|record| record["id"] == id.as_str());
     assert!(record.unwrap()["revoked_at"].is_string(), "{listed}");
@@ -178,9 +182,9 @@ fn a_server_without_tables_says_to_migrate(fixture: &Fixture) {
     fixture.run("serve --bind 127.0.0.1:0").fails_with(6, &["longshore migrate"]);
 }
 
-fn a_taken_address_is_told_with_the_flag(fixture: &Fixture) {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = taken.local_addr().unwrap().to_string();
+fn an_address_in_use_is_an_error_that_names_the_flag(fixture: &Fixture) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
     fixture
         .migrated()
         .run(&format!("serve --bind {addr}"))

@@ -1,5 +1,5 @@
-//! What the command must never do: drive a terminal, tell a secret, or fall
-//! over because its reader left.
+//! Properties of all output: it cannot control the terminal, shows no secrets, and a closed
+//! pipe is not an error.
 
 use std::process::Stdio;
 
@@ -8,9 +8,9 @@ use longshore::{Ending, NewJob};
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
 
 on_every_engine!(
-    nothing_stored_drives_the_terminal,
-    a_reader_that_leaves_is_no_error,
-    an_answer_that_cannot_be_written_is_an_error,
+    stored_text_cannot_control_the_terminal,
+    a_closed_pipe_is_not_an_error,
+    output_that_cannot_be_written_is_an_error,
 );
 
 const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}txet\r\nlast";
@@ -19,7 +19,7 @@ fn is_harmless(text: &str) -> bool {
     !text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}')
 }
 
-fn nothing_stored_drives_the_terminal(fixture: &Fixture) {
+fn stored_text_cannot_control_the_terminal(fixture: &Fixture) {
     fixture.migrated();
     let job = NewJob::new(HOSTILE, HOSTILE).tags([HOSTILE]).context(HOSTILE).idempotency_key(HOSTILE);
     let ending = Ending::Failed { error: HOSTILE.into(), retry_in: None };
@@ -31,44 +31,44 @@ fn nothing_stored_drives_the_terminal(fixture: &Fixture) {
     let show = format!("jobs show {id}");
     for line in ["jobs list", "dead list", "queues list", "counts", &show] {
         for line in [line.to_owned(), format!("{line} --json")] {
-            let said = fixture.run(&line).ok().out;
-            assert!(is_harmless(&said), "{line}: {said:?}");
-            assert!(said.contains("last"), "{line}: {said:?}");
+            let text = fixture.run(&line).ok().out;
+            assert!(is_harmless(&text), "{line}: {text:?}");
+            assert!(text.contains("last"), "{line}: {text:?}");
         }
     }
     let job = fixture.run(&format!("{show} --json")).json();
     assert_eq!(
         (&job["payload"], &job["last_error"]),
         (&HOSTILE.into(), &HOSTILE.into()),
-        "programs get all of it"
+        "JSON output is complete"
     );
     let refused = fixture.run_args(&["queues", "limit", HOSTILE, "0"]).fails_with(2, &["at least 1"]);
     assert!(is_harmless(&refused.err), "{refused:?}");
 }
 
-fn a_reader_that_leaves_is_no_error(fixture: &Fixture) {
+fn a_closed_pipe_is_not_an_error(fixture: &Fixture) {
     fixture.migrated().with_client(async |client| {
-        // More than a pipe holds, so that the write cannot succeed by itself.
+        // More than a pipe buffers, so that the write fails.
         let jobs = (0..50).map(|_| NewJob::new("greet", &"x".repeat(4000)));
         client.enqueue_many(jobs).await
     });
-    for form in [["jobs", "list"].as_slice(), &["jobs", "list", "--json"]] {
+    for args in [["jobs", "list"].as_slice(), &["jobs", "list", "--json"]] {
         let mut command = binary();
-        command.env("DATABASE_URL", &fixture.url).args(form).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("DATABASE_URL", &fixture.url).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         drop(child.stdout.take());
-        let answer = CommandOutput::of(child.wait_with_output().unwrap());
-        assert_eq!(answer.code, 0, "{answer:?}");
-        let complaint = answer.err.lines().find(|line| !line.starts_with("next page: "));
-        assert_eq!(complaint, None, "{answer:?}");
+        let output = CommandOutput::of(child.wait_with_output().unwrap());
+        assert_eq!(output.code, 0, "{output:?}");
+        let unexpected = output.err.lines().find(|line| !line.starts_with("next page: "));
+        assert_eq!(unexpected, None, "{output:?}");
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn an_answer_that_cannot_be_written_is_an_error(_: &Fixture) {}
+fn output_that_cannot_be_written_is_an_error(_: &Fixture) {}
 
 #[cfg(target_os = "linux")]
-fn an_answer_that_cannot_be_written_is_an_error(fixture: &Fixture) {
+fn output_that_cannot_be_written_is_an_error(fixture: &Fixture) {
     fixture.migrated();
     let lines = [
         "jobs list",
@@ -83,9 +83,9 @@ fn an_answer_that_cannot_be_written_is_an_error(fixture: &Fixture) {
     for line in lines {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let mut command = fixture.command(&line.split_whitespace().collect::<Vec<_>>());
-        let answer = CommandOutput::of(command.stdout(full).output().unwrap());
-        let answer = answer.fails_with(1, &["could not be written to standard output"]);
-        assert_eq!(answer.err.contains("tokens revoke "), line.starts_with("tokens create"), "{answer:?}");
+        let output = CommandOutput::of(command.stdout(full).output().unwrap());
+        let output = output.fails_with(1, &["could not be written to standard output"]);
+        assert_eq!(output.err.contains("tokens revoke "), line.starts_with("tokens create"), "{output:?}");
     }
 }
 
@@ -94,16 +94,16 @@ fn no_password_is_ever_printed() {
     let url = "postgres://ada:s3cret@db.invalid/jobs";
     for line in ["check", "--help", "jobs list --help", "jobs list --status nonsense", "migrate"] {
         let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
-        let answer = CommandOutput::of(output);
-        assert!(!format!("{answer:?}").contains("s3cret"), "{line}: {answer:?}");
+        let output = CommandOutput::of(output);
+        assert!(!format!("{output:?}").contains("s3cret"), "{line}: {output:?}");
     }
-    let typed_in_the_wrong_place = CommandOutput::of(binary().arg(url).output().unwrap());
-    let answer = typed_in_the_wrong_place.fails_with(2, &["ada:***@db.invalid"]);
-    assert!(!answer.err.contains("s3cret"), "{answer:?}");
+    let as_a_subcommand = CommandOutput::of(binary().arg(url).output().unwrap());
+    let output = as_a_subcommand.fails_with(2, &["ada:***@db.invalid"]);
+    assert!(!output.err.contains("s3cret"), "{output:?}");
 }
 
 #[test]
-fn a_database_that_does_not_answer_is_unavailable() {
+fn a_database_that_does_not_respond_is_unavailable() {
     let url = "postgres://ada:s3cret@db.invalid/jobs";
     for line in ["check", "enqueue greet", "migrate --check"] {
         let output = binary().env("DATABASE_URL", url).args(line.split_whitespace()).output().unwrap();
@@ -112,7 +112,7 @@ fn a_database_that_does_not_answer_is_unavailable() {
 }
 
 #[test]
-fn the_root_help_documents_every_exit_code() {
+fn the_root_help_lists_every_exit_code() {
     let help = CommandOutput::of(binary().arg("--help").output().unwrap()).ok().out;
     for line in [
         "0  done",
@@ -132,7 +132,7 @@ fn the_root_help_documents_every_exit_code() {
 }
 
 #[test]
-fn every_shell_gets_its_completions() {
+fn every_shell_has_completions() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = CommandOutput::of(binary().args(["completions", shell]).output().unwrap()).ok().out;
         for word in ["longshore", "redrive", "token-file"] {

@@ -1,4 +1,4 @@
-//! `longshore worker`, as a process of its own.
+//! `longshore worker` as a process.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use crate::fixture::{Fixture, binary, on_every_engine};
 use crate::process::{Process, request};
 
 on_every_engine!(
-    a_drain_runs_what_is_due_and_tells,
-    a_worker_shows_metrics_and_goes_when_told,
-    settings_are_refused_by_the_name_of_their_flag,
+    a_drain_runs_the_due_jobs_and_prints_a_summary,
+    a_worker_serves_metrics_and_stops_on_sigterm,
+    invalid_settings_are_reported_by_the_name_of_their_flag,
 );
 
-/// The first attempt of this job fails, the second does not.
+/// The simulator fails the first attempt of the job with this id, and not the second.
 const FAILS_ONCE: &str = "01990000-0000-7000-8000-000000000001";
 const MAIL: &str = r#"{"to":"ada@example.com","subject":"Hi","body":"…"}"#;
 
@@ -28,7 +28,7 @@ fn enqueue_one_that_fails_once(fixture: &Fixture) {
     });
 }
 
-fn a_drain_runs_what_is_due_and_tells(fixture: &Fixture) {
+fn a_drain_runs_the_due_jobs_and_prints_a_summary(fixture: &Fixture) {
     fixture.migrated();
     enqueue_one_that_fails_once(fixture);
     let elsewhere =
@@ -49,11 +49,11 @@ fn a_drain_runs_what_is_due_and_tells(fixture: &Fixture) {
     {
         assert_eq!(fixture.run(&format!("jobs show {left} --json")).json()["status"], "queued");
     }
-    let told = fixture.run("worker --simulate --drain --log off").ok().out;
-    assert_eq!(told, "succeeded 0, retrying 0, failed_permanent 0, cancelled 0, put back 0\n");
+    let summary = fixture.run("worker --simulate --drain --log off").ok().out;
+    assert_eq!(summary, "succeeded 0, retrying 0, failed_permanent 0, cancelled 0, released 0\n");
 }
 
-fn a_worker_shows_metrics_and_goes_when_told(fixture: &Fixture) {
+fn a_worker_serves_metrics_and_stops_on_sigterm(fixture: &Fixture) {
     fixture.migrated();
     enqueue_one_that_fails_once(fixture);
     let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -68,7 +68,7 @@ fn a_worker_shows_metrics_and_goes_when_told(fixture: &Fixture) {
     fixture.with_client(async |client| {
         let began = Instant::now();
         while client.get(FAILS_ONCE.parse()?).await?.status != Status::Succeeded {
-            assert!(began.elapsed() < Duration::from_secs(30), "the job never succeeded");
+            assert!(began.elapsed() < Duration::from_secs(30), "the job did not succeed in time");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(())
@@ -81,8 +81,8 @@ fn a_worker_shows_metrics_and_goes_when_told(fixture: &Fixture) {
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line}\n{metrics}");
     }
-    let taken = fixture.run_args(&["worker", "--simulate", "--metrics-addr", &addr, "--log", "off"]);
-    taken.fails_with(1, &[&addr, "--metrics-addr", "off"]);
+    let second = fixture.run_args(&["worker", "--simulate", "--metrics-addr", &addr, "--log", "off"]);
+    second.fails_with(1, &[&addr, "--metrics-addr", "off"]);
 
     worker.signal("TERM");
     let (code, out, err) = worker.ended();
@@ -92,10 +92,10 @@ fn a_worker_shows_metrics_and_goes_when_told(fixture: &Fixture) {
         serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     }
     assert!(err.contains("stopping"), "{err}");
-    assert_eq!(fixture.run("workers list --json").json(), json!([]), "it has signed off");
+    assert_eq!(fixture.run("workers list --json").json(), json!([]), "the worker has signed off");
 }
 
-fn settings_are_refused_by_the_name_of_their_flag(fixture: &Fixture) {
+fn invalid_settings_are_reported_by_the_name_of_their_flag(fixture: &Fixture) {
     fixture.migrated();
     let cases = [
         ("--sweep-threshold 20s", "--sweep-threshold: 20s is under three heartbeats"),
@@ -107,8 +107,8 @@ fn settings_are_refused_by_the_name_of_their_flag(fixture: &Fixture) {
         ("--metrics-addr everywhere", "like 127.0.0.1:9091, or off"),
         ("--shutdown-grace 5", "like 500ms"),
     ];
-    for (flags, told) in cases {
-        fixture.run(&format!("worker --simulate --drain {flags}")).fails_with(2, &[told]);
+    for (flags, expected) in cases {
+        fixture.run(&format!("worker --simulate --drain {flags}")).fails_with(2, &[expected]);
     }
     let mut command = binary();
     command.env("DATABASE_URL", &fixture.url).env("LONGSHORE_SWEEP_THRESHOLD", "29s");
