@@ -26,7 +26,7 @@ pub(crate) use settings::{Setting, Settings, TABLES, Takes};
 /// The command line and the configuration file.
 #[derive(Debug)]
 pub(crate) struct Configuration {
-    words: Vec<OsString>,
+    args: Vec<OsString>,
     pub(crate) settings: Settings,
     pub(crate) file: Option<File>,
 }
@@ -54,17 +54,17 @@ impl From<Failure> for Error {
 
 /// Parses the command line and, for settings that neither the command line nor a
 /// variable sets, the file.
-pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<(Cli, Configuration), Error> {
-    let words: Vec<OsString> = words.into_iter().collect();
+pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<(Cli, Configuration), Error> {
+    let args: Vec<OsString> = args.into_iter().collect();
     let settings = Settings::of(&Cli::command());
     // The first pass ignores the file. It finds out which file to read, prints help even
     // if the file is invalid, and reports errors in flags and variables as such.
-    let typed = without_file(Cli::command()).try_get_matches_from(&words)?;
+    let typed = without_file(Cli::command()).try_get_matches_from(&args)?;
     let file = File::find(typed.get_one::<OsString>("config").map(OsString::as_os_str), &settings)?;
     if let Some(warning) = file.as_ref().and_then(File::permission_warning) {
         note(format_args!("warning: {warning}"));
     }
-    let configuration = Configuration { words, settings, file };
+    let configuration = Configuration { args, settings, file };
     let matches = configuration.matches()?;
     let mut cli = Cli::from_arg_matches(&matches)?;
     cli.target.record_sources(&matches);
@@ -74,30 +74,30 @@ pub(crate) fn read(words: impl IntoIterator<Item = OsString>) -> Result<(Cli, Co
 impl Configuration {
     /// The matches of the actual command line, including the file's values.
     pub(crate) fn matches(&self) -> Result<ArgMatches, Error> {
-        self.matches_for(&self.words)
+        self.matches_for(&self.args)
     }
 
     /// The matches as if `command` had been run with only the global flags of the actual
     /// command line.
     pub(crate) fn matches_of(&self, command: &str) -> Result<ArgMatches, Error> {
         let typed = self.matches()?;
-        let mut words: Vec<OsString> = vec!["longshore".into(), command.into()];
+        let mut args: Vec<OsString> = vec!["longshore".into(), command.into()];
         for arg in Cli::command().get_arguments().filter(|arg| arg.get_env().is_some()) {
             let (id, flag) = (arg.get_id().as_str(), arg.get_long().unwrap_or_default());
             if typed.value_source(id) == Some(ValueSource::CommandLine) {
                 for value in typed.get_raw(id).into_iter().flatten() {
-                    words.extend([format!("--{flag}").into(), value.to_owned()]);
+                    args.extend([format!("--{flag}").into(), value.to_owned()]);
                 }
             }
         }
-        self.matches_for(&words)
+        self.matches_for(&args)
     }
 
-    fn matches_for(&self, words: &[OsString]) -> Result<ArgMatches, Error> {
-        let Some(file) = &self.file else { return Ok(Cli::command().try_get_matches_from(words)?) };
-        let typed = without_file(Cli::command()).try_get_matches_from(words)?;
+    fn matches_for(&self, args: &[OsString]) -> Result<ArgMatches, Error> {
+        let Some(file) = &self.file else { return Ok(Cli::command().try_get_matches_from(args)?) };
+        let typed = without_file(Cli::command()).try_get_matches_from(args)?;
         let command = with_values(Cli::command(), file, Some(&typed));
-        Ok(command.try_get_matches_from(words).map_err(|error| locate_in_file(file, &error))?)
+        Ok(command.try_get_matches_from(args).map_err(|error| locate_in_file(file, &error))?)
     }
 }
 
@@ -172,12 +172,12 @@ mod tests {
     }
 
     /// The values of load, hook and belt for this file and these arguments.
-    fn parsed(text: &str, words: &[&str]) -> Result<[Option<String>; 3], String> {
+    fn parsed(text: &str, args: &[&str]) -> Result<[Option<String>; 3], String> {
         let file = File::parse("crane.toml".into(), text, &Settings::of(&crane())).unwrap();
-        let words: Vec<&str> = std::iter::once("crane").chain(words.iter().copied()).collect();
-        let typed = without_file(crane()).try_get_matches_from(&words);
+        let args: Vec<&str> = std::iter::once("crane").chain(args.iter().copied()).collect();
+        let typed = without_file(crane()).try_get_matches_from(&args);
         let typed = typed.map_err(|error| error.to_string())?;
-        let matches = with_values(crane(), &file, Some(&typed)).try_get_matches_from(&words);
+        let matches = with_values(crane(), &file, Some(&typed)).try_get_matches_from(&args);
         let matches = matches.map_err(|error| error.to_string())?;
         Ok(["load", "hook", "belt"].map(|id| matches.get_one::<String>(id).cloned()))
     }

@@ -89,7 +89,7 @@ fn show(reply: &Reply, out: &Out) -> Outcome {
 fn table(schedules: &[Schedule]) -> Table {
     let mut table = Table::new([
         ("schedule", Fit::Cut),
-        ("line", Fit::Cut),
+        ("cron", Fit::Cut),
         ("zone", Fit::Cut),
         ("missed", Fit::Whole),
         ("state", Fit::Whole),

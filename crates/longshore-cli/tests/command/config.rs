@@ -292,7 +292,7 @@ fn a_full_queue_accepts_no_more_jobs() {
     until(Duration::from_secs(60), "the queue is full", || enqueue() == 429);
 }
 
-// ---- the example file------------------------------------------------------------
+// ---- the example file ----------------------------------------------------------
 
 /// The shipped file, which lists every setting.
 fn example() -> String {

@@ -83,8 +83,8 @@ fn a_missing_or_insufficient_token_is_an_error_with_a_remedy() {
     fixture.migrated();
     let (_server, url) = fixture.serve("--auth tokens");
     let token = |scopes: &str| {
-        let made = fixture.run(&format!("tokens create ci --scope {scopes} --json")).json();
-        made["token"].as_str().unwrap().to_owned()
+        let created = fixture.run(&format!("tokens create ci --scope {scopes} --json")).json();
+        created["token"].as_str().unwrap().to_owned()
     };
     let (reader, operator) = (token("read"), token("read,operate"));
     let with = |token: &str, line: &str| {

@@ -239,8 +239,8 @@ fn an_unregistered_kind_is_accepted_with_a_warning_on_a_database_and_rejected_by
         assert!(accepted.err.starts_with(warning) && accepted.err.contains("kinds list"), "{accepted:?}");
         fixture.run_args(&[line, &["--json"]].concat()).ok();
         let (_server, url) = fixture.serve("");
-        let words = [line, &["--server", &url]].concat();
-        CommandOutput::of(binary().args(words).output().unwrap()).fails_with(2, &["kind", "gret"]);
+        let args = [line, &["--server", &url]].concat();
+        CommandOutput::of(binary().args(args).output().unwrap()).fails_with(2, &["kind", "gret"]);
     }
     // Registered and built-in kinds cause no warning.
     fixture.with_kinds(&["gret"]).run("enqueue gret").ok();

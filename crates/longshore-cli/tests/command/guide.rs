@@ -30,24 +30,24 @@ curl() {
 struct Call {
     expected: String,
     code: String,
-    words: Vec<String>,
+    args: Vec<String>,
 }
 
 impl Call {
     fn read(record: &str) -> Self {
         let mut parts = record.split('\u{1f}').map(str::to_owned);
         let (expected, code) = (parts.next().unwrap(), parts.next().unwrap());
-        Call { expected, code, words: parts.collect() }
+        Call { expected, code, args: parts.collect() }
     }
 
     fn method(&self) -> &str {
-        let named = self.words.iter().position(|word| word == "-X").map(|at| self.words[at + 1].as_str());
-        let sends = self.words.iter().any(|word| word == "-d" || word == "--data-binary");
+        let named = self.args.iter().position(|word| word == "-X").map(|at| self.args[at + 1].as_str());
+        let sends = self.args.iter().any(|word| word == "-d" || word == "--data-binary");
         named.unwrap_or(if sends { "POST" } else { "GET" })
     }
 
     fn path(&self) -> &str {
-        let url = self.words.iter().find_map(|word| word.strip_prefix("http://")).expect("a URL");
+        let url = self.args.iter().find_map(|word| word.strip_prefix("http://")).expect("a URL");
         let path = url.find('/').map_or("/", |at| &url[at..]);
         path.split('?').next().unwrap()
     }
@@ -117,9 +117,9 @@ fn every_command_in_the_api_guide_works_and_every_endpoint_is_covered() {
     assert_eq!(errors, "", "{}", String::from_utf8_lossy(&ran.stdout));
     let calls = std::fs::read_to_string(folder.join("calls")).unwrap();
     let calls: Vec<Call> = calls.split_terminator('\u{1e}').map(Call::read).collect();
-    for Call { expected, code, words } in &calls {
+    for Call { expected, code, args } in &calls {
         let fits = if expected.is_empty() { code.starts_with('2') } else { code == expected };
-        assert!(fits, "status {code}: curl {}", words.join(" "));
+        assert!(fits, "status {code}: curl {}", args.join(" "));
     }
 
     let document = request(&addr, "GET", "/api-docs/openapi.json", None, "").json(200);

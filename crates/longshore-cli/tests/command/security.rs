@@ -59,8 +59,8 @@ fn serve(fixture: &Fixture, flags: &str) -> (Process, String) {
 
 /// Creates a token and returns its id and secret.
 fn token(fixture: &Fixture, flags: &str) -> (String, String) {
-    let made = fixture.run(&format!("tokens create {flags} --json")).json();
-    (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
+    let created = fixture.run(&format!("tokens create {flags} --json")).json();
+    (created["id"].as_str().unwrap().to_owned(), created["token"].as_str().unwrap().to_owned())
 }
 
 // ---- tokens ------------------------------------------------------------------
@@ -280,7 +280,7 @@ fn another_implementation_verifies_the_signatures() {
     }
 }
 
-// ---- SQL and source code ---- ------------------------------------------------
+// ---- SQL and source code -----------------------------------------------------
 
 #[test]
 fn a_schema_name_cannot_inject_sql() {

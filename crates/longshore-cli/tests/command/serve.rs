@@ -147,8 +147,8 @@ fn a_server_off_loopback_requires_tokens_or_does_not_start(fixture: &Fixture) {
 fn a_token_is_accepted_until_it_is_revoked(fixture: &Fixture) {
     let (_server, addr) = serve(fixture.migrated(), "--auth tokens");
     let create = |flags: &str| {
-        let made = fixture.run(&format!("tokens create {flags} --json")).json();
-        (made["id"].as_str().unwrap().to_owned(), made["token"].as_str().unwrap().to_owned())
+        let created = fixture.run(&format!("tokens create {flags} --json")).json();
+        (created["id"].as_str().unwrap().to_owned(), created["token"].as_str().unwrap().to_owned())
     };
     let (id, token) = create("shop --scope enqueue --scope read");
     let (_, other) = create("monitor --scope read --queue mail --expires-in 1h");
@@ -164,7 +164,7 @@ fn a_token_is_accepted_until_it_is_revoked(fixture: &Fixture) {
     assert!(listed.contains("shop") && listed.contains(&id) && !listed.contains(&token), "{listed}");
     let revoked = fixture.run(&format!("tokens revoke {id} --json")).json();
     assert_eq!(revoked, json!({ "revoked": [id] }));
-    until(Duration::from_secs(5), "the revoked token is refused", || enqueue(Some(&token)) == 401);
+    until(Duration::from_secs(5), "the revoked token is rejected", || enqueue(Some(&token)) == 401);
     assert_eq!(
         request(&addr, "GET", "/jobs?queue=mail", Some(&other), "").status,
         200,

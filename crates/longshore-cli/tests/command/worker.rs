@@ -44,10 +44,10 @@ fn a_drain_runs_the_due_jobs_and_prints_a_summary(fixture: &Fixture) {
     assert_eq!((&job["status"], &job["attempts"]), (&json!("succeeded"), &json!(2)));
     assert_eq!(job["result"]["simulated"], true);
     assert!(job["errors"][0]["error"].as_str().unwrap().contains("simulated failure at step"), "{job}");
-    for left in
+    for waiting in
         [elsewhere.json()["job_id"].as_str().unwrap(), later.json()["job_id"].as_str().unwrap(), &unknown]
     {
-        assert_eq!(fixture.run(&format!("jobs show {left} --json")).json()["status"], "queued");
+        assert_eq!(fixture.run(&format!("jobs show {waiting} --json")).json()["status"], "queued");
     }
     let summary = fixture.run("worker --simulate --drain --log off").ok().out;
     assert_eq!(summary, "succeeded 0, retrying 0, failed_permanent 0, cancelled 0, released 0\n");
