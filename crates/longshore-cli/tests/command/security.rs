@@ -15,8 +15,8 @@
 //! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/strangers.rs`; `http/shape.rs` |
 //! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/strangers.rs`, `http/edge.rs` |
 //! | 429 with `Retry-After` | `longshore/tests/conformance/http/edge.rs`: `too_much_is_told_when_to_come_back`; `http/shape.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
-//! | Outbound calls are restricted | `longshore-cli/src/builtin/outbound.rs`: every type of address, host names that resolve to internal or changing addresses, redirects, proxies, long responses; timeouts in `unreached` there |
-//! | Webhooks: signed as the standard specifies, two secrets, one id, 410 | [`another_implementation_verifies_the_signatures`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
+//! | Outbound calls | `longshore-cli/src/builtin/outbound/`: every sort of address, names that lie or change, redirects, proxies, long answers; the time in `unreached` there |
+//! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_what_arrives`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
 //! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
 //! | Output cannot control the terminal; JSON logs escape | `terminal::stored_text_cannot_control_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
 //! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_proper_schema_name_…`, `a_schema_name_that_postgres_keeps_…`; [`a_schema_name_cannot_inject_sql`] |
