@@ -1,18 +1,19 @@
--- The queue: what was asked (jobs), and where it stands (ready, running,
--- finished). The first version: there are no older workers.
+-- The queue: requests (jobs) and the state of each job (ready, running,
+-- finished). This is the first version, so there are no older workers.
 --
--- Run inside one transaction. `longshore.` stands for the configured schema.
+-- Runs inside one transaction. `longshore.` is replaced by the configured schema.
 
 create type longshore.outcome as enum ('succeeded', 'failed_permanent', 'cancelled');
 
--- The engine's clock. Inlined, so it costs what now() costs; tests replace it.
+-- The engine's clock. Postgres inlines it, so it costs no more than now(). Tests
+-- replace it.
 create function longshore.clock() returns timestamptz
 language sql stable parallel safe
 as 'select now()';
 
--- What was asked: written once, changed only by an operator's edit or a key
--- replacement, only while the job waits. No foreign keys lead here from the
--- next three tables: they would lock this row on every move.
+-- Requests: written once, and changed only by an operator's edit or a key
+-- replacement while the job waits. The next three tables have no foreign keys
+-- to this one, because those would lock the row here on every state change.
 create table longshore.jobs (
     id               uuid primary key,
     created_at       timestamptz not null,
@@ -33,8 +34,8 @@ create unique index jobs_idempotency_key
     on longshore.jobs (idempotency_key)
  where idempotency_key is not null;
 
--- What waits. Rows are never updated: a change deletes and inserts, so a
--- concurrent claim takes the old job whole or misses it.
+-- Waiting jobs. Rows are never updated: a change deletes and inserts, so a
+-- concurrent claim sees either the whole old row or no row.
 create table longshore.ready (
     id               uuid primary key,
     run_at           timestamptz not null,
@@ -61,12 +62,13 @@ create index ready_claim
     on longshore.ready (queue, priority desc, run_at, id)
  where interruptions = 0;
 
--- Jobs that were interrupted before wait apart: a claim takes at most one.
+-- Jobs that were interrupted before have their own index: a claim takes at
+-- most one of them.
 create index ready_suspects
     on longshore.ready (queue, priority desc, run_at, id)
  where interruptions > 0;
 
--- The live leases. The primary key forbids two of one job.
+-- Live leases. The primary key allows at most one lease per job.
 create table longshore.running (
     id               uuid primary key,
     worker           uuid not null,
@@ -93,7 +95,7 @@ create table longshore.running (
     autovacuum_vacuum_cost_delay = 0
 );
 
--- How it ended: append-only until retention or an operator's retry.
+-- Finished jobs. Append-only, except for retention and an operator's retry.
 create table longshore.finished (
     id               uuid primary key,
     started_at       timestamptz,
@@ -109,12 +111,12 @@ create table longshore.finished (
     check (attempts >= 0 and attempts <= max_attempts)
 );
 
--- Dead letters and cancelled jobs; costs successes nothing.
+-- Dead letters and cancelled jobs. Partial, so that successes cost nothing.
 create index finished_unsuccessful
     on longshore.finished (outcome, id)
  where outcome <> 'succeeded';
 
--- Attempts that did not succeed. A lease ends once.
+-- Attempts that did not succeed. Each lease ends once, hence the primary key.
 create table longshore.attempts (
     job              uuid not null,
     lease_no         integer not null,
@@ -127,7 +129,7 @@ create table longshore.attempts (
     primary key (job, lease_no)
 );
 
--- Unique while live: the owner is waiting or running.
+-- Unique keys of live jobs: the owner is waiting or running.
 create table longshore.keys (
     key              text primary key,
     job              uuid not null unique
@@ -140,9 +142,10 @@ create table longshore.checkpoints (
     saved_at         timestamptz not null
 );
 
--- Counts without counting: what ended in a minute, and by how much that
--- changed what is kept. Inserted per settle batch (level 0), added up by
--- upkeep into minutes (1), hours (2) and one row for all before that (3).
+-- Pre-aggregated counts, so that statistics need no scan of `finished`: how many
+-- jobs ended in a minute, and by how much the number of kept jobs changed. Each
+-- settle batch inserts rows at level 0. Upkeep folds them into minutes (1),
+-- hours (2) and one row for everything older (3).
 create table longshore.tallies (
     minute           timestamptz not null,
     ended            bigint not null,
@@ -156,8 +159,8 @@ create table longshore.tallies (
 
 create index tallies_level on longshore.tallies (level, minute);
 
--- Eight buckets an octave would be finer than anybody looks; four are within
--- a fifth of the true duration.
+-- Logarithmic buckets, four per doubling of the duration: within a fifth of the
+-- true value. Eight would be finer than anyone needs.
 create function longshore.run_bucket(started timestamptz, ended timestamptz) returns smallint
 language sql immutable parallel safe
 as 'select floor(4 * ln(1 + 1000 * greatest(0, date_part(''epoch'', ended - started))) / ln(2.0::float8))::smallint';
@@ -191,7 +194,7 @@ create table longshore.schedules (
     last_at          timestamptz
 );
 
--- How far the walks of upkeep have come; a row is locked while one walks.
+-- Cursors of the upkeep passes. A pass locks its row while it runs.
 create table longshore.upkeep (
     name             text primary key,
     cursor           uuid
@@ -231,7 +234,7 @@ select j.id,
   left join longshore.running r on r.id = j.id
   left join longshore.finished f on f.id = j.id;
 
--- Ids sort by the time they were made, as those of the library do.
+-- A UUID v7, which sorts by creation time, like the ids the library creates.
 create function longshore.new_id() returns uuid
 language sql volatile
 as $$
@@ -244,7 +247,7 @@ select encode(
          'hex')::uuid
 $$;
 
--- How deep arrays and objects nest.
+-- The nesting depth of arrays and objects.
 create function longshore.json_depth(value json) returns integer
 language plpgsql immutable
 as $$
@@ -267,8 +270,8 @@ begin
 end
 $$;
 
--- NUL and half surrogate pairs, which the type json lets pass. Escaped
--- backslashes are painted over first, then whole pairs are taken out.
+-- Finds NUL and unpaired surrogates, which the type json accepts. Escaped
+-- backslashes are replaced first, then complete pairs are removed.
 create function longshore.has_bad_characters(value json) returns boolean
 language sql immutable
 as $$
@@ -278,7 +281,7 @@ select regexp_replace(
        ~ '\\u(0000|[dD][89a-fA-F])'
 $$;
 
--- Whether they may be flags or tags.
+-- Whether these strings are valid as flags or tags.
 create function longshore.are_labels(labels text[]) returns boolean
 language sql immutable
 as $$
@@ -298,8 +301,8 @@ select case
        end
 $$;
 
--- The parts are compared in their order, so that one which is missing, unknown
--- or repeated shows.
+-- The sorted list of parts is compared as a whole, which detects missing,
+-- unknown and repeated parts.
 create function longshore.is_retry_policy(value json) returns boolean
 language plpgsql immutable
 as $$
@@ -337,8 +340,8 @@ begin
 end
 $$;
 
--- What the library would refuse about the options; null if nothing. A claim
--- must be able to read back what is stored.
+-- Returns why the library would reject the options, or null if they are valid. A
+-- claim must be able to decode whatever is stored.
 create function longshore.wrong_with_options(options json) returns text
 language plpgsql immutable
 as $$
@@ -388,8 +391,8 @@ begin
 end
 $$;
 
--- Enqueue from SQL: triggers, migrations, any language. The library uses it
--- for jobs with a unique key, so their rules stand here once.
+-- Enqueue from SQL: from triggers, migrations or any language. The library also
+-- calls it for jobs with a unique key, so the rules for those exist only here.
 create function longshore.enqueue(
     kind             text,
     payload          json default '{}',
@@ -421,7 +424,7 @@ declare
   holder       uuid;
   was          record;
 begin
-  -- As `NewJob::validate`, and like it before any key is looked at.
+  -- The same checks as `NewJob::validate`, which also run before any key lookup.
   wrong := case
     when new_id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
       then 'id: neither the nil nor the max UUID names a job; leave it out and one is made'
@@ -464,13 +467,13 @@ begin
   due := coalesce(enqueue.run_at, moment + coalesce(enqueue.delay, '0'));
   patience_ms := date_part('epoch', enqueue.timeout) * 1000;
   if enqueue.flags is not null then
-    -- An array of more dimensions, or one that does not count from 1, could not
-    -- be read back.
+    -- Normalise: the library cannot decode an array with several dimensions or
+    -- with a lower bound other than 1.
     labels := nullif(array(select unnest(enqueue.flags)), '{}');
   end if;
 
-  -- This very job on an earlier try. Its unique key may be free again by now,
-  -- and must not be taken for a job that has ended.
+  -- An earlier try may already have stored this id. Its unique key may be free
+  -- again by now, and must not be assigned to a job that has ended.
   perform 1 from longshore.jobs j where j.id = new_id;
   if found then
     return query select new_id, 'created'::text;
@@ -486,7 +489,7 @@ begin
     end if;
   end if;
 
-  -- Lock order: ready or running first, keys after them, as everywhere.
+  -- Lock order, as everywhere: ready or running first, then keys.
   for round in 1..10 loop
     holder := null;
     if enqueue.unique_key is not null then
@@ -497,7 +500,7 @@ begin
         select k.job into holder
           from longshore.keys k
          where k.key = enqueue.unique_key;
-        continue when not found;  -- its owner has just ended
+        continue when not found;  -- the owner has just ended
         if holder = new_id or mode = 'dedupe' then
           return query select holder, case when holder = new_id then 'created' else 'existing' end;
           return;
@@ -517,7 +520,7 @@ begin
                  timeout_ms = patience_ms,
                  flags = labels,
                  options = enqueue.options,
-                 -- the same request again must find the job that stands for it
+                 -- a repeat of this request must find the job that now represents it
                  idempotency_key = coalesce(j.idempotency_key, enqueue.idempotency_key)
            where j.id = holder;
           insert into longshore.ready
@@ -534,13 +537,13 @@ begin
           return;
         end if;
 
-        -- The owner runs: the key goes to the new job, and the old one may
-        -- finish but not wait again.
+        -- The owner is running: the key moves to the new job. The old job may
+        -- finish, but never returns to `ready`.
         update longshore.running r
            set superseded = true
          where r.id = holder
            and not r.superseded;
-        continue when not found;  -- it moved in between
+        continue when not found;  -- the owner changed state in between
         update longshore.keys k
            set job = new_id
          where k.key = enqueue.unique_key
@@ -558,14 +561,14 @@ begin
             enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key)
         on conflict do nothing;
     if not found then
-      -- This very job on an earlier try, or another with the same idempotency
-      -- key at the same moment.
+      -- Either an earlier try already stored this job, or a concurrent enqueue
+      -- stored another job with the same idempotency key.
       select j.id into holder
         from longshore.jobs j
        where j.id = new_id
           or j.idempotency_key = enqueue.idempotency_key;
       if not found or (holder <> new_id and enqueue.unique_key is not null) then
-        -- The unique key taken above must not stay behind: undo and repeat.
+        -- Roll back, so that the unique key taken above is freed; the caller retries.
         raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
       end if;
       return query select holder, case when holder = new_id then 'created' else 'existing' end;
@@ -586,8 +589,8 @@ begin
 end
 $$;
 
--- Cancel from SQL. Says `cancelled`, `pending` (it runs and has been told),
--- `finished` (nothing to do) or `not_found`.
+-- Cancel from SQL. Returns `cancelled`, `pending` (the job is running and its
+-- cancel flag is now set), `finished` (nothing to do) or `not_found`.
 create function longshore.cancel(id uuid) returns text
 language plpgsql
 as $$
@@ -642,9 +645,9 @@ begin
 end
 $$;
 
--- Retry from SQL: a finished job waits again with a fresh budget, a waiting one
--- is due now. Says `queued`, `running` (nothing to do), `key_taken` (another
--- live job has its unique key) or `not_found`.
+-- Retry from SQL: a finished job is queued again with a fresh attempt budget, and
+-- a waiting job becomes due now. Returns `queued`, `running` (nothing to do),
+-- `key_taken` (another live job owns its unique key) or `not_found`.
 create function longshore.retry(id uuid) returns text
 language plpgsql
 as $$
@@ -657,7 +660,7 @@ begin
   for round in 1..5 loop
     select f.* into was from longshore.finished f where f.id = retry.id for update;
     finished := found;
-    -- Read once the job can no longer be moved and changed.
+    -- Read the request after taking the lock, when no other transaction can change it.
     select j.* into asked from longshore.jobs j where j.id = retry.id;
     if not found then
       return 'not_found';
@@ -705,10 +708,10 @@ begin
 end
 $$;
 
--- A statement that was planned while a table was all but empty scans it whole,
--- and goes on doing so after a million jobs have come in, until autovacuum
--- passes. So no table is ever that small: each is grown to a megabyte once and
--- not given back, and the planner sees an index worth using from the first job.
+-- Postgres plans a full scan for a table that is almost empty, and keeps that plan
+-- after a million jobs have arrived, until the next autovacuum. So the tables are
+-- never that small: each one is grown to a megabyte here and never truncated, and
+-- the planner prefers the indexes from the first job on.
 alter table longshore.jobs set (vacuum_truncate = off);
 alter table longshore.ready set (vacuum_truncate = off);
 alter table longshore.running set (vacuum_truncate = off);

@@ -1,11 +1,11 @@
--- What the server needs beside the queue: who may call it (tokens), and what is
--- known of each kind of job (kinds). Only new tables, so older workers may keep
--- running. Once stopped they do not start again: a build refuses a database that
--- is newer than itself.
+-- What the server needs in addition to the queue: who may call it (tokens), and
+-- what is known about each kind of job (kinds). Only adds tables, so older workers
+-- may keep running. They cannot be restarted, because a build refuses a database
+-- that is newer than itself.
 --
--- Run inside one transaction. `longshore.` stands for the configured schema.
+-- Runs inside one transaction. `longshore.` is replaced by the configured schema.
 
--- The secret itself is nowhere: whoever shows one is found by its hash.
+-- The secret itself is not stored: a presented token is looked up by its hash.
 create table longshore.tokens (
     id               uuid primary key,
     name             text not null check (octet_length(name) between 1 and 128),
@@ -17,7 +17,7 @@ create table longshore.tokens (
     revoked_at       timestamptz
 );
 
--- What workers and operators have said about a kind of job.
+-- What workers and operators have declared about each kind of job.
 create table longshore.kinds (
     name             text primary key check (octet_length(name) between 1 and 128),
     schema           json,

@@ -1,11 +1,11 @@
--- The queue: what was asked (jobs), and where it stands (ready, running,
--- finished). The first version: there are no older workers.
+-- The queue: requests (jobs) and the state of each job (ready, running,
+-- finished). This is the first version, so there are no older workers.
 --
--- The same tables as on Postgres. Where the dialect differs: ids are 16-byte
--- blobs, which sort as the uuids do; times are microseconds since 1970, UTC;
+-- The same tables as on Postgres, with these dialect differences: ids are 16-byte
+-- blobs, which sort like the UUIDs; times are microseconds since 1970 in UTC;
 -- lists are JSON text; booleans are 0 and 1.
 
--- The engine's clock is the host's, unless a test has pinned it here.
+-- The engine's clock is the host's, unless a test pins it here.
 create table clock (
     id               integer primary key check (id = 1),
     pinned           integer
@@ -13,10 +13,10 @@ create table clock (
 
 insert into clock (id) values (1);
 
--- What was asked: written once, changed only by an operator's edit or a key
--- replacement, only while the job waits. Payloads are large, so the rows stand
--- in order of arrival and a narrow index leads to them; the payload comes last,
--- so that reading the rest never follows its overflow pages.
+-- Requests: written once, and changed only by an operator's edit or a key
+-- replacement while the job waits. Payloads are large, so this is a rowid table:
+-- rows are stored in order of arrival, with a narrow index on the id. The payload
+-- is the last column, so that reading the others never follows its overflow pages.
 create table jobs (
     id               blob not null unique check (length(id) = 16),
     created_at       integer not null,
@@ -37,7 +37,7 @@ create unique index jobs_idempotency_key
     on jobs (idempotency_key)
  where idempotency_key is not null;
 
--- What waits. Rows are never updated: a change deletes and inserts.
+-- Waiting jobs. Rows are never updated: a change deletes and inserts.
 create table ready (
     id               blob not null primary key check (length(id) = 16),
     run_at           integer not null,
@@ -55,18 +55,19 @@ create table ready (
     check (attempt >= 0 and attempt < max_attempts)
 ) strict, without rowid;
 
--- With the kind at its end, so that a claim passes jobs of kinds that it does
--- not handle without looking at their rows.
+-- Ends with the kind, so that a claim can skip jobs of kinds it does not handle
+-- without reading their rows.
 create index ready_claim
     on ready (queue, priority desc, run_at, id, kind)
  where interruptions = 0;
 
--- Jobs that were interrupted before wait apart: a claim takes at most one.
+-- Jobs that were interrupted before have their own index: a claim takes at
+-- most one of them.
 create index ready_suspects
     on ready (queue, priority desc, run_at, id, kind)
  where interruptions > 0;
 
--- The live leases. The primary key forbids two of one job.
+-- Live leases. The primary key allows at most one lease per job.
 create table running (
     id               blob not null primary key check (length(id) = 16),
     worker           blob not null check (length(worker) = 16),
@@ -88,7 +89,7 @@ create table running (
     check (attempt >= 1 and attempt <= max_attempts)
 ) strict, without rowid;
 
--- How it ended: append-only until retention or an operator's retry.
+-- Finished jobs. Append-only, except for retention and an operator's retry.
 create table finished (
     id               blob not null primary key check (length(id) = 16),
     started_at       integer,
@@ -104,12 +105,12 @@ create table finished (
     check (attempts >= 0 and attempts <= max_attempts)
 ) strict, without rowid;
 
--- Dead letters and cancelled jobs; costs successes nothing.
+-- Dead letters and cancelled jobs. Partial, so that successes cost nothing.
 create index finished_unsuccessful
     on finished (outcome, id)
  where outcome <> 'succeeded';
 
--- Attempts that did not succeed. A lease ends once.
+-- Attempts that did not succeed. Each lease ends once, hence the primary key.
 create table attempts (
     job              blob not null check (length(job) = 16),
     lease_no         integer not null,
@@ -122,7 +123,7 @@ create table attempts (
     primary key (job, lease_no)
 ) strict, without rowid;
 
--- Unique while live: the owner is waiting or running.
+-- Unique keys of live jobs: the owner is waiting or running.
 create table keys (
     key              text not null primary key,
     job              blob not null unique check (length(job) = 16)
@@ -135,9 +136,10 @@ create table checkpoints (
     saved_at         integer not null
 ) strict;
 
--- Counts without counting: what ended in a minute, and by how much that
--- changed what is kept. There is one writer at a time, so each batch adds to
--- its row; upkeep folds minutes into hours and hours into one.
+-- Pre-aggregated counts, so that statistics need no scan of `finished`: how many
+-- jobs ended in a minute, and by how much the number of kept jobs changed. There
+-- is one writer at a time, so each batch updates its minute's row. Upkeep folds
+-- minutes into hours, and old hours into one row.
 create table tallies (
     minute           integer not null,
     queue            text not null,
@@ -178,7 +180,7 @@ create table schedules (
     last_at          integer
 ) strict, without rowid;
 
--- How far the walks of upkeep have come.
+-- Cursors of the upkeep passes.
 create table upkeep (
     name             text not null primary key,
     cursor           blob
