@@ -1,4 +1,4 @@
-//! What happens when processes die, stand still, are told to go, lose the
+//! EventKind happens when processes die, stand still, are told to go, lose the
 //! database, or the database itself goes: real processes, real signals, and for
 //! every case a schema or a file of its own.
 //!
@@ -8,22 +8,22 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
-mod cluster;
-mod crew;
-mod cut_off;
-mod death;
+mod concurrency;
+mod crash;
+mod cron;
+mod fleet;
 mod outage;
 mod pause;
+mod postgres_server;
 mod proxy;
 mod python;
-mod share;
 mod shutdown;
-mod ticks;
+mod unresponsive;
 mod worker;
 
 /// Not a case: what the cases' worker processes run. They are this program,
 /// started anew.
 #[test]
 fn worker_process() {
-    worker::main_if_asked();
+    worker::run_if_requested();
 }

@@ -28,11 +28,11 @@ impl Proxy {
         Proxy { url: url.replacen(&server, &here, 1), cut }
     }
 
-    pub(crate) fn cut(&self) {
+    pub(crate) fn block(&self) {
         self.cut.send_replace(true);
     }
 
-    pub(crate) fn mend(&self) {
+    pub(crate) fn unblock(&self) {
         self.cut.send_replace(false);
     }
 }

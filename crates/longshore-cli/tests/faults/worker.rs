@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `noop` | nothing |
 //! | `sleep` | waits, and stops when told |
-//! | `stubborn` | waits, whatever it is told |
+//! | `ignore_stop` | waits, whatever it is told |
 //! | `block` | blocks its thread |
 //! | `poison` | takes the process with it |
 //!
@@ -24,11 +24,11 @@ use longshore::{Client, JobId};
 use serde::{Deserialize, Serialize};
 
 /// Makes this program a worker process.
-const ASKED: &str = "LONGSHORE_FAULTS_WORKER";
+const CONFIG_VARIABLE: &str = "LONGSHORE_FAULTS_WORKER";
 
-/// What a worker process is to be.
+/// EventKind a worker process is to be.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Orders {
+pub(crate) struct WorkerConfig {
     pub(crate) url: String,
     /// The file all processes of a case append their events to.
     pub(crate) events: String,
@@ -44,12 +44,12 @@ pub(crate) struct Orders {
     pub(crate) grace: Duration,
 }
 
-impl Orders {
+impl WorkerConfig {
     /// How to start this program as a worker process.
     pub(crate) fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["worker_process", "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(ASKED, serde_json::to_string(self).unwrap());
+        command.env(CONFIG_VARIABLE, serde_json::to_string(self).unwrap());
         command
     }
 
@@ -72,7 +72,7 @@ impl Orders {
 /// One line of the event log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Event {
-    pub(crate) what: What,
+    pub(crate) kind: EventKind,
     pub(crate) job: JobId,
     pub(crate) attempt: u16,
     pub(crate) lease_no: i32,
@@ -83,7 +83,7 @@ pub(crate) struct Event {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum What {
+pub(crate) enum EventKind {
     /// The handler was called.
     Start,
     /// It was told to stop, and why.
@@ -96,16 +96,16 @@ pub(crate) fn millis_now() -> u128 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()
 }
 
-pub(crate) fn main_if_asked() {
-    let Ok(orders) = std::env::var(ASKED) else { return };
-    let orders: Orders = serde_json::from_str(&orders).unwrap();
+pub(crate) fn run_if_requested() {
+    let Ok(config) = std::env::var(CONFIG_VARIABLE) else { return };
+    let config: WorkerConfig = serde_json::from_str(&config).unwrap();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(orders.threads)
+        .worker_threads(config.threads)
         .enable_all()
         .build()
         .unwrap();
-    let ended = runtime.block_on(work(orders));
+    let ended = runtime.block_on(work(config));
     // At once: a blocked thread must not keep the process, nor the test
     // harness have a word.
     std::process::exit(match ended {
@@ -117,16 +117,16 @@ pub(crate) fn main_if_asked() {
     });
 }
 
-async fn work(orders: Orders) -> longshore::Result<()> {
-    let client = Client::connect(&orders.url).await?;
-    let log = Log(Arc::new(OpenOptions::new().append(true).create(true).open(&orders.events).unwrap()));
+async fn work(config: WorkerConfig) -> longshore::Result<()> {
+    let client = Client::connect(&config.url).await?;
+    let log = EventLog(Arc::new(OpenOptions::new().append(true).create(true).open(&config.events).unwrap()));
     let worker = Worker::builder(client)
-        .settings(orders.settings())
+        .settings(config.settings())
         .state(log.clone())
         .hooks(log)
         .function("noop", noop)
         .function("sleep", sleep)
-        .function("stubborn", stubborn)
+        .function("ignore_stop", ignore_stop)
         .function("block", block)
         .function("poison", poison)
         .build()?;
@@ -135,13 +135,13 @@ async fn work(orders: Orders) -> longshore::Result<()> {
 }
 
 #[derive(Clone)]
-struct Log(Arc<File>);
+struct EventLog(Arc<File>);
 
-impl Log {
-    fn write(&self, what: What, job: &Claimed) {
+impl EventLog {
+    fn write(&self, kind: EventKind, job: &Claimed) {
         let lease = job.lease();
         let event = Event {
-            what,
+            kind,
             job: lease.id,
             attempt: job.attempt(),
             lease_no: lease.lease_no,
@@ -156,53 +156,53 @@ impl Log {
 }
 
 #[async_trait]
-impl Hooks for Log {
+impl Hooks for EventLog {
     async fn on_success(&self, job: &Claimed) {
-        self.write(What::Success, job);
+        self.write(EventKind::Success, job);
     }
 }
 
 /// How long each lease of a job takes.
 #[derive(Deserialize)]
-struct Takes(Vec<u64>);
+struct Durations(Vec<u64>);
 
-impl Takes {
-    fn now(&self, ctx: &Context<Log>) -> Duration {
+impl Durations {
+    fn for_this_lease(&self, ctx: &Context<EventLog>) -> Duration {
         let nth = usize::try_from(ctx.job().lease().lease_no - 1).unwrap_or(0);
         let millis = self.0.get(nth).or(self.0.last()).copied().unwrap_or(0);
         Duration::from_millis(millis)
     }
 }
 
-async fn noop(_: Takes, ctx: Context<Log>) -> Result<(), Failure> {
-    ctx.state().write(What::Start, ctx.job());
+async fn noop(_: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
+    ctx.state().write(EventKind::Start, ctx.job());
     Ok(())
 }
 
-async fn sleep(takes: Takes, ctx: Context<Log>) -> Result<(), Failure> {
-    ctx.state().write(What::Start, ctx.job());
-    match ctx.until_stopped(tokio::time::sleep(takes.now(&ctx))).await {
+async fn sleep(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
+    ctx.state().write(EventKind::Start, ctx.job());
+    match ctx.until_stopped(tokio::time::sleep(durations.for_this_lease(&ctx))).await {
         Ok(()) => Ok(()),
         Err(reason) => {
-            ctx.state().write(What::Stop(format!("{reason:?}")), ctx.job());
+            ctx.state().write(EventKind::Stop(format!("{reason:?}")), ctx.job());
             Err(Failure::retry(format!("told to stop: {reason:?}")))
         }
     }
 }
 
-async fn stubborn(takes: Takes, ctx: Context<Log>) -> Result<(), Failure> {
-    ctx.state().write(What::Start, ctx.job());
-    tokio::time::sleep(takes.now(&ctx)).await;
+async fn ignore_stop(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
+    ctx.state().write(EventKind::Start, ctx.job());
+    tokio::time::sleep(durations.for_this_lease(&ctx)).await;
     Ok(())
 }
 
-async fn block(takes: Takes, ctx: Context<Log>) -> Result<(), Failure> {
-    ctx.state().write(What::Start, ctx.job());
-    std::thread::sleep(takes.now(&ctx));
+async fn block(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
+    ctx.state().write(EventKind::Start, ctx.job());
+    std::thread::sleep(durations.for_this_lease(&ctx));
     Ok(())
 }
 
-async fn poison(_: Takes, ctx: Context<Log>) -> Result<(), Failure> {
-    ctx.state().write(What::Start, ctx.job());
+async fn poison(_: Durations, ctx: Context<EventLog>) -> Result<(), Failure> {
+    ctx.state().write(EventKind::Start, ctx.job());
     std::process::abort();
 }

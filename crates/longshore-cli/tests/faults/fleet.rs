@@ -11,10 +11,10 @@ use longshore::store::ListFilter;
 use longshore::{Client, JobId, JobRecord, NewJob, Status};
 use sqlx::Connection;
 
-use crate::worker::{Event, Orders, What};
+use crate::worker::{Event, EventKind, WorkerConfig};
 
 /// How long a case waits for what must come, however busy the machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(60);
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -24,10 +24,10 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 macro_rules! on_every_engine {
     ($($case:ident),* $(,)?) => {
         mod sqlite {
-            $(#[test] fn $case() { crate::crew::Crew::sqlite().run(async |crew| super::$case(crew).await) })*
+            $(#[test] fn $case() { crate::fleet::Fleet::sqlite().run(async |fleet| super::$case(fleet).await) })*
         }
         mod postgres {
-            $(#[test] fn $case() { crate::crew::run_on_postgres(async |crew| super::$case(crew).await) })*
+            $(#[test] fn $case() { crate::fleet::run_on_postgres(async |fleet| super::$case(fleet).await) })*
         }
     };
 }
@@ -37,22 +37,22 @@ pub(crate) use on_every_engine;
 macro_rules! on_postgres {
     ($($case:ident),* $(,)?) => {
         $(mod $case {
-            #[test] fn postgres() { crate::crew::run_on_postgres(async |crew| super::$case(crew).await) }
+            #[test] fn postgres() { crate::fleet::run_on_postgres(async |fleet| super::$case(fleet).await) }
         })*
     };
 }
 pub(crate) use on_postgres;
 
-pub(crate) fn run_on_postgres(case: impl AsyncFnOnce(&mut Crew)) {
+pub(crate) fn run_on_postgres(case: impl AsyncFnOnce(&mut Fleet)) {
     match std::env::var("LONGSHORE_TEST_DATABASE_URL") {
-        Ok(server) => Crew::postgres(&server).run(case),
+        Ok(server) => Fleet::postgres(&server).run(case),
         Err(_) => eprintln!("skipped: LONGSHORE_TEST_DATABASE_URL is not set"),
     }
 }
 
 /// A queue and the processes that work on it.
-pub(crate) struct Crew {
-    pub(crate) orders: Orders,
+pub(crate) struct Fleet {
+    pub(crate) config: WorkerConfig,
     folder: PathBuf,
     /// To be dropped: server and name.
     schema: Option<(String, String)>,
@@ -60,21 +60,21 @@ pub(crate) struct Crew {
     client: Option<Client>,
 }
 
-impl Crew {
+impl Fleet {
     pub(crate) fn sqlite() -> Self {
         let folder = folder();
         let url = format!("sqlite:{}", folder.join("jobs.db").display());
-        Crew::new(url, folder, None)
+        Fleet::new(url, folder, None)
     }
 
     pub(crate) fn postgres(server: &str) -> Self {
         let name = format!("faults_{}", JobId::new().0.simple());
         let joint = if server.contains('?') { '&' } else { '?' };
-        Crew::new(format!("{server}{joint}schema={name}"), folder(), Some((server.to_owned(), name)))
+        Fleet::new(format!("{server}{joint}schema={name}"), folder(), Some((server.to_owned(), name)))
     }
 
     fn new(url: String, folder: PathBuf, schema: Option<(String, String)>) -> Self {
-        let orders = Orders {
+        let config = WorkerConfig {
             url,
             events: folder.join("events").display().to_string(),
             queues: vec!["default".into()],
@@ -87,14 +87,14 @@ impl Crew {
             recovery_delay: ms(100),
             grace: ms(500),
         };
-        Crew { orders, folder, schema, workers: Vec::new(), client: None }
+        Fleet { config, folder, schema, workers: Vec::new(), client: None }
     }
 
-    pub(crate) fn run(mut self, case: impl AsyncFnOnce(&mut Crew)) {
+    pub(crate) fn run(mut self, case: impl AsyncFnOnce(&mut Fleet)) {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async {
-            let client = Client::connect(&self.orders.url).await.unwrap();
+            let client = Client::connect(&self.config.url).await.unwrap();
             client.migrate().await.unwrap();
             self.client = Some(client);
             case(&mut self).await;
@@ -118,16 +118,16 @@ impl Crew {
 
     /// Starts a worker process and says how to name it.
     pub(crate) fn start(&mut self) -> usize {
-        let orders = self.orders.clone();
-        self.start_as(&orders)
+        let config = self.config.clone();
+        self.start_with(&config)
     }
 
-    pub(crate) fn start_as(&mut self, orders: &Orders) -> usize {
-        self.launch(&mut orders.command())
+    pub(crate) fn start_with(&mut self, config: &WorkerConfig) -> usize {
+        self.spawn(&mut config.command())
     }
 
     /// Starts any process and says how to name it.
-    pub(crate) fn launch(&mut self, command: &mut Command) -> usize {
+    pub(crate) fn spawn(&mut self, command: &mut Command) -> usize {
         let nth = self.workers.len();
         let (said, printed) =
             (self.folder.join(format!("said-{nth}")), self.folder.join(format!("printed-{nth}")));
@@ -139,14 +139,15 @@ impl Crew {
     }
 
     /// Starts a worker process and waits until it has registered.
-    pub(crate) async fn started(&mut self) -> usize {
-        let before = self.registered().await;
+    pub(crate) async fn start_and_register(&mut self) -> usize {
+        let before = self.registered_workers().await;
         let worker = self.start();
-        self.until("the worker registers", async |crew| crew.registered().await > before).await;
+        self.wait_until("the worker registers", async |fleet| fleet.registered_workers().await > before)
+            .await;
         worker
     }
 
-    pub(crate) async fn registered(&self) -> usize {
+    pub(crate) async fn registered_workers(&self) -> usize {
         self.client().workers(None).await.unwrap().len()
     }
 
@@ -190,46 +191,49 @@ impl Crew {
         counts.iter().filter(|count| count.status == status).map(|count| count.jobs).sum()
     }
 
-    pub(crate) async fn until_succeeded(&mut self, jobs: usize) {
-        self.until("all jobs succeed", async |crew| crew.count(Status::Succeeded).await == jobs as u64).await;
+    pub(crate) async fn wait_until_succeeded(&mut self, jobs: usize) {
+        self.wait_until("all jobs succeed", async |fleet| {
+            fleet.count(Status::Succeeded).await == jobs as u64
+        })
+        .await;
     }
 
     // ---- what happened ---------------------------------------------------
 
     pub(crate) fn events(&self) -> Vec<Event> {
-        let text = std::fs::read_to_string(&self.orders.events).unwrap_or_default();
+        let text = std::fs::read_to_string(&self.config.events).unwrap_or_default();
         // The last line may be under way.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    pub(crate) fn of(&self, what: &What) -> Vec<Event> {
-        self.events().into_iter().filter(|event| event.what == *what).collect()
+    pub(crate) fn events_of(&self, kind: &EventKind) -> Vec<Event> {
+        self.events().into_iter().filter(|event| event.kind == *kind).collect()
     }
 
     /// How often each job did this.
-    pub(crate) fn times(&self, what: &What) -> BTreeMap<JobId, usize> {
+    pub(crate) fn event_counts(&self, kind: &EventKind) -> BTreeMap<JobId, usize> {
         let mut times = BTreeMap::new();
-        self.of(what).iter().for_each(|event| *times.entry(event.job).or_default() += 1);
+        self.events_of(kind).iter().for_each(|event| *times.entry(event.job).or_default() += 1);
         times
     }
 
     /// Waits for what must come.
-    pub(crate) async fn until(&mut self, what: &str, mut there: impl AsyncFnMut(&mut Crew) -> bool) {
+    pub(crate) async fn wait_until(&mut self, what: &str, mut there: impl AsyncFnMut(&mut Fleet) -> bool) {
         let began = Instant::now();
         while !there(self).await {
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > MAX_WAIT {
                 let counts = self.client().counts().await;
-                panic!("never: {what}; {counts:?}; {}", self.said());
+                panic!("never: {what}; {counts:?}; {}", self.stderr());
             }
             tokio::time::sleep(ms(20)).await;
         }
     }
 
     /// The end of what each process said.
-    fn said(&self) -> String {
+    fn stderr(&self) -> String {
         let tail = |worker: &Process| {
-            let said = worker.said();
+            let said = worker.stderr();
             let lines: Vec<&str> = said.lines().collect();
             lines[lines.len().saturating_sub(15)..].join("\n")
         };
@@ -237,10 +241,10 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Fleet {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.said());
+            eprintln!("{}", self.stderr());
         }
         self.workers.clear();
         let _ = std::fs::remove_dir_all(&self.folder);
@@ -272,29 +276,29 @@ impl Process {
     }
 
     /// How it ended, if it has.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
     /// How it ends, and after how long.
-    pub(crate) async fn end(&mut self) -> (ExitStatus, Duration) {
+    pub(crate) async fn wait_for_exit(&mut self) -> (ExitStatus, Duration) {
         let began = Instant::now();
         loop {
-            match self.ended() {
+            match self.exit_status() {
                 Some(status) => return (status, began.elapsed()),
-                None => assert!(began.elapsed() < PATIENCE, "it never ends: {}", self.said()),
+                None => assert!(began.elapsed() < MAX_WAIT, "it never ends: {}", self.stderr()),
             }
             tokio::time::sleep(ms(5)).await;
         }
     }
 
-    /// What it wrote to standard error so far.
-    pub(crate) fn said(&self) -> String {
+    /// EventKind it wrote to standard error so far.
+    pub(crate) fn stderr(&self) -> String {
         std::fs::read_to_string(&self.said).unwrap_or_default()
     }
 
-    /// What it wrote to standard output so far.
-    pub(crate) fn printed(&self) -> String {
+    /// EventKind it wrote to standard output so far.
+    pub(crate) fn stdout(&self) -> String {
         std::fs::read_to_string(&self.printed).unwrap_or_default()
     }
 }

@@ -7,45 +7,49 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use longshore::{JobRecord, Missed, NewJob, NewSchedule};
 
-use crate::crew::{Crew, ms, on_every_engine};
+use crate::fleet::{Fleet, ms, on_every_engine};
 
-on_every_engine!(each_tick_has_one_job_while_processes_die, after_an_outage_of_all_the_policy_decides);
+on_every_engine!(
+    each_tick_creates_one_job_while_processes_die,
+    after_all_workers_were_down_the_missed_policy_decides
+);
 
 const EVERY_SECOND: &str = "* * * * * *";
 
-async fn each_tick_has_one_job_while_processes_die(crew: &mut Crew) {
+async fn each_tick_creates_one_job_while_processes_die(fleet: &mut Fleet) {
     // `LONGSHORE_FAULTS_TICKS=60` for a run of a minute.
     let ticks: i64 = std::env::var("LONGSHORE_FAULTS_TICKS").map_or(10, |ticks| ticks.parse().unwrap());
     // A machine that stands still for seconds must not be taken for a lost tick.
     let backfill = Missed::All { limit: 60 };
-    let mut crowd: Vec<usize> = (0..8).map(|_| crew.start()).collect();
-    crew.until("all register", async |crew| crew.registered().await == 8).await;
+    let mut crowd: Vec<usize> = (0..8).map(|_| fleet.start()).collect();
+    fleet.wait_until("all register", async |fleet| fleet.registered_workers().await == 8).await;
     let put = NewSchedule::new("second", EVERY_SECOND, NewJob::new("noop", &[0])).missed(backfill);
-    let first = crew.client().put_schedule(put).await.unwrap().next_at;
+    let first = fleet.client().put_schedule(put).await.unwrap().next_at;
     let last = first + TimeDelta::seconds(ticks - 1);
 
     let between = TimeDelta::seconds(if ticks < 60 { 2 } else { 5 });
     let mut deaths = 0;
     loop {
-        let now = crew.client().store().now().await.unwrap();
+        let now = fleet.client().store().now().await.unwrap();
         if now > last {
             break;
         }
         if now > first + between * (deaths + 1) {
             let victim = crowd.remove(0);
-            crew.worker(victim).signal("KILL");
-            crowd.push(crew.start());
+            fleet.worker(victim).signal("KILL");
+            crowd.push(fleet.start());
             deaths += 1;
         }
         tokio::time::sleep(ms(20)).await;
     }
-    crew.until("the last tick has its job", async |crew| {
-        crew.jobs().await.iter().any(|job| tick(job).0 >= last)
-    })
-    .await;
+    fleet
+        .wait_until("the last tick has its job", async |fleet| {
+            fleet.jobs().await.iter().any(|job| tick(job).0 >= last)
+        })
+        .await;
     assert!(deaths >= 3, "{deaths} deaths");
 
-    let jobs = crew.jobs().await;
+    let jobs = fleet.jobs().await;
     let fired = ticks_of(&jobs, "second");
     let wanted: Vec<DateTime<Utc>> = (0..ticks).map(|nth| first + TimeDelta::seconds(nth)).collect();
     let seen: Vec<DateTime<Utc>> = fired.keys().copied().take_while(|tick| *tick <= last).collect();
@@ -53,36 +57,38 @@ async fn each_tick_has_one_job_while_processes_die(crew: &mut Crew) {
     assert!(fired.values().all(|jobs| jobs.len() == 1), "and none with two");
 }
 
-async fn after_an_outage_of_all_the_policy_decides(crew: &mut Crew) {
+async fn after_all_workers_were_down_the_missed_policy_decides(fleet: &mut Fleet) {
     let outage = Duration::from_secs(10);
     let policies = [("skip", Missed::Skip), ("one", Missed::One), ("all", Missed::All { limit: 4 })];
     for (name, missed) in policies {
         let put = NewSchedule::new(name, EVERY_SECOND, NewJob::new("noop", &[0])).missed(missed);
-        crew.client().put_schedule(put).await.unwrap();
+        fleet.client().put_schedule(put).await.unwrap();
     }
-    let crowd: Vec<usize> = (0..3).map(|_| crew.start()).collect();
-    crew.until("each has fired", async |crew| {
-        let jobs = crew.jobs().await;
-        policies.iter().all(|(name, _)| !ticks_of(&jobs, name).is_empty())
-    })
-    .await;
+    let crowd: Vec<usize> = (0..3).map(|_| fleet.start()).collect();
+    fleet
+        .wait_until("each has fired", async |fleet| {
+            let jobs = fleet.jobs().await;
+            policies.iter().all(|(name, _)| !ticks_of(&jobs, name).is_empty())
+        })
+        .await;
     for victim in crowd {
-        crew.worker(victim).signal("KILL");
-        crew.worker(victim).end().await;
+        fleet.worker(victim).signal("KILL");
+        fleet.worker(victim).wait_for_exit().await;
     }
-    let gone_at = crew.client().store().now().await.unwrap();
+    let gone_at = fleet.client().store().now().await.unwrap();
     // The outage itself.
     tokio::time::sleep(outage).await;
-    crew.start();
+    fleet.start();
     let back = gone_at + TimeDelta::from_std(outage).unwrap();
-    crew.until("each has fired again", async |crew| {
-        let jobs = crew.jobs().await;
-        let again = |name: &str| ticks_of(&jobs, name).values().any(|jobs| jobs[0].created_at >= back);
-        policies.iter().all(|(name, _)| again(name))
-    })
-    .await;
+    fleet
+        .wait_until("each has fired again", async |fleet| {
+            let jobs = fleet.jobs().await;
+            let again = |name: &str| ticks_of(&jobs, name).values().any(|jobs| jobs[0].created_at >= back);
+            policies.iter().all(|(name, _)| again(name))
+        })
+        .await;
 
-    let jobs = crew.jobs().await;
+    let jobs = fleet.jobs().await;
     for (name, _) in policies {
         let fired = ticks_of(&jobs, name);
         assert!(fired.values().all(|jobs| jobs.len() == 1), "{name}: no tick with two jobs");

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use longshore::JobId;
 
-pub(crate) struct Cluster {
+pub(crate) struct PostgresServer {
     programs: PathBuf,
     home: PathBuf,
     /// Whom the server runs as, if not us: it refuses to be root.
@@ -18,9 +18,9 @@ pub(crate) struct Cluster {
     watchdog: Child,
 }
 
-impl Cluster {
+impl PostgresServer {
     /// `None` where there are no server programs.
-    pub(crate) fn start() -> Option<Self> {
+    pub(crate) fn create() -> Option<Self> {
         let programs = programs()?;
         let home = Path::new("/tmp").join(format!("longshore-faults-pg-{}", JobId::new().0.simple()));
         std::fs::create_dir(&home).unwrap();
@@ -43,13 +43,13 @@ impl Cluster {
         }
         let watchdog = watchdog.spawn().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let cluster = Cluster { programs, home, account, port, watchdog };
-        cluster.run(
+        let server = PostgresServer { programs, home, account, port, watchdog };
+        server.run(
             "initdb",
             &["-A", "trust", "-U", "postgres", "--no-sync", "--encoding", "UTF8", "--locale", "C"],
         );
-        cluster.up();
-        Some(cluster)
+        server.start();
+        Some(server)
     }
 
     pub(crate) fn url(&self) -> String {
@@ -57,7 +57,7 @@ impl Cluster {
     }
 
     /// Starts the server and waits until it is ready.
-    pub(crate) fn up(&self) {
+    pub(crate) fn start(&self) {
         let settings = format!(
             "-c listen_addresses=127.0.0.1 -c port={} -c unix_socket_directories='' -c max_connections=100 \
              -c fsync=off -c shared_buffers=32MB",
@@ -68,7 +68,7 @@ impl Cluster {
     }
 
     /// Stops the server as a crash would; what was committed stays.
-    pub(crate) fn down(&self) {
+    pub(crate) fn stop(&self) {
         self.run("pg_ctl", &["-w", "-m", "immediate", "stop"]);
     }
 
@@ -86,7 +86,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for PostgresServer {
     fn drop(&mut self) {
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
