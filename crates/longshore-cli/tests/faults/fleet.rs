@@ -1,5 +1,5 @@
-//! The fixture: a queue of its own for a case, worker processes on it, and the
-//! log that all of them write.
+//! The test fixture: a queue for one test, the processes that work on it, and the
+//! event log that all worker processes write.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,14 +13,14 @@ use sqlx::Connection;
 
 use crate::worker::{Event, EventKind, WorkerConfig};
 
-/// How long a case waits for what must come, however busy the machine.
+/// How long a test waits for an expected state; enough for a very busy machine.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(60);
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Makes each case a test on each engine.
+/// Turns each case into one test per engine.
 macro_rules! on_every_engine {
     ($($case:ident),* $(,)?) => {
         mod sqlite {
@@ -33,7 +33,7 @@ macro_rules! on_every_engine {
 }
 pub(crate) use on_every_engine;
 
-/// Makes each case a test on Postgres.
+/// Turns each case into a test on Postgres.
 macro_rules! on_postgres {
     ($($case:ident),* $(,)?) => {
         $(mod $case {
@@ -45,32 +45,34 @@ pub(crate) use on_postgres;
 
 pub(crate) fn run_on_postgres(case: impl AsyncFnOnce(&mut Fleet)) {
     match std::env::var("LONGSHORE_TEST_DATABASE_URL") {
-        Ok(server) => Fleet::postgres(&server).run(case),
+        Ok(database) => Fleet::postgres(&database).run(case),
         Err(_) => eprintln!("skipped: LONGSHORE_TEST_DATABASE_URL is not set"),
     }
 }
 
 /// A queue and the processes that work on it.
 pub(crate) struct Fleet {
+    /// The configuration of the workers that are started from now on.
     pub(crate) config: WorkerConfig,
     folder: PathBuf,
-    /// To be dropped: server and name.
+    /// The database URL and the schema to drop at the end.
     schema: Option<(String, String)>,
-    workers: Vec<Process>,
+    processes: Vec<Process>,
     client: Option<Client>,
 }
 
 impl Fleet {
     pub(crate) fn sqlite() -> Self {
-        let folder = folder();
+        let folder = create_folder();
         let url = format!("sqlite:{}", folder.join("jobs.db").display());
         Fleet::new(url, folder, None)
     }
 
-    pub(crate) fn postgres(server: &str) -> Self {
-        let name = format!("faults_{}", JobId::new().0.simple());
-        let joint = if server.contains('?') { '&' } else { '?' };
-        Fleet::new(format!("{server}{joint}schema={name}"), folder(), Some((server.to_owned(), name)))
+    pub(crate) fn postgres(database: &str) -> Self {
+        let schema = format!("faults_{}", JobId::new().0.simple());
+        let separator = if database.contains('?') { '&' } else { '?' };
+        let url = format!("{database}{separator}schema={schema}");
+        Fleet::new(url, create_folder(), Some((database.to_owned(), schema)))
     }
 
     fn new(url: String, folder: PathBuf, schema: Option<(String, String)>) -> Self {
@@ -87,9 +89,10 @@ impl Fleet {
             recovery_delay: ms(100),
             grace: ms(500),
         };
-        Fleet { config, folder, schema, workers: Vec::new(), client: None }
+        Fleet { config, folder, schema, processes: Vec::new(), client: None }
     }
 
+    /// Runs the case, then checks the database and removes everything.
     pub(crate) fn run(mut self, case: impl AsyncFnOnce(&mut Fleet)) {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -98,13 +101,13 @@ impl Fleet {
             client.migrate().await.unwrap();
             self.client = Some(client);
             case(&mut self).await;
-            self.workers.clear();
+            self.processes.clear();
             let problems = self.client().check().await.unwrap().problems;
             assert!(problems.is_empty(), "every job is in exactly one place: {problems:?}");
             self.client = None;
-            if let Some((server, name)) = self.schema.take() {
-                let mut connection = sqlx::PgConnection::connect(&server).await.unwrap();
-                let drop = format!("drop schema if exists {name} cascade");
+            if let Some((database, schema)) = self.schema.take() {
+                let mut connection = sqlx::PgConnection::connect(&database).await.unwrap();
+                let drop = format!("drop schema if exists {schema} cascade");
                 sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut connection).await.unwrap();
             }
         });
@@ -116,7 +119,7 @@ impl Fleet {
 
     // ---- processes -------------------------------------------------------
 
-    /// Starts a worker process and says how to name it.
+    /// Starts a worker process and returns its index for [`Fleet::process`].
     pub(crate) fn start(&mut self) -> usize {
         let config = self.config.clone();
         self.start_with(&config)
@@ -126,16 +129,16 @@ impl Fleet {
         self.spawn(&mut config.command())
     }
 
-    /// Starts any process and says how to name it.
+    /// Starts any process and returns its index for [`Fleet::process`].
     pub(crate) fn spawn(&mut self, command: &mut Command) -> usize {
-        let nth = self.workers.len();
-        let (said, printed) =
-            (self.folder.join(format!("said-{nth}")), self.folder.join(format!("printed-{nth}")));
+        let index = self.processes.len();
+        let stdout = self.folder.join(format!("stdout-{index}"));
+        let stderr = self.folder.join(format!("stderr-{index}"));
         command.stdin(Stdio::null());
-        command.stdout(File::create(&printed).unwrap()).stderr(File::create(&said).unwrap());
+        command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        self.workers.push(Process { child, said, printed });
-        nth
+        self.processes.push(Process { child, stdout, stderr });
+        index
     }
 
     /// Starts a worker process and waits until it has registered.
@@ -151,17 +154,18 @@ impl Fleet {
         self.client().workers(None).await.unwrap().len()
     }
 
-    pub(crate) fn worker(&mut self, nth: usize) -> &mut Process {
-        &mut self.workers[nth]
+    pub(crate) fn process(&mut self, index: usize) -> &mut Process {
+        &mut self.processes[index]
     }
 
     // ---- jobs ------------------------------------------------------------
 
-    /// Enqueues `count` jobs whose leases take so many milliseconds.
-    pub(crate) async fn enqueue(&self, kind: &str, takes: &[u64], count: usize) -> Vec<JobId> {
+    /// Enqueues `count` jobs. `millis` is how long each lease takes, as in
+    /// [`crate::worker`].
+    pub(crate) async fn enqueue(&self, kind: &str, millis: &[u64], count: usize) -> Vec<JobId> {
         let mut ids = Vec::with_capacity(count);
         while ids.len() < count {
-            let batch = (0..(count - ids.len()).min(5000)).map(|_| NewJob::new(kind, takes));
+            let batch = (0..(count - ids.len()).min(5000)).map(|_| NewJob::new(kind, millis));
             let enqueued = self.client().enqueue_many(batch).await.unwrap();
             ids.extend(enqueued.into_iter().map(|job| job.id));
         }
@@ -172,7 +176,7 @@ impl Fleet {
         self.client().get(id).await.unwrap()
     }
 
-    /// Every job there is.
+    /// All jobs in the queue.
     pub(crate) async fn jobs(&self) -> Vec<JobRecord> {
         let mut filter = ListFilter { limit: ListFilter::MAX_LIMIT, ..ListFilter::default() };
         let mut jobs = Vec::new();
@@ -191,6 +195,14 @@ impl Fleet {
         counts.iter().filter(|count| count.status == status).map(|count| count.jobs).sum()
     }
 
+    /// Waits until handlers have started this many times.
+    pub(crate) async fn wait_until_started(&mut self, times: usize) {
+        self.wait_until("all handlers have started", async |fleet| {
+            fleet.events_of(&EventKind::Start).len() == times
+        })
+        .await;
+    }
+
     pub(crate) async fn wait_until_succeeded(&mut self, jobs: usize) {
         self.wait_until("all jobs succeed", async |fleet| {
             fleet.count(Status::Succeeded).await == jobs as u64
@@ -198,70 +210,74 @@ impl Fleet {
         .await;
     }
 
-    // ---- what happened ---------------------------------------------------
+    // ---- events and states -----------------------------------------------
 
     pub(crate) fn events(&self) -> Vec<Event> {
         let text = std::fs::read_to_string(&self.config.events).unwrap_or_default();
-        // The last line may be under way.
-        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        // A process may still be writing the last line.
+        let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+        complete.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     pub(crate) fn events_of(&self, kind: &EventKind) -> Vec<Event> {
         self.events().into_iter().filter(|event| event.kind == *kind).collect()
     }
 
-    /// How often each job did this.
+    /// The number of events of this kind for each job.
     pub(crate) fn event_counts(&self, kind: &EventKind) -> BTreeMap<JobId, usize> {
-        let mut times = BTreeMap::new();
-        self.events_of(kind).iter().for_each(|event| *times.entry(event.job).or_default() += 1);
-        times
+        let mut counts = BTreeMap::new();
+        self.events_of(kind).iter().for_each(|event| *counts.entry(event.job).or_default() += 1);
+        counts
     }
 
-    /// Waits for what must come.
-    pub(crate) async fn wait_until(&mut self, what: &str, mut there: impl AsyncFnMut(&mut Fleet) -> bool) {
+    /// Waits until `condition` holds; `description` is for the failure message.
+    pub(crate) async fn wait_until(
+        &mut self,
+        description: &str,
+        mut condition: impl AsyncFnMut(&mut Fleet) -> bool,
+    ) {
         let began = Instant::now();
-        while !there(self).await {
+        while !condition(self).await {
             if began.elapsed() > MAX_WAIT {
                 let counts = self.client().counts().await;
-                panic!("never: {what}; {counts:?}; {}", self.stderr());
+                panic!("never happened: {description}; {counts:?}; {}", self.logs());
             }
             tokio::time::sleep(ms(20)).await;
         }
     }
 
-    /// The end of what each process said.
-    fn stderr(&self) -> String {
-        let tail = |worker: &Process| {
-            let said = worker.stderr();
-            let lines: Vec<&str> = said.lines().collect();
+    /// The last lines that each process wrote to standard error.
+    fn logs(&self) -> String {
+        let tail = |process: &Process| {
+            let stderr = process.stderr();
+            let lines: Vec<&str> = stderr.lines().collect();
             lines[lines.len().saturating_sub(15)..].join("\n")
         };
-        self.workers.iter().map(|worker| format!("\n-- {}\n{}", worker.pid(), tail(worker))).collect()
+        self.processes.iter().map(|process| format!("\n-- {}\n{}", process.pid(), tail(process))).collect()
     }
 }
 
 impl Drop for Fleet {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.stderr());
+            eprintln!("{}", self.logs());
         }
-        self.workers.clear();
+        self.processes.clear();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-fn folder() -> PathBuf {
+fn create_folder() -> PathBuf {
     let folder = std::env::temp_dir().join(format!("longshore-faults-{}", JobId::new()));
     std::fs::create_dir(&folder).unwrap();
     folder
 }
 
-/// A process; killed when it is dropped.
+/// A process that is killed when this is dropped.
 pub(crate) struct Process {
     child: Child,
-    said: PathBuf,
-    printed: PathBuf,
+    stdout: PathBuf,
+    stderr: PathBuf,
 }
 
 impl Process {
@@ -269,37 +285,37 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends a signal by its name.
+    /// Sends the signal with this name, like `TERM`.
     pub(crate) fn signal(&self, name: &str) {
         let sent = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status().unwrap();
         assert!(sent.success(), "kill -s {name}");
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has exited.
     pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// How it ends, and after how long.
+    /// Waits for the process to exit, and returns how it did and after how long.
     pub(crate) async fn wait_for_exit(&mut self) -> (ExitStatus, Duration) {
         let began = Instant::now();
         loop {
             match self.exit_status() {
                 Some(status) => return (status, began.elapsed()),
-                None => assert!(began.elapsed() < MAX_WAIT, "it never ends: {}", self.stderr()),
+                None => assert!(began.elapsed() < MAX_WAIT, "the process does not exit: {}", self.stderr()),
             }
             tokio::time::sleep(ms(5)).await;
         }
     }
 
-    /// EventKind it wrote to standard error so far.
+    /// Everything it has written to standard error so far.
     pub(crate) fn stderr(&self) -> String {
-        std::fs::read_to_string(&self.said).unwrap_or_default()
+        std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
-    /// EventKind it wrote to standard output so far.
+    /// Everything it has written to standard output so far.
     pub(crate) fn stdout(&self) -> String {
-        std::fs::read_to_string(&self.printed).unwrap_or_default()
+        std::fs::read_to_string(&self.stdout).unwrap_or_default()
     }
 }
 

@@ -1,9 +1,9 @@
-//! EventKind happens when processes die, stand still, are told to go, lose the
-//! database, or the database itself goes: real processes, real signals, and for
-//! every case a schema or a file of its own.
+//! Fault tests: worker processes that crash, pause, shut down or lose the database,
+//! and a database that goes away. They use real processes and real signals, and
+//! each test has its own schema or file.
 //!
-//! Cases wait for what the database or the event log says, never for a time to
-//! have passed. Where a case asserts that something happened soon enough, the
+//! Tests wait for a state in the database or an entry in the event log, never for
+//! time to pass. Where a test asserts that something happened soon enough, the
 //! bound leaves room for a busy machine.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
@@ -21,8 +21,8 @@ mod shutdown;
 mod unresponsive;
 mod worker;
 
-/// Not a case: what the cases' worker processes run. They are this program,
-/// started anew.
+/// Not a test, but the entry point of the worker processes: each of them is this
+/// program, started again with a configuration in its environment.
 #[test]
 fn worker_process() {
     worker::run_if_requested();

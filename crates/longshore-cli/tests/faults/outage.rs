@@ -8,47 +8,47 @@ use crate::fleet::{Fleet, ms};
 use crate::postgres_server::PostgresServer;
 use crate::worker::EventKind;
 
+/// So long that a job that starts soon was found by a wake-up and not by a poll.
 const POLL: Duration = Duration::from_secs(600);
-/// Work goes on this soon after the server is ready again.
-const RESUMES_WITHIN: Duration = Duration::from_secs(10);
+/// Workers must resume this soon after the server is ready again.
+const RESUME_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_database_outage_loses_no_job_and_charges_no_attempt() {
     let Some(server) = PostgresServer::create() else {
-        return eprintln!("skipped: there are no Postgres server programs (initdb, pg_ctl, postgres)");
+        return eprintln!("skipped: no Postgres server programs (initdb, pg_ctl, postgres) are installed");
     };
     Fleet::postgres(&server.url()).run(async |fleet| {
-        // `LONGSHORE_FAULTS_OUTAGE=20` for one of twenty seconds.
+        // `LONGSHORE_FAULTS_OUTAGE=20` makes the outage last twenty seconds.
         let seconds = std::env::var("LONGSHORE_FAULTS_OUTAGE").map(|seconds| seconds.parse().unwrap());
-        let lasts = seconds.map_or(ms(1500), Duration::from_secs);
-        fleet.config.threshold = lasts + ms(2500);
+        let length = seconds.map_or(ms(1500), Duration::from_secs);
+        fleet.config.threshold = length + ms(2500);
         fleet.config.heartbeat = fleet.config.threshold / 10;
-        // Long enough to tell a listener from a poll.
         fleet.config.poll = POLL;
         let workers = [fleet.start(), fleet.start()];
-        fleet.wait_until("both register", async |fleet| fleet.registered_workers().await == 2).await;
+        fleet.wait_until("both workers register", async |fleet| fleet.registered_workers().await == 2).await;
 
-        short(fleet, &server, lasts).await;
-        long(fleet, &server).await;
+        short_outage(fleet, &server, length).await;
+        long_outage(fleet, &server).await;
 
-        for nth in workers {
-            assert!(fleet.worker(nth).exit_status().is_none(), "no process has ended");
+        for worker in workers {
+            assert!(fleet.process(worker).exit_status().is_none(), "both processes are still running");
         }
-        // Three in a row are not found by polls in so short a time.
+        // Polls cannot find three jobs in a row in so short a time.
         let done = fleet.count(Status::Succeeded).await as usize;
         let began = Instant::now();
         for nth in 1..=3 {
             fleet.enqueue("noop", &[], 1).await;
             fleet.wait_until_succeeded(done + nth).await;
         }
-        assert!(began.elapsed() < POLL, "the listeners are back: {:?}", began.elapsed());
+        assert!(began.elapsed() < POLL, "the workers listen for wake-ups again: {:?}", began.elapsed());
     });
 }
 
-/// Shorter than any threshold: nobody notices but by the delay.
-async fn short(fleet: &mut Fleet, server: &PostgresServer, lasts: Duration) {
+/// Shorter than the threshold: the only effect is a delay.
+async fn short_outage(fleet: &mut Fleet, server: &PostgresServer, length: Duration) {
     let ids = fleet.enqueue("sleep", &[20], 600).await;
-    outage(fleet, server, lasts).await;
+    outage(fleet, server, length).await;
     fleet.wait_until_succeeded(ids.len()).await;
     for id in ids {
         let job = fleet.get(id).await;
@@ -57,15 +57,15 @@ async fn short(fleet: &mut Fleet, server: &PostgresServer, lasts: Duration) {
 }
 
 /// Longer than the threshold: handlers are stopped and run again, uncharged.
-async fn long(fleet: &mut Fleet, server: &PostgresServer) {
+async fn long_outage(fleet: &mut Fleet, server: &PostgresServer) {
     let before = fleet.count(Status::Succeeded).await as usize;
     let mut ids = fleet.enqueue("sleep", &[60_000, 10], 4).await;
     ids.extend(fleet.enqueue("sleep", &[20], 300).await);
-    let longer = fleet.config.threshold + ms(1500);
-    outage(fleet, server, longer).await;
+    let length = fleet.config.threshold + ms(1500);
+    outage(fleet, server, length).await;
     fleet.wait_until_succeeded(before + ids.len()).await;
     let stopped = fleet.events_of(&EventKind::Stop("Disconnected".into()));
-    assert!(stopped.len() >= 4, "handlers were stopped before their leases could be given away");
+    assert!(stopped.len() >= 4, "handlers were stopped before another worker could get their leases");
     for id in ids {
         let job = fleet.get(id).await;
         assert_eq!(job.attempts, 1, "not charged: {job:?}");
@@ -73,19 +73,27 @@ async fn long(fleet: &mut Fleet, server: &PostgresServer) {
     }
 }
 
-async fn outage(fleet: &mut Fleet, server: &PostgresServer, lasts: Duration) {
+async fn outage(fleet: &mut Fleet, server: &PostgresServer, length: Duration) {
     let before = fleet.events_of(&EventKind::Success).len();
     fleet
-        .wait_until("the load is on", async |fleet| fleet.events_of(&EventKind::Success).len() >= before + 50)
+        .wait_until("the workers are busy", async |fleet| {
+            fleet.events_of(&EventKind::Success).len() >= before + 50
+        })
         .await;
     server.stop();
-    // The outage itself: nothing can be asked meanwhile.
-    tokio::time::sleep(lasts).await;
+    // The outage itself. The database cannot be queried meanwhile.
+    tokio::time::sleep(length).await;
     server.start();
-    // Our own client hears of it by an error, once for the connections it had.
-    fleet.wait_until("the server answers us", async |fleet| fleet.client().store().now().await.is_ok()).await;
+    // Our own client gets one error for each connection it had.
+    fleet
+        .wait_until("the server accepts our queries", async |fleet| {
+            fleet.client().store().now().await.is_ok()
+        })
+        .await;
     let (ready, done) = (Instant::now(), fleet.events_of(&EventKind::Success).len());
-    fleet.wait_until("work goes on", async |fleet| fleet.events_of(&EventKind::Success).len() > done).await;
-    eprintln!("after {lasts:?} without a server, work went on within {:?}", ready.elapsed());
-    assert!(ready.elapsed() < RESUMES_WITHIN, "work goes on after {:?}", ready.elapsed());
+    fleet
+        .wait_until("the workers resume", async |fleet| fleet.events_of(&EventKind::Success).len() > done)
+        .await;
+    eprintln!("after an outage of {length:?}, the workers resumed within {:?}", ready.elapsed());
+    assert!(ready.elapsed() < RESUME_WITHIN, "the workers resumed only after {:?}", ready.elapsed());
 }

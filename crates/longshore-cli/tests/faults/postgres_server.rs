@@ -1,5 +1,5 @@
-//! A Postgres server of one case's own, to be stopped and started. It does not
-//! outlive the test: a shell waits for the end of its input and cleans up.
+//! A Postgres server for one test, which the test can stop and start. It does not
+//! outlive the test: a watchdog shell stops it when its standard input closes.
 
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -12,19 +12,21 @@ use longshore::JobId;
 pub(crate) struct PostgresServer {
     programs: PathBuf,
     home: PathBuf,
-    /// Whom the server runs as, if not us: it refuses to be root.
+    /// The user and group that the server runs as, if we are root: Postgres refuses
+    /// to run as root.
     account: Option<(u32, u32)>,
     port: u16,
     watchdog: Child,
 }
 
 impl PostgresServer {
-    /// `None` where there are no server programs.
+    /// Creates and starts a server. Returns `None` if Postgres is not installed.
     pub(crate) fn create() -> Option<Self> {
         let programs = programs()?;
         let home = Path::new("/tmp").join(format!("longshore-faults-pg-{}", JobId::new().0.simple()));
         std::fs::create_dir(&home).unwrap();
-        let account = if std::fs::metadata(&home).unwrap().uid() == 0 { Some(unprivileged()?) } else { None };
+        let account =
+            if std::fs::metadata(&home).unwrap().uid() == 0 { Some(unprivileged_account()?) } else { None };
         if let Some((uid, gid)) = account {
             chown(&home, Some(uid), Some(gid)).unwrap();
         }
@@ -67,7 +69,7 @@ impl PostgresServer {
         self.run("pg_ctl", &["-w", "-l", &log, "-o", &settings, "start"]);
     }
 
-    /// Stops the server as a crash would; what was committed stays.
+    /// Stops the server like a crash does. Committed data survives.
     pub(crate) fn stop(&self) {
         self.run("pg_ctl", &["-w", "-m", "immediate", "stop"]);
     }
@@ -75,14 +77,14 @@ impl PostgresServer {
     fn run(&self, program: &str, args: &[&str]) {
         let mut command = Command::new(self.programs.join(program));
         command.arg("-D").arg(self.home.join("data")).args(args).current_dir("/");
-        // The server inherits them, and nobody should wait for it to let go.
+        // The server inherits these handles and would keep our pipes open.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if let Some((uid, gid)) = self.account {
             command.uid(uid).gid(gid);
         }
-        let ended = command.status().unwrap();
+        let status = command.status().unwrap();
         let log = std::fs::read_to_string(self.home.join("log")).unwrap_or_default();
-        assert!(ended.success(), "{program} {args:?}: {ended}\n{log}");
+        assert!(status.success(), "{program} {args:?}: {status}\n{log}");
     }
 }
 
@@ -90,25 +92,28 @@ impl Drop for PostgresServer {
     fn drop(&mut self) {
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
-        // In a directory that was ours the shell could not remove the last one.
+        // An unprivileged watchdog cannot remove the folder itself from a parent that
+        // it does not own.
         let _ = std::fs::remove_dir_all(&self.home);
     }
 }
 
+/// The folder with the server's programs.
 fn programs() -> Option<PathBuf> {
-    let said = Command::new("pg_config").arg("--bindir").output().ok();
-    let told = said.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
+    let output = Command::new("pg_config").arg("--bindir").output().ok();
+    let configured = output.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
     let installed = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let installed = installed.map(|version| version.path().join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let places: Vec<PathBuf> =
-        told.into_iter().chain(installed).chain(std::env::split_paths(&path)).collect();
-    places
+    let folders: Vec<PathBuf> =
+        configured.into_iter().chain(installed).chain(std::env::split_paths(&path)).collect();
+    folders
         .into_iter()
-        .find(|place| ["initdb", "pg_ctl", "postgres"].iter().all(|name| place.join(name).exists()))
+        .find(|folder| ["initdb", "pg_ctl", "postgres"].iter().all(|name| folder.join(name).exists()))
 }
 
-fn unprivileged() -> Option<(u32, u32)> {
+/// The user and group id of an unprivileged account.
+fn unprivileged_account() -> Option<(u32, u32)> {
     let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
     ["postgres", "nobody"].iter().find_map(|name| {
         let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;

@@ -1,5 +1,5 @@
-//! A way to the database that can be cut: what is under way stays under way, and
-//! nothing is answered, as when a cable is pulled.
+//! A TCP proxy in front of the database that can stop forwarding. Connections stay
+//! open and nothing arrives, as when a network cable is pulled.
 
 use std::str::FromStr;
 
@@ -10,49 +10,53 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 pub(crate) struct Proxy {
+    /// The database's URL by way of the proxy.
     pub(crate) url: String,
-    cut: watch::Sender<bool>,
+    blocked: watch::Sender<bool>,
 }
 
 impl Proxy {
     pub(crate) async fn start(url: &str) -> Self {
-        // Our own parameters are none of the driver's.
-        let plain = url.split('?').next().unwrap();
-        let options = PgConnectOptions::from_str(plain).unwrap();
+        // The driver does not understand Longshore's own parameters.
+        let without_parameters = url.split('?').next().unwrap();
+        let options = PgConnectOptions::from_str(without_parameters).unwrap();
         let server = format!("{}:{}", options.get_host(), options.get_port());
-        assert!(url.contains(&server), "the test database's URL names a host and a port");
+        assert!(url.contains(&server), "the test database's URL has a host and a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let here = listener.local_addr().unwrap().to_string();
-        let cut = watch::Sender::new(false);
-        tokio::spawn(accept(listener, server.clone(), cut.clone()));
-        Proxy { url: url.replacen(&server, &here, 1), cut }
+        let address = listener.local_addr().unwrap().to_string();
+        let blocked = watch::Sender::new(false);
+        tokio::spawn(accept(listener, server.clone(), blocked.clone()));
+        Proxy { url: url.replacen(&server, &address, 1), blocked }
     }
 
     pub(crate) fn block(&self) {
-        self.cut.send_replace(true);
+        self.blocked.send_replace(true);
     }
 
     pub(crate) fn unblock(&self) {
-        self.cut.send_replace(false);
+        self.blocked.send_replace(false);
     }
 }
 
-async fn accept(listener: TcpListener, server: String, cut: watch::Sender<bool>) {
-    while let Ok((near, _)) = listener.accept().await {
-        let (server, cut) = (server.clone(), cut.clone());
+async fn accept(listener: TcpListener, server: String, blocked: watch::Sender<bool>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let (server, blocked) = (server.clone(), blocked.clone());
         tokio::spawn(async move {
-            let Ok(far) = TcpStream::connect(server).await else { return };
-            let ((from_near, to_near), (from_far, to_far)) = (near.into_split(), far.into_split());
-            tokio::spawn(forward(from_near, to_far, cut.subscribe()));
-            forward(from_far, to_near, cut.subscribe()).await;
+            let Ok(server) = TcpStream::connect(server).await else { return };
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            tokio::spawn(forward(from_client, to_server, blocked.subscribe()));
+            forward(from_server, to_client, blocked.subscribe()).await;
         });
     }
 }
 
-async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut cut: watch::Receiver<bool>) {
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut blocked: watch::Receiver<bool>) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        if cut.wait_for(|cut| !*cut).await.is_err() || to.write_all(&buffer[..read]).await.is_err() {
+        if blocked.wait_for(|blocked| !*blocked).await.is_err()
+            || to.write_all(&buffer[..read]).await.is_err()
+        {
             return;
         }
     }

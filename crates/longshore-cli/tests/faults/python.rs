@@ -1,5 +1,5 @@
-//! Workers in another language: `examples/python/worker.py` at the API of a
-//! real server, which has no handlers and alone recovers what the dead held.
+//! Workers in another language: `examples/python/worker.py` calls the API of a real
+//! server. The server has no handlers, and is the only process that recovers jobs.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,30 +19,30 @@ on_every_engine!(
 
 /// How many jobs a Python worker runs at once.
 const SLOTS: usize = 8;
-/// When a silent worker is dead: the least that the API allows, and long enough
-/// for a busy machine where nobody dies.
-const SOON: Duration = Duration::from_secs(3);
-const LATE: Duration = Duration::from_secs(20);
+/// The shortest `stale_after` that the API allows, for tests in which workers die.
+const SHORT_STALE_AFTER: Duration = Duration::from_secs(3);
+/// Long enough that no worker counts as dead because the machine is busy.
+const LONG_STALE_AFTER: Duration = Duration::from_secs(20);
 
 async fn each_job_of_a_python_worker_killed_five_times_succeeds_once(fleet: &mut Fleet) {
-    // `LONGSHORE_FAULTS_PYTHON=5000` for a run of that many.
+    // `LONGSHORE_FAULTS_PYTHON=5000` runs that many jobs.
     let jobs: usize = std::env::var("LONGSHORE_FAULTS_PYTHON").map_or(500, |jobs| jobs.parse().unwrap());
     let deaths = 5;
     let (_, url) = serve(fleet, "127.0.0.1:0").await;
     enqueue(fleet, 0.02, jobs).await;
-    let mut worker = python(fleet, &url, SOON);
+    let mut worker = start_python(fleet, &url, SHORT_STALE_AFTER);
     for death in 1..=deaths {
         wait_until_succeeded(fleet, jobs * death / (deaths + 1)).await;
-        // It stands still while it is looked at, so that it dies holding some.
+        // Pause the worker while we query the database, so that it holds jobs when it dies.
         fleet
-            .wait_until("it holds some", async |fleet| {
-                fleet.worker(worker).signal("STOP");
-                let holds = fleet.count(Status::Running).await > 0;
-                fleet.worker(worker).signal(if holds { "KILL" } else { "CONT" });
-                holds
+            .wait_until("the worker holds a job", async |fleet| {
+                fleet.process(worker).signal("STOP");
+                let holds_jobs = fleet.count(Status::Running).await > 0;
+                fleet.process(worker).signal(if holds_jobs { "KILL" } else { "CONT" });
+                holds_jobs
             })
             .await;
-        worker = python(fleet, &url, SOON);
+        worker = start_python(fleet, &url, SHORT_STALE_AFTER);
     }
     wait_until_succeeded(fleet, jobs).await;
 
@@ -54,17 +54,17 @@ async fn each_job_of_a_python_worker_killed_five_times_succeeds_once(fleet: &mut
         interrupted += usize::from(job.interruptions > 0);
         if job.lease_no > 1 {
             let history = fleet.get(job.id).await.errors;
-            assert_eq!(history.len(), job.lease_no as usize - 1, "each lease but the last is accounted for");
-            // Released: it died while the answer with the lease was on its way.
-            let explained = [AttemptEnd::Interrupted, AttemptEnd::Released];
-            assert!(history.iter().all(|entry| explained.contains(&entry.what)), "{history:?}");
+            assert_eq!(history.len(), job.lease_no as usize - 1, "the history has all leases but the last");
+            // Released: the worker died before it received the response with the lease.
+            let expected = [AttemptEnd::Interrupted, AttemptEnd::Released];
+            assert!(history.iter().all(|entry| expected.contains(&entry.what)), "{history:?}");
         }
     }
-    assert!(interrupted > 0, "some were held by the dead");
+    assert!(interrupted > 0, "some jobs were interrupted");
     let hour_ago = fleet.client().store().now().await.unwrap() - Duration::from_secs(3600);
-    let tallied = fleet.client().tallied(hour_ago).await.unwrap();
-    let successes = tallied.iter().filter(|tally| tally.outcome == Outcome::Succeeded);
-    assert_eq!(successes.map(|tally| tally.jobs).sum::<u64>(), jobs as u64, "each was settled once");
+    let tallies = fleet.client().tallied(hour_ago).await.unwrap();
+    let successes = tallies.iter().filter(|tally| tally.outcome == Outcome::Succeeded);
+    assert_eq!(successes.map(|tally| tally.jobs).sum::<u64>(), jobs as u64, "each job was settled once");
     assert!(longshore(fleet).arg("check").output().unwrap().status.success());
     eprintln!("{jobs} jobs, {deaths} deaths, {interrupted} jobs interrupted");
 }
@@ -72,35 +72,35 @@ async fn each_job_of_a_python_worker_killed_five_times_succeeds_once(fleet: &mut
 async fn a_cancel_reaches_a_running_python_handler(fleet: &mut Fleet) {
     let (_, url) = serve(fleet, "127.0.0.1:0").await;
     let id = enqueue(fleet, 600.0, 1).await[0];
-    let worker = python(fleet, &url, LATE);
-    fleet.wait_until("it runs", async |fleet| fleet.count(Status::Running).await == 1).await;
+    let worker = start_python(fleet, &url, LONG_STALE_AFTER);
+    fleet.wait_until("the job runs", async |fleet| fleet.count(Status::Running).await == 1).await;
     assert_eq!(fleet.client().cancel(id).await.unwrap(), Cancelled::Pending);
-    fleet.wait_until("it ends", async |fleet| fleet.count(Status::Running).await == 0).await;
+    fleet.wait_until("the job ends", async |fleet| fleet.count(Status::Running).await == 0).await;
 
     let job = fleet.get(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Cancelled, 1, 0));
-    let why = job.last_error.unwrap_or_default();
-    assert!(why.contains("stopped while waiting"), "the handler says so: {why}");
+    let error = job.last_error.unwrap_or_default();
+    assert!(error.contains("stopped while waiting"), "the handler's own error: {error}");
     enqueue(fleet, 0.0, 1).await;
     fleet.wait_until_succeeded(1).await;
-    assert!(fleet.worker(worker).exit_status().is_none(), "it has gone on");
+    assert!(fleet.process(worker).exit_status().is_none(), "the worker is still running");
 }
 
 async fn a_python_worker_finishes_its_jobs_and_signs_off_on_sigterm(fleet: &mut Fleet) {
     let (_, url) = serve(fleet, "127.0.0.1:0").await;
-    let worker = python(fleet, &url, LATE);
-    let begun = enqueue(fleet, 3.0, SLOTS).await;
-    fleet.wait_until("all run", async |fleet| fleet.count(Status::Running).await == SLOTS as u64).await;
-    fleet.worker(worker).signal("TERM");
-    let left = enqueue(fleet, 0.0, 20).await;
-    let (status, _) = fleet.worker(worker).wait_for_exit().await;
+    let worker = start_python(fleet, &url, LONG_STALE_AFTER);
+    let started = enqueue(fleet, 3.0, SLOTS).await;
+    fleet.wait_until("all jobs run", async |fleet| fleet.count(Status::Running).await == SLOTS as u64).await;
+    fleet.process(worker).signal("TERM");
+    let unclaimed = enqueue(fleet, 0.0, 20).await;
+    let (status, _) = fleet.process(worker).wait_for_exit().await;
     assert!(status.success(), "{status}");
 
-    for id in begun {
+    for id in started {
         let job = fleet.get(id).await;
         assert_eq!((job.status, job.attempts, job.interruptions), (Status::Succeeded, 1, 0));
     }
-    for id in left {
+    for id in unclaimed {
         let job = fleet.get(id).await;
         assert_eq!((job.status, job.attempts, job.lease_no), (Status::Queued, 0, 0));
     }
@@ -110,22 +110,23 @@ async fn a_python_worker_finishes_its_jobs_and_signs_off_on_sigterm(fleet: &mut 
 
 async fn a_python_worker_survives_a_server_restart(fleet: &mut Fleet) {
     let (first, url) = serve(fleet, "127.0.0.1:0").await;
-    let worker = python(fleet, &url, LATE);
+    let worker = start_python(fleet, &url, LONG_STALE_AFTER);
     let ids = enqueue(fleet, 1.0, SLOTS).await;
-    fleet.wait_until("all run", async |fleet| fleet.count(Status::Running).await == SLOTS as u64).await;
-    fleet.worker(first).signal("KILL");
-    fleet.worker(first).wait_for_exit().await;
+    fleet.wait_until("all jobs run", async |fleet| fleet.count(Status::Running).await == SLOTS as u64).await;
+    fleet.process(first).signal("KILL");
+    fleet.process(first).wait_for_exit().await;
     fleet
         .wait_until("the handlers cannot settle", async |fleet| {
-            fleet.worker(worker).stderr().matches("not settled").count() >= SLOTS
+            fleet.process(worker).stderr().matches("not settled").count() >= SLOTS
         })
         .await;
-    let (_, again) = serve(fleet, url.strip_prefix("http://").unwrap()).await;
-    assert_eq!(again, url);
+    let (_, new_url) = serve(fleet, url.strip_prefix("http://").unwrap()).await;
+    assert_eq!(new_url, url);
     fleet.wait_until_succeeded(SLOTS).await;
     for id in ids {
         let job = fleet.get(id).await;
-        assert_eq!((job.attempts, job.interruptions, job.lease_no), (1, 0, 1), "settled when it could be");
+        let observed = (job.attempts, job.interruptions, job.lease_no);
+        assert_eq!(observed, (1, 0, 1), "the first lease settles after the restart");
     }
 }
 
@@ -137,7 +138,7 @@ fn longshore(fleet: &Fleet) -> Command {
     command
 }
 
-/// A server without handlers, and where it listens.
+/// Starts a server without handlers, and returns its index and its URL.
 async fn serve(fleet: &mut Fleet, bind: &str) -> (usize, String) {
     let config = fleet.config.clone();
     let millis = |time: Duration| format!("{}ms", time.as_millis());
@@ -147,23 +148,24 @@ async fn serve(fleet: &mut Fleet, bind: &str) -> (usize, String) {
     command.args(["--sweep-threshold", &millis(config.threshold)]);
     command.args(["--sweep-interval", &millis(config.sweep)]);
     command.args(["--recovery-delay", &millis(config.recovery_delay)]);
-    // Nobody is poison here, however often it is hit.
+    // High enough that no job is quarantined.
     command.args(["--max-interruptions", "20"]);
     let server = fleet.spawn(&mut command);
     let mut url = None;
     fleet
         .wait_until("the server listens", async |fleet| {
-            let greeting: Option<Value> = serde_json::from_str(&fleet.worker(server).stdout()).ok();
-            url = greeting.and_then(|greeting| greeting["url"].as_str().map(str::to_owned));
+            let output: Option<Value> = serde_json::from_str(&fleet.process(server).stdout()).ok();
+            url = output.and_then(|output| output["url"].as_str().map(str::to_owned));
             url.is_some()
         })
         .await;
     (server, url.unwrap())
 }
 
-fn python(fleet: &mut Fleet, url: &str, stale_after: Duration) -> usize {
-    let there = Command::new("python3").arg("--version").output().is_ok_and(|said| said.status.success());
-    assert!(there, "python3 is missing; install Python 3.9 or later (Debian: apt-get install python3)");
+fn start_python(fleet: &mut Fleet, url: &str, stale_after: Duration) -> usize {
+    let version = Command::new("python3").arg("--version").output();
+    let installed = version.is_ok_and(|output| output.status.success());
+    assert!(installed, "python3 is missing; install Python 3.9 or later (Debian: apt-get install python3)");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python/worker.py");
     let mut command = Command::new("python3");
     command.arg(script).arg(url).env("no_proxy", "*");
@@ -172,21 +174,21 @@ fn python(fleet: &mut Fleet, url: &str, stale_after: Duration) -> usize {
     fleet.spawn(&mut command)
 }
 
-/// Waits for so many, patiently while there is progress.
+/// Waits until this many jobs have succeeded, for as long as there is progress.
 async fn wait_until_succeeded(fleet: &mut Fleet, jobs: usize) {
-    let mut seen = 0;
-    while seen < jobs as u64 {
-        let before = seen;
+    let mut succeeded = 0;
+    while succeeded < jobs as u64 {
+        let before = succeeded;
         fleet
             .wait_until("another job succeeds", async |fleet| {
-                seen = fleet.count(Status::Succeeded).await;
-                seen > before
+                succeeded = fleet.count(Status::Succeeded).await;
+                succeeded > before
             })
             .await;
     }
 }
 
-/// Enqueues jobs that take so many seconds.
+/// Enqueues `count` jobs that take this many seconds each.
 async fn enqueue(fleet: &Fleet, seconds: f64, count: usize) -> Vec<JobId> {
     let jobs = (0..count).map(|_| NewJob::new("wait", &json!({ "seconds": seconds })));
     let enqueued = fleet.client().enqueue_many(jobs).await.unwrap();

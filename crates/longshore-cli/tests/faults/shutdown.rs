@@ -1,4 +1,5 @@
-//! A process that is told to go: jobs that outlast the grace go back, uncharged.
+//! Processes that receive a stop signal: jobs that outlast the grace period are
+//! released, uncharged.
 
 use std::time::Duration;
 
@@ -9,11 +10,11 @@ use crate::worker::EventKind;
 
 on_every_engine!(
     jobs_that_outlast_the_grace_period_are_released_uncharged,
-    a_second_signal_stops_the_worker_at_once
+    a_second_signal_stops_the_worker_at_once,
 );
 
-/// The process is gone this long after the grace.
-const GONE_WITHIN: Duration = Duration::from_secs(2);
+/// The process must exit this soon after the grace period.
+const EXIT_WITHIN: Duration = Duration::from_secs(2);
 
 async fn jobs_that_outlast_the_grace_period_are_released_uncharged(fleet: &mut Fleet) {
     fleet.config.concurrency = 25;
@@ -22,37 +23,42 @@ async fn jobs_that_outlast_the_grace_period_are_released_uncharged(fleet: &mut F
     ids.extend(fleet.enqueue("ignore_stop", &[600_000], 12).await);
     ids.extend(fleet.enqueue("block", &[600_000], 1).await);
     let worker = fleet.start();
-    fleet.wait_until("all run", async |fleet| fleet.events_of(&EventKind::Start).len() == ids.len()).await;
+    fleet.wait_until_started(ids.len()).await;
 
     let grace = fleet.config.grace;
-    fleet.worker(worker).signal("TERM");
-    let (status, took) = fleet.worker(worker).wait_for_exit().await;
+    fleet.process(worker).signal("TERM");
+    let (status, took) = fleet.process(worker).wait_for_exit().await;
     assert!(status.success(), "{status}");
-    assert!(took >= grace, "it waited for its jobs: {took:?}");
-    assert!(took < grace + GONE_WITHIN, "it was gone after {took:?}");
-    assert_eq!(fleet.events_of(&EventKind::Stop("Shutdown".into())).len(), 12, "who listens is told");
+    assert!(took >= grace, "the worker waits for its jobs: {took:?}");
+    assert!(took < grace + EXIT_WITHIN, "the worker exited after {took:?}");
+    let stops = fleet.events_of(&EventKind::Stop("Shutdown".into()));
+    assert_eq!(stops.len(), 12, "handlers that wait for a stop get it");
     for id in ids {
         let job = fleet.get(id).await;
         assert_eq!((job.status, job.attempts, job.interruptions), (Status::Queued, 0, 0), "{}", job.kind);
         let ends: Vec<_> = job.errors.iter().map(|entry| entry.what).collect();
-        assert!(ends.iter().all(|what| *what == AttemptEnd::Released), "{ends:?}");
+        assert!(ends.iter().all(|end| *end == AttemptEnd::Released), "{ends:?}");
     }
-    assert_eq!(fleet.registered_workers().await, 0, "it has signed off");
+    assert_eq!(fleet.registered_workers().await, 0, "the worker has signed off");
 }
 
 async fn a_second_signal_stops_the_worker_at_once(fleet: &mut Fleet) {
     fleet.config.grace = Duration::from_secs(600);
     let ids = fleet.enqueue("sleep", &[600_000], 4).await;
     let worker = fleet.start();
-    fleet.wait_until("all run", async |fleet| fleet.events_of(&EventKind::Start).len() == ids.len()).await;
+    fleet.wait_until_started(ids.len()).await;
 
-    fleet.worker(worker).signal("INT");
-    fleet.wait_until("it has heard", async |fleet| fleet.worker(worker).stderr().contains("stopping")).await;
+    fleet.process(worker).signal("INT");
+    fleet
+        .wait_until("the worker handles the signal", async |fleet| {
+            fleet.process(worker).stderr().contains("stopping")
+        })
+        .await;
     tokio::time::sleep(ms(50)).await;
-    assert!(fleet.worker(worker).exit_status().is_none(), "the first signal lets jobs finish");
-    fleet.worker(worker).signal("TERM");
-    let (status, took) = fleet.worker(worker).wait_for_exit().await;
-    assert!(status.success() && took < GONE_WITHIN, "{status} after {took:?}");
+    assert!(fleet.process(worker).exit_status().is_none(), "the first signal lets jobs finish");
+    fleet.process(worker).signal("TERM");
+    let (status, took) = fleet.process(worker).wait_for_exit().await;
+    assert!(status.success() && took < EXIT_WITHIN, "{status} after {took:?}");
     for id in ids {
         let job = fleet.get(id).await;
         assert_eq!((job.status, job.attempts), (Status::Queued, 0));

@@ -1,4 +1,4 @@
-//! Who looks dead and is not: a process whose threads are all blocked, and one
+//! Workers that seem dead but are not: one whose threads are all blocked, and one
 //! that cannot reach the database.
 
 use std::time::Duration;
@@ -15,19 +15,16 @@ on_postgres!(a_disconnected_worker_stops_its_handlers_before_its_threshold);
 async fn jobs_whose_handlers_block_every_thread_are_not_recovered(fleet: &mut Fleet) {
     let threads = fleet.config.threads;
     fleet.config.concurrency = threads as u32;
-    let takes = (3 * fleet.config.threshold).as_millis() as u64;
-    let ids = fleet.enqueue("block", &[takes], threads).await;
+    let millis = (3 * fleet.config.threshold).as_millis() as u64;
+    let ids = fleet.enqueue("block", &[millis], threads).await;
     fleet.start();
-    fleet
-        .wait_until("all threads are blocked", async |fleet| {
-            fleet.events_of(&EventKind::Start).len() == threads
-        })
-        .await;
+    fleet.wait_until_started(threads).await;
     fleet.start_and_register().await;
     fleet.wait_until_succeeded(threads).await;
     for id in ids {
         let job = fleet.get(id).await;
-        assert_eq!((job.attempts, job.interruptions, job.lease_no), (1, 0, 1), "one lease from start to end");
+        let observed = (job.attempts, job.interruptions, job.lease_no);
+        assert_eq!(observed, (1, 0, 1), "the first lease lasted until the end");
     }
     assert_eq!(fleet.events_of(&EventKind::Start).len(), threads);
 }
@@ -36,29 +33,27 @@ async fn a_disconnected_worker_stops_its_handlers_before_its_threshold(fleet: &m
     let threshold = Duration::from_secs(3);
     fleet.config.threshold = threshold;
     let proxy = Proxy::start(&fleet.config.url).await;
-    let mut through_the_proxy = fleet.config.clone();
-    through_the_proxy.url = proxy.url.clone();
+    let mut through_proxy = fleet.config.clone();
+    through_proxy.url = proxy.url.clone();
 
     let jobs = 4;
     let ids = fleet.enqueue("sleep", &[600_000, 1], jobs).await;
-    let cut_off = fleet.start_with(&through_the_proxy);
-    fleet
-        .wait_until("it holds them all", async |fleet| fleet.events_of(&EventKind::Start).len() == jobs)
-        .await;
+    let disconnected = fleet.start_with(&through_proxy);
+    fleet.wait_until_started(jobs).await;
     let other = fleet.start_and_register().await;
     proxy.block();
-    let cut_at = millis_now();
+    let blocked_at = millis_now();
     fleet.wait_until_succeeded(jobs).await;
 
-    let told = fleet.events_of(&EventKind::Stop("Disconnected".into()));
-    assert_eq!(told.len(), jobs, "each handler is told why");
-    for stop in &told {
-        assert_eq!(stop.pid, fleet.worker(cut_off).pid());
-        assert!(stop.millis < cut_at + threshold.as_millis(), "before the threshold can have passed");
+    let stops = fleet.events_of(&EventKind::Stop("Disconnected".into()));
+    assert_eq!(stops.len(), jobs, "each handler was stopped with this reason");
+    for stop in &stops {
+        assert_eq!(stop.pid, fleet.process(disconnected).pid());
+        assert!(stop.millis < blocked_at + threshold.as_millis(), "stopped before the threshold expired");
         let next =
             fleet.events().into_iter().find(|event| event.job == stop.job && event.lease_no == 2).unwrap();
-        assert!(stop.millis <= next.millis, "no two attempts overlap");
-        assert_eq!(next.pid, fleet.worker(other).pid());
+        assert!(stop.millis <= next.millis, "the two attempts do not overlap");
+        assert_eq!(next.pid, fleet.process(other).pid());
     }
     for id in ids {
         let job = fleet.get(id).await;
@@ -66,8 +61,8 @@ async fn a_disconnected_worker_stops_its_handlers_before_its_threshold(fleet: &m
     }
 
     proxy.unblock();
-    fleet.worker(other).signal("KILL");
+    fleet.process(other).signal("KILL");
     fleet.enqueue("noop", &[], 1).await;
     fleet.wait_until_succeeded(jobs + 1).await;
-    assert!(fleet.worker(cut_off).exit_status().is_none(), "it has gone on");
+    assert!(fleet.process(disconnected).exit_status().is_none(), "the process is still running");
 }

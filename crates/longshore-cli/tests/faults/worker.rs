@@ -1,16 +1,17 @@
-//! A worker process with kinds that misbehave, and an event log outside the
-//! database.
+//! The worker process under test: handlers that misbehave, and an event log in a
+//! file, which does not depend on the database.
 //!
-//! | Kind | Does |
+//! | Kind | Handler |
 //! |---|---|
-//! | `noop` | nothing |
-//! | `sleep` | waits, and stops when told |
-//! | `ignore_stop` | waits, whatever it is told |
+//! | `noop` | does nothing |
+//! | `sleep` | waits, and returns early on a stop |
+//! | `ignore_stop` | waits, and ignores stops |
 //! | `block` | blocks its thread |
-//! | `poison` | takes the process with it |
+//! | `poison` | aborts the process |
 //!
-//! A payload `[60000, 10]` is how many milliseconds the first lease takes and
-//! the second; the last number holds for all further ones.
+//! The payload lists how many milliseconds each lease takes: with `[60000, 10]` the
+//! first takes a minute and the second 10 ms. The last number applies to all later
+//! leases.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -23,18 +24,18 @@ use longshore::worker::{Context, Failure, Hooks, Recovery, Settings, Worker};
 use longshore::{Client, JobId};
 use serde::{Deserialize, Serialize};
 
-/// Makes this program a worker process.
+/// The variable with the configuration; if it is set, this program is a worker process.
 const CONFIG_VARIABLE: &str = "LONGSHORE_FAULTS_WORKER";
 
-/// EventKind a worker process is to be.
+/// The configuration of a worker process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WorkerConfig {
     pub(crate) url: String,
-    /// The file all processes of a case append their events to.
+    /// The event log, to which all processes of a test append.
     pub(crate) events: String,
     pub(crate) queues: Vec<String>,
     pub(crate) concurrency: u32,
-    /// Of the runtime.
+    /// The number of runtime threads.
     pub(crate) threads: usize,
     pub(crate) poll: Duration,
     pub(crate) heartbeat: Duration,
@@ -45,7 +46,7 @@ pub(crate) struct WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// How to start this program as a worker process.
+    /// The command that starts this program as a worker process.
     pub(crate) fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["worker_process", "--exact", "--nocapture", "--test-threads=1"]);
@@ -77,18 +78,18 @@ pub(crate) struct Event {
     pub(crate) attempt: u16,
     pub(crate) lease_no: i32,
     pub(crate) pid: u32,
-    /// On the host's clock.
+    /// Milliseconds since 1970 on the host's clock.
     pub(crate) millis: u128,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum EventKind {
-    /// The handler was called.
+    /// A handler started.
     Start,
-    /// It was told to stop, and why.
+    /// A handler received a stop for this reason.
     Stop(String),
-    /// Its success is stored.
+    /// The worker stored a success.
     Success,
 }
 
@@ -96,6 +97,7 @@ pub(crate) fn millis_now() -> u128 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()
 }
 
+/// Runs a worker until it is stopped, if the environment has a configuration for one.
 pub(crate) fn run_if_requested() {
     let Ok(config) = std::env::var(CONFIG_VARIABLE) else { return };
     let config: WorkerConfig = serde_json::from_str(&config).unwrap();
@@ -105,10 +107,9 @@ pub(crate) fn run_if_requested() {
         .enable_all()
         .build()
         .unwrap();
-    let ended = runtime.block_on(work(config));
-    // At once: a blocked thread must not keep the process, nor the test
-    // harness have a word.
-    std::process::exit(match ended {
+    let result = runtime.block_on(run(config));
+    // Exit at once: neither a blocked thread nor the test harness may delay it.
+    std::process::exit(match result {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("error: {error}");
@@ -117,7 +118,7 @@ pub(crate) fn run_if_requested() {
     });
 }
 
-async fn work(config: WorkerConfig) -> longshore::Result<()> {
+async fn run(config: WorkerConfig) -> longshore::Result<()> {
     let client = Client::connect(&config.url).await?;
     let log = EventLog(Arc::new(OpenOptions::new().append(true).create(true).open(&config.events).unwrap()));
     let worker = Worker::builder(client)
@@ -148,8 +149,8 @@ impl EventLog {
             pid: std::process::id(),
             millis: millis_now(),
         };
-        // One write to a file opened for appending: lines of many processes do
-        // not mix.
+        // A single write to a file in append mode, so that lines of several processes
+        // do not mix.
         let line = serde_json::to_string(&event).unwrap() + "\n";
         (&*self.0).write_all(line.as_bytes()).unwrap();
     }
@@ -162,7 +163,7 @@ impl Hooks for EventLog {
     }
 }
 
-/// How long each lease of a job takes.
+/// How many milliseconds each lease of a job takes.
 #[derive(Deserialize)]
 struct Durations(Vec<u64>);
 
@@ -185,7 +186,7 @@ async fn sleep(durations: Durations, ctx: Context<EventLog>) -> Result<(), Failu
         Ok(()) => Ok(()),
         Err(reason) => {
             ctx.state().write(EventKind::Stop(format!("{reason:?}")), ctx.job());
-            Err(Failure::retry(format!("told to stop: {reason:?}")))
+            Err(Failure::retry(format!("stopped: {reason:?}")))
         }
     }
 }
