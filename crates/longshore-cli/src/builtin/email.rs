@@ -1,5 +1,5 @@
-//! `send_email`: by the mail server that is configured, or as files in an outbox
-//! where there is none: for machines that must not send, and for trying it out.
+//! `send_email`: sends mail through the configured mail server. Without one, it writes
+//! messages to an outbox folder, for machines that must not send mail and for trials.
 
 use std::time::Duration;
 
@@ -28,13 +28,13 @@ impl Kind for SendEmail {
     const NAME: &'static str = "send_email";
 
     fn check(&self) -> Result<(), String> {
-        let odd = |c: char| c.is_whitespace() || c.is_control();
-        if self.to.contains(odd) || self.to.parse::<Address>().is_err() {
-            return Err("to: not an address; write it like ada@example.com".into());
+        let forbidden = |c: char| c.is_whitespace() || c.is_control();
+        if self.to.contains(forbidden) || self.to.parse::<Address>().is_err() {
+            return Err("to: not a mail address; write it like ada@example.com".into());
         }
-        // A line break would end the header and begin another.
+        // A line break would end this header and start another one.
         if self.subject.contains(char::is_control) {
-            return Err("subject: holds a line break or another control character; leave it out".into());
+            return Err("subject: contains a line break or another control character; remove it".into());
         }
         Ok(())
     }
@@ -48,7 +48,7 @@ impl Kind for SendEmail {
                 "to": {
                     "type": "string",
                     "pattern": "^[^\\s\\p{Cc}]+@[^\\s\\p{Cc}@]+$",
-                    "description": "One address.",
+                    "description": "One mail address.",
                     "examples": ["ada@example.com"],
                 },
                 "subject": { "type": "string", "pattern": "^\\P{Cc}*$", "description": "One line." },
@@ -60,52 +60,52 @@ impl Kind for SendEmail {
     }
 }
 
-/// How long a server may take for one message.
+/// The limit for sending one message.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How much of a server's words is repeated.
-const WORDS: usize = 200;
+/// How many characters of a server's reply are quoted.
+const MAX_QUOTED_REPLY: usize = 200;
 
-/// How mail goes out.
-pub(super) struct Mail {
+/// Sends mail or writes it to the outbox.
+pub(super) struct Mailer {
     from: Mailbox,
-    way: Way,
+    transport: Transport,
 }
 
-enum Way {
+enum Transport {
     Server(AsyncSmtpTransport<Tokio1Executor>),
     Outbox(Folder),
 }
 
-impl Mail {
+impl Mailer {
     pub(super) fn open(settings: &Settings) -> Result<Self, failure::Failure> {
         let url = settings.smtp_url.as_ref().map(|url| url.expose()).filter(|url| !url.is_empty());
         let Some(url) = url else {
             let outbox = Folder::new("--outbox", &settings.outbox)?;
             let folder = outbox.path().display();
-            tracing::info!("mail is written to {folder}: no --smtp-url (LONGSHORE_SMTP_URL) is given");
-            let from = settings.mail_from.clone().map_or_else(nobody, Ok)?;
-            return Ok(Mail { from, way: Way::Outbox(outbox) });
+            tracing::info!("mail is written to {folder}, because --smtp-url (LONGSHORE_SMTP_URL) is not set");
+            let from = settings.mail_from.clone().map_or_else(default_sender, Ok)?;
+            return Ok(Mailer { from, transport: Transport::Outbox(outbox) });
         };
-        // The message shows nothing of the URL, which holds a password.
+        // The message does not quote the URL, which contains a password.
         let server = AsyncSmtpTransport::<Tokio1Executor>::from_url(url).map_err(|_| {
             failure::Failure::usage(
                 "--smtp-url: not the URL of a mail server; write smtps://user:password@mail.example.com \
-                 or smtp://user:password@mail.example.com:587?tls=required, with odd characters of the \
-                 password percent-encoded",
+                 or smtp://user:password@mail.example.com:587?tls=required, and percent-encode special \
+                 characters of the password",
             )
         })?;
         let from = settings.mail_from.clone().ok_or_else(|| {
             failure::Failure::usage(
-                "--mail-from: needed with --smtp-url, because servers refuse mail from nobody; \
+                "--mail-from: required with --smtp-url, because mail servers refuse mail without a sender; \
                  write it like harbour@example.com",
             )
         })?;
         if url.starts_with("smtp:") && !url.contains("tls=") {
             tracing::warn!(
-                "--smtp-url: mail goes to the server in the clear; smtps:// or ?tls=required would not"
+                "--smtp-url: mail and password are sent to the server unencrypted; use smtps:// or ?tls=required"
             );
         }
-        Ok(Mail { from, way: Way::Server(server.timeout(Some(TIMEOUT)).build()) })
+        Ok(Mailer { from, transport: Transport::Server(server.timeout(Some(TIMEOUT)).build()) })
     }
 
     fn compose(&self, mail: &SendEmail, message_id: &str) -> Result<Message, Failure> {
@@ -120,32 +120,32 @@ impl Mail {
             .map_err(Failure::permanent)
     }
 
-    /// The same for every attempt, so that a message that arrives twice is known
-    /// for one.
+    /// The same for every attempt, so that a recipient can recognise a message that
+    /// arrives twice.
     fn message_id(&self, job: JobId) -> String {
         format!("<{job}@{}>", self.from.email.domain())
     }
 }
 
-/// Who writes what nobody will send.
-fn nobody() -> Result<Mailbox, failure::Failure> {
+/// The sender of messages in the outbox, which are never sent.
+fn default_sender() -> Result<Mailbox, failure::Failure> {
     "longshore@localhost"
         .parse()
         .map_err(|error| failure::Failure::usage(format_args!("--mail-from: {error}")))
 }
 
-pub(super) async fn send(mail: SendEmail, ctx: Context<Mail>) -> Result<(), Failure> {
+pub(super) async fn send(mail: SendEmail, ctx: Context<Mailer>) -> Result<(), Failure> {
     mail.check().map_err(Failure::permanent)?;
-    let out = ctx.state();
-    let message_id = out.message_id(ctx.id());
-    let message = out.compose(&mail, &message_id)?;
-    let result = match &out.way {
-        Way::Server(server) => {
+    let mailer = ctx.state();
+    let message_id = mailer.message_id(ctx.id());
+    let message = mailer.compose(&mail, &message_id)?;
+    let result = match &mailer.transport {
+        Transport::Server(server) => {
             unless_stopped(&ctx, submit(server, message)).await?;
             json!({ "message_id": message_id })
         }
-        Way::Outbox(outbox) => {
-            let path = outbox.put(&ctx, "eml", message.formatted()).await?;
+        Transport::Outbox(outbox) => {
+            let path = outbox.write(&ctx, "eml", message.formatted()).await?;
             json!({ "message_id": message_id, "path": path })
         }
     };
@@ -156,21 +156,23 @@ pub(super) async fn send(mail: SendEmail, ctx: Context<Mail>) -> Result<(), Fail
 async fn submit(server: &AsyncSmtpTransport<Tokio1Executor>, message: Message) -> Result<(), Failure> {
     match tokio::time::timeout(TIMEOUT, server.send(message)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(refused(&error)),
+        Ok(Err(error)) => Err(smtp_failure(&error)),
         Err(_) => Err(Failure::retry(format!("the mail server took longer than {} s", TIMEOUT.as_secs()))),
     }
 }
 
-/// A refusal for good if the server means the message; its 5xx about who we are
-/// is for the operator to mend, and the mail can wait for that.
-fn refused(error: &smtp::Error) -> Failure {
-    let words: String = error.to_string().chars().take(WORDS).collect();
+/// Permanent if the server rejects the message itself. A 5xx about our login is retried,
+/// because the operator can correct the settings meanwhile.
+fn smtp_failure(error: &smtp::Error) -> Failure {
+    let reply: String = error.to_string().chars().take(MAX_QUOTED_REPLY).collect();
     match error.status().map(u16::from) {
         Some(530 | 534 | 535 | 538) => {
-            Failure::retry(format!("the mail server does not let us in: {words}; see --smtp-url"))
+            Failure::retry(format!("the mail server refused the login: {reply}; check --smtp-url"))
         }
-        _ if error.is_permanent() => Failure::permanent(format!("the mail server refuses it: {words}")),
-        _ => Failure::retry(format!("the mail server did not take it: {words}")),
+        _ if error.is_permanent() => {
+            Failure::permanent(format!("the mail server rejected the message: {reply}"))
+        }
+        _ => Failure::retry(format!("the message could not be sent to the mail server: {reply}")),
     }
 }
 
@@ -180,7 +182,7 @@ mod tests {
     use longshore::{JobRecord, Status};
 
     use super::*;
-    use crate::builtin::testing::{MailServer, Scratch, run, run_to_the_end};
+    use crate::builtin::testing::{MailServer, TempFolder, run, run_without_backoff};
     use crate::secret::Secret;
 
     fn payload(to: &str) -> Value {
@@ -200,9 +202,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_server_a_message_becomes_a_file() {
-        let scratch = Scratch::new();
-        let settings = Settings { outbox: scratch.path().join("outbox"), ..Settings::default() };
+    async fn without_a_server_the_message_is_written_to_a_file() {
+        let temp = TempFolder::new();
+        let settings = Settings { outbox: temp.path().join("outbox"), ..Settings::default() };
         let job = run(&settings, "send_email", &payload("ada@example.com")).await;
         assert_eq!(job.status, Status::Succeeded, "{:?}", job.last_error);
         let path = settings.outbox.join(format!("{}.eml", job.id));
@@ -217,11 +219,11 @@ mod tests {
         ] {
             assert!(message.contains(line), "{line}: {message}");
         }
-        assert_eq!(std::fs::read_dir(&settings.outbox).unwrap().count(), 1, "nothing half written is left");
+        assert_eq!(std::fs::read_dir(&settings.outbox).unwrap().count(), 1, "no partial file is left");
     }
 
     #[tokio::test]
-    async fn a_server_gets_the_message_as_it_was_written() {
+    async fn a_server_receives_the_message_unchanged() {
         let Some(mut server) = MailServer::start(&[]) else { return };
         let job = run(&settings(&server.url("")), "send_email", &payload("ada@example.com")).await;
         assert_eq!(job.status, Status::Succeeded, "{:?}", job.last_error);
@@ -235,68 +237,69 @@ mod tests {
             "message_id": message_id,
             "body": "first line\n.\n\u{26f5} last line",
         });
-        assert_eq!(server.took(), expected);
+        assert_eq!(server.next_message(), expected);
     }
 
     #[tokio::test]
-    async fn a_refusal_for_good_ends_the_job() {
+    async fn a_permanent_rejection_fails_the_job_permanently() {
         let Some(server) = MailServer::start(&[]) else { return };
         let job =
-            run_to_the_end(&settings(&server.url("")), "send_email", &payload("refused@example.com")).await;
+            run_without_backoff(&settings(&server.url("")), "send_email", &payload("refused@example.com"))
+                .await;
         assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
-        let told = job.last_error.unwrap();
+        let error = job.last_error.unwrap();
         assert!(
-            told.starts_with("the mail server refuses it: ") && told.contains("no such mailbox"),
-            "{told}"
+            error.starts_with("the mail server rejected the message: ") && error.contains("no such mailbox"),
+            "{error}"
         );
-        assert!(!told.contains("last line"), "{told}");
+        assert!(!error.contains("last line"), "{error}");
     }
 
     #[tokio::test]
-    async fn a_busy_server_is_tried_again_with_the_same_message_id() {
+    async fn after_a_temporary_error_the_message_is_sent_again_with_the_same_id() {
         let Some(mut server) = MailServer::start(&[]) else { return };
         let job =
-            run_to_the_end(&settings(&server.url("")), "send_email", &payload("busy@example.com")).await;
+            run_without_backoff(&settings(&server.url("")), "send_email", &payload("busy@example.com")).await;
         assert_eq!((job.status, job.attempts), (Status::Succeeded, 2), "{:?}", job.last_error);
         assert!(job.errors[0].error.as_ref().unwrap().contains("try later"), "{:?}", job.errors);
-        assert_eq!(server.took()["message_id"], format!("<{}@example.com>", job.id));
+        assert_eq!(server.next_message()["message_id"], format!("<{}@example.com>", job.id));
     }
 
     #[tokio::test]
-    async fn a_server_that_is_away_is_tried_again() {
+    async fn an_unreachable_server_is_retried() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let url = format!("smtp://ada:s3cret@127.0.0.1:{port}");
-        let job = run_to_the_end(&settings(&url), "send_email", &payload("ada@example.com")).await;
-        assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 3), "its attempts are used up");
-        let told = job.last_error.unwrap();
-        assert!(told.starts_with("the mail server did not take it: "), "{told}");
-        assert!(!told.contains("s3cret"), "{told}");
+        let job = run_without_backoff(&settings(&url), "send_email", &payload("ada@example.com")).await;
+        assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 3), "all attempts are used up");
+        let error = job.last_error.unwrap();
+        assert!(error.starts_with("the message could not be sent to the mail server: "), "{error}");
+        assert!(!error.contains("s3cret"), "{error}");
     }
 
     #[tokio::test]
-    async fn a_password_opens_the_server_and_a_wrong_one_is_not_the_messages_fault() {
+    async fn a_password_logs_in_and_a_wrong_password_is_retried() {
         let Some(mut server) = MailServer::start(&["--password", "s3cret"]) else { return };
         let job = run(&settings(&server.url("ada:s3cret@")), "send_email", &payload("ada@example.com")).await;
         assert_eq!(job.status, Status::Succeeded, "{:?}", job.last_error);
-        assert_eq!(server.took()["to"], json!(["ada@example.com"]));
+        assert_eq!(server.next_message()["to"], json!(["ada@example.com"]));
         let job = run(&settings(&server.url("ada:wr0ng@")), "send_email", &payload("ada@example.com")).await;
         assert_eq!(job.status, Status::Retrying);
-        let told = job.last_error.unwrap();
+        let error = job.last_error.unwrap();
         assert!(
-            told.starts_with("the mail server does not let us in: ") && told.contains("--smtp-url"),
-            "{told}"
+            error.starts_with("the mail server refused the login: ") && error.contains("--smtp-url"),
+            "{error}"
         );
-        assert!(!told.contains("wr0ng"), "{told}");
+        assert!(!error.contains("wr0ng"), "{error}");
     }
 
     #[test]
-    fn settings_are_refused_by_their_flag_and_no_password_is_shown() {
+    fn errors_in_settings_name_the_flag_and_show_no_password() {
         for url in ["mail.example.com", "http://ada:s3cret@mail", "smtp://", "smtp://a?tls=s3cret"] {
-            let refused = Mail::open(&settings(url)).err().unwrap().to_string();
-            assert!(refused.starts_with("--smtp-url: "), "{refused}");
-            assert!(!refused.contains("s3cret"), "{refused}");
+            let error = Mailer::open(&settings(url)).err().unwrap().to_string();
+            assert!(error.starts_with("--smtp-url: "), "{error}");
+            assert!(!error.contains("s3cret"), "{error}");
         }
-        let nobody = Settings { mail_from: None, ..settings("smtps://mail.example.com") };
-        assert!(Mail::open(&nobody).err().unwrap().to_string().starts_with("--mail-from: "));
+        let without_sender = Settings { mail_from: None, ..settings("smtps://mail.example.com") };
+        assert!(Mailer::open(&without_sender).err().unwrap().to_string().starts_with("--mail-from: "));
     }
 }

@@ -1,5 +1,5 @@
-//! A folder that results are left in, each as one whole file: whoever looks sees
-//! all of it or nothing, and what a settled job promised survives a power cut.
+//! A folder for the files that jobs produce. A file appears only when it is complete,
+//! and the file of a settled job survives a power failure.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,20 +11,20 @@ use crate::failure;
 
 pub(super) struct Folder {
     path: PathBuf,
-    /// The flag that names it.
+    /// The flag that sets the path, for messages.
     flag: &'static str,
 }
 
 impl Folder {
-    /// A folder that is there, or can come to be with the first file.
+    /// Accepts a folder that exists or can be created with the first file.
     pub(super) fn new(flag: &'static str, path: &Path) -> Result<Self, failure::Failure> {
         if path.as_os_str().is_empty() || (path.exists() && !path.is_dir()) {
             let path = path.display();
             return Err(failure::Failure::usage(format_args!(
-                "{flag}: `{path}` is not a folder; name one, or one that may be made"
+                "{flag}: `{path}` is not a folder; use an existing folder or a path that can be created"
             )));
         }
-        // The path in a job's result has to mean something elsewhere.
+        // Job results contain the path, so it must not depend on the working directory.
         let path = std::path::absolute(path)
             .map_err(|error| failure::Failure::usage(format_args!("{flag}: {error}")))?;
         Ok(Folder { path, flag })
@@ -34,37 +34,38 @@ impl Folder {
         &self.path
     }
 
-    /// Leaves a job's file, as `<job id>.<ending>`. A later attempt replaces it.
-    pub(super) async fn put<S>(
+    /// Writes a job's file as `<job id>.<extension>`. A later attempt replaces it.
+    pub(super) async fn write<S>(
         &self,
         ctx: &Context<S>,
-        ending: &str,
+        extension: &str,
         bytes: Vec<u8>,
     ) -> Result<PathBuf, Failure> {
-        let path = self.path.join(format!("{}.{ending}", ctx.id()));
-        // Numbered by the lease, so that an attempt that has lost its own writes
-        // to another file than the one that follows it.
-        let part = self.path.join(format!(".{}.{}.part", ctx.id(), ctx.job().lease().lease_no));
-        let (folder, whole) = (self.path.clone(), path.clone());
-        let written = ctx.spawn_blocking(move || write(&folder, &part, &whole, &bytes)).await?;
-        written.map_err(|error| {
+        let path = self.path.join(format!("{}.{extension}", ctx.id()));
+        // The name contains the lease number, so that an attempt that has lost its lease
+        // does not write to the same file as its successor.
+        let partial = self.path.join(format!(".{}.{}.part", ctx.id(), ctx.job().lease().lease_no));
+        let (folder, complete) = (self.path.clone(), path.clone());
+        let result =
+            ctx.spawn_blocking(move || write_atomically(&folder, &partial, &complete, &bytes)).await?;
+        result.map_err(|error| {
             let (path, flag) = (self.path.display(), self.flag);
-            Failure::retry(format!("{path}: {error}; see that the worker may write there ({flag})"))
+            Failure::retry(format!("{path}: {error}; make sure that the worker may write there ({flag})"))
         })?;
         Ok(path)
     }
 }
 
-fn write(folder: &Path, part: &Path, whole: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write_atomically(folder: &Path, partial: &Path, complete: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    let written = File::create(part)
+    let result = File::create(partial)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(part, whole));
-    if written.is_err() {
-        let _ = fs::remove_file(part);
+        .and_then(|()| fs::rename(partial, complete));
+    if result.is_err() {
+        let _ = fs::remove_file(partial);
     }
-    written?;
-    // The name is durable when the folder is.
+    result?;
+    // Syncing the folder makes the new name durable.
     #[cfg(unix)]
     File::open(folder)?.sync_all()?;
     Ok(())
@@ -74,32 +75,32 @@ fn write(folder: &Path, part: &Path, whole: &Path, bytes: &[u8]) -> io::Result<(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::builtin::testing::Scratch;
+    use crate::builtin::testing::TempFolder;
 
     #[test]
-    fn a_file_is_there_whole_or_not_at_all() {
-        let scratch = Scratch::new();
-        let folder = scratch.path().join("made/when/needed");
-        let (part, whole) = (folder.join(".1.part"), folder.join("1.png"));
-        write(&folder, &part, &whole, b"first").unwrap();
-        write(&folder, &part, &whole, b"second").unwrap();
-        assert_eq!(fs::read(&whole).unwrap(), b"second");
+    fn a_file_appears_complete_or_not_at_all() {
+        let temp = TempFolder::new();
+        let folder = temp.path().join("created/when/needed");
+        let (partial, complete) = (folder.join(".1.part"), folder.join("1.png"));
+        write_atomically(&folder, &partial, &complete, b"first").unwrap();
+        write_atomically(&folder, &partial, &complete, b"second").unwrap();
+        assert_eq!(fs::read(&complete).unwrap(), b"second");
 
         let taken = folder.join("taken");
         fs::create_dir(&taken).unwrap();
-        write(&folder, &part, &taken, b"third").unwrap_err();
-        let left: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name()).collect();
-        assert_eq!(left.len(), 2, "nothing half written is left: {left:?}");
+        write_atomically(&folder, &partial, &taken, b"third").unwrap_err();
+        let files: Vec<_> = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(files.len(), 2, "no partial file is left: {files:?}");
     }
 
     #[test]
-    fn what_is_no_folder_is_refused_by_its_flag() {
-        let scratch = Scratch::new();
-        let file = scratch.path().join("file");
+    fn an_invalid_folder_is_refused_with_the_name_of_its_flag() {
+        let temp = TempFolder::new();
+        let file = temp.path().join("file");
         fs::write(&file, "").unwrap();
-        for wrong in [file.as_path(), Path::new("")] {
-            let refused = Folder::new("--outbox", wrong).err().unwrap().to_string();
-            assert!(refused.starts_with("--outbox: "), "{refused}");
+        for invalid in [file.as_path(), Path::new("")] {
+            let error = Folder::new("--outbox", invalid).err().unwrap().to_string();
+            assert!(error.starts_with("--outbox: "), "{error}");
         }
         assert!(Folder::new("--outbox", Path::new("later")).unwrap().path().is_absolute());
     }

@@ -1,6 +1,6 @@
-//! The kinds that come with the command. Each has a file of its own: what its
-//! payload holds, when one is right, and the work. Here is what they share; what
-//! they may call is in [`outbound`], and [`simulate`](simulate()) rehearses them.
+//! The built-in kinds of the command. Each kind has its own file with its payload, the
+//! payload's checks and the handler. This file has what they share. [`outbound`] makes
+//! their HTTP calls, and [`simulate`](simulate()) registers simulations of them.
 
 mod email;
 mod folder;
@@ -23,46 +23,46 @@ use serde_json::Value;
 use crate::failure;
 use crate::secret::Secret;
 
-use email::{Mail, SendEmail};
-use image::{ResizeImage, Studio};
+use email::{Mailer, SendEmail};
+use image::{Images, ResizeImage};
 use outbound::{Outbound, Rules};
 use summary::SummarizeText;
-use webhook::{Courier, WebhookDelivery};
+use webhook::{WebhookDelivery, Webhooks};
 
 pub(crate) use outbound::{Allowed, tls};
 pub(crate) use simulate::simulate;
 
-/// A built-in kind, by its payload.
+/// The payload of a built-in kind.
 trait Kind: DeserializeOwned + Send + 'static {
     const NAME: &'static str;
 
-    /// What the shape alone does not say. The error names the field and what
-    /// would be right.
+    /// Checks what the type does not express. The error names the field and the
+    /// remedy.
     fn check(&self) -> Result<(), String>;
 
-    /// The payload as a JSON Schema, 2020-12. It refuses nothing that `check`
-    /// takes; what only code can see, it leaves to `check`.
+    /// The payload's JSON Schema, version 2020-12. It accepts everything that `check`
+    /// accepts. What a schema cannot express is left to `check`.
     fn schema() -> Value;
 }
 
-/// How the built-in kinds do their work.
+/// The settings of the built-in kinds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// The mail server. Without one, mail goes to the outbox.
+    /// The mail server. Without one, mail is written to the outbox.
     pub(crate) smtp_url: Option<Secret>,
-    /// Who mail is from; a server needs to know.
+    /// The sender of mail. Required with a mail server.
     pub(crate) mail_from: Option<Mailbox>,
-    /// Where messages become files if no server is given.
+    /// The folder for messages if there is no mail server.
     pub(crate) outbox: PathBuf,
-    /// The one folder that `file://` may read from.
+    /// The only folder that `file://` URLs may read from.
     pub(crate) image_root: Option<PathBuf>,
-    /// Where pictures are written.
+    /// The folder for resized images.
     pub(crate) image_output: PathBuf,
-    /// What webhooks are signed with: one, or two while they change.
+    /// The secrets that sign webhooks: usually one, and two during a rotation.
     pub(crate) webhook_secrets: Vec<Secret>,
-    /// Whether `http://` is called as well as `https://`.
+    /// Whether `http://` URLs may be called in addition to `https://`.
     pub(crate) allow_http: bool,
-    /// Inner addresses that may be called all the same.
+    /// Internal addresses that may be called.
     pub(crate) allow_outbound: Vec<Allowed>,
 }
 
@@ -81,36 +81,36 @@ impl Default for Settings {
     }
 }
 
-/// Registers the built-in kinds with their real work. A setting that cannot be
-/// right is refused by the name of its flag.
+/// Registers the built-in kinds with their real handlers. The error for an invalid
+/// setting names its flag.
 pub(crate) fn register(builder: Builder, settings: &Settings) -> Result<Builder, failure::Failure> {
     let outbound = Outbound::new(Rules::of(settings))?;
-    Ok(described(builder)
-        .state(Mail::open(settings)?)
-        .state(Studio::open(settings, outbound.clone())?)
-        .state(Courier::open(settings, outbound)?)
+    Ok(describe_kinds(builder)
+        .state(Mailer::open(settings)?)
+        .state(Images::open(settings, outbound.clone())?)
+        .state(Webhooks::open(settings, outbound)?)
         .function(SendEmail::NAME, email::send)
         .function(ResizeImage::NAME, image::resize)
         .function(SummarizeText::NAME, summary::summarize)
         .function(WebhookDelivery::NAME, webhook::deliver))
 }
 
-/// Whether a payload is right for a built-in kind; `None` for any other kind.
+/// Checks a payload for a built-in kind. Returns `None` for any other kind.
 pub(crate) fn check_payload(kind: &str, payload: &str) -> Option<Result<(), String>> {
     built_in(kind).map(|kind| (kind.check)(payload))
 }
 
-/// Whether every `longshore worker` handles it.
+/// Whether every `longshore worker` handles this kind.
 pub(crate) fn is_built_in(kind: &str) -> bool {
     built_in(kind).is_some()
 }
 
-/// Says what the built-in kinds carry.
-fn described(builder: Builder) -> Builder {
+/// Declares the payload schemas of the built-in kinds.
+fn describe_kinds(builder: Builder) -> Builder {
     KINDS.iter().fold(builder, |builder, kind| builder.describe(kind.name, (kind.schema)()))
 }
 
-/// A kind without its type.
+/// A kind with its type erased.
 struct BuiltIn {
     name: &'static str,
     check: fn(&str) -> Result<(), String>,
@@ -119,7 +119,7 @@ struct BuiltIn {
 
 impl BuiltIn {
     const fn of<K: Kind>() -> Self {
-        BuiltIn { name: K::NAME, check: read_and_check::<K>, schema: K::schema }
+        BuiltIn { name: K::NAME, check: parse_and_check::<K>, schema: K::schema }
     }
 }
 
@@ -134,14 +134,15 @@ fn built_in(kind: &str) -> Option<&'static BuiltIn> {
     KINDS.iter().find(|built_in| built_in.name == kind)
 }
 
-fn read_and_check<K: Kind>(payload: &str) -> Result<(), String> {
-    let payload: K = serde_json::from_str(payload)
-        .map_err(|error| format!("not what `{}` takes: {}", K::NAME, without_value(&error.to_string())))?;
+fn parse_and_check<K: Kind>(payload: &str) -> Result<(), String> {
+    let payload: K = serde_json::from_str(payload).map_err(|error| {
+        format!("does not match kind `{}`: {}", K::NAME, without_value(&error.to_string()))
+    })?;
     payload.check()
 }
 
-/// The parser quotes a text that stands where something else should. That may be
-/// the whole payload: JSON in a string is a common mistake.
+/// Removes the string that the parser quotes if it expected another type. That may be
+/// the whole payload: JSON inside a string is a common mistake.
 fn without_value(error: &str) -> String {
     match (error.find("string \""), error.rfind("\", expected")) {
         (Some(begin), Some(end)) => format!("{}a string{}", &error[..begin], &error[end + 1..]),
@@ -149,26 +150,26 @@ fn without_value(error: &str) -> String {
     }
 }
 
-/// Runs the work of an attempt unless it is told to stop first.
+/// Runs the work of an attempt, but returns early if the attempt is stopped.
 async fn unless_stopped<S, T>(
     ctx: &Context<S>,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
     match ctx.until_stopped(work).await {
-        Ok(done) => done,
-        Err(StopReason::Cancelled) => Err(Failure::cancelled("cancelled while it ran")),
-        Err(reason) => Err(Failure::retry(format!("stopped while it ran: {reason:?}"))),
+        Ok(result) => result,
+        Err(StopReason::Cancelled) => Err(Failure::cancelled("cancelled while running")),
+        Err(reason) => Err(Failure::retry(format!("stopped while running: {reason:?}"))),
     }
 }
 
-/// Whether it is a URL of one of these schemes; whether it may be called is for
-/// the outbound rules.
+/// Checks that this is a URL with one of the schemes. The outbound rules decide later
+/// whether it may be called.
 fn check_url(field: &str, url: &str, schemes: &[&str]) -> Result<(), String> {
-    let named = schemes.iter().any(|scheme| url.starts_with(scheme));
-    if named && !url.contains(char::is_whitespace) && url::Url::parse(url).is_ok() {
+    let has_scheme = schemes.iter().any(|scheme| url.starts_with(scheme));
+    if has_scheme && !url.contains(char::is_whitespace) && url::Url::parse(url).is_ok() {
         return Ok(());
     }
-    Err(format!("{field}: not a URL this kind takes; it begins with {}", schemes.join(" or ")))
+    Err(format!("{field}: not a valid URL for this kind; use one that starts with {}", schemes.join(" or ")))
 }
 
 #[cfg(test)]
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_as_documented_are_right() {
+    fn documented_payloads_are_accepted() {
         check::<SendEmail>(json!({ "to": "ada@example.com", "subject": "Hi", "body": "line\nline" }))
             .unwrap();
         check::<ResizeImage>(json!({ "source_url": "https://example.com/a.png", "width": 1, "height": 2 }))
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn an_invalid_payload_is_refused_with_the_name_of_its_field() {
         let email = |to: &str, subject: &str| {
             check::<SendEmail>(json!({ "to": to, "subject": subject, "body": "" })).unwrap_err()
         };
@@ -209,7 +210,7 @@ mod tests {
             assert!(image(url, 1, 1).starts_with("source_url: "), "{url}");
         }
         assert!(image("https://a/b", 0, 1).starts_with("width: "));
-        assert!(image("https://a/b", 1, image::LARGEST_SIDE + 1).starts_with("height: "));
+        assert!(image("https://a/b", 1, image::MAX_SIDE + 1).starts_with("height: "));
         assert!(
             check::<SummarizeText>(json!({ "text": "", "max_words": 0 })).unwrap_err().contains("max_words")
         );
@@ -222,30 +223,29 @@ mod tests {
     }
 
     #[test]
-    fn only_built_in_kinds_are_judged() {
+    fn only_payloads_of_built_in_kinds_are_checked() {
         assert_eq!(check_payload("greet", "{}"), None);
         assert!(check_payload("send_email", "{").unwrap().unwrap_err().contains("send_email"));
     }
 
     #[tokio::test]
-    async fn a_payload_that_does_not_fit_is_not_repeated() {
-        let twice = json!(json!({ "to": "ada", "body": "s3cret\", expected s3cret" }).to_string());
-        let sized = json!({ "source_url": "https://a", "width": "s3cret", "height": 1 });
-        for (kind, payload) in
-            KINDS.map(|kind| (kind.name, twice.clone())).iter().chain(&[("resize_image", sized)])
-        {
-            let refused = check_payload(kind, &payload.to_string()).unwrap().unwrap_err();
+    async fn error_messages_do_not_quote_the_payload() {
+        let json_in_string = json!(json!({ "to": "ada", "body": "s3cret\", expected s3cret" }).to_string());
+        let string_as_width = json!({ "source_url": "https://a", "width": "s3cret", "height": 1 });
+        let payloads = KINDS.map(|kind| (kind.name, json_in_string.clone()));
+        for (kind, payload) in payloads.iter().chain(&[("resize_image", string_as_width)]) {
+            let at_enqueue = check_payload(kind, &payload.to_string()).unwrap().unwrap_err();
             let job = testing::run(&Settings::default(), kind, payload).await;
-            for told in [refused, job.last_error.unwrap()] {
-                assert!(told.contains("invalid type: ") && told.contains("string"), "{told}");
-                assert!(told.contains(", expected "), "{told}");
-                assert!(!told.contains("s3cret"), "{told}");
+            for error in [at_enqueue, job.last_error.unwrap()] {
+                assert!(error.contains("invalid type: ") && error.contains("string"), "{error}");
+                assert!(error.contains(", expected "), "{error}");
+                assert!(!error.contains("s3cret"), "{error}");
             }
         }
     }
 
-    /// One payload of each kind, as right as it can be.
-    fn right(kind: &str) -> Value {
+    /// A valid payload of each kind, with every field.
+    fn valid_payload(kind: &str) -> Value {
         match kind {
             "send_email" => json!({ "to": "ada@example.com", "subject": "Hi", "body": "…" }),
             "resize_image" => json!({ "source_url": "https://a.example/b.png", "width": 3, "height": 4 }),
@@ -255,8 +255,8 @@ mod tests {
         }
     }
 
-    /// What each field of any kind might be given: some right, most wrong.
-    fn values() -> Vec<Value> {
+    /// Values to try in each field: a few valid, most of them not.
+    fn candidate_values() -> Vec<Value> {
         let numbers = [-1_i64, 0, 1, 16_384, 16_385, 4_294_967_295, 4_294_967_296].map(Value::from);
         let texts = [
             "",
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schemas_say_what_the_checks_say() {
+    fn schemas_and_checks_accept_the_same_payloads() {
         let mut compared = 0;
         for kind in KINDS {
             let schema = (kind.schema)();
@@ -287,26 +287,26 @@ mod tests {
             let accepts = |payload: &Value| (kind.check)(&payload.to_string()).is_ok();
             let mut compare = |payload: Value| {
                 compared += 1;
-                let (ours, schemas) = (accepts(&payload), testing::fits(&schema, &payload));
-                assert_eq!(ours, schemas, "{}: {payload}", kind.name);
+                let (by_check, by_schema) = (accepts(&payload), testing::conforms(&schema, &payload));
+                assert_eq!(by_check, by_schema, "{}: {payload}", kind.name);
             };
-            let whole = right(kind.name);
-            assert!(accepts(&whole), "{}", kind.name);
-            for field in whole.as_object().unwrap().keys() {
-                for value in values() {
-                    let mut changed = whole.clone();
+            let complete = valid_payload(kind.name);
+            assert!(accepts(&complete), "{}", kind.name);
+            for field in complete.as_object().unwrap().keys() {
+                for value in candidate_values() {
+                    let mut changed = complete.clone();
                     changed[field] = value;
                     compare(changed);
                 }
-                let mut less = whole.clone();
-                less.as_object_mut().unwrap().remove(field);
-                compare(less);
+                let mut without_field = complete.clone();
+                without_field.as_object_mut().unwrap().remove(field);
+                compare(without_field);
             }
-            let mut more = whole.clone();
-            more["unheard_of"] = json!(1);
-            compare(more);
+            let mut with_unknown_field = complete.clone();
+            with_unknown_field["unknown"] = json!(1);
+            compare(with_unknown_field);
             compare(json!([]));
-            compare(whole);
+            compare(complete);
         }
         assert!(compared > 200, "{compared} payloads");
     }

@@ -1,8 +1,8 @@
-//! The simulator: built-in kinds that pretend. Each attempt takes its kind's
-//! steps, reports progress, and may fail at a step; whether it does follows from
-//! the job's id, the attempt and the step alone, so that a demonstration or a
-//! test can be repeated. From the third attempt on nothing fails: a job with the
-//! usual budget shows fail, retry, succeed.
+//! The simulator: built-in kinds whose handlers only pretend to work. Each attempt goes
+//! through the steps of its kind, reports progress, and may fail at a step. Whether it
+//! fails depends only on the job's id, the attempt and the step, so demos and tests are
+//! reproducible. The third and later attempts never fail, so a job with the default
+//! number of attempts can fail, is retried and succeeds.
 
 use std::time::Duration;
 
@@ -10,45 +10,44 @@ use longshore::JobId;
 use longshore::worker::{Builder, Context, Failure, StopReason};
 use serde_json::{Value, json};
 
-use super::{Kind, ResizeImage, SendEmail, SummarizeText, WebhookDelivery, described};
+use super::{Kind, ResizeImage, SendEmail, SummarizeText, WebhookDelivery, describe_kinds};
 
-/// How long a step takes.
-const STEP: Duration = Duration::from_millis(60);
-/// Of a hundred steps of the first attempt, and of the second, so many fail.
-const FAILING: [u64; 2] = [25, 10];
+const STEP_DURATION: Duration = Duration::from_millis(60);
+/// The percentage of steps that fail in the first attempt and in the second.
+const FAILURE_PERCENT: [u64; 2] = [25, 10];
 
 /// Registers the built-in kinds as simulations.
 pub(crate) fn simulate(builder: Builder) -> Builder {
-    described(builder)
-        .function(SendEmail::NAME, rehearse::<SendEmail>)
-        .function(ResizeImage::NAME, rehearse::<ResizeImage>)
-        .function(SummarizeText::NAME, rehearse::<SummarizeText>)
-        .function(WebhookDelivery::NAME, rehearse::<WebhookDelivery>)
+    describe_kinds(builder)
+        .function(SendEmail::NAME, run_simulation::<SendEmail>)
+        .function(ResizeImage::NAME, run_simulation::<ResizeImage>)
+        .function(SummarizeText::NAME, run_simulation::<SummarizeText>)
+        .function(WebhookDelivery::NAME, run_simulation::<WebhookDelivery>)
 }
 
-/// A kind that can be rehearsed.
-trait Rehearsal: Kind {
-    /// Each with what may go wrong there.
+/// A kind that can be simulated.
+trait Simulation: Kind {
+    /// Each step with its error message.
     const STEPS: &'static [(&'static str, &'static str)];
 
-    /// What is kept of a success, beside that it was simulated.
+    /// The result of a success, without the field `simulated`.
     fn result(&self) -> Value;
 }
 
-async fn rehearse<K: Rehearsal>(payload: K, ctx: Context) -> Result<(), Failure> {
-    // It will be as wrong the next time.
+async fn run_simulation<K: Simulation>(payload: K, ctx: Context) -> Result<(), Failure> {
+    // An invalid payload stays invalid, so a retry would be useless.
     payload.check().map_err(Failure::permanent)?;
-    for (nth, (step, trouble)) in K::STEPS.iter().enumerate() {
-        ctx.progress(&json!({ "step": nth + 1, "of": K::STEPS.len(), "doing": step }))?;
-        if let Err(reason) = ctx.until_stopped(tokio::time::sleep(STEP)).await {
-            tracing::info!(step, ?reason, "stopped");
+    for (index, (step, error)) in K::STEPS.iter().enumerate() {
+        ctx.progress(&json!({ "step": index + 1, "of": K::STEPS.len(), "doing": step }))?;
+        if let Err(reason) = ctx.until_stopped(tokio::time::sleep(STEP_DURATION)).await {
+            tracing::info!(step, ?reason, "simulation stopped");
             return Err(match reason {
                 StopReason::Cancelled => Failure::cancelled(format!("cancelled at step `{step}`")),
                 _ => Failure::retry(format!("stopped at step `{step}`: {reason:?}")),
             });
         }
-        if fails(ctx.id(), ctx.attempt(), nth) {
-            return Err(Failure::retry(format!("simulated failure at step `{step}`: {trouble}")));
+        if fails(ctx.id(), ctx.attempt(), index) {
+            return Err(Failure::retry(format!("simulated failure at step `{step}`: {error}")));
         }
     }
     let mut result = payload.result();
@@ -59,13 +58,13 @@ async fn rehearse<K: Rehearsal>(payload: K, ctx: Context) -> Result<(), Failure>
 
 /// Whether this attempt of this job fails at this step.
 fn fails(id: JobId, attempt: u16, step: usize) -> bool {
-    let Some(percent) = FAILING.get(usize::from(attempt).saturating_sub(1)) else { return false };
-    let words = [u64::from(attempt), step as u64].map(u64::to_le_bytes);
-    hash(id.0.as_bytes().iter().chain(words.as_flattened())) % 100 < *percent
+    let Some(percent) = FAILURE_PERCENT.get(usize::from(attempt).saturating_sub(1)) else { return false };
+    let numbers = [u64::from(attempt), step as u64].map(u64::to_le_bytes);
+    hash(id.0.as_bytes().iter().chain(numbers.as_flattened())) % 100 < *percent
 }
 
-/// FNV-1a with a last stir, because its low bits follow the last byte too
-/// closely. Written out, so that no release of anything changes it.
+/// FNV-1a with a final mixing step, because its low bits depend too much on the last
+/// byte. Implemented here, so that no update of a dependency can change the results.
 fn hash<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -74,19 +73,21 @@ fn hash<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
     hash ^ (hash >> 33)
 }
 
-impl Rehearsal for SendEmail {
-    const STEPS: &'static [(&'static str, &'static str)] =
-        &[("connect", "the mail server does not answer"), ("send", "the mail server says 451, try later")];
+impl Simulation for SendEmail {
+    const STEPS: &'static [(&'static str, &'static str)] = &[
+        ("connect", "the mail server does not respond"),
+        ("send", "the mail server replied 451, try later"),
+    ];
 
     fn result(&self) -> Value {
         json!({ "to": self.to, "bytes": self.subject.len() + self.body.len() })
     }
 }
 
-impl Rehearsal for ResizeImage {
+impl Simulation for ResizeImage {
     const STEPS: &'static [(&'static str, &'static str)] = &[
-        ("fetch", "the source answers 503"),
-        ("resize", "out of memory for a moment"),
+        ("fetch", "the source responded 503"),
+        ("resize", "temporarily out of memory"),
         ("write", "the disk is busy"),
     ];
 
@@ -95,19 +96,19 @@ impl Rehearsal for ResizeImage {
     }
 }
 
-impl Rehearsal for SummarizeText {
+impl Simulation for SummarizeText {
     const STEPS: &'static [(&'static str, &'static str)] =
         &[("read", "the text is locked"), ("summarize", "the model is busy")];
 
     fn result(&self) -> Value {
-        let words: Vec<&str> = self.text.split_whitespace().take(self.most_words()).collect();
+        let words: Vec<&str> = self.text.split_whitespace().take(self.max_words()).collect();
         json!({ "summary": words.join(" "), "words": words.len() })
     }
 }
 
-impl Rehearsal for WebhookDelivery {
+impl Simulation for WebhookDelivery {
     const STEPS: &'static [(&'static str, &'static str)] =
-        &[("sign", "the signing key is being rotated"), ("deliver", "the receiver answers 502")];
+        &[("sign", "the signing key is being rotated"), ("deliver", "the receiver responded 502")];
 
     fn result(&self) -> Value {
         json!({ "url": self.url, "status": 200, "bytes": self.body.get().len() })
@@ -125,34 +126,34 @@ mod tests {
     /// The first attempt of this job fails and the second does not.
     const FAILS_ONCE: &str = "01990000-0000-7000-8000-000000000001";
 
-    fn first_failure(id: JobId, attempt: u16) -> Option<usize> {
+    fn first_failed_step(id: JobId, attempt: u16) -> Option<usize> {
         (0..2).find(|step| fails(id, attempt, *step))
     }
 
     #[test]
-    fn the_same_job_fails_at_the_same_place_for_ever() {
-        let failed: Vec<Option<usize>> = (0..12)
+    fn the_same_job_always_fails_at_the_same_step() {
+        let failed_steps: Vec<Option<usize>> = (0..12)
             .map(|n| format!("01990000-0000-7000-8000-{n:012x}").parse().unwrap())
-            .map(|id| first_failure(id, 1))
+            .map(|id| first_failed_step(id, 1))
             .collect();
         assert_eq!(
-            failed,
+            failed_steps,
             [None, Some(1), None, Some(0), None, None, Some(1), Some(1), None, None, None, None]
         );
     }
 
     #[test]
-    fn about_the_stated_share_of_first_attempts_fails_and_no_third() {
+    fn the_expected_share_of_attempts_fails_and_third_attempts_never_fail() {
         let ids: Vec<JobId> = (0..4000).map(|_| JobId::new()).collect();
-        for (attempt, least, most) in [(1, 0.40, 0.48), (2, 0.15, 0.23), (3, 0.0, 0.0), (9, 0.0, 0.0)] {
-            let failed = ids.iter().filter(|id| first_failure(**id, attempt).is_some()).count();
+        for (attempt, min, max) in [(1, 0.40, 0.48), (2, 0.15, 0.23), (3, 0.0, 0.0), (9, 0.0, 0.0)] {
+            let failed = ids.iter().filter(|id| first_failed_step(**id, attempt).is_some()).count();
             let share = failed as f64 / ids.len() as f64;
-            assert!((least..=most).contains(&share), "attempt {attempt}: {share}");
+            assert!((min..=max).contains(&share), "attempt {attempt}: {share}");
         }
     }
 
     #[tokio::test]
-    async fn a_job_fails_is_retried_and_leaves_a_result() {
+    async fn a_simulated_job_fails_is_retried_and_has_a_result() {
         let client = Client::connect("sqlite::memory:").await.unwrap();
         client.migrate().await.unwrap();
         let payload = json!({ "text": "one two three four", "max_words": 3 });
@@ -160,18 +161,18 @@ mod tests {
             .id(FAILS_ONCE.parse().unwrap())
             .retry(RetryPolicy::fixed(Duration::ZERO));
         let id = client.enqueue(job).await.unwrap().id;
-        let wrong =
+        let invalid =
             client.enqueue(NewJob::new(SendEmail::NAME, &json!({ "to": "nobody" }))).await.unwrap().id;
 
-        let done = simulate(Worker::builder(client.clone())).build().unwrap().drain().await.unwrap();
-        assert_eq!((done.succeeded, done.retrying, done.failed_permanent), (1, 1, 1));
+        let drained = simulate(Worker::builder(client.clone())).build().unwrap().drain().await.unwrap();
+        assert_eq!((drained.succeeded, drained.retrying, drained.failed_permanent), (1, 1, 1));
         let job = client.get(id).await.unwrap();
         assert_eq!((job.status, job.attempts), (Status::Succeeded, 2));
         assert!(job.last_error.unwrap().starts_with("simulated failure at step `"));
         let result: Value = serde_json::from_str(job.result.unwrap().get()).unwrap();
         assert_eq!(result, json!({ "summary": "one two three", "words": 3, "simulated": true }));
-        let wrong = client.get(wrong).await.unwrap();
-        assert_eq!((wrong.status, wrong.attempts), (Status::FailedPermanent, 1));
-        assert!(wrong.last_error.unwrap().contains("missing field `subject`"));
+        let invalid = client.get(invalid).await.unwrap();
+        assert_eq!((invalid.status, invalid.attempts), (Status::FailedPermanent, 1));
+        assert!(invalid.last_error.unwrap().contains("missing field `subject`"));
     }
 }

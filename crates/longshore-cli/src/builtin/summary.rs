@@ -1,6 +1,6 @@
-//! `summarize_text`: the sentences that say most of what the text is about, in
-//! the order of the text. No model and no chance: the same text always gives the
-//! same summary.
+//! `summarize_text`: an extractive summary, made of the most relevant sentences in their
+//! original order. It uses neither a model nor randomness: the same text always gives
+//! the same summary.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::Kind;
 
-/// What a summary holds when nobody says.
-pub(super) const DEFAULT_WORDS: u32 = 100;
+/// The word limit if the payload has none.
+pub(super) const DEFAULT_MAX_WORDS: u32 = 100;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -37,13 +37,13 @@ impl Kind for SummarizeText {
             "title": "summarize_text",
             "type": "object",
             "properties": {
-                "text": { "type": "string", "description": "What to summarize." },
+                "text": { "type": "string", "description": "The text to summarize." },
                 "max_words": {
                     "type": ["integer", "null"],
                     "minimum": 1,
                     "maximum": u32::MAX,
-                    "default": DEFAULT_WORDS,
-                    "description": "The most words that the summary may have.",
+                    "default": DEFAULT_MAX_WORDS,
+                    "description": "The maximum number of words in the summary.",
                 },
             },
             "required": ["text"],
@@ -53,15 +53,15 @@ impl Kind for SummarizeText {
 }
 
 impl SummarizeText {
-    pub(super) fn most_words(&self) -> usize {
-        self.max_words.unwrap_or(DEFAULT_WORDS).try_into().unwrap_or(usize::MAX)
+    pub(super) fn max_words(&self) -> usize {
+        self.max_words.unwrap_or(DEFAULT_MAX_WORDS).try_into().unwrap_or(usize::MAX)
     }
 }
 
 pub(super) async fn summarize(job: SummarizeText, ctx: Context) -> Result<(), Failure> {
     job.check().map_err(Failure::permanent)?;
-    let most = job.most_words();
-    let summary = ctx.spawn_blocking(move || extract(&job.text, most)).await?;
+    let max_words = job.max_words();
+    let summary = ctx.spawn_blocking(move || extract(&job.text, max_words)).await?;
     ctx.set_result(&summary)?;
     Ok(())
 }
@@ -73,38 +73,40 @@ struct Summary {
     sentences: usize,
 }
 
-/// The best sentences that together have at most `most` words.
-fn extract(text: &str, most: usize) -> Summary {
+/// The best sentences that together have at most `max_words` words.
+fn extract(text: &str, max_words: usize) -> Summary {
     let sentences = sentences(text);
     let mut ranked: Vec<usize> = (0..sentences.len()).collect();
     let scores = scores(&sentences);
-    ranked.sort_by_key(|nth| (Reverse(scores[*nth]), *nth));
+    ranked.sort_by_key(|index| (Reverse(scores[*index]), *index));
 
-    let mut left = most;
+    let mut words_left = max_words;
     let mut chosen: Vec<usize> = Vec::new();
-    for nth in &ranked {
-        let words = sentences[*nth].len();
-        if words <= left {
-            left -= words;
-            chosen.push(*nth);
+    for index in &ranked {
+        let words = sentences[*index].len();
+        if words <= words_left {
+            words_left -= words;
+            chosen.push(*index);
         }
     }
     chosen.sort_unstable();
-    let mut words: Vec<&str> = chosen.iter().flat_map(|nth| sentences[*nth].iter().copied()).collect();
-    // None is short enough: as much of the best one as fits.
-    if let (true, Some(best)) = (chosen.is_empty(), ranked.first()) {
-        words = sentences[*best][..most].to_vec();
+    let mut words: Vec<&str> = chosen.iter().flat_map(|index| sentences[*index].iter().copied()).collect();
+    // If no sentence is short enough, use the beginning of the best one.
+    if chosen.is_empty()
+        && let Some(best) = ranked.first()
+    {
+        words = sentences[*best][..max_words].to_vec();
         chosen.push(*best);
     }
     Summary { summary: words.join(" "), words: words.len(), sentences: chosen.len() }
 }
 
-/// The words of each sentence; a word is what stands between spaces.
+/// The words of each sentence. Words are separated by whitespace.
 fn sentences(text: &str) -> Vec<Vec<&str>> {
     let mut sentences = Vec::new();
     let mut sentence = Vec::new();
     for line in text.lines() {
-        // A blank line ends a sentence too: headings have no full stop.
+        // A blank line also ends a sentence, because headings have no full stop.
         if line.trim().is_empty() && !sentence.is_empty() {
             sentences.push(std::mem::take(&mut sentence));
         }
@@ -122,41 +124,41 @@ fn sentences(text: &str) -> Vec<Vec<&str>> {
     sentences
 }
 
-/// Whether a sentence ends with this word, seeing the next one of the line.
+/// Whether a sentence ends with this word; `next` is the next word in the line.
 fn ends_sentence(word: &str, next: Option<&str>) -> bool {
-    let bare = word.trim_end_matches(['"', '\'', ')', ']', '\u{201d}', '\u{2019}', '\u{bb}']);
-    if bare.ends_with(['!', '?', '\u{3002}']) {
+    let unquoted = word.trim_end_matches(['"', '\'', ')', ']', '\u{201d}', '\u{2019}', '\u{bb}']);
+    if unquoted.ends_with(['!', '?', '\u{3002}']) {
         return true;
     }
-    let Some(stem) = bare.strip_suffix(['.', '\u{2026}']) else { return false };
+    let Some(stem) = unquoted.strip_suffix(['.', '\u{2026}']) else { return false };
     let initial = stem.chars().count() == 1 && stem.chars().all(char::is_uppercase);
-    let goes_on = next.is_some_and(|next| next.starts_with(char::is_lowercase));
-    !(initial || goes_on || ABBREVIATIONS.contains(&plain(stem).as_str()))
+    let continues = next.is_some_and(|next| next.starts_with(char::is_lowercase));
+    !(initial || continues || ABBREVIATIONS.contains(&normalized(stem).as_str()))
 }
 
-/// How much each sentence says of what the text is about: the mean frequency of
-/// its telling words, a little more for those with several of them.
+/// The relevance of each sentence: the mean frequency of its significant words, with a
+/// small bonus for sentences that have several of them.
 fn scores(sentences: &[Vec<&str>]) -> Vec<usize> {
-    let telling: Vec<HashSet<String>> = sentences
+    let significant: Vec<HashSet<String>> = sentences
         .iter()
-        .map(|words| words.iter().map(|word| plain(word)).filter(|word| tells(word)).collect())
+        .map(|words| words.iter().map(|word| normalized(word)).filter(|word| is_significant(word)).collect())
         .collect();
     let mut frequency: HashMap<String, usize> = HashMap::new();
-    for word in sentences.iter().flatten().map(|word| plain(word)).filter(|word| tells(word)) {
+    for word in sentences.iter().flatten().map(|word| normalized(word)).filter(|word| is_significant(word)) {
         *frequency.entry(word).or_default() += 1;
     }
-    telling
+    significant
         .iter()
         .map(|words| words.iter().map(|word| frequency[word]).sum::<usize>() * 1000 / (words.len() + 3))
         .collect()
 }
 
-/// A word as it is compared: without case and what stands around it.
-fn plain(word: &str) -> String {
+/// A word in lower case, without the punctuation around it.
+fn normalized(word: &str) -> String {
     word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase()
 }
 
-fn tells(word: &str) -> bool {
+fn is_significant(word: &str) -> bool {
     !word.is_empty() && STOP_WORDS.binary_search(&word).is_err()
 }
 
@@ -165,7 +167,7 @@ const ABBREVIATIONS: &[&str] = &[
     "sr", "st", "vs",
 ];
 
-/// Words that every English text is full of; in order, for the search.
+/// Common English words that say nothing about the topic. Sorted, for the binary search.
 const STOP_WORDS: &[&str] = &[
     "a", "about", "after", "again", "all", "also", "although", "am", "an", "and", "any", "are", "as", "at",
     "be", "because", "been", "before", "being", "between", "both", "but", "by", "can", "cannot", "could",
@@ -195,7 +197,7 @@ mod tests {
         Somebody sold ice cream. Was the harbour\nmaster pleased? He said so.";
 
     #[test]
-    fn sentences_end_where_a_reader_ends_them() {
+    fn text_is_split_into_sentences() {
         let found: Vec<String> = sentences(HARBOUR).iter().map(|words| words.join(" ")).collect();
         assert_eq!(
             found,
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentences_that_say_most_are_kept_in_their_order() {
+    fn the_most_relevant_sentences_are_kept_in_their_order() {
         let summary = extract(HARBOUR, 22);
         assert_eq!(
             summary,
@@ -227,14 +229,14 @@ mod tests {
                 sentences: 2,
             }
         );
-        assert_eq!(extract(HARBOUR, 22), summary, "whenever it is asked");
+        assert_eq!(extract(HARBOUR, 22), summary, "the result is always the same");
     }
 
     #[test]
-    fn it_is_never_longer_than_asked() {
-        for most in 1..60 {
-            let Summary { summary, words, sentences } = extract(HARBOUR, most);
-            assert!((1..=most).contains(&words), "{words} words of {most}");
+    fn a_summary_is_never_longer_than_the_limit() {
+        for max_words in 1..60 {
+            let Summary { summary, words, sentences } = extract(HARBOUR, max_words);
+            assert!((1..=max_words).contains(&words), "{words} words of {max_words}");
             assert_eq!(summary.split_whitespace().count(), words);
             assert!(sentences >= 1);
         }
@@ -244,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn if_nothing_is_short_enough_the_best_is_cut_at_a_word() {
+    fn if_every_sentence_is_too_long_the_best_one_is_truncated_at_a_word() {
         let text = "Boats come and boats go and boats sink. It is so very cold in here today.";
-        let cut = Summary { summary: "Boats come and".into(), words: 3, sentences: 1 };
-        assert_eq!(extract(text, 3), cut);
+        let truncated = Summary { summary: "Boats come and".into(), words: 3, sentences: 1 };
+        assert_eq!(extract(text, 3), truncated);
     }
 
     #[test]
-    fn nothing_has_nothing_to_say() {
+    fn an_empty_text_has_an_empty_summary() {
         for text in ["", " \n\n\t "] {
             assert_eq!(extract(text, 5), Summary { summary: String::new(), words: 0, sentences: 0 });
         }
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_words_are_in_order() {
+    fn the_stop_words_are_sorted() {
         assert!(STOP_WORDS.is_sorted());
     }
 

@@ -1,5 +1,6 @@
-//! For the tests of the built-in kinds: a small HTTP server, a mail server, a
-//! folder, a queue to run one job, and as much of JSON Schema as the schemas use.
+//! Fixtures for the tests of the built-in kinds: a small HTTP server, a mail server, a
+//! temporary folder, a queue that runs one job, and a JSON Schema validator with the
+//! keywords that the schemas use.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../tests/mail/server.rs"]
@@ -21,54 +22,55 @@ use super::{Settings, register};
 
 pub(super) use mail::MailServer;
 
-/// A server on every address of this machine that answers each connection with
-/// the next of its answers and keeps it open.
+/// A server on every IPv4 address of this machine. It sends the next response to each
+/// connection and keeps the connection open.
 pub(super) struct Server {
     port: u16,
-    heard: mpsc::UnboundedReceiver<(IpAddr, String)>,
+    /// The local address of each connection, and its request.
+    requests: mpsc::UnboundedReceiver<(IpAddr, String)>,
 }
 
 impl Server {
-    pub(super) async fn answering(answers: &[&str]) -> Self {
-        Self::sending(answers.iter().map(|answer| answer.as_bytes().to_vec()).collect()).await
+    pub(super) async fn responding(responses: &[&str]) -> Self {
+        Self::responding_bytes(responses.iter().map(|response| response.as_bytes().to_vec()).collect()).await
     }
 
-    pub(super) async fn sending(answers: Vec<Vec<u8>>) -> Self {
+    pub(super) async fn responding_bytes(responses: Vec<Vec<u8>>) -> Self {
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (told, heard) = mpsc::unbounded_channel();
+        let (sender, requests) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             let mut open = Vec::new();
-            for answer in answers {
+            for response in responses {
                 let Ok((mut stream, _)) = listener.accept().await else { return };
                 let request = read_request(&mut stream).await;
-                let _ = told.send((stream.local_addr().unwrap().ip(), request));
-                // A caller who has read enough hangs up.
-                let _ = stream.write_all(&answer).await;
+                let _ = sender.send((stream.local_addr().unwrap().ip(), request));
+                // The client may close the connection before it has read everything.
+                let _ = stream.write_all(&response).await;
                 open.push(stream);
             }
             std::future::pending::<()>().await;
         });
-        Server { port, heard }
+        Server { port, requests }
     }
 
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 
-    /// The next request, head and body.
-    pub(super) async fn heard(&mut self) -> String {
-        self.heard.recv().await.unwrap().1
+    /// Waits for the next request and returns its head and body.
+    pub(super) async fn next_request(&mut self) -> String {
+        self.requests.recv().await.unwrap().1
     }
 
-    /// The address at which the next request came in.
-    pub(super) async fn heard_from(&mut self) -> String {
-        self.heard.recv().await.unwrap().0.to_string()
+    /// Waits for the next request and returns the address that the client connected to.
+    pub(super) async fn next_local_address(&mut self) -> String {
+        self.requests.recv().await.unwrap().0.to_string()
     }
 
-    /// A request, if there was one.
-    pub(super) fn heard_so_far(&mut self) -> Option<String> {
-        self.heard.try_recv().ok().map(|(_, request)| request)
+    /// The next request, if one has arrived.
+    pub(super) fn pending_request(&mut self) -> Option<String> {
+        self.requests.try_recv().ok().map(|(_, request)| request)
     }
 }
 
@@ -87,20 +89,20 @@ async fn read_request(stream: &mut TcpStream) -> String {
         }
         let mut chunk = [0; 4096];
         let read = stream.read(&mut chunk).await.unwrap();
-        assert!(read > 0, "the caller hung up: {request:?}");
+        assert!(read > 0, "the client closed the connection: {request:?}");
         request.extend_from_slice(&chunk[..read]);
     }
 }
 
-/// A folder that goes with the test.
-pub(super) struct Scratch(PathBuf);
+/// A temporary folder that is removed after the test.
+pub(super) struct TempFolder(PathBuf);
 
-impl Scratch {
+impl TempFolder {
     pub(super) fn new() -> Self {
         let path = std::env::temp_dir().join(format!("longshore-builtin-{}", JobId::new()));
         std::fs::create_dir(&path).unwrap();
-        // Some systems reach their temporary folder by a link.
-        Scratch(path.canonicalize().unwrap())
+        // On some systems the path of temporary files contains a symbolic link.
+        TempFolder(path.canonicalize().unwrap())
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -108,20 +110,20 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Runs one job with one attempt after the other as long as one is due, and
-/// returns what became of it.
+/// Runs one job until no further attempt is due, and returns its record.
 pub(super) async fn run(settings: &Settings, kind: &str, payload: &Value) -> JobRecord {
     run_job(settings, NewJob::new(kind, payload)).await
 }
 
-/// As [`run`]; every failed attempt is due again at once.
-pub(super) async fn run_to_the_end(settings: &Settings, kind: &str, payload: &Value) -> JobRecord {
+/// Like [`run`], but failed attempts are retried at once, so the job finishes unless it
+/// requests a delay.
+pub(super) async fn run_without_backoff(settings: &Settings, kind: &str, payload: &Value) -> JobRecord {
     run_job(settings, NewJob::new(kind, payload).retry(RetryPolicy::fixed(std::time::Duration::ZERO))).await
 }
 
@@ -134,8 +136,9 @@ async fn run_job(settings: &Settings, job: NewJob) -> JobRecord {
     client.get(id).await.unwrap()
 }
 
-/// What a program says to `input`; `None` where there is no such program.
-pub(super) fn piped(command: &mut Command, input: &[u8]) -> Option<String> {
+/// Runs a command with `input` and returns its output, or `None` if the program is not
+/// installed.
+pub(super) fn output_of(command: &mut Command, input: &[u8]) -> Option<String> {
     let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
         eprintln!("skipped: {:?} is not installed", command.get_program());
         return None;
@@ -146,42 +149,44 @@ pub(super) fn piped(command: &mut Command, input: &[u8]) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// Whether a value fits a schema. A keyword it does not know fails the test.
-pub(super) fn fits(schema: &Value, value: &Value) -> bool {
+/// Whether a value conforms to a schema. Panics on an unknown keyword.
+pub(super) fn conforms(schema: &Value, value: &Value) -> bool {
     let Value::Object(keywords) = schema else { panic!("{schema}") };
-    keywords.iter().all(|(keyword, said)| match keyword.as_str() {
+    keywords.iter().all(|(keyword, argument)| match keyword.as_str() {
         "$schema" | "title" | "description" | "default" | "examples" => true,
-        "type" => match said {
-            Value::Array(names) => names.iter().any(|name| is(name, value)),
-            name => is(name, value),
+        "type" => match argument {
+            Value::Array(names) => names.iter().any(|name| has_type(name, value)),
+            name => has_type(name, value),
         },
-        "properties" => said
+        "properties" => argument
             .as_object()
             .unwrap()
             .iter()
-            .all(|(name, schema)| value.get(name).is_none_or(|value| fits(schema, value))),
-        "required" => said.as_array().unwrap().iter().all(|name| value.get(name.as_str().unwrap()).is_some()),
+            .all(|(name, schema)| value.get(name).is_none_or(|value| conforms(schema, value))),
+        "required" => {
+            argument.as_array().unwrap().iter().all(|name| value.get(name.as_str().unwrap()).is_some())
+        }
         "additionalProperties" => {
-            assert_eq!(said, false);
+            assert_eq!(argument, false);
             let known = &schema["properties"];
             value.as_object().is_none_or(|fields| fields.keys().all(|name| known.get(name).is_some()))
         }
-        "minimum" => value.as_f64().is_none_or(|number| number >= said.as_f64().unwrap()),
-        "maximum" => value.as_f64().is_none_or(|number| number <= said.as_f64().unwrap()),
+        "minimum" => value.as_f64().is_none_or(|number| number >= argument.as_f64().unwrap()),
+        "maximum" => value.as_f64().is_none_or(|number| number <= argument.as_f64().unwrap()),
         "pattern" => {
-            let pattern = regex::Regex::new(said.as_str().unwrap()).unwrap();
+            let pattern = regex::Regex::new(argument.as_str().unwrap()).unwrap();
             value.as_str().is_none_or(|text| pattern.is_match(text))
         }
-        unknown => panic!("`{unknown}`: teach it to this function"),
+        unknown => panic!("keyword `{unknown}` is unknown; add it to this function"),
     })
 }
 
-fn is(name: &Value, value: &Value) -> bool {
+fn has_type(name: &Value, value: &Value) -> bool {
     match name.as_str().unwrap() {
         "object" => value.is_object(),
         "string" => value.is_string(),
         "integer" => value.is_i64() || value.is_u64(),
         "null" => value.is_null(),
-        other => panic!("`{other}`: teach it to this function"),
+        other => panic!("type `{other}` is unknown; add it to this function"),
     }
 }

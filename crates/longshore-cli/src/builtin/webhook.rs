@@ -1,5 +1,5 @@
-//! `webhook_delivery`: posts a JSON body, signed so that the receiver can tell
-//! who sent it and that it is no copy of an old one.
+//! `webhook_delivery`: posts a JSON body. The signature lets the receiver verify the
+//! sender and detect replays.
 
 use chrono::Utc;
 use longshore::worker::{Context, Failure};
@@ -17,7 +17,7 @@ use crate::failure;
 #[serde(deny_unknown_fields)]
 pub(super) struct WebhookDelivery {
     pub(super) url: String,
-    /// Any JSON, sent as it was enqueued.
+    /// Any JSON, sent exactly as it was enqueued.
     pub(super) body: Box<RawValue>,
 }
 
@@ -37,9 +37,9 @@ impl Kind for WebhookDelivery {
                 "url": {
                     "type": "string",
                     "pattern": "^https?://\\S+$",
-                    "description": "Who is called. http and inner addresses only if the worker allows them.",
+                    "description": "The URL to call. http and internal addresses only if the worker allows them.",
                 },
-                "body": { "description": "Any JSON; posted as it is." },
+                "body": { "description": "Any JSON; posted unchanged." },
             },
             "required": ["url", "body"],
             "additionalProperties": false,
@@ -47,31 +47,33 @@ impl Kind for WebhookDelivery {
     }
 }
 
-/// Who carries webhooks.
-pub(super) struct Courier {
+/// Signs and delivers webhooks.
+pub(super) struct Webhooks {
     outbound: Outbound,
     keys: Keys,
 }
 
-impl Courier {
+impl Webhooks {
     pub(super) fn open(settings: &Settings, outbound: Outbound) -> Result<Self, failure::Failure> {
-        let keys = Keys::read(&settings.webhook_secrets)
-            .map_err(|wrong| failure::Failure::usage(format_args!("--webhook-secret: {wrong}")))?;
+        let keys = Keys::parse(&settings.webhook_secrets)
+            .map_err(|error| failure::Failure::usage(format_args!("--webhook-secret: {error}")))?;
         if keys.is_empty() {
-            tracing::info!("webhooks go unsigned: no --webhook-secret (LONGSHORE_WEBHOOK_SECRETS) is given");
+            tracing::info!(
+                "webhooks are sent unsigned, because --webhook-secret (LONGSHORE_WEBHOOK_SECRETS) is not set"
+            );
         }
-        Ok(Courier { outbound, keys })
+        Ok(Webhooks { outbound, keys })
     }
 }
 
-pub(super) async fn deliver(webhook: WebhookDelivery, ctx: Context<Courier>) -> Result<(), Failure> {
+pub(super) async fn deliver(webhook: WebhookDelivery, ctx: Context<Webhooks>) -> Result<(), Failure> {
     webhook.check().map_err(Failure::permanent)?;
-    let Courier { outbound, keys } = ctx.state();
+    let Webhooks { outbound, keys } = ctx.state();
     let target = outbound.target("url", &webhook.url)?;
     let body = webhook.body.get().as_bytes().to_vec();
-    // The id stays the same over all attempts, so that the receiver knows a
-    // repetition; the time is that of this attempt, or a late one would be
-    // taken for a replay.
+    // The id is the same for all attempts, so that the receiver can recognise a repeated
+    // delivery. The timestamp is that of this attempt; otherwise the receiver would
+    // reject a late attempt as a replay.
     let (id, timestamp) = (ctx.id().to_string(), Utc::now().timestamp());
     let signature = keys.sign(&id, timestamp, &body);
     let headers = headers([
@@ -100,7 +102,7 @@ mod tests {
     use longshore::Status;
 
     use super::*;
-    use crate::builtin::testing::{Server, run, run_to_the_end};
+    use crate::builtin::testing::{Server, run, run_without_backoff};
     use crate::secret::Secret;
 
     const SECRETS: [&str; 2] =
@@ -128,8 +130,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_webhook_arrives_signed_by_each_secret() {
-        let mut server = Server::answering(&["HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"]).await;
+    async fn a_webhook_is_signed_with_each_secret() {
+        let mut server = Server::responding(&["HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"]).await;
         let began = Utc::now().timestamp();
         let job =
             run(&settings(&SECRETS), "webhook_delivery", &payload(&server, &json!({ "b": 1, "a": [null] })))
@@ -137,7 +139,7 @@ mod tests {
         assert_eq!(job.status, Status::Succeeded, "{:?}", job.last_error);
         assert_eq!(job.result.unwrap().get(), r#"{"status":202}"#);
 
-        let request = server.heard().await;
+        let request = server.next_request().await;
         assert!(request.starts_with("POST /hooks?to=ada HTTP/1.1\r\n"), "{request}");
         assert_eq!(header(&request, "content-type"), Some("application/json"));
         assert_eq!(header(&request, "webhook-id").unwrap(), job.id.to_string());
@@ -145,7 +147,7 @@ mod tests {
         assert!((began..=Utc::now().timestamp()).contains(&timestamp));
         let body = request.split_once("\r\n\r\n").unwrap().1;
         assert_eq!(serde_json::from_str::<Value>(body).unwrap(), json!({ "b": 1, "a": [null] }));
-        let keys = Keys::read(&settings(&SECRETS).webhook_secrets).unwrap();
+        let keys = Keys::parse(&settings(&SECRETS).webhook_secrets).unwrap();
         let signature = keys.sign(job.id, timestamp, body.as_bytes()).unwrap();
         assert_eq!(signature.matches("v1,").count(), 2);
         assert_eq!(header(&request, "webhook-signature").unwrap(), signature);
@@ -153,62 +155,67 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_secret_it_goes_unsigned() {
-        let mut server = Server::answering(&["HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]).await;
+    async fn without_a_secret_a_webhook_is_unsigned() {
+        let mut server = Server::responding(&["HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]).await;
         run(&settings(&[]), "webhook_delivery", &payload(&server, &json!(1))).await;
-        let request = server.heard().await;
+        let request = server.next_request().await;
         assert!(header(&request, "webhook-id").is_some());
         assert_eq!(header(&request, "webhook-signature"), None);
     }
 
     #[tokio::test]
-    async fn retries_have_the_same_id_until_it_is_taken() {
-        let busy = "HTTP/1.1 500 Oops\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    async fn all_attempts_have_the_same_id() {
+        let failure = "HTTP/1.1 500 Oops\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
         let mut server =
-            Server::answering(&[busy, busy, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"]).await;
-        let job = run_to_the_end(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
+            Server::responding(&[failure, failure, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"])
+                .await;
+        let job =
+            run_without_backoff(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
         assert_eq!((job.status, job.attempts), (Status::Succeeded, 3), "{:?}", job.last_error);
         for _ in 0..3 {
-            let request = server.heard().await;
+            let request = server.next_request().await;
             assert_eq!(header(&request, "webhook-id").unwrap(), job.id.to_string());
         }
     }
 
     #[tokio::test]
-    async fn gone_ends_it_at_once() {
-        let server = Server::answering(&["HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]).await;
-        let job = run_to_the_end(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
+    async fn status_410_fails_the_job_permanently() {
+        let server = Server::responding(&["HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]).await;
+        let job =
+            run_without_backoff(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
         assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
         assert!(job.last_error.unwrap().contains("410 Gone"));
     }
 
     #[tokio::test]
-    async fn a_busy_receiver_is_left_alone_for_as_long_as_it_asks() {
-        let server = Server::answering(&[
+    async fn retry_after_delays_the_next_attempt() {
+        let server = Server::responding(&[
             "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 4000\r\nContent-Length: 0\r\n\r\n",
         ])
         .await;
         let began = Utc::now();
-        let job = run_to_the_end(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
+        let job =
+            run_without_backoff(&settings(&[]), "webhook_delivery", &payload(&server, &json!({}))).await;
         assert_eq!((job.status, job.attempts), (Status::Retrying, 1), "{:?}", job.last_error);
-        let wait = (job.run_at - began).num_seconds();
-        assert!((3999..4030).contains(&wait), "{wait} s");
+        let delay = (job.run_at - began).num_seconds();
+        assert!((3999..4030).contains(&delay), "{delay} s");
     }
 
     #[tokio::test]
-    async fn an_inner_address_ends_it_at_once() {
+    async fn an_internal_address_fails_the_job_permanently() {
         let settings = Settings { allow_outbound: Vec::new(), ..settings(&[]) };
-        let mut server = Server::answering(&["HTTP/1.1 200 OK\r\n\r\n"]).await;
-        let job = run_to_the_end(&settings, "webhook_delivery", &payload(&server, &json!("s3cret"))).await;
+        let mut server = Server::responding(&["HTTP/1.1 200 OK\r\n\r\n"]).await;
+        let job =
+            run_without_backoff(&settings, "webhook_delivery", &payload(&server, &json!("s3cret"))).await;
         assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1));
-        let told = job.last_error.unwrap();
-        assert!(told.contains("127.0.0.1") && told.contains("--allow-outbound"), "{told}");
-        assert!(!told.contains("s3cret") && !told.contains("to=ada"), "{told}");
-        assert_eq!(server.heard_so_far(), None);
+        let error = job.last_error.unwrap();
+        assert!(error.contains("127.0.0.1") && error.contains("--allow-outbound"), "{error}");
+        assert!(!error.contains("s3cret") && !error.contains("to=ada"), "{error}");
+        assert_eq!(server.pending_request(), None);
     }
 
     #[test]
-    fn the_body_is_sent_as_it_was_written() {
+    fn the_body_keeps_its_exact_text() {
         let text = r#"{ "z": 1.0, "a": 12345678901234567890123, "z2": "\u00e4" }"#;
         let webhook: WebhookDelivery =
             serde_json::from_str(&format!(r#"{{"url":"https://a","body":{text}}}"#)).unwrap();
@@ -216,10 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_secret_is_refused_by_its_flag() {
+    fn an_invalid_secret_is_refused_with_the_name_of_its_flag() {
         let outbound = Outbound::new(super::super::Rules::of(&Settings::default())).unwrap();
-        let refused = Courier::open(&settings(&["s3cret"]), outbound).err().unwrap().to_string();
-        assert!(refused.starts_with("--webhook-secret: secret number 1"), "{refused}");
-        assert!(!refused.contains("s3cret"), "{refused}");
+        let error = Webhooks::open(&settings(&["s3cret"]), outbound).err().unwrap().to_string();
+        assert!(error.starts_with("--webhook-secret: secret number 1"), "{error}");
+        assert!(!error.contains("s3cret"), "{error}");
     }
 }

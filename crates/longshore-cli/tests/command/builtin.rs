@@ -1,4 +1,4 @@
-//! The built-in kinds with their real work, run by the real worker.
+//! The built-in kinds with their real handlers, run by the real worker.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,18 +11,19 @@ use serde_json::{Value, json};
 use crate::fixture::{CommandOutput, Fixture, binary};
 use crate::mail::MailServer;
 
-/// What a job needs of the outside is the same on every engine; SQLite will do.
-pub(crate) struct Yard {
-    bench: Fixture,
+/// A queue and the folder in which its worker runs. It uses SQLite only, because what
+/// the handlers do does not depend on the engine.
+pub(crate) struct BuiltinRunner {
+    bench: Bench,
     folder: PathBuf,
 }
 
-impl Yard {
+impl BuiltinRunner {
     pub(crate) fn new() -> Self {
         let bench = Fixture::sqlite();
         bench.migrated();
         let folder = bench.file().unwrap().parent().unwrap().canonicalize().unwrap();
-        Yard { bench, folder }
+        BuiltinRunner { bench, folder }
     }
 
     pub(crate) fn enqueue(&self, kind: &str, payload: &Value) -> String {
@@ -31,8 +32,8 @@ impl Yard {
         answer["job_id"].as_str().unwrap().to_owned()
     }
 
-    /// Runs what is due, in a folder of its own.
-    pub(crate) fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
+    /// Runs all due jobs in the folder.
+    pub(crate) fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> Answer {
         let mut worker = binary();
         worker.env("DATABASE_URL", &self.bench.url).envs(variables.iter().copied());
         worker.args(["worker", "--drain", "--json"]).args(flags).current_dir(&self.folder);
@@ -44,18 +45,19 @@ impl Yard {
     }
 }
 
-/// Answers one request and passes it on.
-pub(crate) fn serve(answer: Vec<u8>) -> (u16, mpsc::Receiver<String>) {
+/// Starts a server that sends this response to one request. Returns its port and a
+/// channel with the request.
+pub(crate) fn respond_once(response: Vec<u8>) -> (u16, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (told, heard) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let request = read_request(&mut stream);
-        stream.write_all(&answer).unwrap();
-        told.send(request).unwrap();
+        stream.write_all(&response).unwrap();
+        sender.send(request).unwrap();
     });
-    (port, heard)
+    (port, receiver)
 }
 
 fn read_request(stream: &mut TcpStream) -> String {
@@ -70,98 +72,102 @@ fn read_request(stream: &mut TcpStream) -> String {
         }
         let mut chunk = [0; 4096];
         let read = stream.read(&mut chunk).unwrap();
-        assert!(read > 0, "the caller hung up");
+        assert!(read > 0, "the client closed the connection");
         request.extend_from_slice(&chunk[..read]);
     }
 }
 
 #[test]
 fn a_summary_is_the_jobs_result() {
-    let yard = Yard::new();
+    let runner = BuiltinRunner::new();
     let id =
-        yard.enqueue("summarize_text", &json!({ "text": "Ships come in. Ships go out.", "max_words": 4 }));
-    let done = yard.drain(&["--log", "off"], &[]).json();
+        runner.enqueue("summarize_text", &json!({ "text": "Ships come in. Ships go out.", "max_words": 4 }));
+    let done = runner.drain(&["--log", "off"], &[]).json();
     assert_eq!(done["succeeded"], 1);
-    let job = yard.job(&id);
+    let job = runner.job(&id);
     assert_eq!(job["result"], json!({ "summary": "Ships come in.", "words": 3, "sentences": 1 }), "{job}");
 }
 
 #[test]
 fn without_a_mail_server_mail_is_written_to_the_outbox() {
-    let yard = Yard::new();
+    let runner = BuiltinRunner::new();
     let id =
-        yard.enqueue("send_email", &json!({ "to": "ada@example.com", "subject": "Hi", "body": "s3cret" }));
-    let answer = yard.drain(&["--mail-from", "Harbour <harbour@example.com>"], &[]);
+        runner.enqueue("send_email", &json!({ "to": "ada@example.com", "subject": "Hi", "body": "s3cret" }));
+    let answer = runner.drain(&["--mail-from", "Harbour <harbour@example.com>"], &[]);
     assert_eq!(answer.code, 0, "{answer:?}");
     assert!(answer.err.contains("mail is written to") && answer.err.contains("--smtp-url"), "{answer:?}");
-    assert!(answer.err.contains("webhooks go unsigned"), "{answer:?}");
+    assert!(answer.err.contains("webhooks are sent unsigned"), "{answer:?}");
     assert!(!answer.err.contains("s3cret"), "payloads are never logged: {answer:?}");
-    let path = yard.folder.join("outbox").join(format!("{id}.eml"));
-    assert_eq!(yard.job(&id)["result"]["path"], path.to_str().unwrap());
+    let path = runner.folder.join("outbox").join(format!("{id}.eml"));
+    assert_eq!(runner.job(&id)["result"]["path"], path.to_str().unwrap());
     let message = std::fs::read_to_string(path).unwrap();
     assert!(message.contains(&format!("Message-ID: <{id}@example.com>")), "{message}");
 }
 
 #[test]
-fn a_mail_server_gets_the_mail() {
+fn a_mail_server_receives_the_message() {
     let Some(mut server) = MailServer::start(&["--password", "s3cret"]) else { return };
-    let yard = Yard::new();
+    let runner = BuiltinRunner::new();
     let id =
-        yard.enqueue("send_email", &json!({ "to": "ada@example.com", "subject": "Hi", "body": "Hello." }));
-    let refused = yard
+        runner.enqueue("send_email", &json!({ "to": "ada@example.com", "subject": "Hi", "body": "Hello." }));
+    let refused = runner
         .enqueue("send_email", &json!({ "to": "refused@example.com", "subject": "Hi", "body": "Hello." }));
     let url = server.url("ada:s3cret@");
-    let answer = yard.drain(&["--mail-from", "harbour@example.com"], &[("LONGSHORE_SMTP_URL", &url)]);
+    let answer = runner.drain(&["--mail-from", "harbour@example.com"], &[("LONGSHORE_SMTP_URL", &url)]);
     assert_eq!(answer.code, 0, "{answer:?}");
     assert!(!answer.err.contains("s3cret"), "{answer:?}");
     assert_eq!(
         (&answer.document()["succeeded"], &answer.document()["failed_permanent"]),
         (&json!(1), &json!(1))
     );
-    let took = server.took();
-    assert_eq!((&took["to"], &took["body"]), (&json!(["ada@example.com"]), &json!("Hello.")));
-    assert_eq!(took["message_id"], format!("<{id}@example.com>"));
-    assert!(yard.job(&refused)["last_error"].as_str().unwrap().contains("no such mailbox"));
+    let message = server.next_message();
+    assert_eq!((&message["to"], &message["body"]), (&json!(["ada@example.com"]), &json!("Hello.")));
+    assert_eq!(message["message_id"], format!("<{id}@example.com>"));
+    assert!(runner.job(&refused)["last_error"].as_str().unwrap().contains("no such mailbox"));
 }
 
 #[test]
-fn a_picture_is_fetched_fitted_and_written() {
-    let yard = Yard::new();
+fn an_image_is_fetched_resized_and_written() {
+    let runner = BuiltinRunner::new();
     // One red pixel.
-    let picture = b"GIF89a\x01\x00\x01\x00\x80\x00\x00\xff\x00\x00\x00\x00\x00,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02D\x01\x00;";
-    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", picture.len());
-    let (port, _heard) = serve([head.as_bytes(), picture].concat());
-    let fetched = yard.enqueue(
+    let image = b"GIF89a\x01\x00\x01\x00\x80\x00\x00\xff\x00\x00\x00\x00\x00,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02D\x01\x00;";
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", image.len());
+    let (port, _request) = respond_once([head.as_bytes(), image].concat());
+    let fetched = runner.enqueue(
         "resize_image",
         &json!({ "source_url": format!("http://127.0.0.1:{port}/a.gif"), "width": 8, "height": 4 }),
     );
-    std::fs::create_dir(yard.folder.join("in")).unwrap();
-    std::fs::write(yard.folder.join("in/a.gif"), picture).unwrap();
-    let file = format!("file://{}/in/a.gif", yard.folder.display());
-    let read = yard.enqueue("resize_image", &json!({ "source_url": file, "width": 3, "height": 9 }));
-    let done = yard
+    std::fs::create_dir(runner.folder.join("in")).unwrap();
+    std::fs::write(runner.folder.join("in/a.gif"), image).unwrap();
+    let file = format!("file://{}/in/a.gif", runner.folder.display());
+    let read = runner.enqueue("resize_image", &json!({ "source_url": file, "width": 3, "height": 9 }));
+    let done = runner
         .drain(
             &["--allow-http", "--allow-outbound", "127.0.0.0/8", "--image-root", "in", "--log", "off"],
             &[("LONGSHORE_IMAGE_OUTPUT", "out")],
         )
         .json();
-    assert_eq!(done["succeeded"], 2, "{:?} {:?}", yard.job(&fetched), yard.job(&read));
+    assert_eq!(done["succeeded"], 2, "{:?} {:?}", runner.job(&fetched), runner.job(&read));
     for (id, side) in [(fetched, 4_u32), (read, 3)] {
-        let path = yard.folder.join("out").join(format!("{id}.png"));
-        assert_eq!(yard.job(&id)["result"], json!({ "path": path, "width": side, "height": side }));
+        let path = runner.folder.join("out").join(format!("{id}.png"));
+        assert_eq!(runner.job(&id)["result"], json!({ "path": path, "width": side, "height": side }));
         let png = std::fs::read(path).unwrap();
-        assert_eq!(png[16..24], [side.to_be_bytes(), side.to_be_bytes()].concat(), "the size it says it has");
+        assert_eq!(
+            png[16..24],
+            [side.to_be_bytes(), side.to_be_bytes()].concat(),
+            "the size in the PNG header"
+        );
     }
 }
 
 #[test]
 fn a_webhook_is_posted_and_signed() {
-    let yard = Yard::new();
-    let (port, heard) = serve(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
+    let runner = BuiltinRunner::new();
+    let (port, requests) = respond_once(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
     let url = format!("http://127.0.0.1:{port}/hook");
-    let id = yard.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "Vega" } }));
+    let id = runner.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "Vega" } }));
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-    let answer = yard.drain(
+    let answer = runner.drain(
         &["--allow-http", "--allow-outbound", "127.0.0.1"],
         &[
             ("LONGSHORE_WEBHOOK_SECRETS", secret),
@@ -169,17 +175,21 @@ fn a_webhook_is_posted_and_signed() {
             ("ALL_PROXY", "http://127.0.0.1:1"),
         ],
     );
-    assert_eq!(answer.document()["succeeded"], 1, "{:?}", yard.job(&id));
+    assert_eq!(answer.document()["succeeded"], 1, "{:?}", runner.job(&id));
     assert!(!answer.err.contains("unsigned") && !answer.err.contains("Vega"), "{answer:?}");
-    assert_eq!(yard.job(&id)["result"], json!({ "status": 204 }));
-    let request = heard.recv().unwrap();
-    assert!(request.starts_with("POST /hook HTTP/1.1\r\n"), "no proxy in between: {request}");
+    assert_eq!(runner.job(&id)["result"], json!({ "status": 204 }));
+    let request = requests.recv().unwrap();
+    assert!(
+        request.starts_with("POST /hook HTTP/1.1\r\n"),
+        "the request does not go through the proxy: {request}"
+    );
     assert!(request.contains(&format!("webhook-id: {id}\r\n")), "{request}");
     assert!(request.contains("webhook-signature: v1,"), "{request}");
     assert!(request.ends_with(r#"{"ship":"Vega"}"#), "{request}");
 }
 
-/// A certificate for 127.0.0.1 and its key; `None` where there is no openssl.
+/// Creates a certificate for 127.0.0.1 and its key, and returns their paths; `None` if
+/// openssl is not installed.
 fn certificate(folder: &Path) -> Option<(String, String)> {
     const CONFIG: &str = "[req]\ndistinguished_name = name\n[name]\n[leaf]\nbasicConstraints = critical, CA:FALSE\n\
                           subjectAltName = IP:127.0.0.1\n";
@@ -189,15 +199,15 @@ fn certificate(folder: &Path) -> Option<(String, String)> {
     let mut openssl = Command::new("openssl");
     openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split(' '));
     openssl.args(["-subj", "/CN=127.0.0.1", "-config", &config, "-extensions", "leaf"]);
-    let made = openssl.args(["-keyout", &key, "-out", &certificate]).output();
-    if made.is_err() {
+    let output = openssl.args(["-keyout", &key, "-out", &certificate]).output();
+    if output.is_err() {
         eprintln!("skipped: openssl is not installed");
     }
-    assert!(made.ok()?.status.success());
+    assert!(output.ok()?.status.success());
     Some((certificate, key))
 }
 
-/// Takes every POST, by TLS.
+/// An HTTPS server that accepts every POST.
 struct HttpsServer(Child);
 
 impl HttpsServer {
@@ -217,7 +227,7 @@ server.socket = context.wrap_socket(server.socket, server_side=True, do_handshak
 print(server.server_port, flush=True)
 server.serve_forever()";
 
-    /// With its port.
+    /// Returns the server and its port.
     fn start(certificate: &str, key: &str) -> (Self, u16) {
         let mut python = Command::new("python3");
         python.args(["-c", Self::SCRIPT, certificate, key]).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -236,54 +246,54 @@ impl Drop for HttpsServer {
 }
 
 #[test]
-fn servers_speak_tls_and_strangers_are_not_trusted() {
-    let yard = Yard::new();
-    let Some((certificate, key)) = certificate(&yard.folder) else { return };
+fn tls_servers_are_called_only_if_their_certificate_is_trusted() {
+    let runner = BuiltinRunner::new();
+    let Some((certificate, key)) = certificate(&runner.folder) else { return };
     let Some(mut mail) = MailServer::start(&["--tls", &certificate, &key]) else { return };
     let (_https, port) = HttpsServer::start(&certificate, &key);
     let url = format!("smtps://{}", mail.addr());
-    let hook = json!({ "url": format!("https://127.0.0.1:{port}/"), "body": 1 });
-    let letter = json!({ "to": "ada@example.com", "subject": "Hi", "body": "Hello." });
+    let webhook = json!({ "url": format!("https://127.0.0.1:{port}/"), "body": 1 });
+    let message = json!({ "to": "ada@example.com", "subject": "Hi", "body": "Hello." });
     let flags = ["--mail-from", "harbour@example.com", "--allow-outbound", "127.0.0.1", "--log", "off"];
 
-    for id in [yard.enqueue("send_email", &letter), yard.enqueue("webhook_delivery", &hook)] {
-        yard.drain(&flags, &[("LONGSHORE_SMTP_URL", &url)]).ok();
-        let job = yard.job(&id);
+    for id in [runner.enqueue("send_email", &message), runner.enqueue("webhook_delivery", &webhook)] {
+        runner.drain(&flags, &[("LONGSHORE_SMTP_URL", &url)]).ok();
+        let job = runner.job(&id);
         assert_eq!(job["status"], "retrying", "{job}");
         assert!(job["last_error"].as_str().unwrap().contains("invalid peer certificate"), "{job}");
-        yard.bench.run(&format!("jobs cancel {id}")).ok();
+        runner.bench.run(&format!("jobs cancel {id}")).ok();
     }
-    for id in [yard.enqueue("send_email", &letter), yard.enqueue("webhook_delivery", &hook)] {
-        yard.drain(&flags, &[("LONGSHORE_SMTP_URL", &url), ("SSL_CERT_FILE", &certificate)]).ok();
-        let job = yard.job(&id);
+    for id in [runner.enqueue("send_email", &message), runner.enqueue("webhook_delivery", &webhook)] {
+        runner.drain(&flags, &[("LONGSHORE_SMTP_URL", &url), ("SSL_CERT_FILE", &certificate)]).ok();
+        let job = runner.job(&id);
         assert_eq!(job["status"], "succeeded", "{job}");
     }
-    assert_eq!(mail.took()["to"], json!(["ada@example.com"]));
+    assert_eq!(mail.next_message()["to"], json!(["ada@example.com"]));
 }
 
 #[test]
-fn inner_addresses_and_plain_http_are_refused_unless_allowed() {
-    let yard = Yard::new();
-    let plain = yard.enqueue("webhook_delivery", &json!({ "url": "http://example.com/", "body": 1 }));
-    let inner = yard.enqueue("webhook_delivery", &json!({ "url": "https://localhost/", "body": 1 }));
-    let number = yard.enqueue("webhook_delivery", &json!({ "url": "https://2130706433/", "body": 1 }));
-    let done = yard.drain(&["--log", "off"], &[]).json();
+fn internal_addresses_and_plain_http_are_refused_unless_allowed() {
+    let runner = BuiltinRunner::new();
+    let plain = runner.enqueue("webhook_delivery", &json!({ "url": "http://example.com/", "body": 1 }));
+    let internal = runner.enqueue("webhook_delivery", &json!({ "url": "https://localhost/", "body": 1 }));
+    let integer = runner.enqueue("webhook_delivery", &json!({ "url": "https://2130706433/", "body": 1 }));
+    let done = runner.drain(&["--log", "off"], &[]).json();
     assert_eq!(done["failed_permanent"], 3);
     for (id, host, setting) in [
         (plain, "example.com", "--allow-http"),
-        (inner, "localhost", "--allow-outbound"),
-        (number, "127.0.0.1", "--allow-outbound"),
+        (internal, "localhost", "--allow-outbound"),
+        (integer, "127.0.0.1", "--allow-outbound"),
     ] {
-        let told = yard.job(&id)["last_error"].as_str().unwrap().to_owned();
-        assert!(told.contains(host) && told.contains(setting), "{told}");
+        let error = runner.job(&id)["last_error"].as_str().unwrap().to_owned();
+        assert!(error.contains(host) && error.contains(setting), "{error}");
     }
 }
 
 #[test]
-fn settings_are_refused_by_the_name_of_their_flag_and_no_secret_is_shown() {
-    let yard = Yard::new();
-    std::fs::write(yard.folder.join("file"), "").unwrap();
-    for (flags, told) in [
+fn errors_in_settings_name_the_flag_and_show_no_secret() {
+    let runner = BuiltinRunner::new();
+    std::fs::write(runner.folder.join("file"), "").unwrap();
+    for (flags, named) in [
         (&["--smtp-url", "s3cret", "--mail-from", "a@b"][..], "--smtp-url"),
         (&["--smtp-url", "smtps://ada:s3cret@mail"], "--mail-from"),
         (&["--mail-from", "nobody"], "--mail-from"),
@@ -293,9 +303,9 @@ fn settings_are_refused_by_the_name_of_their_flag_and_no_secret_is_shown() {
         (&["--webhook-secret", "whsec_s3cret"], "--webhook-secret"),
         (&["--allow-outbound", "10.0.0.0/99"], "--allow-outbound"),
     ] {
-        let answer = yard.drain(&[flags, &["--log", "off"]].concat(), &[]).fails_with(2, &[told]);
+        let answer = runner.drain(&[flags, &["--log", "off"]].concat(), &[]).refused(2, &[named]);
         assert!(!answer.err.contains("s3cret"), "{answer:?}");
     }
-    // What is only rehearsed needs none of it.
-    yard.drain(&["--simulate", "--image-root", "nowhere", "--log", "off"], &[]).ok();
+    // The simulator does not use these settings.
+    runner.drain(&["--simulate", "--image-root", "nowhere", "--log", "off"], &[]).ok();
 }

@@ -1,5 +1,5 @@
-//! What is shipped in `packaging/` holds against the program: metrics that it
-//! shows, variables that it reads, times that fit its own.
+//! Checks the files in `packaging/` against the program: the program exports the metrics
+//! that they use and reads the variables that they set, and their timeouts suit its own.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use yaml_rust2::{Yaml, YamlLoader};
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
 use crate::process::{Process, request, until};
 
-on_every_engine!(every_metric_of_the_dashboard_and_the_alerts_is_shown);
+on_every_engine!(every_metric_of_the_dashboard_and_the_alerts_is_exported);
 
-/// However busy the machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Enough for a very busy machine.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 fn file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
@@ -28,7 +28,7 @@ fn text(path: &str) -> String {
 
 fn yaml(path: &str) -> Yaml {
     let documents = YamlLoader::load_from_str(&text(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let [document] = documents.try_into().unwrap_or_else(|_| panic!("{path}: one document"));
+    let [document] = documents.try_into().unwrap_or_else(|_| panic!("{path}: expected one document"));
     document
 }
 
@@ -43,20 +43,20 @@ fn dashboard() -> Value {
 
 // ---- metrics -------------------------------------------------------------------
 
-/// The metrics that an expression of Prometheus names: what is left without
-/// labels, times and functions.
+/// The names of the metrics in a Prometheus expression: the words that remain without
+/// labels, durations and functions.
 fn metrics_in(expression: &str) -> BTreeSet<String> {
-    let aside = Regex::new(r#"\{[^}]*\}|\[[^\]]*\]|\bby\s*\([^)]*\)|\boffset\s+\w+"#).unwrap();
-    let rest = aside.replace_all(expression, " ");
+    let ignored = Regex::new(r#"\{[^}]*\}|\[[^\]]*\]|\bby\s*\([^)]*\)|\boffset\s+\w+"#).unwrap();
+    let rest = ignored.replace_all(expression, " ");
     let word = Regex::new(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(\(?)").unwrap();
-    let words = word.captures_iter(&rest).filter(|found| found[2].is_empty());
+    let words = word.captures_iter(&rest).filter(|word| word[2].is_empty());
     words
-        .map(|found| found[1].to_owned())
+        .map(|word| word[1].to_owned())
         .filter(|name| !["or", "and", "unless"].contains(&name.as_str()))
         .collect()
 }
 
-/// A histogram is shown as three series.
+/// The metric of a series: a histogram has three series with suffixes.
 fn without_suffix(name: &str) -> String {
     let suffix = ["_bucket", "_sum", "_count"].into_iter().find_map(|suffix| name.strip_suffix(suffix));
     suffix.unwrap_or(name).to_owned()
@@ -83,22 +83,22 @@ fn metrics_used() -> BTreeSet<String> {
 
 #[test]
 fn the_metrics_of_an_expression_are_found() {
-    let found = metrics_in(
+    let metrics = metrics_in(
         r#"sum by (le, kind) (rate(a_total{b="c",d=~"e|f"}[5m])) / (max(g_seconds offset 1h) or vector(0)) > 2"#,
     );
-    assert_eq!(found, ["a_total", "g_seconds"].map(str::to_owned).into());
+    assert_eq!(metrics, ["a_total", "g_seconds"].map(str::to_owned).into());
 }
 
-fn every_metric_of_the_dashboard_and_the_alerts_is_shown(bench: &Fixture) {
+fn every_metric_of_the_dashboard_and_the_alerts_is_exported(bench: &Bench) {
     let mut used = metrics_used();
-    assert!(used.remove("up"), "Prometheus's own");
+    assert!(used.remove("up"), "Prometheus itself provides `up`");
     assert!(used.len() > 10, "{used:?}");
     if bench.file().is_some() {
-        // SQLite has no pool.
+        // SQLite has no connection pool.
         used.retain(|name| !name.starts_with("longshore_pool_"));
     }
-    // Nobody claims it, so a queue has a depth and an oldest job from the start.
-    bench.migrated().enqueue("greet --queue nobodys");
+    // No worker claims this job, so there is always a queue depth and an oldest job.
+    bench.migrated().enqueue("greet --queue unclaimed");
     let mut command = binary();
     command.env("DATABASE_URL", &bench.url);
     let mut server = Process::start(command.args("serve --with-worker --bind 127.0.0.1:0 --json".split(' ')));
@@ -106,17 +106,17 @@ fn every_metric_of_the_dashboard_and_the_alerts_is_shown(bench: &Fixture) {
     let job = r#"{"kind":"summarize_text","payload":{"text":"Ships come. Ships go."}}"#;
     assert_eq!(request(&addr, "POST", "/jobs", None, job).status, 201);
     let missing = || {
-        let shown = request(&addr, "GET", "/metrics", None, "").text;
-        let lines = shown.lines().filter(|line| !line.starts_with('#'));
+        let exported = ask(&addr, "GET", "/metrics", None, "").text;
+        let lines = exported.lines().filter(|line| !line.starts_with('#'));
         let names: BTreeSet<String> =
             lines.filter_map(|line| line.split(['{', ' ']).next()).map(without_suffix).collect();
         used.difference(&names).cloned().collect::<Vec<_>>()
     };
-    until(PATIENCE, &format!("all of {used:?} are shown"), || missing().is_empty());
+    until(MAX_WAIT, &format!("all of {used:?} are exported"), || missing().is_empty());
 }
 
 #[test]
-fn the_dashboard_finds_its_source() {
+fn the_dashboard_uses_the_provisioned_data_source() {
     let provisioned = yaml("packaging/grafana/provisioning/datasources/prometheus.yaml");
     let uid = provisioned["datasources"][0]["uid"].as_str().unwrap();
     for panel in dashboard()["panels"].as_array().unwrap() {
@@ -130,30 +130,30 @@ fn the_dashboard_finds_its_source() {
 }
 
 #[test]
-fn every_alert_says_what_happened_and_the_guide_what_to_do() {
+fn every_alert_has_a_summary_and_a_paragraph_in_the_guide() {
     let guide = text("docs/guides/production.md");
     for alert in alerts() {
         let name = alert["alert"].as_str().unwrap();
         assert!(!alert["annotations"]["summary"].as_str().unwrap().is_empty(), "{name}");
         assert!(["warning", "critical"].contains(&alert["labels"]["severity"].as_str().unwrap()), "{name}");
-        assert!(guide.contains(&format!("**{name}**")), "docs/guides/production.md has nothing on {name}");
+        assert!(guide.contains(&format!("**{name}**")), "docs/guides/production.md does not describe {name}");
     }
 }
 
 // ---- settings ------------------------------------------------------------------
 
-/// The variables of every setting, and the defaults by key.
+/// All settings with their keys, variables and values.
 fn settings() -> Value {
     CommandOutput::of(binary().args(["config", "show", "--json"]).output().unwrap()).json()["settings"]
         .clone()
 }
 
 #[test]
-fn every_variable_that_is_set_is_a_setting() {
+fn every_variable_in_the_files_is_a_setting() {
     let settings = settings();
     let known: BTreeSet<&str> =
         settings.as_array().unwrap().iter().map(|setting| setting["variable"].as_str().unwrap()).collect();
-    let mut set = BTreeSet::new();
+    let mut used = BTreeSet::new();
     for (path, pattern) in [
         ("Dockerfile", r"(?m)^(?:ENV| {3}) ([A-Z_]+)="),
         ("packaging/compose/compose.yaml", r"(?m)^ +([A-Z_]+):"),
@@ -161,22 +161,22 @@ fn every_variable_that_is_set_is_a_setting() {
         ("packaging/systemd/longshore-worker@.service", r"(?m)^Environment=([A-Z_]+)="),
     ] {
         let text = text(path);
-        let found: Vec<String> =
-            Regex::new(pattern).unwrap().captures_iter(&text).map(|found| found[1].to_owned()).collect();
-        assert!(!found.is_empty(), "{path} sets something");
-        set.extend(found);
+        let variables: Vec<String> =
+            Regex::new(pattern).unwrap().captures_iter(&text).map(|line| line[1].to_owned()).collect();
+        assert!(!variables.is_empty(), "{path} sets no variable");
+        used.extend(variables);
     }
-    set.retain(|name| !name.starts_with("POSTGRES_") && !name.starts_with("GF_"));
-    for name in &set {
-        assert!(known.contains(name.as_str()), "{name} is no setting of longshore");
+    used.retain(|name| !name.starts_with("POSTGRES_") && !name.starts_with("GF_"));
+    for name in &used {
+        assert!(known.contains(name.as_str()), "{name} is not a setting of longshore");
     }
-    let promised =
+    let expected =
         ["DATABASE_URL", "API_BIND_ADDR", "WORKER_CONCURRENCY", "WORKER_METRICS_BIND_ADDR", "RUST_LOG"];
-    assert!(promised.iter().all(|name| set.contains(*name)), "{set:?}");
+    assert!(expected.iter().all(|name| used.contains(*name)), "{used:?}");
 }
 
 #[test]
-fn whoever_stops_a_process_waits_longer_than_its_jobs_may_go_on() {
+fn stop_timeouts_are_longer_than_the_shutdown_grace() {
     let seconds = |text: &str| text.strip_suffix('s').unwrap().parse::<u64>().unwrap();
     let settings = settings();
     let settings = settings.as_array().unwrap();
@@ -184,8 +184,8 @@ fn whoever_stops_a_process_waits_longer_than_its_jobs_may_go_on() {
     let grace = seconds(grace["value"].as_str().unwrap());
     for unit in ["longshore-server.service", "longshore-worker@.service"] {
         let text = text(&format!("packaging/systemd/{unit}"));
-        let patience = text.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
-        assert!(seconds(patience) > grace, "{unit}: {patience}");
+        let timeout = text.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
+        assert!(seconds(timeout) > grace, "{unit}: {timeout}");
         assert!(
             text.contains("\nKillSignal=SIGTERM\n") && text.contains("\nNoNewPrivileges=yes\n"),
             "{unit}"
@@ -200,23 +200,23 @@ fn the_services_start_in_order() {
     let services = yaml("packaging/compose/compose.yaml")["services"].clone();
     assert_eq!(services["migrate"]["depends_on"]["database"]["condition"].as_str(), Some("service_healthy"));
     for name in ["server", "worker"] {
-        let after = &services[name]["depends_on"]["migrate"]["condition"];
-        assert_eq!(after.as_str(), Some("service_completed_successfully"), "{name}");
+        let condition = &services[name]["depends_on"]["migrate"]["condition"];
+        assert_eq!(condition.as_str(), Some("service_completed_successfully"), "{name}");
     }
     assert_eq!(services["worker"]["deploy"]["replicas"].as_i64(), Some(2));
     assert_eq!(services["server"]["environment"]["LONGSHORE_AUTH"].as_str(), Some("tokens"));
 }
 
-// ---- as their readers read them ------------------------------------------------
+// ---- validation by the tools that read the files --------------------------------
 
-/// Runs a tool that may not be installed; what it said if it was not content
-/// with our files. What it says of others' is not for us.
-fn complaint(tool: &str, arguments: &[&str]) -> Option<String> {
+/// Runs a validation tool if it is installed, and returns its output if it finds a
+/// problem in our files. Messages about other files are ignored.
+fn problems_found_by(tool: &str, arguments: &[&str]) -> Option<String> {
     match Command::new(tool).args(arguments).output() {
-        Ok(said) => {
-            let told = String::from_utf8_lossy(&said.stderr);
-            let content = said.status.success() && !told.contains("longshore");
-            (!content).then(|| format!("{said:?}"))
+        Ok(output) => {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let valid = output.status.success() && !stderr.contains("longshore");
+            (!valid).then(|| format!("{output:?}"))
         }
         Err(error) => {
             eprintln!("skipped: {tool} is not installed ({error})");
@@ -226,16 +226,16 @@ fn complaint(tool: &str, arguments: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn prometheus_understands_its_files() {
+fn promtool_accepts_the_prometheus_files() {
     let config = file("packaging/prometheus/prometheus.yml");
-    // It reads the rules that the configuration names, too.
-    assert_eq!(complaint("promtool", &["check", "config", config.to_str().unwrap()]), None);
+    // This also checks the rule files that the configuration names.
+    assert_eq!(problems_found_by("promtool", &["check", "config", config.to_str().unwrap()]), None);
     let cases = file("packaging/prometheus/alerts.test.yml");
-    assert_eq!(complaint("promtool", &["test", "rules", cases.to_str().unwrap()]), None);
+    assert_eq!(problems_found_by("promtool", &["test", "rules", cases.to_str().unwrap()]), None);
 }
 
 #[test]
-fn systemd_understands_the_units() {
+fn systemd_accepts_the_units() {
     let folder = std::env::temp_dir().join(format!("longshore-units-{}", longshore::JobId::new()));
     std::fs::create_dir(&folder).unwrap();
     for unit in ["longshore-server.service", "longshore-worker@.service"] {
@@ -246,7 +246,8 @@ fn systemd_understands_the_units() {
     let [server, worker] =
         ["longshore-server.service", "longshore-worker@1.service"].map(|unit| folder.join(unit));
     std::fs::copy(folder.join("longshore-worker@.service"), &worker).unwrap();
-    let told = complaint("systemd-analyze", &["verify", server.to_str().unwrap(), worker.to_str().unwrap()]);
+    let problems =
+        problems_found_by("systemd-analyze", &["verify", server.to_str().unwrap(), worker.to_str().unwrap()]);
     let _ = std::fs::remove_dir_all(&folder);
-    assert_eq!(told, None);
+    assert_eq!(problems, None);
 }

@@ -15,7 +15,7 @@
 //! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/strangers.rs`; `http/shape.rs` |
 //! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/strangers.rs`, `http/edge.rs` |
 //! | 429 with `Retry-After` | `longshore/tests/conformance/http/edge.rs`: `too_much_is_told_when_to_come_back`; `http/shape.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
-//! | Outbound calls | `longshore-cli/src/builtin/outbound/`: every sort of address, names that lie or change, redirects, proxies, long answers; the time in `unreached` there |
+//! | Outbound calls | `longshore-cli/src/builtin/outbound/`: every category of special address, names that resolve to several or changing addresses, redirects, proxies, long responses; the timeout in `call_failed` |
 //! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_what_arrives`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
 //! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
 //! | Output cannot control the terminal; JSON logs escape | `terminal::stored_text_cannot_control_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
@@ -33,9 +33,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 
-use crate::builtin::{Yard, serve as respond_once};
-use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
-use crate::process::{Process, exchange, request, until};
+use crate::bench::{Answer, Bench, binary, on_every_engine};
+use crate::builtin::{BuiltinRunner, respond_once};
+use crate::process::{Process, ask, exchange, until};
 
 on_every_engine!(
     a_token_is_accepted_only_in_the_authorization_header,
@@ -253,13 +253,13 @@ fn split(request: &str) -> (HeaderMap, &str) {
 fn another_implementation_verifies_the_signatures() {
     let secrets =
         ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc="];
-    let other = "whsec_CAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg=";
-    let yard = Yard::new();
-    let (port, requests) = respond_once(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
+    let stranger = "whsec_CAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg=";
+    let runner = BuiltinRunner::new();
+    let (port, heard) = respond_once(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
     let url = format!("http://127.0.0.1:{port}/hook");
-    yard.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "\u{26f5} Vega", "n": 1.0 } }));
+    runner.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "\u{26f5} Vega", "n": 1.0 } }));
     let both = secrets.join(",");
-    let done = yard.drain(
+    let done = runner.drain(
         &["--allow-http", "--allow-outbound", "127.0.0.1", "--log", "off"],
         &[("LONGSHORE_WEBHOOK_SECRETS", &both)],
     );

@@ -1,5 +1,5 @@
-//! A mail server as a process of its own, for the tests of `send_email`: not
-//! written in Rust, so that two implementations have to agree about SMTP.
+//! A mail server in its own process, for the tests of `send_email`. It is written in
+//! Python, so that two independent implementations have to agree about SMTP.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 pub(crate) struct MailServer {
     process: Child,
-    said: Lines<BufReader<ChildStdout>>,
+    stdout: Lines<BufReader<ChildStdout>>,
     port: u16,
 }
 
 impl MailServer {
-    /// `None` where there is no Python.
+    /// Returns `None` if Python is not installed.
     pub(crate) fn start(flags: &[&str]) -> Option<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mail/server.py");
         let mut python = Command::new("python3");
@@ -22,12 +22,12 @@ impl MailServer {
             eprintln!("skipped: python3 is not installed");
             return None;
         };
-        let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
-        let port = said.next().unwrap().unwrap().parse().unwrap();
-        Some(MailServer { process, said, port })
+        let mut stdout = BufReader::new(process.stdout.take().unwrap()).lines();
+        let port = stdout.next().unwrap().unwrap().parse().unwrap();
+        Some(MailServer { process, stdout, port })
     }
 
-    /// Its URL; `user` is empty or ends with `@`.
+    /// The server's URL; `user` is empty or ends with `@`.
     pub(crate) fn url(&self, user: &str) -> String {
         format!("smtp://{user}{}", self.addr())
     }
@@ -36,9 +36,9 @@ impl MailServer {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The next message that it took.
-    pub(crate) fn took(&mut self) -> Value {
-        serde_json::from_str(&self.said.next().unwrap().unwrap()).unwrap()
+    /// Waits for the next message that the server accepts.
+    pub(crate) fn next_message(&mut self) -> Value {
+        serde_json::from_str(&self.stdout.next().unwrap().unwrap()).unwrap()
     }
 }
 

@@ -1,28 +1,29 @@
-//! Which addresses belong to the public internet, and which to this machine, its
-//! network or nobody. Owns the lists; what to do about them is for `rules`.
+//! Which addresses are on the public internet, and which belong to this machine, to
+//! an internal network or to a special purpose. `rules` decides which of them may be
+//! called.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What sort of address it is, with its article, unless it is one of the open
-/// internet. After IANA's registries of special-purpose addresses.
-pub(super) fn special(addr: IpAddr) -> Option<&'static str> {
-    let listed = match addr {
-        IpAddr::V4(_) => V4.iter().find(|(first, prefix, _)| within(addr, (*first).into(), *prefix)),
-        IpAddr::V6(_) => None,
+/// The category of a special address, with its article for messages, or `None` for a
+/// public address. Follows IANA's registries of special-purpose addresses.
+pub(super) fn special_category(addr: IpAddr) -> Option<&'static str> {
+    let v6 = match addr {
+        IpAddr::V4(_) => {
+            let network = V4.iter().find(|(first, prefix, _)| is_in_network(addr, (*first).into(), *prefix));
+            return network.map(|(_, _, category)| *category);
+        }
+        IpAddr::V6(v6) => v6,
     };
-    if let Some((_, _, sort)) = listed {
-        return Some(sort);
-    }
-    let IpAddr::V6(v6) = addr else { return None };
-    if let Some((_, _, sort)) = V6.iter().find(|(first, prefix, _)| within(addr, (*first).into(), *prefix)) {
-        return Some(sort);
+    let network = V6.iter().find(|(first, prefix, _)| is_in_network(addr, (*first).into(), *prefix));
+    if let Some((_, _, category)) = network {
+        return Some(category);
     }
     match v6.segments() {
-        // 6to4 goes to the IPv4 address that it holds.
+        // 6to4 is routed to the IPv4 address inside.
         [0x2002, high, low, ..] => {
-            special(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into())
+            special_category(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into())
         }
-        // Of IPv6, only 2000::/3 is given out.
+        // 2000::/3 is the only part of IPv6 that is assigned.
         [0x2000..0x4000, ..] => None,
         _ => Some("a reserved"),
     }
@@ -31,15 +32,15 @@ pub(super) fn special(addr: IpAddr) -> Option<&'static str> {
 const V4: &[(Ipv4Addr, u8, &str)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8, "an unspecified"),
     (Ipv4Addr::new(10, 0, 0, 0), 8, "a private"),
-    (Ipv4Addr::new(100, 64, 0, 0), 10, "a carrier's private (CGNAT)"),
+    (Ipv4Addr::new(100, 64, 0, 0), 10, "a carrier-grade NAT"),
     (Ipv4Addr::new(127, 0, 0, 0), 8, "a loopback"),
     (Ipv4Addr::new(169, 254, 0, 0), 16, "a link-local"),
     (Ipv4Addr::new(172, 16, 0, 0), 12, "a private"),
-    (Ipv4Addr::new(192, 0, 0, 0), 24, "a protocol's"),
+    (Ipv4Addr::new(192, 0, 0, 0), 24, "an IETF protocol"),
     (Ipv4Addr::new(192, 0, 2, 0), 24, "a documentation"),
-    (Ipv4Addr::new(192, 88, 99, 0), 24, "a 6to4 relay's"),
+    (Ipv4Addr::new(192, 88, 99, 0), 24, "a 6to4 relay"),
     (Ipv4Addr::new(192, 168, 0, 0), 16, "a private"),
-    (Ipv4Addr::new(198, 18, 0, 0), 15, "a benchmark"),
+    (Ipv4Addr::new(198, 18, 0, 0), 15, "a benchmarking"),
     (Ipv4Addr::new(198, 51, 100, 0), 24, "a documentation"),
     (Ipv4Addr::new(203, 0, 113, 0), 24, "a documentation"),
     (Ipv4Addr::new(224, 0, 0, 0), 4, "a multicast"),
@@ -53,8 +54,8 @@ const V6: &[(Ipv6Addr, u8, &str)] = &[
     (Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96, "an IPv4-mapped"),
     (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96, "a NAT64"),
     (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48, "a NAT64"),
-    // Among them Teredo, which goes to an IPv4 address, and benchmarks.
-    (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23, "a protocol's"),
+    // Includes Teredo, which is routed to an IPv4 address, and benchmarking.
+    (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23, "an IETF protocol"),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32, "a documentation"),
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20, "a documentation"),
     (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7, "a private (ULA)"),
@@ -62,8 +63,8 @@ const V6: &[(Ipv6Addr, u8, &str)] = &[
     (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, "a multicast"),
 ];
 
-pub(super) fn within(addr: IpAddr, first: IpAddr, prefix: u8) -> bool {
-    // A prefix of nothing shifts everything out, which Rust leaves to us.
+pub(super) fn is_in_network(addr: IpAddr, first: IpAddr, prefix: u8) -> bool {
+    // A prefix of 0 shifts by all bits, which only `checked_shr` allows.
     match (addr, first) {
         (IpAddr::V4(addr), IpAddr::V4(first)) => {
             let differ = addr.to_bits() ^ first.to_bits();
@@ -82,8 +83,8 @@ pub(super) fn within(addr: IpAddr, first: IpAddr, prefix: u8) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// Every sort of address that is not of the open internet.
-    pub(in crate::builtin::outbound) const INNER: &[&str] = &[
+    /// Addresses of every special category.
+    pub(in crate::builtin::outbound) const SPECIAL: &[&str] = &[
         "0.0.0.0",
         "0.1.2.3",
         "10.0.0.1",
@@ -140,8 +141,8 @@ pub(super) mod tests {
         "ff02::1",
     ];
 
-    /// Their neighbours outside.
-    const OPEN: &[&str] = &[
+    /// Public addresses, many of them next to a special network.
+    const PUBLIC: &[&str] = &[
         "1.1.1.1",
         "8.8.8.8",
         "9.255.255.255",
@@ -168,12 +169,12 @@ pub(super) mod tests {
     ];
 
     #[test]
-    fn every_sort_of_inner_address_is_refused_and_its_neighbours_are_not() {
-        for addr in INNER {
-            assert!(special(addr.parse().unwrap()).is_some(), "{addr}");
+    fn every_category_of_special_address_is_recognised_and_its_neighbours_are_public() {
+        for addr in SPECIAL {
+            assert!(special_category(addr.parse().unwrap()).is_some(), "{addr}");
         }
-        for addr in OPEN {
-            assert_eq!(special(addr.parse().unwrap()), None, "{addr}");
+        for addr in PUBLIC {
+            assert_eq!(special_category(addr.parse().unwrap()), None, "{addr}");
         }
     }
 }

@@ -1,11 +1,15 @@
-//! What built-in kinds may call. Whoever can enqueue chooses the URL, so a job
-//! must not reach what only this machine or its network can: the address that a
-//! name resolves to is judged in the same step that connects to it, and a URL
-//! that holds an address is judged before anything is sent.
+//! HTTP calls by built-in kinds. Callers that enqueue a job choose the URL, so a job
+//! must not reach addresses that only this machine or its network can reach. The
+//! address that a name resolves to is checked in the same step that connects to it,
+//! and an address in a URL is checked before anything is sent.
 //!
-//! No redirect is followed, no proxy of the environment used, no cookie kept.
-//! Messages name the host and never the rest of a URL, which may hold a password
-//! or a token; nor do they quote what was sent or answered.
+//! The client follows no redirects, uses no proxy from the environment and keeps no
+//! cookies. Messages name the host and never the rest of a URL, which may contain a
+//! password or a token. They do not quote requests or responses either.
+//!
+//! This file has the client: it sends a request and reads a bounded response. `rules`
+//! decides which calls are allowed, `address` knows the special addresses, and
+//! `connect` resolves names and sets up TLS.
 
 mod address;
 mod connect;
@@ -34,22 +38,23 @@ pub(crate) use connect::tls;
 pub(crate) use rules::Allowed;
 pub(super) use rules::Rules;
 
-/// How long a call may take, from the look-up to the last byte of the answer.
+/// The limit for a whole call, from the DNS lookup to the last byte of the response.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// How much of an answer to a delivery is read: enough to use the connection
-/// again after any polite one.
-const ANSWER: usize = 64 * 1024;
-/// The longest wait that a receiver may ask for.
-const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+/// How much of the response to a POST is read. The content is not used, but the
+/// connection can be reused only after all of it was read.
+const MAX_POST_RESPONSE: usize = 64 * 1024;
+/// The longest `Retry-After` that is honoured.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The way out. Cheap to clone.
+/// The HTTP client of the built-in kinds. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Outbound {
     client: Client,
     rules: Arc<Rules>,
 }
 
-/// A URL that may be tried. If it holds a name, that is judged by where it leads.
+/// A URL whose scheme is allowed, and whose host is a name or an allowed address. A
+/// name is checked when it is resolved.
 pub(super) struct Target {
     url: Url,
     /// Host and port, for messages.
@@ -58,10 +63,10 @@ pub(super) struct Target {
 
 impl Outbound {
     pub(super) fn new(rules: Rules) -> Result<Self, failure::Failure> {
-        Outbound::resolving(rules, connect::system_lookup())
+        Outbound::with_lookup(rules, connect::system_lookup())
     }
 
-    fn resolving(rules: Rules, lookup: Box<Lookup>) -> Result<Self, failure::Failure> {
+    fn with_lookup(rules: Rules, lookup: Box<Lookup>) -> Result<Self, failure::Failure> {
         let rules = Arc::new(rules);
         let client = Client::builder()
             .tls_backend_preconfigured(tls()?)
@@ -73,35 +78,35 @@ impl Outbound {
             .user_agent(concat!("longshore/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| {
-                failure::Failure::new(Code::Problem, format_args!("the HTTP client does not start: {error}"))
+                failure::Failure::new(Code::Problem, format_args!("cannot create the HTTP client: {error}"))
             })?;
         Ok(Outbound { client, rules })
     }
 
-    /// Judges a URL as far as it can be without a look-up. `field` is where the
-    /// payload has it.
+    /// Checks everything about a URL that does not need a DNS lookup. `field` is the
+    /// payload field that contains it, for messages.
     pub(super) fn target(&self, field: &str, url: &str) -> Result<Target, Failure> {
         let url =
             Url::parse(url).map_err(|error| Failure::permanent(format!("{field}: not a URL: {error}")))?;
-        let host = url.host().ok_or_else(|| Failure::permanent(format!("{field}: names no host")))?;
-        let shown = match url.port() {
+        let host = url.host().ok_or_else(|| Failure::permanent(format!("{field}: the URL has no host")))?;
+        let host_and_port = match url.port() {
             Some(port) => format!("{host}:{port}"),
             None => host.to_string(),
         };
-        self.rules.judge_scheme(&url, &shown).map_err(Failure::permanent)?;
-        // The connection asks no resolver about these.
+        self.rules.check_scheme(&url, &host_and_port).map_err(Failure::permanent)?;
+        // The client does not call the resolver for addresses, so check them here.
         let addr = match host {
             Host::Ipv4(addr) => Some(IpAddr::V4(addr)),
             Host::Ipv6(addr) => Some(IpAddr::V6(addr)),
             Host::Domain(_) => None,
         };
         if let Some(addr) = addr {
-            self.rules.filter(&shown, vec![addr]).map_err(Failure::permanent)?;
+            self.rules.filter(&host_and_port, vec![addr]).map_err(Failure::permanent)?;
         }
-        Ok(Target { host: shown, url })
+        Ok(Target { host: host_and_port, url })
     }
 
-    /// Posts JSON. Only an answer of 2xx is one.
+    /// Posts JSON. Any status other than 2xx is a failure.
     pub(super) async fn post(
         &self,
         target: &Target,
@@ -111,39 +116,39 @@ impl Outbound {
         let request = self.client.post(target.url.clone()).headers(headers);
         let request = request.header(CONTENT_TYPE, "application/json").body(body);
         let mut response = send(target, request).await?;
-        // The status has decided; how reading ends does not matter.
-        let _ = read(&mut response, ANSWER).await;
+        // The status alone decides the outcome, so errors while reading do not matter.
+        let _ = read_body(&mut response, MAX_POST_RESPONSE).await;
         Ok(response.status())
     }
 
-    /// Fetches what is at the URL, if that is no more than `most` bytes.
-    pub(super) async fn get(&self, target: &Target, most: usize) -> Result<Vec<u8>, Failure> {
+    /// Fetches the content of a URL, up to `limit` bytes.
+    pub(super) async fn get(&self, target: &Target, limit: usize) -> Result<Vec<u8>, Failure> {
         let mut response = send(target, self.client.get(target.url.clone())).await?;
-        match read(&mut response, most).await {
+        match read_body(&mut response, limit).await {
             Ok(Some(body)) => Ok(body),
             Ok(None) => {
                 let host = &target.host;
                 Err(Failure::permanent(format!(
-                    "{host}: what it sends is over {most} bytes, which is the most"
+                    "{host}: the response is larger than {limit} bytes, the limit"
                 )))
             }
-            Err(error) => Err(unreached(target, error)),
+            Err(error) => Err(call_failed(target, error)),
         }
     }
 }
 
-/// Sends, and makes a failure of every status but 2xx.
+/// Sends a request. Any status other than 2xx is a failure.
 async fn send(target: &Target, request: RequestBuilder) -> Result<Response, Failure> {
-    let response = request.send().await.map_err(|error| unreached(target, error))?;
-    judge_answer(&target.host, response.status(), retry_after(response.headers(), Utc::now()))?;
+    let response = request.send().await.map_err(|error| call_failed(target, error))?;
+    check_status(&target.host, response.status(), retry_after(response.headers(), Utc::now()))?;
     Ok(response)
 }
 
-/// The body, or `None` if it is longer than `most` bytes.
-async fn read(response: &mut Response, most: usize) -> reqwest::Result<Option<Vec<u8>>> {
+/// The body, or `None` if it is longer than `limit` bytes.
+async fn read_body(response: &mut Response, limit: usize) -> reqwest::Result<Option<Vec<u8>>> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
-        if body.len() + chunk.len() > most {
+        if body.len() + chunk.len() > limit {
             return Ok(None);
         }
         body.extend_from_slice(&chunk);
@@ -151,39 +156,40 @@ async fn read(response: &mut Response, most: usize) -> reqwest::Result<Option<Ve
     Ok(Some(body))
 }
 
-fn judge_answer(host: &str, status: StatusCode, wait: Option<Duration>) -> Result<(), Failure> {
+fn check_status(host: &str, status: StatusCode, retry_after: Option<Duration>) -> Result<(), Failure> {
     let busy = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    match wait {
+    match retry_after {
         _ if status.is_success() => Ok(()),
-        _ if status == StatusCode::GONE => {
-            Err(Failure::permanent(format!("{host} answered {status}: it wants no more of these")))
-        }
-        _ if status.is_redirection() => Err(Failure::retry(format!(
-            "{host} answered {status}; redirects are not followed, give the URL it leads to"
+        _ if status == StatusCode::GONE => Err(Failure::permanent(format!(
+            "{host} responded {status}: it accepts no more requests to this URL"
         ))),
-        Some(wait) if busy => Err(Failure::retry_after(
-            wait,
-            format!("{host} answered {status} and asks to wait for {} s", wait.as_secs()),
+        _ if status.is_redirection() => Err(Failure::retry(format!(
+            "{host} responded {status}; redirects are not followed, use the URL that it redirects to"
+        ))),
+        Some(delay) if busy => Err(Failure::retry_after(
+            delay,
+            format!("{host} responded {status} and requests a retry after {} s", delay.as_secs()),
         )),
-        _ => Err(Failure::retry(format!("{host} answered {status}"))),
+        _ => Err(Failure::retry(format!("{host} responded {status}"))),
     }
 }
 
-/// What `Retry-After` asks for: seconds, or a time.
+/// The delay in `Retry-After`, which is a number of seconds or a date.
 fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
-    let asked = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let wait = match asked.parse() {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let delay = match value.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
         Err(_) => {
-            let at = DateTime::parse_from_rfc2822(asked).ok()?;
+            let at = DateTime::parse_from_rfc2822(value).ok()?;
             (at.to_utc() - now).to_std().unwrap_or_default()
         }
     };
-    Some(wait.min(LONGEST_WAIT))
+    Some(delay.min(MAX_RETRY_AFTER))
 }
 
-/// A call without an answer: for good if the rules forbid it, else for now.
-fn unreached(target: &Target, error: reqwest::Error) -> Failure {
+/// The failure of a call without a response: permanent if the rules forbid the call,
+/// otherwise retried.
+fn call_failed(target: &Target, error: reqwest::Error) -> Failure {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
     while let Some(error) = cause {
         if let Some(refused) = error.downcast_ref::<Refused>() {
@@ -193,24 +199,24 @@ fn unreached(target: &Target, error: reqwest::Error) -> Failure {
     }
     let host = target.host.clone();
     if error.is_timeout() {
-        return Failure::retry(format!("{host} did not answer within {} s", TIMEOUT.as_secs()));
+        return Failure::retry(format!("{host} did not respond within {} s", TIMEOUT.as_secs()));
     }
-    Failure::retry(Unreached { host, error: error.without_url() })
+    Failure::retry(CallFailed { host, error: error.without_url() })
 }
 
 #[derive(Debug)]
-struct Unreached {
+struct CallFailed {
     host: String,
     error: reqwest::Error,
 }
 
-impl fmt::Display for Unreached {
+impl fmt::Display for CallFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} could not be called", self.host)
+        write!(f, "the call to {} failed", self.host)
     }
 }
 
-impl Error for Unreached {
+impl Error for CallFailed {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         Some(&self.error)
     }

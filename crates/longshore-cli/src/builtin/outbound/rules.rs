@@ -1,5 +1,5 @@
-//! What may be called: the schemes, and the addresses that an operator allows
-//! beside those of the public internet.
+//! Which calls are allowed: the schemes, all public addresses, and the internal
+//! addresses that the operator allows. Which addresses are internal is in `address`.
 
 use std::error::Error;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 use url::{Host, Url};
 
-use super::address::{special, within};
+use super::address::{is_in_network, special_category};
 use crate::builtin::Settings;
 
-/// Who may be called.
+/// Decides which URLs and addresses may be called.
 pub(in crate::builtin) struct Rules {
     allow_http: bool,
     allowed: Vec<Allowed>,
@@ -22,44 +22,44 @@ impl Rules {
         Rules { allow_http: settings.allow_http, allowed: settings.allow_outbound.clone() }
     }
 
-    pub(super) fn judge_scheme(&self, url: &Url, host: &str) -> Result<(), Refused> {
+    pub(super) fn check_scheme(&self, url: &Url, host: &str) -> Result<(), Refused> {
         match url.scheme() {
             "https" => Ok(()),
             "http" if self.allow_http => Ok(()),
             "http" => Err(Refused(format!(
-                "{host}: only https is called; call it so, or allow http in the worker with --allow-http"
+                "{host}: only https URLs may be called; use https, or allow http in the worker with --allow-http"
             ))),
-            _ => Err(Refused(format!("{host}: only https and http are called"))),
+            _ => Err(Refused(format!("{host}: only https and http URLs may be called; use one of them"))),
         }
     }
 
-    /// Those of a host's addresses that may be called; at least one.
+    /// The addresses of a host that may be called. An error if all of them are refused.
     pub(super) fn filter(&self, host: &str, mut addrs: Vec<IpAddr>) -> Result<Vec<IpAddr>, Refused> {
         if self.allowed.iter().any(|allowed| allowed.is_host(host)) {
             return Ok(addrs);
         }
-        let allowed = |addr: IpAddr| self.allowed.iter().any(|allowed| allowed.holds(addr));
-        let mut inner = None;
-        addrs.retain(|addr| match special(*addr) {
-            Some(sort) if !allowed(*addr) => {
-                inner = Some(sort);
+        let is_allowed = |addr: IpAddr| self.allowed.iter().any(|allowed| allowed.contains(addr));
+        let mut refused = None;
+        addrs.retain(|addr| match special_category(*addr) {
+            Some(category) if !is_allowed(*addr) => {
+                refused = Some(category);
                 false
             }
             _ => true,
         });
-        match inner {
-            // The sort and not the address: whoever enqueued need not learn
-            // how names resolve in here.
-            Some(sort) if addrs.is_empty() => Err(Refused(format!(
-                "{host} leads to {sort} address, which is not called; if it should be, allow the host or \
-                 its network in the worker with --allow-outbound"
+        match refused {
+            // Names the category and not the address: the caller that enqueued the job
+            // must not learn how names resolve in the internal network.
+            Some(category) if addrs.is_empty() => Err(Refused(format!(
+                "{host} resolves to {category} address, which jobs may not call; to allow it, list the host \
+                 or its network in the worker's --allow-outbound"
             ))),
             _ => Ok(addrs),
         }
     }
 }
 
-/// A call that the rules forbid: what, and the setting that would allow it.
+/// A call that the rules forbid. The message names the setting that would allow it.
 #[derive(Clone, Debug)]
 pub(super) struct Refused(String);
 
@@ -71,7 +71,8 @@ impl fmt::Display for Refused {
 
 impl Error for Refused {}
 
-/// An inner address, network or host that may be called all the same.
+/// An entry of `--allow-outbound`: an internal address, network or host that may be
+/// called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
     Network { first: IpAddr, prefix: u8 },
@@ -79,11 +80,11 @@ pub(crate) enum Allowed {
 }
 
 impl Allowed {
-    fn holds(&self, addr: IpAddr) -> bool {
+    fn contains(&self, addr: IpAddr) -> bool {
         match self {
-            // A mapped address connects to the one inside.
+            // An IPv4-mapped IPv6 address connects to the IPv4 address.
             Allowed::Network { first, prefix } => {
-                within(addr, *first, *prefix) || within(addr.to_canonical(), *first, *prefix)
+                is_in_network(addr, *first, *prefix) || is_in_network(addr.to_canonical(), *first, *prefix)
             }
             Allowed::Host(_) => false,
         }
@@ -98,10 +99,10 @@ impl FromStr for Allowed {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
+        let invalid = || {
             format!(
-                "`{text}` is no address, network or host; write it like 127.0.0.1, 10.0.0.0/8 or \
-                 hooks.internal, without a scheme and a port"
+                "`{text}` is not an address, a network or a host; write it like 127.0.0.1, 10.0.0.0/8 or \
+                 hooks.internal, without a scheme or a port"
             )
         };
         let (host, prefix) = match text.split_once('/') {
@@ -109,13 +110,13 @@ impl FromStr for Allowed {
             None => (text, None),
         };
         if let Ok(first) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-            let most = if first.is_ipv4() { 32 } else { 128 };
-            let prefix = prefix.map_or(Ok(most), str::parse).map_err(|_| wrong())?;
-            return if prefix <= most { Ok(Allowed::Network { first, prefix }) } else { Err(wrong()) };
+            let bits = if first.is_ipv4() { 32 } else { 128 };
+            let prefix = prefix.map_or(Ok(bits), str::parse).map_err(|_| invalid())?;
+            return if prefix <= bits { Ok(Allowed::Network { first, prefix }) } else { Err(invalid()) };
         }
         match (Host::parse(host.trim_end_matches('.')), prefix) {
             (Ok(Host::Domain(host)), None) => Ok(Allowed::Host(host)),
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         }
     }
 }
@@ -123,6 +124,7 @@ impl FromStr for Allowed {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 impl Rules {
+    /// Rules that allow http and these entries.
     pub(super) fn allowing(allowed: &[&str]) -> Self {
         Rules { allow_http: true, allowed: allowed.iter().map(|text| text.parse().unwrap()).collect() }
     }
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allowance_holds_for_its_network_or_its_host_alone() {
+    fn an_entry_allows_only_its_network_or_its_host() {
         let rules = Rules::allowing;
         let mapped: IpAddr = "::ffff:10.1.2.3".parse().unwrap();
         assert!(rules(&["10.0.0.0/8"]).filter("a", vec![mapped]).is_ok());
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn allowances_are_read() {
+    fn addresses_networks_and_hosts_are_parsed() {
         let network = |text: &str, prefix| Allowed::Network { first: text.parse().unwrap(), prefix };
         for (text, allowed) in [
             ("127.0.0.1", network("127.0.0.1", 32)),
@@ -169,8 +171,8 @@ mod tests {
             "a b",
             "10.0.0.0/-1",
         ] {
-            let refused = text.parse::<Allowed>().unwrap_err();
-            assert!(refused.contains("10.0.0.0/8"), "{text:?}: {refused}");
+            let error = text.parse::<Allowed>().unwrap_err();
+            assert!(error.contains("10.0.0.0/8"), "{text:?}: {error}");
         }
     }
 }

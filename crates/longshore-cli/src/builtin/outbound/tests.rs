@@ -1,54 +1,54 @@
-//! Outbound calls as a whole, against a server on this machine.
+//! Tests of complete calls, against a server on this machine.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Mutex;
 
-use super::address::tests::INNER;
-use super::connect::Found;
+use super::address::tests::SPECIAL;
+use super::connect::LookupFuture;
 use super::*;
 use crate::builtin::Settings;
 use crate::builtin::testing::Server;
 
-/// The way out for names that resolve to each of `answers` in turn, the last
-/// one for ever.
-fn lying(rules: Rules, answers: &[&[&str]]) -> Outbound {
-    let mut answers: Vec<Vec<IpAddr>> =
-        answers.iter().rev().map(|addrs| addrs.iter().map(|addr| addr.parse().unwrap()).collect()).collect();
-    let last = answers[0].clone();
-    answers.remove(0);
-    let answers = Mutex::new(answers);
-    let lookup = move |_: String| -> Found {
-        let answer = answers.lock().unwrap().pop().unwrap_or_else(|| last.clone());
-        Box::pin(async move { Ok(answer) })
+/// A client whose lookups return each of `results` in turn, and then always the last
+/// one.
+fn outbound_resolving_to(rules: Rules, results: &[&[&str]]) -> Outbound {
+    let mut results: Vec<Vec<IpAddr>> =
+        results.iter().rev().map(|addrs| addrs.iter().map(|addr| addr.parse().unwrap()).collect()).collect();
+    let last = results[0].clone();
+    results.remove(0);
+    let results = Mutex::new(results);
+    let lookup = move |_: String| -> LookupFuture {
+        let result = results.lock().unwrap().pop().unwrap_or_else(|| last.clone());
+        Box::pin(async move { Ok(result) })
     };
-    Outbound::resolving(rules, Box::new(lookup)).unwrap()
+    Outbound::with_lookup(rules, Box::new(lookup)).unwrap()
 }
 
 async fn fetch(outbound: &Outbound, url: &str) -> Result<Vec<u8>, String> {
-    let fetched = async { outbound.get(&outbound.target("source_url", url)?, 100).await };
-    fetched.await.map_err(|failure| format!("{failure:?}"))
+    let result = async { outbound.get(&outbound.target("source_url", url)?, 100).await };
+    result.await.map_err(|failure| format!("{failure:?}"))
 }
 
 #[track_caller]
-fn assert_refused(answer: Result<Vec<u8>, String>, host: &str) {
-    let refused = answer.unwrap_err();
-    assert!(refused.starts_with(&format!("permanent: {host}")), "{refused}");
-    assert!(refused.contains("--allow-outbound"), "{refused}");
+fn assert_refused(result: Result<Vec<u8>, String>, message_start: &str) {
+    let error = result.unwrap_err();
+    assert!(error.starts_with(&format!("permanent: {message_start}")), "{error}");
+    assert!(error.contains("--allow-outbound"), "{error}");
 }
 
 #[tokio::test]
-async fn no_name_leads_inside() {
-    for addr in INNER {
-        let outbound = lying(Rules::allowing(&[]), &[&[addr]]);
-        assert_refused(fetch(&outbound, "http://hooks.example.com/").await, "hooks.example.com leads to ");
+async fn a_name_that_resolves_to_a_special_address_is_refused() {
+    for addr in SPECIAL {
+        let outbound = outbound_resolving_to(Rules::allowing(&[]), &[&[addr]]);
+        assert_refused(fetch(&outbound, "http://hooks.example.com/").await, "hooks.example.com resolves to ");
     }
 }
 
 #[tokio::test]
-async fn no_form_of_address_in_a_url_leads_inside() {
-    let unasked = |_: String| -> Found { panic!("an address needs no resolver") };
-    let outbound = Outbound::resolving(Rules::allowing(&[]), Box::new(unasked)).unwrap();
-    for addr in INNER {
+async fn a_special_address_in_a_url_is_refused_in_every_notation() {
+    let unused = |_: String| -> LookupFuture { panic!("an address needs no lookup") };
+    let outbound = Outbound::with_lookup(Rules::allowing(&[]), Box::new(unused)).unwrap();
+    for addr in SPECIAL {
         let host = if addr.contains(':') { format!("[{addr}]") } else { (*addr).to_owned() };
         assert_refused(fetch(&outbound, &format!("http://{host}:8080/")).await, "");
     }
@@ -75,127 +75,130 @@ async fn no_form_of_address_in_a_url_leads_inside() {
 }
 
 #[tokio::test]
-async fn a_name_that_changes_its_mind_gains_nothing() {
-    let answer = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\nopen";
-    let mut server = Server::answering(&[answer, answer]).await;
+async fn a_name_that_later_resolves_to_a_special_address_is_refused() {
+    let response = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4\r\n\r\nopen";
+    let mut server = Server::responding(&[response, response]).await;
     let url = format!("http://rebind.example.com:{}/", server.port());
-    // 127.0.0.2 is allowed and stands for an open address.
-    let outbound = lying(Rules::allowing(&["127.0.0.2"]), &[&["127.0.0.2"], &["127.0.0.1"]]);
+    // 127.0.0.2 is allowed and represents a public address.
+    let outbound = outbound_resolving_to(Rules::allowing(&["127.0.0.2"]), &[&["127.0.0.2"], &["127.0.0.1"]]);
     assert_eq!(fetch(&outbound, &url).await.unwrap(), b"open");
-    assert!(server.heard().await.starts_with("GET / HTTP/1.1"));
-    assert_refused(fetch(&outbound, &url).await, "rebind.example.com leads to a loopback");
-    assert_eq!(server.heard_so_far(), None, "nobody knocked");
+    assert!(server.next_request().await.starts_with("GET / HTTP/1.1"));
+    assert_refused(fetch(&outbound, &url).await, "rebind.example.com resolves to a loopback");
+    assert_eq!(server.pending_request(), None, "the second call did not connect");
 }
 
 #[tokio::test]
-async fn of_mixed_answers_only_the_open_ones_are_called() {
-    let mut server = Server::answering(&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nopen"]).await;
+async fn of_several_addresses_only_the_allowed_ones_are_called() {
+    let mut server = Server::responding(&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nopen"]).await;
     let url = format!("http://mixed.example.com:{}/", server.port());
-    // 127.0.0.2 is allowed and stands for an open address.
-    let outbound = lying(Rules::allowing(&["127.0.0.2"]), &[&["127.0.0.1", "10.0.0.1", "127.0.0.2", "::1"]]);
+    // 127.0.0.2 is allowed and represents a public address.
+    let outbound = outbound_resolving_to(
+        Rules::allowing(&["127.0.0.2"]),
+        &[&["127.0.0.1", "10.0.0.1", "127.0.0.2", "::1"]],
+    );
     assert_eq!(fetch(&outbound, &url).await.unwrap(), b"open");
-    let host = server.heard_from().await;
-    assert_eq!(host, "127.0.0.2", "the address that was called");
+    assert_eq!(server.next_local_address().await, "127.0.0.2", "the address that was called");
     assert_refused(
-        fetch(&lying(Rules::allowing(&[]), &[&["127.0.0.1", "10.0.0.1", "::1"]]), &url).await,
+        fetch(&outbound_resolving_to(Rules::allowing(&[]), &[&["127.0.0.1", "10.0.0.1", "::1"]]), &url).await,
         "mixed.example.com",
     );
 }
 
 #[tokio::test]
-async fn what_is_allowed_is_called() {
+async fn an_allowed_address_network_or_host_is_called() {
     for allowed in ["127.0.0.1", "127.0.0.0/8", "0.0.0.0/0", "hooks.internal"] {
-        let server = Server::answering(&["HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"]).await;
-        let outbound = lying(Rules::allowing(&[allowed]), &[&["127.0.0.1"]]);
-        let answer = fetch(&outbound, &format!("http://Hooks.Internal:{}/", server.port())).await;
-        assert_eq!(answer.unwrap(), b"hi", "{allowed}");
+        let server = Server::responding(&["HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"]).await;
+        let outbound = outbound_resolving_to(Rules::allowing(&[allowed]), &[&["127.0.0.1"]]);
+        let result = fetch(&outbound, &format!("http://Hooks.Internal:{}/", server.port())).await;
+        assert_eq!(result.unwrap(), b"hi", "{allowed}");
     }
 }
 
 #[tokio::test]
-async fn http_is_called_only_if_allowed_and_nothing_else_ever_is() {
+async fn http_needs_permission_and_other_schemes_are_always_refused() {
     let outbound = Outbound::new(Rules::of(&Settings::default())).unwrap();
-    let refused = fetch(&outbound, "http://ada:s3cret@example.com/token").await.unwrap_err();
-    assert!(refused.starts_with("permanent: example.com: only https"), "{refused}");
-    assert!(refused.contains("--allow-http"), "{refused}");
-    assert!(!refused.contains("s3cret") && !refused.contains("token"), "{refused}");
-    let refused = fetch(&outbound, "ftp://example.com/").await.unwrap_err();
-    assert!(refused.starts_with("permanent: example.com: only https and http"), "{refused}");
+    let error = fetch(&outbound, "http://ada:s3cret@example.com/token").await.unwrap_err();
+    assert!(error.starts_with("permanent: example.com: only https"), "{error}");
+    assert!(error.contains("--allow-http"), "{error}");
+    assert!(!error.contains("s3cret") && !error.contains("token"), "{error}");
+    let error = fetch(&outbound, "ftp://example.com/").await.unwrap_err();
+    assert!(error.starts_with("permanent: example.com: only https and http"), "{error}");
 }
 
 #[tokio::test]
-async fn messages_name_the_host_and_nothing_else_of_the_url() {
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let outbound = lying(Rules::allowing(&["127.0.0.1"]), &[&["127.0.0.1"]]);
-    let url = format!("http://ada:s3cret@hooks.example.com:{gone}/token?key=s3cret");
-    let failed = fetch(&outbound, &url).await.unwrap_err();
+async fn messages_name_the_host_and_no_other_part_of_the_url() {
+    let closed_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let outbound = outbound_resolving_to(Rules::allowing(&["127.0.0.1"]), &[&["127.0.0.1"]]);
+    let url = format!("http://ada:s3cret@hooks.example.com:{closed_port}/token?key=s3cret");
+    let error = fetch(&outbound, &url).await.unwrap_err();
     assert!(
-        failed.starts_with(&format!("retry: hooks.example.com:{gone} could not be called: ")),
-        "{failed}"
+        error.starts_with(&format!("retry: the call to hooks.example.com:{closed_port} failed: ")),
+        "{error}"
     );
     for hidden in ["ada", "s3cret", "token", "key"] {
-        assert!(!failed.contains(hidden), "{failed}");
+        assert!(!error.contains(hidden), "{error}");
     }
 }
 
 #[tokio::test]
-async fn answers_decide_what_becomes_of_the_job() {
-    for (answer, becomes) in [
+async fn the_status_decides_the_outcome_of_the_attempt() {
+    for (status, expected) in [
         ("204 No Content", Ok(())),
         ("200 OK", Ok(())),
-        ("302 Found\r\nLocation: http://127.0.0.1/", Err("retry: h answered 302 Found; redirects are not")),
-        ("404 Not Found", Err("retry: h answered 404 Not Found")),
-        ("410 Gone", Err("permanent: h answered 410 Gone: it wants no more of these")),
-        ("429 Too Many Requests", Err("retry: h answered 429 Too Many Requests")),
-        ("429 Too Many Requests\r\nRetry-After: 7", Err("retry after 7s: h answered 429")),
-        ("503 Service Unavailable\r\nRetry-After: 8", Err("retry after 8s: h answered 503")),
-        ("503 Service Unavailable\r\nRetry-After: 99999999", Err("retry after 86400s: h answered 503")),
-        ("500 Internal Server Error\r\nRetry-After: 9", Err("retry: h answered 500")),
+        ("302 Found\r\nLocation: http://127.0.0.1/", Err("retry: h responded 302 Found; redirects are not")),
+        ("404 Not LookupFuture", Err("retry: h responded 404 Not LookupFuture")),
+        ("410 Gone", Err("permanent: h responded 410 Gone: it accepts no more")),
+        ("429 Too Many Requests", Err("retry: h responded 429 Too Many Requests")),
+        ("429 Too Many Requests\r\nRetry-After: 7", Err("retry after 7s: h responded 429")),
+        ("503 Service Unavailable\r\nRetry-After: 8", Err("retry after 8s: h responded 503")),
+        ("503 Service Unavailable\r\nRetry-After: 99999999", Err("retry after 86400s: h responded 503")),
+        ("500 Internal Server Error\r\nRetry-After: 9", Err("retry: h responded 500")),
     ] {
-        let server = Server::answering(&[&format!("HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n")]).await;
-        let outbound = lying(Rules::allowing(&["127.0.0.1"]), &[&["127.0.0.1"]]);
+        let server = Server::responding(&[&format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")]).await;
+        let outbound = outbound_resolving_to(Rules::allowing(&["127.0.0.1"]), &[&["127.0.0.1"]]);
         let url = format!("http://h.example.com:{}/", server.port());
         let target = outbound.target("url", &url).unwrap();
-        let posted = outbound.post(&target, HeaderMap::new(), b"{}".into()).await;
-        let posted = posted.map(|_| ()).map_err(|failure| format!("{failure:?}"));
+        let result = outbound.post(&target, HeaderMap::new(), b"{}".into()).await;
+        let result = result.map(|_| ()).map_err(|failure| format!("{failure:?}"));
         let host = format!("h.example.com:{}", server.port());
-        match (posted, becomes) {
+        match (result, expected) {
             (Ok(()), Ok(())) => {}
-            (Err(told), Err(begin)) => assert!(told.replace(&host, "h").starts_with(begin), "{told}"),
-            (posted, becomes) => panic!("{answer}: {posted:?} and not {becomes:?}"),
+            (Err(error), Err(start)) => assert!(error.replace(&host, "h").starts_with(start), "{error}"),
+            (result, expected) => panic!("{status}: expected {expected:?}, got {result:?}"),
         }
     }
 }
 
 #[test]
-fn a_wait_is_read_in_seconds_or_as_a_time() {
+fn retry_after_is_a_number_of_seconds_or_a_date() {
     let now = "2030-01-31T09:00:00Z".parse().unwrap();
-    let wait = |text: &str| {
+    let seconds = |text: &str| {
         let headers = HeaderMap::from_iter([(RETRY_AFTER, text.parse().unwrap())]);
-        retry_after(&headers, now).map(|wait| wait.as_secs())
+        retry_after(&headers, now).map(|delay| delay.as_secs())
     };
-    assert_eq!(wait("120"), Some(120));
-    assert_eq!(wait("Thu, 31 Jan 2030 09:01:30 GMT"), Some(90));
-    assert_eq!(wait("Thu, 31 Jan 2030 08:00:00 GMT"), Some(0), "in the past");
-    assert_eq!(wait("Fri, 31 Jan 2031 09:00:00 GMT"), Some(86_400));
-    for none in ["", "soon", "-1", "1.5"] {
-        assert_eq!(wait(none), None, "{none}");
+    assert_eq!(seconds("120"), Some(120));
+    assert_eq!(seconds("Thu, 31 Jan 2030 09:01:30 GMT"), Some(90));
+    assert_eq!(seconds("Thu, 31 Jan 2030 08:00:00 GMT"), Some(0), "in the past");
+    assert_eq!(seconds("Fri, 31 Jan 2031 09:00:00 GMT"), Some(86_400));
+    for invalid in ["", "soon", "-1", "1.5"] {
+        assert_eq!(seconds(invalid), None, "{invalid}");
     }
     assert_eq!(retry_after(&HeaderMap::new(), now), None);
 }
 
 #[tokio::test]
-async fn a_long_answer_is_not_read_to_its_end() {
+async fn a_response_is_read_only_up_to_the_limit() {
     let long = format!("HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n{}", "x".repeat(101));
-    let server = Server::answering(&[&long]).await;
-    let outbound = lying(Rules::allowing(&["127.0.0.1"]), &[&["127.0.0.1"]]);
-    let refused = fetch(&outbound, &format!("http://a.example.com:{}/", server.port())).await.unwrap_err();
-    assert!(refused.starts_with("permanent: ") && refused.contains("over 100 bytes"), "{refused}");
+    let server = Server::responding(&[&long]).await;
+    let outbound = outbound_resolving_to(Rules::allowing(&["127.0.0.1"]), &[&["127.0.0.1"]]);
+    let error = fetch(&outbound, &format!("http://a.example.com:{}/", server.port())).await.unwrap_err();
+    assert!(error.starts_with("permanent: ") && error.contains("larger than 100 bytes"), "{error}");
 
-    // It promises more than it sends and keeps the line open: only a reader
-    // that stops by itself comes back.
-    let endless = format!("HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n{}", "x".repeat(ANSWER + 1));
-    let server = Server::answering(&[&endless]).await;
+    // The server announces more than it sends and keeps the connection open, so the
+    // call returns only if the reader stops by itself.
+    let endless =
+        format!("HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n{}", "x".repeat(MAX_POST_RESPONSE + 1));
+    let server = Server::responding(&[&endless]).await;
     let target = outbound.target("url", &format!("http://a.example.com:{}/", server.port())).unwrap();
     let status = outbound.post(&target, HeaderMap::new(), b"{}".into()).await.unwrap();
     assert_eq!(status, StatusCode::OK);
