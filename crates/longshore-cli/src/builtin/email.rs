@@ -102,7 +102,7 @@ impl Mailer {
         })?;
         if url.starts_with("smtp:") && !url.contains("tls=") {
             tracing::warn!(
-                "--smtp-url: mail and password are sent to the server unencrypted; use smtps:// or ?tls=required"
+                "--smtp-url: the connection to the mail server is not encrypted; use smtps:// or ?tls=required"
             );
         }
         Ok(Mailer { from, transport: Transport::Server(server.timeout(Some(TIMEOUT)).build()) })

@@ -167,7 +167,7 @@ const ABBREVIATIONS: &[&str] = &[
     "sr", "st", "vs",
 ];
 
-/// Common English words that say nothing about the topic. Sorted, for the binary search.
+/// Common English words that do not indicate the topic. Sorted, for the binary search.
 const STOP_WORDS: &[&str] = &[
     "a", "about", "after", "again", "all", "also", "although", "am", "an", "and", "any", "are", "as", "at",
     "be", "because", "been", "before", "being", "between", "both", "but", "by", "can", "cannot", "could",

@@ -28,8 +28,8 @@ impl BuiltinRunner {
 
     pub(crate) fn enqueue(&self, kind: &str, payload: &Value) -> String {
         let payload = payload.to_string();
-        let answer = self.bench.run_args(&["enqueue", kind, "--payload", &payload, "--json"]).json();
-        answer["job_id"].as_str().unwrap().to_owned()
+        let output = self.bench.words(&["enqueue", kind, "--payload", &payload, "--json"]).json();
+        output["job_id"].as_str().unwrap().to_owned()
     }
 
     /// Runs all due jobs in the folder.
@@ -93,11 +93,11 @@ fn without_a_mail_server_mail_is_written_to_the_outbox() {
     let runner = BuiltinRunner::new();
     let id =
         runner.enqueue("send_email", &json!({ "to": "ada@example.com", "subject": "Hi", "body": "s3cret" }));
-    let answer = runner.drain(&["--mail-from", "Harbour <harbour@example.com>"], &[]);
-    assert_eq!(answer.code, 0, "{answer:?}");
-    assert!(answer.err.contains("mail is written to") && answer.err.contains("--smtp-url"), "{answer:?}");
-    assert!(answer.err.contains("webhooks are sent unsigned"), "{answer:?}");
-    assert!(!answer.err.contains("s3cret"), "payloads are never logged: {answer:?}");
+    let output = runner.drain(&["--mail-from", "Harbour <harbour@example.com>"], &[]);
+    assert_eq!(output.code, 0, "{output:?}");
+    assert!(output.err.contains("mail is written to") && output.err.contains("--smtp-url"), "{output:?}");
+    assert!(output.err.contains("webhooks are sent unsigned"), "{output:?}");
+    assert!(!output.err.contains("s3cret"), "payloads are never logged: {output:?}");
     let path = runner.folder.join("outbox").join(format!("{id}.eml"));
     assert_eq!(runner.job(&id)["result"]["path"], path.to_str().unwrap());
     let message = std::fs::read_to_string(path).unwrap();
@@ -113,11 +113,11 @@ fn a_mail_server_receives_the_message() {
     let refused = runner
         .enqueue("send_email", &json!({ "to": "refused@example.com", "subject": "Hi", "body": "Hello." }));
     let url = server.url("ada:s3cret@");
-    let answer = runner.drain(&["--mail-from", "harbour@example.com"], &[("LONGSHORE_SMTP_URL", &url)]);
-    assert_eq!(answer.code, 0, "{answer:?}");
-    assert!(!answer.err.contains("s3cret"), "{answer:?}");
+    let output = runner.drain(&["--mail-from", "harbour@example.com"], &[("LONGSHORE_SMTP_URL", &url)]);
+    assert_eq!(output.code, 0, "{output:?}");
+    assert!(!output.err.contains("s3cret"), "{output:?}");
     assert_eq!(
-        (&answer.document()["succeeded"], &answer.document()["failed_permanent"]),
+        (&output.document()["succeeded"], &output.document()["failed_permanent"]),
         (&json!(1), &json!(1))
     );
     let message = server.next_message();
@@ -167,7 +167,7 @@ fn a_webhook_is_posted_and_signed() {
     let url = format!("http://127.0.0.1:{port}/hook");
     let id = runner.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "Vega" } }));
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-    let answer = runner.drain(
+    let output = runner.drain(
         &["--allow-http", "--allow-outbound", "127.0.0.1"],
         &[
             ("LONGSHORE_WEBHOOK_SECRETS", secret),
@@ -175,8 +175,8 @@ fn a_webhook_is_posted_and_signed() {
             ("ALL_PROXY", "http://127.0.0.1:1"),
         ],
     );
-    assert_eq!(answer.document()["succeeded"], 1, "{:?}", runner.job(&id));
-    assert!(!answer.err.contains("unsigned") && !answer.err.contains("Vega"), "{answer:?}");
+    assert_eq!(output.document()["succeeded"], 1, "{:?}", runner.job(&id));
+    assert!(!output.err.contains("unsigned") && !output.err.contains("Vega"), "{output:?}");
     assert_eq!(runner.job(&id)["result"], json!({ "status": 204 }));
     let request = requests.recv().unwrap();
     assert!(
@@ -303,8 +303,8 @@ fn errors_in_settings_name_the_flag_and_show_no_secret() {
         (&["--webhook-secret", "whsec_s3cret"], "--webhook-secret"),
         (&["--allow-outbound", "10.0.0.0/99"], "--allow-outbound"),
     ] {
-        let answer = runner.drain(&[flags, &["--log", "off"]].concat(), &[]).refused(2, &[named]);
-        assert!(!answer.err.contains("s3cret"), "{answer:?}");
+        let output = runner.drain(&[flags, &["--log", "off"]].concat(), &[]).refused(2, &[named]);
+        assert!(!output.err.contains("s3cret"), "{output:?}");
     }
     // The simulator does not use these settings.
     runner.drain(&["--simulate", "--image-root", "nowhere", "--log", "off"], &[]).ok();

@@ -8,7 +8,7 @@
 //! password or a token. They do not quote requests or responses either.
 //!
 //! This file has the client: it sends a request and reads a bounded response. `rules`
-//! decides which calls are allowed, `address` knows the special addresses, and
+//! decides which calls are allowed, `address` lists the special addresses, and
 //! `connect` resolves names and sets up TLS.
 
 mod address;
@@ -157,21 +157,27 @@ async fn read_body(response: &mut Response, limit: usize) -> reqwest::Result<Opt
 }
 
 fn check_status(host: &str, status: StatusCode, retry_after: Option<Duration>) -> Result<(), Failure> {
-    let busy = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    match retry_after {
-        _ if status.is_success() => Ok(()),
-        _ if status == StatusCode::GONE => Err(Failure::permanent(format!(
+    if status.is_success() {
+        return Ok(());
+    }
+    if status == StatusCode::GONE {
+        return Err(Failure::permanent(format!(
             "{host} responded {status}: it accepts no more requests to this URL"
-        ))),
-        _ if status.is_redirection() => Err(Failure::retry(format!(
+        )));
+    }
+    if status.is_redirection() {
+        return Err(Failure::retry(format!(
             "{host} responded {status}; redirects are not followed, use the URL that it redirects to"
-        ))),
-        Some(delay) if busy => Err(Failure::retry_after(
+        )));
+    }
+    let busy = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    if busy && let Some(delay) = retry_after {
+        return Err(Failure::retry_after(
             delay,
             format!("{host} responded {status} and requests a retry after {} s", delay.as_secs()),
-        )),
-        _ => Err(Failure::retry(format!("{host} responded {status}"))),
+        ));
     }
+    Err(Failure::retry(format!("{host} responded {status}")))
 }
 
 /// The delay in `Retry-After`, which is a number of seconds or a date.

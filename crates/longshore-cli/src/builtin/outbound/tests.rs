@@ -146,7 +146,7 @@ async fn the_status_decides_the_outcome_of_the_attempt() {
         ("204 No Content", Ok(())),
         ("200 OK", Ok(())),
         ("302 Found\r\nLocation: http://127.0.0.1/", Err("retry: h responded 302 Found; redirects are not")),
-        ("404 Not LookupFuture", Err("retry: h responded 404 Not LookupFuture")),
+        ("404 Not Found", Err("retry: h responded 404 Not Found")),
         ("410 Gone", Err("permanent: h responded 410 Gone: it accepts no more")),
         ("429 Too Many Requests", Err("retry: h responded 429 Too Many Requests")),
         ("429 Too Many Requests\r\nRetry-After: 7", Err("retry after 7s: h responded 429")),
