@@ -116,7 +116,7 @@ async fn migrate(url: &str, args: &Migrate, out: &Out) -> Outcome {
 }
 
 async fn check_schema(client: &Client, out: &Out) -> Outcome {
-    let version = client.store().schema_version().await?;
+    let version = client.schema_version().await?;
     if version > SCHEMA_VERSION {
         return Err(Failure::new(
             Code::Schema,
@@ -131,7 +131,7 @@ async fn check_schema(client: &Client, out: &Out) -> Outcome {
 
 /// Fails if the tables are missing, too old or too new.
 async fn require_schema(client: &Client) -> Result<(), Failure> {
-    let version = client.store().schema_version().await?;
+    let version = client.schema_version().await?;
     if version == SCHEMA_VERSION {
         Ok(())
     } else {

@@ -29,7 +29,7 @@ async fn create(client: &Client, args: CreateToken, out: &Out) -> Outcome {
             let time = chrono::Duration::from_std(time).map_err(|_| {
                 Failure::usage("--expires-in: too long; leave it out for a token that never expires")
             })?;
-            Some(client.store().now().await? + time)
+            Some(client.now().await? + time)
         }
     };
     let token = NewToken {
@@ -79,7 +79,7 @@ async fn list(client: &Client, out: &Out) -> Outcome {
     if out.json {
         out.document(&tokens);
     } else {
-        let now = client.store().now().await?;
+        let now = client.now().await?;
         out.table(
             &table(&tokens, now),
             "no tokens; `longshore tokens create --help` shows how to create one",

@@ -14,34 +14,34 @@ use crate::mail::MailServer;
 /// A queue and the folder in which its worker runs. It uses SQLite only, because what
 /// the handlers do does not depend on the engine.
 pub(crate) struct BuiltinRunner {
-    bench: Bench,
+    fixture: Fixture,
     folder: PathBuf,
 }
 
 impl BuiltinRunner {
     pub(crate) fn new() -> Self {
-        let bench = Fixture::sqlite();
-        bench.migrated();
-        let folder = bench.file().unwrap().parent().unwrap().canonicalize().unwrap();
-        BuiltinRunner { bench, folder }
+        let fixture = Fixture::sqlite();
+        fixture.migrated();
+        let folder = fixture.file().unwrap().parent().unwrap().canonicalize().unwrap();
+        BuiltinRunner { fixture, folder }
     }
 
     pub(crate) fn enqueue(&self, kind: &str, payload: &Value) -> String {
         let payload = payload.to_string();
-        let output = self.bench.words(&["enqueue", kind, "--payload", &payload, "--json"]).json();
+        let output = self.fixture.run_args(&["enqueue", kind, "--payload", &payload, "--json"]).json();
         output["job_id"].as_str().unwrap().to_owned()
     }
 
     /// Runs all due jobs in the folder.
-    pub(crate) fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> Answer {
+    pub(crate) fn drain(&self, flags: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
         let mut worker = binary();
-        worker.env("DATABASE_URL", &self.bench.url).envs(variables.iter().copied());
+        worker.env("DATABASE_URL", &self.fixture.url).envs(variables.iter().copied());
         worker.args(["worker", "--drain", "--json"]).args(flags).current_dir(&self.folder);
         CommandOutput::of(worker.output().unwrap())
     }
 
     fn job(&self, id: &str) -> Value {
-        self.bench.run(&format!("jobs show {id} --json")).json()
+        self.fixture.run(&format!("jobs show {id} --json")).json()
     }
 }
 
@@ -261,7 +261,7 @@ fn tls_servers_are_called_only_if_their_certificate_is_trusted() {
         let job = runner.job(&id);
         assert_eq!(job["status"], "retrying", "{job}");
         assert!(job["last_error"].as_str().unwrap().contains("invalid peer certificate"), "{job}");
-        runner.bench.run(&format!("jobs cancel {id}")).ok();
+        runner.fixture.run(&format!("jobs cancel {id}")).ok();
     }
     for id in [runner.enqueue("send_email", &message), runner.enqueue("webhook_delivery", &webhook)] {
         runner.drain(&flags, &[("LONGSHORE_SMTP_URL", &url), ("SSL_CERT_FILE", &certificate)]).ok();
@@ -303,7 +303,7 @@ fn errors_in_settings_name_the_flag_and_show_no_secret() {
         (&["--webhook-secret", "whsec_s3cret"], "--webhook-secret"),
         (&["--allow-outbound", "10.0.0.0/99"], "--allow-outbound"),
     ] {
-        let output = runner.drain(&[flags, &["--log", "off"]].concat(), &[]).refused(2, &[named]);
+        let output = runner.drain(&[flags, &["--log", "off"]].concat(), &[]).fails_with(2, &[named]);
         assert!(!output.err.contains("s3cret"), "{output:?}");
     }
     // The simulator does not use these settings.

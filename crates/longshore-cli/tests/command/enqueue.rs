@@ -160,9 +160,9 @@ fn errors_name_the_field_and_the_remedy(fixture: &Fixture) {
     assert_eq!(fixture.run("jobs list --json").json()["jobs"], json!([]), "nothing was stored");
 }
 
-fn payloads_of_built_in_kinds_are_checked(bench: &Bench) {
-    bench.migrated();
-    bench.run("enqueue send_email").refused(2, &["payload: does not match kind `send_email`", "`to`"]);
+fn payloads_of_built_in_kinds_are_checked(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.run("enqueue send_email").fails_with(2, &["payload: does not match kind `send_email`", "`to`"]);
     let wrong = r#"{"to":"ada","subject":"Hi","body":""}"#;
     fixture.run_args(&["enqueue", "send_email", "--payload", wrong]).fails_with(2, &["payload: to: "]);
     fixture.run_args(&["cron", "add", "x", "* * * * *", "send_email"]).fails_with(2, &["send_email"]);

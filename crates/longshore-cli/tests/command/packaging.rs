@@ -89,24 +89,24 @@ fn the_metrics_of_an_expression_are_found() {
     assert_eq!(metrics, ["a_total", "g_seconds"].map(str::to_owned).into());
 }
 
-fn every_metric_of_the_dashboard_and_the_alerts_is_exported(bench: &Bench) {
+fn every_metric_of_the_dashboard_and_the_alerts_is_exported(fixture: &Fixture) {
     let mut used = metrics_used();
     assert!(used.remove("up"), "Prometheus itself provides `up`");
     assert!(used.len() > 10, "{used:?}");
-    if bench.file().is_some() {
+    if fixture.file().is_some() {
         // SQLite has no connection pool.
         used.retain(|name| !name.starts_with("longshore_pool_"));
     }
     // No worker claims this job, so there is always a queue depth and an oldest job.
-    bench.migrated().enqueue("greet --queue unclaimed");
+    fixture.migrated().enqueue("greet --queue unclaimed");
     let mut command = binary();
-    command.env("DATABASE_URL", &bench.url);
+    command.env("DATABASE_URL", &fixture.url);
     let mut server = Process::start(command.args("serve --with-worker --bind 127.0.0.1:0 --json".split(' ')));
     let addr = server.address();
     let job = r#"{"kind":"summarize_text","payload":{"text":"Ships come. Ships go."}}"#;
     assert_eq!(request(&addr, "POST", "/jobs", None, job).status, 201);
     let missing = || {
-        let exported = ask(&addr, "GET", "/metrics", None, "").text;
+        let exported = request(&addr, "GET", "/metrics", None, "").text;
         let lines = exported.lines().filter(|line| !line.starts_with('#'));
         let names: BTreeSet<String> =
             lines.filter_map(|line| line.split(['{', ' ']).next()).map(without_suffix).collect();

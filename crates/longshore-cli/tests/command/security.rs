@@ -33,9 +33,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 
-use crate::bench::{Answer, Bench, binary, on_every_engine};
 use crate::builtin::{BuiltinRunner, respond_once};
-use crate::process::{Process, ask, exchange, until};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::process::{Process, exchange, request, until};
 
 on_every_engine!(
     a_token_is_accepted_only_in_the_authorization_header,
@@ -253,9 +253,9 @@ fn split(request: &str) -> (HeaderMap, &str) {
 fn another_implementation_verifies_the_signatures() {
     let secrets =
         ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc="];
-    let stranger = "whsec_CAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg=";
+    let other = "whsec_CAgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAg=";
     let runner = BuiltinRunner::new();
-    let (port, heard) = respond_once(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
+    let (port, requests) = respond_once(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec());
     let url = format!("http://127.0.0.1:{port}/hook");
     runner.enqueue("webhook_delivery", &json!({ "url": url, "body": { "ship": "\u{26f5} Vega", "n": 1.0 } }));
     let both = secrets.join(",");
