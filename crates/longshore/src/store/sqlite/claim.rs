@@ -99,7 +99,7 @@ impl Candidate<'_> {
         (self.run_at, self.id)
     }
 
-    fn taken(&self) -> Taken<'_> {
+    fn as_taken(&self) -> Taken<'_> {
         let at = Position { run_at: instant(self.run_at), id: self.id };
         Taken { queue: self.queue, priority: self.priority, at }
     }
@@ -355,7 +355,7 @@ impl<'a> Hunt<'a> {
                    (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
                     interruptions, keyed, kind, queue, flags)
             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
-        let taken = picked.iter().map(Candidate::taken).collect::<Vec<_>>();
+        let taken = picked.iter().map(Candidate::as_taken).collect::<Vec<_>>();
         cursor.advance(&taken, self.is_full(), Some(instant(self.now)));
 
         let mut waiting = self.tx.prepare(WAITING)?;

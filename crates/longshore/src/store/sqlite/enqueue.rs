@@ -122,7 +122,7 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
     if let Some(key) = unique_key {
         tx.execute(OWN, params![key, job.id.0.as_bytes()])?;
     }
-    Ready::of(tx, job.id, job, flags.as_deref())?.insert(tx)
+    Ready::of(tx, job.id, job, flags.as_deref())?.store(tx)
 }
 
 /// Gives the waiting owner of the key the new contents and a fresh budget. The lease
@@ -173,7 +173,7 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
     )?;
     let ready =
         Ready { run_at: due.unwrap_or(old_run_at), lease_no, ..Ready::of(tx, owner, job, flags.as_deref())? };
-    ready.insert(tx)
+    ready.store(tx)
 }
 
 /// Stores the new job and moves the key of a running owner to it.
@@ -228,7 +228,7 @@ impl<'a> Ready<'a> {
         })
     }
 
-    pub(super) fn insert(&self, tx: &Tx<'_>) -> Sql<()> {
+    pub(super) fn store(&self, tx: &Tx<'_>) -> Sql<()> {
         const INSERT: &str = "
             insert into ready
                    (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,

@@ -111,7 +111,7 @@ fn cancel(tx: &Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<Operated
 
 fn run_now(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Operated> {
     let Some(row) = leave_ready(tx, id, seen)? else { return Ok(Operated::Moved) };
-    Ready { run_at: row.run_at.min(tx.now()?), ..row.as_ready(id) }.insert(tx)?;
+    Ready { run_at: row.run_at.min(tx.now()?), ..row.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
 }
 
@@ -126,7 +126,7 @@ fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Oper
     let due = edit.when.map(|when| tx.due(when)).transpose()?;
     tx.execute(REWRITE, params![id.0.as_bytes(), edit.priority, due, edit.payload])?;
     let priority = edit.priority.unwrap_or(row.priority);
-    Ready { run_at: due.unwrap_or(row.run_at), priority, ..row.as_ready(id) }.insert(tx)?;
+    Ready { run_at: due.unwrap_or(row.run_at), priority, ..row.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
 }
 
@@ -252,7 +252,7 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
         tx.execute(OWN, params![key, id.0.as_bytes()])?;
     }
     tally(tx, &asked.queue, &asked.kind, seen.outcome, 0, 0, -1)?;
-    Ready { run_at: tx.now()?, keyed: key.is_some(), ..asked.as_ready(id) }.insert(tx)?;
+    Ready { run_at: tx.now()?, keyed: key.is_some(), ..asked.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
 }
 

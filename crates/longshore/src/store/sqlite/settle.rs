@@ -311,7 +311,7 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &Held, requeue: &Requeue) -> Sql<()
         queue: &held.queue,
         flags: held.flags.as_deref(),
     };
-    ready.insert(tx)
+    ready.store(tx)
 }
 
 /// Why there was no such lease to end: flags were raised, this very move was
