@@ -4,7 +4,7 @@
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
 use crate::{
-    postgres::{Binaries, Scratch, ThrowAway, Tuning},
+    postgres::{Binaries, Location, TemporaryCluster, Tuning},
     run::{Result, cargo, last_step, step, workspace},
 };
 
@@ -29,8 +29,9 @@ pub(crate) fn bench(args: &[OsString]) -> Result {
 
     let mut bench = cargo(["run", "--quiet", "--release", "-p", "bench", "--"]);
     bench.args(args);
-    let cluster =
-        binaries.map(|binaries| ThrowAway::start(binaries, Tuning::Durable, Scratch::OnDisk)).transpose()?;
+    let cluster = binaries
+        .map(|binaries| TemporaryCluster::start(binaries, Tuning::Durable, Location::Disk))
+        .transpose()?;
     if let Some(cluster) = &cluster {
         bench.env(URL_VARIABLE, cluster.url());
     }

@@ -9,11 +9,11 @@ mod bench;
 mod ci;
 mod features;
 mod mutants;
-mod play;
 mod postgres;
 mod python;
 mod run;
 mod schemathesis;
+mod scratch_db;
 mod test;
 
 use std::{env, ffi::OsString, process::ExitCode};
@@ -73,7 +73,7 @@ enum Task {
     Schemathesis(schemathesis::Options),
     Mutants(Vec<OsString>),
     Bench(Vec<OsString>),
-    Pg(play::Verb),
+    Pg(scratch_db::Action),
 }
 
 fn main() -> ExitCode {
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
         Task::Schemathesis(options) => schemathesis::schemathesis(&options),
         Task::Mutants(args) => mutants::mutants(&args),
         Task::Bench(args) => bench::bench(&args),
-        Task::Pg(verb) => play::play(verb),
+        Task::Pg(action) => scratch_db::run(action),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -128,7 +128,7 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
             }
             Ok(Task::Bench(args))
         }
-        "pg" => play::Verb::parse(args).map(Task::Pg),
+        "pg" => scratch_db::Action::parse(args).map(Task::Pg),
         other => Err(format!("there is no task `{other}`")),
     }
 }
@@ -180,8 +180,8 @@ mod tests {
 
     #[test]
     fn pg_without_a_verb_starts_the_database() {
-        assert_eq!(parsed("pg"), Ok(Task::Pg(play::Verb::Start)));
-        assert_eq!(parsed("pg psql -c select"), Ok(Task::Pg(play::Verb::Psql(words("-c select")))));
+        assert_eq!(parsed("pg"), Ok(Task::Pg(scratch_db::Action::Start)));
+        assert_eq!(parsed("pg psql -c select"), Ok(Task::Pg(scratch_db::Action::Psql(words("-c select")))));
         assert!(parsed("pg strat").is_err());
         assert!(parsed("pg stop now").is_err());
     }

@@ -16,7 +16,7 @@ use std::{
 
 mod server;
 
-use server::{Place, Server};
+use server::{Server, TestDatabase};
 
 use crate::{
     postgres::random_hex,
@@ -134,11 +134,11 @@ fn every_engine(
         let home = target_dir().join("schemathesis").join(engine.name());
         let _ = fs::remove_dir_all(&home);
         fs::create_dir_all(&home)?;
-        let place = match (engine, database) {
-            (Engine::Postgres, Some(database)) => Place::schema(database)?,
-            _ => Place::file(&home),
+        let test_database = match (engine, database) {
+            (Engine::Postgres, Some(database)) => TestDatabase::schema(database)?,
+            _ => TestDatabase::file(&home),
         };
-        let server = Server::start(place, &home)?;
+        let server = Server::start(test_database, &home)?;
         for pass in [Pass::WithToken { phases, examples: options.examples }, Pass::WithoutToken] {
             let done = pass.run(python, &server, &home, seed);
             if let Err(error) = done {

@@ -6,7 +6,7 @@
 use std::{env, ffi::OsString, process::Command};
 
 use crate::{
-    postgres::{Binaries, Scratch, ThrowAway, Tuning},
+    postgres::{Binaries, Location, TemporaryCluster, Tuning},
     run::{self, Result, cargo, last_step, step},
     schemathesis,
 };
@@ -67,7 +67,7 @@ impl Database {
                 Ok(OpenDatabase::Given(url))
             }
             Database::Private(binaries) => {
-                ThrowAway::start(binaries, Tuning::Fast, Scratch::Temporary).map(OpenDatabase::Private)
+                TemporaryCluster::start(binaries, Tuning::Fast, Location::TempDir).map(OpenDatabase::Private)
             }
         }
     }
@@ -76,7 +76,7 @@ impl Database {
 /// A database that accepts connections until it is dropped.
 pub(crate) enum OpenDatabase {
     Given(String),
-    Private(ThrowAway),
+    Private(TemporaryCluster),
 }
 
 impl OpenDatabase {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use sqlx_0_8::PgPool;
 use sqlx_0_8::postgres::PgPoolOptions;
 
-use crate::jobs::{self, Payload};
-use crate::{Peer, Result, server};
+use crate::handler_probe::{self, Payload};
+use crate::{Peer, Result, postgres};
 
 const QUEUE: &str = "default";
 
@@ -57,7 +57,7 @@ impl Awa {
             ..QueueConfig::default()
         };
         let work = |job: Bench, _: &awa::JobContext| async move {
-            jobs::ran(job.n);
+            handler_probe::record_run(job.n);
             Ok(JobResult::Completed)
         };
         Ok(Client::builder(self.pool.clone()).queue(QUEUE, queue).register::<Bench, _, _>(work).build()?)
@@ -94,11 +94,11 @@ impl Peer for Awa {
         Ok(self.store.queue_counts(&self.pool, QUEUE).await?.terminal as u64 >= jobs)
     }
 
-    async fn settle_statistics(&self) -> Result<()> {
-        server::settle_statistics_0_8(&self.pool).await
+    async fn checkpoint_and_vacuum(&self) -> Result<()> {
+        postgres::checkpoint_and_vacuum_0_8(&self.pool).await
     }
 
     async fn wal_position(&self) -> Result<Option<u64>> {
-        server::wal_position_0_8(&self.pool).await
+        postgres::wal_position_0_8(&self.pool).await
     }
 }

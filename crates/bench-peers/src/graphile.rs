@@ -16,8 +16,8 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::task::JoinHandle;
 
-use crate::jobs::{self, Payload};
-use crate::{Peer, Result, server};
+use crate::handler_probe::{self, Payload};
+use crate::{Peer, Result, postgres};
 
 const SCHEMA: &str = "graphile_worker";
 
@@ -28,7 +28,7 @@ impl TaskHandler for Bench {
     const IDENTIFIER: &'static str = "bench";
 
     async fn run(self, _: WorkerContext) -> impl IntoTaskHandlerResult {
-        jobs::ran(self.0.n);
+        handler_probe::record_run(self.0.n);
         Ok::<(), String>(())
     }
 }
@@ -96,11 +96,11 @@ impl Peer for Graphile {
         Ok(!open)
     }
 
-    async fn settle_statistics(&self) -> Result<()> {
-        server::settle_statistics(&self.pool).await
+    async fn checkpoint_and_vacuum(&self) -> Result<()> {
+        postgres::checkpoint_and_vacuum(&self.pool).await
     }
 
     async fn wal_position(&self) -> Result<Option<u64>> {
-        server::wal_position(&self.pool).await
+        postgres::wal_position(&self.pool).await
     }
 }

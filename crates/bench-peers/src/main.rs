@@ -13,11 +13,11 @@ use clap::{Parser, ValueEnum};
 
 mod awa;
 mod graphile;
-mod job_queue;
-mod jobs;
+mod handler_probe;
+mod postgres;
 mod river;
+mod rust_job_queue;
 mod scenario;
-mod server;
 
 /// Whatever goes wrong ends the run; nobody handles it.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
@@ -64,7 +64,7 @@ enum Name {
     RustJobQueue,
 }
 
-/// What the scenarios need of a queue. Handlers call [`jobs::ran`].
+/// What the scenarios need of a queue. Handlers call [`handler_probe::record_run`].
 trait Peer: Clone + Send + Sync + 'static {
     /// A worker at work.
     type Running: Send;
@@ -82,7 +82,7 @@ trait Peer: Clone + Send + Sync + 'static {
     fn all_settled(&self, jobs: u64) -> impl Future<Output = Result<bool>> + Send;
 
     /// What autovacuum would have done by now, and a fresh checkpoint.
-    fn settle_statistics(&self) -> impl Future<Output = Result<()>> + Send;
+    fn checkpoint_and_vacuum(&self) -> impl Future<Output = Result<()>> + Send;
 
     /// How many bytes the log has grown to so far, where that can be told.
     fn wal_position(&self) -> impl Future<Output = Result<Option<u64>>> + Send;
@@ -112,7 +112,7 @@ fn main() -> Result<()> {
             }
             Name::Awa => scenario::run(&arguments, awa::Awa::install(url, connections).await?).await,
             Name::RustJobQueue => {
-                scenario::run(&arguments, job_queue::JobQueue::install(url, connections).await?).await
+                scenario::run(&arguments, rust_job_queue::JobQueue::install(url, connections).await?).await
             }
         }
     })?;

@@ -15,8 +15,8 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{PgPool, SqlitePool};
 
-use crate::jobs::{self, Payload};
-use crate::{Peer, Result, server};
+use crate::handler_probe::{self, Payload};
+use crate::{Peer, Result, postgres};
 
 /// A wait for the one writer of SQLite is no failure.
 const BUSY: Duration = Duration::from_secs(30);
@@ -37,7 +37,7 @@ impl Bench {
 }
 
 async fn work(_: WorkContext, job: Job<Bench>) -> Result<WorkOutcome, std::io::Error> {
-    jobs::ran(job.args.n);
+    handler_probe::record_run(job.args.n);
     Ok(WorkOutcome::Complete)
 }
 
@@ -120,9 +120,9 @@ impl Peer for River {
         Ok(!open)
     }
 
-    async fn settle_statistics(&self) -> Result<()> {
+    async fn checkpoint_and_vacuum(&self) -> Result<()> {
         match &self.pool {
-            Pool::Postgres(pool) => server::settle_statistics(pool).await,
+            Pool::Postgres(pool) => postgres::checkpoint_and_vacuum(pool).await,
             Pool::Sqlite(pool) => {
                 sqlx::query("pragma wal_checkpoint(truncate)").execute(pool).await?;
                 Ok(())
@@ -132,7 +132,7 @@ impl Peer for River {
 
     async fn wal_position(&self) -> Result<Option<u64>> {
         match &self.pool {
-            Pool::Postgres(pool) => server::wal_position(pool).await,
+            Pool::Postgres(pool) => postgres::wal_position(pool).await,
             Pool::Sqlite(_) => Ok(None),
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tokio::task::JoinHandle;
 
-use crate::{Arguments, Peer, Result, Scenario, jobs};
+use crate::{Arguments, Peer, Result, Scenario, handler_probe};
 
 /// What a run came to.
 #[derive(Serialize)]
@@ -50,7 +50,7 @@ async fn drain<P: Peer>(peer: &P, jobs: u64) -> Result<Outcome> {
         peer.enqueue_many(next..end).await?;
         next = end;
     }
-    peer.settle_statistics().await?;
+    peer.checkpoint_and_vacuum().await?;
     let clock = Clock::start(peer).await?;
     let running = peer.start().await?;
     all_ran(jobs).await?;
@@ -71,9 +71,9 @@ async fn sustained<P: Peer>(peer: &P, callers: usize, time: Duration) -> Result<
     let stop = Arc::new(AtomicBool::new(false));
     let callers = produce(peer, callers, &stop);
     tokio::time::sleep(GET_GOING).await;
-    let (clock, before) = (Clock::start(peer).await?, jobs::count());
+    let (clock, before) = (Clock::start(peer).await?, handler_probe::count());
     tokio::time::sleep(time).await;
-    let outcome = clock.stop(peer, jobs::count() - before).await?;
+    let outcome = clock.stop(peer, handler_probe::count() - before).await?;
     stop.store(true, Ordering::Relaxed);
     together(callers).await?;
     peer.stop(running).await?;
@@ -82,7 +82,7 @@ async fn sustained<P: Peer>(peer: &P, callers: usize, time: Duration) -> Result<
 
 async fn enqueue<P: Peer>(peer: &P, callers: usize, time: Duration) -> Result<Outcome> {
     peer.enqueue_many(0..1000).await?;
-    peer.settle_statistics().await?;
+    peer.checkpoint_and_vacuum().await?;
     let stop = Arc::new(AtomicBool::new(false));
     let warm_up = produce(peer, callers, &stop);
     tokio::time::sleep(GET_GOING).await;
@@ -99,18 +99,18 @@ async fn enqueue<P: Peer>(peer: &P, callers: usize, time: Duration) -> Result<Ou
 
 async fn pickup<P: Peer>(peer: &P, samples: u64) -> Result<Outcome> {
     let running = warm(peer).await?;
-    jobs::time_pickups(samples);
-    let before = jobs::count();
+    handler_probe::time_pickups(samples);
+    let before = handler_probe::count();
     let clock = Clock::start(peer).await?;
     let mut gaps = Gaps(0x9e37_79b9_7f4a_7c15);
     for n in 0..samples {
-        jobs::enqueueing(n);
+        handler_probe::record_enqueue(n);
         peer.enqueue(n).await?;
         tokio::time::sleep(gaps.next()).await;
     }
     all_ran(before + samples).await?;
     let mut outcome = clock.stop(peer, samples).await?;
-    outcome.latencies_micros = jobs::pickup_micros();
+    outcome.latencies_micros = handler_probe::pickup_micros();
     peer.stop(running).await?;
     Ok(outcome)
 }
@@ -118,7 +118,7 @@ async fn pickup<P: Peer>(peer: &P, samples: u64) -> Result<Outcome> {
 /// Starts a worker and has it run a few jobs, so that connections are open and
 /// statements prepared; then lets it come to rest.
 async fn warm<P: Peer>(peer: &P) -> Result<P::Running> {
-    peer.settle_statistics().await?;
+    peer.checkpoint_and_vacuum().await?;
     let running = peer.start().await?;
     for n in 0..WARM_UP {
         peer.enqueue(n).await?;
@@ -130,9 +130,11 @@ async fn warm<P: Peer>(peer: &P) -> Result<P::Running> {
 
 async fn all_ran(jobs: u64) -> Result<()> {
     let began = Instant::now();
-    while jobs::count() < jobs {
+    while handler_probe::count() < jobs {
         if began.elapsed() > LOST_AFTER {
-            return Err(format!("{} of {jobs} jobs ran; giving up on the rest", jobs::count()).into());
+            return Err(
+                format!("{} of {jobs} jobs ran; giving up on the rest", handler_probe::count()).into()
+            );
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

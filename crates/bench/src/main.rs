@@ -11,16 +11,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tokio::task::JoinHandle;
 
 mod api;
-mod claims;
-mod core;
-mod files;
-mod flat;
-mod held;
-mod ours;
+mod claim_and_settle;
+mod core_operations;
+mod held_snapshot;
+mod library;
+mod postgres_server;
 mod raw_postgres;
 mod raw_sqlite;
 mod report;
-mod server;
+mod sqlite_files;
+mod table_size;
 mod views;
 mod worker;
 
@@ -44,15 +44,15 @@ struct Arguments {
 #[derive(Subcommand)]
 enum What {
     /// Enqueue, claim and settle, against raw SQL: jobs/s, ratio, WAL per job.
-    Core(core::Options),
+    Core(core_operations::Options),
     /// Throughput while a transaction elsewhere holds back vacuum, with and
     /// without the claim cursor.
-    Held(held::Options),
+    Held(held_snapshot::Options),
     /// The worker: drain, produce and consume, pick-up, sleeping jobs, idle cost;
     /// against raw SQL, a bare loop and, if given, other job queues.
     Worker(worker::Options),
     /// Claims, lookups and counts beside millions of other jobs.
-    Flat(flat::Options),
+    Flat(table_size::Options),
     /// `POST /jobs` and `POST /jobs/batch` over real sockets, against an empty
     /// handler, single inserts and the library.
     Api(api::Options),
@@ -60,18 +60,18 @@ enum What {
     Views(views::Options),
     /// The clients of `api`, which runs this by itself.
     #[command(hide = true)]
-    Load(api::load::Options),
+    Load(api::load_generator::Options),
 }
 
 /// Where Postgres is.
 #[derive(Args, Clone)]
-struct Server {
+struct ServerOptions {
     /// The Postgres to measure on, such as postgres://postgres@127.0.0.1/postgres.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     database_url: Option<String>,
 }
 
-impl Server {
+impl ServerOptions {
     fn url(&self) -> Result<&str> {
         match self.database_url.as_deref() {
             Some(url) if !url.is_empty() => Ok(url),
@@ -113,19 +113,19 @@ fn main() -> Result<()> {
     if let What::Load(options) = arguments.what {
         // One thread: a client must not take more of the machine than it needs.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        return runtime.block_on(api::load::run(options));
+        return runtime.block_on(api::load_generator::run(options));
     }
     report::introduce();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         match arguments.what {
-            What::Core(options) => core::run(&options).await,
+            What::Core(options) => core_operations::run(&options).await,
             What::Worker(options) => worker::run(&options).await,
-            What::Held(options) => held::run(&options).await,
-            What::Flat(options) => flat::run(&options).await,
+            What::Held(options) => held_snapshot::run(&options).await,
+            What::Flat(options) => table_size::run(&options).await,
             What::Api(options) => api::run(&options).await,
             What::Views(options) => views::run(&options).await,
-            What::Load(options) => api::load::run(options).await,
+            What::Load(options) => api::load_generator::run(options).await,
         }
     })
 }

@@ -12,7 +12,7 @@ use sqlx::{Connection, PgConnection, PgPool, Row};
 use uuid::Uuid;
 
 use crate::Result;
-use crate::ours::{KIND, payload};
+use crate::library::{KIND, payload};
 
 /// The schema that the statements here name.
 pub(crate) const SCHEMA: &str = "bench_raw";

@@ -9,7 +9,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use uuid::Uuid;
 
 use crate::Result;
-use crate::ours::{KIND, payload};
+use crate::library::{KIND, payload};
 
 const TIMEOUT_MS: i64 = 2 * 60 * 60 * 1000;
 

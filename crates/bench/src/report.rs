@@ -84,41 +84,41 @@ impl Side {
 /// One thing done in our way and in others.
 pub(crate) struct Cell {
     name: String,
-    pub(crate) ours: Side,
-    pub(crate) raw: Vec<Side>,
+    pub(crate) longshore: Side,
+    pub(crate) baselines: Vec<Side>,
 }
 
 impl Cell {
     pub(crate) fn new(name: impl Into<String>) -> Self {
-        let ours = Side { name: "longshore".into(), bar: None, samples: Vec::new() };
-        Cell { name: name.into(), ours, raw: Vec::new() }
+        let longshore = Side { name: "longshore".into(), bar: None, samples: Vec::new() };
+        Cell { name: name.into(), longshore, baselines: Vec::new() }
     }
 
     pub(crate) fn against(mut self, name: impl Into<String>, bar: Option<f64>) -> Self {
-        self.raw.push(Side { name: name.into(), bar, samples: Vec::new() });
+        self.baselines.push(Side { name: name.into(), bar, samples: Vec::new() });
         self
     }
 
     pub(crate) fn side(&mut self, name: &str) -> Option<&mut Side> {
-        self.raw.iter_mut().find(|side| side.name == name)
+        self.baselines.iter_mut().find(|side| side.name == name)
     }
 
     /// Leaves out sides that could not be measured.
     pub(crate) fn measured(mut self) -> Self {
-        self.raw.retain(|side| !side.samples.is_empty());
+        self.baselines.retain(|side| !side.samples.is_empty());
         self
     }
 
     /// Round by round, because both sides of a round saw the same machine,
     /// and the machine changes from round to round.
     fn ratio(&self, raw: &Side) -> f64 {
-        let rounds = self.ours.samples.iter().zip(&raw.samples);
+        let rounds = self.longshore.samples.iter().zip(&raw.samples);
         median(rounds.map(|(ours, raw)| ours.rate() / raw.rate().max(1e-9)).collect()).unwrap_or(0.0)
     }
 
     fn figures(&self) -> Value {
         let against: Vec<Value> = self
-            .raw
+            .baselines
             .iter()
             .map(|raw| {
                 let mut figures = raw.figures();
@@ -128,17 +128,17 @@ impl Cell {
                 figures
             })
             .collect();
-        json!({ "cell": self.name, "ours": self.ours.figures(), "against": against })
+        json!({ "cell": self.name, "ours": self.longshore.figures(), "against": against })
     }
 
     fn rows(&self) -> Vec<[String; 8]> {
         let row = |(nth, raw): (usize, &Side)| {
             let first = |text: String| if nth == 0 { text } else { String::new() };
-            let wal = match (self.ours.wal_per_job(), raw.wal_per_job()) {
+            let wal = match (self.longshore.wal_per_job(), raw.wal_per_job()) {
                 (Some(ours), Some(raw)) => format!("{ours:.0} / {raw:.0}"),
                 _ => String::new(),
             };
-            let cpu = match (self.ours.client_micros_per_job(), raw.client_micros_per_job()) {
+            let cpu = match (self.longshore.client_micros_per_job(), raw.client_micros_per_job()) {
                 (Some(ours), Some(raw)) => format!("{ours:.1} / {raw:.1}"),
                 _ => String::new(),
             };
@@ -148,7 +148,7 @@ impl Cell {
             });
             [
                 first(self.name.clone()),
-                first(thousands(self.ours.rate())),
+                first(thousands(self.longshore.rate())),
                 raw.name.clone(),
                 thousands(raw.rate()),
                 format!("{ratio:.2}"),
@@ -157,18 +157,18 @@ impl Cell {
                 bar,
             ]
         };
-        if self.raw.is_empty() {
+        if self.baselines.is_empty() {
             return vec![self.row_alone()];
         }
-        self.raw.iter().enumerate().map(row).collect()
+        self.baselines.iter().enumerate().map(row).collect()
     }
 
     fn row_alone(&self) -> [String; 8] {
         let mut row: [String; 8] = Default::default();
         row[0] = self.name.clone();
-        row[1] = thousands(self.ours.rate());
-        row[5] = self.ours.wal_per_job().map_or(String::new(), |wal| format!("{wal:.0}"));
-        row[6] = self.ours.client_micros_per_job().map_or(String::new(), |cpu| format!("{cpu:.1}"));
+        row[1] = thousands(self.longshore.rate());
+        row[5] = self.longshore.wal_per_job().map_or(String::new(), |wal| format!("{wal:.0}"));
+        row[6] = self.longshore.client_micros_per_job().map_or(String::new(), |cpu| format!("{cpu:.1}"));
         row
     }
 }

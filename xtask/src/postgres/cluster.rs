@@ -107,7 +107,7 @@ impl Cluster {
                 return Ok(server);
             }
             if !self.log().contains("could not create any TCP/IP sockets") {
-                return Err(format!("postgres did not start:\n{}", self.last_words()).into());
+                return Err(format!("postgres did not start:\n{}", self.log_tail()).into());
             }
         }
         Err("postgres found every port we tried taken by someone else".into())
@@ -132,13 +132,13 @@ impl Cluster {
             return Ok(false);
         }
         if !run::succeeds(self.pg_ctl().args(["stop", "--mode", "fast", "--wait"])) {
-            return Err(format!("postgres does not stop:\n{}", self.last_words()).into());
+            return Err(format!("postgres does not stop:\n{}", self.log_tail()).into());
         }
         Ok(true)
     }
 
     /// The end of the server's log.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
@@ -188,7 +188,7 @@ impl Cluster {
         }
         server.kill()?;
         server.wait()?;
-        Err(format!("postgres was not ready after {}:\n{}", run::took(patience), self.last_words()).into())
+        Err(format!("postgres was not ready after {}:\n{}", run::took(patience), self.log_tail()).into())
     }
 
     fn pg_ctl(&self) -> std::process::Command {

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Where the server keeps its jobs.
-pub(super) enum Place {
+pub(super) enum TestDatabase {
     File(PathBuf),
     /// Beside whatever else is in the database, which may be ours and go as a whole.
     Schema {
@@ -26,21 +26,21 @@ pub(super) enum Place {
     },
 }
 
-impl Place {
-    pub(super) fn file(folder: &Path) -> Place {
-        Place::File(folder.join("queue.db"))
+impl TestDatabase {
+    pub(super) fn file(folder: &Path) -> TestDatabase {
+        TestDatabase::File(folder.join("queue.db"))
     }
 
-    pub(super) fn schema(database: &OpenDatabase) -> Result<Place> {
+    pub(super) fn schema(database: &OpenDatabase) -> Result<TestDatabase> {
         let name = format!("schemathesis_{}", random_hex(4)?);
         let ours = matches!(database, OpenDatabase::Private(_));
-        Ok(Place::Schema { url: database.url().to_owned(), name, ours })
+        Ok(TestDatabase::Schema { url: database.url().to_owned(), name, ours })
     }
 
     fn url(&self) -> String {
         match self {
-            Place::File(file) => format!("sqlite:{}", file.display()),
-            Place::Schema { url, name, .. } => {
+            TestDatabase::File(file) => format!("sqlite:{}", file.display()),
+            TestDatabase::Schema { url, name, .. } => {
                 let joint = if url.contains('?') { '&' } else { '?' };
                 format!("{url}{joint}schema={name}")
             }
@@ -49,7 +49,7 @@ impl Place {
 
     /// Removes what would stay in a database that is not ours.
     fn clear(&self) {
-        let Place::Schema { url, name, ours: false } = self else { return };
+        let TestDatabase::Schema { url, name, ours: false } = self else { return };
         let drop = format!("drop schema {name} cascade");
         if !succeeds(Command::new("psql").arg(url).args(["--quiet", "--command", &drop])) {
             eprintln!("    schemathesis: the schema `{name}` stays in the database; psql could not drop it");
@@ -61,22 +61,23 @@ pub(super) struct Server {
     child: Child,
     /// Kept open: a server that cannot print might stumble over it.
     printed: Option<BufReader<ChildStdout>>,
-    place: Place,
+    database: TestDatabase,
     url: String,
     token: String,
     log: PathBuf,
 }
 
 impl Server {
-    pub(super) fn start(place: Place, home: &Path) -> Result<Server> {
-        told(&mut longshore(&place, &["migrate"]))?;
+    pub(super) fn start(database: TestDatabase, home: &Path) -> Result<Server> {
+        told(&mut longshore(&database, &["migrate"]))?;
         let made = told(&mut longshore(
-            &place,
+            &database,
             &["tokens", "create", "schemathesis", "--scope", "admin", "--json"],
         ))?;
         let token = text(&made, "token").ok_or("`longshore tokens create` printed no token")?;
         let log = home.join("server.log");
-        let mut serve = longshore(&place, &["serve", "--bind", "127.0.0.1:0", "--auth", "tokens", "--json"]);
+        let mut serve =
+            longshore(&database, &["serve", "--bind", "127.0.0.1:0", "--auth", "tokens", "--json"]);
         serve.args(["--allow-unknown-kinds", "--log", "warn"]);
         let mut child = serve
             .stdout(Stdio::piped())
@@ -84,7 +85,7 @@ impl Server {
             .spawn()
             .map_err(|error| format!("longshore serve: {error}"))?;
         let printed = child.stdout.take().map(BufReader::new);
-        let mut server = Server { child, printed, place, url: String::new(), token, log };
+        let mut server = Server { child, printed, database, url: String::new(), token, log };
         let greeting = server.printed.as_mut().map(first_object).unwrap_or_default();
         server.url =
             text(&greeting, "url").ok_or_else(|| format!("the server did not start:\n{}", server.words()))?;
@@ -92,9 +93,9 @@ impl Server {
     }
 
     pub(super) fn engine(&self) -> &'static str {
-        match self.place {
-            Place::File(_) => "sqlite",
-            Place::Schema { .. } => "postgres",
+        match self.database {
+            TestDatabase::File(_) => "sqlite",
+            TestDatabase::Schema { .. } => "postgres",
         }
     }
 
@@ -126,12 +127,12 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        self.place.clear();
+        self.database.clear();
     }
 }
 
 /// The command that was built, without what the shell around us says to it.
-fn longshore(place: &Place, args: &[&str]) -> Command {
+fn longshore(database: &TestDatabase, args: &[&str]) -> Command {
     let mut command = Command::new(target_dir().join("debug/longshore"));
     for (name, _) in env::vars_os() {
         let name = name.to_string_lossy();
@@ -139,7 +140,7 @@ fn longshore(place: &Place, args: &[&str]) -> Command {
             command.env_remove(name.as_ref());
         }
     }
-    command.args(args).env("DATABASE_URL", place.url()).stdin(Stdio::null());
+    command.args(args).env("DATABASE_URL", database.url()).stdin(Stdio::null());
     command
 }
 
@@ -183,8 +184,8 @@ mod tests {
 
     #[test]
     fn a_schema_is_named_in_the_url() {
-        let place = |url: &str| Place::Schema { url: url.into(), name: "s".into(), ours: true };
-        assert_eq!(place("postgres://a/b").url(), "postgres://a/b?schema=s");
-        assert_eq!(place("postgres://a/b?c=d").url(), "postgres://a/b?c=d&schema=s");
+        let database = |url: &str| TestDatabase::Schema { url: url.into(), name: "s".into(), ours: true };
+        assert_eq!(database("postgres://a/b").url(), "postgres://a/b?schema=s");
+        assert_eq!(database("postgres://a/b?c=d").url(), "postgres://a/b?c=d&schema=s");
     }
 }

@@ -10,15 +10,15 @@ use longshore::api::Access;
 use serde_json::{Value, json};
 use sqlx::postgres::PgPoolOptions;
 
-use self::load::{Load, Outcome};
-pub(crate) use self::served::Served;
-use crate::files::{Files, blocking};
+use self::load_generator::{Load, Outcome};
+pub(crate) use self::test_server::TestServer;
+use crate::postgres_server::Admin;
 use crate::report::{self, Cell, Limit, Sample, client_cpu, median};
-use crate::server::Admin;
-use crate::{Engine, Result, Server, ours, raw_postgres, raw_sqlite, together};
+use crate::sqlite_files::{Files, blocking};
+use crate::{Engine, Result, ServerOptions, library, raw_postgres, raw_sqlite, together};
 
-pub(crate) mod load;
-mod served;
+pub(crate) mod load_generator;
+mod test_server;
 
 const OURS: &str = "bench_ours";
 const CLIENTS: usize = 64;
@@ -34,8 +34,8 @@ const INSERTS: &str = "single inserts";
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    server: Server,
-    /// How long each side is asked in a round [default: 4, 1 with --quick].
+    server: ServerOptions,
+    /// How long each side is measure_load in a round [default: 4, 1 with --quick].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
     /// How often each side is measured, in turns.
@@ -70,17 +70,17 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     if options.engine != Engine::Sqlite {
         let mut admin = Admin::connect(options.server.url()?).await?;
         if admin.is_durable() {
-            let facts = admin.facts();
-            let ground = Ground::Postgres { admin: &mut admin, url: options.server.url()?.into() };
-            engines.push(measure("Postgres", facts, options, ground).await?);
-            admin.drop(OURS).await?;
-            admin.drop(raw_postgres::SCHEMA).await?;
+            let facts = admin.settings_json();
+            let backend = Backend::Postgres { admin: &mut admin, url: options.server.url()?.into() };
+            engines.push(measure("Postgres", facts, options, backend).await?);
+            admin.drop_schema(OURS).await?;
+            admin.drop_schema(raw_postgres::SCHEMA).await?;
         }
     }
     if options.engine != Engine::Postgres {
         let files = Files::new("api")?;
-        let facts = files.tell_durability()?;
-        engines.push(measure("SQLite", facts, options, Ground::Sqlite { files }).await?);
+        let facts = files.print_durability()?;
+        engines.push(measure("SQLite", facts, options, Backend::Sqlite { files }).await?);
     }
     let figures = json!({
         "taken_at": chrono::Utc::now().to_rfc3339(),
@@ -92,14 +92,14 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     report::write(&options.json, &figures)
 }
 
-async fn measure(engine: &str, facts: Value, options: &Options, mut ground: Ground<'_>) -> Result<Value> {
+async fn measure(engine: &str, facts: Value, options: &Options, mut backend: Backend<'_>) -> Result<Value> {
     let (mut cells, mut limits) = (Vec::new(), Vec::new());
     for (access, name) in
         [(Access::Tokens, "POST /jobs, 64 clients, tokens"), (Access::Open, "POST /jobs, 64 clients, open")]
     {
         if options.wants(name) {
             eprintln!("measuring: {engine}, {name}");
-            let measured = singles(options, &mut ground, access, name).await?;
+            let measured = singles(options, &mut backend, access, name).await?;
             cells.push(measured.0);
             limits.extend(measured.1);
         }
@@ -107,7 +107,7 @@ async fn measure(engine: &str, facts: Value, options: &Options, mut ground: Grou
     let name = "POST /jobs/batch, 10,000 a request";
     if options.wants(name) {
         eprintln!("measuring: {engine}, {name}");
-        let measured = batches(options, &mut ground, name).await?;
+        let measured = batches(options, &mut backend, name).await?;
         cells.push(measured.0);
         limits.extend(measured.1);
     }
@@ -120,33 +120,33 @@ async fn measure(engine: &str, facts: Value, options: &Options, mut ground: Grou
 /// One job a request.
 async fn singles(
     options: &Options,
-    ground: &mut Ground<'_>,
+    backend: &mut Backend<'_>,
     access: Access,
     name: &str,
 ) -> Result<(Cell, Vec<Limit>)> {
     let mut cell = Cell::new(name).against(EMPTY, Some(0.3)).against(LIBRARY, None).against(INSERTS, None);
-    let empty = Served::empty().await?;
+    let empty = TestServer::empty().await?;
     let time = options.time();
     let (mut outcomes, mut empty_outcomes) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
-        let (_keep, client) = ground.fresh().await?;
-        let api = Served::api(&client, access).await?;
-        let (sample, outcome) = asked(&api, CLIENTS, 1, time).await?;
-        cell.ours.samples.push(sample);
+        let (_keep, client) = backend.fresh().await?;
+        let api = TestServer::api(&client, access).await?;
+        let (sample, outcome) = measure_load(&api, CLIENTS, 1, time).await?;
+        cell.longshore.samples.push(sample);
         outcomes.push(outcome);
 
-        let (sample, outcome) = asked(&empty, CLIENTS, 1, time).await?;
-        cell.raw[0].samples.push(sample);
+        let (sample, outcome) = measure_load(&empty, CLIENTS, 1, time).await?;
+        cell.baselines[0].samples.push(sample);
         empty_outcomes.push(outcome);
 
-        let (_keep, client) = ground.fresh().await?;
+        let (_keep, client) = backend.fresh().await?;
         let cpu = client_cpu();
         let began = Instant::now();
-        let call = |_| tokio::spawn(ours::enqueue_singly(client.clone(), began + time));
+        let call = |_| tokio::spawn(library::enqueue_singly(client.clone(), began + time));
         let jobs = together((0..CLIENTS).map(call).collect()).await?;
-        cell.raw[1].samples.push(since(cpu, began, jobs));
+        cell.baselines[1].samples.push(since(cpu, began, jobs));
 
-        cell.raw[2].samples.push(ground.inserts(time).await?);
+        cell.baselines[2].samples.push(backend.inserts(time).await?);
     }
     let limits = [(50, "p50"), (99, "p99")].into_iter().flat_map(|(share, word)| {
         let of = |outcomes: &[Outcome]| {
@@ -163,32 +163,37 @@ async fn singles(
 }
 
 /// Ten thousand jobs a request, one client.
-async fn batches(options: &Options, ground: &mut Ground<'_>, name: &str) -> Result<(Cell, Vec<Limit>)> {
+async fn batches(options: &Options, backend: &mut Backend<'_>, name: &str) -> Result<(Cell, Vec<Limit>)> {
     let mut cell = Cell::new(name).against("enqueue_many of the library", Some(0.5));
     let mut seconds = Vec::new();
     for _ in 0..options.rounds {
-        let (_keep, client) = ground.fresh().await?;
-        let api = Served::api(&client, Access::Tokens).await?;
-        let (sample, outcome) = asked(&api, 1, BATCH, options.time()).await?;
-        cell.ours.samples.push(sample);
+        let (_keep, client) = backend.fresh().await?;
+        let api = TestServer::api(&client, Access::Tokens).await?;
+        let (sample, outcome) = measure_load(&api, 1, BATCH, options.time()).await?;
+        cell.longshore.samples.push(sample);
         seconds.push(outcome.percentile(50).as_secs_f64());
 
-        let (_keep, client) = ground.fresh().await?;
+        let (_keep, client) = backend.fresh().await?;
         let cpu = client_cpu();
         let began = Instant::now();
         let mut jobs = 0;
         while began.elapsed() < options.time() {
-            ours::enqueue_bulk(&client, BATCH, BATCH).await?;
+            library::enqueue_bulk(&client, BATCH, BATCH).await?;
             jobs += BATCH;
         }
-        cell.raw[0].samples.push(since(cpu, began, jobs));
+        cell.baselines[0].samples.push(since(cpu, began, jobs));
     }
     let seconds = median(seconds).unwrap_or(0.0);
     Ok((cell, vec![Limit::new(format!("{name}: seconds"), seconds, None)]))
 }
 
 /// Asks a server, once to warm it up and once to be measured.
-async fn asked(served: &Served, clients: usize, jobs: u64, time: Duration) -> Result<(Sample, Outcome)> {
+async fn measure_load(
+    served: &TestServer,
+    clients: usize,
+    jobs: u64,
+    time: Duration,
+) -> Result<(Sample, Outcome)> {
     let load = Load { address: served.address, token: served.token.as_deref(), clients, jobs, time };
     Load { time: time / 8, ..load }.run().await?;
     let cpu = client_cpu();
@@ -203,22 +208,22 @@ fn since(cpu: Option<Duration>, began: Instant, jobs: u64) -> Sample {
 }
 
 /// Where jobs are stored.
-enum Ground<'a> {
+enum Backend<'a> {
     Postgres { admin: &'a mut Admin, url: String },
     Sqlite { files: Files },
 }
 
-impl Ground<'_> {
+impl Backend<'_> {
     /// Empty tables, and what must not be dropped while they are used.
-    async fn fresh(&mut self) -> Result<(Option<crate::files::File>, Client)> {
+    async fn fresh(&mut self) -> Result<(Option<crate::sqlite_files::File>, Client)> {
         match self {
-            Ground::Postgres { admin, .. } => {
-                let client = admin.fresh(OURS).await?;
-                ours::enqueue_bulk(&client, 1000, 1000).await?;
-                admin.settle_statistics(OURS).await?;
+            Backend::Postgres { admin, .. } => {
+                let client = admin.fresh_schema(OURS).await?;
+                library::enqueue_bulk(&client, 1000, 1000).await?;
+                admin.vacuum_analyze(OURS).await?;
                 Ok((None, client))
             }
-            Ground::Sqlite { files } => {
+            Backend::Sqlite { files } => {
                 let file = files.fresh().await?;
                 let client = file.client().await?;
                 Ok((Some(file), client))
@@ -230,8 +235,8 @@ impl Ground<'_> {
     /// library's on Postgres, by the one connection that can write on SQLite.
     async fn inserts(&mut self, time: Duration) -> Result<Sample> {
         match self {
-            Ground::Postgres { admin, url } => {
-                admin.fresh(raw_postgres::SCHEMA).await?;
+            Backend::Postgres { admin, url } => {
+                admin.fresh_schema(raw_postgres::SCHEMA).await?;
                 let pool = PgPoolOptions::new().max_connections(POOL).connect(url).await?;
                 let cpu = client_cpu();
                 let began = Instant::now();
@@ -241,7 +246,7 @@ impl Ground<'_> {
                 pool.close().await;
                 Ok(sample)
             }
-            Ground::Sqlite { files } => {
+            Backend::Sqlite { files } => {
                 let file = files.fresh().await?;
                 blocking(move || {
                     let mut connection = raw_sqlite::open(&file.path)?;

@@ -11,17 +11,17 @@ use longshore::api::Access;
 use longshore::store::NewWorker;
 use serde_json::{Value, json};
 
-use self::fill::{Amounts, Month, RARE_KIND, fill};
-use self::tables::{OnPostgres, OnSqlite};
-use crate::api::Served;
-use crate::api::load::Connection;
-use crate::files::Files;
+use self::dataset::{Dataset, JobCounts, RARE_KIND, fill};
+use self::table_writers::{PostgresWriter, SqliteWriter};
+use crate::api::TestServer;
+use crate::api::load_generator::Connection;
+use crate::postgres_server::Admin;
 use crate::report::{self, millis, table, thousands};
-use crate::server::Admin;
-use crate::{Engine, Result, Server};
+use crate::sqlite_files::Files;
+use crate::{Engine, Result, ServerOptions};
 
-mod fill;
-mod tables;
+mod dataset;
+mod table_writers;
 
 const SCHEMA: &str = "bench_views";
 /// What every answer has to keep to, in 95 of 100 calls.
@@ -31,7 +31,7 @@ const BAR: Duration = Duration::from_millis(100);
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    server: Server,
+    server: ServerOptions,
     /// Finished jobs in the tables.
     #[arg(long, default_value_t = 5_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     finished: u64,
@@ -59,8 +59,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    fn amounts(&self) -> Amounts {
-        Amounts { finished: self.finished, waiting: self.waiting, running: self.running }
+    fn counts(&self) -> JobCounts {
+        JobCounts { finished: self.finished, waiting: self.waiting, running: self.running }
     }
 }
 
@@ -71,14 +71,14 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
         if admin.is_durable() {
             let measured = on_postgres(options, &mut admin).await;
             if !options.keep {
-                admin.drop(SCHEMA).await?;
+                admin.drop_schema(SCHEMA).await?;
             }
-            engines.push(json!({ "engine": "Postgres", "facts": admin.facts(), "views": measured? }));
+            engines.push(json!({ "engine": "Postgres", "facts": admin.settings_json(), "views": measured? }));
         }
     }
     if options.engine != Engine::Postgres {
         let files = Files::new("views")?;
-        let facts = files.tell_durability()?;
+        let facts = files.print_durability()?;
         engines
             .push(json!({ "engine": "SQLite", "facts": facts, "views": on_sqlite(options, files).await? }));
     }
@@ -98,14 +98,14 @@ async fn on_postgres(options: &Options, admin: &mut Admin) -> Result<Value> {
     let kept = options.keep && admin.has_schema(SCHEMA).await?;
     let client = match kept {
         true => admin.client(SCHEMA).await?,
-        false => admin.fresh(SCHEMA).await?,
+        false => admin.fresh_schema(SCHEMA).await?,
     };
-    let month = Month::new(options.amounts());
+    let dataset = Dataset::new(options.counts());
     if !kept {
-        let worker = announce(&client).await?;
-        say_filling("Postgres", &month);
-        fill(&month, OnPostgres::new(admin.raw_connection().await?, SCHEMA, worker)).await?;
-        admin.settle_statistics(SCHEMA).await?;
+        let worker = register_workers(&client).await?;
+        print_filling("Postgres", &dataset);
+        fill(&dataset, PostgresWriter::new(admin.raw_connection().await?, SCHEMA, worker)).await?;
+        admin.vacuum_analyze(SCHEMA).await?;
     }
     measure("Postgres", options, &client).await
 }
@@ -119,10 +119,10 @@ async fn on_sqlite(options: &Options, mut files: Files) -> Result<Value> {
     let client = file.client().await?;
     if !kept {
         client.migrate().await?;
-        let worker = announce(&client).await?;
-        let month = Month::new(options.amounts());
-        say_filling("SQLite", &month);
-        fill(&month, OnSqlite::open(&file.path, worker)?).await?;
+        let worker = register_workers(&client).await?;
+        let dataset = Dataset::new(options.counts());
+        print_filling("SQLite", &dataset);
+        fill(&dataset, SqliteWriter::open(&file.path, worker)?).await?;
     }
     let measured = measure("SQLite", options, &client).await;
     drop(client);
@@ -132,12 +132,12 @@ async fn on_sqlite(options: &Options, mut files: Files) -> Result<Value> {
     measured
 }
 
-fn say_filling(engine: &str, month: &Month) {
-    eprintln!("{engine}: filling in {} jobs", thousands(month.amounts.all() as f64));
+fn print_filling(engine: &str, dataset: &Dataset) {
+    eprintln!("{engine}: filling in {} jobs", thousands(dataset.counts.all() as f64));
 }
 
 /// Some workers; the id of one of them, which holds all leases.
-async fn announce(client: &Client) -> Result<uuid::Uuid> {
+async fn register_workers(client: &Client) -> Result<uuid::Uuid> {
     let mut last = None;
     for n in 0..10 {
         let queues = ["default", "mail", "images", "billing", "reports"].map(str::to_owned).to_vec();
@@ -162,20 +162,20 @@ impl View {
 }
 
 /// Jobs to ask for by their ids.
-struct Known {
+struct SampleJobs {
     deep: String,
     ended: Vec<String>,
     due: Vec<String>,
 }
 
 /// Reads ids off the API itself, so that tables which were kept do as well.
-async fn known(asker: &mut Asker, options: &Options) -> Result<Known> {
+async fn sample_jobs(http: &mut HttpClient, options: &Options) -> Result<SampleJobs> {
     let ids = |jobs: Value| -> Vec<String> {
         let jobs = jobs.as_array().cloned().unwrap_or_default();
         jobs.iter().filter_map(|job| job["id"].as_str().map(str::to_owned)).collect()
     };
-    let ended = ids(asker.ask("GET /jobs?status=succeeded&limit=200").await?);
-    let waiting = asker.ask("GET /jobs?status=queued&limit=200").await?;
+    let ended = ids(http.json("GET /jobs?status=succeeded&limit=200").await?);
+    let waiting = http.json("GET /jobs?status=queued&limit=200").await?;
     let is_due = |job: &Value| {
         let at = job["run_at"].as_str().and_then(|at| at.parse::<chrono::DateTime<chrono::Utc>>().ok());
         at.is_some_and(|at| at <= chrono::Utc::now())
@@ -183,12 +183,12 @@ async fn known(asker: &mut Asker, options: &Options) -> Result<Known> {
     let due: Vec<Value> =
         waiting.as_array().into_iter().flatten().filter(|job| is_due(job)).cloned().collect();
     // Two thirds of the way to the oldest; any id of that time will do.
-    let deep = Month::new(options.amounts()).job(options.finished / 3);
-    Ok(Known { deep: deep.id.to_string(), ended, due: ids(due.into()) })
+    let deep = Dataset::new(options.counts()).job(options.finished / 3);
+    Ok(SampleJobs { deep: deep.id.to_string(), ended, due: ids(due.into()) })
 }
 
-fn views(known: &Known) -> Vec<View> {
-    let deep = &known.deep;
+fn views(sample_jobs: &SampleJobs) -> Vec<View> {
+    let deep = &sample_jobs.deep;
     let mut views = vec![View::get("jobs", "/jobs"), View::get("jobs, 200 a page", "/jobs?limit=200")];
     for status in ["queued", "retrying", "running", "succeeded", "failed_permanent", "cancelled"] {
         views.push(View::get(&format!("jobs, {status}"), format!("/jobs?status={status}")));
@@ -235,11 +235,11 @@ fn views(known: &Known) -> Vec<View> {
         View::get("health", "/health"),
         View {
             name: "a job".into(),
-            requests: known.ended.iter().map(|id| format!("GET /jobs/{id}")).collect(),
+            requests: sample_jobs.ended.iter().map(|id| format!("GET /jobs/{id}")).collect(),
         },
         View {
             name: "why a job waits".into(),
-            requests: known.due.iter().map(|id| format!("GET /jobs/{id}/explain")).collect(),
+            requests: sample_jobs.due.iter().map(|id| format!("GET /jobs/{id}/explain")).collect(),
         },
         View {
             name: "bulk, dry run, 1,000 of a kind".into(),
@@ -259,14 +259,14 @@ fn dry_run(filter: Value) -> String {
 }
 
 /// How long the answers took.
-struct Measured {
+struct Latency {
     name: String,
     p50: Duration,
     p95: Duration,
     slowest: Duration,
 }
 
-impl Measured {
+impl Latency {
     fn of(name: &str, mut times: Vec<Duration>) -> Self {
         times.sort();
         let at = |share: usize| {
@@ -275,7 +275,7 @@ impl Measured {
                 .copied()
                 .unwrap_or_default()
         };
-        Measured { name: name.into(), p50: at(50), p95: at(95), slowest: at(100) }
+        Latency { name: name.into(), p50: at(50), p95: at(95), slowest: at(100) }
     }
 
     fn row(&self) -> [String; 5] {
@@ -296,11 +296,11 @@ impl Measured {
 }
 
 async fn measure(engine: &str, options: &Options, client: &Client) -> Result<Value> {
-    let served = Served::api(client, Access::Tokens).await?;
-    let mut asker = Asker::open(&served).await?;
-    let known = known(&mut asker, options).await?;
+    let served = TestServer::api(client, Access::Tokens).await?;
+    let mut http = HttpClient::open(&served).await?;
+    let sample_jobs = sample_jobs(&mut http, options).await?;
     let mut measured = Vec::new();
-    for view in views(&known) {
+    for view in views(&sample_jobs) {
         if options.only.as_deref().is_some_and(|only| !view.name.contains(only)) {
             continue;
         }
@@ -308,10 +308,10 @@ async fn measure(engine: &str, options: &Options, client: &Client) -> Result<Val
         let mut times = Vec::new();
         for request in view.requests.iter().cycle().take(options.calls as usize) {
             let began = Instant::now();
-            asker.answer(request).await?;
+            http.send(request).await?;
             times.push(began.elapsed());
         }
-        measured.push(Measured::of(&view.name, times));
+        measured.push(Latency::of(&view.name, times));
     }
     println!(
         "\n{engine}: {} finished, {} waiting; {} calls each",
@@ -319,27 +319,27 @@ async fn measure(engine: &str, options: &Options, client: &Client) -> Result<Val
         thousands(options.waiting as f64),
         options.calls
     );
-    let rows: Vec<[String; 5]> = measured.iter().map(Measured::row).collect();
+    let rows: Vec<[String; 5]> = measured.iter().map(Latency::row).collect();
     table(["view", "p50", "p95", "slowest", "p95 ≤ 100 ms"], &rows);
-    Ok(measured.iter().map(Measured::figures).collect())
+    Ok(measured.iter().map(Latency::figures).collect())
 }
 
 /// Asks one thing after another on one connection.
-struct Asker {
+struct HttpClient {
     connection: Connection,
     address: SocketAddr,
     token: String,
 }
 
-impl Asker {
-    async fn open(served: &Served) -> Result<Self> {
+impl HttpClient {
+    async fn open(served: &TestServer) -> Result<Self> {
         let token = served.token.clone().unwrap_or_default();
         let connection = Connection::open(served.address).await?;
-        Ok(Asker { connection, address: served.address, token })
+        Ok(HttpClient { connection, address: served.address, token })
     }
 
     /// The body of the answer to a request such as `GET /jobs`.
-    async fn answer(&mut self, request: &str) -> Result<&[u8]> {
+    async fn send(&mut self, request: &str) -> Result<&[u8]> {
         let mut words = request.splitn(3, ' ');
         let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let body = words.next().unwrap_or_default();
@@ -350,10 +350,10 @@ impl Asker {
             self.token,
             body.len()
         );
-        self.connection.answer(whole.as_bytes()).await
+        self.connection.send(whole.as_bytes()).await
     }
 
-    async fn ask(&mut self, request: &str) -> Result<Value> {
-        Ok(serde_json::from_slice(self.answer(request).await?)?)
+    async fn json(&mut self, request: &str) -> Result<Value> {
+        Ok(serde_json::from_slice(self.send(request).await?)?)
     }
 }

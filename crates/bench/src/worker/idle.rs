@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::scenarios;
 use crate::Result;
+use crate::postgres_server::Admin;
 use crate::report::Limit;
-use crate::server::Admin;
 
 /// Until the poll has slowed down to its idle pace.
 const COME_TO_REST: Duration = Duration::from_secs(4);
@@ -19,7 +19,7 @@ const RESIDENT_MB: f64 = 30.0;
 /// Statements and memory of one idle worker. Call this before anything else:
 /// memory that was once used is not given back.
 pub(super) async fn measure(admin: &mut Admin, schema: &str, time: Duration) -> Result<(Vec<Limit>, Value)> {
-    drop(admin.fresh(schema).await?);
+    drop(admin.fresh_schema(schema).await?);
     let counts_statements = admin.count_statements().await;
     let client = admin.client(schema).await?;
     let running = scenarios::start(&client).await?;

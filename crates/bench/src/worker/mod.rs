@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use self::peers::{Outcome, Peers, Scenario};
 use self::pickup::Pickups;
 use self::scenarios::Sustained;
-use crate::files::{File, Files};
+use crate::postgres_server::Admin;
 use crate::report::{self, Cell, Limit, Sample, client_cpu, median, thousands};
-use crate::server::Admin;
-use crate::{Engine, Result, Server, claims, ours, together};
+use crate::sqlite_files::{File, Files};
+use crate::{Engine, Result, ServerOptions, claim_and_settle, library, together};
 
 mod idle;
 mod peers;
@@ -34,7 +34,7 @@ const CLAIMERS: usize = 2;
 const PRODUCERS: [usize; 2] = [4, 64];
 const CALLERS: [usize; 2] = [8, 64];
 
-/// What is measured, by the names that the bars have.
+/// What is measurement, by the names that the bars have.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Figure {
     /// What a worker costs that has nothing to do.
@@ -61,7 +61,7 @@ enum Figure {
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    server: Server,
+    server: ServerOptions,
     /// Jobs of a drain [default: 100000, 10000 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     jobs: Option<u64>,
@@ -125,23 +125,23 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     if options.engine != Engine::Sqlite {
         let mut server = Admin::connect(options.server.url()?).await?;
         if server.is_durable() {
-            let facts = server.facts();
+            let facts = server.settings_json();
             let admin = Admin::connect(&server.fresh_database(OURS).await?).await?;
-            let ground = Ground::Postgres { server, admin };
-            let mut measured = Measured::new(options, ground, peers.clone());
-            let told = measured.all().await;
+            let backend = Backend::Postgres { server, admin };
+            let mut measurement = Measurement::new(options, backend, peers.clone());
+            let result = measurement.run_all().await;
             // However it went, nothing of ours stays on the server.
-            measured.ground.clear().await?;
-            told?;
-            engines.push(measured.tell("Postgres", facts));
+            measurement.backend.clear().await?;
+            result?;
+            engines.push(measurement.report("Postgres", facts));
         }
     }
     if options.engine != Engine::Postgres {
         let files = Files::new("worker")?;
-        let facts = files.tell_durability()?;
-        let mut measured = Measured::new(options, Ground::Sqlite(files), peers);
-        measured.all().await?;
-        engines.push(measured.tell("SQLite", facts));
+        let facts = files.print_durability()?;
+        let mut measurement = Measurement::new(options, Backend::Sqlite(files), peers);
+        measurement.run_all().await?;
+        engines.push(measurement.report("SQLite", facts));
     }
     let figures = json!({
         "taken_at": chrono::Utc::now().to_rfc3339(),
@@ -155,9 +155,9 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     report::write(&options.json, &figures)
 }
 
-// ---- where it is measured --------------------------------------------------
+// ---- where it is measurement --------------------------------------------------
 
-enum Ground {
+enum Backend {
     /// The server as it was given, and our own database on it.
     Postgres {
         server: Admin,
@@ -167,54 +167,54 @@ enum Ground {
 }
 
 /// A client of new tables. The file, if it is one, goes with it.
-struct Site {
+struct FreshTables {
     client: Client,
     _file: Option<File>,
 }
 
 /// An empty database for a peer.
-struct Room {
+struct PeerDatabase {
     url: String,
     _file: Option<File>,
 }
 
-impl Ground {
+impl Backend {
     fn name(&self) -> &'static str {
         match self {
-            Ground::Postgres { .. } => "Postgres",
-            Ground::Sqlite(_) => "SQLite",
+            Backend::Postgres { .. } => "Postgres",
+            Backend::Sqlite(_) => "SQLite",
         }
     }
 
     /// New tables with jobs that wait.
-    async fn filled(&mut self, jobs: u64) -> Result<Site> {
+    async fn filled(&mut self, jobs: u64) -> Result<FreshTables> {
         match self {
-            Ground::Postgres { admin, .. } => {
-                let client = admin.fresh(SCHEMA).await?;
-                ours::enqueue_bulk(&client, jobs, BULK).await?;
-                admin.settle_statistics(SCHEMA).await?;
-                Ok(Site { client, _file: None })
+            Backend::Postgres { admin, .. } => {
+                let client = admin.fresh_schema(SCHEMA).await?;
+                library::enqueue_bulk(&client, jobs, BULK).await?;
+                admin.vacuum_analyze(SCHEMA).await?;
+                Ok(FreshTables { client, _file: None })
             }
-            Ground::Sqlite(files) => {
+            Backend::Sqlite(files) => {
                 let file = files.filled(jobs).await?;
-                Ok(Site { client: file.client().await?, _file: Some(file) })
+                Ok(FreshTables { client: file.client().await?, _file: Some(file) })
             }
         }
     }
 
     /// New tables and a client that is alone with them; the commits so far,
     /// where they can be told.
-    async fn alone(&mut self) -> Result<(Site, Option<u64>)> {
-        let Ground::Postgres { admin, .. } = self else { return Ok((self.filled(0).await?, None)) };
-        drop(admin.fresh(SCHEMA).await?);
+    async fn alone(&mut self) -> Result<(FreshTables, Option<u64>)> {
+        let Backend::Postgres { admin, .. } = self else { return Ok((self.filled(0).await?, None)) };
+        drop(admin.fresh_schema(SCHEMA).await?);
         let commits = admin.commits().await?;
-        Ok((Site { client: admin.client(SCHEMA).await?, _file: None }, Some(commits)))
+        Ok((FreshTables { client: admin.client(SCHEMA).await?, _file: None }, Some(commits)))
     }
 
     async fn timed(&mut self, work: impl Future<Output = Result<u64>>) -> Result<Sample> {
         match self {
-            Ground::Postgres { admin, .. } => admin.timed(work).await,
-            Ground::Sqlite(_) => {
+            Backend::Postgres { admin, .. } => admin.timed(work).await,
+            Backend::Sqlite(_) => {
                 let (cpu, began) = (client_cpu(), Instant::now());
                 let jobs = work.await?;
                 let sample = Sample::since(began, jobs);
@@ -225,45 +225,47 @@ impl Ground {
     }
 
     /// Claim and settle by hand.
-    async fn by_hand(&mut self, jobs: u64) -> Result<Sample> {
+    async fn raw_sql(&mut self, jobs: u64) -> Result<Sample> {
         match self {
-            Ground::Postgres { admin, .. } => claims::raw_on_postgres(admin, jobs, BATCH, CLAIMERS).await,
-            Ground::Sqlite(files) => claims::raw_on_sqlite(files, jobs, BATCH, CLAIMERS).await,
+            Backend::Postgres { admin, .. } => {
+                claim_and_settle::raw_on_postgres(admin, jobs, BATCH, CLAIMERS).await
+            }
+            Backend::Sqlite(files) => claim_and_settle::raw_on_sqlite(files, jobs, BATCH, CLAIMERS).await,
         }
     }
 
     /// Claim and settle by the library, without its worker.
     async fn without_worker(&mut self, jobs: u64) -> Result<Sample> {
         match self {
-            Ground::Postgres { admin, .. } => {
-                claims::ours_on_postgres(admin, SCHEMA, jobs, BATCH, CLAIMERS).await
+            Backend::Postgres { admin, .. } => {
+                claim_and_settle::library_on_postgres(admin, SCHEMA, jobs, BATCH, CLAIMERS).await
             }
-            Ground::Sqlite(files) => claims::ours_on_sqlite(files, jobs, BATCH, CLAIMERS).await,
+            Backend::Sqlite(files) => claim_and_settle::library_on_sqlite(files, jobs, BATCH, CLAIMERS).await,
         }
     }
 
     /// All commits so far, where that can be told.
     async fn commits(&mut self) -> Result<Option<u64>> {
         match self {
-            Ground::Postgres { admin, .. } => Ok(Some(admin.commits().await?)),
-            Ground::Sqlite(_) => Ok(None),
+            Backend::Postgres { admin, .. } => Ok(Some(admin.commits().await?)),
+            Backend::Sqlite(_) => Ok(None),
         }
     }
 
-    async fn room_for_a_peer(&mut self) -> Result<Room> {
+    async fn empty_peer_database(&mut self) -> Result<PeerDatabase> {
         match self {
-            Ground::Postgres { server, .. } => {
-                Ok(Room { url: server.fresh_database(PEERS).await?, _file: None })
+            Backend::Postgres { server, .. } => {
+                Ok(PeerDatabase { url: server.fresh_database(PEERS).await?, _file: None })
             }
-            Ground::Sqlite(files) => {
+            Backend::Sqlite(files) => {
                 let file = files.unmade();
-                Ok(Room { url: file.url(), _file: Some(file) })
+                Ok(PeerDatabase { url: file.url(), _file: Some(file) })
             }
         }
     }
 
     async fn clear(&mut self) -> Result<()> {
-        if let Ground::Postgres { server, .. } = self {
+        if let Backend::Postgres { server, .. } = self {
             server.drop_database(PEERS).await?;
             server.drop_database(OURS).await?;
         }
@@ -298,11 +300,11 @@ const ON_SQLITE: Bars = Bars {
     pickup_peers: None,
 };
 
-// ---- what is measured ------------------------------------------------------
+// ---- what is measurement ------------------------------------------------------
 
-struct Measured<'a> {
+struct Measurement<'a> {
     options: &'a Options,
-    ground: Ground,
+    backend: Backend,
     bars: Bars,
     peers: Option<Peers>,
     cells: Vec<Cell>,
@@ -311,18 +313,18 @@ struct Measured<'a> {
     pickups: Option<(Pickups, Vec<Pickups>)>,
 }
 
-impl<'a> Measured<'a> {
-    fn new(options: &'a Options, ground: Ground, peers: Option<Peers>) -> Self {
-        let bars = match &ground {
-            Ground::Postgres { .. } => ON_POSTGRES,
-            Ground::Sqlite(_) => ON_SQLITE,
+impl<'a> Measurement<'a> {
+    fn new(options: &'a Options, backend: Backend, peers: Option<Peers>) -> Self {
+        let bars = match &backend {
+            Backend::Postgres { .. } => ON_POSTGRES,
+            Backend::Sqlite(_) => ON_SQLITE,
         };
         let (cells, limits) = (Vec::new(), Vec::new());
-        Measured { options, ground, bars, peers, cells, limits, idle: Value::Null, pickups: None }
+        Measurement { options, backend, bars, peers, cells, limits, idle: Value::Null, pickups: None }
     }
 
     /// In this order: the idle worker's memory is what the process has used.
-    async fn all(&mut self) -> Result<()> {
+    async fn run_all(&mut self) -> Result<()> {
         if self.options.wants(Figure::Idle) {
             self.idle().await?;
         }
@@ -349,11 +351,11 @@ impl<'a> Measured<'a> {
         Ok(())
     }
 
-    fn tell(mut self, engine: &str, facts: Value) -> Value {
+    fn report(mut self, engine: &str, facts: Value) -> Value {
         let cells: Vec<Cell> = self.cells.drain(..).map(Cell::measured).collect();
         let mut figures = report::compare(engine, facts, &cells);
         figures["pickup"] = match &self.pickups {
-            Some((ours, peers)) => pickup::tell(ours, peers, self.bars.pickup_peers),
+            Some((ours, peers)) => pickup::report(ours, peers, self.bars.pickup_peers),
             None => Value::Null,
         };
         figures["limits"] = report::limits(&self.limits);
@@ -362,11 +364,11 @@ impl<'a> Measured<'a> {
     }
 
     fn progress(&self, figure: &str) {
-        eprintln!("measuring: {}, {figure}", self.ground.name());
+        eprintln!("measuring: {}, {figure}", self.backend.name());
     }
 
     async fn idle(&mut self) -> Result<()> {
-        let Ground::Postgres { admin, .. } = &mut self.ground else { return Ok(()) };
+        let Backend::Postgres { admin, .. } = &mut self.backend else { return Ok(()) };
         eprintln!("measuring: Postgres, idle worker");
         let (limits, facts) = idle::measure(admin, SCHEMA, self.options.idle_time()).await?;
         self.limits.extend(limits);
@@ -384,28 +386,28 @@ impl<'a> Measured<'a> {
         let scenario = Scenario::Drain { jobs };
         cell = self.against_peers(cell, scenario, Some(self.bars.drain_peers));
         for round in 0..self.options.rounds {
-            let site = self.ground.filled(jobs).await?;
+            let tables = self.backend.filled(jobs).await?;
             let mut running = None;
             let work = async {
-                running = Some(scenarios::drain(&site.client, jobs).await?);
+                running = Some(scenarios::drain(&tables.client, jobs).await?);
                 Ok(jobs)
             };
-            let sample = self.ground.timed(work).await?;
-            cell.ours.samples.push(sample);
+            let sample = self.backend.timed(work).await?;
+            cell.longshore.samples.push(sample);
             if let Some(running) = running {
                 running.stop().await;
             }
-            drop(site);
-            let sample = self.ground.by_hand(jobs).await?;
-            cell.raw[0].samples.push(sample);
-            let sample = self.ground.without_worker(jobs).await?;
-            cell.raw[1].samples.push(sample);
+            drop(tables);
+            let sample = self.backend.raw_sql(jobs).await?;
+            cell.baselines[0].samples.push(sample);
+            let sample = self.backend.without_worker(jobs).await?;
+            cell.baselines[1].samples.push(sample);
             self.peers_round(&mut cell, round, scenario).await?;
         }
-        if let Ground::Postgres { .. } = self.ground {
-            let cpu = cell.ours.client_micros_per_job();
+        if let Backend::Postgres { .. } = self.backend {
+            let cpu = cell.longshore.client_micros_per_job();
             self.limits.extend(cpu.map(|cpu| Limit::new("W1 drain, client µs per job", cpu, 12.0)));
-            let wal = cell.ours.wal_per_job();
+            let wal = cell.longshore.wal_per_job();
             self.limits.extend(wal.map(|wal| Limit::new("W1 drain, WAL bytes per job", wal, 600.0)));
         }
         self.cells.push(cell);
@@ -420,13 +422,13 @@ impl<'a> Measured<'a> {
         let mut cell = self.against_peers(Cell::new(name.clone()), scenario, Some(bar));
         let mut commits_per_job = Vec::new();
         for round in 0..self.options.rounds {
-            let (site, before) = self.ground.alone().await?;
-            let work = Sustained::start(&site.client, producers).await?;
-            let sample = self.ground.timed(work.settled_within(time)).await?;
-            cell.ours.samples.push(sample);
+            let (tables, before) = self.backend.alone().await?;
+            let work = Sustained::start(&tables.client, producers).await?;
+            let sample = self.backend.timed(work.settled_within(time)).await?;
+            cell.longshore.samples.push(sample);
             let settled = work.stop().await?;
-            drop(site);
-            if let Some((after, before)) = self.ground.commits().await?.zip(before) {
+            drop(tables);
+            if let Some((after, before)) = self.backend.commits().await?.zip(before) {
                 commits_per_job.push((after - before) as f64 / settled.max(1) as f64);
             }
             self.peers_round(&mut cell, round, scenario).await?;
@@ -446,15 +448,15 @@ impl<'a> Measured<'a> {
         let scenario = Scenario::Enqueue { callers, time };
         let mut cell = self.against_peers(Cell::new(name), scenario, bar);
         for round in 0..self.options.rounds {
-            let site = self.ground.filled(1000).await?;
+            let tables = self.backend.filled(1000).await?;
             let call = |time: Duration| {
                 let until = Instant::now() + time;
-                let call = |_| tokio::spawn(ours::enqueue_singly(site.client.clone(), until));
+                let call = |_| tokio::spawn(library::enqueue_singly(tables.client.clone(), until));
                 together((0..callers).map(call).collect())
             };
             call(scenarios::GET_GOING).await?;
-            let sample = self.ground.timed(async { call(time).await }).await?;
-            cell.ours.samples.push(sample);
+            let sample = self.backend.timed(async { call(time).await }).await?;
+            cell.longshore.samples.push(sample);
             self.peers_round(&mut cell, round, scenario).await?;
         }
         self.cells.push(cell);
@@ -467,19 +469,19 @@ impl<'a> Measured<'a> {
         self.progress(&name);
         let mut cell = Cell::new(name).against("bare tokio loop", Some(0.95));
         for _ in 0..self.options.rounds {
-            let site = self.ground.filled(jobs).await?;
+            let tables = self.backend.filled(jobs).await?;
             let mut running = None;
             let work = async {
-                running = Some(scenarios::drain_sleepers(&site.client, jobs).await?);
+                running = Some(scenarios::drain_sleepers(&tables.client, jobs).await?);
                 Ok(jobs)
             };
-            let sample = self.ground.timed(work).await?;
-            cell.ours.samples.push(sample);
+            let sample = self.backend.timed(work).await?;
+            cell.longshore.samples.push(sample);
             if let Some(running) = running {
                 running.stop().await;
             }
-            let sample = self.ground.timed(scenarios::sleep_and_count(jobs)).await?;
-            cell.raw[0].samples.push(sample);
+            let sample = self.backend.timed(scenarios::sleep_and_count(jobs)).await?;
+            cell.baselines[0].samples.push(sample);
         }
         self.cells.push(cell);
         Ok(())
@@ -492,9 +494,9 @@ impl<'a> Measured<'a> {
         let scenario = Scenario::Pickup { samples };
         let mut peers: Vec<Pickups> = self.names(scenario).iter().copied().map(Pickups::new).collect();
         for round in 0..self.options.rounds {
-            let site = self.ground.filled(0).await?;
-            ours.rounds.push(scenarios::pickup(&site.client, samples).await?);
-            drop(site);
+            let tables = self.backend.filled(0).await?;
+            ours.rounds.push(scenarios::pickup(&tables.client, samples).await?);
+            drop(tables);
             for peer in &mut peers {
                 if peer.rounds.len() == round as usize
                     && let Some(outcome) = self.peer(peer.system, scenario).await?
@@ -512,10 +514,10 @@ impl<'a> Measured<'a> {
 
     /// Those that are put through the scenario, if there are any.
     fn names(&self, scenario: Scenario) -> &'static [&'static str] {
-        match (&self.peers, &self.ground) {
+        match (&self.peers, &self.backend) {
             (None, _) => &[],
-            (Some(_), Ground::Postgres { .. }) => scenario.peers_on_postgres(),
-            (Some(_), Ground::Sqlite(_)) => peers::ON_SQLITE,
+            (Some(_), Backend::Postgres { .. }) => scenario.peers_on_postgres(),
+            (Some(_), Backend::Sqlite(_)) => peers::ON_SQLITE,
         }
     }
 
@@ -540,8 +542,8 @@ impl<'a> Measured<'a> {
     /// Runs a peer once. A peer that fails costs its own figures, not ours.
     async fn peer(&mut self, peer: &str, scenario: Scenario) -> Result<Option<Outcome>> {
         let Some(peers) = self.peers.clone() else { return Ok(None) };
-        let room = self.ground.room_for_a_peer().await?;
-        match peers.run(peer, scenario, &room.url).await {
+        let database = self.backend.empty_peer_database().await?;
+        match peers.run(peer, scenario, &database.url).await {
             Ok(outcome) => Ok(Some(outcome)),
             Err(error) => {
                 eprintln!("warning: {peer} is left out here: {error}");

@@ -44,7 +44,7 @@ fn quantile(samples: &[u64], quantile: f64) -> f64 {
 
 /// Tells pick-ups as a table and as JSON; `bar` is what p50 and p95 must stay
 /// below, as a share of each peer's.
-pub(super) fn tell(ours: &Pickups, peers: &[Pickups], bar: Option<f64>) -> Value {
+pub(super) fn report(ours: &Pickups, peers: &[Pickups], bar: Option<f64>) -> Value {
     println!("\npick-up on an idle worker (ms from the enqueue call to the handler, medians of rounds)");
     let figure = |pickups: &Pickups, nth: usize| format!("{:.2}", pickups.of(QUANTILES[nth].1));
     let row = |pickups: &Pickups, ratios: String, bar: String| {

@@ -8,7 +8,7 @@ use longshore::Client;
 use longshore::worker::{Context, Running, Worker};
 use serde::Deserialize;
 
-use crate::ours::{self, KIND};
+use crate::library::{self, KIND};
 use crate::{Result, together};
 
 /// How many jobs run at once, unless they sleep.
@@ -101,7 +101,7 @@ impl Sustained {
             tokio::spawn(async move {
                 let mut n = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    client.enqueue(ours::job(n)).await?;
+                    client.enqueue(library::job(n)).await?;
                     n += 1;
                 }
                 Ok(n)
@@ -147,7 +147,7 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
     let (mut enqueued, mut gaps) = (Vec::new(), Gaps(0x9e37_79b9_7f4a_7c15));
     for n in 0..samples {
         enqueued.push(now());
-        client.enqueue(ours::job(n)).await?;
+        client.enqueue(library::job(n)).await?;
         tokio::time::sleep(gaps.next()).await;
     }
     settled(&running, WARM_UP + samples).await?;
@@ -160,7 +160,7 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
 /// prepared; then lets it come to rest.
 async fn warm(client: &Client, running: &Running, few: u64) -> Result<()> {
     for n in 0..few {
-        client.enqueue(ours::job(n)).await?;
+        client.enqueue(library::job(n)).await?;
     }
     settled(running, few).await?;
     tokio::time::sleep(COME_TO_REST).await;

@@ -1,4 +1,4 @@
-//! A queue that has been in use for a month: what ended, what waits, what runs,
+//! A queue that has been in use for a dataset: what ended, what waits, what runs,
 //! and the tallies as upkeep would have left them. One recipe for both engines.
 
 use std::collections::BTreeMap;
@@ -30,13 +30,13 @@ pub(super) const RARE_KIND: &str = "close_the_books";
 
 /// How many there are.
 #[derive(Clone, Copy)]
-pub(super) struct Amounts {
+pub(super) struct JobCounts {
     pub(super) finished: u64,
     pub(super) waiting: u64,
     pub(super) running: u64,
 }
 
-impl Amounts {
+impl JobCounts {
     pub(super) fn all(self) -> u64 {
         self.finished + self.waiting + self.running
     }
@@ -52,103 +52,104 @@ pub(super) struct Job {
     pub(super) payload: String,
     /// As it is stored: JSON, if there are any.
     pub(super) options: Option<String>,
-    pub(super) place: Place,
+    pub(super) state: JobState,
     /// How often it failed before.
     pub(super) failures: u16,
 }
 
 /// Where it stands.
-pub(super) enum Place {
+pub(super) enum JobState {
     Finished { outcome: &'static str, started: i64, finished: i64 },
     Waiting { run_at: i64, interruptions: u16 },
     Running { claimed: i64 },
 }
 
-/// The month as it is written down.
-pub(super) struct Month {
-    pub(super) amounts: Amounts,
+/// The dataset as it is written down.
+pub(super) struct Dataset {
+    pub(super) counts: JobCounts,
     pub(super) now: i64,
 }
 
-impl Month {
-    pub(super) fn new(amounts: Amounts) -> Self {
-        Month { amounts, now: Utc::now().timestamp_micros() }
+impl Dataset {
+    pub(super) fn new(counts: JobCounts) -> Self {
+        Dataset { counts, now: Utc::now().timestamp_micros() }
     }
 
     /// The job of this number, oldest first.
     pub(super) fn job(&self, n: u64) -> Job {
-        let Amounts { finished, waiting, .. } = self.amounts;
+        let JobCounts { finished, waiting, .. } = self.counts;
         let made = match n < finished {
             true => self.now - 30 * DAY + (30 * DAY - HOUR) / finished.max(1) as i64 * n as i64,
             // What waits came in within the last hour, after all that ended.
-            false => self.now - HOUR + HOUR / self.amounts.all() as i64 * (n - finished) as i64,
+            false => self.now - HOUR + HOUR / self.counts.all() as i64 * (n - finished) as i64,
         };
-        let dice = scattered(n);
+        let random = pseudo_random(n);
         let (kind, queue) = match n < finished * 9 / 10 && n % (finished / 50).max(1) == 7 {
             true => (RARE_KIND, "reports"),
-            false => kind_of(dice % 1000),
+            false => kind_of(random % 1000),
         };
-        let dice = scattered(dice);
-        let options = dice.is_multiple_of(10).then(|| {
-            let customer = format!("customer:{}", dice / 10 % 1000);
-            json!({ "tags": [customer, if dice.is_multiple_of(1000) { "vip" } else { "usual" }] }).to_string()
+        let random = pseudo_random(random);
+        let options = random.is_multiple_of(10).then(|| {
+            let customer = format!("customer:{}", random / 10 % 1000);
+            json!({ "tags": [customer, if random.is_multiple_of(1000) { "vip" } else { "usual" }] })
+                .to_string()
         });
-        let dice = scattered(dice);
-        let (place, failures) = match n {
-            n if n < finished => ended(made, dice),
-            n if n < finished + waiting => self.waits(made, dice),
-            _ => (Place::Running { claimed: self.now - (dice % 60) as i64 * 1_000_000 }, 0),
+        let random = pseudo_random(random);
+        let (state, failures) = match n {
+            n if n < finished => ended(made, random),
+            n if n < finished + waiting => self.waits(made, random),
+            _ => (JobState::Running { claimed: self.now - (random % 60) as i64 * 1_000_000 }, 0),
         };
         Job {
             id: id_at(made, n),
             made,
             kind,
             queue,
-            priority: if dice.is_multiple_of(7) { 10 } else { 0 },
+            priority: if random.is_multiple_of(7) { 10 } else { 0 },
             payload: format!(r#"{{"to":"somebody@example.com","template":"welcome","n":{n}}}"#),
             options,
-            place,
+            state,
             failures,
         }
     }
 
     /// Most are due; some later today; some wait to be tried again, a few after
     /// their worker was lost.
-    fn waits(&self, made: i64, dice: u64) -> (Place, u16) {
-        let later = self.now + (dice / 100 % 86_400) as i64 * 1_000_000;
-        match dice % 100 {
-            0..70 => (Place::Waiting { run_at: made, interruptions: 0 }, 0),
-            70..90 => (Place::Waiting { run_at: later, interruptions: 0 }, 0),
-            90..99 => (Place::Waiting { run_at: later, interruptions: 0 }, 1),
-            _ => (Place::Waiting { run_at: made, interruptions: 1 }, 0),
+    fn waits(&self, made: i64, random: u64) -> (JobState, u16) {
+        let later = self.now + (random / 100 % 86_400) as i64 * 1_000_000;
+        match random % 100 {
+            0..70 => (JobState::Waiting { run_at: made, interruptions: 0 }, 0),
+            70..90 => (JobState::Waiting { run_at: later, interruptions: 0 }, 0),
+            90..99 => (JobState::Waiting { run_at: later, interruptions: 0 }, 1),
+            _ => (JobState::Waiting { run_at: made, interruptions: 1 }, 0),
         }
     }
 }
 
-fn ended(made: i64, dice: u64) -> (Place, u16) {
+fn ended(made: i64, random: u64) -> (JobState, u16) {
     // From five milliseconds to five seconds, short ones more often.
-    let run = 5_000 * 10_i64.pow((dice % 3) as u32) + (dice / 3 % 900_000) as i64 / 10;
+    let run = 5_000 * 10_i64.pow((random % 3) as u32) + (random / 3 % 900_000) as i64 / 10;
     let started = made + 50_000;
-    let (outcome, failures) = match dice / 7 % 1000 {
+    let (outcome, failures) = match random / 7 % 1000 {
         0 => ("failed_permanent", 3),
         1..4 => ("cancelled", 0),
         _ => ("succeeded", 0),
     };
-    (Place::Finished { outcome, started, finished: started + run }, failures)
+    (JobState::Finished { outcome, started, finished: started + run }, failures)
 }
 
-fn kind_of(mut dice: u64) -> (&'static str, &'static str) {
+fn kind_of(mut random: u64) -> (&'static str, &'static str) {
     for (kind, queue, share) in KINDS {
-        if dice < share {
+        if random < share {
             return (kind, queue);
         }
-        dice -= share;
+        random -= share;
     }
     (KINDS[0].0, KINDS[0].1)
 }
 
 /// A number that looks like chance and is the same in every run.
-fn scattered(n: u64) -> u64 {
+fn pseudo_random(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
 }
@@ -159,17 +160,17 @@ fn id_at(made: i64, n: u64) -> Uuid {
 }
 
 /// Where jobs are written to. Called job by job, oldest first.
-pub(super) trait Tables {
+pub(super) trait TableWriter {
     async fn write(&mut self, job: &Job) -> Result<()>;
     /// What ended, added up: the last thing that is written.
     async fn finish(self, tallies: &Tallies) -> Result<()>;
 }
 
-/// Writes the whole month.
-pub(super) async fn fill(month: &Month, mut tables: impl Tables) -> Result<()> {
-    let mut tallies = Tallies::new(month.now);
-    for n in 0..month.amounts.all() {
-        let job = month.job(n);
+/// Writes the whole dataset.
+pub(super) async fn fill(dataset: &Dataset, mut tables: impl TableWriter) -> Result<()> {
+    let mut tallies = Tallies::new(dataset.now);
+    for n in 0..dataset.counts.all() {
+        let job = dataset.job(n);
         tallies.count(&job);
         tables.write(&job).await?;
     }
@@ -180,11 +181,11 @@ pub(super) async fn fill(month: &Month, mut tables: impl Tables) -> Result<()> {
 pub(super) struct Tallies {
     minutes_from: i64,
     hours_from: i64,
-    sums: BTreeMap<TallyOf, i64>,
+    sums: BTreeMap<TallyKey, i64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct TallyOf {
+pub(super) struct TallyKey {
     pub(super) minute: i64,
     /// 1 for a minute, 2 for an hour, 3 for all before.
     pub(super) level: i16,
@@ -205,19 +206,19 @@ impl Tallies {
     }
 
     fn count(&mut self, job: &Job) {
-        let Place::Finished { outcome, started, finished } = job.place else { return };
+        let JobState::Finished { outcome, started, finished } = job.state else { return };
         let bucket = (4.0 * (1.0 + (finished - started) as f64 / 1000.0).log2()).floor() as i32;
         let (minute, level, run_bucket) = match finished {
             at if at >= self.minutes_from => (at - at.rem_euclid(MINUTE), 1, bucket),
             at if at >= self.hours_from => (at - at.rem_euclid(HOUR), 2, bucket),
             _ => (0, 3, 0),
         };
-        let of = TallyOf { minute, level, queue: job.queue, kind: job.kind, outcome, run_bucket };
+        let of = TallyKey { minute, level, queue: job.queue, kind: job.kind, outcome, run_bucket };
         *self.sums.entry(of).or_default() += 1;
     }
 
     /// Each with how many ended then and how many of them are kept.
-    pub(super) fn rows(&self) -> impl Iterator<Item = (TallyOf, i64, i64)> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = (TallyKey, i64, i64)> {
         self.sums.iter().map(|(of, jobs)| (*of, if of.level == 3 { 0 } else { *jobs }, *jobs))
     }
 }

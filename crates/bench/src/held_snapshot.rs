@@ -10,9 +10,9 @@ use longshore::store::ClaimCursor;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
+use crate::postgres_server::Admin;
 use crate::report::{self, rate, table, thousands};
-use crate::server::Admin;
-use crate::{Result, Server, ours};
+use crate::{Result, ServerOptions, library};
 
 const SCHEMA: &str = "bench_held";
 /// Jobs that always wait, so that every claim is full.
@@ -25,7 +25,7 @@ const BATCH: u32 = 500;
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    server: Server,
+    server: ServerOptions,
     /// How many jobs pass through in each run.
     #[arg(long, default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(25_000..))]
     jobs: u64,
@@ -94,13 +94,13 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
             runs.push(run);
         }
     }
-    admin.drop(SCHEMA).await?;
-    let figures: Vec<Value> = runs.iter().map(|run| tell(run, &runs)).collect();
+    admin.drop_schema(SCHEMA).await?;
+    let figures: Vec<Value> = runs.iter().map(|run| figures(run, &runs)).collect();
     print_table(&runs);
     let figures = json!({
         "taken_at": chrono::Utc::now().to_rfc3339(),
         "machine": report::machine(),
-        "postgres": admin.facts(),
+        "postgres": admin.settings_json(),
         "runs": figures,
     });
     report::write(&options.json, &figures)
@@ -113,14 +113,14 @@ async fn pass_through(
     jobs: u64,
     limit: u64,
 ) -> Result<Run> {
-    let client = admin.fresh(SCHEMA).await?;
+    let client = admin.fresh_schema(SCHEMA).await?;
     let cursor = match claims {
         Claims::ByCursor => ClaimCursor::default(),
         Claims::FromTheHead => ClaimCursor::always_head(),
     };
-    let mut claimer = ours::Claimer::register(&client, None, BATCH, cursor).await?;
-    ours::enqueue_bulk(&client, BACKLOG, ROUND).await?;
-    admin.settle_statistics(SCHEMA).await?;
+    let mut claimer = library::Claimer::register(&client, None, BATCH, cursor).await?;
+    library::enqueue_bulk(&client, BACKLOG, ROUND).await?;
+    admin.vacuum_analyze(SCHEMA).await?;
     let holder = match snapshot {
         Snapshot::None => None,
         Snapshot::Held => Some(hold_snapshot(admin.raw_connection().await?).await?),
@@ -129,7 +129,7 @@ async fn pass_through(
     let mut run = Run { snapshot, claims, asked: jobs, done: 0, took: Duration::ZERO, tenths: Vec::new() };
     let (began, mut tenth_began, mut tenth_done) = (Instant::now(), Instant::now(), 0);
     while run.done < jobs && began.elapsed() < Duration::from_secs(limit) {
-        client.enqueue_many((run.done..run.done + ROUND).map(ours::job)).await?;
+        client.enqueue_many((run.done..run.done + ROUND).map(library::job)).await?;
         let mut passed = 0;
         while passed < ROUND {
             passed += claimer.round().await?.jobs;
@@ -196,7 +196,7 @@ fn print_table(runs: &[Run]) {
     }
 }
 
-fn tell(run: &Run, runs: &[Run]) -> Value {
+fn figures(run: &Run, runs: &[Run]) -> Value {
     json!({
         "run": run.name(),
         "jobs": run.done,

@@ -1,4 +1,4 @@
-//! The month's jobs in the tables of each engine: COPY, and prepared inserts.
+//! The dataset's jobs in the tables of each engine: COPY, and prepared inserts.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,7 +8,7 @@ use rusqlite::params;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
-use super::fill::{Job, Place, Tables, Tallies, failed_attempts, last_error};
+use super::dataset::{Job, JobState, TableWriter, Tallies, failed_attempts, last_error};
 use crate::{Result, raw_sqlite};
 
 /// Rows of `jobs` in one transaction.
@@ -37,7 +37,7 @@ const COPIES: [(&str, &str); 5] = [
     ("attempts", "job, lease_no, attempt, what, worker, started_at, ended_at, error"),
 ];
 
-pub(super) struct OnPostgres {
+pub(super) struct PostgresWriter {
     connection: PgConnection,
     schema: &'static str,
     worker: Uuid,
@@ -46,9 +46,9 @@ pub(super) struct OnPostgres {
     jobs: u64,
 }
 
-impl OnPostgres {
+impl PostgresWriter {
     pub(super) fn new(connection: PgConnection, schema: &'static str, worker: Uuid) -> Self {
-        OnPostgres { connection, schema, worker, rows: Default::default(), jobs: 0 }
+        PostgresWriter { connection, schema, worker, rows: Default::default(), jobs: 0 }
     }
 
     async fn flush(&mut self) -> Result<()> {
@@ -69,7 +69,7 @@ fn time(micros: i64) -> String {
     DateTime::from_timestamp_micros(micros).unwrap_or_default().format("%Y-%m-%d %H:%M:%S%.6f+00").to_string()
 }
 
-impl Tables for OnPostgres {
+impl TableWriter for PostgresWriter {
     async fn write(&mut self, job: &Job) -> Result<()> {
         let [asked, finished, ready, running, attempts] = &mut self.rows;
         let Job { id, kind, queue, priority, failures, .. } = job;
@@ -80,8 +80,8 @@ impl Tables for OnPostgres {
             "{id}\t{made}\t{made}\t{TIMEOUT_MS}\t{priority}\t3\t{kind}\t{queue}\t{}\t{options}",
             job.payload
         )?;
-        match job.place {
-            Place::Finished { outcome, started, finished: at } => writeln!(
+        match job.state {
+            JobState::Finished { outcome, started, finished: at } => writeln!(
                 finished,
                 "{id}\t{}\t{}\t{worker}\t1\t{outcome}\t{}\t3\t0\t{}",
                 time(started),
@@ -89,13 +89,13 @@ impl Tables for OnPostgres {
                 failures.max(&1),
                 last_error(job).unwrap_or("\\N")
             )?,
-            Place::Waiting { run_at, interruptions } => writeln!(
+            JobState::Waiting { run_at, interruptions } => writeln!(
                 ready,
                 "{id}\t{}\t{made}\t{TIMEOUT_MS}\t{}\t{priority}\t{failures}\t3\t{interruptions}\tf\t{kind}\t{queue}",
                 time(run_at),
                 failures + interruptions
             )?,
-            Place::Running { claimed } => writeln!(
+            JobState::Running { claimed } => writeln!(
                 running,
                 "{id}\t{worker}\t{}\t{TIMEOUT_MS}\t1\t{priority}\t1\t3\t0\tf\t{kind}\t{queue}",
                 time(claimed)
@@ -175,21 +175,21 @@ const INSERT_TALLY: &str = "
            (minute, queue, kind, outcome, run_bucket, ended, kept)
     values (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 
-pub(super) struct OnSqlite {
+pub(super) struct SqliteWriter {
     connection: rusqlite::Connection,
     worker: Uuid,
     jobs: u64,
 }
 
-impl OnSqlite {
+impl SqliteWriter {
     pub(super) fn open(path: &Path, worker: Uuid) -> Result<Self> {
         let connection = raw_sqlite::open(path)?;
         connection.execute_batch("pragma synchronous = off; begin")?;
-        Ok(OnSqlite { connection, worker, jobs: 0 })
+        Ok(SqliteWriter { connection, worker, jobs: 0 })
     }
 }
 
-impl Tables for OnSqlite {
+impl TableWriter for SqliteWriter {
     async fn write(&mut self, job: &Job) -> Result<()> {
         let db = &self.connection;
         let (id, worker) = (job.id.as_bytes(), self.worker.as_bytes());
@@ -204,8 +204,8 @@ impl Tables for OnSqlite {
             job.payload,
             job.options
         ])?;
-        match job.place {
-            Place::Finished { outcome, started, finished } => {
+        match job.state {
+            JobState::Finished { outcome, started, finished } => {
                 db.prepare_cached(INSERT_FINISHED)?.execute(params![
                     id,
                     started,
@@ -216,18 +216,20 @@ impl Tables for OnSqlite {
                     last_error(job)
                 ])?
             }
-            Place::Waiting { run_at, interruptions } => db.prepare_cached(INSERT_READY)?.execute(params![
-                id,
-                run_at,
-                made,
-                TIMEOUT_MS,
-                failures,
-                priority,
-                interruptions,
-                kind,
-                queue
-            ])?,
-            Place::Running { claimed } => db
+            JobState::Waiting { run_at, interruptions } => {
+                db.prepare_cached(INSERT_READY)?.execute(params![
+                    id,
+                    run_at,
+                    made,
+                    TIMEOUT_MS,
+                    failures,
+                    priority,
+                    interruptions,
+                    kind,
+                    queue
+                ])?
+            }
+            JobState::Running { claimed } => db
                 .prepare_cached(INSERT_RUNNING)?
                 .execute(params![id, worker, claimed, TIMEOUT_MS, priority, kind, queue])?,
         };

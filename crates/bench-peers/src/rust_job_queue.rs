@@ -16,8 +16,8 @@ use sqlx_0_8::PgPool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::jobs::{self, Payload};
-use crate::{Peer, Result, server};
+use crate::handler_probe::{self, Payload};
+use crate::{Peer, Result, postgres};
 
 const WORKERS: usize = 16;
 const POLL: Duration = Duration::from_millis(10);
@@ -31,7 +31,7 @@ impl Executor for NoOp {
     async fn execute(&self, _: &ExecutionContext, job: &Job) -> ExecutionOutcome {
         match job.payload["n"].as_u64() {
             Some(n) => {
-                jobs::ran(n);
+                handler_probe::record_run(n);
                 ExecutionOutcome::Succeeded
             }
             None => ExecutionOutcome::Failed("a job without its number".into()),
@@ -102,11 +102,11 @@ impl Peer for JobQueue {
         Ok(!open)
     }
 
-    async fn settle_statistics(&self) -> Result<()> {
-        server::settle_statistics_0_8(&self.pool).await
+    async fn checkpoint_and_vacuum(&self) -> Result<()> {
+        postgres::checkpoint_and_vacuum_0_8(&self.pool).await
     }
 
     async fn wal_position(&self) -> Result<Option<u64>> {
-        server::wal_position_0_8(&self.pool).await
+        postgres::wal_position_0_8(&self.pool).await
     }
 }

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use crate::Result;
-use crate::ours::{KIND, payload};
+use crate::library::{KIND, payload};
 use crate::report::Sample;
 
 /// What is asked of a server.
@@ -98,8 +98,8 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     }
     let began = Instant::now();
     let until = began + Duration::from_secs_f64(options.seconds);
-    let ask = |connection: Connection| tokio::spawn(connection.ask(request.clone(), until));
-    let tasks: Vec<_> = connections.into_iter().map(ask).collect();
+    let send = |connection: Connection| tokio::spawn(connection.send_repeatedly(request.clone(), until));
+    let tasks: Vec<_> = connections.into_iter().map(send).collect();
     let mut micros = Vec::new();
     for task in tasks {
         micros.extend(task.await??);
@@ -140,20 +140,20 @@ impl Connection {
     }
 
     /// Asks the same again and again until the time is up; how long each took.
-    async fn ask(mut self, request: Vec<u8>, until: Instant) -> Result<Vec<u32>> {
+    async fn send_repeatedly(mut self, request: Vec<u8>, until: Instant) -> Result<Vec<u32>> {
         let mut micros = Vec::new();
         loop {
             let began = Instant::now();
             if began >= until {
                 return Ok(micros);
             }
-            self.answer(&request).await?;
+            self.send(&request).await?;
             micros.push(began.elapsed().as_micros() as u32);
         }
     }
 
     /// Sends a request and reads the answer to its end; its body.
-    pub(crate) async fn answer(&mut self, request: &[u8]) -> Result<&[u8]> {
+    pub(crate) async fn send(&mut self, request: &[u8]) -> Result<&[u8]> {
         self.stream.write_all(request).await?;
         self.read.clear();
         let mut length = None;
@@ -162,7 +162,7 @@ impl Connection {
                 return Err("the server closed the connection".into());
             }
             if length.is_none() {
-                length = answer_length(&self.read)?;
+                length = response_length(&self.read)?;
             }
             if let Some((head, whole)) = length
                 && self.read.len() >= whole
@@ -175,7 +175,7 @@ impl Connection {
 
 /// Where the head of an answer ends and where its body does, once the head is
 /// there. Anything but a success ends the run.
-fn answer_length(read: &[u8]) -> Result<Option<(usize, usize)>> {
+fn response_length(read: &[u8]) -> Result<Option<(usize, usize)>> {
     let Some(head) = read.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(None) };
     let text = std::str::from_utf8(&read[..head])?;
     if !text.starts_with("HTTP/1.1 2") {
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn an_answer_ends_where_its_length_says() {
         let answer = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}";
-        assert_eq!(answer_length(&answer[..30]).unwrap(), None);
-        assert_eq!(answer_length(answer).unwrap(), Some((answer.len() - 2, answer.len())));
-        assert!(answer_length(b"HTTP/1.1 500 Internal Server Error\r\n\r\n").is_err());
+        assert_eq!(response_length(&answer[..30]).unwrap(), None);
+        assert_eq!(response_length(answer).unwrap(), Some((answer.len() - 2, answer.len())));
+        assert!(response_length(b"HTTP/1.1 500 Internal Server Error\r\n\r\n").is_err());
     }
 }

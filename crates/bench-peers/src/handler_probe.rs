@@ -37,7 +37,7 @@ impl Pickups {
 }
 
 /// Called first thing by every handler.
-pub(crate) fn ran(n: u64) {
+pub(crate) fn record_run(n: u64) {
     if let Some(pickups) = PICKUPS.get()
         && let Some(slot) = pickups.picked_up.get(n as usize)
     {
@@ -58,7 +58,7 @@ pub(crate) fn time_pickups(jobs: u64) {
 }
 
 /// Called right before job `n` is enqueued.
-pub(crate) fn enqueueing(n: u64) {
+pub(crate) fn record_enqueue(n: u64) {
     if let Some(pickups) = PICKUPS.get() {
         pickups.enqueued[n as usize].store(pickups.now(), Ordering::Relaxed);
     }

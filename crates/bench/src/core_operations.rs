@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::json;
 
-use crate::claims::{self, WARM_UP};
-use crate::files::{Files, blocking};
+use crate::claim_and_settle::{self, WARM_UP};
+use crate::postgres_server::Admin;
 use crate::report::{self, Cell, Sample};
-use crate::server::Admin;
-use crate::{Engine, Result, Server, ours, raw_postgres, raw_sqlite, together};
+use crate::sqlite_files::{Files, blocking};
+use crate::{Engine, Result, ServerOptions, library, raw_postgres, raw_sqlite, together};
 
 const OURS: &str = "bench_ours";
 const BULK: u64 = 10_000;
@@ -21,7 +21,7 @@ const CLAIMERS: [usize; 2] = [1, 2];
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    server: Server,
+    server: ServerOptions,
     /// Jobs of the largest claim cells; cells of smaller batches take fewer
     /// [default: 60000, 8000 with --quick].
     #[arg(long, value_name = "N")]
@@ -73,12 +73,12 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
         let mut admin = Admin::connect(options.server.url()?).await?;
         if admin.is_durable() {
             let cells = Postgres { options, admin: &mut admin }.measure().await?;
-            engines.push(report::compare("Postgres", admin.facts(), &cells));
+            engines.push(report::compare("Postgres", admin.settings_json(), &cells));
         }
     }
     if options.engine != Engine::Postgres {
         let files = Files::new("core")?;
-        let facts = files.tell_durability()?;
+        let facts = files.print_durability()?;
         let cells = Sqlite { options, files }.measure().await?;
         engines.push(report::compare("SQLite", facts, &cells));
     }
@@ -134,8 +134,8 @@ impl Postgres<'_> {
                 }
             }
         }
-        self.admin.drop(OURS).await?;
-        self.admin.drop(raw_postgres::SCHEMA).await?;
+        self.admin.drop_schema(OURS).await?;
+        self.admin.drop_schema(raw_postgres::SCHEMA).await?;
         Ok(cells)
     }
 
@@ -143,19 +143,19 @@ impl Postgres<'_> {
         progress("Postgres, bulk enqueue");
         let calls = self.options.bulk_calls();
         for _ in 0..self.options.rounds {
-            let client = self.admin.fresh(OURS).await?;
-            ours::enqueue_bulk(&client, BULK, BULK).await?;
-            self.admin.settle_statistics(OURS).await?;
+            let client = self.admin.fresh_schema(OURS).await?;
+            library::enqueue_bulk(&client, BULK, BULK).await?;
+            self.admin.vacuum_analyze(OURS).await?;
             let work = async {
-                ours::enqueue_bulk(&client, calls * BULK, BULK).await?;
+                library::enqueue_bulk(&client, calls * BULK, BULK).await?;
                 Ok(calls * BULK)
             };
             let sample = self.admin.timed(work).await?;
-            cell.ours.samples.push(sample);
+            cell.longshore.samples.push(sample);
 
             let mut connection = self.fresh_raw().await?;
             raw_postgres::copy_in(&mut connection, 0, BULK).await?;
-            self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
+            self.admin.vacuum_analyze(raw_postgres::SCHEMA).await?;
             let work = async {
                 for call in 0..calls {
                     raw_postgres::copy_in(&mut connection, call * BULK, BULK).await?;
@@ -163,11 +163,11 @@ impl Postgres<'_> {
                 Ok(calls * BULK)
             };
             let sample = self.admin.timed(work).await?;
-            cell.raw[0].samples.push(sample);
+            cell.baselines[0].samples.push(sample);
 
             let mut connection = self.fresh_raw().await?;
             raw_postgres::insert_many(&mut connection, 0, BULK).await?;
-            self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
+            self.admin.vacuum_analyze(raw_postgres::SCHEMA).await?;
             let work = async {
                 for call in 0..calls {
                     raw_postgres::insert_many(&mut connection, call * BULK, BULK).await?;
@@ -175,7 +175,7 @@ impl Postgres<'_> {
                 Ok(calls * BULK)
             };
             let sample = self.admin.timed(work).await?;
-            cell.raw[1].samples.push(sample);
+            cell.baselines[1].samples.push(sample);
         }
         Ok(cell)
     }
@@ -197,26 +197,26 @@ impl Postgres<'_> {
         }
         let time = self.options.single_time();
         for _ in 0..self.options.rounds {
-            let client = self.admin.fresh(OURS).await?;
-            ours::enqueue_bulk(&client, 1000, 1000).await?;
-            together(vec![tokio::spawn(ours::enqueue_singly(
+            let client = self.admin.fresh_schema(OURS).await?;
+            library::enqueue_bulk(&client, 1000, 1000).await?;
+            together(vec![tokio::spawn(library::enqueue_singly(
                 client.clone(),
                 Instant::now() + Duration::from_millis(100),
             ))])
             .await?;
-            self.admin.settle_statistics(OURS).await?;
+            self.admin.vacuum_analyze(OURS).await?;
             let work = async {
                 let until = Instant::now() + time;
-                let call = |_| tokio::spawn(ours::enqueue_singly(client.clone(), until));
+                let call = |_| tokio::spawn(library::enqueue_singly(client.clone(), until));
                 together((0..callers).map(call).collect()).await
             };
             let sample = self.admin.timed(work).await?;
-            cell.ours.samples.push(sample);
+            cell.longshore.samples.push(sample);
 
             for (nth, how) in raw_postgres::Single::ALL.into_iter().enumerate() {
                 let mut connection = self.fresh_raw().await?;
                 raw_postgres::insert_many(&mut connection, 0, 1000).await?;
-                self.admin.settle_statistics(raw_postgres::SCHEMA).await?;
+                self.admin.vacuum_analyze(raw_postgres::SCHEMA).await?;
                 let mut connections = Vec::new();
                 for _ in 0..callers {
                     let mut connection = self.admin.raw_connection().await?;
@@ -232,7 +232,7 @@ impl Postgres<'_> {
                     together(connections.into_iter().map(call).collect()).await
                 };
                 let sample = self.admin.timed(work).await?;
-                cell.raw[nth].samples.push(sample);
+                cell.baselines[nth].samples.push(sample);
             }
         }
         Ok(cell)
@@ -245,15 +245,19 @@ impl Postgres<'_> {
         let mut cell = Cell::new(name).against("four-table SQL", bar);
         let jobs = self.options.claim_jobs(batch);
         for _ in 0..self.options.rounds {
-            cell.ours.samples.push(claims::ours_on_postgres(self.admin, OURS, jobs, batch, claimers).await?);
-            cell.raw[0].samples.push(claims::raw_on_postgres(self.admin, jobs, batch, claimers).await?);
+            cell.longshore
+                .samples
+                .push(claim_and_settle::library_on_postgres(self.admin, OURS, jobs, batch, claimers).await?);
+            cell.baselines[0]
+                .samples
+                .push(claim_and_settle::raw_on_postgres(self.admin, jobs, batch, claimers).await?);
         }
         Ok(cell)
     }
 
     /// Empty tables for the raw side, made by the library's migrations.
     async fn fresh_raw(&mut self) -> Result<sqlx::PgConnection> {
-        self.admin.fresh(raw_postgres::SCHEMA).await?;
+        self.admin.fresh_schema(raw_postgres::SCHEMA).await?;
         self.admin.raw_connection().await
     }
 }
@@ -294,8 +298,8 @@ impl Sqlite<'_> {
             let file = self.files.fresh().await?;
             let client = file.client().await?;
             let began = Instant::now();
-            ours::enqueue_bulk(&client, calls * BULK, BULK).await?;
-            cell.ours.samples.push(Sample::since(began, calls * BULK));
+            library::enqueue_bulk(&client, calls * BULK, BULK).await?;
+            cell.longshore.samples.push(Sample::since(began, calls * BULK));
 
             let file = self.files.fresh().await?;
             let raw = blocking(move || {
@@ -306,7 +310,7 @@ impl Sqlite<'_> {
                 }
                 Ok(Sample::since(began, calls * BULK))
             });
-            cell.raw[0].samples.push(raw.await?);
+            cell.baselines[0].samples.push(raw.await?);
         }
         Ok(cell)
     }
@@ -320,9 +324,9 @@ impl Sqlite<'_> {
             let file = self.files.fresh().await?;
             let client = file.client().await?;
             let began = Instant::now();
-            let call = |_| tokio::spawn(ours::enqueue_singly(client.clone(), began + time));
+            let call = |_| tokio::spawn(library::enqueue_singly(client.clone(), began + time));
             let jobs = together((0..callers).map(call).collect()).await?;
-            cell.ours.samples.push(Sample::since(began, jobs));
+            cell.longshore.samples.push(Sample::since(began, jobs));
 
             let file = self.files.fresh().await?;
             let raw = blocking(move || {
@@ -331,7 +335,7 @@ impl Sqlite<'_> {
                 let jobs = raw_sqlite::enqueue_singly(&mut connection, began + time)?;
                 Ok(Sample::since(began, jobs))
             });
-            cell.raw[0].samples.push(raw.await?);
+            cell.baselines[0].samples.push(raw.await?);
         }
         Ok(cell)
     }
@@ -343,8 +347,12 @@ impl Sqlite<'_> {
         let mut cell = Cell::new(name).against("four-table SQL, a statement a row", bar);
         let jobs = self.options.claim_jobs(batch);
         for _ in 0..self.options.rounds {
-            cell.ours.samples.push(claims::ours_on_sqlite(&mut self.files, jobs, batch, claimers).await?);
-            cell.raw[0].samples.push(claims::raw_on_sqlite(&mut self.files, jobs, batch, claimers).await?);
+            cell.longshore
+                .samples
+                .push(claim_and_settle::library_on_sqlite(&mut self.files, jobs, batch, claimers).await?);
+            cell.baselines[0]
+                .samples
+                .push(claim_and_settle::raw_on_sqlite(&mut self.files, jobs, batch, claimers).await?);
         }
         Ok(cell)
     }

@@ -20,7 +20,7 @@ impl Files {
     }
 
     /// Says what SQLite promises here.
-    pub(crate) fn tell_durability(&self) -> Result<Value> {
+    pub(crate) fn print_durability(&self) -> Result<Value> {
         let probe = self.folder.join("probe.db");
         let (mode, synchronous) = raw_sqlite::durability(&raw_sqlite::open(&probe)?)?;
         remove(&probe);

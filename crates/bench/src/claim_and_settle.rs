@@ -6,10 +6,10 @@ use std::time::Instant;
 use longshore::Client;
 use longshore::store::ClaimCursor;
 
-use crate::files::{Files, blocking};
+use crate::postgres_server::Admin;
 use crate::report::Sample;
-use crate::server::Admin;
-use crate::{Result, ours, raw_postgres, raw_sqlite, together};
+use crate::sqlite_files::{Files, blocking};
+use crate::{Result, library, raw_postgres, raw_sqlite, together};
 
 const BULK: u64 = 10_000;
 /// Batches before the clock starts: connections are open, statements prepared,
@@ -23,10 +23,10 @@ fn with_warm_up(jobs: u64, batch: u32, claimers: usize) -> u64 {
 
 /// Registers claimers and lets all of them warm up at once, so that each has a
 /// connection with its statements.
-async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<Vec<ours::Claimer>> {
+async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<Vec<library::Claimer>> {
     let mut tasks = Vec::new();
     for _ in 0..claimers {
-        let mut claimer = ours::Claimer::register(client, None, batch, ClaimCursor::default()).await?;
+        let mut claimer = library::Claimer::register(client, None, batch, ClaimCursor::default()).await?;
         tasks.push(tokio::spawn(async move {
             for _ in 0..WARM_UP {
                 claimer.round().await?;
@@ -41,18 +41,18 @@ async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<V
     Ok(warm)
 }
 
-pub(crate) async fn ours_on_postgres(
+pub(crate) async fn library_on_postgres(
     admin: &mut Admin,
     schema: &str,
     jobs: u64,
     batch: u32,
     claimers: usize,
 ) -> Result<Sample> {
-    let client = admin.fresh(schema).await?;
-    ours::enqueue_bulk(&client, with_warm_up(jobs, batch, claimers), BULK).await?;
-    admin.settle_statistics(schema).await?;
+    let client = admin.fresh_schema(schema).await?;
+    library::enqueue_bulk(&client, with_warm_up(jobs, batch, claimers), BULK).await?;
+    admin.vacuum_analyze(schema).await?;
     let warm = warm_claimers(&client, batch, claimers).await?;
-    let drain = |claimer: ours::Claimer| tokio::spawn(claimer.drain());
+    let drain = |claimer: library::Claimer| tokio::spawn(claimer.drain());
     admin.timed(async { together(warm.into_iter().map(drain).collect()).await }).await
 }
 
@@ -62,10 +62,10 @@ pub(crate) async fn raw_on_postgres(
     batch: u32,
     claimers: usize,
 ) -> Result<Sample> {
-    admin.fresh(raw_postgres::SCHEMA).await?;
+    admin.fresh_schema(raw_postgres::SCHEMA).await?;
     let mut connection = admin.raw_connection().await?;
     raw_postgres::insert_many(&mut connection, 0, with_warm_up(jobs, batch, claimers)).await?;
-    admin.settle_statistics(raw_postgres::SCHEMA).await?;
+    admin.vacuum_analyze(raw_postgres::SCHEMA).await?;
     let mut warm = Vec::new();
     for _ in 0..claimers {
         let mut claimer = raw_postgres::Claimer::new(admin.raw_connection().await?, batch);
@@ -78,7 +78,7 @@ pub(crate) async fn raw_on_postgres(
     admin.timed(async { together(warm.into_iter().map(drain).collect()).await }).await
 }
 
-pub(crate) async fn ours_on_sqlite(
+pub(crate) async fn library_on_sqlite(
     files: &mut Files,
     jobs: u64,
     batch: u32,
@@ -88,7 +88,7 @@ pub(crate) async fn ours_on_sqlite(
     let client = file.client().await?;
     let warm = warm_claimers(&client, batch, claimers).await?;
     let began = Instant::now();
-    let drain = |claimer: ours::Claimer| tokio::spawn(claimer.drain());
+    let drain = |claimer: library::Claimer| tokio::spawn(claimer.drain());
     let jobs = together(warm.into_iter().map(drain).collect()).await?;
     Ok(Sample::since(began, jobs))
 }

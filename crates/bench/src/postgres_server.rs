@@ -31,16 +31,16 @@ pub(crate) struct Admin {
     url: String,
     settings: Vec<(&'static str, String)>,
     /// Others who use the server while we measure.
-    guests: i64,
+    other_sessions: i64,
 }
 
-const GUESTS: &str = "
+const OTHER_SESSIONS: &str = "
     select count(*)
       from pg_stat_activity
      where backend_type = 'client backend'
        and pid <> pg_backend_pid()";
 
-const OTHERS_HERE: &str = "
+const OTHER_SESSIONS_IN_DATABASE: &str = "
     select count(*)
       from pg_stat_activity
      where datname = current_database()
@@ -77,8 +77,8 @@ impl Admin {
                 .await?;
             settings.push((*name, value));
         }
-        let guests = sqlx::query_scalar(GUESTS).fetch_one(&mut connection).await?;
-        Ok(Admin { connection, url: url.into(), settings, guests })
+        let other_sessions = sqlx::query_scalar(OTHER_SESSIONS).fetch_one(&mut connection).await?;
+        Ok(Admin { connection, url: url.into(), settings, other_sessions })
     }
 
     /// Says what the server promises. Figures of a server that forgets commits
@@ -86,10 +86,10 @@ impl Admin {
     pub(crate) fn is_durable(&self) -> bool {
         let told: Vec<String> = self.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
         println!("Postgres: {}", told.join(", "));
-        if self.guests > 0 {
+        if self.other_sessions > 0 {
             println!(
                 "warning: {} other sessions use this server; their work is in these figures, their WAL too",
-                self.guests
+                self.other_sessions
             );
         }
         let off: Vec<&str> = self
@@ -104,10 +104,10 @@ impl Admin {
         off.is_empty()
     }
 
-    pub(crate) fn facts(&self) -> Value {
+    pub(crate) fn settings_json(&self) -> Value {
         let mut facts: Value =
             self.settings.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
-        facts["other_sessions_at_start"] = json!(self.guests);
+        facts["other_sessions_at_start"] = json!(self.other_sessions);
         facts
     }
 
@@ -130,8 +130,8 @@ impl Admin {
     }
 
     /// Empty tables in `schema`, and a client of them.
-    pub(crate) async fn fresh(&mut self, schema: &str) -> Result<Client> {
-        self.drop(schema).await?;
+    pub(crate) async fn fresh_schema(&mut self, schema: &str) -> Result<Client> {
+        self.drop_schema(schema).await?;
         // Before the tables are filled, not after: every page that is then
         // touched again, as in a busy queue, is already in the log in full.
         self.execute("checkpoint").await?;
@@ -151,12 +151,12 @@ impl Admin {
         Ok(sqlx::query_scalar(there).bind(schema).fetch_one(&mut self.connection).await?)
     }
 
-    pub(crate) async fn drop(&mut self, schema: &str) -> Result<()> {
+    pub(crate) async fn drop_schema(&mut self, schema: &str) -> Result<()> {
         self.execute(&format!("drop schema if exists {schema} cascade")).await
     }
 
     /// What autovacuum would have done by now.
-    pub(crate) async fn settle_statistics(&mut self, schema: &str) -> Result<()> {
+    pub(crate) async fn vacuum_analyze(&mut self, schema: &str) -> Result<()> {
         for table in ["jobs", "ready", "running", "finished", "tallies"] {
             self.execute(&format!("vacuum (analyze) {schema}.{table}")).await?;
         }
@@ -193,7 +193,8 @@ impl Admin {
     /// others have left.
     pub(crate) async fn commits(&mut self) -> Result<u64> {
         for _ in 0..100 {
-            let others: i64 = sqlx::query_scalar(OTHERS_HERE).fetch_one(&mut self.connection).await?;
+            let others: i64 =
+                sqlx::query_scalar(OTHER_SESSIONS_IN_DATABASE).fetch_one(&mut self.connection).await?;
             if others == 0 {
                 break;
             }

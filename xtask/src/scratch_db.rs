@@ -18,7 +18,7 @@ use crate::{
 
 /// What to do with the database.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Verb {
+pub(crate) enum Action {
     Start,
     Stop,
     Status,
@@ -26,40 +26,40 @@ pub(crate) enum Verb {
     Psql(Vec<OsString>),
 }
 
-impl Verb {
-    pub(crate) fn parse(mut args: Vec<OsString>) -> std::result::Result<Verb, String> {
+impl Action {
+    pub(crate) fn parse(mut args: Vec<OsString>) -> std::result::Result<Action, String> {
         if args.is_empty() {
-            return Ok(Verb::Start);
+            return Ok(Action::Start);
         }
-        let verb = args.remove(0);
-        let verb = match verb.to_string_lossy().as_ref() {
-            "start" => Verb::Start,
-            "stop" => Verb::Stop,
-            "status" => Verb::Status,
-            "url" => Verb::Url,
-            "psql" => return Ok(Verb::Psql(args)),
+        let action = args.remove(0);
+        let action = match action.to_string_lossy().as_ref() {
+            "start" => Action::Start,
+            "stop" => Action::Stop,
+            "status" => Action::Status,
+            "url" => Action::Url,
+            "psql" => return Ok(Action::Psql(args)),
             other => {
                 return Err(format!("`pg` has no `{other}`; it has start, stop, status, url and psql"));
             }
         };
         match args.first() {
-            None => Ok(verb),
+            None => Ok(action),
             Some(extra) => Err(format!("`pg`: what is `{}`?", extra.to_string_lossy())),
         }
     }
 }
 
 /// `cargo xtask pg`.
-pub(crate) fn play(verb: Verb) -> Result {
-    let binaries = match verb {
-        Verb::Start => Binaries::find_or_install("DATABASE_URL")?,
+pub(crate) fn run(action: Action) -> Result {
+    let binaries = match action {
+        Action::Start => Binaries::find_or_install("DATABASE_URL")?,
         _ => Binaries::find().ok_or("Postgres is not installed, so nothing can be running")?,
     };
     let owner = Owner::choose()?;
     let cluster = Cluster::at(home(&owner), binaries, owner);
-    match verb {
-        Verb::Start => start(&cluster)?,
-        Verb::Stop => {
+    match action {
+        Action::Start => start(&cluster)?,
+        Action::Stop => {
             let kept = cluster.home().display();
             if cluster.stop()? {
                 eprintln!("stopped; the data stays in {kept}");
@@ -67,12 +67,12 @@ pub(crate) fn play(verb: Verb) -> Result {
                 eprintln!("it was not running");
             }
         }
-        Verb::Status => match cluster.url() {
+        Action::Status => match cluster.url() {
             Some(url) => println!("running in {}\n{}", cluster.home().display(), export(&url)),
             None => println!("not running; start it with: cargo xtask pg start"),
         },
-        Verb::Url => println!("{}", url(&cluster)?),
-        Verb::Psql(args) => {
+        Action::Url => println!("{}", url(&cluster)?),
+        Action::Psql(args) => {
             let psql = cluster.binaries().program("psql");
             let error = Command::new(&psql).arg(url(&cluster)?).args(args).exec();
             return Err(format!("{}: {error}", psql.display()).into());

@@ -19,23 +19,23 @@ use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
 
 use crate::Result;
-use crate::ours::KIND;
+use crate::library::KIND;
 
 /// A server that ends when it is dropped.
-pub(crate) struct Served {
+pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     /// The secret to come with, where one is asked for.
     pub(crate) token: Option<String>,
     task: JoinHandle<()>,
 }
 
-impl Served {
+impl TestServer {
     /// The loop that serves is the same for all, so that it cancels out.
     async fn start(router: Router, token: Option<String>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let task = tokio::spawn(serve(listener, router, Limits::default(), std::future::pending()));
-        Ok(Served { address, token, task })
+        Ok(TestServer { address, token, task })
     }
 
     /// Reads the body and answers what a new job would be answered.
@@ -45,7 +45,7 @@ impl Served {
             "attempts": 0, "max_attempts": 3, "idempotency_key": null, "created": true,
         });
         let handler = move |_: Bytes| async move { (StatusCode::CREATED, axum::Json(answer.clone())) };
-        Served::start(Router::new().route("/jobs", post(handler)), None).await
+        TestServer::start(Router::new().route("/jobs", post(handler)), None).await
     }
 
     /// The API, with the metrics and the logging that `longshore serve` has, and
@@ -78,11 +78,11 @@ impl Served {
             .hosts(["127.0.0.1"])
             .metrics(move || metrics.render())
             .router();
-        Served::start(router, (access == Access::Tokens).then_some(secret)).await
+        TestServer::start(router, (access == Access::Tokens).then_some(secret)).await
     }
 }
 
-impl Drop for Served {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.task.abort();
     }

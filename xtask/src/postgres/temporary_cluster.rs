@@ -13,25 +13,25 @@ use crate::run::{self, Result};
 
 /// Where a cluster that will not be kept is put meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Scratch {
+pub(crate) enum Location {
     /// With the other temporary files, which may well be memory.
-    Temporary,
+    TempDir,
     /// On a disk, because what a commit costs is what is being measured.
-    OnDisk,
+    Disk,
 }
 
 /// A running cluster; dropping it stops the server and removes its files.
-pub(crate) struct ThrowAway {
+pub(crate) struct TemporaryCluster {
     url: String,
     cluster: Cluster,
     server: Child,
     watchdog: Watchdog,
 }
 
-impl ThrowAway {
-    pub(crate) fn start(binaries: Binaries, tuning: Tuning, scratch: Scratch) -> Result<ThrowAway> {
+impl TemporaryCluster {
+    pub(crate) fn start(binaries: Binaries, tuning: Tuning, location: Location) -> Result<TemporaryCluster> {
         let owner = Owner::choose()?;
-        let home = scratch.place(&owner)?.join(format!("longshore-{}", random_hex(4)?));
+        let home = location.directory(&owner)?.join(format!("longshore-{}", random_hex(4)?));
         // Before there is anything to clean up, so that no moment is unguarded.
         let watchdog = Watchdog::over(&home)?;
         let cluster = Cluster::at(home, binaries, owner);
@@ -39,7 +39,7 @@ impl ThrowAway {
         let server = cluster.start(tuning, None)?;
         let url = cluster.url().ok_or("postgres ended as soon as it was up")?;
         eprintln!("==> postgres: a throw-away cluster in {}", cluster.home().display());
-        Ok(ThrowAway { url, cluster, server, watchdog })
+        Ok(TemporaryCluster { url, cluster, server, watchdog })
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -47,10 +47,10 @@ impl ThrowAway {
     }
 }
 
-impl Drop for ThrowAway {
+impl Drop for TemporaryCluster {
     fn drop(&mut self) {
         if let Ok(Some(status)) = self.server.try_wait() {
-            eprintln!("xtask: postgres ended before its time ({status}):\n{}", self.cluster.last_words());
+            eprintln!("xtask: postgres ended before its time ({status}):\n{}", self.cluster.log_tail());
         }
         self.watchdog.release();
         // The watchdog has stopped it; this only collects it.
@@ -58,16 +58,16 @@ impl Drop for ThrowAway {
     }
 }
 
-impl Scratch {
+impl Location {
     /// The first suitable directory that the owner can get to.
-    fn place(self, owner: &Owner) -> Result<PathBuf> {
-        let places = match self {
-            Scratch::Temporary => [env::temp_dir(), "/tmp".into()],
-            Scratch::OnDisk => [run::target_dir(), "/var/tmp".into()],
+    fn directory(self, owner: &Owner) -> Result<PathBuf> {
+        let candidates = match self {
+            Location::TempDir => [env::temp_dir(), "/tmp".into()],
+            Location::Disk => [run::target_dir(), "/var/tmp".into()],
         };
-        places
+        candidates
             .into_iter()
-            .find(|place| owner.can_reach(place))
+            .find(|dir| owner.can_reach(dir))
             .ok_or_else(|| "found no directory for a throw-away cluster; set TMPDIR".into())
     }
 }

@@ -11,10 +11,10 @@ use longshore::{Client, JobId, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::ours::{Claimer, KIND};
+use crate::library::{Claimer, KIND};
+use crate::postgres_server::Admin;
 use crate::report::{self, millis, table, thousands};
-use crate::server::Admin;
-use crate::{Result, Server};
+use crate::{Result, ServerOptions};
 
 const SCHEMA: &str = "bench_flat";
 const BATCH: u32 = 100;
@@ -26,7 +26,7 @@ const LOOKUPS: usize = 200;
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    server: Server,
+    server: ServerOptions,
     /// Finished jobs in the tables.
     #[arg(long, default_value_t = 5_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     finished: u64,
@@ -63,14 +63,14 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     if !admin.is_durable() {
         return Ok(());
     }
-    let client = admin.fresh(SCHEMA).await?;
+    let client = admin.fresh_schema(SCHEMA).await?;
     let measured = measure(options, &mut admin, &client).await;
     drop(client);
-    admin.drop(SCHEMA).await?;
+    admin.drop_schema(SCHEMA).await?;
     let figures = json!({
         "taken_at": chrono::Utc::now().to_rfc3339(),
         "machine": report::machine(),
-        "postgres": admin.facts(),
+        "postgres": admin.settings_json(),
         "finished": options.finished,
         "waiting": options.waiting,
         "obstacles": options.obstacles,
@@ -80,39 +80,39 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
 }
 
 async fn measure(options: &Options, admin: &mut Admin, client: &Client) -> Result<Value> {
-    let mut ground = Ground { options, admin, client, next: 0 };
+    let mut tables = FilledTables { options, admin, client, next: 0 };
     let handles_any = None;
     let handles_bench = Some(vec![KIND.to_owned()]);
     let mut phases = Vec::new();
 
-    ground.top_up().await?;
-    phases.push(ground.claims("fresh tables", handles_any.clone()).await?);
-    phases.push(ground.claims("fresh tables, kinds given", handles_bench.clone()).await?);
+    tables.top_up().await?;
+    phases.push(tables.claims("fresh tables", handles_any.clone()).await?);
+    phases.push(tables.claims("fresh tables, kinds given", handles_bench.clone()).await?);
 
-    ground.fill_finished().await?;
-    ground.explain("many finished", handles_any.clone()).await?;
-    phases.push(ground.claims("many finished", handles_any.clone()).await?);
+    tables.fill_finished().await?;
+    tables.explain("many finished", handles_any.clone()).await?;
+    phases.push(tables.claims("many finished", handles_any.clone()).await?);
 
-    ground.obstruct(10, "interval '1 day'", KIND).await?;
-    ground.explain("many due tomorrow, higher priority", handles_any.clone()).await?;
-    phases.push(ground.claims("many due tomorrow, higher priority", handles_any).await?);
-    ground.clear_obstacles().await?;
+    tables.obstruct(10, "interval '1 day'", KIND).await?;
+    tables.explain("many due tomorrow, higher priority", handles_any.clone()).await?;
+    phases.push(tables.claims("many due tomorrow, higher priority", handles_any).await?);
+    tables.clear_obstacles().await?;
 
-    phases.push(ground.claims("many finished, kinds given", handles_bench.clone()).await?);
-    ground.obstruct(0, "interval '-2 hours'", "nobody_handles").await?;
-    ground.explain("many of other kinds at the head", handles_bench.clone()).await?;
-    phases.push(ground.claims("many of other kinds at the head", handles_bench).await?);
+    phases.push(tables.claims("many finished, kinds given", handles_bench.clone()).await?);
+    tables.obstruct(0, "interval '-2 hours'", "nobody_handles").await?;
+    tables.explain("many of other kinds at the head", handles_bench.clone()).await?;
+    phases.push(tables.claims("many of other kinds at the head", handles_bench).await?);
     print_phases(&phases);
 
-    let lookups = ground.lookups().await?;
-    ground.check().await?;
-    Ok(json!({ "claims": phases.iter().map(tell).collect::<Vec<_>>(), "lookups": lookups }))
+    let lookups = tables.lookups().await?;
+    tables.check().await?;
+    Ok(json!({ "claims": phases.iter().map(figures).collect::<Vec<_>>(), "lookups": lookups }))
 }
 
-// ---- the ground ----------------------------------------------------------
+// ---- filling the tables ----------------------------------------------------------
 
 /// The tables as they are filled.
-struct Ground<'a> {
+struct FilledTables<'a> {
     options: &'a Options,
     admin: &'a mut Admin,
     client: &'a Client,
@@ -128,7 +128,7 @@ fn id_at(made: &str, number: &str) -> String {
     )
 }
 
-impl Ground<'_> {
+impl FilledTables<'_> {
     /// Inserts jobs that wait: rows numbered from `self.next`, due `due` from now.
     async fn insert_waiting(&mut self, jobs: u64, priority: i16, due: &str, kind: &str) -> Result<()> {
         let (from, to) = (self.next, self.next + jobs);
@@ -164,7 +164,7 @@ impl Ground<'_> {
         .await?;
         let missing = self.options.waiting.saturating_sub(there as u64);
         self.insert_waiting(missing, 0, "interval '0'", KIND).await?;
-        self.admin.settle_statistics(SCHEMA).await
+        self.admin.vacuum_analyze(SCHEMA).await
     }
 
     /// Jobs that ended over the last 30 days, tallied and folded as upkeep
@@ -220,13 +220,13 @@ impl Ground<'_> {
             ))
             .await?;
         while self.client.store().fold_tallies(10_000).await? > 0 {}
-        self.admin.settle_statistics(SCHEMA).await
+        self.admin.vacuum_analyze(SCHEMA).await
     }
 
     async fn obstruct(&mut self, priority: i16, due: &str, kind: &str) -> Result<()> {
         eprintln!("filling in {} jobs in the way", thousands(self.options.obstacles as f64));
         self.insert_waiting(self.options.obstacles, priority, due, kind).await?;
-        self.admin.settle_statistics(SCHEMA).await
+        self.admin.vacuum_analyze(SCHEMA).await
     }
 
     /// Takes the jobs due tomorrow away again.
@@ -242,7 +242,7 @@ impl Ground<'_> {
                   where j.id = gone.id"
             ))
             .await?;
-        self.admin.settle_statistics(SCHEMA).await
+        self.admin.vacuum_analyze(SCHEMA).await
     }
 
     /// That what was filled in by hand is what the library would have made.
@@ -263,7 +263,7 @@ impl Ground<'_> {
 
 // ---- claims --------------------------------------------------------------
 
-impl Ground<'_> {
+impl FilledTables<'_> {
     async fn claims(&mut self, name: &'static str, kinds: Option<Vec<String>>) -> Result<Phase> {
         self.top_up().await?;
         // Another claimer warms the connection up: this one's first claim is
@@ -354,7 +354,7 @@ fn print_phases(phases: &[Phase]) {
     table(head, &phases.iter().map(row).collect::<Vec<_>>());
 }
 
-fn tell(phase: &Phase) -> Value {
+fn figures(phase: &Phase) -> Value {
     json!({
         "with": phase.name,
         "first_claim_ms": phase.first_claim.as_secs_f64() * 1000.0,
@@ -368,7 +368,7 @@ fn tell(phase: &Phase) -> Value {
 
 // ---- lookups -------------------------------------------------------------
 
-impl Ground<'_> {
+impl FilledTables<'_> {
     async fn lookups(&mut self) -> Result<Vec<Value>> {
         let ids: Vec<Uuid> =
             sqlx::query_scalar("select id from bench_flat.jobs tablesample system (0.1) limit $1")
@@ -429,14 +429,14 @@ impl Ground<'_> {
         println!();
         let row = |lookup: &Lookup| [lookup.name.to_owned(), millis(lookup.p50), millis(lookup.p95)];
         table(["lookup", "p50", "p95"], &rows.iter().map(row).collect::<Vec<_>>());
-        let tell = |lookup: &Lookup| {
+        let figures = |lookup: &Lookup| {
             json!({
                 "lookup": lookup.name,
                 "p50_ms": lookup.p50.as_secs_f64() * 1000.0,
                 "p95_ms": lookup.p95.as_secs_f64() * 1000.0,
             })
         };
-        Ok(rows.iter().map(tell).collect())
+        Ok(rows.iter().map(figures).collect())
     }
 }
 

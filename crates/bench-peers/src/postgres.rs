@@ -8,10 +8,10 @@ const WAL_POSITION: &str = "select (pg_current_wal_lsn() - '0/0'::pg_lsn)::int8"
 
 /// A checkpoint first, so that the pages that vacuum touches again are already
 /// in the log in full, as in a busy queue.
-const SETTLE_STATISTICS: [&str; 2] = ["checkpoint", "vacuum (analyze)"];
+const CHECKPOINT_AND_VACUUM: [&str; 2] = ["checkpoint", "vacuum (analyze)"];
 
-pub(crate) async fn settle_statistics(pool: &PgPool) -> Result<()> {
-    for statement in SETTLE_STATISTICS {
+pub(crate) async fn checkpoint_and_vacuum(pool: &PgPool) -> Result<()> {
+    for statement in CHECKPOINT_AND_VACUUM {
         sqlx::raw_sql(statement).execute(pool).await?;
     }
     Ok(())
@@ -22,8 +22,8 @@ pub(crate) async fn wal_position(pool: &PgPool) -> Result<Option<u64>> {
     Ok(Some(bytes as u64))
 }
 
-pub(crate) async fn settle_statistics_0_8(pool: &sqlx_0_8::PgPool) -> Result<()> {
-    for statement in SETTLE_STATISTICS {
+pub(crate) async fn checkpoint_and_vacuum_0_8(pool: &sqlx_0_8::PgPool) -> Result<()> {
+    for statement in CHECKPOINT_AND_VACUUM {
         sqlx_0_8::raw_sql(statement).execute(pool).await?;
     }
     Ok(())
