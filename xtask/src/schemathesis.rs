@@ -153,10 +153,7 @@ fn every_engine(
             findings.push(format!("schemathesis on {}: {error}", engine.name()));
         }
     }
-    match findings.is_empty() {
-        true => Ok(()),
-        false => Err(findings.join("\nxtask: ").into()),
-    }
+    if findings.is_empty() { Ok(()) } else { Err(findings.join("\nxtask: ").into()) }
 }
 
 /// One run of schemathesis.

@@ -37,10 +37,7 @@ pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
     done.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
     let failed: Vec<String> =
         done.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(failed.join("\nxtask: ").into()),
-    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\nxtask: ").into()) }
 }
 
 /// Where the tests' database comes from.

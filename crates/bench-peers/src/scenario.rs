@@ -191,10 +191,10 @@ impl Clock {
     }
 
     fn in_time(&self) -> Result<()> {
-        match self.began.elapsed() > LOST_AFTER {
-            true => Err("the last jobs are never settled; giving up".into()),
-            false => Ok(()),
+        if self.began.elapsed() > LOST_AFTER {
+            return Err(format!("the last jobs were not settled within {} s", LOST_AFTER.as_secs()).into());
         }
+        Ok(())
     }
 
     async fn stop<P: Peer>(self, peer: &P, jobs: u64) -> Result<Outcome> {

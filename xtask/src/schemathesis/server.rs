@@ -147,10 +147,10 @@ fn longshore(database: &TestDatabase, args: &[&str]) -> Command {
 /// What a command prints, if it succeeds.
 fn told(command: &mut Command) -> Result<String> {
     let done = command.output().map_err(|error| format!("longshore: {error}"))?;
-    match done.status.success() {
-        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
-        false => Err(String::from_utf8_lossy(&done.stderr).into_owned().into()),
+    if !done.status.success() {
+        return Err(String::from_utf8_lossy(&done.stderr).into_owned().into());
     }
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 /// Lines up to the one that ends an object.

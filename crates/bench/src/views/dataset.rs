@@ -78,16 +78,15 @@ impl Dataset {
     /// The job of this number, oldest first.
     pub(super) fn job(&self, n: u64) -> Job {
         let JobCounts { finished, waiting, .. } = self.counts;
-        let made = match n < finished {
-            true => self.now - 30 * DAY + (30 * DAY - HOUR) / finished.max(1) as i64 * n as i64,
-            // What waits came in within the last hour, after all that ended.
-            false => self.now - HOUR + HOUR / self.counts.all() as i64 * (n - finished) as i64,
+        let made = if n < finished {
+            self.now - 30 * DAY + (30 * DAY - HOUR) / finished.max(1) as i64 * n as i64
+        } else {
+            // Waiting jobs came in within the last hour, after all finished ones.
+            self.now - HOUR + HOUR / self.counts.all() as i64 * (n - finished) as i64
         };
         let random = pseudo_random(n);
-        let (kind, queue) = match n < finished * 9 / 10 && n % (finished / 50).max(1) == 7 {
-            true => (RARE_KIND, "reports"),
-            false => kind_of(random % 1000),
-        };
+        let is_rare = n < finished * 9 / 10 && n % (finished / 50).max(1) == 7;
+        let (kind, queue) = if is_rare { (RARE_KIND, "reports") } else { kind_of(random % 1000) };
         let random = pseudo_random(random);
         let options = random.is_multiple_of(10).then(|| {
             let customer = format!("customer:{}", random / 10 % 1000);

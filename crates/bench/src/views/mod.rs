@@ -96,10 +96,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
 
 async fn on_postgres(options: &Options, admin: &mut Admin) -> Result<Value> {
     let kept = options.keep && admin.has_schema(SCHEMA).await?;
-    let client = match kept {
-        true => admin.client(SCHEMA).await?,
-        false => admin.fresh_schema(SCHEMA).await?,
-    };
+    let client = if kept { admin.client(SCHEMA).await? } else { admin.fresh_schema(SCHEMA).await? };
     let dataset = Dataset::new(options.counts());
     if !kept {
         let worker = register_workers(&client).await?;
@@ -111,10 +108,7 @@ async fn on_postgres(options: &Options, admin: &mut Admin) -> Result<Value> {
 }
 
 async fn on_sqlite(options: &Options, mut files: Files) -> Result<Value> {
-    let file = match options.keep {
-        true => files.kept("views.db"),
-        false => files.unmade(),
-    };
+    let file = if options.keep { files.kept("views.db") } else { files.unmade() };
     let kept = file.path.exists();
     let client = file.client().await?;
     if !kept {
