@@ -15,6 +15,7 @@ mod run;
 mod schemathesis;
 mod scratch_db;
 mod test;
+mod time_limit;
 
 use std::{env, ffi::OsString, process::ExitCode};
 
@@ -36,11 +37,13 @@ Usage: cargo xtask <task> [arguments]
                 both engines, at least 2,000 each with all checks, and once more
                 without a token. Python 3 gets schemathesis from PyPI, once,
                 under target/python.
-  mutants [words]
-                Break the engines on purpose, one rule at a time in a copy of the
-                tree, and see that the conformance suite notices; words narrow
-                the list by name:
+  mutants [--check] [words]
+                Break the code on purpose, one rule at a time in a copy of the
+                tree, and verify that the conformance suite fails. Words narrow
+                the list by name. --check builds nothing and lists the mutants
+                that no longer match the code:
                     cargo xtask mutants sqlite lease
+                    cargo xtask mutants --check
   bench [args]  Build the benchmark in release mode and run it:
                     cargo xtask bench -- --help
                 `worker --peers` also builds and measures other job queues,
@@ -71,7 +74,7 @@ enum Task {
     Test(Vec<OsString>),
     Ci,
     Schemathesis(schemathesis::Options),
-    Mutants(Vec<OsString>),
+    Mutants(mutants::Options),
     Bench(Vec<OsString>),
     Pg(scratch_db::Action),
 }
@@ -92,7 +95,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::test(&args),
         Task::Ci => ci::ci(),
         Task::Schemathesis(options) => schemathesis::schemathesis(&options),
-        Task::Mutants(args) => mutants::mutants(&args),
+        Task::Mutants(options) => mutants::mutants(&options),
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(action) => scratch_db::run(action),
     };
@@ -119,7 +122,7 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
         "ci" if args.is_empty() => Ok(Task::Ci),
         "ci" => Err("`ci` takes no arguments; to narrow a run use `test`".into()),
         "schemathesis" => schemathesis::Options::parse(args).map(Task::Schemathesis),
-        "mutants" => Ok(Task::Mutants(args)),
+        "mutants" => mutants::Options::parse(args).map(Task::Mutants),
         "bench" => {
             // `cargo xtask bench -- --help` reads as it would with cargo; the
             // dashes are ours, not the benchmark's.

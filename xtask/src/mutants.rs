@@ -1,17 +1,21 @@
-//! `cargo xtask mutants`: does the conformance suite notice when a rule is
-//! broken on purpose?
+//! `cargo xtask mutants`: checks that the conformance suite fails when a rule is
+//! broken on purpose.
 //!
-//! Each mutant is one small bug in a rule, an engine or the API, and names the
-//! cases that must turn red. They are tried in a copy of the tree under
-//! `target/mutants`, never in the checkout. A mutant that survives, or whose text
-//! is no longer found, fails the task: the list has to follow the code.
+//! Each mutant is one small bug in a rule, an engine or the API, together with the
+//! test cases that must fail because of it. Mutants are built in a copy of the tree
+//! under `target/mutants`, never in the checkout. The task fails if a mutant
+//! survives, hangs, does not build, or no longer matches the code.
+//!
+//! `cargo xtask mutants --check` builds nothing: it only lists the mutants whose
+//! search text or test cases no longer exist.
 
 use std::{
     ffi::OsString,
-    fs,
+    fmt,
+    fs::{self, File},
     path::{Path, PathBuf},
-    process::Command,
-    time::Instant,
+    process::{Command, ExitStatus},
+    time::{Duration, Instant},
 };
 
 mod api;
@@ -22,88 +26,262 @@ mod sqlite;
 use crate::{
     run::{Result, cargo, target_dir, took, workspace},
     test::Database,
+    time_limit::status_within,
 };
 
-/// One bug: `old`, first found after `after`, becomes `new`.
+/// One bug: `find`, at its first occurrence after `anchor`, becomes `replace`.
 struct Mutant {
+    /// What the bug does, in the imperative.
     name: &'static str,
     file: &'static str,
-    after: &'static str,
-    old: &'static str,
-    new: &'static str,
-    /// The cases that must fail, as `module::engine::case`.
-    red: &'static [&'static str],
+    /// Occurs exactly once in the file.
+    anchor: &'static str,
+    find: &'static str,
+    replace: &'static str,
+    /// The test cases that must fail, as `engine::module::case`.
+    caught_by: &'static [&'static str],
 }
 
-/// Every bug, by where it is. The lists follow the code: a text that is no longer
-/// found fails the task.
-fn all() -> impl Iterator<Item = &'static Mutant> {
+fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
     [rules::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS, api::MUTANTS].into_iter().flatten()
 }
 
-/// `cargo xtask mutants [words]`: all of them, or those whose name contains
-/// every word.
-pub(crate) fn mutants(args: &[OsString]) -> Result {
-    let words: Vec<_> = args.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let chosen: Vec<_> =
-        all().filter(|mutant| words.iter().all(|word| mutant.name.contains(word.as_str()))).collect();
-    if chosen.is_empty() {
-        return Err(format!("no mutant's name contains `{}`", words.join(" ")).into());
-    }
-    let database = Database::find()?.open()?;
-    let home = target_dir().join("mutants");
-    let tree = Tree::copy(home.join("tree"))?;
-    let mut survivors = Vec::new();
-    for (nth, mutant) in chosen.iter().enumerate() {
-        let began = Instant::now();
-        let fate = tree.with(mutant, || {
-            let mut suite =
-                cargo(["test", "--package", "longshore", "--all-features", "--test", "conformance"]);
-            suite
-                .current_dir(&tree.root)
-                .args(["--", "--exact"])
-                .args(mutant.red)
-                .env("CARGO_TARGET_DIR", home.join("target"))
-                .env("LONGSHORE_TEST_DATABASE_URL", database.url());
-            fate(&mut suite, mutant.red.len())
-        })?;
-        let seconds = took(began.elapsed());
-        eprintln!("    {}/{} {}: {fate:?}, {seconds}", nth + 1, chosen.len(), mutant.name);
-        if fate != Fate::Red {
-            survivors.push(format!("{} ({fate:?})", mutant.name));
+/// The tests of a mutant normally take seconds. Compiling is not included.
+const TEST_TIME_LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// The `find` text must start within this many lines after the anchor. Otherwise a
+/// text that has gone from its statement could match in a later, unrelated one.
+const MAX_LINES_AFTER_ANCHOR: usize = 60;
+
+/// What was requested on the command line.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Options {
+    /// Only look for stale mutants.
+    check: bool,
+    /// Only mutants whose names contain all of these.
+    words: Vec<String>,
+}
+
+impl Options {
+    pub(crate) fn parse(args: Vec<OsString>) -> Result<Options, String> {
+        let mut options = Options { check: false, words: Vec::new() };
+        for arg in args {
+            match arg.to_string_lossy().as_ref() {
+                "--check" => options.check = true,
+                flag if flag.starts_with('-') => {
+                    return Err(format!("`mutants` takes --check, not `{flag}`"));
+                }
+                word => options.words.push(word.to_owned()),
+            }
         }
+        Ok(options)
     }
-    if survivors.is_empty() {
-        eprintln!("==> mutants: all {} were noticed", chosen.len());
+
+    fn selects(&self, mutant: &Mutant) -> bool {
+        self.words.iter().all(|word| mutant.name.contains(word.as_str()))
+    }
+}
+
+/// `cargo xtask mutants`.
+pub(crate) fn mutants(options: &Options) -> Result {
+    let chosen: Vec<_> = all_mutants().filter(|mutant| options.selects(mutant)).collect();
+    if chosen.is_empty() {
+        return Err(format!("no mutant's name contains `{}`", options.words.join(" ")).into());
+    }
+    if options.check { check(&chosen) } else { run(&chosen) }
+}
+
+/// Lists every mutant that no longer matches the code or the test cases.
+fn check(chosen: &[&Mutant]) -> Result {
+    let problems = stale(chosen)?;
+    if problems.is_empty() {
+        eprintln!("==> mutants: all {} match the code", chosen.len());
         return Ok(());
     }
-    Err(format!("not noticed by the suite:\n  {}", survivors.join("\n  ")).into())
+    Err(format!("{} problems with mutants:\n  {}", problems.len(), problems.join("\n  ")).into())
+}
+
+fn stale(chosen: &[&Mutant]) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    for mutant in chosen {
+        let path = workspace().join(mutant.file);
+        let applied = fs::read_to_string(path).map_err(|error| error.to_string()).and_then(|text| {
+            let mutated = mutant.apply(&text)?;
+            if mutated == text { Err("it changes nothing".into()) } else { Ok(()) }
+        });
+        if let Err(problem) = applied {
+            problems.push(format!("{}\n      {}: {problem}", mutant.name, mutant.file));
+        }
+    }
+    let list = workspace().join("crates/longshore/tests/conformance/main.rs");
+    let list = fs::read_to_string(&list).map_err(|error| format!("{}: {error}", list.display()))?;
+    for mutant in chosen {
+        for case in mutant.caught_by.iter().filter(|case| !is_listed(case, &list)) {
+            problems.push(format!("{}\n      there is no test case `{case}`", mutant.name));
+        }
+    }
+    Ok(problems)
+}
+
+/// Whether the conformance suite's list of cases contains the last part of `case`.
+fn is_listed(case: &str, list: &str) -> bool {
+    let name = case.rsplit("::").next().unwrap_or_default();
+    list.contains(&format!(" {name},"))
+}
+
+/// Builds and tests each mutant.
+fn run(chosen: &[&Mutant]) -> Result {
+    let database = Database::find()?.open()?;
+    let home = target_dir().join("mutants");
+    let lab = Lab { tree: Tree::copy(home.join("tree"))?, home, database_url: database.url().to_owned() };
+    let mut results = Vec::new();
+    for (nth, mutant) in chosen.iter().enumerate() {
+        let started = Instant::now();
+        let outcome = lab.test(mutant)?;
+        let duration = took(started.elapsed());
+        eprintln!("    {}/{} {}: {outcome}, {duration}", nth + 1, chosen.len(), mutant.name);
+        results.push((mutant.name, outcome));
+    }
+    eprintln!("==> mutants: {}", totals(&results));
+    let failures = failures(&results);
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(format!("not caught by the conformance suite:\n  {}", failures.join("\n  ")).into())
 }
 
 /// What became of a mutant.
-#[derive(Debug, PartialEq)]
-enum Fate {
-    /// Every case it names failed.
-    Red,
-    /// At least one of them passed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Outcome {
+    /// Every test case that it names failed.
+    Caught,
+    /// At least one of them passed or was not run.
     Survived,
-    /// The bug is no program, so nothing is known about the suite.
-    DoesNotBuild,
-    /// The code has moved on; so must the mutant.
-    NotFound,
+    /// Its tests were killed after [`TEST_TIME_LIMIT`].
+    TimedOut,
+    /// The test program ended without a result, for example by an abort.
+    Crashed,
+    /// The bug does not compile, so nothing is known about the suite.
+    DidNotBuild,
+    /// The code has changed, so the mutant has to be adapted.
+    Stale,
 }
 
-fn fate(suite: &mut Command, cases: usize) -> Result<Fate> {
-    let output = suite.output().map_err(|error| format!("cannot run the suite: {error}"))?;
-    let told = String::from_utf8_lossy(&output.stdout);
-    let Some(summary) = told.lines().find(|line| line.starts_with("test result:")) else {
-        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
-        return Ok(Fate::DoesNotBuild);
-    };
-    Ok(if summary.contains(&format!(" 0 passed; {cases} failed")) { Fate::Red } else { Fate::Survived })
+impl Outcome {
+    const ALL: [Outcome; 6] = [
+        Outcome::Caught,
+        Outcome::Survived,
+        Outcome::TimedOut,
+        Outcome::Crashed,
+        Outcome::DidNotBuild,
+        Outcome::Stale,
+    ];
 }
 
-/// A copy of the files that git knows or would know.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Outcome::Caught => "caught",
+            Outcome::Survived => "SURVIVED",
+            Outcome::TimedOut => "TIMED OUT",
+            Outcome::Crashed => "CRASHED",
+            Outcome::DidNotBuild => "DID NOT BUILD",
+            Outcome::Stale => "STALE",
+        })
+    }
+}
+
+/// How many mutants had each outcome, such as `3 caught, 1 TIMED OUT`.
+fn totals(results: &[(&str, Outcome)]) -> String {
+    let count = |outcome| results.iter().filter(|(_, had)| *had == outcome).count();
+    let totals = Outcome::ALL.into_iter().map(|outcome| (count(outcome), outcome));
+    let lines: Vec<String> =
+        totals.filter(|(n, _)| *n > 0).map(|(n, outcome)| format!("{n} {outcome}")).collect();
+    lines.join(", ")
+}
+
+/// The mutants that were not caught, grouped by outcome.
+fn failures(results: &[(&str, Outcome)]) -> Vec<String> {
+    let uncaught = Outcome::ALL.into_iter().filter(|outcome| *outcome != Outcome::Caught);
+    uncaught
+        .flat_map(|outcome| results.iter().filter(move |(_, had)| *had == outcome))
+        .map(|(name, outcome)| format!("{outcome}: {name}"))
+        .collect()
+}
+
+/// Judges a test run by its status (`None`: it was killed after the time limit) and
+/// by what the test program printed.
+fn judge(status: Option<ExitStatus>, stdout: &str, cases: usize) -> Outcome {
+    if status.is_none() {
+        return Outcome::TimedOut;
+    }
+    match stdout.lines().find(|line| line.starts_with("test result:")) {
+        Some(summary) if summary.contains(&format!(" 0 passed; {cases} failed")) => Outcome::Caught,
+        Some(_) => Outcome::Survived,
+        None => Outcome::Crashed,
+    }
+}
+
+/// Where mutants are built and tested.
+struct Lab {
+    tree: Tree,
+    home: PathBuf,
+    database_url: String,
+}
+
+impl Lab {
+    fn test(&self, mutant: &Mutant) -> Result<Outcome> {
+        let path = self.tree.root.join(mutant.file);
+        let original = match fs::read_to_string(&path) {
+            Ok(original) => original,
+            Err(error) => {
+                eprintln!("    {}: {error}", mutant.file);
+                return Ok(Outcome::Stale);
+            }
+        };
+        let mutated = match mutant.apply(&original) {
+            Ok(mutated) => mutated,
+            Err(problem) => {
+                eprintln!("    {}: {problem}", mutant.file);
+                return Ok(Outcome::Stale);
+            }
+        };
+        fs::write(&path, mutated)?;
+        let outcome = self.build_and_test(mutant);
+        fs::write(&path, original)?;
+        outcome
+    }
+
+    /// Builds first and without a time limit: a first build takes many minutes.
+    fn build_and_test(&self, mutant: &Mutant) -> Result<Outcome> {
+        let built = self.suite().arg("--no-run").output()?;
+        if !built.status.success() {
+            eprintln!("{}", String::from_utf8_lossy(&built.stderr));
+            return Ok(Outcome::DidNotBuild);
+        }
+        let (stdout, stderr) = (self.home.join("test-stdout.log"), self.home.join("test-stderr.log"));
+        let mut tests = self.suite();
+        tests.args(["--", "--exact"]).args(mutant.caught_by);
+        tests.stdout(File::create(&stdout)?).stderr(File::create(&stderr)?);
+        let status = status_within(TEST_TIME_LIMIT, &mut tests)?;
+        let outcome = judge(status, &String::from_utf8_lossy(&fs::read(stdout)?), mutant.caught_by.len());
+        if outcome == Outcome::Crashed {
+            eprintln!("{}", String::from_utf8_lossy(&fs::read(stderr)?));
+        }
+        Ok(outcome)
+    }
+
+    fn suite(&self) -> Command {
+        let mut suite = cargo(["test", "--package", "longshore", "--all-features", "--test", "conformance"]);
+        suite
+            .current_dir(&self.tree.root)
+            .env("CARGO_TARGET_DIR", self.home.join("target"))
+            .env("LONGSHORE_TEST_DATABASE_URL", &self.database_url);
+        suite
+    }
+}
+
+/// A copy of the files that git tracks or would add.
 struct Tree {
     root: PathBuf,
 }
@@ -122,28 +300,12 @@ impl Tree {
         }
         Ok(Tree { root })
     }
-
-    /// Runs `trial` with the bug in place, and takes it out again.
-    fn with(&self, mutant: &Mutant, trial: impl FnOnce() -> Result<Fate>) -> Result<Fate> {
-        let path = self.root.join(mutant.file);
-        let healthy = fs::read_to_string(&path)?;
-        let mutated = match mutant.apply(&healthy) {
-            Ok(mutated) => mutated,
-            Err(lost) => {
-                eprintln!("    {lost}");
-                return Ok(Fate::NotFound);
-            }
-        };
-        fs::write(&path, mutated)?;
-        let result = trial();
-        fs::write(&path, healthy)?;
-        result
-    }
 }
 
-/// Leaves files alone that are as they should be, so that cargo rebuilds
-/// nothing for their sake.
+/// Does not touch files that are already equal, so that cargo does not rebuild
+/// them.
 fn copy_if_changed(from: &Path, to: &Path) -> Result {
+    // A file that git still lists but that was deleted from the checkout.
     let Ok(wanted) = fs::read(from) else { return Ok(()) };
     if fs::read(to).is_ok_and(|found| found == wanted) {
         return Ok(());
@@ -155,49 +317,102 @@ fn copy_if_changed(from: &Path, to: &Path) -> Result {
 }
 
 impl Mutant {
-    fn apply(&self, text: &str) -> Result<String> {
-        let lost = |what: &str| {
-            format!(
-                "mutant `{}`: `{what}` is no longer in {}; let the list follow the code",
-                self.name, self.file
-            )
+    /// Returns `text` with the bug in it, or what is stale about the mutant.
+    fn apply(&self, text: &str) -> Result<String, String> {
+        let Mutant { anchor, find, replace, .. } = self;
+        let anchored = match text.matches(anchor).count() {
+            0 => return Err(format!("the anchor `{anchor}` is gone")),
+            1 => text.find(anchor).unwrap_or_default(),
+            n => return Err(format!("the anchor `{anchor}` occurs {n} times; it must be unique")),
         };
-        let after = text.find(self.after).ok_or_else(|| lost(self.after))?;
-        let at = after + text[after..].find(self.old).ok_or_else(|| lost(self.old))?;
-        Ok(format!("{}{}{}", &text[..at], self.new, &text[at + self.old.len()..]))
+        let at = text[anchored..].find(find).map(|distance| anchored + distance);
+        let near = at.filter(|at| text[anchored..*at].matches('\n').count() <= MAX_LINES_AFTER_ANCHOR);
+        let Some(at) = near else {
+            return Err(format!(
+                "`{find}` does not occur within {MAX_LINES_AFTER_ANCHOR} lines after `{anchor}`"
+            ));
+        };
+        Ok(format!("{}{replace}{}", &text[..at], &text[at + find.len()..]))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
-    #[test]
-    fn every_mutant_still_finds_its_place() {
-        for mutant in all() {
-            let text = fs::read_to_string(workspace().join(mutant.file)).expect("the file");
-            let mutated = mutant.apply(&text).expect("the place");
-            assert_ne!(mutated, text, "{}", mutant.name);
-        }
+    fn mutant(anchor: &'static str, find: &'static str) -> Mutant {
+        Mutant { name: "", file: "", anchor, find, replace: "y", caught_by: &[] }
     }
 
     #[test]
-    fn every_mutant_names_cases_that_exist() {
-        let suite = workspace().join("crates/longshore/tests/conformance");
-        for path in all().flat_map(|mutant| mutant.red) {
-            let mut parts: Vec<_> = path.split("::").collect();
-            let case = parts.pop().expect("a case");
-            parts.pop().expect("an engine");
-            let module = suite.join(parts.join("/")).with_extension("rs");
-            let module = fs::read_to_string(module).expect(path);
-            assert!(module.contains(&format!("\n    {case},\n")), "{path}");
-        }
+    fn every_mutant_matches_the_code_and_the_test_cases() {
+        let problems = stale(&all_mutants().collect::<Vec<_>>()).expect("the list of cases is readable");
+        assert!(problems.is_empty(), "{}", problems.join("\n"));
     }
 
     #[test]
-    fn only_the_first_place_after_the_anchor_changes() {
-        let mutant = Mutant { name: "", file: "", after: "b", old: "x", new: "y", red: &[] };
-        assert_eq!(mutant.apply("x b x x").expect("found"), "x b y x");
-        assert!(mutant.apply("x x").is_err());
+    fn names_are_unique() {
+        let mut names: Vec<_> = all_mutants().map(|mutant| mutant.name).collect();
+        names.sort_unstable();
+        let all = names.len();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn only_the_first_match_after_the_anchor_is_replaced() {
+        assert_eq!(mutant("b", "x").apply("x b x x").expect("it applies"), "x b y x");
+    }
+
+    #[test]
+    fn a_missing_anchor_a_repeated_anchor_and_a_missing_text_are_stale() {
+        assert!(mutant("b", "x").apply("x x").is_err_and(|why| why.contains("is gone")));
+        assert!(mutant("b", "x").apply("b x b x").is_err_and(|why| why.contains("2 times")));
+        assert!(mutant("b", "x").apply("x b").is_err_and(|why| why.contains("`x` does not occur")));
+    }
+
+    #[test]
+    fn a_text_far_from_its_anchor_is_stale() {
+        let near = format!("b{}x", "\n".repeat(MAX_LINES_AFTER_ANCHOR));
+        assert!(mutant("b", "x").apply(&near).is_ok());
+        let far = format!("b{}x", "\n".repeat(MAX_LINES_AFTER_ANCHOR + 1));
+        assert!(mutant("b", "x").apply(&far).is_err());
+    }
+
+    #[test]
+    fn a_mutant_is_caught_only_if_all_its_cases_fail() {
+        let summary = |passed, failed| {
+            format!("running 2 tests\n\ntest result: FAILED. {passed} passed; {failed} failed; 0 ignored\n")
+        };
+        let ended = Some(ExitStatus::from_raw(0));
+        assert_eq!(judge(ended, &summary(0, 2), 2), Outcome::Caught);
+        assert_eq!(judge(ended, &summary(1, 1), 2), Outcome::Survived);
+        assert_eq!(judge(ended, &summary(0, 1), 2), Outcome::Survived, "one case was not run");
+        assert_eq!(judge(ended, "running 2 tests\n", 2), Outcome::Crashed);
+        assert_eq!(judge(None, &summary(0, 2), 2), Outcome::TimedOut);
+    }
+
+    #[test]
+    fn outcomes_are_reported_separately() {
+        let results = [
+            ("one", Outcome::Caught),
+            ("two", Outcome::DidNotBuild),
+            ("three", Outcome::TimedOut),
+            ("four", Outcome::Survived),
+            ("five", Outcome::Caught),
+        ];
+        assert_eq!(totals(&results), "2 caught, 1 SURVIVED, 1 TIMED OUT, 1 DID NOT BUILD");
+        assert_eq!(failures(&results), ["SURVIVED: four", "TIMED OUT: three", "DID NOT BUILD: two"]);
+    }
+
+    #[test]
+    fn words_narrow_the_list_and_unknown_flags_are_refused() {
+        let parsed = |line: &str| Options::parse(line.split_whitespace().map(OsString::from).collect());
+        let words = vec!["sqlite".to_owned(), "lease".to_owned()];
+        assert_eq!(parsed("sqlite --check lease"), Ok(Options { check: true, words }));
+        assert_eq!(parsed(""), Ok(Options { check: false, words: Vec::new() }));
+        assert!(parsed("--chekc").is_err());
     }
 }

@@ -10,34 +10,34 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "a release is charged",
         file: LIFECYCLE,
-        after: "fn uncharged(",
-        old: "attempts: job.attempt - 1,",
-        new: "attempts: job.attempt,",
-        red: &[
-            "settle::postgres::a_release_is_not_charged_and_is_due_at_once",
-            "settle::sqlite::a_release_is_not_charged_and_is_due_at_once",
+        anchor: "fn uncharged(",
+        find: "attempts: job.attempt - 1,",
+        replace: "attempts: job.attempt,",
+        caught_by: &[
+            "postgres::settle::a_release_is_not_charged_and_is_due_at_once",
+            "sqlite::settle::a_release_is_not_charged_and_is_due_at_once",
         ],
     },
     Mutant {
         name: "an end by lease alone is not known again",
         file: SETTLE,
-        after: "async fn settle_leases",
-        old: "settled == Settled::Stored",
-        new: "settled == Settled::LeaseLost",
-        red: &[
-            "settle_by_lease::postgres::settling_a_lease_again_returns_held_and_changes_nothing",
-            "settle_by_lease::sqlite::settling_a_lease_again_returns_held_and_changes_nothing",
+        anchor: "async fn settle_leases",
+        find: "settled == Settled::Stored",
+        replace: "settled == Settled::LeaseLost",
+        caught_by: &[
+            "postgres::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "sqlite::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
         ],
     },
     Mutant {
         name: "a superseded end by lease alone is not known again",
         file: SETTLE,
-        after: "fn may_have_been",
-        old: "superseded: true",
-        new: "superseded: false",
-        red: &[
-            "settle_by_lease::postgres::settling_a_lease_again_returns_held_and_changes_nothing",
-            "settle_by_lease::sqlite::settling_a_lease_again_returns_held_and_changes_nothing",
+        anchor: "fn may_have_been",
+        find: "superseded: true",
+        replace: "superseded: false",
+        caught_by: &[
+            "postgres::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
+            "sqlite::leases::a_lease_settled_again_is_held_again_and_nothing_changes",
         ],
     },
 ];
