@@ -1,4 +1,4 @@
-"""What schemathesis cannot read from the document."""
+"""Checks and corrections that the OpenAPI document cannot express."""
 
 import os
 
@@ -7,7 +7,7 @@ import schemathesis
 
 @schemathesis.check
 def nothing_without_a_token(ctx, response, case):
-    """Everybody is told whether the server is well, and nothing else."""
+    """Without a token, only /health may succeed."""
     has_token = "LONGSHORE_TOKEN" in os.environ
     if not has_token and case.operation.path != "/health":
         assert response.status_code >= 400, f"{response.status_code} without a token"
@@ -15,8 +15,9 @@ def nothing_without_a_token(ctx, response, case):
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
-    """Keeps rules that JSON Schema has no words for, or hardly a job and no
-    schedule would be taken, and what happens to them would go untested."""
+    """Makes valid requests obey rules that JSON Schema cannot express. Otherwise
+    the server would refuse almost all jobs and all schedules, and what happens to
+    accepted ones would not be tested."""
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     for values in (case.query, case.path_parameters):
@@ -29,7 +30,7 @@ def before_call(context, case, kwargs):
             case.body["job"].pop(field, None)
     for job in (case.body, case.body.get("job"), *follow_ups(case.body)):
         if isinstance(job, dict):
-            settle_contradictions(job)
+            resolve_contradictions(job)
 
 
 def remove_nul(values):
@@ -43,7 +44,7 @@ def follow_ups(body):
         yield from item.get("follow_ups") or ()
 
 
-def settle_contradictions(job):
+def resolve_contradictions(job):
     if job.get("kind") == "summarize_text":
         job["payload"] = {"text": "Ships come. Ships go."}
     if job.get("run_at") is not None:

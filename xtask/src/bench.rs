@@ -1,5 +1,5 @@
-//! The benchmark: built in release mode, run on a Postgres that keeps its
-//! promises.
+//! `cargo xtask bench`: builds the benchmark in release mode and runs it on a Postgres
+//! with durable commits.
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
@@ -15,9 +15,9 @@ pub(crate) fn bench(args: &[OsString]) -> Result {
     let given = env::var_os(URL_VARIABLE).is_some_and(|url| !url.is_empty());
     let binaries = if given { None } else { Some(Binaries::find_or_install(URL_VARIABLE)?) };
 
-    // Apart from the run, so that the run's output is the benchmark's alone.
+    // A separate step, so that the last step prints only the benchmark's output.
     step("build", &mut cargo(["build", "--release", "-p", "bench"]))?;
-    let args = match bare_peers(args) {
+    let args = match peers_without_program(args) {
         Some(at) => {
             step("build peers", &mut build_peers())?;
             let mut args = args.to_vec();
@@ -38,15 +38,16 @@ pub(crate) fn bench(args: &[OsString]) -> Result {
     last_step("bench", &mut bench)
 }
 
-/// Where a `--peers` stands that names no program, which then is ours to build.
-fn bare_peers(args: &[OsString]) -> Option<usize> {
+/// The position of a `--peers` that is not followed by a program. The program is then
+/// built and inserted.
+fn peers_without_program(args: &[OsString]) -> Option<usize> {
     let at = args.iter().position(|arg| arg == "--peers")?;
     let named = args.get(at + 1).is_some_and(|next| !next.to_string_lossy().starts_with('-'));
     (!named).then_some(at)
 }
 
-/// The other job queues are a workspace of their own, with a lock file of their
-/// own; what they build goes beside what we build.
+/// The other job queues are a separate workspace with its own lock file. They are
+/// built under this workspace's `target`.
 fn build_peers() -> Command {
     let mut build = cargo(["build", "--release", "--locked", "--manifest-path"]);
     build.arg(workspace().join("crates/bench-peers/Cargo.toml"));
@@ -67,10 +68,10 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_built_unless_a_program_is_named() {
-        assert_eq!(bare_peers(&words("worker --peers")), Some(1));
-        assert_eq!(bare_peers(&words("worker --peers --quick")), Some(1));
-        assert_eq!(bare_peers(&words("worker --peers ./mine --quick")), None);
-        assert_eq!(bare_peers(&words("core")), None);
+    fn peers_are_built_unless_a_program_is_given() {
+        assert_eq!(peers_without_program(&words("worker --peers")), Some(1));
+        assert_eq!(peers_without_program(&words("worker --peers --quick")), Some(1));
+        assert_eq!(peers_without_program(&words("worker --peers ./mine --quick")), None);
+        assert_eq!(peers_without_program(&words("core")), None);
     }
 }

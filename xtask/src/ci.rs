@@ -1,5 +1,5 @@
-//! Everything a change has to pass. The first failure ends the run and is named;
-//! the tests come last so that their summary ends it.
+//! `cargo xtask ci`: every check that a change must pass. The first failure ends
+//! the run. The tests come last, so that their summary is at the end of the output.
 
 use std::{process::Command, time::Instant};
 
@@ -11,8 +11,8 @@ use crate::{
 
 /// `cargo xtask ci`.
 pub(crate) fn ci() -> Result {
-    let began = Instant::now();
-    // A missing Postgres should show now, not after the builds.
+    let started = Instant::now();
+    // Fail on a missing Postgres now, not after the builds.
     let database = test::Database::find()?;
 
     step("format", &mut cargo(["fmt", "--all", "--check"]))?;
@@ -25,12 +25,13 @@ pub(crate) fn ci() -> Result {
     step("docs", &mut docs())?;
     licences()?;
 
-    eprintln!("==> {} passed every check in {}; the tests remain", commit(), run::took(began.elapsed()));
+    let duration = run::took(started.elapsed());
+    eprintln!("==> {} passed all static checks in {duration}; next: the tests", commit());
     test::run(database, &[])
 }
 
-/// Clippy with warnings denied by its own arguments: RUSTFLAGS would rebuild
-/// every dependency.
+/// Clippy with warnings denied through its arguments, because changing RUSTFLAGS
+/// would rebuild every dependency.
 fn clippy(selection: &[&str]) -> Command {
     let mut clippy = cargo(["clippy"]);
     clippy.args(selection).args(["--", "-D", "warnings"]);
@@ -43,8 +44,8 @@ fn docs() -> Command {
     doc
 }
 
-/// Needs a tool that takes many minutes to build, so a machine without it goes
-/// without the check, and says so.
+/// Skipped with a message if cargo-deny is missing, because it takes many minutes
+/// to build.
 fn licences() -> Result {
     if !run::succeeds(&mut cargo(["deny", "--version"])) {
         eprintln!(
@@ -56,8 +57,8 @@ fn licences() -> Result {
     step("licences", &mut cargo(["deny", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]))
 }
 
-/// The commit being checked, for a log that is read later; without git, or
-/// outside a repository, just what it is.
+/// The commit that is being checked, for readers of the log, or "the working tree"
+/// if git cannot describe it.
 fn commit() -> String {
     let described =
         Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(run::workspace()).output();

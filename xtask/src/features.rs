@@ -1,12 +1,12 @@
-//! The library's cargo features, read from its manifest rather than listed
-//! here: a new feature is checked from the day it is declared.
+//! The library's cargo features. They are read from its manifest, so that a new
+//! feature is checked as soon as it is declared.
 
 use std::{collections::BTreeSet, fs};
 
 use crate::run::{self, Result};
 
-/// The ways to build `longshore` that are checked: the name of each and the
-/// flags that choose it. Nothing, each feature alone, everything.
+/// The feature combinations to check `longshore` with, each with a name and its
+/// cargo flags: no features, each feature alone, all features.
 pub(crate) fn combinations() -> Result<Vec<(String, Vec<String>)>> {
     let path = run::workspace().join("crates/longshore/Cargo.toml");
     let manifest = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -22,17 +22,17 @@ pub(crate) fn combinations() -> Result<Vec<(String, Vec<String>)>> {
     Ok(combinations)
 }
 
-/// The keys of the manifest's `[features]` table but for `default`, which is
-/// only a choice among the others.
+/// The keys of the manifest's `[features]` table except `default`, which only
+/// selects among the others.
 ///
-/// Reads as much TOML as the table needs: comments, quoted keys, and arrays
-/// over several lines.
+/// Supports the TOML that the table needs: comments, quoted keys, and arrays over
+/// several lines.
 fn declared(manifest: &str) -> std::result::Result<BTreeSet<String>, String> {
     let mut features = BTreeSet::new();
     let mut in_table = false;
     let mut in_array = false;
     for line in manifest.lines() {
-        // No `#` can occur in a feature's name or in what it enables.
+        // Neither the name of a feature nor what it enables can contain `#`.
         let line = line.split('#').next().unwrap_or_default().trim();
         if in_array {
             in_array = !line.ends_with(']');
@@ -40,14 +40,14 @@ fn declared(manifest: &str) -> std::result::Result<BTreeSet<String>, String> {
             in_table = line == "[features]";
         } else if in_table && !line.is_empty() {
             let (name, enables) =
-                line.split_once('=').ok_or_else(|| format!("cannot read `{line}` in [features]"))?;
+                line.split_once('=').ok_or_else(|| format!("cannot parse `{line}` in [features]"))?;
             in_array = !enables.trim_end().ends_with(']');
             features.insert(name.trim().trim_matches('"').to_string());
         }
     }
     features.remove("default");
     if features.is_empty() {
-        return Err("found no [features] table with features in it".into());
+        return Err("there is no [features] table, or it is empty".into());
     }
     Ok(features)
 }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_of_the_table_is_a_feature_and_nothing_else_is() {
+    fn only_the_keys_of_the_features_table_are_features() {
         let manifest = r#"
             [package]
             name = "longshore"
@@ -65,7 +65,7 @@ mod tests {
             [features]
             default = ["postgres"]
             ## The production engine.
-            postgres = ["dep:sqlx"]   # a remark = with an equals sign
+            postgres = ["dep:sqlx"]   # a comment = with an equals sign
             worker = []
             "odd-name" = []
             api = [
@@ -81,13 +81,13 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_without_features_is_refused_rather_than_passed() {
+    fn a_manifest_without_features_is_an_error() {
         assert!(declared("[package]\nname = \"longshore\"\n").is_err());
         assert!(declared("[features]\n[dependencies]\nserde = \"1\"\n").is_err());
     }
 
     #[test]
-    fn the_library_is_checked_with_nothing_each_feature_and_everything() {
+    fn the_library_is_checked_with_no_features_each_feature_and_all_features() {
         let combinations = combinations().expect("the library's manifest is readable");
         let names: Vec<_> = combinations.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names.first(), Some(&"no features"));

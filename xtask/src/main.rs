@@ -1,9 +1,7 @@
 //! Longshore's project tasks, run as `cargo xtask <task>`.
 //!
-//! This file knows the tasks' names and arguments and nothing about how they
-//! work: `test`, `ci`, `mutants` and `bench` run cargo, `schemathesis` asks a real
-//! server what the API's document makes it ask, `play` keeps a database to play
-//! with, and `postgres` is the private cluster under all of them.
+//! This file parses the command line and dispatches to one module per task.
+//! `postgres` and `run` are shared by all of them.
 
 mod bench;
 mod ci;
@@ -20,23 +18,23 @@ mod time_limit;
 use std::{env, ffi::OsString, process::ExitCode};
 
 const HELP: &str = "\
-Longshore's project tasks. From a fresh clone, `cargo xtask test` is all it takes.
+Longshore's project tasks. In a fresh clone, `cargo xtask test` runs all tests.
 
 Usage: cargo xtask <task> [arguments]
 
-  test [args]   Run the doctests, a short `schemathesis`, then the whole suite.
-                Arguments go to `cargo nextest run` and narrow the run, which
-                then leaves the first two out:
+  test [args]   Run the doctests, a short `schemathesis`, then all other tests.
+                Arguments go to `cargo nextest run` and narrow the run; then the
+                doctests and `schemathesis` are skipped:
                     cargo xtask test
                     cargo xtask test late_settle
                     cargo xtask test -p longshore --no-capture
-  ci            Everything a change has to pass, in the order that fails soonest:
-                format, lints, every feature alone, docs, licences, tests.
+  ci            Run every check that a change must pass, fastest first: format,
+                lints, each feature alone, docs, licences, tests.
   schemathesis [--engine sqlite|postgres] [--examples N] [--seed S]
-                Requests made up from docs/openapi.json against the real server,
-                both engines, at least 2,000 each with all checks, and once more
-                without a token. Python 3 gets schemathesis from PyPI, once,
-                under target/python.
+                Send requests generated from docs/openapi.json to the real server
+                on both engines: at least 2,000 per engine with all checks, then
+                some without a token. Needs Python 3; installs schemathesis from
+                PyPI into target/python the first time.
   mutants [--check] [words]
                 Break the code on purpose, one rule at a time in a copy of the
                 tree, and verify that the conformance suite fails. Words narrow
@@ -46,28 +44,31 @@ Usage: cargo xtask <task> [arguments]
                     cargo xtask mutants --check
   bench [args]  Build the benchmark in release mode and run it:
                     cargo xtask bench -- --help
-                `worker --peers` also builds and measures other job queues,
-                whose many dependencies stay out of the workspace:
+                `worker --peers` also builds and measures other job queues. They
+                are outside the workspace because of their many dependencies:
                     cargo xtask bench worker --peers
-  pg [verb]     A database to play with, kept under target/pg between runs:
-                    start     start it, making it the first time (the default)
-                    stop      stop it; the data stays
-                    status    say whether it runs, and where
-                    url       print its URL and nothing else
+  pg [action]   Manage a scratch database that is kept in target/pg:
+                    start     start it, creating it the first time (the default)
+                    stop      stop it and keep its data
+                    status    print whether it is running, and its URL
+                    url       print only its URL
                     psql      open psql on it; arguments go to psql
-  help          Print this.
+  help          Print this help.
 
-Postgres is found on PATH, by pg_config, or where packages put it. Where there is
-none, root (or sudo without a password) gets Debian's `postgresql` by apt-get.
-`test` and `bench` start a throw-away cluster of their own on a free port and
-remove it however they end, so several clones can run at once.
+Postgres is looked up on PATH, with pg_config, and where packages install it. If
+it is missing and apt-get can be used (as root, or with sudo without a password),
+Debian's `postgresql` package is installed. `test` and `bench` start a temporary
+cluster on a free port and remove it when they end, even if they are killed.
+Several clones can therefore run at once.
 
 Environment:
-  LONGSHORE_TEST_DATABASE_URL   `test` and `ci` use this database instead
-  DATABASE_URL                  `bench` uses this database instead
+  LONGSHORE_TEST_DATABASE_URL   database for `test`, `ci`, `mutants` and
+                                `schemathesis` instead of a temporary cluster
+  DATABASE_URL                  database for `bench` instead of a temporary
+                                cluster
 ";
 
-/// What was asked for on the command line.
+/// What was requested on the command line.
 #[derive(Debug, PartialEq)]
 enum Task {
     Help,
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let done = match task {
+    let result = match task {
         Task::Help => {
             print!("{HELP}");
             Ok(())
@@ -99,7 +100,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(action) => scratch_db::run(action),
     };
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error}");
@@ -110,7 +111,7 @@ fn main() -> ExitCode {
 
 fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
     if args.is_empty() {
-        return Err("which task?".into());
+        return Err("no task was given".into());
     }
     let task = args.remove(0);
     let wants_help = |arg: &OsString| arg == "--help" || arg == "-h";
@@ -120,19 +121,19 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
     match task.to_string_lossy().as_ref() {
         "test" => Ok(Task::Test(args)),
         "ci" if args.is_empty() => Ok(Task::Ci),
-        "ci" => Err("`ci` takes no arguments; to narrow a run use `test`".into()),
+        "ci" => Err("`ci` takes no arguments; use `test` to run only some tests".into()),
         "schemathesis" => schemathesis::Options::parse(args).map(Task::Schemathesis),
         "mutants" => mutants::Options::parse(args).map(Task::Mutants),
         "bench" => {
-            // `cargo xtask bench -- --help` reads as it would with cargo; the
-            // dashes are ours, not the benchmark's.
+            // `cargo xtask bench -- --help` works as with cargo: the dashes are not
+            // passed on to the benchmark.
             if args.first().is_some_and(|arg| arg == "--") {
                 args.remove(0);
             }
             Ok(Task::Bench(args))
         }
         "pg" => scratch_db::Action::parse(args).map(Task::Pg),
-        other => Err(format!("there is no task `{other}`")),
+        other => Err(format!("unknown task `{other}`")),
     }
 }
 
@@ -149,40 +150,40 @@ mod tests {
     }
 
     #[test]
-    fn test_hands_its_arguments_on_untouched() {
+    fn test_passes_its_arguments_on_unchanged() {
         assert_eq!(parsed("test late_settle -- --exact"), Ok(Task::Test(words("late_settle -- --exact"))));
     }
 
     #[test]
-    fn bench_takes_the_leading_dashes_off() {
+    fn bench_removes_the_leading_dashes() {
         assert_eq!(
             parsed("bench -- --help"),
             Ok(Task::Bench(words("--help"))),
-            "the benchmark's own help stays reachable"
+            "the benchmark prints its own help"
         );
         assert_eq!(parsed("bench claim --jobs 7"), Ok(Task::Bench(words("claim --jobs 7"))));
     }
 
     #[test]
-    fn help_is_found_wherever_one_would_look_for_it() {
+    fn help_works_as_a_task_and_as_a_flag() {
         for line in ["help", "--help", "-h", "test --help", "ci -h", "pg --help"] {
             assert_eq!(parsed(line), Ok(Task::Help), "{line}");
         }
     }
 
     #[test]
-    fn an_unknown_task_is_named_in_the_refusal() {
-        assert_eq!(parsed("tset"), Err("there is no task `tset`".into()));
+    fn the_error_names_an_unknown_task() {
+        assert_eq!(parsed("tset"), Err("unknown task `tset`".into()));
         assert!(parsed("").is_err());
     }
 
     #[test]
-    fn ci_refuses_arguments_it_would_not_heed() {
+    fn ci_refuses_arguments() {
         assert!(parsed("ci late_settle").is_err());
     }
 
     #[test]
-    fn pg_without_a_verb_starts_the_database() {
+    fn pg_without_an_action_starts_the_database() {
         assert_eq!(parsed("pg"), Ok(Task::Pg(scratch_db::Action::Start)));
         assert_eq!(parsed("pg psql -c select"), Ok(Task::Pg(scratch_db::Action::Psql(words("-c select")))));
         assert!(parsed("pg strat").is_err());

@@ -1,5 +1,5 @@
-//! Python programs that tasks run: an environment under `target`, with the
-//! versions that a list names.
+//! Python programs that tasks run, installed in virtual environments under `target`
+//! in the versions that a requirements file lists.
 
 use std::{
     fs,
@@ -10,51 +10,54 @@ use std::{
 
 use crate::run::{Result, succeeds, target_dir, took};
 
-/// An environment with everything of a list installed.
+/// A virtual environment with all packages of a requirements file.
 pub(crate) struct Environment {
     home: PathBuf,
 }
 
 impl Environment {
-    /// The environment of that name under `target`, made or brought up to date if
-    /// it is not what the list says.
-    pub(crate) fn with(name: &str, list: &Path) -> Result<Environment> {
+    /// The environment `name` under `target/python`. Creates it again if it was
+    /// installed from different requirements.
+    pub(crate) fn with(name: &str, requirements: &Path) -> Result<Environment> {
         let home = target_dir().join("python").join(name);
-        let wanted = fs::read_to_string(list).map_err(|error| format!("{}: {error}", list.display()))?;
-        // Written last, so that an installation that was cut short is begun anew.
-        let mark = home.join("installed.txt");
+        let wanted = fs::read_to_string(requirements)
+            .map_err(|error| format!("{}: {error}", requirements.display()))?;
+        // Written last, so that an interrupted installation starts again.
+        let marker = home.join("installed.txt");
         let environment = Environment { home };
-        if fs::read_to_string(&mark).is_ok_and(|installed| installed == wanted) {
+        if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
             return Ok(environment);
         }
-        let began = Instant::now();
+        let started = Instant::now();
         eprintln!("==> python: installing {name} under {}", environment.home.display());
         let _ = fs::remove_dir_all(&environment.home);
-        let mut make = Command::new("python3");
-        make.args(["-m", "venv"]).arg(&environment.home);
-        if !succeeds(&mut make) {
-            return Err("`python3 -m venv` does not work; install Python 3 with its venv module \
+        let mut create = Command::new("python3");
+        create.args(["-m", "venv"]).arg(&environment.home);
+        if !succeeds(&mut create) {
+            return Err("`python3 -m venv` failed; install Python 3 with its venv module \
                         (Debian: apt-get install python3-venv)"
                 .into());
         }
         let mut install = environment.program("pip");
-        install.args(["install", "--quiet", "--disable-pip-version-check", "--requirement"]).arg(list);
-        let done = install.output().map_err(|error| format!("pip: {error}"))?;
-        if !done.status.success() {
-            let words = String::from_utf8_lossy(&done.stderr);
-            let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+        install
+            .args(["install", "--quiet", "--disable-pip-version-check", "--requirement"])
+            .arg(requirements);
+        let output = install.output().map_err(|error| format!("pip: {error}"))?;
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let last = stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no error message");
             return Err(format!(
-                "pip cannot install what {} lists, is its registry within reach? {last}",
-                list.display()
+                "pip cannot install the packages in {}; check that its package index can be reached: {last}",
+                requirements.display()
             )
             .into());
         }
-        fs::write(mark, wanted)?;
-        eprintln!("    python: ok, {}", took(began.elapsed()));
+        fs::write(marker, wanted)?;
+        eprintln!("    python: ok, {}", took(started.elapsed()));
         Ok(environment)
     }
 
-    /// A program of the environment.
+    /// A command that runs a program of the environment.
     pub(crate) fn program(&self, name: &str) -> Command {
         Command::new(self.home.join("bin").join(name))
     }

@@ -1,5 +1,5 @@
-//! Running cargo and other programs: where the workspace is, what a child's
-//! environment looks like, and how a step is announced and timed.
+//! Running cargo and other programs: the workspace's directories, the environment of
+//! child processes, and printing and timing steps.
 
 use std::{
     env,
@@ -10,31 +10,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What every task returns. Tasks fail with a sentence for a person to read, so
-/// there is nothing for a richer error type to distinguish.
+/// The result of every task. Errors are messages for people; no caller distinguishes
+/// them, so there is no error type.
 pub(crate) type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// The workspace's root directory.
 pub(crate) fn workspace() -> PathBuf {
-    // What `cargo run` says now, before what was true at compile time: a target
-    // directory may have been copied from another clone.
+    // Prefer the variable that `cargo run` sets over the value at compile time,
+    // because the target directory may have been copied from another clone.
     let xtask = env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     xtask.parent().unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// Where cargo puts what it builds.
+/// The directory that cargo builds in.
 pub(crate) fn target_dir() -> PathBuf {
     let given = env::var_os("CARGO_TARGET_DIR").filter(|dir| !dir.is_empty());
     workspace().join(given.as_deref().unwrap_or(OsStr::new("target")))
 }
 
-/// `cargo <args>` in the workspace, as if it had been typed there.
+/// `cargo <args>` in the workspace, as if typed in a shell there.
 pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(args).current_dir(workspace());
-    // Build scripts such as ring's watch these; left in place, `cargo xtask`
-    // and plain `cargo` would rebuild each other's work every time.
+    // Build scripts such as ring's rerun when these variables change. If they were
+    // passed on, `cargo xtask` and plain `cargo` would rebuild after each other.
     for (name, _) in env::vars_os() {
         if describes_xtask(&name.to_string_lossy()) {
             cargo.env_remove(name);
@@ -43,22 +43,22 @@ pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Comma
     cargo
 }
 
-/// Runs one named step, saying what it does and how long it took.
+/// Runs a named step; prints its command and how long it took.
 pub(crate) fn step(name: &str, command: &mut Command) -> Result {
-    announce(name, command);
-    let began = Instant::now();
-    finish(name, command)?;
-    eprintln!("    {name}: ok, {}", took(began.elapsed()));
+    print_command(name, command);
+    let started = Instant::now();
+    run_to_success(name, command)?;
+    eprintln!("    {name}: ok, {}", took(started.elapsed()));
     Ok(())
 }
 
-/// Runs the step whose own last lines are to be the last that is printed.
+/// Runs the last step of a task: prints nothing after the output of the command.
 pub(crate) fn last_step(name: &str, command: &mut Command) -> Result {
-    announce(name, command);
-    finish(name, command)
+    print_command(name, command);
+    run_to_success(name, command)
 }
 
-/// Whether `command` runs and succeeds; its output is nobody's business.
+/// Whether `command` runs and succeeds. Its output is discarded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -68,7 +68,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A duration as one would say it.
+/// A duration for people to read.
 pub(crate) fn took(duration: Duration) -> String {
     match duration.as_secs() {
         0..60 => format!("{:.1}s", duration.as_secs_f64()),
@@ -76,21 +76,22 @@ pub(crate) fn took(duration: Duration) -> String {
     }
 }
 
-fn announce(name: &str, command: &Command) {
-    eprintln!("==> {name}: {}", typed(command));
+fn print_command(name: &str, command: &Command) {
+    eprintln!("==> {name}: {}", command_line(command));
 }
 
-fn finish(name: &str, command: &mut Command) -> Result {
-    let status =
-        command.status().map_err(|error| format!("{name}: cannot run `{}`: {error}", typed(command)))?;
+fn run_to_success(name: &str, command: &mut Command) -> Result {
+    let status = command
+        .status()
+        .map_err(|error| format!("{name}: cannot run `{}`: {error}", command_line(command)))?;
     if status.success() {
         return Ok(());
     }
-    Err(format!("{name} failed ({status}): {}", typed(command)).into())
+    Err(format!("{name} failed ({status}): {}", command_line(command)).into())
 }
 
-/// The command as one would type it to run the step again.
-fn typed(command: &Command) -> String {
+/// The command line to type to run the step again.
+fn command_line(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut line = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
     for arg in command.get_args() {
@@ -100,7 +101,7 @@ fn typed(command: &Command) -> String {
     line
 }
 
-/// Whether `cargo run` set this variable to describe this program.
+/// Whether this is a variable that `cargo run` sets to describe this program.
 fn describes_xtask(variable: &str) -> bool {
     ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"].iter().any(|prefix| variable.starts_with(prefix))
 }
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn children_keep_the_settings_and_lose_the_description_of_xtask() {
+    fn children_inherit_cargos_settings_but_not_the_variables_about_xtask() {
         assert!(describes_xtask("CARGO_PKG_NAME"));
         assert!(describes_xtask("CARGO_MANIFEST_DIR"));
         assert!(!describes_xtask("CARGO_TARGET_DIR"));
@@ -119,20 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn a_step_reads_as_it_would_be_typed() {
+    fn a_command_line_names_the_program_without_its_directory() {
         let mut command = Command::new("/toolchain/bin/cargo");
         command.args(["fmt", "--all"]);
-        assert_eq!(typed(&command), "cargo fmt --all");
+        assert_eq!(command_line(&command), "cargo fmt --all");
     }
 
     #[test]
-    fn durations_turn_to_minutes_after_the_first() {
+    fn durations_from_a_minute_on_are_in_minutes() {
         assert_eq!(took(Duration::from_millis(1_240)), "1.2s");
         assert_eq!(took(Duration::from_secs(125)), "2m 05s");
     }
 
     #[test]
-    fn a_failed_step_names_itself() {
+    fn the_error_of_a_failed_step_names_the_step() {
         let error = last_step("lints", &mut Command::new("false")).expect_err("false fails");
         assert!(error.to_string().starts_with("lints failed"), "{error}");
     }

@@ -1,10 +1,9 @@
-//! `cargo xtask schemathesis`: requests made up from the OpenAPI document, right
-//! and wrong ones, against the real server on each engine.
+//! `cargo xtask schemathesis`: sends valid and invalid requests, generated from the
+//! OpenAPI document, to the real server on each engine.
 //!
-//! Two passes: with a token every check of schemathesis holds; without one
-//! nothing but `/health` answers well. What schemathesis is told beside the
-//! document is in `xtask/schemathesis/`. Everything it finds is printed with the
-//! seed that finds it again.
+//! There are two passes. With a token, all checks of schemathesis must pass. Without a
+//! token, only `/health` may succeed. The configuration and hooks of schemathesis are
+//! in `xtask/schemathesis/`. Failures are printed with the seed that reproduces them.
 
 use std::{
     ffi::OsString,
@@ -25,7 +24,7 @@ use crate::{
     test::{Database, OpenDatabase},
 };
 
-/// What was asked for on the command line.
+/// What was requested on the command line.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Options {
     engines: Vec<Engine>,
@@ -39,10 +38,10 @@ enum Engine {
     Postgres,
 }
 
-/// How many requests each engine has to answer, unless told otherwise.
+/// The default minimum number of requests to each engine.
 const EXAMPLES: u32 = 2000;
-/// As many as a run of the suite can spare the time for.
-const QUICK: u32 = 500;
+/// Fewer requests, for `cargo xtask test`.
+const QUICK_EXAMPLES: u32 = 500;
 
 impl Options {
     pub(crate) fn parse(args: Vec<OsString>) -> Result<Options, String> {
@@ -51,7 +50,8 @@ impl Options {
         let mut args = args.into_iter().map(|arg| arg.to_string_lossy().into_owned());
         while let Some(flag) = args.next() {
             let mut value = || args.next().ok_or(format!("`{flag}` needs a value"));
-            let number = |text: String| text.parse().map_err(|_| format!("`{flag} {text}`: not a number"));
+            let number =
+                |text: String| text.parse().map_err(|_| format!("`{flag} {text}`: `{text}` is not a number"));
             match flag.as_str() {
                 "--engine" => options.engines = vec![Engine::parse(&value()?)?],
                 "--examples" => options.examples = number(value()?)?,
@@ -72,7 +72,7 @@ impl Engine {
         match name {
             "sqlite" => Ok(Engine::Sqlite),
             "postgres" => Ok(Engine::Postgres),
-            other => Err(format!("there is no engine `{other}`; there are sqlite and postgres")),
+            other => Err(format!("unknown engine `{other}`; use sqlite or postgres")),
         }
     }
 
@@ -90,46 +90,47 @@ pub(crate) fn schemathesis(options: &Options) -> Result {
     let database = needs_postgres.then(Database::find).transpose()?;
     let python = environment()?;
     let database = database.map(Database::open).transpose()?;
-    every_engine(options, &python, database.as_ref(), &["examples", "coverage", "fuzzing", "stateful"])
+    test_engines(options, &python, database.as_ref(), &["examples", "coverage", "fuzzing", "stateful"])
 }
 
-/// As part of the suite. Without the programs it needs it is left out, and says
-/// so.
-pub(crate) fn quickly(database: &OpenDatabase) -> Result {
+/// A short run, for `cargo xtask test`. Skipped with a message if Python or
+/// schemathesis cannot be used.
+pub(crate) fn quick(database: &OpenDatabase) -> Result {
     let python = match environment() {
         Ok(python) => python,
-        Err(why) => {
-            eprintln!("==> schemathesis: SKIPPED, {why}");
+        Err(reason) => {
+            eprintln!("==> schemathesis: SKIPPED, {reason}");
             return Ok(());
         }
     };
-    let options = Options { engines: vec![Engine::Sqlite, Engine::Postgres], examples: QUICK, seed: None };
-    every_engine(&options, &python, Some(database), &["examples", "coverage"])
+    let options =
+        Options { engines: vec![Engine::Sqlite, Engine::Postgres], examples: QUICK_EXAMPLES, seed: None };
+    test_engines(&options, &python, Some(database), &["examples", "coverage"])
 }
 
 fn environment() -> Result<Environment> {
     Environment::with("schemathesis", &folder().join("requirements.txt"))
 }
 
-/// What schemathesis is told.
+/// The folder with the configuration and hooks.
 fn folder() -> PathBuf {
     workspace().join("xtask/schemathesis")
 }
 
-fn every_engine(
+fn test_engines(
     options: &Options,
     python: &Environment,
     database: Option<&OpenDatabase>,
     phases: &[&str],
 ) -> Result {
-    // With the features of the suite, or cargo would build everything twice.
+    // The same features as for the tests, so that cargo does not build everything twice.
     let build = ["build", "--workspace", "--all-features", "--bin", "longshore"];
-    step("the server", &mut cargo(build))?;
+    step("build server", &mut cargo(build))?;
     let seed = match options.seed {
         Some(seed) => seed,
         None => u32::from_str_radix(&random_hex(4)?, 16)?,
     };
-    let mut findings = Vec::new();
+    let mut failures = Vec::new();
     for engine in &options.engines {
         let home = target_dir().join("schemathesis").join(engine.name());
         let _ = fs::remove_dir_all(&home);
@@ -140,28 +141,27 @@ fn every_engine(
         };
         let server = Server::start(test_database, &home)?;
         for pass in [Pass::WithToken { phases, examples: options.examples }, Pass::WithoutToken] {
-            let done = pass.run(python, &server, &home, seed);
-            if let Err(error) = done {
-                findings.push(format!(
-                    "schemathesis on {}: {error}\n       again: cargo xtask schemathesis --engine {} --seed {seed}",
+            if let Err(error) = pass.run(python, &server, &home, seed) {
+                failures.push(format!(
+                    "schemathesis on {}: {error}\n       repeat with: cargo xtask schemathesis --engine {} --seed {seed}",
                     engine.name(),
                     engine.name(),
                 ));
             }
         }
         if let Err(error) = server.stop() {
-            findings.push(format!("schemathesis on {}: {error}", engine.name()));
+            failures.push(format!("schemathesis on {}: {error}", engine.name()));
         }
     }
-    if findings.is_empty() { Ok(()) } else { Err(findings.join("\nxtask: ").into()) }
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\nxtask: ").into()) }
 }
 
 /// One run of schemathesis.
 #[derive(Clone, Copy)]
 enum Pass<'a> {
-    /// Every check.
+    /// All checks.
     WithToken { phases: &'a [&'a str], examples: u32 },
-    /// Nothing but `/health` answers well.
+    /// Only `/health` may succeed.
     WithoutToken,
 }
 
@@ -176,7 +176,7 @@ impl Pass<'_> {
     fn run(self, python: &Environment, server: &Server, home: &Path, seed: u32) -> Result {
         let (log, report) =
             (home.join(format!("{}.log", self.name())), home.join(format!("{}.json", self.name())));
-        let began = Instant::now();
+        let started = Instant::now();
         eprintln!("==> schemathesis: {} {}, seed {seed}", server.engine(), self.name().replace('-', " a "));
         let output = fs::File::create(&log)?;
         let status = self
@@ -187,26 +187,26 @@ impl Pass<'_> {
             .stderr(output)
             .status()
             .map_err(|error| format!("schemathesis: {error}"))?;
-        let words = fs::read_to_string(&log)?;
+        let output = fs::read_to_string(&log)?;
         if !status.success() {
-            eprintln!("{}", findings(&words));
-            return Err(format!("it found something ({}, {status})", self.name()).into());
+            eprintln!("{}", failure_section(&output));
+            return Err(format!("found failures ({}, {status})", self.name()).into());
         }
-        let made = count(&fs::read_to_string(&report)?, "generated")
-            .ok_or("schemathesis' report names no number of requests")?;
+        let sent = count(&fs::read_to_string(&report)?, "generated")
+            .ok_or("the report of schemathesis contains no number of requests")?;
         if let Pass::WithToken { examples, .. } = self
-            && made < u64::from(examples)
+            && sent < u64::from(examples)
         {
-            return Err(format!("only {made} requests of {examples} were made").into());
+            return Err(format!("only {sent} of {examples} requests were sent").into());
         }
-        eprintln!("    schemathesis: ok, {made} requests, {}", took(began.elapsed()));
+        eprintln!("    schemathesis: ok, {sent} requests, {}", took(started.elapsed()));
         Ok(())
     }
 
     fn command(self, python: &Environment, server: &Server, report: &Path) -> Command {
         let document = workspace().join("docs/openapi.json");
         let mut command = python.program("schemathesis");
-        // One worker: with more, schemathesis stumbles over itself now and then.
+        // One worker: with more, schemathesis itself fails now and then.
         let common = ["--no-color", "--continue-on-failure", "--workers=1", "--request-timeout=60"];
         let report = format!("--report-json-path={}", report.display());
         match self {
@@ -219,11 +219,11 @@ impl Pass<'_> {
                     .arg(format!("--phases={}", phases.join(",")))
                     .arg(format!("--max-examples={}", examples.div_ceil(operations as u32)))
                     .arg("--checks=all")
-                    // Its answer has no end.
+                    // Its response never ends.
                     .arg("--exclude-path=/events")
                     .env("LONGSHORE_TOKEN", server.token());
             }
-            // The server shows its document to nobody without a token.
+            // Read from the file: the server requires a token for its document.
             Pass::WithoutToken => {
                 command
                     .arg("run")
@@ -245,14 +245,15 @@ impl Pass<'_> {
     }
 }
 
-/// What schemathesis found, without what it did on the way.
-fn findings(log: &str) -> &str {
+/// The part of the output of schemathesis that lists failures and errors, or all of it
+/// if there is no such part.
+fn failure_section(log: &str) -> &str {
     let headings = ["= FAILURES =", "= ERRORS ="];
     let first = headings.iter().filter_map(|heading| log.find(heading)).min();
     &log[first.unwrap_or(0)..]
 }
 
-/// A number of a JSON text in which the name stands once.
+/// The value of a numeric field whose name occurs once in the JSON text.
 fn count(json: &str, name: &str) -> Option<u64> {
     let rest = json.split_once(&format!("\"{name}\":"))?.1.trim_start();
     rest[..rest.find(|next: char| !next.is_ascii_digit())?].parse().ok()
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn both_engines_answer_two_thousand_requests_unless_told_otherwise() {
+    fn the_default_is_two_thousand_requests_to_each_engine() {
         let both = vec![Engine::Sqlite, Engine::Postgres];
         assert_eq!(parsed(""), Ok(Options { engines: both, examples: 2000, seed: None }));
         let narrowed = Options { engines: vec![Engine::Sqlite], examples: 9, seed: Some(7) };
@@ -275,24 +276,24 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_on_the_line_is_named() {
+    fn the_error_names_the_wrong_argument() {
         for (line, named) in
             [("--engine mysql", "mysql"), ("--seed x", "x"), ("--examples", "--examples"), ("fast", "fast")]
         {
-            let told = parsed(line).expect_err("a mistake");
-            assert!(told.contains(named), "{told}");
+            let error = parsed(line).expect_err("the line is wrong");
+            assert!(error.contains(named), "{error}");
         }
     }
 
     #[test]
-    fn a_count_is_read_from_a_report() {
+    fn a_count_is_read_from_the_report() {
         assert_eq!(count(r#"{"test_cases": {"generated": 4176, "errored": 0}}"#, "generated"), Some(4176));
         assert_eq!(count("{}", "generated"), None);
     }
 
     #[test]
-    fn only_what_was_found_is_shown() {
-        assert_eq!(findings("much before\n= FAILURES =\nhere"), "= FAILURES =\nhere");
-        assert_eq!(findings("it did not start"), "it did not start");
+    fn only_failures_are_shown() {
+        assert_eq!(failure_section("progress\n= FAILURES =\nhere"), "= FAILURES =\nhere");
+        assert_eq!(failure_section("it did not start"), "it did not start");
     }
 }

@@ -1,6 +1,6 @@
-//! `cargo xtask pg`: one durable database per clone, to play with and to
-//! measure on. It outlives the command that starts it, and `stop` keeps its
-//! data.
+//! `cargo xtask pg`: a durable scratch database for each clone, for experiments and
+//! benchmarks. It keeps running after the command that starts it, and `stop` keeps
+//! its data.
 
 use std::{
     env,
@@ -39,12 +39,12 @@ impl Action {
             "url" => Action::Url,
             "psql" => return Ok(Action::Psql(args)),
             other => {
-                return Err(format!("`pg` has no `{other}`; it has start, stop, status, url and psql"));
+                return Err(format!("`pg` takes start, stop, status, url or psql, not `{other}`"));
             }
         };
         match args.first() {
             None => Ok(action),
-            Some(extra) => Err(format!("`pg`: what is `{}`?", extra.to_string_lossy())),
+            Some(extra) => Err(format!("`pg`: unexpected argument `{}`", extra.to_string_lossy())),
         }
     }
 }
@@ -53,18 +53,18 @@ impl Action {
 pub(crate) fn run(action: Action) -> Result {
     let binaries = match action {
         Action::Start => Binaries::find_or_install("DATABASE_URL")?,
-        _ => Binaries::find().ok_or("Postgres is not installed, so nothing can be running")?,
+        _ => Binaries::find().ok_or("Postgres is not installed; `cargo xtask pg start` installs it")?,
     };
     let owner = Owner::choose()?;
     let cluster = Cluster::at(home(&owner), binaries, owner);
     match action {
         Action::Start => start(&cluster)?,
         Action::Stop => {
-            let kept = cluster.home().display();
+            let home = cluster.home().display();
             if cluster.stop()? {
-                eprintln!("stopped; the data stays in {kept}");
+                eprintln!("stopped; the data is kept in {home}");
             } else {
-                eprintln!("it was not running");
+                eprintln!("the database was not running");
             }
         }
         Action::Status => match cluster.url() {
@@ -84,15 +84,15 @@ pub(crate) fn run(action: Action) -> Result {
 fn start(cluster: &Cluster) -> Result {
     if cluster.url().is_none() {
         if !cluster.exists() {
-            eprintln!("making a database in {}", cluster.home().display());
+            eprintln!("creating a database in {}", cluster.home().display());
             cluster.create()?;
         }
-        // The same port as last time, so that a URL pasted somewhere still works.
-        let memo = cluster.home().join("port");
-        let last_port = fs::read_to_string(&memo).ok().and_then(|port| port.trim().parse().ok());
+        // Use the same port as last time, so that a saved URL still works.
+        let port_file = cluster.home().join("port");
+        let last_port = fs::read_to_string(&port_file).ok().and_then(|port| port.trim().parse().ok());
         cluster.start(Tuning::Durable, last_port)?;
         if let Some(port) = cluster.port() {
-            fs::write(memo, port.to_string())?;
+            fs::write(port_file, port.to_string())?;
         }
     }
     println!("{}", export(&url(cluster)?));
@@ -103,13 +103,13 @@ fn url(cluster: &Cluster) -> Result<String> {
     cluster.url().ok_or_else(|| "the database is not running; start it with: cargo xtask pg start".into())
 }
 
-/// The line to paste into a shell.
+/// An assignment to paste into a shell.
 fn export(url: &str) -> String {
     format!("DATABASE_URL={url}")
 }
 
-/// `target/pg`, or a directory of this clone's own among the temporary files if
-/// the account that runs Postgres cannot get to where the clone is.
+/// `target/pg`, or a directory for this clone in the temporary directory if the
+/// account that runs Postgres cannot reach the clone.
 fn home(owner: &Owner) -> PathBuf {
     let target = run::target_dir();
     if owner.can_reach(&target) {
@@ -118,8 +118,8 @@ fn home(owner: &Owner) -> PathBuf {
     env::temp_dir().join(format!("longshore-pg-{:016x}", fingerprint(&target)))
 }
 
-/// FNV-1a: unlike the standard library's, the same in every version of Rust,
-/// and a new toolchain must not lose the data.
+/// FNV-1a. Unlike the standard library's hash it is the same in every version of
+/// Rust, so a new toolchain still finds the data.
 fn fingerprint(path: &Path) -> u64 {
     path.as_os_str()
         .as_encoded_bytes()

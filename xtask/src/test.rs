@@ -1,7 +1,6 @@
-//! The test suite and the database it runs on.
+//! `cargo xtask test`: runs the tests, and provides the database they run on.
 //!
-//! Test code knows one thing about databases, `LONGSHORE_TEST_DATABASE_URL`;
-//! here is where it gets its value.
+//! Tests find the database through `LONGSHORE_TEST_DATABASE_URL`, which is set here.
 
 use std::{env, ffi::OsString, process::Command};
 
@@ -18,38 +17,38 @@ pub(crate) fn test(args: &[OsString]) -> Result {
     run(Database::find()?, args)
 }
 
-/// Runs the suite; what the runner prints is the last that is printed, unless
-/// something failed.
+/// Runs the tests. The summary of the test runner is printed last, unless a step
+/// failed.
 pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
     let database = database.open()?;
-    let mut done = Vec::new();
+    let mut results = Vec::new();
     if args.is_empty() {
-        // First, so that the suite's summary comes last; but a broken example
-        // is no reason to keep the suite's result back.
-        done.push(step(
+        // The doctests run first, so that the summary of the tests comes last. If
+        // they fail, the tests run all the same.
+        results.push(step(
             "doctests",
             cargo(["test", "--doc", "--workspace", "--all-features"]).env(URL_VARIABLE, database.url()),
         ));
-        done.push(schemathesis::quickly(&database));
+        results.push(schemathesis::quick(&database));
     } else {
-        eprintln!("==> doctests and schemathesis: left out, because arguments narrow the run");
+        eprintln!("==> doctests and schemathesis: SKIPPED, because arguments narrow the run");
     }
-    done.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
+    results.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
     let failed: Vec<String> =
-        done.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+        results.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\nxtask: ").into()) }
 }
 
-/// Where the tests' database comes from.
+/// The source of the database for the tests.
 pub(crate) enum Database {
-    /// The one in the environment.
+    /// The database that the environment variable names.
     Given(String),
-    /// One of our own, not started yet.
+    /// A temporary cluster, not started yet.
     Private(Binaries),
 }
 
 impl Database {
-    /// Decides, and sees to it that the decision can be carried out.
+    /// Chooses the source. Finds or installs Postgres if a cluster is needed.
     pub(crate) fn find() -> Result<Database> {
         match env::var(URL_VARIABLE) {
             Ok(url) if !url.is_empty() => Ok(Database::Given(url)),
@@ -60,7 +59,7 @@ impl Database {
     pub(crate) fn open(self) -> Result<OpenDatabase> {
         match self {
             Database::Given(url) => {
-                eprintln!("==> postgres: the one {URL_VARIABLE} names");
+                eprintln!("==> postgres: using the database in {URL_VARIABLE}");
                 Ok(OpenDatabase::Given(url))
             }
             Database::Private(binaries) => {
@@ -90,12 +89,12 @@ fn runner(args: &[OsString]) -> Command {
         cargo(["nextest", "run", "--no-fail-fast"])
     } else {
         eprintln!(
-            "==> tests: cargo-nextest is not installed, so `cargo test` runs them, more slowly \
+            "==> tests: cargo-nextest is not installed; using `cargo test`, which is slower \
              (cargo install cargo-nextest --locked)"
         );
         let mut test = cargo(["test", "--no-fail-fast"]);
         if args.is_empty() {
-            // Everything but the doctests, which have been run.
+            // Everything except the doctests, which ran before.
             test.args(["--tests", "--examples"]);
         }
         test
@@ -104,8 +103,8 @@ fn runner(args: &[OsString]) -> Command {
     runner
 }
 
-/// What to select in addition to what `args` select. Cargo would take
-/// `--workspace -p longshore` for the whole workspace.
+/// The defaults for what `args` do not select. `--workspace` must not be added to
+/// `-p longshore`: cargo would then run the whole workspace.
 fn selection(args: &[OsString]) -> Vec<&'static str> {
     let given = |flags: &[&str]| {
         args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").any(|arg| {
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_run_selects_everything() {
+    fn a_run_without_selection_covers_everything() {
         assert_eq!(selected(""), ["--workspace", "--all-features"]);
         assert_eq!(selected("late_settle"), ["--workspace", "--all-features"]);
     }
@@ -145,13 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn named_features_are_the_only_ones() {
+    fn named_features_replace_all_features() {
         assert_eq!(selected("--features sqlite"), ["--workspace"]);
         assert_eq!(selected("-p longshore --no-default-features"), [""; 0]);
     }
 
     #[test]
-    fn flags_behind_the_dashes_are_the_test_binarys_own() {
+    fn flags_after_the_dashes_select_nothing() {
         assert_eq!(selected("-- -p"), ["--workspace", "--all-features"]);
     }
 }

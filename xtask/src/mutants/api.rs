@@ -1,4 +1,4 @@
-//! Bugs in the HTTP API, and in what it promises to workers in any language.
+//! Bugs in the HTTP API, including the lease API for workers in any language.
 
 use super::Mutant;
 
@@ -15,11 +15,11 @@ const RENEW: &str = "crates/longshore/src/api/leases/renew.rs";
 const RING: &str = "crates/longshore/src/api/events/ring.rs";
 const SETTLE: &str = "crates/longshore/src/api/leases/settle.rs";
 
-/// Each must be noticed on both engines.
+/// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
     // ---- jobs ------------------------------------------------------------------
     Mutant {
-        name: "api: the idempotency key of the body beats the header's",
+        name: "api: prefer the body's idempotency key to the header's",
         file: NEW_JOB,
         anchor: "pub(super) async fn enqueue(",
         find: "if let Some(key) = idempotency_key {",
@@ -30,7 +30,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: the answers of a batch stand in other places",
+        name: "api: return the results of a batch at wrong positions",
         file: BATCH,
         anchor: "pub(super) async fn enqueue(",
         find: "places.push(place);",
@@ -41,7 +41,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a payload may be nested one deeper",
+        name: "api: accept payloads nested one level too deep",
         file: ENQUEUE,
         anchor: "pub(crate) fn check_json(",
         find: "if depth > MAX_DEPTH {",
@@ -54,7 +54,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a dry run passes over nothing",
+        name: "api: count no skipped jobs in a dry run",
         file: BULK,
         anchor: "if body.dry_run {",
         find: "u64::from(!body.action.would_change(job))",
@@ -65,7 +65,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: an order begins its limit anew on every page",
+        name: "api: apply the limit of a bulk operation to each page",
         file: BULK,
         anchor: "pub(super) async fn bulk(",
         find: "let left = u64::from(limit) - answer.matched;",
@@ -76,7 +76,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: workers with every place taken are not busy",
+        name: "api: do not count workers without free slots as busy",
         file: EXPLAIN,
         anchor: "fn is_busy(",
         find: "worker.running >= worker.concurrency.into()",
@@ -87,7 +87,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a worker is lost only once it was declared dead",
+        name: "api: explain a worker as lost only after it was declared dead",
         file: EXPLAIN,
         anchor: "fn how_it_was_lost(",
         find: "worker.stale.then_some(silent)",
@@ -97,9 +97,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "sqlite::http::a_job_of_a_lost_worker_waits_for_a_sweep",
         ],
     },
-    // ---- what tokens may -------------------------------------------------------
+    // ---- token scopes ----------------------------------------------------------
     Mutant {
-        name: "api: who may only work enqueues by follow-ups",
+        name: "api: let tokens with only the work scope enqueue follow-ups",
         file: SETTLE,
         anchor: "async fn follow_ups(",
         find: "caller.must_have(Scope::Enqueue)?;",
@@ -110,7 +110,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a token for some queues is told why others' jobs wait",
+        name: "api: explain jobs to tokens that may not see their queue",
         file: EXPLAIN,
         anchor: "pub(super) async fn explain(",
         find: "caller.may_reach(&job.queue)?;",
@@ -121,7 +121,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a token for some queues hears of all",
+        name: "api: send events of all queues to a token for some queues",
         file: EVENTS,
         anchor: "async fn catch_up(",
         find: "event.is_of(queues)",
@@ -133,7 +133,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     // ---- events ----------------------------------------------------------------
     Mutant {
-        name: "api: a revoked token goes on listening",
+        name: "api: keep an event stream open after its token is revoked",
         file: EVENTS,
         anchor: "async fn until_refused(",
         find: "Slug::Unauthorized | Slug::Forbidden",
@@ -144,7 +144,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a listener that comes back begins at the end",
+        name: "api: ignore the position of a client that resumes an event stream",
         file: EVENTS,
         anchor: "async fn feed(",
         find: "asked.unwrap_or_else(|| self.end())",
@@ -155,7 +155,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a place in another ring passes for one in this",
+        name: "api: accept an event position of another server's ring",
         file: RING,
         anchor: "pub(super) fn after(",
         find: "place.of != self.id ||",
@@ -166,7 +166,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: jobs that no look saw leave no gap",
+        name: "api: emit no gap event for jobs that were missed",
         file: LOOK,
         anchor: "pub(super) fn since(",
         find: "events.insert(0, Event::Gap {});",
@@ -176,9 +176,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "sqlite::http::more_new_jobs_than_one_look_sees_leave_a_gap",
         ],
     },
-    // ---- leases whose answer was lost ------------------------------------------
+    // ---- leases whose response was lost ----------------------------------------
     Mutant {
-        name: "api: a caller that goes keeps what it was not told of",
+        name: "api: keep the leases of a caller that disconnects before the response",
         file: LEASE,
         anchor: "impl Drop for Untold",
         find: "if self.jobs.is_empty() {",
@@ -189,7 +189,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a call gives back what another was given just now",
+        name: "api: release leases that another call of the worker has just returned",
         file: LEASE,
         anchor: "// Another call may have been answered",
         find: "arrived.elapsed() + WRITTEN_BEFORE",
@@ -202,7 +202,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: two calls of one worker do not wait for each other",
+        name: "api: do not serialize the lease calls of one worker",
         file: LEASE,
         anchor: "pub(in crate::api) async fn lease(",
         find: "server.sessions.of(worker)",
@@ -213,7 +213,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a lease that is named is given back",
+        name: "api: release leases that the renewal names",
         file: LEASES,
         anchor: "async fn give_back_untold(",
         find: "!held.contains(lease)",
@@ -224,7 +224,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a renewal gives back what may still be on its way",
+        name: "api: release leases whose response may still be in flight",
         file: RENEW,
         anchor: "pub(in crate::api) async fn renew(",
         find: "&held, ARRIVED_WITHIN)",
@@ -235,7 +235,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: a full list gives back what it had no room to name",
+        name: "api: release unnamed leases when the list of leases is full",
         file: LEASES,
         anchor: "async fn give_back_untold(",
         find: "held.len() >= MAX_ITEMS",

@@ -1,4 +1,4 @@
-//! Bugs in the statements of Postgres.
+//! Bugs in the SQL statements of the Postgres engine.
 
 use super::Mutant;
 
@@ -10,11 +10,11 @@ const OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
 const SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
 const UPKEEP: &str = "crates/longshore/src/store/postgres/upkeep.rs";
 
-/// In the order of a job's life.
+/// In the order of a job's lifecycle.
 pub(super) const MUTANTS: &[Mutant] = &[
     // ---- the fence -------------------------------------------------------------
     Mutant {
-        name: "postgres: a finishing settle ignores the lease number",
+        name: "postgres: ignore the lease number when a settle finishes a job",
         file: SETTLE,
         anchor: "const FINISH:",
         find: "and h.lease_no = i.lease_no ",
@@ -22,7 +22,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "postgres: a finishing settle ignores the worker",
+        name: "postgres: ignore the worker when a settle finishes a job",
         file: SETTLE,
         anchor: "const FINISH:",
         find: "and h.worker = i.worker",
@@ -30,7 +30,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::the_right_number_in_the_wrong_hands_is_powerless"],
     },
     Mutant {
-        name: "postgres: attempts that ended alike ignore the lease number",
+        name: "postgres: ignore the lease number in the shared finish of equal outcomes",
         file: SETTLE,
         anchor: "const FINISH_ALIKE:",
         find: "and r.lease_no = $2 ",
@@ -41,7 +41,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "postgres: attempts that ended alike ignore the worker",
+        name: "postgres: ignore the worker in the shared finish of equal outcomes",
         file: SETTLE,
         anchor: "const FINISH_ALIKE:",
         find: "and r.worker = $3",
@@ -52,7 +52,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "postgres: attempts that ended alike keep the unique key",
+        name: "postgres: keep the unique key in the shared finish of equal outcomes",
         file: SETTLE,
         anchor: "const FINISH_ALIKE:",
         find: "where t.keyed))",
@@ -60,7 +60,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::keys::a_unique_key_is_released_by_an_end_that_leaves_nothing_behind"],
     },
     Mutant {
-        name: "postgres: attempts that ended alike ignore the cancel flag",
+        name: "postgres: ignore the cancel flag in the shared finish of equal outcomes",
         file: SETTLE,
         anchor: "const FINISH_ALIKE:",
         find: "or r.cancel_requested = $4",
@@ -68,7 +68,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::settle::a_move_decided_without_a_raised_flag_is_sent_back"],
     },
     Mutant {
-        name: "postgres: attempts that ended alike ignore that the key has gone",
+        name: "postgres: ignore the superseded flag in the shared finish of equal outcomes",
         file: SETTLE,
         anchor: "const FINISH_ALIKE:",
         find: "or r.superseded = $5",
@@ -76,7 +76,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::keys::a_superseded_job_that_gives_up_says_why"],
     },
     Mutant {
-        name: "postgres: attempts that ended alike mix up what was counted",
+        name: "postgres: swap attempts and interruptions in the shared finish of equal outcomes",
         file: SETTLE,
         anchor: "const FINISH_ALIKE:",
         find: "$7::int2, t.max_attempts, $8::int2",
@@ -84,7 +84,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::settle::a_success_that_leaves_nothing_behind_keeps_what_was_counted"],
     },
     Mutant {
-        name: "postgres: a requeueing settle ignores the lease number",
+        name: "postgres: ignore the lease number when a settle requeues a job",
         file: SETTLE,
         anchor: "const REQUEUE",
         find: "and h.lease_no = i.lease_no ",
@@ -92,7 +92,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "postgres: a finishing settle ignores the cancel flag",
+        name: "postgres: ignore the cancel flag when a settle finishes a job",
         file: SETTLE,
         anchor: "const FINISH:",
         find: "or r.cancel_requested = $9",
@@ -100,7 +100,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::settle::a_move_decided_without_a_raised_flag_is_sent_back"],
     },
     Mutant {
-        name: "postgres: a requeueing settle ignores the cancel flag",
+        name: "postgres: ignore the cancel flag when a settle requeues a job",
         file: SETTLE,
         anchor: "const REQUEUE",
         find: "or r.cancel_requested = $10",
@@ -108,7 +108,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::cancel::a_requested_cancel_outranks_every_other_ending"],
     },
     Mutant {
-        name: "postgres: a requeueing settle ignores that the key has gone",
+        name: "postgres: ignore the superseded flag when a settle requeues a job",
         file: SETTLE,
         anchor: "const REQUEUE",
         find: "or r.superseded = $11",
@@ -116,7 +116,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::keys::a_superseded_failure_is_final"],
     },
     Mutant {
-        name: "postgres: recovery does not ask whether the worker is dead",
+        name: "postgres: recover jobs of workers that are not dead",
         file: SETTLE,
         anchor: "const REQUEUE",
         find: "is not true or not exists",
@@ -124,7 +124,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::recovery::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
     },
     Mutant {
-        name: "postgres: mark_started ignores the lease number",
+        name: "postgres: ignore the lease number in mark_started",
         file: FLOW,
         anchor: "const MARK_STARTED",
         find: "and lease_no = $2",
@@ -132,7 +132,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "postgres: progress ignores the lease number",
+        name: "postgres: ignore the lease number in progress",
         file: FLOW,
         anchor: "const PROGRESS",
         find: "and i.lease_no = r.lease_no ",
@@ -140,7 +140,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "postgres: a checkpoint ignores the lease number",
+        name: "postgres: ignore the lease number when saving a checkpoint",
         file: FLOW,
         anchor: "const SAVE_CHECKPOINT",
         find: "and lease_no = $2",
@@ -148,7 +148,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "postgres: assert_lease ignores the lease number",
+        name: "postgres: ignore the lease number in assert_lease",
         file: FLOW,
         anchor: "const ASSERT_LEASE",
         find: "and lease_no = $2",
@@ -156,7 +156,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "postgres: the beat ignores the lease number",
+        name: "postgres: ignore the lease number in the heartbeat",
         file: FLOW,
         anchor: "const BEAT",
         find: "and r.lease_no = h.lease_no",
@@ -164,7 +164,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "postgres: the dead may beat",
+        name: "postgres: accept heartbeats of dead workers",
         file: FLOW,
         anchor: "const BEAT",
         find: "and dead_at is null",
@@ -172,7 +172,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::workers::the_dead_stay_dead"],
     },
     Mutant {
-        name: "postgres: a sweeper's word passes for the holder's",
+        name: "postgres: mistake the sweeper's settle for the lease holder's",
         file: SETTLE,
         anchor: "const DIAGNOSE",
         find: "and a.error is not distinct from i.error",
@@ -180,7 +180,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::fence::a_late_failure_is_not_mistaken_for_the_one_a_hook_decided"],
     },
     Mutant {
-        name: "postgres: the claims behind leases ignore the lease number",
+        name: "postgres: ignore the lease number when looking up claims by lease",
         file: CLAIM,
         anchor: "const CLAIMS:",
         find: "and h.lease_no = i.lease_no ",
@@ -191,16 +191,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "postgres: the claims behind leases ignore the worker",
+        name: "postgres: ignore the worker when looking up claims by lease",
         file: CLAIM,
         anchor: "const CLAIMS:",
         find: "and h.worker = i.worker",
         replace: "",
         caught_by: &["postgres::fence::the_right_number_in_the_wrong_hands_is_powerless"],
     },
-    // ---- claim: from one place, and from many ----------------------------------
+    // ---- claim: from one (queue, priority), and merged from several ------------
     Mutant {
-        name: "postgres: a claim takes what is not due",
+        name: "postgres: claim jobs that are not due",
         file: CLAIM,
         anchor: "const TAKE_FROM_ONE:",
         find: "and r.run_at <= longshore.clock()",
@@ -208,7 +208,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::claim::a_job_is_due_at_its_very_instant"],
     },
     Mutant {
-        name: "postgres: a claim ignores the kinds",
+        name: "postgres: claim jobs of any kind",
         file: CLAIM,
         anchor: "const TAKE_FROM_ONE:",
         find: "r.kind = any((select $5::text[])::text[])",
@@ -216,7 +216,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::claim::kinds_without_a_handler_are_left_alone"],
     },
     Mutant {
-        name: "postgres: a claim ignores forbidden flags",
+        name: "postgres: claim jobs with forbidden flags",
         file: CLAIM,
         anchor: "const TAKE_FROM_ONE:",
         find: "not r.flags && (select $7::text[])",
@@ -224,7 +224,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::claim::forbidden_flags_keep_jobs_with_any_of_them_away"],
     },
     Mutant {
-        name: "postgres: the dead may claim",
+        name: "postgres: let dead workers claim",
         file: CLAIM,
         anchor: "const TAKE_FROM_ONE:",
         find: "and w.dead_at is null",
@@ -232,7 +232,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::claim::a_worker_declared_dead_gets_nothing"],
     },
     Mutant {
-        name: "postgres: a resumed claim ignores a pause",
+        name: "postgres: ignore a pause in a claim that resumes from its cursor",
         file: CLAIM,
         anchor: "const TAKE_FROM_ONE:",
         find: "s.paused or s.max_running is not null",
@@ -240,7 +240,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::claim::a_pause_binds_a_claimer_that_has_begun"],
     },
     Mutant {
-        name: "postgres: a claim from many places chooses what is not due",
+        name: "postgres: select jobs that are not due in a merged claim",
         file: CLAIM,
         anchor: "look as materialized",
         find: "and r.run_at <= longshore.clock()",
@@ -248,7 +248,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::what_may_not_be_claimed_costs_no_further_step"],
     },
     Mutant {
-        name: "postgres: a claim from many places chooses without the kinds",
+        name: "postgres: select jobs of any kind in a merged claim",
         file: CLAIM,
         anchor: "look as materialized",
         find: "r.kind = any((select $8::text[])::text[])",
@@ -256,7 +256,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::what_may_not_be_claimed_costs_no_further_step"],
     },
     Mutant {
-        name: "postgres: a claim from many places chooses without the flags",
+        name: "postgres: select jobs with forbidden flags in a merged claim",
         file: CLAIM,
         anchor: "look as materialized",
         find: "not r.flags && (select $10::text[])",
@@ -264,7 +264,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::what_may_not_be_claimed_costs_no_further_step"],
     },
     Mutant {
-        name: "postgres: a claim from many places takes what is not due",
+        name: "postgres: take jobs that are not due in a merged claim",
         file: CLAIM,
         anchor: "as quota",
         find: "and r.run_at <= longshore.clock()",
@@ -272,7 +272,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::nor_does_one_from_many_places"],
     },
     Mutant {
-        name: "postgres: a claim from many places takes without the kinds",
+        name: "postgres: take jobs of any kind in a merged claim",
         file: CLAIM,
         anchor: "as quota",
         find: "r.kind = any((select $8::text[])::text[])",
@@ -280,7 +280,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::nor_does_one_from_many_places"],
     },
     Mutant {
-        name: "postgres: a claim from many places takes without the flags",
+        name: "postgres: take jobs with forbidden flags in a merged claim",
         file: CLAIM,
         anchor: "as quota",
         find: "not r.flags && (select $10::text[])",
@@ -288,7 +288,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::nor_does_one_from_many_places"],
     },
     Mutant {
-        name: "postgres: a claim is held up by locked jobs",
+        name: "postgres: let locked jobs block a claim",
         file: CLAIM,
         anchor: "async fn take(",
         find: "if wanted - missing < chosen && cut",
@@ -300,7 +300,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "postgres: a claim beside locked jobs takes what is not due",
+        name: "postgres: claim jobs that are not due next to locked jobs",
         file: CLAIM,
         anchor: "free as materialized",
         find: "and r.run_at <= longshore.clock()",
@@ -308,7 +308,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
-        name: "postgres: a claim beside locked jobs takes without the kinds",
+        name: "postgres: claim jobs of any kind next to locked jobs",
         file: CLAIM,
         anchor: "free as materialized",
         find: "r.kind = any((select $8::text[])::text[])",
@@ -316,7 +316,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
-        name: "postgres: a claim beside locked jobs takes without the flags",
+        name: "postgres: claim jobs with forbidden flags next to locked jobs",
         file: CLAIM,
         anchor: "free as materialized",
         find: "not r.flags && (select $10::text[])",
@@ -324,7 +324,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::a_locked_job_holds_up_none_below_it"],
     },
     Mutant {
-        name: "postgres: a claim beside locked jobs overdraws a limit",
+        name: "postgres: exceed a queue's limit next to locked jobs",
         file: CLAIM,
         anchor: "async fn take(",
         find: "count() as i32;",
@@ -332,7 +332,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres_only::locks::a_locked_job_of_a_limited_queue_gives_its_place_to_one_other"],
     },
     Mutant {
-        name: "postgres: the dead may claim from many places",
+        name: "postgres: let dead workers make a merged claim",
         file: CLAIM,
         anchor: "const TAKE:",
         find: "and w.dead_at is null",
@@ -340,7 +340,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::claim::a_worker_declared_dead_gets_nothing"],
     },
     Mutant {
-        name: "postgres: a resumed claim from many places ignores a pause",
+        name: "postgres: ignore a pause in a merged claim that resumes from its cursors",
         file: CLAIM,
         anchor: "const TAKE:",
         find: "where s.paused is not true",
@@ -348,16 +348,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::claim::a_pause_binds_a_claimer_of_many_priorities_that_has_begun"],
     },
     Mutant {
-        name: "postgres: a limit counts nobody",
+        name: "postgres: count no running jobs against a queue's limit",
         file: CLAIM,
         anchor: "const COUNT_LIMITED",
         find: "select queue, count(*)",
         replace: "select queue, count(*) - count(*)",
         caught_by: &["postgres::limits::a_serial_queue_runs_one_job_at_a_time_across_handles"],
     },
-    // ---- ends and operators ----------------------------------------------------
+    // ---- finished jobs, operators, schedules, tokens ---------------------------
     Mutant {
-        name: "postgres: an end keeps the unique key",
+        name: "postgres: keep the unique key when a job finishes",
         file: SETTLE,
         anchor: "const FINISH:",
         find: "where t.keyed))",
@@ -365,7 +365,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::keys::a_unique_key_is_released_by_every_end"],
     },
     Mutant {
-        name: "postgres: a cancel does not look where the job stands",
+        name: "postgres: cancel a job that has run since the cancel was decided",
         file: OPERATE,
         anchor: "const CANCEL",
         find: "and lease_no = $2",
@@ -373,7 +373,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::operate::an_operation_decided_before_a_run_changes_nothing"],
     },
     Mutant {
-        name: "postgres: a cancelled job is not tallied",
+        name: "postgres: do not tally cancelled jobs",
         file: OPERATE,
         anchor: "const CANCEL",
         find: "1, 1, 'cancelled'",
@@ -381,7 +381,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::cancel::a_waiting_job_is_cancelled_at_once"],
     },
     Mutant {
-        name: "postgres: a retry begins the lease numbers anew",
+        name: "postgres: restart the lease numbers when a job is retried",
         file: OPERATE,
         anchor: "const REOPEN",
         find: "j.timeout_ms, g.lease_no, j.priority",
@@ -389,7 +389,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::operate::a_finished_job_runs_again_with_a_fresh_budget"],
     },
     Mutant {
-        name: "postgres: retention counts from the enqueue",
+        name: "postgres: count retention from the enqueue instead of the end",
         file: UPKEEP,
         anchor: "const RETAIN",
         find: "select id, outcome, finished_at\n        from longshore.finished",
@@ -397,7 +397,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::retention::age_counts_from_the_end_not_from_the_enqueue"],
     },
     Mutant {
-        name: "postgres: a tick fires whatever tick it is",
+        name: "postgres: fire a tick that another caller has already fired",
         file: UPKEEP,
         anchor: "const FIRE",
         find: "and next_at = $2",
@@ -405,7 +405,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::schedules::of_many_callers_one_gets_each_tick"],
     },
     Mutant {
-        name: "postgres: a tick of an old line fires",
+        name: "postgres: fire a tick of a replaced cron expression",
         file: UPKEEP,
         anchor: "const FIRE",
         find: "and expression = $5",
@@ -413,7 +413,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::schedules::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
     },
     Mutant {
-        name: "postgres: a put moves the next tick",
+        name: "postgres: move the next tick when an unchanged schedule is put again",
         file: UPKEEP,
         anchor: "const PUT_SCHEDULE",
         find: "then s.next_at",
@@ -424,7 +424,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "postgres: those ahead come in the order of their ids",
+        name: "postgres: order the jobs ahead by id",
         file: INSPECT,
         anchor: "const AHEAD:",
         find: "and (r.run_at, r.id) < (m.run_at, m.id)",
@@ -432,7 +432,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::inspect::the_jobs_ahead_are_those_a_claim_would_take_first"],
     },
     Mutant {
-        name: "postgres: an hour that began before is not told",
+        name: "postgres: leave out the hour that a range starts in",
         file: INSPECT,
         anchor: "const TALLIED:",
         find: "level = 2 and minute >= $2",
@@ -440,7 +440,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::counts::minutes_that_were_added_up_are_told_by_the_hour"],
     },
     Mutant {
-        name: "postgres: a revoked token lives",
+        name: "postgres: accept revoked tokens",
         file: ACCESS,
         anchor: "const LIVE_TOKEN",
         find: "and revoked_at is null",
@@ -451,7 +451,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "postgres: an expired token lives",
+        name: "postgres: accept expired tokens",
         file: ACCESS,
         anchor: "const LIVE_TOKEN",
         find: "expires_at > longshore.clock()",
@@ -459,7 +459,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["postgres::access::a_token_is_good_until_the_instant_it_expires"],
     },
     Mutant {
-        name: "postgres: a worker's word wipes a schema",
+        name: "postgres: erase a kind's schema when a worker registers the kind without one",
         file: ACCESS,
         anchor: "const PUT_KINDS",
         find: "coalesce(excluded.schema, k.schema)",

@@ -1,14 +1,14 @@
-//! Bugs in the rules, which both engines follow.
+//! Bugs in the lifecycle rules and the client, which both engines share.
 
 use super::Mutant;
 
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
 
-/// Each must be noticed on both engines.
+/// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
-        name: "a release is charged",
+        name: "rules: charge an attempt for a release",
         file: LIFECYCLE,
         anchor: "fn uncharged(",
         find: "attempts: job.attempt - 1,",
@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "an end by lease alone is not known again",
+        name: "rules: do not recognise a repeated settle by lease",
         file: SETTLE,
         anchor: "async fn settle_leases",
         find: "settled == Settled::Stored",
@@ -30,7 +30,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "a superseded end by lease alone is not known again",
+        name: "rules: do not recognise a repeated settle by lease of a superseded job",
         file: SETTLE,
         anchor: "fn may_have_been",
         find: "superseded: true",

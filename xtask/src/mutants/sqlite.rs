@@ -1,4 +1,4 @@
-//! Bugs in the statements of SQLite.
+//! Bugs in the SQL statements of the SQLite engine.
 
 use super::Mutant;
 
@@ -10,10 +10,10 @@ const OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
 const SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const UPKEEP: &str = "crates/longshore/src/store/sqlite/upkeep.rs";
 
-/// In the order of a job's life.
+/// In the order of a job's lifecycle.
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
-        name: "sqlite: a settle ignores the lease number",
+        name: "sqlite: ignore the lease number in a settle",
         file: SETTLE,
         anchor: "fn take_lease(",
         find: "and lease_no = ?2   -- fence: a newer lease owns the row",
@@ -21,7 +21,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "sqlite: a settle ignores the worker",
+        name: "sqlite: ignore the worker in a settle",
         file: SETTLE,
         anchor: "fn take_lease(",
         find: "and worker = ?3",
@@ -29,7 +29,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::fence::the_right_number_in_the_wrong_hands_is_powerless"],
     },
     Mutant {
-        name: "sqlite: a settle ignores the flags",
+        name: "sqlite: ignore the cancel and superseded flags in a settle",
         file: SETTLE,
         anchor: "fn take_lease(",
         find: "(cancel_requested = ?4 and superseded = ?5)",
@@ -40,7 +40,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "sqlite: recovery does not ask whether the worker is dead",
+        name: "sqlite: recover jobs of workers that are not dead",
         file: SETTLE,
         anchor: "fn take_lease(",
         find: "?6 or not exists",
@@ -48,7 +48,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::recovery::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
     },
     Mutant {
-        name: "sqlite: mark_started ignores the lease number",
+        name: "sqlite: ignore the lease number in mark_started",
         file: FLOW,
         anchor: "fn mark_started(",
         find: "and lease_no = ?2",
@@ -56,7 +56,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "sqlite: progress ignores the lease number",
+        name: "sqlite: ignore the lease number in progress",
         file: FLOW,
         anchor: "fn progress(",
         find: "and lease_no = ?2",
@@ -64,7 +64,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "sqlite: a checkpoint ignores the lease number",
+        name: "sqlite: ignore the lease number when saving a checkpoint",
         file: FLOW,
         anchor: "fn save_checkpoint(",
         find: "and lease_no = ?2",
@@ -72,7 +72,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "sqlite: assert_lease and the beat ignore the lease number",
+        name: "sqlite: ignore the lease number in assert_lease and the heartbeat",
         file: FLOW,
         anchor: "fn raised_flags(",
         find: "and lease_no = ?2",
@@ -80,7 +80,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
     },
     Mutant {
-        name: "sqlite: the dead may beat",
+        name: "sqlite: accept heartbeats of dead workers",
         file: FLOW,
         anchor: "fn beat(",
         find: "and dead_at is null",
@@ -88,7 +88,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::workers::the_dead_stay_dead"],
     },
     Mutant {
-        name: "sqlite: a claim takes what is not due",
+        name: "sqlite: claim jobs that are not due",
         file: CLAIM,
         anchor: "const NEXT_DUE",
         find: "and run_at <= ?5",
@@ -96,7 +96,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::claim::a_job_is_due_at_its_very_instant"],
     },
     Mutant {
-        name: "sqlite: a claim ignores the kinds",
+        name: "sqlite: claim jobs of any kind",
         file: CLAIM,
         anchor: "fn handles(",
         find: "!kinds.contains(kind)",
@@ -104,7 +104,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::claim::kinds_without_a_handler_are_left_alone"],
     },
     Mutant {
-        name: "sqlite: a claim ignores forbidden flags",
+        name: "sqlite: claim jobs with forbidden flags",
         file: CLAIM,
         anchor: "fn handles(",
         find: "forbid_flags.contains(flag)",
@@ -112,7 +112,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::claim::forbidden_flags_keep_jobs_with_any_of_them_away"],
     },
     Mutant {
-        name: "sqlite: the dead may claim",
+        name: "sqlite: let dead workers claim",
         file: CLAIM,
         anchor: "fn worker_is_alive(",
         find: "and dead_at is null",
@@ -120,7 +120,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::claim::a_worker_declared_dead_gets_nothing"],
     },
     Mutant {
-        name: "sqlite: a claim does not use up slots",
+        name: "sqlite: do not count claimed jobs against a queue's limit",
         file: CLAIM,
         anchor: "fn admit(",
         find: "slots.map(|slots| slots - 1)",
@@ -128,7 +128,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::limits::a_limit_holds_across_priorities_and_kinds"],
     },
     Mutant {
-        name: "sqlite: a claim takes every suspect",
+        name: "sqlite: claim several suspects at once",
         file: CLAIM,
         anchor: "fn admit(",
         find: "self.suspects.clear();",
@@ -136,7 +136,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::claim::at_most_one_suspect_comes_from_all_queues_together"],
     },
     Mutant {
-        name: "sqlite: an end keeps the unique key",
+        name: "sqlite: keep the unique key when a job finishes",
         file: SETTLE,
         anchor: "fn finish_job(",
         find: "if held.keyed {",
@@ -144,7 +144,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::keys::a_unique_key_is_released_by_every_end"],
     },
     Mutant {
-        name: "sqlite: a cancel does not look where the job stands",
+        name: "sqlite: cancel a job that has run since the cancel was decided",
         file: OPERATE,
         anchor: "fn leave_ready(",
         find: "and lease_no = ?2",
@@ -152,7 +152,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::operate::an_operation_decided_before_a_run_changes_nothing"],
     },
     Mutant {
-        name: "sqlite: a cancelled job is not tallied",
+        name: "sqlite: do not tally cancelled jobs",
         file: OPERATE,
         anchor: "fn cancel(",
         find: "Outcome::Cancelled, 0, 1, 1)",
@@ -160,7 +160,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::cancel::a_waiting_job_is_cancelled_at_once"],
     },
     Mutant {
-        name: "sqlite: a retry begins the lease numbers anew",
+        name: "sqlite: restart the lease numbers when a job is retried",
         file: OPERATE,
         anchor: "fn reopen(",
         find: "lease_no: seen.lease_no,",
@@ -168,7 +168,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::operate::a_finished_job_runs_again_with_a_fresh_budget"],
     },
     Mutant {
-        name: "sqlite: retention counts from the enqueue",
+        name: "sqlite: count retention from the enqueue instead of the end",
         file: UPKEEP,
         anchor: "fn retain(",
         find: "               finished_at\n          from finished",
@@ -176,7 +176,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::retention::age_counts_from_the_end_not_from_the_enqueue"],
     },
     Mutant {
-        name: "sqlite: a tick fires whatever tick it is",
+        name: "sqlite: fire a tick that another caller has already fired",
         file: UPKEEP,
         anchor: "const MOVE_ON",
         find: "and next_at = ?2",
@@ -184,7 +184,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::schedules::of_many_callers_one_gets_each_tick"],
     },
     Mutant {
-        name: "sqlite: a tick of an old line fires",
+        name: "sqlite: fire a tick of a replaced cron expression",
         file: UPKEEP,
         anchor: "const MOVE_ON",
         find: "and expression = ?5",
@@ -192,7 +192,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::schedules::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
     },
     Mutant {
-        name: "sqlite: a put moves the next tick",
+        name: "sqlite: move the next tick when an unchanged schedule is put again",
         file: UPKEEP,
         anchor: "const PUT",
         find: "then next_at",
@@ -203,7 +203,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "sqlite: the claims behind leases ignore the lease number",
+        name: "sqlite: ignore the lease number when looking up claims by lease",
         file: CLAIM,
         anchor: "fn claims(",
         find: "and r.lease_no = ?2   -- fence: a newer lease owns the row",
@@ -214,7 +214,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "sqlite: those ahead come in the order of their ids",
+        name: "sqlite: order the jobs ahead by id",
         file: INSPECT,
         anchor: "const AHEAD:",
         find: "and (run_at, id) < (?3, ?4)",
@@ -222,7 +222,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::inspect::the_jobs_ahead_are_those_a_claim_would_take_first"],
     },
     Mutant {
-        name: "sqlite: what is removed no longer ended",
+        name: "sqlite: forget the ends of removed jobs",
         file: INSPECT,
         anchor: "const ENDED:",
         find: "               ended\n          from tallies",
@@ -230,7 +230,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::counts::an_end_stays_tallied_whatever_becomes_of_the_job"],
     },
     Mutant {
-        name: "sqlite: a revoked token lives",
+        name: "sqlite: accept revoked tokens",
         file: ACCESS,
         anchor: "const LIVE:",
         find: "and revoked_at is null",
@@ -241,7 +241,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "sqlite: an expired token lives",
+        name: "sqlite: accept expired tokens",
         file: ACCESS,
         anchor: "const LIVE:",
         find: "expires_at > ?2",
@@ -249,7 +249,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["sqlite::access::a_token_is_good_until_the_instant_it_expires"],
     },
     Mutant {
-        name: "sqlite: a worker's word wipes a schema",
+        name: "sqlite: erase a kind's schema when a worker registers the kind without one",
         file: ACCESS,
         anchor: "fn put_kinds(",
         find: "coalesce(excluded.schema, schema)",

@@ -1,4 +1,4 @@
-//! Finding Postgres' server programs, or installing them.
+//! Finding the Postgres server programs, or installing them.
 
 use std::{
     env, fs,
@@ -9,30 +9,30 @@ use std::{
 use super::Owner;
 use crate::run::{self, Result};
 
-/// The directory with the server's programs.
+/// The directory that contains the server programs.
 #[derive(Debug)]
 pub(crate) struct Binaries {
     dir: PathBuf,
 }
 
 impl Binaries {
-    /// Finds the programs, or has apt-get install them where it may.
-    /// `alternative` is the variable that would have made them unnecessary.
+    /// Finds the programs, or installs them with apt-get if that is possible.
+    /// `alternative` is the environment variable that would make them unnecessary;
+    /// error messages mention it.
     pub(crate) fn find_or_install(alternative: &str) -> Result<Binaries> {
         if let Some(binaries) = Binaries::find() {
             return Ok(binaries);
         }
         install(alternative)?;
         Binaries::find().ok_or_else(|| {
-            "apt-get installed `postgresql`, yet initdb, postgres and pg_ctl are nowhere to be \
-             found; put their directory on PATH"
+            "apt-get installed `postgresql`, but initdb, postgres and pg_ctl were still not found; \
+             put their directory on PATH"
                 .into()
         })
     }
 
-    /// Finds the programs.
     pub(crate) fn find() -> Option<Binaries> {
-        places().iter().find_map(|dir| Binaries::in_dir(dir))
+        search_path().iter().find_map(|dir| Binaries::in_dir(dir))
     }
 
     /// The path of one of the programs.
@@ -40,11 +40,11 @@ impl Binaries {
         self.dir.join(name)
     }
 
-    /// Whether a module for the server lies where packages and builds put them.
+    /// Whether a server module is installed where packages and builds put modules.
     pub(crate) fn have_library(&self, name: &str) -> bool {
         let Some(root) = self.dir.parent() else { return false };
-        let there = |folder: &str| root.join(folder).join(format!("{name}.so")).is_file();
-        ["lib", "lib/postgresql"].into_iter().any(there)
+        let exists = |folder: &str| root.join(folder).join(format!("{name}.so")).is_file();
+        ["lib", "lib/postgresql"].into_iter().any(exists)
     }
 
     fn in_dir(dir: &Path) -> Option<Binaries> {
@@ -53,24 +53,24 @@ impl Binaries {
         if !complete(dir) {
             return None;
         }
-        // A directory on PATH may only hold links to some of the programs;
-        // where they point to is where psql is too.
+        // A directory on PATH may contain links to only some of the programs. The
+        // directory that the links point to also contains psql.
         let linked = dir.join("postgres").canonicalize().ok();
-        let dir = linked.as_deref().and_then(Path::parent).filter(|behind| complete(behind)).unwrap_or(dir);
+        let dir = linked.as_deref().and_then(Path::parent).filter(|target| complete(target)).unwrap_or(dir);
         Some(Binaries { dir: dir.to_path_buf() })
     }
 }
 
-/// Where to look, most deliberate choice first: what the user put on PATH, what
-/// pg_config says, what packages install (newest version first), what a build
-/// from source installs.
-fn places() -> Vec<PathBuf> {
+/// The directories to search, most explicit choice first: PATH, what pg_config
+/// prints, where packages install (newest version first), where a build from source
+/// installs.
+fn search_path() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let mut places: Vec<PathBuf> = env::split_paths(&path).collect();
-    places.extend(pg_config_bindir());
-    places.extend(versions_under(Path::new("/usr/lib/postgresql")));
-    places.extend(["/usr/local/pgsql/bin", "/usr/local/bin"].map(PathBuf::from));
-    places
+    let mut dirs: Vec<PathBuf> = env::split_paths(&path).collect();
+    dirs.extend(pg_config_bindir());
+    dirs.extend(versions_under(Path::new("/usr/lib/postgresql")));
+    dirs.extend(["/usr/local/pgsql/bin", "/usr/local/bin"].map(PathBuf::from));
+    dirs
 }
 
 fn pg_config_bindir() -> Option<PathBuf> {
@@ -79,7 +79,7 @@ fn pg_config_bindir() -> Option<PathBuf> {
     output.status.success().then(|| PathBuf::from(bindir.trim()))
 }
 
-/// `<root>/<version>/bin` for every version there, newest first.
+/// `<root>/<version>/bin` for each version in `root`, newest first.
 fn versions_under(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -87,7 +87,7 @@ fn versions_under(root: &Path) -> Vec<PathBuf> {
 }
 
 fn newest_first(mut names: Vec<String>) -> Vec<String> {
-    // By number: as text, 9.6 would be newer than 15.
+    // Compare numbers: as text, 9.6 would be newer than 15.
     let version =
         |name: &str| -> Option<Vec<u32>> { name.split('.').map(|part| part.parse().ok()).collect() };
     names.retain(|name| version(name).is_some());
@@ -95,8 +95,8 @@ fn newest_first(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// Installs the server without the running cluster that Debian's package would
-/// otherwise set up.
+/// Installs the server, but prevents Debian's package from creating and starting a
+/// cluster.
 const INSTALL: &str = "
     set -e
     export DEBIAN_FRONTEND=noninteractive
@@ -113,7 +113,7 @@ fn install(alternative: &str) -> Result {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path).any(|dir| dir.join(program).is_file())
     };
-    let privilege: &[&str] = if Owner::we_are_root()? {
+    let privilege: &[&str] = if Owner::is_root()? {
         &[]
     } else if run::succeeds(Command::new("sudo").args(["-n", "true"])) {
         &["sudo", "-n"]
@@ -124,27 +124,27 @@ fn install(alternative: &str) -> Result {
         return Err(missing(alternative).into());
     }
 
-    eprintln!("==> postgres: none found; installing Debian's package `postgresql`");
+    eprintln!("==> postgres: not found; installing Debian's package `postgresql`");
     let line = [privilege, &["sh", "-c", INSTALL]].concat();
     let status = Command::new(line[0])
         .args(&line[1..])
-        // apt-get's chatter is for stderr, like everything that is no answer.
+        // Standard output is for results only, such as the URL of `pg url`.
         .stdout(std::io::stderr())
         .stdin(Stdio::null())
         .status()?;
     if status.success() {
         Ok(())
     } else {
-        Err(format!("apt-get could not install it. {}", missing(alternative)).into())
+        Err(format!("apt-get could not install Postgres. {}", missing(alternative)).into())
     }
 }
 
 fn missing(alternative: &str) -> String {
     format!(
-        "Postgres' server programs (initdb, postgres, pg_ctl) were not found. Install them \
+        "the Postgres server programs (initdb, postgres, pg_ctl) were not found. Install them \
          (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; \
-         macOS: brew install postgresql), put their directory on PATH if they are somewhere \
-         unusual, or set {alternative} to a database that may be written to"
+         macOS: brew install postgresql), put their directory on PATH if it is an unusual one, \
+         or set {alternative} to the URL of a database that may be written to"
     )
 }
 
@@ -153,21 +153,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_compared_as_numbers_and_strangers_ignored() {
+    fn versions_are_compared_as_numbers_and_other_names_ignored() {
         let names = ["9.6", "15", "common", "14", "17"].map(String::from);
         assert_eq!(newest_first(names.to_vec()), ["17", "15", "14", "9.6"]);
     }
 
     #[test]
-    fn path_is_searched_before_the_usual_places() {
-        let places = places();
+    fn path_is_searched_before_the_default_directories() {
+        let dirs = search_path();
         let first_on_path = env::var_os("PATH").and_then(|path| env::split_paths(&path).next());
-        assert_eq!(places.first().cloned(), first_on_path);
-        assert_eq!(places.last(), Some(&PathBuf::from("/usr/local/bin")));
+        assert_eq!(dirs.first().cloned(), first_on_path);
+        assert_eq!(dirs.last(), Some(&PathBuf::from("/usr/local/bin")));
     }
 
     #[test]
-    fn a_directory_with_only_some_of_the_programs_is_passed_over() {
+    fn a_directory_with_only_some_of_the_programs_is_skipped() {
         let dir = env::temp_dir().join(format!("longshore-binaries-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("temp dir is writable");
         fs::write(dir.join("postgres"), "").expect("temp dir is writable");
@@ -176,11 +176,11 @@ mod tests {
             fs::write(dir.join(program), "").expect("temp dir is writable");
         }
         assert!(Binaries::in_dir(&dir).is_some());
-        fs::remove_dir_all(&dir).expect("it is ours");
+        fs::remove_dir_all(&dir).expect("the test created it");
     }
 
     #[test]
-    fn the_refusal_names_the_package_and_the_variable() {
+    fn the_error_names_the_package_and_the_variable() {
         let message = missing("LONGSHORE_TEST_DATABASE_URL");
         assert!(message.contains("apt-get install postgresql"));
         assert!(message.contains("LONGSHORE_TEST_DATABASE_URL"));

@@ -1,11 +1,11 @@
-//! A Postgres cluster in a directory of its own: making it, starting it, and
-//! saying where it listens. When to stop it is for others to decide.
+//! A Postgres cluster in its own directory: creating it, starting and stopping its
+//! server, and finding its URL. Callers decide when the server stops.
 //!
 //! ```text
-//! <home>/            the owner's alone; also holds the socket
-//!   data/            what initdb made
-//!   password         the superuser's, random
-//!   log              what the server said since its last start
+//! <home>/            readable by the owner only; also contains the socket
+//!   data/            the data directory that initdb creates
+//!   password         the superuser's password, random
+//!   log              the server's log since its last start
 //! ```
 
 use std::{
@@ -22,16 +22,16 @@ use std::{
 use super::{Binaries, Owner};
 use crate::run::{self, Result};
 
-/// What the server is to be good at.
+/// What the server is configured for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Tuning {
-    /// Many short tests; nobody will miss the data.
+    /// Many short tests; losing the data does no harm.
     Fast,
-    /// Keeps what it has committed, as in production; roomy enough to measure.
+    /// Durable commits, as in production, and enough memory for benchmarks.
     Durable,
 }
 
-/// A cluster, whether or not it has been made or runs.
+/// A cluster, which may not exist or run yet.
 pub(crate) struct Cluster {
     home: PathBuf,
     binaries: Binaries,
@@ -55,7 +55,7 @@ impl Cluster {
         self.data().join("PG_VERSION").exists()
     }
 
-    /// Makes the cluster in a directory that is new or the owner's.
+    /// Creates the cluster in a directory that is new or belongs to the owner.
     pub(crate) fn create(&self) -> Result {
         self.owner.make_dir(&self.home)?;
         let password = self.home.join("password");
@@ -74,29 +74,29 @@ impl Cluster {
             .current_dir(&self.home)
             .args(["--pgdata", "data", "--pwfile", "password"])
             .args(["--username", "postgres", "--no-instructions"])
-            // Sorted by bytes, on every machine and in both engines.
+            // Text sorts by bytes on every machine, as it does in SQLite.
             .args(["--encoding", "UTF8", "--locale", "C"])
-            // The socket is in a directory of the owner's alone. TCP asks for
-            // the password, by md5: it is random, goes nowhere, and costs an
-            // unoptimised client nothing, where SCRAM costs 40 ms a connection.
+            // Only the owner can reach the socket's directory. TCP requires the
+            // password, with md5: the password is random and stays on this machine,
+            // and SCRAM costs an unoptimised client 40 ms per connection.
             .args(["--auth-local", "trust", "--auth-host", "md5"])
-            // A crash of the machine during the next second is not a case.
+            // The new cluster does not have to survive a crash of the machine.
             .arg("--no-sync")
             .stdin(Stdio::null())
             .output()
             .map_err(|error| format!("initdb: {error}"))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("initdb failed ({}):\n{}", output.status, said.trim()).into());
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("initdb failed ({}):\n{}", output.status, stderr.trim()).into());
         }
         Ok(())
     }
 
     /// Starts the server and waits until it accepts connections. It listens on
-    /// `port`, or on another if that is taken or none is asked for.
+    /// `port`, or on a free port if that is taken or `None`.
     pub(crate) fn start(&self, tuning: Tuning, mut port: Option<u16>) -> Result<Child> {
-        // A port that was free when we looked may be taken when the server
-        // looks: somebody else may be starting a cluster just now.
+        // A port that was free a moment ago may be taken when the server binds it:
+        // another process may be starting a cluster at the same time.
         for _ in 0..10 {
             let attempt = match port.take() {
                 Some(port) => port,
@@ -110,34 +110,34 @@ impl Cluster {
                 return Err(format!("postgres did not start:\n{}", self.log_tail()).into());
             }
         }
-        Err("postgres found every port we tried taken by someone else".into())
+        Err("postgres did not start: all 10 ports that were tried were taken".into())
     }
 
-    /// Where the running server is to be found; `None` if it does not run.
+    /// The URL of the running server; `None` if it is not running.
     pub(crate) fn url(&self) -> Option<String> {
         let port = self.port()?;
         let password = fs::read_to_string(self.home.join("password")).ok()?;
         Some(format!("postgres://postgres:{password}@127.0.0.1:{port}/postgres"))
     }
 
-    /// The port the server listens on; `None` if it does not run.
+    /// The port that the server listens on; `None` if it is not running.
     pub(crate) fn port(&self) -> Option<u16> {
         let running = run::succeeds(self.pg_ctl().arg("status"));
         self.pid_file().filter(|_| running).map(|file| file.port)
     }
 
-    /// Stops the server, keeping its data; false if it did not run.
+    /// Stops the server and keeps its data; returns false if it was not running.
     pub(crate) fn stop(&self) -> Result<bool> {
         if self.port().is_none() {
             return Ok(false);
         }
         if !run::succeeds(self.pg_ctl().args(["stop", "--mode", "fast", "--wait"])) {
-            return Err(format!("postgres does not stop:\n{}", self.log_tail()).into());
+            return Err(format!("postgres did not stop:\n{}", self.log_tail()).into());
         }
         Ok(true)
     }
 
-    /// The end of the server's log.
+    /// The last lines of the server's log.
     pub(crate) fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -152,7 +152,7 @@ impl Cluster {
             command.arg("-c").arg(format!("{name}={value}"));
         }
         if tuning == Tuning::Durable && self.binaries.have_library("pg_stat_statements") {
-            // At hand for who wants to count, and off, because counting costs.
+            // Loaded, so that benchmarks can turn it on; off, because it costs time.
             command.args(["-c", "shared_preload_libraries=pg_stat_statements"]);
             command.args(["-c", "pg_stat_statements.track=none"]);
         }
@@ -164,22 +164,22 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A Ctrl-C in the terminal is for the tests first; the server has
-            // to outlast them.
+            // Ctrl-C in the terminal must not stop the server before the tests that
+            // use it.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("postgres: {error}").into())
     }
 
-    /// True once the server is ready, false if it has ended instead.
+    /// Returns true once the server is ready, and false if it ended instead.
     fn wait_until_ready(&self, server: &mut Child) -> Result<bool> {
-        let patience = Duration::from_secs(120);
-        let began = Instant::now();
-        while began.elapsed() < patience {
+        let timeout = Duration::from_secs(120);
+        let started = Instant::now();
+        while started.elapsed() < timeout {
             if server.try_wait()?.is_some() {
                 return Ok(false);
             }
-            // The file may be left over from a server that crashed.
+            // A server that crashed may have left its file behind.
             let ours = |file: &PidFile| file.pid == server.id();
             if self.pid_file().filter(ours).is_some_and(|file| file.is_ready) {
                 return Ok(true);
@@ -188,7 +188,7 @@ impl Cluster {
         }
         server.kill()?;
         server.wait()?;
-        Err(format!("postgres was not ready after {}:\n{}", run::took(patience), self.log_tail()).into())
+        Err(format!("postgres was not ready after {}:\n{}", run::took(timeout), self.log_tail()).into())
     }
 
     fn pg_ctl(&self) -> std::process::Command {
@@ -210,8 +210,8 @@ impl Cluster {
         PidFile::parse(&fs::read_to_string(self.data().join("postmaster.pid")).ok()?)
     }
 
-    /// The directory for the socket, or nothing if the socket's path would be
-    /// longer than the system can take.
+    /// The directory for the socket, or an empty string (no socket) if the socket's
+    /// path would be longer than the system allows.
     fn socket(&self) -> String {
         let home = self.home.to_string_lossy();
         if home.len() + "/.s.PGSQL.65535".len() < 104 { home.into_owned() } else { String::new() }
@@ -228,8 +228,8 @@ fn settings(tuning: Tuning, memory_mb: Option<u64>) -> Vec<(&'static str, String
             ("shared_buffers", "256MB".into()),
         ],
         Tuning::Durable => {
-            // The usual quarter of the memory, and no more than the figures in
-            // the documentation were taken with.
+            // The usual quarter of the memory, but not more than the measurements in
+            // the documentation were made with.
             let shared_buffers = memory_mb.map_or(512, |total| (total / 4).clamp(128, 2048));
             vec![
                 ("fsync", "on".into()),
@@ -253,7 +253,7 @@ fn total_memory_mb(meminfo: &str) -> Option<u64> {
     Some(kilobytes / 1024)
 }
 
-/// What `postmaster.pid` says.
+/// The contents of `postmaster.pid`.
 #[derive(Debug, PartialEq)]
 struct PidFile {
     pid: u32,
@@ -262,7 +262,7 @@ struct PidFile {
 }
 
 impl PidFile {
-    /// `None` while the server is still writing it.
+    /// Returns `None` while the server is still writing the file.
     fn parse(text: &str) -> Option<PidFile> {
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         Some(PidFile {
@@ -277,7 +277,7 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// `bytes` random bytes, in a form for names and passwords.
+/// `bytes` random bytes as hexadecimal digits, for names and passwords.
 pub(crate) fn random_hex(bytes: usize) -> Result<String> {
     let mut random = vec![0; bytes];
     File::open("/dev/urandom")?.read_exact(&mut random)?;
@@ -300,7 +300,7 @@ ready
 ";
 
     #[test]
-    fn the_servers_own_file_says_where_it_is_and_whether_it_is_ready() {
+    fn the_pid_file_contains_the_port_and_whether_the_server_is_ready() {
         let ready = PidFile { pid: 4711, port: 54329, is_ready: true };
         assert_eq!(PidFile::parse(PID_FILE), Some(ready));
         let starting = PID_FILE.replace("ready", "starting");
@@ -322,7 +322,7 @@ ready
     }
 
     #[test]
-    fn durable_means_durable() {
+    fn durable_tuning_turns_every_durability_setting_on() {
         let durable = settings(Tuning::Durable, None);
         for name in ["fsync", "synchronous_commit", "full_page_writes"] {
             assert!(durable.contains(&(name, "on".into())), "{name}");

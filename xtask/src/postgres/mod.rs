@@ -1,8 +1,8 @@
-//! Private Postgres clusters: the programs ([`binaries`]), the account they run
-//! as ([`owner`]), a cluster in a directory of its own ([`cluster`]), and one
-//! that cannot outlive us ([`temporary_cluster`]).
+//! Private Postgres clusters: the server programs ([`binaries`]), the account that
+//! they run as ([`owner`]), a cluster in its own directory ([`cluster`]), and a
+//! cluster that is removed when this program ends ([`temporary_cluster`]).
 //!
-//! Nothing here touches a cluster that it did not make.
+//! Nothing here touches a cluster that it did not create.
 
 mod binaries;
 mod cluster;

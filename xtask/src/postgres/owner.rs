@@ -1,6 +1,5 @@
-//! The account a cluster belongs to. Postgres refuses to run as root, so root
-//! lends its clusters to an account without privileges; everyone else owns
-//! theirs.
+//! The account that owns a cluster and runs its server. Postgres refuses to run as
+//! root, so root uses an unprivileged account; every other user owns their clusters.
 
 use std::{
     ffi::OsStr,
@@ -15,35 +14,35 @@ use std::{
 
 use crate::run::{self, Result};
 
-/// Who runs the server and owns its files.
+/// The account that runs the server and owns its files.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Owner {
-    /// Whoever runs this program.
-    Ourselves { uid: u32 },
-    /// An account that we, being root, step down to.
+    /// The user that runs this program.
+    CurrentUser { uid: u32 },
+    /// An unprivileged account, because this program runs as root.
     Account { uid: u32, gid: u32 },
 }
 
 impl Owner {
     pub(crate) fn choose() -> Result<Owner> {
-        let uid = our_uid()?;
+        let uid = current_uid()?;
         if uid != 0 {
-            return Ok(Owner::Ourselves { uid });
+            return Ok(Owner::CurrentUser { uid });
         }
         let passwd = fs::read_to_string("/etc/passwd")?;
         ["postgres", "nobody"].iter().find_map(|name| account(&passwd, name)).ok_or_else(|| {
             "Postgres does not run as root, and there is neither a user `postgres` nor a user \
-                 `nobody` to run it as; make one: useradd --system postgres"
+                 `nobody` to run it as; create one: useradd --system postgres"
                 .into()
         })
     }
 
-    pub(crate) fn we_are_root() -> Result<bool> {
-        Ok(our_uid()? == 0)
+    pub(crate) fn is_root() -> Result<bool> {
+        Ok(current_uid()? == 0)
     }
 
-    /// A command that runs as the owner, with messages in English, because we
-    /// read some of them.
+    /// A command that runs as the owner. Its messages are in English, because some
+    /// of them are parsed.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("LC_ALL", "C");
@@ -53,13 +52,13 @@ impl Owner {
         command
     }
 
-    /// Whether the owner can get to what is below `dir`. Asked of the system:
-    /// every directory on the way has a say, and /root usually says no.
+    /// Whether the owner can reach files below `dir`. A `cd` finds out, because it
+    /// depends on the permissions of every parent directory; /root is usually closed.
     pub(crate) fn can_reach(&self, dir: &Path) -> bool {
         run::succeeds(self.command("sh").args(["-c", "cd -- \"$1\"", "sh"]).arg(dir))
     }
 
-    /// Makes `dir` for the owner alone, or accepts it if it is that already.
+    /// Creates `dir` for the owner alone, or accepts an existing one of the owner.
     pub(crate) fn make_dir(&self, dir: &Path) -> Result {
         let failed = |error: std::io::Error| format!("{}: {error}", dir.display());
         match fs::DirBuilder::new().mode(0o700).create(dir) {
@@ -69,9 +68,9 @@ impl Owner {
                 if found.is_dir() && found.uid() == self.uid() {
                     return Ok(());
                 }
-                // In a shared directory anyone may have put it there first.
+                // In a shared directory, another user may have created it first.
                 Err(format!(
-                    "{} exists and is not a directory of user {}; remove it",
+                    "{} exists but is not a directory owned by user {}; remove it",
                     dir.display(),
                     self.uid()
                 )
@@ -81,7 +80,7 @@ impl Owner {
         }
     }
 
-    /// Hands a file that we made to the owner.
+    /// Makes the owner own a file that this program created.
     pub(crate) fn give(&self, path: &Path) -> Result {
         if let Owner::Account { uid, gid } = *self {
             chown(path, Some(uid), Some(gid)).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -91,12 +90,12 @@ impl Owner {
 
     fn uid(&self) -> u32 {
         match *self {
-            Owner::Ourselves { uid } | Owner::Account { uid, .. } => uid,
+            Owner::CurrentUser { uid } | Owner::Account { uid, .. } => uid,
         }
     }
 }
 
-fn our_uid() -> Result<u32> {
+fn current_uid() -> Result<u32> {
     let output = Command::new("id").arg("-u").output()?;
     Ok(String::from_utf8(output.stdout)?.trim().parse()?)
 }
@@ -133,7 +132,7 @@ postgres:x:101:104:PostgreSQL administrator,,,:/var/lib/postgresql:/bin/bash
 
     #[test]
     fn an_account_is_never_root() {
-        let owner = Owner::choose().expect("every machine has someone");
+        let owner = Owner::choose().expect("the machine has a suitable account");
         assert_ne!(owner.uid(), 0);
     }
 }

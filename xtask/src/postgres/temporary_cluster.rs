@@ -1,5 +1,5 @@
-//! A cluster that cannot outlive us: it goes when it is dropped, and it goes
-//! when this program is interrupted or killed, which no destructor survives.
+//! A cluster that is removed when it is dropped, and also when this program is
+//! interrupted or killed, when destructors do not run.
 
 use std::{
     env,
@@ -11,12 +11,12 @@ use std::{
 use super::{Binaries, Cluster, Owner, Tuning, cluster::random_hex};
 use crate::run::{self, Result};
 
-/// Where a cluster that will not be kept is put meanwhile.
+/// Where the files of a temporary cluster are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Location {
-    /// With the other temporary files, which may well be memory.
+    /// With other temporary files, possibly in memory.
     TempDir,
-    /// On a disk, because what a commit costs is what is being measured.
+    /// On a disk, because benchmarks measure the cost of a commit.
     Disk,
 }
 
@@ -32,13 +32,13 @@ impl TemporaryCluster {
     pub(crate) fn start(binaries: Binaries, tuning: Tuning, location: Location) -> Result<TemporaryCluster> {
         let owner = Owner::choose()?;
         let home = location.directory(&owner)?.join(format!("longshore-{}", random_hex(4)?));
-        // Before there is anything to clean up, so that no moment is unguarded.
-        let watchdog = Watchdog::over(&home)?;
+        // Start the watchdog before there are files or processes to clean up.
+        let watchdog = Watchdog::start(&home)?;
         let cluster = Cluster::at(home, binaries, owner);
         cluster.create()?;
         let server = cluster.start(tuning, None)?;
-        let url = cluster.url().ok_or("postgres ended as soon as it was up")?;
-        eprintln!("==> postgres: a throw-away cluster in {}", cluster.home().display());
+        let url = cluster.url().ok_or("postgres ended right after its start")?;
+        eprintln!("==> postgres: started a temporary cluster in {}", cluster.home().display());
         Ok(TemporaryCluster { url, cluster, server, watchdog })
     }
 
@@ -50,36 +50,36 @@ impl TemporaryCluster {
 impl Drop for TemporaryCluster {
     fn drop(&mut self) {
         if let Ok(Some(status)) = self.server.try_wait() {
-            eprintln!("xtask: postgres ended before its time ({status}):\n{}", self.cluster.log_tail());
+            eprintln!("xtask: postgres ended unexpectedly ({status}):\n{}", self.cluster.log_tail());
         }
-        self.watchdog.release();
-        // The watchdog has stopped it; this only collects it.
+        self.watchdog.clean_up();
+        // The watchdog has stopped the server; this only reaps the process.
         let _ = self.server.wait();
     }
 }
 
 impl Location {
-    /// The first suitable directory that the owner can get to.
+    /// The first candidate directory that the owner can reach.
     fn directory(self, owner: &Owner) -> Result<PathBuf> {
         let candidates = match self {
             Location::TempDir => [env::temp_dir(), "/tmp".into()],
             Location::Disk => [run::target_dir(), "/var/tmp".into()],
         };
-        candidates
-            .into_iter()
-            .find(|dir| owner.can_reach(dir))
-            .ok_or_else(|| "found no directory for a throw-away cluster; set TMPDIR".into())
+        candidates.into_iter().find(|dir| owner.can_reach(dir)).ok_or_else(|| {
+            "there is no directory for a temporary cluster that its owner can reach; set TMPDIR".into()
+        })
     }
 }
 
-/// A shell that waits for the end of its input, which comes when we let go of
-/// the pipe or when the system takes it from our dead hands.
+/// A shell that waits until its standard input closes, then stops the server and
+/// removes its files. The input closes when this program drops the pipe or dies.
 struct Watchdog {
     shell: Child,
 }
 
-/// SIGQUIT, Postgres' immediate shutdown: a checkpoint would be for nothing.
-const WATCH: &str = r#"
+/// SIGQUIT is Postgres' immediate shutdown: the data is removed, so no checkpoint is
+/// needed.
+const CLEAN_UP_ON_EOF: &str = r#"
     trap '' HUP INT TERM
     read -r _
     running="$1/data/postmaster.pid"
@@ -93,7 +93,7 @@ const WATCH: &str = r#"
         done
         [ -e "$running" ] && kill -KILL "$pid"
     fi
-    # An initdb that lost us halfway may still be adding files.
+    # An initdb whose parent died may still be adding files.
     for _ in 1 2 3 4 5; do
         rm -rf "$1" && break
         sleep 1
@@ -101,13 +101,14 @@ const WATCH: &str = r#"
 "#;
 
 impl Watchdog {
-    fn over(home: &Path) -> Result<Watchdog> {
+    fn start(home: &Path) -> Result<Watchdog> {
         let shell = Command::new("sh")
-            .args(["-c", WATCH, "sh"])
+            .args(["-c", CLEAN_UP_ON_EOF, "sh"])
             .arg(home)
             .current_dir("/")
             .stdin(Stdio::piped())
-            // Not ours: whoever reads our output would wait for the watchdog.
+            // Not inherited: a reader of this program's output would wait for the
+            // watchdog to end.
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
@@ -116,8 +117,8 @@ impl Watchdog {
         Ok(Watchdog { shell })
     }
 
-    /// Lets the watchdog do its work and waits for it.
-    fn release(&mut self) {
+    /// Triggers the cleanup and waits for it.
+    fn clean_up(&mut self) {
         drop(self.shell.stdin.take());
         let _ = self.shell.wait();
     }
@@ -125,7 +126,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.release();
+        self.clean_up();
     }
 }
 
@@ -136,12 +137,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_watchdog_removes_what_it_guards_once_it_is_let_go() {
+    fn dropping_the_watchdog_removes_the_files() {
         let home = env::temp_dir()
             .join(format!("longshore-watched-{}", random_hex(4).expect("there is a /dev/urandom")));
         fs::create_dir_all(home.join("data")).expect("temp dir is writable");
-        let watchdog = Watchdog::over(&home).expect("there is a shell");
-        assert!(home.exists(), "not before");
+        let watchdog = Watchdog::start(&home).expect("there is a shell");
+        assert!(home.exists(), "the files stay until then");
         drop(watchdog);
         assert!(!home.exists());
     }

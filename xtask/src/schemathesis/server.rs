@@ -1,5 +1,5 @@
-//! The server that is asked: `longshore serve` on a database of its own, with an
-//! admin's token. It goes when it is dropped.
+//! The server under test: `longshore serve` on its own database, with an admin token.
+//! Dropping it stops the server.
 
 use std::{
     env,
@@ -15,14 +15,15 @@ use crate::{
     test::OpenDatabase,
 };
 
-/// Where the server keeps its jobs.
+/// The database of the server.
 pub(super) enum TestDatabase {
     File(PathBuf),
-    /// Beside whatever else is in the database, which may be ours and go as a whole.
+    /// A separate schema, because the database may contain other data.
     Schema {
         url: String,
         name: String,
-        ours: bool,
+        /// Whether the whole database is removed after the run.
+        is_temporary: bool,
     },
 }
 
@@ -33,34 +34,34 @@ impl TestDatabase {
 
     pub(super) fn schema(database: &OpenDatabase) -> Result<TestDatabase> {
         let name = format!("schemathesis_{}", random_hex(4)?);
-        let ours = matches!(database, OpenDatabase::Private(_));
-        Ok(TestDatabase::Schema { url: database.url().to_owned(), name, ours })
+        let is_temporary = matches!(database, OpenDatabase::Private(_));
+        Ok(TestDatabase::Schema { url: database.url().to_owned(), name, is_temporary })
     }
 
     fn url(&self) -> String {
         match self {
             TestDatabase::File(file) => format!("sqlite:{}", file.display()),
             TestDatabase::Schema { url, name, .. } => {
-                let joint = if url.contains('?') { '&' } else { '?' };
-                format!("{url}{joint}schema={name}")
+                let separator = if url.contains('?') { '&' } else { '?' };
+                format!("{url}{separator}schema={name}")
             }
         }
     }
 
-    /// Removes what would stay in a database that is not ours.
+    /// Drops the schema, unless the whole database is temporary.
     fn clear(&self) {
-        let TestDatabase::Schema { url, name, ours: false } = self else { return };
+        let TestDatabase::Schema { url, name, is_temporary: false } = self else { return };
         let drop = format!("drop schema {name} cascade");
         if !succeeds(Command::new("psql").arg(url).args(["--quiet", "--command", &drop])) {
-            eprintln!("    schemathesis: the schema `{name}` stays in the database; psql could not drop it");
+            eprintln!("    schemathesis: psql could not drop the schema `{name}`; drop it manually");
         }
     }
 }
 
 pub(super) struct Server {
     child: Child,
-    /// Kept open: a server that cannot print might stumble over it.
-    printed: Option<BufReader<ChildStdout>>,
+    /// Kept open, because the server may fail if its output is closed.
+    stdout: Option<BufReader<ChildStdout>>,
     database: TestDatabase,
     url: String,
     token: String,
@@ -69,12 +70,12 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn start(database: TestDatabase, home: &Path) -> Result<Server> {
-        told(&mut longshore(&database, &["migrate"]))?;
-        let made = told(&mut longshore(
+        stdout_of(&mut longshore(&database, &["migrate"]))?;
+        let created = stdout_of(&mut longshore(
             &database,
             &["tokens", "create", "schemathesis", "--scope", "admin", "--json"],
         ))?;
-        let token = text(&made, "token").ok_or("`longshore tokens create` printed no token")?;
+        let token = string_field(&created, "token").ok_or("`longshore tokens create` printed no token")?;
         let log = home.join("server.log");
         let mut serve =
             longshore(&database, &["serve", "--bind", "127.0.0.1:0", "--auth", "tokens", "--json"]);
@@ -84,11 +85,11 @@ impl Server {
             .stderr(File::create(&log)?)
             .spawn()
             .map_err(|error| format!("longshore serve: {error}"))?;
-        let printed = child.stdout.take().map(BufReader::new);
-        let mut server = Server { child, printed, database, url: String::new(), token, log };
-        let greeting = server.printed.as_mut().map(first_object).unwrap_or_default();
-        server.url =
-            text(&greeting, "url").ok_or_else(|| format!("the server did not start:\n{}", server.words()))?;
+        let stdout = child.stdout.take().map(BufReader::new);
+        let mut server = Server { child, stdout, database, url: String::new(), token, log };
+        let greeting = server.stdout.as_mut().map(first_object).unwrap_or_default();
+        server.url = string_field(&greeting, "url")
+            .ok_or_else(|| format!("the server did not start:\n{}", server.log_text()))?;
         Ok(server)
     }
 
@@ -107,17 +108,18 @@ impl Server {
         &self.token
     }
 
-    fn words(&self) -> String {
+    fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends it as an operator would, and tells whether it was well to the end.
+    /// Stops the server with SIGTERM, as an operator would. Fails if it exits with an
+    /// error or has panicked.
     pub(super) fn stop(mut self) -> Result {
         succeeds(Command::new("kill").args(["-s", "TERM", &self.child.id().to_string()]));
         let status = self.child.wait()?;
-        let words = self.words();
-        if !status.success() || words.contains("panicked") {
-            return Err(format!("the server ended badly ({status}):\n{words}").into());
+        let log = self.log_text();
+        if !status.success() || log.contains("panicked") {
+            return Err(format!("the server failed or panicked ({status}):\n{log}").into());
         }
         Ok(())
     }
@@ -131,7 +133,7 @@ impl Drop for Server {
     }
 }
 
-/// The command that was built, without what the shell around us says to it.
+/// The built `longshore` command, without the settings in this program's environment.
 fn longshore(database: &TestDatabase, args: &[&str]) -> Command {
     let mut command = Command::new(target_dir().join("debug/longshore"));
     for (name, _) in env::vars_os() {
@@ -144,16 +146,16 @@ fn longshore(database: &TestDatabase, args: &[&str]) -> Command {
     command
 }
 
-/// What a command prints, if it succeeds.
-fn told(command: &mut Command) -> Result<String> {
-    let done = command.output().map_err(|error| format!("longshore: {error}"))?;
-    if !done.status.success() {
-        return Err(String::from_utf8_lossy(&done.stderr).into_owned().into());
+/// The standard output of a command, if it succeeds.
+fn stdout_of(command: &mut Command) -> Result<String> {
+    let output = command.output().map_err(|error| format!("longshore: {error}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
     }
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Lines up to the one that ends an object.
+/// The lines up to the end of the first JSON object.
 fn first_object(lines: impl BufRead) -> String {
     let mut object = String::new();
     for line in lines.lines().map_while(io::Result::ok) {
@@ -165,8 +167,8 @@ fn first_object(lines: impl BufRead) -> String {
     object
 }
 
-/// A text of a JSON object that needs no escapes.
-fn text(json: &str, name: &str) -> Option<String> {
+/// The value of a string field of a JSON object, if the value needs no escapes.
+fn string_field(json: &str, name: &str) -> Option<String> {
     let rest = json.split_once(&format!("\"{name}\":"))?.1.trim_start().strip_prefix('"')?;
     Some(rest.split_once('"')?.0.to_owned())
 }
@@ -176,15 +178,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_read_from_what_a_command_prints() {
+    fn a_string_field_is_read_from_printed_json() {
         let printed = "{\n  \"id\": \"7\",\n  \"token\": \"longshore_abc\"\n}";
-        assert_eq!(text(printed, "token").as_deref(), Some("longshore_abc"));
-        assert_eq!(text(printed, "secret"), None);
+        assert_eq!(string_field(printed, "token").as_deref(), Some("longshore_abc"));
+        assert_eq!(string_field(printed, "secret"), None);
     }
 
     #[test]
-    fn a_schema_is_named_in_the_url() {
-        let database = |url: &str| TestDatabase::Schema { url: url.into(), name: "s".into(), ours: true };
+    fn the_url_names_the_schema() {
+        let database =
+            |url: &str| TestDatabase::Schema { url: url.into(), name: "s".into(), is_temporary: true };
         assert_eq!(database("postgres://a/b").url(), "postgres://a/b?schema=s");
         assert_eq!(database("postgres://a/b?c=d").url(), "postgres://a/b?c=d&schema=s");
     }
