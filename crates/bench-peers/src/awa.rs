@@ -1,5 +1,5 @@
-//! awa, tuned as in its own offered-rate benchmark: 1,024 workers, no deadline
-//! (which takes its short path for leases), a poll every 50 ms.
+//! awa, tuned as in its own offered-rate benchmark: 1,024 workers, no deadline (so that it
+//! takes its short path for leases), and a poll every 50 ms.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ impl Awa {
         awa::migrations::run(&pool).await?;
         let store = QueueStorage::new(QueueStorageConfig::default())?;
         let awa = Awa { pool, store: Arc::new(store) };
-        // The first worker of a new database settles which storage it uses;
-        // before that, jobs would go where no worker looks.
+        // The first worker on a new database decides which storage it uses. Jobs that are
+        // enqueued before go to a storage that no worker reads.
         let client = awa.client()?;
         client.start().await?;
         client.shutdown(Duration::from_secs(5)).await;

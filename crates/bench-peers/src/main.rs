@@ -1,11 +1,10 @@
-//! Takes one other job queue through one scenario of `bench worker`, once, and
-//! prints one line of JSON: jobs, seconds, what the client computed, how much
-//! the log grew, latencies. `bench worker --peers` runs it, round by round
-//! between its own; nothing is compared here.
+//! Runs one scenario of `bench worker` once with another job queue, a peer, and prints one
+//! line of JSON: jobs, seconds, CPU time of the client, WAL bytes, latencies.
+//! `bench worker --peers` runs this program between its own rounds and compares the
+//! figures.
 //!
-//! Every peer is tuned as its own documentation or benchmark advises, and each
-//! in one way for all scenarios, as a program in production would be; the
-//! figures are in the module of the peer.
+//! Every peer is tuned as its own documentation or benchmark recommends, with the same
+//! settings for all scenarios, as in production. The settings are in the peer's module.
 
 use std::future::Future;
 
@@ -19,38 +18,38 @@ mod river;
 mod rust_job_queue;
 mod scenario;
 
-/// Whatever goes wrong ends the run; nobody handles it.
+/// Any error ends the run; no caller handles it.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Takes one other job queue through one scenario and prints one line of JSON.
+/// Runs one scenario once with another job queue and prints one line of JSON.
 #[derive(Parser)]
 #[command(name = "bench-peers", max_term_width = 100)]
 struct Arguments {
     scenario: Scenario,
     peer: Name,
-    /// An empty database of the run's own: postgres://… or sqlite:FILE.
+    /// An empty database for this run only: postgres://… or sqlite:FILE.
     #[arg(long, value_name = "URL")]
     database: String,
-    /// drain: jobs that wait; pickup: samples.
+    /// drain: jobs in the backlog; pickup: number of samples.
     #[arg(long, default_value_t = 100_000)]
     jobs: u64,
-    /// sustained, enqueue: callers that each await their enqueue.
+    /// sustained, enqueue: callers that each await every enqueue.
     #[arg(long, default_value_t = 8)]
     callers: usize,
-    /// sustained, enqueue: for how long.
+    /// sustained, enqueue: how long to measure.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Scenario {
-    /// No-op jobs wait; from the worker's start until the last is settled.
+    /// Drains a backlog of no-op jobs, from the worker's start to the last settle.
     Drain,
-    /// Callers enqueue one by one while the worker consumes.
+    /// Callers enqueue one by one while the worker runs the jobs.
     Sustained,
-    /// Callers enqueue one by one; nobody consumes.
+    /// Callers enqueue one by one without a worker.
     Enqueue,
-    /// From the enqueue call to the handler's first line, on an idle worker.
+    /// The time from the enqueue call to the handler's first line, on an idle worker.
     Pickup,
 }
 
@@ -64,9 +63,10 @@ enum Name {
     RustJobQueue,
 }
 
-/// What the scenarios need of a queue. Handlers call [`handler_probe::record_run`].
+/// What the scenarios need from a job queue. Its handlers call
+/// [`handler_probe::record_run`].
 trait Peer: Clone + Send + Sync + 'static {
-    /// A worker at work.
+    /// A running worker.
     type Running: Send;
 
     fn start(&self) -> impl Future<Output = Result<Self::Running>> + Send;
@@ -75,28 +75,28 @@ trait Peer: Clone + Send + Sync + 'static {
 
     fn enqueue(&self, n: u64) -> impl Future<Output = Result<()>> + Send;
 
-    /// The peer's fastest way to store many.
+    /// Enqueues many jobs in the peer's fastest way.
     fn enqueue_many(&self, jobs: std::ops::Range<u64>) -> impl Future<Output = Result<()>> + Send;
 
-    /// Whether each of `jobs` is stored as done, asked once all handlers ran.
+    /// Whether all `jobs` are stored as done. Called once all handlers have run.
     fn all_settled(&self, jobs: u64) -> impl Future<Output = Result<bool>> + Send;
 
-    /// What autovacuum would have done by now, and a fresh checkpoint.
+    /// Makes a checkpoint and does what autovacuum would have done after a while.
     fn checkpoint_and_vacuum(&self) -> impl Future<Output = Result<()>> + Send;
 
-    /// How many bytes the log has grown to so far, where that can be told.
+    /// The number of bytes written to the WAL so far, if the engine reports it.
     fn wal_position(&self) -> impl Future<Output = Result<Option<u64>>> + Send;
 }
 
-/// Connections of a peer's pool: one for each caller, what the worker needs, and
-/// some for who looks on.
+/// The size of a peer's pool: one connection for each caller, and enough for the worker
+/// and for the queries of the scenarios.
 fn connections(callers: usize) -> u32 {
     callers as u32 + 32
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    // As many threads as the benchmark gives our side.
+    // As many threads as the benchmark uses for Longshore.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
         let (url, connections) = (arguments.database.as_str(), connections(arguments.callers));

@@ -1,4 +1,4 @@
-//! Postgres around a run, by either version of the driver.
+//! Checkpoints, vacuum and the WAL position on Postgres, with both versions of the driver.
 
 use sqlx::PgPool;
 
@@ -6,8 +6,8 @@ use crate::Result;
 
 const WAL_POSITION: &str = "select (pg_current_wal_lsn() - '0/0'::pg_lsn)::int8";
 
-/// A checkpoint first, so that the pages that vacuum touches again are already
-/// in the log in full, as in a busy queue.
+/// The checkpoint comes first, so that the full images of the pages that vacuum writes are
+/// already in the WAL when the measurement starts, as in a busy queue.
 const CHECKPOINT_AND_VACUUM: [&str; 2] = ["checkpoint", "vacuum (analyze)"];
 
 pub(crate) async fn checkpoint_and_vacuum(pool: &PgPool) -> Result<()> {

@@ -1,8 +1,7 @@
-//! riverqueue, tuned as in its own `riverqueue bench`: 2,000 workers, fetches 2
-//! milliseconds apart, a poll every 20. The pace of its notifications is set to
-//! the same 2 milliseconds, because at its default they would be the limit of
-//! the pick-ups. On SQLite with the write-ahead log and a full sync at each
-//! commit, as durable as our side.
+//! riverqueue, tuned as in its own `riverqueue bench`: 2,000 workers, at least 2 ms between
+//! fetches, and a poll every 20 ms. The client's own fetch cooldown, which limits its
+//! notifications, is also 2 ms, because the default would dominate the pick-up latency.
+//! On SQLite it uses the write-ahead log and a full sync at each commit, as Longshore does.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -18,8 +17,8 @@ use sqlx::{PgPool, SqlitePool};
 use crate::handler_probe::{self, Payload};
 use crate::{Peer, Result, postgres};
 
-/// A wait for the one writer of SQLite is no failure.
-const BUSY: Duration = Duration::from_secs(30);
+/// Waiting for SQLite's only writer must not fail.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Serialize, Deserialize, JobArgs)]
 #[river(kind = "bench")]
@@ -57,7 +56,7 @@ impl River {
     pub(crate) async fn install_postgres(url: &str, connections: u32) -> Result<Self> {
         let pool = PgPoolOptions::new().max_connections(connections).connect(url).await?;
         PostgresMigrator::new(pool.clone()).migrate_up().await?;
-        Self::over(Pool::Postgres(pool))
+        Self::with_pool(Pool::Postgres(pool))
     }
 
     pub(crate) async fn install_sqlite(url: &str, connections: u32) -> Result<Self> {
@@ -65,18 +64,18 @@ impl River {
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
-            .busy_timeout(BUSY);
-        // More connections only queue for the one writer.
+            .busy_timeout(BUSY_TIMEOUT);
+        // More connections would only wait for the writer.
         let pool = SqlitePoolOptions::new()
             .max_connections(connections.min(5))
-            .acquire_timeout(BUSY)
+            .acquire_timeout(BUSY_TIMEOUT)
             .connect_with(options)
             .await?;
         SqliteMigrator::new(pool.clone()).migrate_up().await?;
-        Self::over(Pool::Sqlite(pool))
+        Self::with_pool(Pool::Sqlite(pool))
     }
 
-    fn over(pool: Pool) -> Result<Self> {
+    fn with_pool(pool: Pool) -> Result<Self> {
         let mut workers = Workers::new();
         workers.add_fn(work)?;
         let builder = match &pool {
@@ -112,12 +111,12 @@ impl Peer for River {
     }
 
     async fn all_settled(&self, _: u64) -> Result<bool> {
-        let open = "select exists (select 1 from river_job where state <> 'completed')";
-        let open: bool = match &self.pool {
-            Pool::Postgres(pool) => sqlx::query_scalar(open).fetch_one(pool).await?,
-            Pool::Sqlite(pool) => sqlx::query_scalar(open).fetch_one(pool).await?,
+        let unsettled = "select exists (select 1 from river_job where state <> 'completed')";
+        let unsettled: bool = match &self.pool {
+            Pool::Postgres(pool) => sqlx::query_scalar(unsettled).fetch_one(pool).await?,
+            Pool::Sqlite(pool) => sqlx::query_scalar(unsettled).fetch_one(pool).await?,
         };
-        Ok(!open)
+        Ok(!unsettled)
     }
 
     async fn checkpoint_and_vacuum(&self) -> Result<()> {

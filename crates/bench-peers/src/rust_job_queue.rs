@@ -1,8 +1,8 @@
-//! rust-job-queue-api-worker-system: 16 workers, the most in its own
-//! `benches/throughput.rs`, each with a connection of its own. It has no
-//! notifications and polls every 500 ms by default; here every 10, so that there
-//! is a look in every millisecond. Its kinds are given: the jobs are of the one
-//! that comes closest to the payload of the others.
+//! rust-job-queue-api-worker-system, with 16 workers, the maximum in its own
+//! `benches/throughput.rs`, each with its own connection. It has no notifications and polls
+//! every 500 ms by default. Here each worker polls every 10 ms, so that there is more than
+//! one poll per millisecond. Its kinds are fixed; the jobs have the kind whose payload is
+//! closest to that of the other peers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{Peer, Result, postgres};
 
 const WORKERS: usize = 16;
 const POLL: Duration = Duration::from_millis(10);
-/// It has no call for many; so many callers share the jobs of one.
+/// It has no bulk enqueue, so this many callers share the jobs.
 const CALLERS: u64 = 8;
 
 struct NoOp;
@@ -34,7 +34,7 @@ impl Executor for NoOp {
                 handler_probe::record_run(n);
                 ExecutionOutcome::Succeeded
             }
-            None => ExecutionOutcome::Failed("a job without its number".into()),
+            None => ExecutionOutcome::Failed("the payload has no number".into()),
         }
     }
 }
@@ -97,9 +97,9 @@ impl Peer for JobQueue {
     }
 
     async fn all_settled(&self, _: u64) -> Result<bool> {
-        let open = "select exists (select 1 from jobs where status <> 'succeeded')";
-        let open: bool = sqlx_0_8::query_scalar(open).fetch_one(&self.pool).await?;
-        Ok(!open)
+        let unsettled = "select exists (select 1 from jobs where status <> 'succeeded')";
+        let unsettled: bool = sqlx_0_8::query_scalar(unsettled).fetch_one(&self.pool).await?;
+        Ok(!unsettled)
     }
 
     async fn checkpoint_and_vacuum(&self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The scenarios, the same for every peer and the same as on our side.
+//! The scenarios, the same for every peer and for Longshore (`bench worker`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,29 +9,29 @@ use tokio::task::JoinHandle;
 
 use crate::{Arguments, Peer, Result, Scenario, handler_probe};
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Serialize)]
 pub(crate) struct Outcome {
     jobs: u64,
     seconds: f64,
-    /// What this process computed meanwhile.
+    /// The CPU time of this process during the run.
     cpu_seconds: Option<f64>,
     wal_bytes: Option<u64>,
-    /// Of the pick-ups, in the order of the enqueues.
+    /// The pick-up latencies, in the order of the enqueues.
     latencies_micros: Vec<u64>,
 }
 
-/// Jobs of a bulk call.
+/// Jobs per bulk enqueue.
 const BULK: u64 = 5_000;
-/// Nobody waits longer for a job that should have run.
-const LOST_AFTER: Duration = Duration::from_secs(300);
-/// Jobs that a started worker runs first, and how long it is then given to come
-/// to rest.
+/// The maximum wait for a job that should have run.
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
+/// Jobs that a new worker runs before the measurement.
 const WARM_UP: u64 = 20;
-const COME_TO_REST: Duration = Duration::from_secs(1);
-/// How long callers run before the clock does: their connections are open then,
+/// How long the worker then gets to become idle.
+const SLOW_DOWN: Duration = Duration::from_secs(1);
+/// How long callers run before the measurement starts, so that their connections are open
 /// and their statements prepared.
-const GET_GOING: Duration = Duration::from_millis(300);
+const RAMP_UP: Duration = Duration::from_millis(300);
 
 pub(crate) async fn run<P: Peer>(arguments: &Arguments, peer: P) -> Result<Outcome> {
     let time = Duration::from_secs_f64(arguments.seconds);
@@ -53,10 +53,10 @@ async fn drain<P: Peer>(peer: &P, jobs: u64) -> Result<Outcome> {
     peer.checkpoint_and_vacuum().await?;
     let clock = Clock::start(peer).await?;
     let running = peer.start().await?;
-    all_ran(jobs).await?;
-    // The settles of the last jobs are still on their way, and they count.
+    wait_until_run(jobs).await?;
+    // The last jobs have run but may not be settled yet; the time includes their settles.
     while !peer.all_settled(jobs).await? {
-        clock.in_time()?;
+        clock.check_timeout()?;
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let outcome = clock.stop(peer, jobs).await?;
@@ -64,18 +64,18 @@ async fn drain<P: Peer>(peer: &P, jobs: u64) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Counts handlers that ran within the time. Our side counts settlements,
-/// which come later.
+/// Counts the handlers that run within `time`. For Longshore, settles are counted, which
+/// come later.
 async fn sustained<P: Peer>(peer: &P, callers: usize, time: Duration) -> Result<Outcome> {
-    let running = warm(peer).await?;
+    let running = start_warm(peer).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let callers = produce(peer, callers, &stop);
-    tokio::time::sleep(GET_GOING).await;
+    tokio::time::sleep(RAMP_UP).await;
     let (clock, before) = (Clock::start(peer).await?, handler_probe::count());
     tokio::time::sleep(time).await;
     let outcome = clock.stop(peer, handler_probe::count() - before).await?;
     stop.store(true, Ordering::Relaxed);
-    together(callers).await?;
+    join_all(callers).await?;
     peer.stop(running).await?;
     Ok(outcome)
 }
@@ -85,20 +85,20 @@ async fn enqueue<P: Peer>(peer: &P, callers: usize, time: Duration) -> Result<Ou
     peer.checkpoint_and_vacuum().await?;
     let stop = Arc::new(AtomicBool::new(false));
     let warm_up = produce(peer, callers, &stop);
-    tokio::time::sleep(GET_GOING).await;
+    tokio::time::sleep(RAMP_UP).await;
     stop.store(true, Ordering::Relaxed);
-    together(warm_up).await?;
+    join_all(warm_up).await?;
     stop.store(false, Ordering::Relaxed);
     let clock = Clock::start(peer).await?;
     let callers = produce(peer, callers, &stop);
     tokio::time::sleep(time).await;
     stop.store(true, Ordering::Relaxed);
-    let stored = together(callers).await?;
+    let stored = join_all(callers).await?;
     clock.stop(peer, stored).await
 }
 
 async fn pickup<P: Peer>(peer: &P, samples: u64) -> Result<Outcome> {
-    let running = warm(peer).await?;
+    let running = start_warm(peer).await?;
     handler_probe::time_pickups(samples);
     let before = handler_probe::count();
     let clock = Clock::start(peer).await?;
@@ -108,40 +108,43 @@ async fn pickup<P: Peer>(peer: &P, samples: u64) -> Result<Outcome> {
         peer.enqueue(n).await?;
         tokio::time::sleep(gaps.next()).await;
     }
-    all_ran(before + samples).await?;
+    wait_until_run(before + samples).await?;
     let mut outcome = clock.stop(peer, samples).await?;
     outcome.latencies_micros = handler_probe::pickup_micros();
     peer.stop(running).await?;
     Ok(outcome)
 }
 
-/// Starts a worker and has it run a few jobs, so that connections are open and
-/// statements prepared; then lets it come to rest.
-async fn warm<P: Peer>(peer: &P) -> Result<P::Running> {
+/// Starts a worker and lets it run some jobs, so that connections are open and statements
+/// prepared, and then become idle.
+async fn start_warm<P: Peer>(peer: &P) -> Result<P::Running> {
     peer.checkpoint_and_vacuum().await?;
     let running = peer.start().await?;
     for n in 0..WARM_UP {
         peer.enqueue(n).await?;
     }
-    all_ran(WARM_UP).await?;
-    tokio::time::sleep(COME_TO_REST).await;
+    wait_until_run(WARM_UP).await?;
+    tokio::time::sleep(SLOW_DOWN).await;
     Ok(running)
 }
 
-async fn all_ran(jobs: u64) -> Result<()> {
-    let began = Instant::now();
+async fn wait_until_run(jobs: u64) -> Result<()> {
+    let started = Instant::now();
     while handler_probe::count() < jobs {
-        if began.elapsed() > LOST_AFTER {
-            return Err(
-                format!("{} of {jobs} jobs ran; giving up on the rest", handler_probe::count()).into()
-            );
+        if started.elapsed() > RUN_TIMEOUT {
+            return Err(format!(
+                "only {} of {jobs} jobs ran within {} s",
+                handler_probe::count(),
+                RUN_TIMEOUT.as_secs()
+            )
+            .into());
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     Ok(())
 }
 
-/// Callers that each enqueue one job after another until told to stop.
+/// Starts callers that each enqueue one job after another until `stop` is set.
 fn produce<P: Peer>(peer: &P, callers: usize, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<Result<u64>>> {
     let call = |_| {
         let (peer, stop) = (peer.clone(), stop.clone());
@@ -157,7 +160,7 @@ fn produce<P: Peer>(peer: &P, callers: usize, stop: &Arc<AtomicBool>) -> Vec<Joi
     (0..callers).map(call).collect()
 }
 
-async fn together(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
+async fn join_all(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
     let mut jobs = 0;
     for task in tasks {
         jobs += task.await??;
@@ -177,9 +180,9 @@ impl Gaps {
     }
 }
 
-/// What a timed phase is measured by.
+/// Measures the time, the CPU time and the WAL of a phase.
 struct Clock {
-    began: Instant,
+    started: Instant,
     cpu: Option<Duration>,
     wal: Option<u64>,
 }
@@ -187,18 +190,18 @@ struct Clock {
 impl Clock {
     async fn start<P: Peer>(peer: &P) -> Result<Self> {
         let wal = peer.wal_position().await?;
-        Ok(Clock { began: Instant::now(), cpu: client_cpu(), wal })
+        Ok(Clock { started: Instant::now(), cpu: client_cpu(), wal })
     }
 
-    fn in_time(&self) -> Result<()> {
-        if self.began.elapsed() > LOST_AFTER {
-            return Err(format!("the last jobs were not settled within {} s", LOST_AFTER.as_secs()).into());
+    fn check_timeout(&self) -> Result<()> {
+        if self.started.elapsed() > RUN_TIMEOUT {
+            return Err(format!("the last jobs were not settled within {} s", RUN_TIMEOUT.as_secs()).into());
         }
         Ok(())
     }
 
     async fn stop<P: Peer>(self, peer: &P, jobs: u64) -> Result<Outcome> {
-        let (seconds, cpu) = (self.began.elapsed().as_secs_f64(), client_cpu());
+        let (seconds, cpu) = (self.started.elapsed().as_secs_f64(), client_cpu());
         let wal = peer.wal_position().await?;
         Ok(Outcome {
             jobs,
@@ -210,10 +213,10 @@ impl Clock {
     }
 }
 
-/// The processor time of this process so far, to a hundredth of a second.
+/// The CPU time of this process so far, with a resolution of 10 ms; Linux only.
 fn client_cpu() -> Option<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name and may contain anything.
+    // The second field is the program's name, which may contain any character.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     Some(Duration::from_millis((user + system) * 10))

@@ -1,5 +1,5 @@
-//! Claim and settle in batches until nothing is left: our way and by hand, on
-//! either engine, timed from warm claimers on.
+//! Claims and settles in batches until no jobs are left, with the library and with raw
+//! SQL, on either engine. The time starts once the claimers are warm.
 
 use std::time::Instant;
 
@@ -9,20 +9,20 @@ use longshore::store::ClaimCursor;
 use crate::postgres_server::Admin;
 use crate::report::Sample;
 use crate::sqlite_files::{Files, blocking};
-use crate::{Result, library, raw_postgres, raw_sqlite, together};
+use crate::{Result, join_all, library, raw_postgres, raw_sqlite};
 
 const BULK: u64 = 10_000;
-/// Batches before the clock starts: connections are open, statements prepared,
-/// and Postgres has settled on their plans.
+/// Batches before the time starts. After them connections are open, statements are
+/// prepared, and Postgres has chosen its plans.
 pub(crate) const WARM_UP: u64 = 8;
 
-/// How many jobs the tables must hold for `jobs` to be left after warming up.
+/// The number of jobs to enqueue so that `jobs` are left after the warm-up.
 fn with_warm_up(jobs: u64, batch: u32, claimers: usize) -> u64 {
     jobs + WARM_UP * u64::from(batch) * claimers as u64
 }
 
-/// Registers claimers and lets all of them warm up at once, so that each has a
-/// connection with its statements.
+/// Registers claimers and warms all of them up at the same time, so that each uses its
+/// own connection and prepares its statements there.
 async fn warm_claimers(client: &Client, batch: u32, claimers: usize) -> Result<Vec<library::Claimer>> {
     let mut tasks = Vec::new();
     for _ in 0..claimers {
@@ -53,7 +53,7 @@ pub(crate) async fn library_on_postgres(
     admin.vacuum_analyze(schema).await?;
     let warm = warm_claimers(&client, batch, claimers).await?;
     let drain = |claimer: library::Claimer| tokio::spawn(claimer.drain());
-    admin.timed(async { together(warm.into_iter().map(drain).collect()).await }).await
+    admin.timed(async { join_all(warm.into_iter().map(drain).collect()).await }).await
 }
 
 pub(crate) async fn raw_on_postgres(
@@ -75,7 +75,7 @@ pub(crate) async fn raw_on_postgres(
         warm.push(claimer);
     }
     let drain = |claimer: raw_postgres::Claimer| tokio::spawn(claimer.drain());
-    admin.timed(async { together(warm.into_iter().map(drain).collect()).await }).await
+    admin.timed(async { join_all(warm.into_iter().map(drain).collect()).await }).await
 }
 
 pub(crate) async fn library_on_sqlite(
@@ -87,10 +87,10 @@ pub(crate) async fn library_on_sqlite(
     let file = files.filled(with_warm_up(jobs, batch, claimers)).await?;
     let client = file.client().await?;
     let warm = warm_claimers(&client, batch, claimers).await?;
-    let began = Instant::now();
+    let started = Instant::now();
     let drain = |claimer: library::Claimer| tokio::spawn(claimer.drain());
-    let jobs = together(warm.into_iter().map(drain).collect()).await?;
-    Ok(Sample::since(began, jobs))
+    let jobs = join_all(warm.into_iter().map(drain).collect()).await?;
+    Ok(Sample::since(started, jobs))
 }
 
 pub(crate) async fn raw_on_sqlite(
@@ -112,8 +112,8 @@ pub(crate) async fn raw_on_sqlite(
         });
         warm.push(claimer.await?);
     }
-    let began = Instant::now();
+    let started = Instant::now();
     let drain = |claimer: raw_sqlite::Claimer| tokio::task::spawn_blocking(|| claimer.drain());
-    let jobs = together(warm.into_iter().map(drain).collect()).await?;
-    Ok(Sample::since(began, jobs))
+    let jobs = join_all(warm.into_iter().map(drain).collect()).await?;
+    Ok(Sample::since(started, jobs))
 }

@@ -1,4 +1,5 @@
-//! `bench core`: enqueue, claim and settle, our way and by hand, in turns.
+//! `bench core`: enqueue, claim and settle with the library and with raw SQL, in
+//! alternating rounds.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -10,46 +11,48 @@ use crate::claim_and_settle::{self, WARM_UP};
 use crate::postgres_server::Admin;
 use crate::report::{self, Cell, Sample};
 use crate::sqlite_files::{Files, blocking};
-use crate::{Engine, Result, ServerOptions, library, raw_postgres, raw_sqlite, together};
+use crate::{Engine, Result, ServerOptions, join_all, library, raw_postgres, raw_sqlite};
 
-const OURS: &str = "bench_ours";
+/// The schema for Longshore's side.
+const SCHEMA: &str = "bench_ours";
 const BULK: u64 = 10_000;
 const CALLERS: [usize; 3] = [1, 8, 64];
 const BATCHES: [u32; 4] = [1, 10, 100, 500];
 const CLAIMERS: [usize; 2] = [1, 2];
+
 /// Options of `bench core`.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
     server: ServerOptions,
-    /// Jobs of the largest claim cells; cells of smaller batches take fewer
-    /// [default: 60000, 8000 with --quick].
+    /// Jobs in the claim cells with the largest batches; cells with smaller batches use
+    /// fewer [default: 60000, 8000 with --quick].
     #[arg(long, value_name = "N")]
     jobs: Option<u64>,
-    /// How often each cell is measured on each side, in turns.
+    /// How often each side of a cell is measured, in alternating rounds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Which engines.
+    /// The engines to measure.
     #[arg(long, value_enum, default_value = "both")]
     engine: Engine,
-    /// Only cells whose name contains this, such as `claim` or `500 a batch`.
+    /// Only cells whose name contains this, such as `claim` or `500 per batch`.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Where the figures go.
+    /// The file to write the figures to.
     #[arg(long, value_name = "FILE", default_value = "target/bench/core.json")]
     json: PathBuf,
-    /// Shorter phases: for trying things out, not for quoting.
+    /// Use shorter phases: good for experiments, too noisy to publish.
     #[arg(long)]
     quick: bool,
 }
 
 impl Options {
     fn claim_jobs(&self, batch: u32) -> u64 {
-        let most = self.jobs.unwrap_or(if self.quick { 8_000 } else { 60_000 });
+        let max = self.jobs.unwrap_or(if self.quick { 8_000 } else { 60_000 });
         let jobs = match batch {
-            ..10 => most / 15,
-            10..100 => most / 3,
-            _ => most,
+            ..10 => max / 15,
+            10..100 => max / 3,
+            _ => max,
         };
         jobs.max(batch.into())
     }
@@ -71,7 +74,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     let mut engines = Vec::new();
     if options.engine != Engine::Sqlite {
         let mut admin = Admin::connect(options.server.url()?).await?;
-        if admin.is_durable() {
+        if admin.check_durability() {
             let cells = Postgres { options, admin: &mut admin }.measure().await?;
             engines.push(report::compare("Postgres", admin.settings_json(), &cells));
         }
@@ -93,7 +96,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
 }
 
 fn bulk_cell() -> Cell {
-    Cell::new("bulk enqueue, 10,000 a call")
+    Cell::new("bulk enqueue, 10,000 per call")
 }
 
 fn single_name(callers: usize) -> String {
@@ -101,10 +104,10 @@ fn single_name(callers: usize) -> String {
 }
 
 fn claim_name(batch: u32, claimers: usize) -> String {
-    format!("claim+settle, {batch} a batch, {claimers} claimer{}", if claimers == 1 { "" } else { "s" })
+    format!("claim+settle, {batch} per batch, {claimers} claimer{}", if claimers == 1 { "" } else { "s" })
 }
 
-fn progress(cell: &str) {
+fn print_progress(cell: &str) {
     eprintln!("measuring: {cell}");
 }
 
@@ -119,7 +122,7 @@ impl Postgres<'_> {
     async fn measure(mut self) -> Result<Vec<Cell>> {
         let mut cells = Vec::new();
         let cell = bulk_cell().against("COPY", Some(0.6)).against("insert … select unnest", None);
-        if self.options.wants("bulk enqueue, 10,000 a call") {
+        if self.options.wants("bulk enqueue, 10,000 per call") {
             cells.push(self.bulk(cell).await?);
         }
         for callers in CALLERS {
@@ -134,18 +137,18 @@ impl Postgres<'_> {
                 }
             }
         }
-        self.admin.drop_schema(OURS).await?;
+        self.admin.drop_schema(SCHEMA).await?;
         self.admin.drop_schema(raw_postgres::SCHEMA).await?;
         Ok(cells)
     }
 
     async fn bulk(&mut self, mut cell: Cell) -> Result<Cell> {
-        progress("Postgres, bulk enqueue");
+        print_progress("Postgres, bulk enqueue");
         let calls = self.options.bulk_calls();
         for _ in 0..self.options.rounds {
-            let client = self.admin.fresh_schema(OURS).await?;
+            let client = self.admin.fresh_schema(SCHEMA).await?;
             library::enqueue_bulk(&client, BULK, BULK).await?;
-            self.admin.vacuum_analyze(OURS).await?;
+            self.admin.vacuum_analyze(SCHEMA).await?;
             let work = async {
                 library::enqueue_bulk(&client, calls * BULK, BULK).await?;
                 Ok(calls * BULK)
@@ -182,33 +185,33 @@ impl Postgres<'_> {
 
     async fn single(&mut self, callers: usize) -> Result<Cell> {
         let name = single_name(callers);
-        progress(&format!("Postgres, {name}"));
+        print_progress(&format!("Postgres, {name}"));
         let mut cell = Cell::new(name);
         for how in raw_postgres::Single::ALL {
-            let bar = match (callers, how) {
+            let target = match (callers, how) {
                 (1, raw_postgres::Single::TwoRows) => Some(0.8),
-                // The best peer's single enqueue reaches two thirds of this insert
-                // on the same machine: 1.3 and 4 times of it are asked.
+                // The best peer's single enqueue reaches 0.66 of this insert's rate on the
+                // same machine. The targets are 1.3 and 4 times that.
                 (8, raw_postgres::Single::Plain) => Some(0.86),
                 (64, raw_postgres::Single::Plain) => Some(2.64),
                 _ => None,
             };
-            cell = cell.against(how.name(), bar);
+            cell = cell.against(how.name(), target);
         }
         let time = self.options.single_time();
         for _ in 0..self.options.rounds {
-            let client = self.admin.fresh_schema(OURS).await?;
+            let client = self.admin.fresh_schema(SCHEMA).await?;
             library::enqueue_bulk(&client, 1000, 1000).await?;
-            together(vec![tokio::spawn(library::enqueue_singly(
+            join_all(vec![tokio::spawn(library::enqueue_singly(
                 client.clone(),
                 Instant::now() + Duration::from_millis(100),
             ))])
             .await?;
-            self.admin.vacuum_analyze(OURS).await?;
+            self.admin.vacuum_analyze(SCHEMA).await?;
             let work = async {
                 let until = Instant::now() + time;
                 let call = |_| tokio::spawn(library::enqueue_singly(client.clone(), until));
-                together((0..callers).map(call).collect()).await
+                join_all((0..callers).map(call).collect()).await
             };
             let sample = self.admin.timed(work).await?;
             cell.longshore.samples.push(sample);
@@ -229,7 +232,7 @@ impl Postgres<'_> {
                     let until = Instant::now() + time;
                     let call =
                         |connection| tokio::spawn(raw_postgres::enqueue_singly(connection, how, until));
-                    together(connections.into_iter().map(call).collect()).await
+                    join_all(connections.into_iter().map(call).collect()).await
                 };
                 let sample = self.admin.timed(work).await?;
                 cell.baselines[nth].samples.push(sample);
@@ -240,14 +243,14 @@ impl Postgres<'_> {
 
     async fn claim(&mut self, batch: u32, claimers: usize) -> Result<Cell> {
         let name = claim_name(batch, claimers);
-        progress(&format!("Postgres, {name}"));
-        let bar = (batch == 500).then_some(0.85);
-        let mut cell = Cell::new(name).against("four-table SQL", bar);
+        print_progress(&format!("Postgres, {name}"));
+        let target = (batch == 500).then_some(0.85);
+        let mut cell = Cell::new(name).against("four-table SQL", target);
         let jobs = self.options.claim_jobs(batch);
         for _ in 0..self.options.rounds {
-            cell.longshore
-                .samples
-                .push(claim_and_settle::library_on_postgres(self.admin, OURS, jobs, batch, claimers).await?);
+            cell.longshore.samples.push(
+                claim_and_settle::library_on_postgres(self.admin, SCHEMA, jobs, batch, claimers).await?,
+            );
             cell.baselines[0]
                 .samples
                 .push(claim_and_settle::raw_on_postgres(self.admin, jobs, batch, claimers).await?);
@@ -255,7 +258,7 @@ impl Postgres<'_> {
         Ok(cell)
     }
 
-    /// Empty tables for the raw side, made by the library's migrations.
+    /// Creates empty tables for raw SQL, with the library's migrations.
     async fn fresh_raw(&mut self) -> Result<sqlx::PgConnection> {
         self.admin.fresh_schema(raw_postgres::SCHEMA).await?;
         self.admin.raw_connection().await
@@ -272,7 +275,7 @@ struct Sqlite<'a> {
 impl Sqlite<'_> {
     async fn measure(mut self) -> Result<Vec<Cell>> {
         let mut cells = Vec::new();
-        if self.options.wants("bulk enqueue, 10,000 a call") {
+        if self.options.wants("bulk enqueue, 10,000 per call") {
             cells.push(self.bulk().await?);
         }
         for callers in CALLERS {
@@ -291,24 +294,24 @@ impl Sqlite<'_> {
     }
 
     async fn bulk(&mut self) -> Result<Cell> {
-        progress("SQLite, bulk enqueue");
-        let mut cell = bulk_cell().against("two inserts a job, one transaction", None);
+        print_progress("SQLite, bulk enqueue");
+        let mut cell = bulk_cell().against("two inserts per job, one transaction", None);
         let calls = self.options.bulk_calls();
         for _ in 0..self.options.rounds {
             let file = self.files.fresh().await?;
             let client = file.client().await?;
-            let began = Instant::now();
+            let started = Instant::now();
             library::enqueue_bulk(&client, calls * BULK, BULK).await?;
-            cell.longshore.samples.push(Sample::since(began, calls * BULK));
+            cell.longshore.samples.push(Sample::since(started, calls * BULK));
 
             let file = self.files.fresh().await?;
             let raw = blocking(move || {
                 let mut connection = raw_sqlite::open(&file.path)?;
-                let began = Instant::now();
+                let started = Instant::now();
                 for call in 0..calls {
                     raw_sqlite::enqueue(&mut connection, call * BULK, BULK)?;
                 }
-                Ok(Sample::since(began, calls * BULK))
+                Ok(Sample::since(started, calls * BULK))
             });
             cell.baselines[0].samples.push(raw.await?);
         }
@@ -317,23 +320,23 @@ impl Sqlite<'_> {
 
     async fn single(&mut self, callers: usize) -> Result<Cell> {
         let name = single_name(callers);
-        progress(&format!("SQLite, {name}"));
-        let mut cell = Cell::new(name).against("a transaction a job, 1 connection", None);
+        print_progress(&format!("SQLite, {name}"));
+        let mut cell = Cell::new(name).against("one transaction per job, 1 connection", None);
         let time = self.options.single_time();
         for _ in 0..self.options.rounds {
             let file = self.files.fresh().await?;
             let client = file.client().await?;
-            let began = Instant::now();
-            let call = |_| tokio::spawn(library::enqueue_singly(client.clone(), began + time));
-            let jobs = together((0..callers).map(call).collect()).await?;
-            cell.longshore.samples.push(Sample::since(began, jobs));
+            let started = Instant::now();
+            let call = |_| tokio::spawn(library::enqueue_singly(client.clone(), started + time));
+            let jobs = join_all((0..callers).map(call).collect()).await?;
+            cell.longshore.samples.push(Sample::since(started, jobs));
 
             let file = self.files.fresh().await?;
             let raw = blocking(move || {
                 let mut connection = raw_sqlite::open(&file.path)?;
-                let began = Instant::now();
-                let jobs = raw_sqlite::enqueue_singly(&mut connection, began + time)?;
-                Ok(Sample::since(began, jobs))
+                let started = Instant::now();
+                let jobs = raw_sqlite::enqueue_singly(&mut connection, started + time)?;
+                Ok(Sample::since(started, jobs))
             });
             cell.baselines[0].samples.push(raw.await?);
         }
@@ -342,9 +345,9 @@ impl Sqlite<'_> {
 
     async fn claim(&mut self, batch: u32, claimers: usize) -> Result<Cell> {
         let name = claim_name(batch, claimers);
-        progress(&format!("SQLite, {name}"));
-        let bar = (batch == 100).then_some(0.7);
-        let mut cell = Cell::new(name).against("four-table SQL, a statement a row", bar);
+        print_progress(&format!("SQLite, {name}"));
+        let target = (batch == 100).then_some(0.7);
+        let mut cell = Cell::new(name).against("four-table SQL, one statement per row", target);
         let jobs = self.options.claim_jobs(batch);
         for _ in 0..self.options.rounds {
             cell.longshore

@@ -1,6 +1,6 @@
-//! `bench held`: jobs pass through while a transaction elsewhere stays open, so
-//! that nothing dead can be vacuumed away. With the claim cursor the pace
-//! should stay level; always starting at the head shows what it saves.
+//! `bench held`: throughput while another transaction stays open, so that vacuum cannot
+//! remove dead rows. With the claim cursor the rate should stay constant. Runs that
+//! always claim from the head of the index show what the cursor saves.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ use crate::report::{self, rate, table, thousands};
 use crate::{Result, ServerOptions, library};
 
 const SCHEMA: &str = "bench_held";
-/// Jobs that always wait, so that every claim is full.
+/// Jobs that are always waiting, so that every claim is full.
 const BACKLOG: u64 = 5_000;
-/// Enqueued at once, then claimed and settled in batches.
+/// Jobs that are enqueued in one call, then claimed and settled in batches.
 const ROUND: u64 = 2_500;
 const BATCH: u32 = 500;
 
@@ -26,17 +26,17 @@ const BATCH: u32 = 500;
 pub(crate) struct Options {
     #[command(flatten)]
     server: ServerOptions,
-    /// How many jobs pass through in each run.
+    /// Jobs to enqueue, claim and settle in each run.
     #[arg(long, default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(25_000..))]
     jobs: u64,
-    /// How many in the run that is expected to crawl: snapshot held, no cursor
+    /// Jobs in the run that is expected to be slow: snapshot held, no cursor
     /// [default: a fifth of --jobs].
     #[arg(long, value_name = "JOBS")]
     crawl: Option<u64>,
-    /// A run that takes longer is cut off and says how far it came.
+    /// Stop a run that takes longer, and report how many jobs it completed.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     limit: u64,
-    /// Where the figures go.
+    /// The file to write the figures to.
     #[arg(long, value_name = "FILE", default_value = "target/bench/held.json")]
     json: PathBuf,
 }
@@ -49,24 +49,24 @@ enum Snapshot {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claims {
-    ByCursor,
-    FromTheHead,
+    FromCursor,
+    FromHead,
 }
 
 struct Run {
     snapshot: Snapshot,
     claims: Claims,
-    asked: u64,
+    requested: u64,
     done: u64,
     took: Duration,
-    /// Jobs/s of each tenth that was finished.
+    /// Jobs/s in each completed tenth of the run.
     tenths: Vec<f64>,
 }
 
 impl Run {
     fn name(&self) -> String {
         let snapshot = if self.snapshot == Snapshot::Held { "snapshot held" } else { "no snapshot" };
-        let claims = if self.claims == Claims::ByCursor { "cursor" } else { "always head" };
+        let claims = if self.claims == Claims::FromCursor { "cursor" } else { "always head" };
         format!("{snapshot}, {claims}")
     }
 
@@ -81,15 +81,15 @@ impl Run {
 
 pub(crate) async fn run(options: &Options) -> Result<()> {
     let mut admin = Admin::connect(options.server.url()?).await?;
-    if !admin.is_durable() {
+    if !admin.check_durability() {
         return Ok(());
     }
     let mut runs: Vec<Run> = Vec::new();
-    for claims in [Claims::ByCursor, Claims::FromTheHead] {
+    for claims in [Claims::FromCursor, Claims::FromHead] {
         for snapshot in [Snapshot::None, Snapshot::Held] {
-            let crawls = (snapshot, claims) == (Snapshot::Held, Claims::FromTheHead);
-            let jobs = if crawls { options.crawl.unwrap_or(options.jobs / 5) } else { options.jobs };
-            let run = pass_through(&mut admin, snapshot, claims, jobs, options.limit).await?;
+            let is_slow = (snapshot, claims) == (Snapshot::Held, Claims::FromHead);
+            let jobs = if is_slow { options.crawl.unwrap_or(options.jobs / 5) } else { options.jobs };
+            let run = process_jobs(&mut admin, snapshot, claims, jobs, options.limit).await?;
             eprintln!("measured: {}, {} jobs in {:.1} s", run.name(), run.done, run.took.as_secs_f64());
             runs.push(run);
         }
@@ -106,7 +106,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     report::write(&options.json, &figures)
 }
 
-async fn pass_through(
+async fn process_jobs(
     admin: &mut Admin,
     snapshot: Snapshot,
     claims: Claims,
@@ -115,8 +115,8 @@ async fn pass_through(
 ) -> Result<Run> {
     let client = admin.fresh_schema(SCHEMA).await?;
     let cursor = match claims {
-        Claims::ByCursor => ClaimCursor::default(),
-        Claims::FromTheHead => ClaimCursor::always_head(),
+        Claims::FromCursor => ClaimCursor::default(),
+        Claims::FromHead => ClaimCursor::always_head(),
     };
     let mut claimer = library::Claimer::register(&client, None, BATCH, cursor).await?;
     library::enqueue_bulk(&client, BACKLOG, ROUND).await?;
@@ -126,72 +126,73 @@ async fn pass_through(
         Snapshot::Held => Some(hold_snapshot(admin.raw_connection().await?).await?),
     };
 
-    let mut run = Run { snapshot, claims, asked: jobs, done: 0, took: Duration::ZERO, tenths: Vec::new() };
-    let (began, mut tenth_began, mut tenth_done) = (Instant::now(), Instant::now(), 0);
-    while run.done < jobs && began.elapsed() < Duration::from_secs(limit) {
+    let mut run =
+        Run { snapshot, claims, requested: jobs, done: 0, took: Duration::ZERO, tenths: Vec::new() };
+    let (started, mut tenth_started, mut tenth_done) = (Instant::now(), Instant::now(), 0);
+    while run.done < jobs && started.elapsed() < Duration::from_secs(limit) {
         client.enqueue_many((run.done..run.done + ROUND).map(library::job)).await?;
-        let mut passed = 0;
-        while passed < ROUND {
-            passed += claimer.round().await?.jobs;
+        let mut settled = 0;
+        while settled < ROUND {
+            settled += claimer.round().await?.jobs;
         }
-        run.done += passed;
+        run.done += settled;
         if run.done >= jobs * (run.tenths.len() as u64 + 1) / 10 {
-            run.tenths.push(rate(run.done - tenth_done, tenth_began.elapsed()));
-            (tenth_began, tenth_done) = (Instant::now(), run.done);
+            run.tenths.push(rate(run.done - tenth_done, tenth_started.elapsed()));
+            (tenth_started, tenth_done) = (Instant::now(), run.done);
         }
     }
-    run.took = began.elapsed();
+    run.took = started.elapsed();
     if let Some(holder) = holder {
         holder.close().await?;
     }
     Ok(run)
 }
 
-/// A transaction that sees the tables as they are now, for as long as it lives.
+/// Opens a transaction that keeps a snapshot of the tables until it is closed.
 async fn hold_snapshot(mut connection: PgConnection) -> Result<PgConnection> {
     sqlx::query("begin isolation level repeatable read").execute(&mut connection).await?;
     sqlx::query("select 1 from bench_held.jobs").fetch_all(&mut connection).await?;
     Ok(connection)
 }
 
-/// The whole of a run against the same without the snapshot.
-fn to_unheld(run: &Run, runs: &[Run]) -> Option<f64> {
+/// The ratio of a run's rate to the same run without a snapshot.
+fn ratio_without_snapshot(run: &Run, runs: &[Run]) -> Option<f64> {
     let unheld = runs.iter().find(|other| other.claims == run.claims && other.snapshot == Snapshot::None)?;
     Some(run.rate() / unheld.rate()).filter(|_| run.snapshot == Snapshot::Held)
 }
 
 fn print_table(runs: &[Run]) {
     let ratio = |ratio: Option<f64>| ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
-    let marked = |ratio: Option<f64>, bar: f64, run: &Run| match ratio {
-        Some(ratio) if run.claims == Claims::ByCursor && run.snapshot == Snapshot::Held => {
-            format!("{ratio:.2} (≥ {bar} {})", if ratio >= bar { "met" } else { "MISSED" })
+    let with_target = |ratio: Option<f64>, target: f64, run: &Run| match ratio {
+        Some(ratio) if run.claims == Claims::FromCursor && run.snapshot == Snapshot::Held => {
+            format!("{ratio:.2} (≥ {target} {})", if ratio >= target { "met" } else { "MISSED" })
         }
         Some(ratio) => format!("{ratio:.2}"),
         None => String::new(),
     };
     let row = |run: &Run| {
-        let far = if run.done < run.asked { " cut off" } else { "" };
+        let stopped = if run.done < run.requested { " (stopped at the limit)" } else { "" };
         [
             run.name(),
-            format!("{}{far}", thousands(run.done as f64)),
+            format!("{}{stopped}", thousands(run.done as f64)),
             thousands(run.rate()),
-            marked(run.last_to_first(), 0.9, run),
-            marked(to_unheld(run, runs), 0.8, run),
+            with_target(run.last_to_first(), 0.9, run),
+            with_target(ratio_without_snapshot(run, runs), 0.8, run),
         ]
     };
     println!();
     let rows: Vec<[String; 5]> = runs.iter().map(row).collect();
-    table(["run", "jobs", "jobs/s", "last / first tenth", "whole / without snapshot"], &rows);
+    table(["run", "jobs", "jobs/s", "last / first tenth", "rate / without snapshot"], &rows);
     println!("\njobs/s in each tenth");
     for run in runs {
         let tenths: Vec<String> = run.tenths.iter().map(|tenth| thousands(*tenth)).collect();
         println!("{}: {}", run.name(), tenths.join(" "));
     }
-    let saved = runs.iter().find(|run| run.claims == Claims::FromTheHead && run.snapshot == Snapshot::Held);
-    if let Some(crawl) = saved {
+    let slow = runs.iter().find(|run| run.claims == Claims::FromHead && run.snapshot == Snapshot::Held);
+    if let Some(slow) = slow {
         println!(
-            "without the cursor, under a snapshot, the last tenth is {} of the first",
-            ratio(crawl.last_to_first())
+            "without the cursor and with a snapshot held, the last tenth runs at {} of the rate of the first",
+            ratio(slow.last_to_first())
         );
     }
 }
@@ -200,11 +201,11 @@ fn figures(run: &Run, runs: &[Run]) -> Value {
     json!({
         "run": run.name(),
         "jobs": run.done,
-        "jobs_asked": run.asked,
+        "jobs_asked": run.requested,
         "seconds": run.took.as_secs_f64(),
         "jobs_per_second": run.rate(),
         "tenths": run.tenths,
         "last_to_first": run.last_to_first(),
-        "to_run_without_snapshot": to_unheld(run, runs),
+        "to_run_without_snapshot": ratio_without_snapshot(run, runs),
     })
 }

@@ -1,4 +1,5 @@
-//! Our side of every comparison: what a program that uses the library does.
+//! Longshore's side of the comparisons: what a program that uses the library does. The
+//! other side is in `raw_postgres` and `raw_sqlite`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use crate::Result;
 /// The kind of every job that is claimed.
 pub(crate) const KIND: &str = "bench";
 
-/// A payload of about 60 bytes of JSON, as both sides send it.
+/// A payload of about 60 bytes of JSON, the same on both sides.
 pub(crate) fn payload(n: u64) -> serde_json::Value {
     json!({ "to": "somebody@example.com", "template": "welcome", "n": n })
 }
@@ -21,7 +22,7 @@ pub(crate) fn job(n: u64) -> NewJob {
     NewJob::new(KIND, &payload(n))
 }
 
-/// Enqueues `jobs` in calls of `step`.
+/// Enqueues `jobs` jobs, `step` in each call.
 pub(crate) async fn enqueue_bulk(client: &Client, jobs: u64, step: u64) -> Result<()> {
     let mut next = 0;
     while next < jobs {
@@ -32,7 +33,7 @@ pub(crate) async fn enqueue_bulk(client: &Client, jobs: u64, step: u64) -> Resul
     Ok(())
 }
 
-/// Enqueues one job after another until the time is up; how many.
+/// Enqueues one job after another until the given time; returns how many.
 pub(crate) async fn enqueue_singly(client: Client, until: Instant) -> Result<u64> {
     let mut n = 0;
     while Instant::now() < until {
@@ -42,14 +43,14 @@ pub(crate) async fn enqueue_singly(client: Client, until: Instant) -> Result<u64
     Ok(n)
 }
 
-/// A registered worker that claims and settles, and does nothing in between.
+/// A registered worker that claims and settles jobs without running a handler.
 pub(crate) struct Claimer {
     client: Client,
     request: ClaimRequest,
     cursor: ClaimCursor,
 }
 
-/// What one round of claim and settle took.
+/// The result of one claim and settle.
 pub(crate) struct Round {
     pub(crate) jobs: u64,
     /// Whether another claim may find more.
@@ -77,30 +78,30 @@ impl Claimer {
 
     /// Claims a batch and settles it.
     pub(crate) async fn round(&mut self) -> Result<Round> {
-        let began = Instant::now();
+        let started = Instant::now();
         let claims = self.client.store().claim(&self.request, &mut self.cursor).await?;
         let claimed = Instant::now();
-        let done =
+        let succeeded =
             |claimed| Report { claimed, ending: Ending::Succeeded { result: None }, follow_ups: Vec::new() };
         claims.jobs.iter().for_each(|job| {
             black_box(job.payload());
         });
-        let reports: Vec<Report<'_>> = claims.jobs.iter().map(done).collect();
+        let reports: Vec<Report<'_>> = claims.jobs.iter().map(succeeded).collect();
         if !reports.is_empty() {
-            let answers = self.client.settle(reports).await?;
-            if answers.iter().any(|answer| *answer != Fenced::Held) {
-                return Err("a settle lost its lease, with nobody there to take it".into());
+            let results = self.client.settle(reports).await?;
+            if results.iter().any(|result| *result != Fenced::Held) {
+                return Err("a settle lost its lease although no other worker is running".into());
             }
         }
         Ok(Round {
             jobs: claims.jobs.len() as u64,
             more: claims.more,
-            claim: claimed - began,
+            claim: claimed - started,
             settle: claimed.elapsed(),
         })
     }
 
-    /// Claims and settles until nothing is left; how many.
+    /// Claims and settles until no jobs are left; returns how many.
     pub(crate) async fn drain(mut self) -> Result<u64> {
         let mut jobs = 0;
         loop {

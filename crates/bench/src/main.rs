@@ -1,9 +1,8 @@
-//! Measures Longshore against hand-written SQL on the same tables, in the same
-//! run, with durable commits. Ratios carry from one machine to the next;
-//! absolute figures do not.
+//! Compares Longshore with hand-written SQL on the same tables, in the same run, with
+//! durable commits. Ratios are comparable between machines; absolute figures are not.
 //!
-//! Nothing here passes or fails: a bar that is missed is marked and the
-//! program ends well. Judging is for people, and for the machine they chose.
+//! The benchmark does not fail if a target is missed; it marks the figure as MISSED and
+//! exits successfully. People judge the figures, knowing the machine.
 
 use std::path::PathBuf;
 
@@ -24,49 +23,49 @@ mod table_size;
 mod views;
 mod worker;
 
-/// Whatever goes wrong ends the run; nobody handles it.
+/// Any error ends the run; no caller handles it.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Measures Longshore against hand-written SQL on the same tables.
+/// Compares Longshore with hand-written SQL on the same tables.
 ///
-/// Postgres is the server that DATABASE_URL names; it must commit durably
-/// (fsync and synchronous_commit on), or nothing is reported. Tables are made
-/// in schemas called bench_… and dropped again. Use a quiet machine: the rounds
-/// are interleaved and the medians compared, but a compiler running beside them
-/// is still in every figure.
+/// Postgres is the server in DATABASE_URL. It must commit durably (fsync and
+/// synchronous_commit on); otherwise nothing is measured on it. Tables are created
+/// in schemas and databases named bench_… and dropped afterwards. Use an otherwise
+/// idle machine: rounds are interleaved and medians compared, but a compiler that
+/// runs at the same time still affects every figure.
 #[derive(Parser)]
 #[command(name = "bench", max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
-    what: What,
+    benchmark: Benchmark,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// Enqueue, claim and settle, against raw SQL: jobs/s, ratio, WAL per job.
+enum Benchmark {
+    /// Enqueue, claim and settle, compared with raw SQL: jobs/s, ratio, WAL per job.
     Core(core_operations::Options),
-    /// Throughput while a transaction elsewhere holds back vacuum, with and
-    /// without the claim cursor.
+    /// Throughput while an open transaction prevents vacuum from removing dead rows,
+    /// with and without the claim cursor.
     Held(held_snapshot::Options),
-    /// The worker: drain, produce and consume, pick-up, sleeping jobs, idle cost;
-    /// against raw SQL, a bare loop and, if given, other job queues.
+    /// The worker: draining a backlog, sustained load, pick-up latency, sleeping jobs,
+    /// idle cost; compared with raw SQL, a bare loop and, if given, other job queues.
     Worker(worker::Options),
-    /// Claims, lookups and counts beside millions of other jobs.
+    /// Claims, lookups and counts in tables with millions of other jobs.
     Flat(table_size::Options),
-    /// `POST /jobs` and `POST /jobs/batch` over real sockets, against an empty
+    /// `POST /jobs` and `POST /jobs/batch` over real sockets, compared with an empty
     /// handler, single inserts and the library.
     Api(api::Options),
-    /// Every page that people look at, over HTTP, beside millions of jobs.
+    /// Every read-only page and list of the API, in tables with millions of jobs.
     Views(views::Options),
-    /// The clients of `api`, which runs this by itself.
+    /// The HTTP clients of `api`, which starts this command itself.
     #[command(hide = true)]
     Load(api::load_generator::Options),
 }
 
-/// Where Postgres is.
+/// The Postgres server to measure on.
 #[derive(Args, Clone)]
 struct ServerOptions {
-    /// The Postgres to measure on, such as postgres://postgres@127.0.0.1/postgres.
+    /// The Postgres server to measure on, such as postgres://postgres@127.0.0.1/postgres.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     database_url: Option<String>,
 }
@@ -75,11 +74,11 @@ impl ServerOptions {
     fn url(&self) -> Result<&str> {
         match self.database_url.as_deref() {
             Some(url) if !url.is_empty() => Ok(url),
-            _ => Err(
-                "no Postgres to measure on: set DATABASE_URL, run `cargo xtask bench` (which starts one), \
-                      or leave Postgres out with `core --engine sqlite`"
-                    .into(),
-            ),
+            _ => {
+                Err("no Postgres server was given: set DATABASE_URL, run `cargo xtask bench` (which starts \
+                      one), or measure only SQLite with `core --engine sqlite`"
+                    .into())
+            }
         }
     }
 }
@@ -91,7 +90,7 @@ enum Engine {
     Both,
 }
 
-/// Where figures and scratch files go. Not the system's temporary folder,
+/// The folder for figures and scratch files. It is not the system's temporary folder,
 /// which may be in memory, where a sync costs nothing.
 fn scratch_folder() -> Result<PathBuf> {
     let folder = PathBuf::from("target/bench");
@@ -99,8 +98,8 @@ fn scratch_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Waits for all of them; the jobs they did.
-async fn together(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
+/// Waits for all tasks; returns the sum of their job counts.
+async fn join_all(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
     let mut jobs = 0;
     for task in tasks {
         jobs += task.await??;
@@ -110,22 +109,22 @@ async fn together(tasks: Vec<JoinHandle<Result<u64>>>) -> Result<u64> {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let What::Load(options) = arguments.what {
-        // One thread: a client must not take more of the machine than it needs.
+    if let Benchmark::Load(options) = arguments.benchmark {
+        // One thread, so that the clients use as little of the machine as possible.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         return runtime.block_on(api::load_generator::run(options));
     }
-    report::introduce();
+    report::print_machine();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        match arguments.what {
-            What::Core(options) => core_operations::run(&options).await,
-            What::Worker(options) => worker::run(&options).await,
-            What::Held(options) => held_snapshot::run(&options).await,
-            What::Flat(options) => table_size::run(&options).await,
-            What::Api(options) => api::run(&options).await,
-            What::Views(options) => views::run(&options).await,
-            What::Load(options) => api::load_generator::run(options).await,
+        match arguments.benchmark {
+            Benchmark::Core(options) => core_operations::run(&options).await,
+            Benchmark::Worker(options) => worker::run(&options).await,
+            Benchmark::Held(options) => held_snapshot::run(&options).await,
+            Benchmark::Flat(options) => table_size::run(&options).await,
+            Benchmark::Api(options) => api::run(&options).await,
+            Benchmark::Views(options) => views::run(&options).await,
+            Benchmark::Load(options) => api::load_generator::run(options).await,
         }
     })
 }

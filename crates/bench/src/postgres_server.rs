@@ -1,5 +1,5 @@
-//! The Postgres server around the measurements: its settings, fresh schemas,
-//! and the same ground for every timed phase.
+//! The Postgres server to measure on: its settings, fresh schemas, and the same
+//! starting conditions for every timed phase.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use crate::Result;
 use crate::report::{Sample, client_cpu};
 
-/// What is read out before anything is measured.
+/// The settings to report.
 const SETTINGS: &[&str] = &[
     "server_version",
     "fsync",
@@ -25,12 +25,12 @@ const SETTINGS: &[&str] = &[
     "jit",
 ];
 
-/// A connection for everything that is not timed.
+/// A connection for everything outside the timed phases.
 pub(crate) struct Admin {
     pub(crate) connection: PgConnection,
     url: String,
     settings: Vec<(&'static str, String)>,
-    /// Others who use the server while we measure.
+    /// How many other sessions used the server when the benchmark connected.
     other_sessions: i64,
 }
 
@@ -52,14 +52,14 @@ const COMMITS: &str = "
       from pg_stat_database
      where datname = current_database()";
 
-const STATEMENTS: &str = "
+const STATEMENT_COUNTS: &str = "
     select query, sum(calls)::int8
       from pg_stat_statements
      where dbid = (select oid from pg_database where datname = current_database())
        and query not like '%pg_stat_statements%'
      group by query";
 
-const COUNT_STATEMENTS: &str = "
+const ENABLE_STATEMENT_COUNTS: &str = "
     do $$
     begin
         execute format('alter database %I set pg_stat_statements.track = top', current_database());
@@ -81,14 +81,15 @@ impl Admin {
         Ok(Admin { connection, url: url.into(), settings, other_sessions })
     }
 
-    /// Says what the server promises. Figures of a server that forgets commits
-    /// mean nothing here, so without durable commits there are none.
-    pub(crate) fn is_durable(&self) -> bool {
-        let told: Vec<String> = self.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
-        println!("Postgres: {}", told.join(", "));
+    /// Prints the server's settings and returns whether it commits durably. If it does
+    /// not, callers do not measure, because the figures would be meaningless.
+    pub(crate) fn check_durability(&self) -> bool {
+        let settings: Vec<String> =
+            self.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        println!("Postgres: {}", settings.join(", "));
         if self.other_sessions > 0 {
             println!(
-                "warning: {} other sessions use this server; their work is in these figures, their WAL too",
+                "warning: {} other sessions use this server; their work and their WAL affect these figures",
                 self.other_sessions
             );
         }
@@ -99,63 +100,64 @@ impl Admin {
             .map(|(name, _)| *name)
             .collect();
         if !off.is_empty() {
-            println!("warning: {} off; not measured, because commits would cost nothing", off.join(" and "));
+            println!("warning: not measured: with {} off, commits would cost nothing", off.join(" and "));
         }
         off.is_empty()
     }
 
     pub(crate) fn settings_json(&self) -> Value {
-        let mut facts: Value =
+        let mut settings: Value =
             self.settings.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
-        facts["other_sessions_at_start"] = json!(self.other_sessions);
-        facts
+        settings["other_sessions_at_start"] = json!(self.other_sessions);
+        settings
     }
 
-    /// An empty database on the same server, in the place of whatever had its
-    /// name.
+    /// Creates an empty database on the same server, replacing one of the same name, and
+    /// returns its URL.
     pub(crate) async fn fresh_database(&mut self, name: &str) -> Result<String> {
         self.drop_database(name).await?;
         self.execute(&format!("create database {name}")).await?;
         self.execute("checkpoint").await?;
-        Ok(in_database(&self.url, name))
+        Ok(with_database(&self.url, name))
     }
 
     pub(crate) async fn drop_database(&mut self, name: &str) -> Result<()> {
         self.execute(&format!("drop database if exists {name} with (force)")).await
     }
 
-    /// A connection of its own, as a program without a library would have.
+    /// A new connection without the library.
     pub(crate) async fn raw_connection(&self) -> Result<PgConnection> {
         Ok(PgConnection::connect(&self.url).await?)
     }
 
-    /// Empty tables in `schema`, and a client of them.
+    /// Creates empty tables in `schema`, replacing existing ones, and returns a client for
+    /// them.
     pub(crate) async fn fresh_schema(&mut self, schema: &str) -> Result<Client> {
         self.drop_schema(schema).await?;
-        // Before the tables are filled, not after: every page that is then
-        // touched again, as in a busy queue, is already in the log in full.
+        // Before the tables are filled, not after: then pages that are written again
+        // later already have their full image in the WAL, as in a busy queue.
         self.execute("checkpoint").await?;
         let client = self.client(schema).await?;
         client.migrate().await?;
         Ok(client)
     }
 
-    /// A client of the tables in `schema`.
+    /// A client for the existing tables in `schema`.
     pub(crate) async fn client(&self, schema: &str) -> Result<Client> {
-        let joint = if self.url.contains('?') { '&' } else { '?' };
-        Ok(Client::connect(&format!("{}{joint}schema={schema}", self.url)).await?)
+        let separator = if self.url.contains('?') { '&' } else { '?' };
+        Ok(Client::connect(&format!("{}{separator}schema={schema}", self.url)).await?)
     }
 
     pub(crate) async fn has_schema(&mut self, schema: &str) -> Result<bool> {
-        let there = "select to_regnamespace($1) is not null";
-        Ok(sqlx::query_scalar(there).bind(schema).fetch_one(&mut self.connection).await?)
+        let exists = "select to_regnamespace($1) is not null";
+        Ok(sqlx::query_scalar(exists).bind(schema).fetch_one(&mut self.connection).await?)
     }
 
     pub(crate) async fn drop_schema(&mut self, schema: &str) -> Result<()> {
         self.execute(&format!("drop schema if exists {schema} cascade")).await
     }
 
-    /// What autovacuum would have done by now.
+    /// Does what autovacuum would have done after a while.
     pub(crate) async fn vacuum_analyze(&mut self, schema: &str) -> Result<()> {
         for table in ["jobs", "ready", "running", "finished", "tallies"] {
             self.execute(&format!("vacuum (analyze) {schema}.{table}")).await?;
@@ -163,24 +165,25 @@ impl Admin {
         Ok(())
     }
 
-    /// Runs a statement of our own making.
+    /// Runs a statement that this program has composed.
     pub(crate) async fn execute(&mut self, sql: &str) -> Result<()> {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.connection).await?;
         Ok(())
     }
 
-    /// Times some work on the server.
+    /// Measures the time, the WAL and the client's CPU time of `work`, which returns the
+    /// number of jobs.
     pub(crate) async fn timed(&mut self, work: impl Future<Output = Result<u64>>) -> Result<Sample> {
         let wal = self.wal_position().await?;
-        let (cpu, began) = (client_cpu(), Instant::now());
+        let (cpu, started) = (client_cpu(), Instant::now());
         let jobs = work.await?;
-        let took = began.elapsed();
+        let took = started.elapsed();
         let client_cpu = client_cpu().zip(cpu).map(|(after, before)| after - before);
         let wal_bytes = Some(self.wal_position().await? - wal);
         Ok(Sample { jobs, took, wal_bytes, client_cpu })
     }
 
-    /// How many bytes the log has grown to so far.
+    /// The number of bytes written to the WAL so far.
     pub(crate) async fn wal_position(&mut self) -> Result<u64> {
         let bytes: i64 = sqlx::query_scalar("select (pg_current_wal_lsn() - '0/0'::pg_lsn)::int8")
             .fetch_one(&mut self.connection)
@@ -188,9 +191,9 @@ impl Admin {
         Ok(bytes as u64)
     }
 
-    /// How many transactions have committed in this database. Sessions report
-    /// theirs now and then, and at the latest when they end: call this when the
-    /// others have left.
+    /// How many transactions have committed in this database. Sessions report their
+    /// commits with a delay, at the latest when they end, so this waits until all other
+    /// sessions have ended.
     pub(crate) async fn commits(&mut self) -> Result<u64> {
         for _ in 0..100 {
             let others: i64 =
@@ -203,52 +206,54 @@ impl Admin {
         self.commits_so_far().await
     }
 
-    /// As [`commits`](Self::commits), while others are at it: what their
-    /// sessions did within the last second may be missing.
+    /// Like [`commits`](Self::commits), but does not wait for other sessions: commits of
+    /// the last second may be missing.
     pub(crate) async fn commits_so_far(&mut self) -> Result<u64> {
         let commits: i64 = sqlx::query_scalar(COMMITS).fetch_one(&mut self.connection).await?;
         Ok(commits as u64)
     }
 
-    /// Has the server count the statements of sessions that begin after this;
-    /// whether it can (`pg_stat_statements`).
-    pub(crate) async fn count_statements(&mut self) -> bool {
+    /// Makes the server count the statements of later sessions. Returns false if it
+    /// cannot, because `pg_stat_statements` is missing.
+    pub(crate) async fn enable_statement_counts(&mut self) -> bool {
         self.execute("create extension if not exists pg_stat_statements").await.is_ok()
-            && sqlx::query(STATEMENTS).execute(&mut self.connection).await.is_ok()
-            && self.execute(COUNT_STATEMENTS).await.is_ok()
+            && sqlx::query(STATEMENT_COUNTS).execute(&mut self.connection).await.is_ok()
+            && self.execute(ENABLE_STATEMENT_COUNTS).await.is_ok()
     }
 
-    /// How often each statement has run in this database, as far as they are
-    /// counted.
-    pub(crate) async fn statements(&mut self) -> Result<HashMap<String, i64>> {
-        let is_there = "select to_regclass('pg_stat_statements') is not null";
-        if !sqlx::query_scalar(is_there).fetch_one(&mut self.connection).await? {
+    /// How often each statement has run in this database; empty if the server does not
+    /// count statements.
+    pub(crate) async fn statement_counts(&mut self) -> Result<HashMap<String, i64>> {
+        let is_installed = "select to_regclass('pg_stat_statements') is not null";
+        if !sqlx::query_scalar(is_installed).fetch_one(&mut self.connection).await? {
             return Ok(HashMap::new());
         }
-        let counted: Vec<(String, i64)> = sqlx::query_as(STATEMENTS).fetch_all(&mut self.connection).await?;
+        let counted: Vec<(String, i64)> =
+            sqlx::query_as(STATEMENT_COUNTS).fetch_all(&mut self.connection).await?;
         Ok(counted.into_iter().collect())
     }
 }
 
-/// The same server and settings, another database.
-fn in_database(url: &str, name: &str) -> String {
-    let (place, settings) = url.split_once('?').map_or((url, None), |(place, after)| (place, Some(after)));
-    let host_at = place.find("://").map_or(0, |at| at + 3);
-    let server = place[host_at..].find('/').map_or(place, |at| &place[..host_at + at]);
-    match settings {
-        Some(settings) => format!("{server}/{name}?{settings}"),
+/// The URL of another database on the same server, with the same parameters.
+fn with_database(url: &str, name: &str) -> String {
+    let (location, parameters) =
+        url.split_once('?').map_or((url, None), |(location, parameters)| (location, Some(parameters)));
+    let host_at = location.find("://").map_or(0, |at| at + 3);
+    let server = location[host_at..].find('/').map_or(location, |at| &location[..host_at + at]);
+    match parameters {
+        Some(parameters) => format!("{server}/{name}?{parameters}"),
         None => format!("{server}/{name}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::in_database;
+    use super::with_database;
 
     #[test]
-    fn another_database_keeps_the_server_and_the_settings() {
-        assert_eq!(in_database("postgres://me@host:5433/mine", "other"), "postgres://me@host:5433/other");
-        assert_eq!(in_database("postgres://host", "other"), "postgres://host/other");
-        assert_eq!(in_database("postgres://host/mine?a=/b", "other"), "postgres://host/other?a=/b");
+    fn another_database_keeps_the_server_and_the_parameters() {
+        assert_eq!(with_database("postgres://me@host:5433/mine", "other"), "postgres://me@host:5433/other");
+        assert_eq!(with_database("postgres://host", "other"), "postgres://host/other");
+        assert_eq!(with_database("postgres://host/mine?a=/b", "other"), "postgres://host/other?a=/b");
     }
 }

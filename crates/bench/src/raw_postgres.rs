@@ -1,7 +1,6 @@
-//! The other side on Postgres: the same tables by hand, without the library, in
-//! the statements that anybody would write who knows the layout. No pause, no
-//! limits, no kinds, no tallies, no history: the price of those is what the
-//! ratios show.
+//! The raw-SQL side of the comparisons on Postgres: the same tables without the library,
+//! with the statements that an engineer who knows the tables would write. They do not
+//! support pauses, limits, kinds, tallies or history; the ratios show what those cost.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -14,7 +13,7 @@ use uuid::Uuid;
 use crate::Result;
 use crate::library::{KIND, payload};
 
-/// The schema that the statements here name.
+/// The schema in the statements below.
 pub(crate) const SCHEMA: &str = "bench_raw";
 
 const TIMEOUT_MS: i64 = 2 * 60 * 60 * 1000;
@@ -32,21 +31,21 @@ const COPY_READY: &str = "
           interruptions, keyed, kind, queue, flags)
     from stdin";
 
-/// One transaction of two COPYs.
+/// Inserts jobs with two COPYs in one transaction.
 pub(crate) async fn copy_in(connection: &mut PgConnection, first: u64, jobs: u64) -> Result<()> {
     let now = Utc::now().format("%Y-%m-%d %H:%M:%S%.6f+00").to_string();
-    let (mut asked, mut ready) = (String::new(), String::new());
+    let (mut requests, mut ready) = (String::new(), String::new());
     for n in first..first + jobs {
         let (id, payload) = (Uuid::now_v7(), payload(n).to_string());
         writeln!(
-            asked,
+            requests,
             "{id}\t{now}\t{now}\t{TIMEOUT_MS}\t0\t3\t{KIND}\tdefault\t{}\t\\N\t\\N",
             payload.replace('\\', "\\\\")
         )?;
         writeln!(ready, "{id}\t{now}\t{now}\t{TIMEOUT_MS}\t0\t0\t0\t3\t0\tf\t{KIND}\tdefault\t\\N")?;
     }
     let mut tx = connection.begin().await?;
-    for (statement, rows) in [(COPY_JOBS, asked), (COPY_READY, ready)] {
+    for (statement, rows) in [(COPY_JOBS, requests), (COPY_READY, ready)] {
         let mut copy = tx.copy_in_raw(statement).await?;
         copy.send(rows.as_bytes()).await?;
         copy.finish().await?;
@@ -59,7 +58,7 @@ const INSERT_MANY: &str = "
     with input as (
       select *
         from unnest($1::uuid[], $2::text[]) as input(id, payload)),
-    asked as (
+    requests as (
       insert into bench_raw.jobs
              (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload)
       select id, now(), now(), 7200000, 0, 3, 'bench', 'default', payload::json
@@ -70,7 +69,7 @@ const INSERT_MANY: &str = "
     select id, now(), now(), 7200000, 0, 0, 0, 3, 0, false, 'bench', 'default'
       from input";
 
-/// One `insert … select unnest`.
+/// Inserts jobs with one `insert … select unnest` per table, in one statement.
 pub(crate) async fn insert_many(connection: &mut PgConnection, first: u64, jobs: u64) -> Result<()> {
     let ids: Vec<Uuid> = (0..jobs).map(|_| Uuid::now_v7()).collect();
     let payloads: Vec<String> = (first..first + jobs).map(|n| payload(n).to_string()).collect();
@@ -92,7 +91,7 @@ const INSERT_READY: &str = "
     values ($1, now(), now(), 7200000, 0, 0, 0, 3, 0, false, $2, 'default')";
 
 const INSERT_BOTH: &str = "
-    with asked as (
+    with requests as (
       insert into bench_raw.jobs
              (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload)
       values ($1, now(), now(), 7200000, 0, 3, $2, 'default', $3::text::json))
@@ -101,14 +100,14 @@ const INSERT_BOTH: &str = "
             interruptions, keyed, kind, queue)
     values ($1, now(), now(), 7200000, 0, 0, 0, 3, 0, false, $2, 'default')";
 
-/// How one job is stored by hand.
+/// How raw SQL stores a single job.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Single {
     /// begin, insert, insert, commit.
     TwoRows,
-    /// Both rows by one statement, which is its own transaction.
+    /// Both rows in one statement, which is its own transaction.
     OneStatement,
-    /// One row only: what the fastest peer stores.
+    /// Only one row, as the fastest peer stores it.
     Plain,
 }
 
@@ -124,7 +123,7 @@ impl Single {
     }
 }
 
-/// Stores one job after another until the time is up; how many.
+/// Stores one job after another until the given time; returns how many.
 pub(crate) async fn enqueue_singly(mut connection: PgConnection, how: Single, until: Instant) -> Result<u64> {
     let mut n = 0;
     while Instant::now() < until {
@@ -134,7 +133,7 @@ pub(crate) async fn enqueue_singly(mut connection: PgConnection, how: Single, un
     Ok(n)
 }
 
-/// As [`enqueue_singly`], one row a job, by whichever connection is free.
+/// Like [`enqueue_singly`] with one row per job, on any free connection of the pool.
 pub(crate) async fn enqueue_pooled(pool: PgPool, until: Instant) -> Result<u64> {
     let mut n = 0;
     while Instant::now() < until {
@@ -147,19 +146,19 @@ pub(crate) async fn enqueue_pooled(pool: PgPool, until: Instant) -> Result<u64> 
 
 pub(crate) async fn enqueue_one(connection: &mut PgConnection, how: Single, n: u64) -> Result<()> {
     let (id, payload) = (Uuid::now_v7(), payload(n).to_string());
-    let one = |statement: &'static str| sqlx::query(statement).bind(id).bind(KIND);
+    let query = |statement: &'static str| sqlx::query(statement).bind(id).bind(KIND);
     match how {
         Single::TwoRows => {
             let mut tx = connection.begin().await?;
-            one(INSERT_JOB).bind(payload).execute(&mut *tx).await?;
-            one(INSERT_READY).execute(&mut *tx).await?;
+            query(INSERT_JOB).bind(payload).execute(&mut *tx).await?;
+            query(INSERT_READY).execute(&mut *tx).await?;
             tx.commit().await?;
         }
         Single::OneStatement => {
-            one(INSERT_BOTH).bind(payload).execute(connection).await?;
+            query(INSERT_BOTH).bind(payload).execute(connection).await?;
         }
         Single::Plain => {
-            one(INSERT_JOB).bind(payload).execute(connection).await?;
+            query(INSERT_JOB).bind(payload).execute(connection).await?;
         }
     }
     Ok(())
@@ -192,10 +191,10 @@ const CLAIM: &str = "
       join bench_raw.jobs j on j.id = t.id";
 
 const SETTLE: &str = "
-    with gone as (
+    with ended as (
       delete from bench_raw.running
        where id = any($1)
-         and lease_no = 1        -- in this program every lease is the first
+         and lease_no = 1        -- here every lease is the first one
          and worker = $2
       returning *)
     insert into bench_raw.finished
@@ -203,10 +202,10 @@ const SETTLE: &str = "
             interruptions, last_error, result)
     select id, claimed_at, now(), worker, lease_no, 'succeeded', attempt, max_attempts,
            interruptions, null, null
-      from gone";
+      from ended";
 
-/// What a handler needs, decoded.
-#[expect(dead_code, reason = "decoding is the point; nobody reads it")]
+/// The decoded columns that a handler needs.
+#[expect(dead_code, reason = "decoding is part of the measured work")]
 struct Claimed {
     id: Uuid,
     lease_no: i32,
@@ -218,7 +217,7 @@ struct Claimed {
     payload: String,
 }
 
-/// A claimer with a connection of its own.
+/// A claimer with its own connection.
 pub(crate) struct Claimer {
     pub(crate) connection: PgConnection,
     worker: Uuid,
@@ -230,7 +229,7 @@ impl Claimer {
         Claimer { connection, worker: Uuid::now_v7(), batch: batch.into() }
     }
 
-    /// Claims a batch and settles it; how many.
+    /// Claims a batch and settles it; returns the number of jobs.
     pub(crate) async fn round(&mut self) -> Result<u64> {
         let rows = sqlx::query(CLAIM)
             .bind("default")
@@ -262,12 +261,12 @@ impl Claimer {
             .execute(&mut self.connection)
             .await?;
         if stored.rows_affected() != claimed.len() as u64 {
-            return Err("the raw settle did not find all of its leases".into());
+            return Err("the raw settle did not find all its leases".into());
         }
         Ok(claimed.len() as u64)
     }
 
-    /// Claims and settles until nothing is left; how many.
+    /// Claims and settles until no jobs are left; returns how many.
     pub(crate) async fn drain(mut self) -> Result<u64> {
         let mut jobs = 0;
         loop {

@@ -1,5 +1,5 @@
-//! The other side on SQLite: the same tables by rusqlite, one statement a row,
-//! prepared once, with the settings the library uses.
+//! The raw-SQL side of the comparisons on SQLite: the same tables through rusqlite, with
+//! one prepared statement per row and the library's settings.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -16,7 +16,7 @@ const TIMEOUT_MS: i64 = 2 * 60 * 60 * 1000;
 /// A connection that commits as durably as the library's.
 pub(crate) fn open(path: &Path) -> Result<Connection> {
     let connection = Connection::open(path)?;
-    // SQLite's own naps grow to a hundred milliseconds; a commit takes one.
+    // SQLite's default busy handler sleeps up to 100 ms; a commit takes about 1 ms.
     connection.busy_handler(Some(|_| {
         std::thread::sleep(Duration::from_micros(250));
         true
@@ -32,7 +32,7 @@ pub(crate) fn open(path: &Path) -> Result<Connection> {
     Ok(connection)
 }
 
-/// What the settings came to: `journal_mode`, `synchronous`.
+/// The effective `journal_mode` and `synchronous`.
 pub(crate) fn durability(connection: &Connection) -> Result<(String, i64)> {
     Ok((
         connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?,
@@ -57,15 +57,15 @@ const INSERT_READY: &str = "
             interruptions, keyed, kind, queue)
     values (?1, ?2, ?2, ?3, 0, 0, 0, 3, 0, 0, ?4, 'default')";
 
-/// One transaction of two inserts a job.
+/// Inserts jobs in one transaction, with two inserts per job.
 pub(crate) fn enqueue(connection: &mut Connection, first: u64, jobs: u64) -> Result<()> {
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     {
-        let (mut asked, mut ready) = (tx.prepare_cached(INSERT_JOB)?, tx.prepare_cached(INSERT_READY)?);
+        let (mut requests, mut ready) = (tx.prepare_cached(INSERT_JOB)?, tx.prepare_cached(INSERT_READY)?);
         let now = now();
         for n in first..first + jobs {
             let (id, payload) = (Uuid::now_v7(), payload(n).to_string());
-            asked.execute(params![id.as_bytes(), now, TIMEOUT_MS, KIND, payload])?;
+            requests.execute(params![id.as_bytes(), now, TIMEOUT_MS, KIND, payload])?;
             ready.execute(params![id.as_bytes(), now, TIMEOUT_MS, KIND])?;
         }
     }
@@ -73,7 +73,7 @@ pub(crate) fn enqueue(connection: &mut Connection, first: u64, jobs: u64) -> Res
     Ok(())
 }
 
-/// Stores one job a transaction until the time is up; how many.
+/// Inserts jobs, one per transaction, until the given time; returns how many.
 pub(crate) fn enqueue_singly(connection: &mut Connection, until: Instant) -> Result<u64> {
     let mut n = 0;
     while Instant::now() < until {
@@ -85,7 +85,7 @@ pub(crate) fn enqueue_singly(connection: &mut Connection, until: Instant) -> Res
 
 // ---- claim and settle ----------------------------------------------------
 
-const LOOK: &str = "
+const SELECT_DUE: &str = "
     select r.id, r.timeout_ms, r.lease_no, r.priority, r.attempt, r.max_attempts, r.interruptions,
            r.keyed, r.kind, r.queue, r.flags, j.payload
       from ready r
@@ -96,23 +96,23 @@ const LOOK: &str = "
      order by r.priority desc, r.run_at, r.id
      limit ?3";
 
-const LEAVE_READY: &str = "
+const DELETE_READY: &str = "
     delete from ready
      where id = ?1";
 
-const LEASE: &str = "
+const INSERT_RUNNING: &str = "
     insert into running
            (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
             interruptions, keyed, kind, queue, flags)
     values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
 
-const LEAVE_RUNNING: &str = "
+const DELETE_RUNNING: &str = "
     delete from running
      where id = ?1
        and lease_no = ?2
     returning worker, claimed_at, attempt, max_attempts, interruptions";
 
-const FINISH: &str = "
+const INSERT_FINISHED: &str = "
     insert into finished
            (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
             interruptions)
@@ -130,11 +130,11 @@ struct Claimed {
     kind: String,
     queue: String,
     flags: Option<String>,
-    #[expect(dead_code, reason = "having it in hand is the point")]
+    #[expect(dead_code, reason = "reading it is part of the measured work")]
     payload: String,
 }
 
-/// A claimer with a connection of its own.
+/// A claimer with its own connection.
 pub(crate) struct Claimer {
     connection: Connection,
     worker: Uuid,
@@ -146,7 +146,7 @@ impl Claimer {
         Ok(Claimer { connection: open(path)?, worker: Uuid::now_v7(), batch })
     }
 
-    /// Claims a batch and settles it, in a transaction each; how many.
+    /// Claims a batch and settles it, each in a transaction; returns the number of jobs.
     pub(crate) fn round(&mut self) -> Result<u64> {
         let claimed = black_box(self.claim()?);
         if !claimed.is_empty() {
@@ -159,8 +159,8 @@ impl Claimer {
         let (now, worker) = (now(), self.worker);
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let claimed: Vec<Claimed> = {
-            let mut look = tx.prepare_cached(LOOK)?;
-            let rows = look.query_map(params!["default", now, self.batch], |row| {
+            let mut select = tx.prepare_cached(SELECT_DUE)?;
+            let rows = select.query_map(params!["default", now, self.batch], |row| {
                 Ok(Claimed {
                     id: Uuid::from_bytes(row.get(0)?),
                     timeout_ms: row.get(1)?,
@@ -179,10 +179,11 @@ impl Claimer {
             rows.collect::<rusqlite::Result<_>>()?
         };
         {
-            let (mut leave, mut lease) = (tx.prepare_cached(LEAVE_READY)?, tx.prepare_cached(LEASE)?);
+            let (mut delete, mut insert) =
+                (tx.prepare_cached(DELETE_READY)?, tx.prepare_cached(INSERT_RUNNING)?);
             for job in &claimed {
-                leave.execute([job.id.as_bytes()])?;
-                lease.execute(params![
+                delete.execute([job.id.as_bytes()])?;
+                insert.execute(params![
                     job.id.as_bytes(),
                     worker.as_bytes(),
                     now,
@@ -207,11 +208,12 @@ impl Claimer {
         let now = now();
         let tx = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         {
-            let (mut leave, mut finish) = (tx.prepare_cached(LEAVE_RUNNING)?, tx.prepare_cached(FINISH)?);
+            let (mut delete, mut insert) =
+                (tx.prepare_cached(DELETE_RUNNING)?, tx.prepare_cached(INSERT_FINISHED)?);
             for job in claimed {
                 let id = job.id.as_bytes();
-                let (worker, claimed_at, attempt, most, interruptions) =
-                    leave.query_row(params![id, job.lease_no], |row| {
+                let (worker, claimed_at, attempt, max_attempts, interruptions) =
+                    delete.query_row(params![id, job.lease_no], |row| {
                         Ok((
                             row.get::<_, [u8; 16]>(0)?,
                             row.get::<_, i64>(1)?,
@@ -220,14 +222,14 @@ impl Claimer {
                             row.get::<_, u16>(4)?,
                         ))
                     })?;
-                finish.execute(params![
+                insert.execute(params![
                     id,
                     claimed_at,
                     now,
                     worker,
                     job.lease_no,
                     attempt,
-                    most,
+                    max_attempts,
                     interruptions
                 ])?;
             }
@@ -236,7 +238,7 @@ impl Claimer {
         Ok(())
     }
 
-    /// Claims and settles until nothing is left; how many.
+    /// Claims and settles until no jobs are left; returns how many.
     pub(crate) fn drain(mut self) -> Result<u64> {
         let mut jobs = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Figures and how they are told: medians, tables, JSON.
+//! Reporting figures: medians, tables, JSON.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::Result;
 pub(crate) struct Sample {
     pub(crate) jobs: u64,
     pub(crate) took: Duration,
-    /// How much the log grew meanwhile, where that can be told.
+    /// The WAL written during the phase, if known.
     pub(crate) wal_bytes: Option<u64>,
-    /// What this process computed meanwhile, where that can be told.
+    /// The CPU time of this process during the phase, if known.
     pub(crate) client_cpu: Option<Duration>,
 }
 
 impl Sample {
-    /// A phase of which only the time is told.
-    pub(crate) fn since(began: Instant, jobs: u64) -> Self {
-        Sample { jobs, took: began.elapsed(), wal_bytes: None, client_cpu: None }
+    /// A phase that started at `started` and ends now, without WAL and CPU time.
+    pub(crate) fn since(started: Instant, jobs: u64) -> Self {
+        Sample { jobs, took: started.elapsed(), wal_bytes: None, client_cpu: None }
     }
 
     fn rate(&self) -> f64 {
@@ -33,10 +33,10 @@ impl Sample {
     }
 }
 
-/// The processor time of this process so far, to a hundredth of a second.
+/// The CPU time of this process so far, with a resolution of 10 ms; Linux only.
 pub(crate) fn client_cpu() -> Option<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name and may contain anything.
+    // The second field is the program's name, which may contain any character.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     Some(Duration::from_millis((user + system) * 10))
@@ -46,11 +46,11 @@ pub(crate) fn rate(jobs: u64, took: Duration) -> f64 {
     jobs as f64 / took.as_secs_f64().max(1e-9)
 }
 
-/// One side of a comparison, round by round.
+/// One side of a comparison, with a sample for each round.
 pub(crate) struct Side {
     name: String,
-    /// What our side must reach of this one.
-    bar: Option<f64>,
+    /// The ratio that Longshore should reach against this side.
+    target: Option<f64>,
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -63,11 +63,11 @@ impl Side {
         median(self.samples.iter().filter_map(Sample::wal_per_job).collect())
     }
 
-    /// Over all rounds, because one is too short for the kernel's clock.
+    /// Over all rounds, because one round is too short for the resolution of the CPU time.
     pub(crate) fn client_micros_per_job(&self) -> Option<f64> {
-        let used: Option<Duration> = self.samples.iter().map(|sample| sample.client_cpu).sum();
+        let cpu: Option<Duration> = self.samples.iter().map(|sample| sample.client_cpu).sum();
         let jobs: u64 = self.samples.iter().map(|sample| sample.jobs).sum();
-        used.map(|used| used.as_secs_f64() * 1e6 / jobs.max(1) as f64)
+        cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / jobs.max(1) as f64)
     }
 
     fn figures(&self) -> Value {
@@ -81,7 +81,7 @@ impl Side {
     }
 }
 
-/// One thing done in our way and in others.
+/// One operation, measured with Longshore and with its baselines.
 pub(crate) struct Cell {
     name: String,
     pub(crate) longshore: Side,
@@ -90,12 +90,12 @@ pub(crate) struct Cell {
 
 impl Cell {
     pub(crate) fn new(name: impl Into<String>) -> Self {
-        let longshore = Side { name: "longshore".into(), bar: None, samples: Vec::new() };
+        let longshore = Side { name: "longshore".into(), target: None, samples: Vec::new() };
         Cell { name: name.into(), longshore, baselines: Vec::new() }
     }
 
-    pub(crate) fn against(mut self, name: impl Into<String>, bar: Option<f64>) -> Self {
-        self.baselines.push(Side { name: name.into(), bar, samples: Vec::new() });
+    pub(crate) fn against(mut self, name: impl Into<String>, target: Option<f64>) -> Self {
+        self.baselines.push(Side { name: name.into(), target, samples: Vec::new() });
         self
     }
 
@@ -103,28 +103,28 @@ impl Cell {
         self.baselines.iter_mut().find(|side| side.name == name)
     }
 
-    /// Leaves out sides that could not be measured.
-    pub(crate) fn measured(mut self) -> Self {
+    /// Removes the baselines that could not be measured.
+    pub(crate) fn without_unmeasured(mut self) -> Self {
         self.baselines.retain(|side| !side.samples.is_empty());
         self
     }
 
-    /// Round by round, because both sides of a round saw the same machine,
-    /// and the machine changes from round to round.
-    fn ratio(&self, raw: &Side) -> f64 {
-        let rounds = self.longshore.samples.iter().zip(&raw.samples);
-        median(rounds.map(|(ours, raw)| ours.rate() / raw.rate().max(1e-9)).collect()).unwrap_or(0.0)
+    /// The median of each round's ratio. Both sides of a round run under the same
+    /// conditions, which change from round to round.
+    fn ratio(&self, baseline: &Side) -> f64 {
+        let rounds = self.longshore.samples.iter().zip(&baseline.samples);
+        median(rounds.map(|(ours, theirs)| ours.rate() / theirs.rate().max(1e-9)).collect()).unwrap_or(0.0)
     }
 
     fn figures(&self) -> Value {
         let against: Vec<Value> = self
             .baselines
             .iter()
-            .map(|raw| {
-                let mut figures = raw.figures();
-                figures["ratio"] = json!(self.ratio(raw));
-                figures["bar"] = json!(raw.bar);
-                figures["met"] = json!(raw.bar.map(|bar| self.ratio(raw) >= bar));
+            .map(|baseline| {
+                let mut figures = baseline.figures();
+                figures["ratio"] = json!(self.ratio(baseline));
+                figures["bar"] = json!(baseline.target);
+                figures["met"] = json!(baseline.target.map(|target| self.ratio(baseline) >= target));
                 figures
             })
             .collect();
@@ -132,29 +132,29 @@ impl Cell {
     }
 
     fn rows(&self) -> Vec<[String; 8]> {
-        let row = |(nth, raw): (usize, &Side)| {
+        let row = |(nth, baseline): (usize, &Side)| {
             let first = |text: String| if nth == 0 { text } else { String::new() };
-            let wal = match (self.longshore.wal_per_job(), raw.wal_per_job()) {
-                (Some(ours), Some(raw)) => format!("{ours:.0} / {raw:.0}"),
+            let wal = match (self.longshore.wal_per_job(), baseline.wal_per_job()) {
+                (Some(ours), Some(theirs)) => format!("{ours:.0} / {theirs:.0}"),
                 _ => String::new(),
             };
-            let cpu = match (self.longshore.client_micros_per_job(), raw.client_micros_per_job()) {
-                (Some(ours), Some(raw)) => format!("{ours:.1} / {raw:.1}"),
+            let cpu = match (self.longshore.client_micros_per_job(), baseline.client_micros_per_job()) {
+                (Some(ours), Some(theirs)) => format!("{ours:.1} / {theirs:.1}"),
                 _ => String::new(),
             };
-            let ratio = self.ratio(raw);
-            let bar = raw.bar.map_or(String::new(), |bar| {
-                format!("≥ {bar} {}", if ratio >= bar { "met" } else { "MISSED" })
+            let ratio = self.ratio(baseline);
+            let target = baseline.target.map_or(String::new(), |target| {
+                format!("≥ {target} {}", if ratio >= target { "met" } else { "MISSED" })
             });
             [
                 first(self.name.clone()),
                 first(thousands(self.longshore.rate())),
-                raw.name.clone(),
-                thousands(raw.rate()),
+                baseline.name.clone(),
+                thousands(baseline.rate()),
                 format!("{ratio:.2}"),
                 wal,
                 cpu,
-                bar,
+                target,
             ]
         };
         if self.baselines.is_empty() {
@@ -173,51 +173,52 @@ impl Cell {
     }
 }
 
-/// Tells an engine's cells as a table and as JSON.
+/// Prints an engine's cells as a table and returns them as JSON.
 pub(crate) fn compare(engine: &str, facts: Value, cells: &[Cell]) -> Value {
     println!("\n{engine} (jobs/s, medians)");
-    let head = ["cell", "longshore", "against", "jobs/s", "ratio", "WAL bytes/job", "client µs/job", "bar"];
+    let head =
+        ["cell", "longshore", "compared with", "jobs/s", "ratio", "WAL bytes/job", "client µs/job", "target"];
     let rows: Vec<[String; 8]> = cells.iter().flat_map(Cell::rows).collect();
     table(head, &rows);
     json!({ "engine": engine, "facts": facts, "cells": cells.iter().map(Cell::figures).collect::<Vec<_>>() })
 }
 
-/// A figure that must stay below a bar, whatever others reach.
+/// A figure that should not exceed a fixed target.
 pub(crate) struct Limit {
     pub(crate) name: String,
     pub(crate) value: f64,
-    pub(crate) bar: Option<f64>,
+    pub(crate) target: Option<f64>,
 }
 
 impl Limit {
-    pub(crate) fn new(name: impl Into<String>, value: f64, bar: impl Into<Option<f64>>) -> Self {
-        Limit { name: name.into(), value, bar: bar.into() }
+    pub(crate) fn new(name: impl Into<String>, value: f64, target: impl Into<Option<f64>>) -> Self {
+        Limit { name: name.into(), value, target: target.into() }
     }
 
     fn met(&self) -> Option<bool> {
-        self.bar.map(|bar| self.value <= bar)
+        self.target.map(|target| self.value <= target)
     }
 }
 
-/// Tells figures with bars of their own as a table and as JSON.
+/// Prints figures with fixed targets as a table and returns them as JSON.
 pub(crate) fn limits(limits: &[Limit]) -> Value {
     let row = |limit: &Limit| {
-        let bar = match (limit.bar, limit.met()) {
-            (Some(bar), Some(true)) => format!("≤ {bar} met"),
-            (Some(bar), _) => format!("≤ {bar} MISSED"),
+        let target = match (limit.target, limit.met()) {
+            (Some(target), Some(true)) => format!("≤ {target} met"),
+            (Some(target), _) => format!("≤ {target} MISSED"),
             _ => String::new(),
         };
-        [limit.name.clone(), format!("{:.2}", limit.value), bar]
+        [limit.name.clone(), format!("{:.2}", limit.value), target]
     };
     if !limits.is_empty() {
         println!();
-        table(["figure", "value", "bar"], &limits.iter().map(row).collect::<Vec<_>>());
+        table(["figure", "value", "target"], &limits.iter().map(row).collect::<Vec<_>>());
     }
-    let figures = |limit: &Limit| json!({ "figure": limit.name, "value": limit.value, "bar": limit.bar, "met": limit.met() });
+    let figures = |limit: &Limit| json!({ "figure": limit.name, "value": limit.value, "bar": limit.target, "met": limit.met() });
     limits.iter().map(figures).collect()
 }
 
-/// Prints rows under a head, columns as wide as they need; numbers to the right.
+/// Prints a table with aligned columns; columns of numbers are right-aligned.
 pub(crate) fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) {
     let width = |nth: usize| {
         let cells = rows.iter().map(|row| row[nth].chars().count());
@@ -241,7 +242,7 @@ pub(crate) fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) {
     }
 }
 
-/// 12345.6 as 12,346.
+/// Formats 12345.6 as `12,346`.
 pub(crate) fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
@@ -268,7 +269,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The machine, as far as it can be told without asking anybody.
+/// A description of the machine, as far as the standard library and /proc provide it.
 pub(crate) fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo").lines().find_map(|line| {
@@ -285,18 +286,17 @@ pub(crate) fn machine() -> Value {
     })
 }
 
-/// Says what the figures were taken on. A load above what the bench itself
-/// makes is noise in all of them.
-pub(crate) fn introduce() {
+/// Prints the number of cores and the load, and warns if the figures will be noisy.
+pub(crate) fn print_machine() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
     let cores = std::thread::available_parallelism().map(usize::from).unwrap_or(1);
-    println!("{cores} cores, load {load} at the start");
+    println!("{cores} cores, load average {load} at the start");
     if load.parse::<f64>().is_ok_and(|load| load > cores as f64 / 4.0) {
-        println!("warning: the machine is busy with something else; expect noise");
+        println!("warning: other programs are using the machine; expect noise");
     }
     if cfg!(debug_assertions) {
-        println!("warning: not a release build; use `cargo xtask bench`");
+        println!("warning: this is not a release build; use `cargo xtask bench`");
     }
 }
 
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_an_even_number_lies_between() {
+    fn the_median_of_an_even_number_of_values_is_between_the_middle_two() {
         assert_eq!(median(vec![4.0, 1.0, 3.0]), Some(3.0));
         assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median(Vec::new()), None);

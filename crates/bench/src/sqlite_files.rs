@@ -1,4 +1,4 @@
-//! SQLite databases to measure on: files that go when the measurement is over.
+//! SQLite database files to measure on, removed after the measurement.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 
 use crate::{Result, raw_sqlite, scratch_folder};
 
-/// Makes new files in the scratch folder.
+/// Creates files in the scratch folder.
 pub(crate) struct Files {
     folder: PathBuf,
     name: &'static str,
-    made: u32,
+    created: u32,
 }
 
 impl Files {
     pub(crate) fn new(name: &'static str) -> Result<Self> {
-        Ok(Files { folder: scratch_folder()?, name, made: 0 })
+        Ok(Files { folder: scratch_folder()?, name, created: 0 })
     }
 
-    /// Says what SQLite promises here.
+    /// Prints and returns SQLite's durability settings.
     pub(crate) fn print_durability(&self) -> Result<Value> {
         let probe = self.folder.join("probe.db");
         let (mode, synchronous) = raw_sqlite::durability(&raw_sqlite::open(&probe)?)?;
@@ -29,26 +29,26 @@ impl Files {
         Ok(json!({ "version": version, "journal_mode": mode, "synchronous": synchronous }))
     }
 
-    /// The name of a new file, which is not made.
-    pub(crate) fn unmade(&mut self) -> File {
-        self.made += 1;
-        let name = format!("{}-{}-{}.db", self.name, std::process::id(), self.made);
+    /// The path of a new file, which is not created yet.
+    pub(crate) fn new_path(&mut self) -> File {
+        self.created += 1;
+        let name = format!("{}-{}-{}.db", self.name, std::process::id(), self.created);
         File { path: self.folder.join(name) }
     }
 
-    /// A file that an earlier run may have left.
+    /// The path of a file that an earlier run may have kept.
     pub(crate) fn kept(&self, name: &str) -> File {
         File { path: self.folder.join(name) }
     }
 
     /// A new file with empty tables.
     pub(crate) async fn fresh(&mut self) -> Result<File> {
-        let file = self.unmade();
+        let file = self.new_path();
         file.client().await?.migrate().await?;
         Ok(file)
     }
 
-    /// A new file with jobs that wait, all of it out of the log.
+    /// A new file with waiting jobs, fully checkpointed.
     pub(crate) async fn filled(&mut self, waiting: u64) -> Result<File> {
         let file = self.fresh().await?;
         let path = file.path.clone();
@@ -63,7 +63,7 @@ impl Files {
     }
 }
 
-/// A database file that goes when it is dropped.
+/// A database file that is removed when this is dropped.
 pub(crate) struct File {
     pub(crate) path: PathBuf,
 }
@@ -73,8 +73,8 @@ impl File {
         format!("sqlite:{}", self.path.display())
     }
 
-    /// Leaves it for a later run.
-    pub(crate) fn leave(self) {
+    /// Keeps the file for a later run.
+    pub(crate) fn keep(self) {
         std::mem::forget(self);
     }
 
@@ -89,7 +89,7 @@ impl Drop for File {
     }
 }
 
-/// Removes a database file and its companions, if they are there.
+/// Removes a database file, its write-ahead log and its shared memory, if they exist.
 fn remove(path: &Path) {
     for end in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(format!("{}{end}", path.display()));

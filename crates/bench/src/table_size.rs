@@ -1,5 +1,5 @@
-//! `bench flat`: does the price of a claim, a lookup or a count depend on how
-//! many other jobs there are? Fills the tables by direct SQL, then asks.
+//! `bench flat`: whether the cost of a claim, a lookup or a count depends on the number
+//! of other jobs. Fills the tables with direct SQL, then measures.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::{Result, ServerOptions};
 
 const SCHEMA: &str = "bench_flat";
 const BATCH: u32 = 100;
-/// Claims of a phase: 20,000 jobs.
+/// Claims in a phase; together they claim 20,000 jobs.
 const CLAIMS: usize = 200;
 const LOOKUPS: usize = 200;
 
@@ -30,28 +30,28 @@ pub(crate) struct Options {
     /// Finished jobs in the tables.
     #[arg(long, default_value_t = 5_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     finished: u64,
-    /// Jobs that wait and are due.
+    /// Waiting jobs that are due.
     #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u64).range(30_000..))]
     waiting: u64,
-    /// Jobs in the way: due tomorrow at a higher priority, or of kinds that
-    /// the worker does not handle.
+    /// Jobs that a claim has to skip: due tomorrow at a higher priority, or of kinds
+    /// that the worker does not handle.
     #[arg(long, default_value_t = 1_000_000, value_name = "N")]
     obstacles: u64,
-    /// Print the plan of every claim that is explained, not only its sums.
+    /// Print the whole plan of each explained claim, not only its totals.
     #[arg(long)]
     plans: bool,
-    /// Where the figures go.
+    /// The file to write the figures to.
     #[arg(long, value_name = "FILE", default_value = "target/bench/flat.json")]
     json: PathBuf,
 }
 
-/// A claim cost under some circumstances.
+/// What claims cost with certain tables.
 struct Phase {
     name: &'static str,
     first_claim: Duration,
-    /// Of the claims after the first, on average: rare dear ones included.
+    /// The mean of the claims after the first, including rare expensive ones.
     claim: Duration,
-    /// The one in the middle: what is left when the machine's noise is not.
+    /// The median, which is hardly affected by noise.
     median_claim: Duration,
     settle: Duration,
     slowest_claim: Duration,
@@ -60,23 +60,23 @@ struct Phase {
 
 pub(crate) async fn run(options: &Options) -> Result<()> {
     let mut admin = Admin::connect(options.server.url()?).await?;
-    if !admin.is_durable() {
+    if !admin.check_durability() {
         return Ok(());
     }
     let client = admin.fresh_schema(SCHEMA).await?;
-    let measured = measure(options, &mut admin, &client).await;
+    let figures = measure(options, &mut admin, &client).await;
     drop(client);
     admin.drop_schema(SCHEMA).await?;
-    let figures = json!({
+    let report = json!({
         "taken_at": chrono::Utc::now().to_rfc3339(),
         "machine": report::machine(),
         "postgres": admin.settings_json(),
         "finished": options.finished,
         "waiting": options.waiting,
         "obstacles": options.obstacles,
-        "figures": measured?,
+        "figures": figures?,
     });
-    report::write(&options.json, &figures)
+    report::write(&options.json, &report)
 }
 
 async fn measure(options: &Options, admin: &mut Admin, client: &Client) -> Result<Value> {
@@ -86,20 +86,20 @@ async fn measure(options: &Options, admin: &mut Admin, client: &Client) -> Resul
     let mut phases = Vec::new();
 
     tables.top_up().await?;
-    phases.push(tables.claims("fresh tables", handles_any.clone()).await?);
-    phases.push(tables.claims("fresh tables, kinds given", handles_bench.clone()).await?);
+    phases.push(tables.claims("only waiting jobs", handles_any.clone()).await?);
+    phases.push(tables.claims("only waiting jobs, kinds given", handles_bench.clone()).await?);
 
     tables.fill_finished().await?;
     tables.explain("many finished", handles_any.clone()).await?;
     phases.push(tables.claims("many finished", handles_any.clone()).await?);
 
-    tables.obstruct(10, "interval '1 day'", KIND).await?;
+    tables.add_obstacles(10, "interval '1 day'", KIND).await?;
     tables.explain("many due tomorrow, higher priority", handles_any.clone()).await?;
     phases.push(tables.claims("many due tomorrow, higher priority", handles_any).await?);
-    tables.clear_obstacles().await?;
+    tables.remove_future_jobs().await?;
 
     phases.push(tables.claims("many finished, kinds given", handles_bench.clone()).await?);
-    tables.obstruct(0, "interval '-2 hours'", "nobody_handles").await?;
+    tables.add_obstacles(0, "interval '-2 hours'", "unhandled").await?;
     tables.explain("many of other kinds at the head", handles_bench.clone()).await?;
     phases.push(tables.claims("many of other kinds at the head", handles_bench).await?);
     print_phases(&phases);
@@ -109,27 +109,27 @@ async fn measure(options: &Options, admin: &mut Admin, client: &Client) -> Resul
     Ok(json!({ "claims": phases.iter().map(figures).collect::<Vec<_>>(), "lookups": lookups }))
 }
 
-// ---- filling the tables ----------------------------------------------------------
+// ---- filling the tables --------------------------------------------------
 
-/// The tables as they are filled.
+/// The tables while they are filled.
 struct FilledTables<'a> {
     options: &'a Options,
     admin: &'a mut Admin,
     client: &'a Client,
-    /// Numbers given to jobs so far, so that ids never meet.
+    /// The number of the next job, so that ids are unique.
     next: u64,
 }
 
-/// An id like a v7 of the time `made`, with a number for what is random there.
-fn id_at(made: &str, number: &str) -> String {
+/// SQL for an id like a UUIDv7 of the time `created`, with `number` for its random part.
+fn id_at(created: &str, number: &str) -> String {
     format!(
-        "(lpad(to_hex((date_part('epoch', {made}) * 1000)::int8), 12, '0') || '70008000'
+        "(lpad(to_hex((date_part('epoch', {created}) * 1000)::int8), 12, '0') || '70008000'
           || lpad(to_hex({number}), 12, '0'))::uuid"
     )
 }
 
 impl FilledTables<'_> {
-    /// Inserts jobs that wait: rows numbered from `self.next`, due `due` from now.
+    /// Inserts waiting jobs, numbered from `self.next` and due `due` from now.
     async fn insert_waiting(&mut self, jobs: u64, priority: i16, due: &str, kind: &str) -> Result<()> {
         let (from, to) = (self.next, self.next + jobs);
         self.next = to;
@@ -140,7 +140,7 @@ impl FilledTables<'_> {
                 "with fresh as (
                    select {id} as id, {run_at} as run_at, n
                      from generate_series({from}::int8, {to}::int8 - 1) as n),
-                 asked as (
+                 requests as (
                    insert into {SCHEMA}.jobs
                           (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload)
                    select id, now(), run_at, 7200000, {priority}, 3, '{kind}', 'default',
@@ -155,35 +155,35 @@ impl FilledTables<'_> {
             .await
     }
 
-    /// As many due jobs as were asked for, however many have been claimed.
+    /// Replaces the due jobs that have been claimed.
     async fn top_up(&mut self) -> Result<()> {
-        let there: i64 = sqlx::query_scalar(
+        let waiting: i64 = sqlx::query_scalar(
             "select count(*) from bench_flat.ready where kind = 'bench' and run_at <= now()",
         )
         .fetch_one(&mut self.admin.connection)
         .await?;
-        let missing = self.options.waiting.saturating_sub(there as u64);
+        let missing = self.options.waiting.saturating_sub(waiting as u64);
         self.insert_waiting(missing, 0, "interval '0'", KIND).await?;
         self.admin.vacuum_analyze(SCHEMA).await
     }
 
-    /// Jobs that ended over the last 30 days, tallied and folded as upkeep
-    /// would have left them.
+    /// Inserts jobs that finished over the last 30 days, with the tallies that upkeep
+    /// would have written.
     async fn fill_finished(&mut self) -> Result<()> {
         let jobs = self.options.finished;
-        eprintln!("filling in {} finished jobs", thousands(jobs as f64));
+        eprintln!("inserting {} finished jobs", thousands(jobs as f64));
         let (from, to) = (self.next, self.next + jobs);
         self.next = to;
-        let made = format!(
+        let created = format!(
             "now() - interval '30 days' + (n - {from}) * (interval '29 days 23 hours' / {jobs}::float8)"
         );
-        let id = id_at("made", "n");
+        let id = id_at("created", "n");
         let kind = "(array['mail', 'resize', 'report', 'bench'])[1 + n % 4]";
         self.admin
             .execute(&format!(
                 "create unlogged table {SCHEMA}.past as
-                 select n, made, {id} as id, {kind} as kind
-                   from (select n, {made} as made
+                 select n, created, {id} as id, {kind} as kind
+                   from (select n, {created} as created
                            from generate_series({from}::int8, {to}::int8 - 1) as n) as numbered"
             ))
             .await?;
@@ -191,7 +191,7 @@ impl FilledTables<'_> {
             .execute(&format!(
                 "insert into {SCHEMA}.jobs
                         (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload)
-                 select id, made, made, 7200000, 0, 3, kind, 'default',
+                 select id, created, created, 7200000, 0, 3, kind, 'default',
                         format('{{\"to\":\"somebody@example.com\",\"template\":\"welcome\",\"n\":%s}}', n)::json
                    from {SCHEMA}.past"
             ))
@@ -201,10 +201,10 @@ impl FilledTables<'_> {
                 "insert into {SCHEMA}.finished
                         (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
                          interruptions, last_error)
-                 select id, made + interval '1 second', made + interval '2 seconds', id, 1,
+                 select id, created + interval '1 second', created + interval '2 seconds', id, 1,
                         (case when n % 50 = 0 then 'failed_permanent' when n % 101 = 0 then 'cancelled'
                          else 'succeeded' end)::{SCHEMA}.outcome,
-                        1, 3, 0, case when n % 50 = 0 then 'it did not work' end
+                        1, 3, 0, case when n % 50 = 0 then 'the mail server refused the message' end
                    from {SCHEMA}.past"
             ))
             .await?;
@@ -223,14 +223,15 @@ impl FilledTables<'_> {
         self.admin.vacuum_analyze(SCHEMA).await
     }
 
-    async fn obstruct(&mut self, priority: i16, due: &str, kind: &str) -> Result<()> {
-        eprintln!("filling in {} jobs in the way", thousands(self.options.obstacles as f64));
+    /// Inserts jobs that a claim has to skip.
+    async fn add_obstacles(&mut self, priority: i16, due: &str, kind: &str) -> Result<()> {
+        eprintln!("inserting {} jobs that claims must skip", thousands(self.options.obstacles as f64));
         self.insert_waiting(self.options.obstacles, priority, due, kind).await?;
         self.admin.vacuum_analyze(SCHEMA).await
     }
 
-    /// Takes the jobs due tomorrow away again.
-    async fn clear_obstacles(&mut self) -> Result<()> {
+    /// Removes the jobs that are due tomorrow.
+    async fn remove_future_jobs(&mut self) -> Result<()> {
         self.admin
             .execute(&format!(
                 "with gone as (
@@ -245,12 +246,15 @@ impl FilledTables<'_> {
         self.admin.vacuum_analyze(SCHEMA).await
     }
 
-    /// That what was filled in by hand is what the library would have made.
+    /// Checks that the directly inserted rows are what the library would have written.
     async fn check(&mut self) -> Result<()> {
         let report = self.client.check().await;
         match report {
             Ok(report) if report.problems.is_empty() => {
-                println!("\nchecked: {} jobs, each in exactly one place", thousands(report.jobs as f64));
+                println!(
+                    "\nchecked: {} jobs, each in exactly one state table",
+                    thousands(report.jobs as f64)
+                );
             }
             Ok(report) => {
                 println!("\nwarning: the tables are not consistent: {}", report.problems.join("; "))
@@ -266,11 +270,12 @@ impl FilledTables<'_> {
 impl FilledTables<'_> {
     async fn claims(&mut self, name: &'static str, kinds: Option<Vec<String>>) -> Result<Phase> {
         self.top_up().await?;
-        // Another claimer warms the connection up: this one's first claim is
-        // to be a first claim, but not the first of the program.
-        let mut other = Claimer::register(self.client, kinds.clone(), BATCH, ClaimCursor::default()).await?;
+        // Another claimer warms up the connection, so that this claimer's first claim
+        // measures a new cursor and not a new connection.
+        let mut warm_up =
+            Claimer::register(self.client, kinds.clone(), BATCH, ClaimCursor::default()).await?;
         for _ in 0..8 {
-            other.round().await?;
+            warm_up.round().await?;
         }
         let mut claimer = Claimer::register(self.client, kinds, BATCH, ClaimCursor::default()).await?;
         let first = claimer.round().await?;
@@ -284,7 +289,7 @@ impl FilledTables<'_> {
         claims.sort();
         let claim: Duration = claims.iter().sum();
         if jobs < (CLAIMS as u64 - 1) * u64::from(BATCH) {
-            println!("warning: {name}: claims came back short, {jobs} jobs in {} claims", CLAIMS - 1);
+            println!("warning: {name}: claims were not full, {jobs} jobs in {} claims", CLAIMS - 1);
         }
         let rounds = CLAIMS as u32 - 1;
         Ok(Phase {
@@ -303,15 +308,15 @@ impl FilledTables<'_> {
         let any: &dyn std::any::Any = &**self.client.store();
         let store = any.downcast_ref::<PostgresStore>().ok_or("the store is not Postgres")?;
         let plan = store.explain_claim(claimer.request()).await?;
-        println!("\nclaim of {BATCH} from the head, {name}:");
-        let shown = plan.lines().filter(|line| self.options.plans || is_sum(line));
+        println!("\nclaim of {BATCH} jobs from the head, {name}:");
+        let shown = plan.lines().filter(|line| self.options.plans || is_total(line));
         shown.for_each(|line| println!("  {}", line.trim_end()));
         Ok(())
     }
 }
 
-/// Whether a line of a plan is about the whole of it.
-fn is_sum(line: &str) -> bool {
+/// Whether a line of a plan is about the plan as a whole.
+fn is_total(line: &str) -> bool {
     let text = line.trim_start();
     let outer = line.len() - text.len() <= 2;
     (outer && text.starts_with("Buffers:"))
@@ -320,17 +325,17 @@ fn is_sum(line: &str) -> bool {
 
 fn print_phases(phases: &[Phase]) {
     let named = |name: &str| phases.iter().find(|phase| phase.name == name);
-    let against = |phase: &Phase| {
+    let ratio_to_baseline = |phase: &Phase| {
         let base = match phase.name {
             "many of other kinds at the head" => named("many finished, kinds given"),
-            name if name.ends_with("kinds given") => named("fresh tables, kinds given"),
-            _ => named("fresh tables"),
+            name if name.ends_with("kinds given") => named("only waiting jobs, kinds given"),
+            _ => named("only waiting jobs"),
         };
         base.map_or(1.0, |base| phase.claim.as_secs_f64() / base.claim.as_secs_f64())
     };
     let row = |phase: &Phase| {
-        let ratio = against(phase);
-        let bar = match phase.name {
+        let ratio = ratio_to_baseline(phase);
+        let target = match phase.name {
             "many of other kinds at the head" => {
                 format!("≤ 2 {}", if ratio <= 2.0 { "met" } else { "MISSED" })
             }
@@ -345,12 +350,21 @@ fn print_phases(phases: &[Phase]) {
             millis(phase.settle),
             thousands(phase.jobs_per_second),
             format!("{ratio:.2}"),
-            bar,
+            target,
         ]
     };
-    println!("\n{} claims and settles of {BATCH}; the first claim apart", CLAIMS);
-    let head =
-        ["with", "first claim", "a claim", "median", "slowest", "a settle", "jobs/s", "claim ratio", "bar"];
+    println!("\n{CLAIMS} claims and settles of {BATCH} jobs; the first claim is separate");
+    let head = [
+        "tables",
+        "first claim",
+        "mean claim",
+        "median",
+        "slowest",
+        "mean settle",
+        "jobs/s",
+        "claim ratio",
+        "target",
+    ];
     table(head, &phases.iter().map(row).collect::<Vec<_>>());
 }
 
@@ -375,7 +389,7 @@ impl FilledTables<'_> {
                 .bind(LOOKUPS as i64)
                 .fetch_all(&mut self.admin.connection)
                 .await?;
-        // A third of the way from the oldest: deep for who walks from the newest.
+        // A third of the way from the oldest: far from the newest, where lists start.
         let deep: Option<Uuid> = sqlx::query_scalar(
             "select f.id
                from bench_flat.finished f
@@ -396,7 +410,7 @@ impl FilledTables<'_> {
             ("list, failed_permanent", status(Status::FailedPermanent)),
             ("list, queued", status(Status::Queued)),
             ("list, a kind", ListFilter { kind: Some("mail".into()), ..all() }),
-            ("list, a kind nobody has", ListFilter { kind: Some("nobody".into()), ..all() }),
+            ("list, an unknown kind", ListFilter { kind: Some("unknown".into()), ..all() }),
             ("list, deep cursor", ListFilter { cursor, ..all() }),
             ("list, failed_permanent, deep cursor", ListFilter { cursor, ..status(Status::FailedPermanent) }),
         ];
@@ -404,25 +418,25 @@ impl FilledTables<'_> {
         let mut rows = Vec::new();
         let mut times = Vec::new();
         for id in ids {
-            let began = Instant::now();
+            let started = Instant::now();
             self.client.get(JobId(id)).await?;
-            times.push(began.elapsed());
+            times.push(started.elapsed());
         }
         rows.push(Lookup::of("get", times));
         for (name, filter) in filters {
             let mut times = Vec::new();
             for _ in 0..LOOKUPS / 4 {
-                let began = Instant::now();
+                let started = Instant::now();
                 self.client.list(&filter).await?;
-                times.push(began.elapsed());
+                times.push(started.elapsed());
             }
             rows.push(Lookup::of(name, times));
         }
         let mut times = Vec::new();
         for _ in 0..LOOKUPS / 4 {
-            let began = Instant::now();
+            let started = Instant::now();
             self.client.counts().await?;
-            times.push(began.elapsed());
+            times.push(started.elapsed());
         }
         rows.push(Lookup::of("counts", times));
 

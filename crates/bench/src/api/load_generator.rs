@@ -1,6 +1,6 @@
-//! The load on a server: keep-alive connections that send one prepared request
-//! after another. A program of its own, so that what it costs is the same for
-//! every server and in nobody's processor time.
+//! The load generator: keep-alive connections that send the same prepared request
+//! repeatedly. It runs as a separate process, so that its cost is the same for every server
+//! and is not part of the server's CPU time.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -17,7 +17,7 @@ use crate::Result;
 use crate::library::{KIND, payload};
 use crate::report::Sample;
 
-/// What is asked of a server.
+/// The options of the load generator's process.
 #[derive(Args, Clone, Copy)]
 pub(crate) struct Options {
     #[arg(long)]
@@ -26,31 +26,31 @@ pub(crate) struct Options {
     clients: usize,
     #[arg(long)]
     seconds: f64,
-    /// In one request; more than one go to `/jobs/batch`.
+    /// Jobs per request; several jobs are sent to `/jobs/batch`.
     #[arg(long)]
     jobs: u64,
 }
 
-/// The secret is not for other users to see in the list of processes.
-const TOKEN: &str = "BENCH_TOKEN";
+/// The variable with the API token. Arguments would be visible in the list of processes.
+const TOKEN_VARIABLE: &str = "BENCH_TOKEN";
 
-/// What came of it.
+/// What the load generator measured.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Outcome {
     jobs: u64,
     seconds: f64,
-    /// How long each request took, shortest first.
+    /// The duration of each request, in ascending order.
     pub(crate) micros: Vec<u32>,
 }
 
 impl Outcome {
-    /// `server_cpu`: what the server computed meanwhile.
+    /// `server_cpu`: the CPU time of the server during the load.
     pub(crate) fn sample(&self, server_cpu: Option<Duration>) -> Sample {
         let took = Duration::from_secs_f64(self.seconds);
         Sample { jobs: self.jobs, took, wal_bytes: None, client_cpu: server_cpu }
     }
 
-    /// The time within which so many of a hundred requests were answered.
+    /// The duration that `share` percent of the requests did not exceed.
     pub(crate) fn percentile(&self, share: usize) -> Duration {
         let at = (self.micros.len() * share / 100).min(self.micros.len().saturating_sub(1));
         Duration::from_micros(self.micros.get(at).copied().unwrap_or_default().into())
@@ -68,7 +68,7 @@ pub(super) struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Puts it on the server, from a process of its own.
+    /// Runs the load generator in its own process.
     pub(super) async fn run(self) -> Result<Outcome> {
         let mut program = Command::new(std::env::current_exe()?);
         program
@@ -77,34 +77,38 @@ impl Load<'_> {
             .args(["--clients", &self.clients.to_string()])
             .args(["--seconds", &self.time.as_secs_f64().to_string()])
             .args(["--jobs", &self.jobs.to_string()])
-            .env(TOKEN, self.token.unwrap_or_default())
+            .env(TOKEN_VARIABLE, self.token.unwrap_or_default())
             .stdin(Stdio::null())
             .kill_on_drop(true);
         let output = program.output().await?;
         if !output.status.success() {
-            return Err(format!("the load: {}", String::from_utf8_lossy(&output.stderr).trim()).into());
+            return Err(format!(
+                "the load generator failed: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            )
+            .into());
         }
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 }
 
-/// The program itself: asks, and prints what came of it.
+/// The load generator's process: sends requests and prints the outcome as JSON.
 pub(crate) async fn run(options: Options) -> Result<()> {
-    let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
+    let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
     let request = request(&options, token.as_deref());
     let mut connections = Vec::new();
     for _ in 0..options.clients {
         connections.push(Connection::open(options.address).await?);
     }
-    let began = Instant::now();
-    let until = began + Duration::from_secs_f64(options.seconds);
+    let started = Instant::now();
+    let until = started + Duration::from_secs_f64(options.seconds);
     let send = |connection: Connection| tokio::spawn(connection.send_repeatedly(request.clone(), until));
     let tasks: Vec<_> = connections.into_iter().map(send).collect();
     let mut micros = Vec::new();
     for task in tasks {
         micros.extend(task.await??);
     }
-    let seconds = began.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     micros.sort_unstable();
     let outcome = Outcome { jobs: micros.len() as u64 * options.jobs, seconds, micros };
     println!("{}", serde_json::to_string(&outcome)?);
@@ -126,7 +130,7 @@ fn request(options: &Options, token: Option<&str>) -> Vec<u8> {
     (head + &body).into_bytes()
 }
 
-/// A keep-alive connection, and what has been read from it.
+/// A keep-alive connection, and the response that is being read from it.
 pub(crate) struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
@@ -139,20 +143,20 @@ impl Connection {
         Ok(Connection { stream, read: Vec::with_capacity(16 * 1024) })
     }
 
-    /// Asks the same again and again until the time is up; how long each took.
+    /// Sends the same request repeatedly until the given time; returns the duration of each.
     async fn send_repeatedly(mut self, request: Vec<u8>, until: Instant) -> Result<Vec<u32>> {
         let mut micros = Vec::new();
         loop {
-            let began = Instant::now();
-            if began >= until {
+            let started = Instant::now();
+            if started >= until {
                 return Ok(micros);
             }
             self.send(&request).await?;
-            micros.push(began.elapsed().as_micros() as u32);
+            micros.push(started.elapsed().as_micros() as u32);
         }
     }
 
-    /// Sends a request and reads the answer to its end; its body.
+    /// Sends a request, reads the whole response, and returns its body.
     pub(crate) async fn send(&mut self, request: &[u8]) -> Result<&[u8]> {
         self.stream.write_all(request).await?;
         self.read.clear();
@@ -173,19 +177,19 @@ impl Connection {
     }
 }
 
-/// Where the head of an answer ends and where its body does, once the head is
-/// there. Anything but a success ends the run.
+/// The positions where the body of a response starts and ends, once the head has been
+/// read. A response other than a success is an error.
 fn response_length(read: &[u8]) -> Result<Option<(usize, usize)>> {
     let Some(head) = read.windows(4).position(|four| four == b"\r\n\r\n") else { return Ok(None) };
     let text = std::str::from_utf8(&read[..head])?;
     if !text.starts_with("HTTP/1.1 2") {
-        return Err(format!("the server answered {}", String::from_utf8_lossy(read)).into());
+        return Err(format!("the server responded with {}", String::from_utf8_lossy(read)).into());
     }
     let length = text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>())
     });
-    let length = length.ok_or("an answer without a content-length")??;
+    let length = length.ok_or("the response has no content-length")??;
     Ok(Some((head + 4, head + 4 + length)))
 }
 
@@ -194,10 +198,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_ends_where_its_length_says() {
-        let answer = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}";
-        assert_eq!(response_length(&answer[..30]).unwrap(), None);
-        assert_eq!(response_length(answer).unwrap(), Some((answer.len() - 2, answer.len())));
+    fn a_response_ends_where_its_content_length_says() {
+        let response = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}";
+        assert_eq!(response_length(&response[..30]).unwrap(), None);
+        assert_eq!(response_length(response).unwrap(), Some((response.len() - 2, response.len())));
         assert!(response_length(b"HTTP/1.1 500 Internal Server Error\r\n\r\n").is_err());
     }
 }

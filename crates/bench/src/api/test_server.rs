@@ -1,5 +1,4 @@
-//! Servers to measure: the API as `longshore serve` runs it, and a handler that
-//! does nothing.
+//! The HTTP servers to measure: the API as `longshore serve` runs it, and an empty handler.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -21,16 +20,16 @@ use uuid::Uuid;
 use crate::Result;
 use crate::library::KIND;
 
-/// A server that ends when it is dropped.
+/// A server that stops when it is dropped.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
-    /// The secret to come with, where one is asked for.
+    /// The token that requests need, if any.
     pub(crate) token: Option<String>,
     task: JoinHandle<()>,
 }
 
 impl TestServer {
-    /// The loop that serves is the same for all, so that it cancels out.
+    /// All servers use the same serve loop, so that its cost cancels out.
     async fn start(router: Router, token: Option<String>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -38,18 +37,18 @@ impl TestServer {
         Ok(TestServer { address, token, task })
     }
 
-    /// Reads the body and answers what a new job would be answered.
-    pub(crate) async fn empty() -> Result<Self> {
-        let answer = json!({
+    /// A handler that only reads the body and returns the response to a new job.
+    pub(crate) async fn empty_handler() -> Result<Self> {
+        let response = json!({
             "id": Uuid::now_v7(), "kind": KIND, "queue": "default", "status": "queued", "priority": 0,
             "attempts": 0, "max_attempts": 3, "idempotency_key": null, "created": true,
         });
-        let handler = move |_: Bytes| async move { (StatusCode::CREATED, axum::Json(answer.clone())) };
+        let handler = move |_: Bytes| async move { (StatusCode::CREATED, axum::Json(response.clone())) };
         TestServer::start(Router::new().route("/jobs", post(handler)), None).await
     }
 
-    /// The API, with the metrics and the logging that `longshore serve` has, and
-    /// a kind whose payloads are checked.
+    /// The API with the metrics and logging of `longshore serve`, and a kind whose payloads
+    /// are validated against a schema.
     pub(crate) async fn api(client: &Client, access: Access) -> Result<Self> {
         let schema = json!({
             "type": "object",
@@ -72,7 +71,7 @@ impl TestServer {
             expires_at: None,
         };
         client.create_token(&token).await?;
-        let metrics = recorded()?;
+        let metrics = install_metrics_and_logging()?;
         let router = Api::new(client.clone())
             .access(access)
             .hosts(["127.0.0.1"])
@@ -88,14 +87,14 @@ impl Drop for TestServer {
     }
 }
 
-/// Counts and logs from here on, as `longshore serve` does by default.
-fn recorded() -> Result<PrometheusHandle> {
+/// Installs metrics and logging once per process, as `longshore serve` does by default.
+fn install_metrics_and_logging() -> Result<PrometheusHandle> {
     static METRICS: OnceLock<PrometheusHandle> = OnceLock::new();
     if let Some(metrics) = METRICS.get() {
         return Ok(metrics.clone());
     }
-    let lines = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info"));
-    lines.with_writer(std::io::stderr).init();
+    let logging = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info"));
+    logging.with_writer(std::io::stderr).init();
     let metrics = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0])?.install_recorder()?;
     Ok(METRICS.get_or_init(|| metrics).clone())
 }

@@ -1,5 +1,5 @@
-//! A queue that has been in use for a dataset: what ended, what waits, what runs,
-//! and the tallies as upkeep would have left them. One recipe for both engines.
+//! The jobs of a queue that has been in use for a month: finished, waiting and running
+//! jobs, and the tallies that upkeep would have written. Both engines get the same jobs.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::Result;
 const MINUTE: i64 = 60 * 1_000_000;
 const HOUR: i64 = 60 * MINUTE;
 const DAY: i64 = 24 * HOUR;
-const ERROR: &str = "the mail server did not answer: connection refused";
+const ERROR: &str = "cannot reach the mail server: connection refused";
 
-/// Kinds, their queues, and how many of a thousand jobs are of each.
+/// Kinds, their queues, and how many of a thousand jobs have each kind.
 const KINDS: [(&str, &str, u64); 8] = [
     ("send_email", "mail", 400),
     ("send_receipt", "mail", 150),
@@ -25,10 +25,10 @@ const KINDS: [(&str, &str, u64); 8] = [
     ("build_report", "reports", 19),
     ("import_file", "reports", 1),
 ];
-/// Of which there are fifty or so, the youngest some days old.
+/// A kind with about fifty jobs, the newest of them some days old.
 pub(super) const RARE_KIND: &str = "close_the_books";
 
-/// How many there are.
+/// The number of jobs in each state.
 #[derive(Clone, Copy)]
 pub(super) struct JobCounts {
     pub(super) finished: u64,
@@ -42,29 +42,29 @@ impl JobCounts {
     }
 }
 
-/// One job of the recipe. Times are microseconds since 1970.
+/// One job of the dataset. Times are in microseconds since 1970.
 pub(super) struct Job {
     pub(super) id: Uuid,
-    pub(super) made: i64,
+    pub(super) created: i64,
     pub(super) kind: &'static str,
     pub(super) queue: &'static str,
     pub(super) priority: i16,
     pub(super) payload: String,
-    /// As it is stored: JSON, if there are any.
+    /// The stored JSON, if the job has options.
     pub(super) options: Option<String>,
     pub(super) state: JobState,
-    /// How often it failed before.
+    /// How often the job has failed.
     pub(super) failures: u16,
 }
 
-/// Where it stands.
+/// The state of a job, with the columns of its table.
 pub(super) enum JobState {
     Finished { outcome: &'static str, started: i64, finished: i64 },
     Waiting { run_at: i64, interruptions: u16 },
     Running { claimed: i64 },
 }
 
-/// The dataset as it is written down.
+/// A month of jobs. Every job is computed from its number.
 pub(super) struct Dataset {
     pub(super) counts: JobCounts,
     pub(super) now: i64,
@@ -75,10 +75,10 @@ impl Dataset {
         Dataset { counts, now: Utc::now().timestamp_micros() }
     }
 
-    /// The job of this number, oldest first.
+    /// The job with this number. Jobs are numbered from the oldest.
     pub(super) fn job(&self, n: u64) -> Job {
         let JobCounts { finished, waiting, .. } = self.counts;
-        let made = if n < finished {
+        let created = if n < finished {
             self.now - 30 * DAY + (30 * DAY - HOUR) / finished.max(1) as i64 * n as i64
         } else {
             // Waiting jobs came in within the last hour, after all finished ones.
@@ -95,13 +95,13 @@ impl Dataset {
         });
         let random = pseudo_random(random);
         let (state, failures) = match n {
-            n if n < finished => ended(made, random),
-            n if n < finished + waiting => self.waits(made, random),
+            n if n < finished => finished_state(created, random),
+            n if n < finished + waiting => self.waiting(created, random),
             _ => (JobState::Running { claimed: self.now - (random % 60) as i64 * 1_000_000 }, 0),
         };
         Job {
-            id: id_at(made, n),
-            made,
+            id: id_at(created, n),
+            created,
             kind,
             queue,
             priority: if random.is_multiple_of(7) { 10 } else { 0 },
@@ -112,23 +112,23 @@ impl Dataset {
         }
     }
 
-    /// Most are due; some later today; some wait to be tried again, a few after
-    /// their worker was lost.
-    fn waits(&self, made: i64, random: u64) -> (JobState, u16) {
+    /// Most waiting jobs are due, some are due within a day, some wait for a retry, and a
+    /// few were interrupted when their worker was lost.
+    fn waiting(&self, created: i64, random: u64) -> (JobState, u16) {
         let later = self.now + (random / 100 % 86_400) as i64 * 1_000_000;
         match random % 100 {
-            0..70 => (JobState::Waiting { run_at: made, interruptions: 0 }, 0),
+            0..70 => (JobState::Waiting { run_at: created, interruptions: 0 }, 0),
             70..90 => (JobState::Waiting { run_at: later, interruptions: 0 }, 0),
             90..99 => (JobState::Waiting { run_at: later, interruptions: 0 }, 1),
-            _ => (JobState::Waiting { run_at: made, interruptions: 1 }, 0),
+            _ => (JobState::Waiting { run_at: created, interruptions: 1 }, 0),
         }
     }
 }
 
-fn ended(made: i64, random: u64) -> (JobState, u16) {
-    // From five milliseconds to five seconds, short ones more often.
+fn finished_state(created: i64, random: u64) -> (JobState, u16) {
+    // Run times from 5 to about 600 milliseconds.
     let run = 5_000 * 10_i64.pow((random % 3) as u32) + (random / 3 % 900_000) as i64 / 10;
-    let started = made + 50_000;
+    let started = created + 50_000;
     let (outcome, failures) = match random / 7 % 1000 {
         0 => ("failed_permanent", 3),
         1..4 => ("cancelled", 0),
@@ -147,36 +147,37 @@ fn kind_of(mut random: u64) -> (&'static str, &'static str) {
     (KINDS[0].0, KINDS[0].1)
 }
 
-/// A number that looks like chance and is the same in every run.
+/// A pseudo-random number that is the same in every run.
 fn pseudo_random(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 20
 }
 
-/// An id like a v7 of that time, with a number for what is random there.
-fn id_at(made: i64, n: u64) -> Uuid {
-    Uuid::from_u128(((made / 1000) as u128) << 80 | 0x7000_8000_u128 << 48 | u128::from(n))
+/// An id like a UUIDv7 of that time, with `n` for its random part.
+fn id_at(created: i64, n: u64) -> Uuid {
+    Uuid::from_u128(((created / 1000) as u128) << 80 | 0x7000_8000_u128 << 48 | u128::from(n))
 }
 
-/// Where jobs are written to. Called job by job, oldest first.
+/// Writes jobs to the tables of an engine, from the oldest to the newest.
 pub(super) trait TableWriter {
     async fn write(&mut self, job: &Job) -> Result<()>;
-    /// What ended, added up: the last thing that is written.
+    /// Writes the tallies, after all jobs.
     async fn finish(self, tallies: &Tallies) -> Result<()>;
 }
 
 /// Writes the whole dataset.
-pub(super) async fn fill(dataset: &Dataset, mut tables: impl TableWriter) -> Result<()> {
+pub(super) async fn fill(dataset: &Dataset, mut writer: impl TableWriter) -> Result<()> {
     let mut tallies = Tallies::new(dataset.now);
     for n in 0..dataset.counts.all() {
         let job = dataset.job(n);
         tallies.count(&job);
-        tables.write(&job).await?;
+        writer.write(&job).await?;
     }
-    tables.finish(&tallies).await
+    writer.finish(&tallies).await
 }
 
-/// What ended: by minute for two hours, by hour for a week, and then all in one.
+/// Counts of finished jobs: per minute for two hours, per hour for a week, and one total
+/// for everything before.
 pub(super) struct Tallies {
     minutes_from: i64,
     hours_from: i64,
@@ -186,7 +187,7 @@ pub(super) struct Tallies {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TallyKey {
     pub(super) minute: i64,
-    /// 1 for a minute, 2 for an hour, 3 for all before.
+    /// 1: a minute, 2: an hour, 3: everything before.
     pub(super) level: i16,
     pub(super) queue: &'static str,
     pub(super) kind: &'static str,
@@ -212,23 +213,23 @@ impl Tallies {
             at if at >= self.hours_from => (at - at.rem_euclid(HOUR), 2, bucket),
             _ => (0, 3, 0),
         };
-        let of = TallyKey { minute, level, queue: job.queue, kind: job.kind, outcome, run_bucket };
-        *self.sums.entry(of).or_default() += 1;
+        let key = TallyKey { minute, level, queue: job.queue, kind: job.kind, outcome, run_bucket };
+        *self.sums.entry(key).or_default() += 1;
     }
 
-    /// Each with how many ended then and how many of them are kept.
+    /// Each tally with the number of jobs that ended then and the number that are kept.
     pub(super) fn rows(&self) -> impl Iterator<Item = (TallyKey, i64, i64)> {
-        self.sums.iter().map(|(of, jobs)| (*of, if of.level == 3 { 0 } else { *jobs }, *jobs))
+        self.sums.iter().map(|(key, jobs)| (*key, if key.level == 3 { 0 } else { *jobs }, *jobs))
     }
 }
 
-/// The attempts that a job has failed, as (lease number, started, ended, error).
+/// The failed attempts of a job, as (lease number, started, ended, error).
 pub(super) fn failed_attempts(job: &Job) -> impl Iterator<Item = (u16, i64, i64, &'static str)> {
-    let made = job.made;
-    (1..=job.failures).map(move |nth| (nth, made + i64::from(nth), made + 1000 * i64::from(nth), ERROR))
+    let created = job.created;
+    (1..=job.failures).map(move |nth| (nth, created + i64::from(nth), created + 1000 * i64::from(nth), ERROR))
 }
 
-/// What the last failure of a job that has ended said.
+/// The error of the last failed attempt, if the job has failed.
 pub(super) fn last_error(job: &Job) -> Option<&'static str> {
     (job.failures > 0).then_some(ERROR)
 }

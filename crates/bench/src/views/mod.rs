@@ -1,5 +1,5 @@
-//! `bench views`: what people look at, over HTTP, beside millions of finished
-//! jobs and many that wait. Each answer is to come within a tenth of a second.
+//! `bench views`: the read-only pages and lists of the API over HTTP, with millions of
+//! finished and many waiting jobs. Each response should take at most 100 ms.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ mod dataset;
 mod table_writers;
 
 const SCHEMA: &str = "bench_views";
-/// What every answer has to keep to, in 95 of 100 calls.
-const BAR: Duration = Duration::from_millis(100);
+/// The target for the p95 of every view.
+const TARGET: Duration = Duration::from_millis(100);
 
 /// Options of `bench views`.
 #[derive(Args)]
@@ -35,25 +35,25 @@ pub(crate) struct Options {
     /// Finished jobs in the tables.
     #[arg(long, default_value_t = 5_000_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     finished: u64,
-    /// Jobs that wait: due, later, or to be tried again.
+    /// Waiting jobs: due now, due later, or retrying.
     #[arg(long, default_value_t = 100_000, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
     waiting: u64,
-    /// Jobs that run.
+    /// Running jobs.
     #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     running: u64,
-    /// How often each is asked for.
+    /// How often each view is requested.
     #[arg(long, default_value_t = 60, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     calls: u64,
-    /// Which engines.
+    /// The engines to measure.
     #[arg(long, value_enum, default_value = "both")]
     engine: Engine,
-    /// Only calls whose name contains this, such as `stats`.
+    /// Only views whose name contains this, such as `stats`.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Leave the tables for the next run, and use those that the last one left.
+    /// Keep the tables for the next run, and reuse those of the last run.
     #[arg(long)]
     keep: bool,
-    /// Where the figures go.
+    /// The file to write the figures to.
     #[arg(long, value_name = "FILE", default_value = "target/bench/views.json")]
     json: PathBuf,
 }
@@ -68,7 +68,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     let mut engines = Vec::new();
     if options.engine != Engine::Sqlite {
         let mut admin = Admin::connect(options.server.url()?).await?;
-        if admin.is_durable() {
+        if admin.check_durability() {
             let measured = on_postgres(options, &mut admin).await;
             if !options.keep {
                 admin.drop_schema(SCHEMA).await?;
@@ -108,7 +108,7 @@ async fn on_postgres(options: &Options, admin: &mut Admin) -> Result<Value> {
 }
 
 async fn on_sqlite(options: &Options, mut files: Files) -> Result<Value> {
-    let file = if options.keep { files.kept("views.db") } else { files.unmade() };
+    let file = if options.keep { files.kept("views.db") } else { files.new_path() };
     let kept = file.path.exists();
     let client = file.client().await?;
     if !kept {
@@ -121,16 +121,16 @@ async fn on_sqlite(options: &Options, mut files: Files) -> Result<Value> {
     let measured = measure("SQLite", options, &client).await;
     drop(client);
     if options.keep {
-        file.leave();
+        file.keep();
     }
     measured
 }
 
 fn print_filling(engine: &str, dataset: &Dataset) {
-    eprintln!("{engine}: filling in {} jobs", thousands(dataset.counts.all() as f64));
+    eprintln!("{engine}: inserting {} jobs", thousands(dataset.counts.all() as f64));
 }
 
-/// Some workers; the id of one of them, which holds all leases.
+/// Registers some workers; returns the id of the one that owns all leases.
 async fn register_workers(client: &Client) -> Result<uuid::Uuid> {
     let mut last = None;
     for n in 0..10 {
@@ -142,10 +142,10 @@ async fn register_workers(client: &Client) -> Result<uuid::Uuid> {
     Ok(last.unwrap_or_default())
 }
 
-/// One thing that is asked for.
+/// One page or list of the API.
 struct View {
     name: String,
-    /// Asked for in turns.
+    /// Sent in turn.
     requests: Vec<String>,
 }
 
@@ -155,20 +155,21 @@ impl View {
     }
 }
 
-/// Jobs to ask for by their ids.
+/// Ids of jobs to request.
 struct SampleJobs {
+    /// An old job, far from the newest, where lists start.
     deep: String,
-    ended: Vec<String>,
+    finished: Vec<String>,
     due: Vec<String>,
 }
 
-/// Reads ids off the API itself, so that tables which were kept do as well.
-async fn sample_jobs(http: &mut HttpClient, options: &Options) -> Result<SampleJobs> {
+/// Reads ids from the API, which also works with tables of an earlier run.
+async fn find_sample_jobs(http: &mut HttpClient, options: &Options) -> Result<SampleJobs> {
     let ids = |jobs: Value| -> Vec<String> {
         let jobs = jobs.as_array().cloned().unwrap_or_default();
         jobs.iter().filter_map(|job| job["id"].as_str().map(str::to_owned)).collect()
     };
-    let ended = ids(http.json("GET /jobs?status=succeeded&limit=200").await?);
+    let finished = ids(http.json("GET /jobs?status=succeeded&limit=200").await?);
     let waiting = http.json("GET /jobs?status=queued&limit=200").await?;
     let is_due = |job: &Value| {
         let at = job["run_at"].as_str().and_then(|at| at.parse::<chrono::DateTime<chrono::Utc>>().ok());
@@ -176,14 +177,14 @@ async fn sample_jobs(http: &mut HttpClient, options: &Options) -> Result<SampleJ
     };
     let due: Vec<Value> =
         waiting.as_array().into_iter().flatten().filter(|job| is_due(job)).cloned().collect();
-    // Two thirds of the way to the oldest; any id of that time will do.
+    // Two thirds of the way from the newest to the oldest. The job need not exist.
     let deep = Dataset::new(options.counts()).job(options.finished / 3);
-    Ok(SampleJobs { deep: deep.id.to_string(), ended, due: ids(due.into()) })
+    Ok(SampleJobs { deep: deep.id.to_string(), finished, due: ids(due.into()) })
 }
 
 fn views(sample_jobs: &SampleJobs) -> Vec<View> {
     let deep = &sample_jobs.deep;
-    let mut views = vec![View::get("jobs", "/jobs"), View::get("jobs, 200 a page", "/jobs?limit=200")];
+    let mut views = vec![View::get("jobs", "/jobs"), View::get("jobs, 200 per page", "/jobs?limit=200")];
     for status in ["queued", "retrying", "running", "succeeded", "failed_permanent", "cancelled"] {
         views.push(View::get(&format!("jobs, {status}"), format!("/jobs?status={status}")));
     }
@@ -191,13 +192,13 @@ fn views(sample_jobs: &SampleJobs) -> Vec<View> {
         View::get("jobs, a common kind", "/jobs?kind=send_email"),
         View::get("jobs, an uncommon kind", "/jobs?kind=import_file"),
         View::get("jobs, a rare kind", format!("/jobs?kind={RARE_KIND}")),
-        View::get("jobs, a kind nobody has", "/jobs?kind=nobody"),
+        View::get("jobs, an unknown kind", "/jobs?kind=unknown"),
         View::get("jobs, a queue", "/jobs?queue=billing"),
-        View::get("jobs, a queue nobody has", "/jobs?queue=nobody"),
+        View::get("jobs, an unknown queue", "/jobs?queue=unknown"),
     ]);
     for status in ["queued", "retrying", "running", "succeeded", "failed_permanent", "cancelled"] {
-        let name = format!("jobs, {status}, a kind nobody has");
-        views.push(View::get(&name, format!("/jobs?status={status}&kind=nobody")));
+        let name = format!("jobs, {status}, an unknown kind");
+        views.push(View::get(&name, format!("/jobs?status={status}&kind=unknown")));
     }
     views.extend([
         View::get("jobs, queued, an uncommon kind", "/jobs?status=queued&kind=import_file"),
@@ -205,15 +206,15 @@ fn views(sample_jobs: &SampleJobs) -> Vec<View> {
         View::get("jobs, succeeded, an uncommon kind", "/jobs?status=succeeded&kind=import_file"),
         View::get("jobs, a tag", "/jobs?tag=usual"),
         View::get("jobs, a rare tag", "/jobs?tag=vip"),
-        View::get("jobs, a tag nobody has", "/jobs?tag=nobody"),
-        View::get("jobs, succeeded, a tag nobody has", "/jobs?status=succeeded&tag=nobody"),
+        View::get("jobs, an unknown tag", "/jobs?tag=unknown"),
+        View::get("jobs, succeeded, an unknown tag", "/jobs?status=succeeded&tag=unknown"),
         View::get("jobs, deep cursor", format!("/jobs?cursor={deep}")),
         View::get("jobs, succeeded, deep cursor", format!("/jobs?status=succeeded&cursor={deep}")),
         View::get(
             "jobs, failed_permanent, deep cursor",
             format!("/jobs?status=failed_permanent&cursor={deep}"),
         ),
-        View::get("jobs, a kind nobody has, deep cursor", format!("/jobs?kind=nobody&cursor={deep}")),
+        View::get("jobs, an unknown kind, deep cursor", format!("/jobs?kind=unknown&cursor={deep}")),
         View::get("jobs, offset 10,000", "/jobs?offset=10000"),
         View::get("jobs, a common kind, offset 10,000", "/jobs?kind=send_email&offset=10000"),
         View::get("jobs, succeeded, offset 10,000", "/jobs?status=succeeded&offset=10000"),
@@ -221,7 +222,7 @@ fn views(sample_jobs: &SampleJobs) -> Vec<View> {
         View::get("dead letters, a kind", "/dead-letters?kind=charge_card"),
         View::get("stats, an hour", "/stats"),
         View::get("stats, a day", "/stats?minutes=1440"),
-        View::get("stats, a day of one queue", "/stats?minutes=1440&queue=mail"),
+        View::get("stats, a day, one queue", "/stats?minutes=1440&queue=mail"),
         View::get("queues", "/queues"),
         View::get("workers", "/workers"),
         View::get("kinds", "/kinds"),
@@ -229,10 +230,10 @@ fn views(sample_jobs: &SampleJobs) -> Vec<View> {
         View::get("health", "/health"),
         View {
             name: "a job".into(),
-            requests: sample_jobs.ended.iter().map(|id| format!("GET /jobs/{id}")).collect(),
+            requests: sample_jobs.finished.iter().map(|id| format!("GET /jobs/{id}")).collect(),
         },
         View {
-            name: "why a job waits".into(),
+            name: "explain a job".into(),
             requests: sample_jobs.due.iter().map(|id| format!("GET /jobs/{id}/explain")).collect(),
         },
         View {
@@ -240,7 +241,7 @@ fn views(sample_jobs: &SampleJobs) -> Vec<View> {
             requests: vec![dry_run(json!({ "kind": "send_email" }))],
         },
         View {
-            name: "bulk, dry run, 1,000 dead".into(),
+            name: "bulk, dry run, 1,000 dead letters".into(),
             requests: vec![dry_run(json!({ "status": "failed_permanent" }))],
         },
     ]);
@@ -252,7 +253,7 @@ fn dry_run(filter: Value) -> String {
     format!("POST /jobs/bulk {body}")
 }
 
-/// How long the answers took.
+/// The response times of a view.
 struct Latency {
     name: String,
     p50: Duration,
@@ -273,8 +274,8 @@ impl Latency {
     }
 
     fn row(&self) -> [String; 5] {
-        let bar = if self.p95 <= BAR { "met" } else { "MISSED" };
-        [self.name.clone(), millis(self.p50), millis(self.p95), millis(self.slowest), bar.into()]
+        let target = if self.p95 <= TARGET { "met" } else { "MISSED" };
+        [self.name.clone(), millis(self.p50), millis(self.p95), millis(self.slowest), target.into()]
     }
 
     fn figures(&self) -> Value {
@@ -284,7 +285,7 @@ impl Latency {
             "p50_ms": ms(self.p50),
             "p95_ms": ms(self.p95),
             "max_ms": ms(self.slowest),
-            "met": self.p95 <= BAR,
+            "met": self.p95 <= TARGET,
         })
     }
 }
@@ -292,7 +293,7 @@ impl Latency {
 async fn measure(engine: &str, options: &Options, client: &Client) -> Result<Value> {
     let served = TestServer::api(client, Access::Tokens).await?;
     let mut http = HttpClient::open(&served).await?;
-    let sample_jobs = sample_jobs(&mut http, options).await?;
+    let sample_jobs = find_sample_jobs(&mut http, options).await?;
     let mut measured = Vec::new();
     for view in views(&sample_jobs) {
         if options.only.as_deref().is_some_and(|only| !view.name.contains(only)) {
@@ -301,9 +302,9 @@ async fn measure(engine: &str, options: &Options, client: &Client) -> Result<Val
         eprintln!("measuring: {engine}, {}", view.name);
         let mut times = Vec::new();
         for request in view.requests.iter().cycle().take(options.calls as usize) {
-            let began = Instant::now();
+            let started = Instant::now();
             http.send(request).await?;
-            times.push(began.elapsed());
+            times.push(started.elapsed());
         }
         measured.push(Latency::of(&view.name, times));
     }
@@ -318,7 +319,7 @@ async fn measure(engine: &str, options: &Options, client: &Client) -> Result<Val
     Ok(measured.iter().map(Latency::figures).collect())
 }
 
-/// Asks one thing after another on one connection.
+/// Sends requests one after another on one connection.
 struct HttpClient {
     connection: Connection,
     address: SocketAddr,
@@ -332,21 +333,23 @@ impl HttpClient {
         Ok(HttpClient { connection, address: served.address, token })
     }
 
-    /// The body of the answer to a request such as `GET /jobs`.
+    /// Sends a request such as `GET /jobs`, with an optional body after the path, and returns
+    /// the body of the response.
     async fn send(&mut self, request: &str) -> Result<&[u8]> {
-        let mut words = request.splitn(3, ' ');
-        let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let body = words.next().unwrap_or_default();
-        let whole = format!(
+        let mut parts = request.splitn(3, ' ');
+        let (method, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let body = parts.next().unwrap_or_default();
+        let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             self.address,
             self.token,
             body.len()
         );
-        self.connection.send(whole.as_bytes()).await
+        self.connection.send(request.as_bytes()).await
     }
 
+    /// Like [`send`](Self::send), with the body parsed as JSON.
     async fn json(&mut self, request: &str) -> Result<Value> {
         Ok(serde_json::from_slice(self.send(request).await?)?)
     }

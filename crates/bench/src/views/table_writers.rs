@@ -1,4 +1,5 @@
-//! The dataset's jobs in the tables of each engine: COPY, and prepared inserts.
+//! Writes the dataset to the tables of each engine: with COPY on Postgres, with prepared
+//! inserts on SQLite.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,7 +12,7 @@ use uuid::Uuid;
 use super::dataset::{Job, JobState, TableWriter, Tallies, failed_attempts, last_error};
 use crate::{Result, raw_sqlite};
 
-/// Rows of `jobs` in one transaction.
+/// Jobs per transaction.
 const STEP: u64 = 50_000;
 const TIMEOUT_MS: i64 = 2 * 60 * 60 * 1000;
 
@@ -41,7 +42,7 @@ pub(super) struct PostgresWriter {
     connection: PgConnection,
     schema: &'static str,
     worker: Uuid,
-    /// As many as there are COPYs.
+    /// The rows to send, one text for each of [`COPIES`].
     rows: [String; 5],
     jobs: u64,
 }
@@ -71,13 +72,13 @@ fn time(micros: i64) -> String {
 
 impl TableWriter for PostgresWriter {
     async fn write(&mut self, job: &Job) -> Result<()> {
-        let [asked, finished, ready, running, attempts] = &mut self.rows;
+        let [requests, finished, ready, running, attempts] = &mut self.rows;
         let Job { id, kind, queue, priority, failures, .. } = job;
-        let (made, worker) = (time(job.made), self.worker);
+        let (created, worker) = (time(job.created), self.worker);
         let options = job.options.as_deref().unwrap_or("\\N");
         writeln!(
-            asked,
-            "{id}\t{made}\t{made}\t{TIMEOUT_MS}\t{priority}\t3\t{kind}\t{queue}\t{}\t{options}",
+            requests,
+            "{id}\t{created}\t{created}\t{TIMEOUT_MS}\t{priority}\t3\t{kind}\t{queue}\t{}\t{options}",
             job.payload
         )?;
         match job.state {
@@ -91,7 +92,7 @@ impl TableWriter for PostgresWriter {
             )?,
             JobState::Waiting { run_at, interruptions } => writeln!(
                 ready,
-                "{id}\t{}\t{made}\t{TIMEOUT_MS}\t{}\t{priority}\t{failures}\t3\t{interruptions}\tf\t{kind}\t{queue}",
+                "{id}\t{}\t{created}\t{TIMEOUT_MS}\t{}\t{priority}\t{failures}\t3\t{interruptions}\tf\t{kind}\t{queue}",
                 time(run_at),
                 failures + interruptions
             )?,
@@ -119,12 +120,12 @@ impl TableWriter for PostgresWriter {
     async fn finish(mut self, tallies: &Tallies) -> Result<()> {
         self.flush().await?;
         let mut rows = String::new();
-        for (of, ended, kept) in tallies.rows() {
-            let (minute, bucket) = (time(of.minute), of.run_bucket);
+        for (key, ended, kept) in tallies.rows() {
+            let (minute, bucket) = (time(key.minute), key.run_bucket);
             writeln!(
                 rows,
                 "{minute}\t{ended}\t{kept}\t{}\t{bucket}\t{}\t{}\t{}",
-                of.outcome, of.level, of.queue, of.kind
+                key.outcome, key.level, key.queue, key.kind
             )?;
         }
         let statement = format!(
@@ -193,10 +194,10 @@ impl TableWriter for SqliteWriter {
     async fn write(&mut self, job: &Job) -> Result<()> {
         let db = &self.connection;
         let (id, worker) = (job.id.as_bytes(), self.worker.as_bytes());
-        let Job { made, kind, queue, priority, failures, .. } = job;
+        let Job { created, kind, queue, priority, failures, .. } = job;
         db.prepare_cached(INSERT_JOB)?.execute(params![
             id,
-            made,
+            created,
             TIMEOUT_MS,
             priority,
             kind,
@@ -220,7 +221,7 @@ impl TableWriter for SqliteWriter {
                 db.prepare_cached(INSERT_READY)?.execute(params![
                     id,
                     run_at,
-                    made,
+                    created,
                     TIMEOUT_MS,
                     failures,
                     priority,
@@ -244,13 +245,13 @@ impl TableWriter for SqliteWriter {
     }
 
     async fn finish(self, tallies: &Tallies) -> Result<()> {
-        for (of, ended, kept) in tallies.rows() {
+        for (key, ended, kept) in tallies.rows() {
             self.connection.prepare_cached(INSERT_TALLY)?.execute(params![
-                of.minute,
-                of.queue,
-                of.kind,
-                of.outcome,
-                of.run_bucket,
+                key.minute,
+                key.queue,
+                key.kind,
+                key.outcome,
+                key.run_bucket,
                 ended,
                 kept
             ])?;

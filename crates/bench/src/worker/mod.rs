@@ -1,5 +1,5 @@
-//! `bench worker`: the worker as a program would run it, against hand-written
-//! SQL on the same tables, a bare loop, and other job queues, in turns.
+//! `bench worker`: the worker as a program would run it, compared with hand-written SQL
+//! on the same tables, a bare loop, and other job queues, in alternating rounds.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -15,44 +15,43 @@ use self::scenarios::Sustained;
 use crate::postgres_server::Admin;
 use crate::report::{self, Cell, Limit, Sample, client_cpu, median, thousands};
 use crate::sqlite_files::{File, Files};
-use crate::{Engine, Result, ServerOptions, claim_and_settle, library, together};
+use crate::{Engine, Result, ServerOptions, claim_and_settle, join_all, library};
 
 mod idle;
 mod peers;
 mod pickup;
 mod scenarios;
 
-/// Databases of our own, because the server counts commits and statements by
-/// database.
-const OURS: &str = "bench_worker";
-const PEERS: &str = "bench_peers";
+/// Separate databases, because the server counts commits and statements per database.
+const DATABASE: &str = "bench_worker";
+const PEER_DATABASE: &str = "bench_peers";
 const SCHEMA: &str = "bench_ours";
 const BULK: u64 = 10_000;
-/// How the raw loop and the claimers without a worker go about a drain.
+/// How raw SQL, and the library without its worker, drain a backlog.
 const BATCH: u32 = 500;
 const CLAIMERS: usize = 2;
 const PRODUCERS: [usize; 2] = [4, 64];
 const CALLERS: [usize; 2] = [8, 64];
 
-/// What is measurement, by the names that the bars have.
+/// What to measure. The names are those of the performance targets.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Figure {
-    /// What a worker costs that has nothing to do.
+    /// What an idle worker costs.
     #[value(alias = "p11")]
     Idle,
-    /// No-op jobs wait; from the worker's start until the last is settled.
+    /// Drains a backlog of no-op jobs, from the worker's start to the last settle.
     #[value(alias = "p1")]
     W1,
-    /// Producers enqueue one by one while the worker consumes.
+    /// Producers enqueue one by one while the worker runs the jobs.
     #[value(alias = "p2")]
     W3,
-    /// Callers enqueue one by one; nobody consumes.
+    /// Callers enqueue one by one without a worker.
     #[value(alias = "p3")]
     Enqueue,
-    /// Jobs that sleep, 200 at once.
+    /// Runs jobs that sleep, 200 at once.
     #[value(alias = "p8")]
     W9,
-    /// From the enqueue call to the handler's first line, on an idle worker.
+    /// The time from the enqueue call to the handler's first line, on an idle worker.
     #[value(alias = "p5")]
     W2,
 }
@@ -62,32 +61,32 @@ enum Figure {
 pub(crate) struct Options {
     #[command(flatten)]
     server: ServerOptions,
-    /// Jobs of a drain [default: 100000, 10000 with --quick].
+    /// Jobs in the backlog of W1 and W9 [default: 100000, 10000 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     jobs: Option<u64>,
-    /// How long producers and consumer run [default: 10, 2 with --quick].
+    /// How long producers and the worker run in W3 [default: 10, 2 with --quick].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
-    /// Pick-ups of a round [default: 2000, 200 with --quick].
+    /// Pick-ups per round in W2 [default: 2000, 200 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
-    /// How often each figure is taken on each side, in turns.
+    /// How often each side is measured, in alternating rounds.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Which engines.
+    /// The engines to measure.
     #[arg(long, value_enum, default_value = "both")]
     engine: Engine,
     /// Only these figures, such as `w1,w3`.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "FIGURES")]
     only: Vec<Figure>,
-    /// The program that knows other job queues, to measure them in turns;
-    /// `cargo xtask bench worker --peers` builds it and fills this in.
+    /// The program that measures other job queues;
+    /// `cargo xtask bench worker --peers` builds it and sets this.
     #[arg(long, value_name = "PROGRAM")]
     peers: Option<PathBuf>,
-    /// Where the figures go.
+    /// The file to write the figures to.
     #[arg(long, value_name = "FILE", default_value = "target/bench/worker.json")]
     json: PathBuf,
-    /// Shorter phases: for trying things out, not for quoting.
+    /// Use shorter phases: good for experiments, too noisy to publish.
     #[arg(long)]
     quick: bool,
 }
@@ -106,7 +105,7 @@ impl Options {
     }
 
     fn idle_time(&self) -> Duration {
-        // Whole numbers of beats and of sweeps, which are 10 and 15 seconds apart.
+        // A whole number of heartbeats and sweeps, which are 10 and 15 seconds apart.
         Duration::from_secs(if self.quick { 10 } else { 30 })
     }
 
@@ -124,13 +123,13 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     let mut engines = Vec::new();
     if options.engine != Engine::Sqlite {
         let mut server = Admin::connect(options.server.url()?).await?;
-        if server.is_durable() {
+        if server.check_durability() {
             let facts = server.settings_json();
-            let admin = Admin::connect(&server.fresh_database(OURS).await?).await?;
+            let admin = Admin::connect(&server.fresh_database(DATABASE).await?).await?;
             let backend = Backend::Postgres { server, admin };
             let mut measurement = Measurement::new(options, backend, peers.clone());
             let result = measurement.run_all().await;
-            // However it went, nothing of ours stays on the server.
+            // Drop the databases even if a measurement failed.
             measurement.backend.clear().await?;
             result?;
             engines.push(measurement.report("Postgres", facts));
@@ -155,10 +154,10 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     report::write(&options.json, &figures)
 }
 
-// ---- where it is measurement --------------------------------------------------
+// ---- the databases to measure on -------------------------------------------
 
 enum Backend {
-    /// The server as it was given, and our own database on it.
+    /// The given server, and a separate database on it.
     Postgres {
         server: Admin,
         admin: Admin,
@@ -166,7 +165,7 @@ enum Backend {
     Sqlite(Files),
 }
 
-/// A client of new tables. The file, if it is one, goes with it.
+/// A client for new tables. The SQLite file is removed when this is dropped.
 struct FreshTables {
     client: Client,
     _file: Option<File>,
@@ -186,7 +185,7 @@ impl Backend {
         }
     }
 
-    /// New tables with jobs that wait.
+    /// Creates tables with waiting jobs.
     async fn filled(&mut self, jobs: u64) -> Result<FreshTables> {
         match self {
             Backend::Postgres { admin, .. } => {
@@ -202,9 +201,9 @@ impl Backend {
         }
     }
 
-    /// New tables and a client that is alone with them; the commits so far,
-    /// where they can be told.
-    async fn alone(&mut self) -> Result<(FreshTables, Option<u64>)> {
+    /// Creates empty tables. Returns a client that is their only user, and the commits so
+    /// far if the engine counts them.
+    async fn with_commit_count(&mut self) -> Result<(FreshTables, Option<u64>)> {
         let Backend::Postgres { admin, .. } = self else { return Ok((self.filled(0).await?, None)) };
         drop(admin.fresh_schema(SCHEMA).await?);
         let commits = admin.commits().await?;
@@ -215,17 +214,17 @@ impl Backend {
         match self {
             Backend::Postgres { admin, .. } => admin.timed(work).await,
             Backend::Sqlite(_) => {
-                let (cpu, began) = (client_cpu(), Instant::now());
+                let (cpu, started) = (client_cpu(), Instant::now());
                 let jobs = work.await?;
-                let sample = Sample::since(began, jobs);
+                let sample = Sample::since(started, jobs);
                 let client_cpu = client_cpu().zip(cpu).map(|(after, before)| after - before);
                 Ok(Sample { client_cpu, ..sample })
             }
         }
     }
 
-    /// Claim and settle by hand.
-    async fn raw_sql(&mut self, jobs: u64) -> Result<Sample> {
+    /// Claims and settles with raw SQL.
+    async fn drain_with_raw_sql(&mut self, jobs: u64) -> Result<Sample> {
         match self {
             Backend::Postgres { admin, .. } => {
                 claim_and_settle::raw_on_postgres(admin, jobs, BATCH, CLAIMERS).await
@@ -234,8 +233,8 @@ impl Backend {
         }
     }
 
-    /// Claim and settle by the library, without its worker.
-    async fn without_worker(&mut self, jobs: u64) -> Result<Sample> {
+    /// Claims and settles with the library, without its worker.
+    async fn drain_without_worker(&mut self, jobs: u64) -> Result<Sample> {
         match self {
             Backend::Postgres { admin, .. } => {
                 claim_and_settle::library_on_postgres(admin, SCHEMA, jobs, BATCH, CLAIMERS).await
@@ -244,7 +243,7 @@ impl Backend {
         }
     }
 
-    /// All commits so far, where that can be told.
+    /// All commits so far, if the engine counts them.
     async fn commits(&mut self) -> Result<Option<u64>> {
         match self {
             Backend::Postgres { admin, .. } => Ok(Some(admin.commits().await?)),
@@ -255,10 +254,10 @@ impl Backend {
     async fn empty_peer_database(&mut self) -> Result<PeerDatabase> {
         match self {
             Backend::Postgres { server, .. } => {
-                Ok(PeerDatabase { url: server.fresh_database(PEERS).await?, _file: None })
+                Ok(PeerDatabase { url: server.fresh_database(PEER_DATABASE).await?, _file: None })
             }
             Backend::Sqlite(files) => {
-                let file = files.unmade();
+                let file = files.new_path();
                 Ok(PeerDatabase { url: file.url(), _file: Some(file) })
             }
         }
@@ -266,46 +265,46 @@ impl Backend {
 
     async fn clear(&mut self) -> Result<()> {
         if let Backend::Postgres { server, .. } = self {
-            server.drop_database(PEERS).await?;
-            server.drop_database(OURS).await?;
+            server.drop_database(PEER_DATABASE).await?;
+            server.drop_database(DATABASE).await?;
         }
         Ok(())
     }
 }
 
-/// What our side must reach, which depends on the engine.
-struct Bars {
-    drain_by_hand: Option<f64>,
+/// The ratios that Longshore should reach on an engine.
+struct Targets {
+    drain_raw_sql: Option<f64>,
     drain_peers: f64,
-    /// By the number of [`PRODUCERS`].
+    /// One for each number of [`PRODUCERS`].
     sustained_peers: [f64; 2],
-    /// By the number of [`CALLERS`].
+    /// One for each number of [`CALLERS`].
     enqueue_peers: [Option<f64>; 2],
     pickup_peers: Option<f64>,
 }
 
-const ON_POSTGRES: Bars = Bars {
-    drain_by_hand: Some(0.7),
+const ON_POSTGRES: Targets = Targets {
+    drain_raw_sql: Some(0.7),
     drain_peers: 1.2,
     sustained_peers: [2.0, 8.0],
     enqueue_peers: [Some(1.3), Some(4.0)],
     pickup_peers: Some(1.0),
 };
 
-const ON_SQLITE: Bars = Bars {
-    drain_by_hand: None,
+const ON_SQLITE: Targets = Targets {
+    drain_raw_sql: None,
     drain_peers: 3.0,
     sustained_peers: [3.0, 3.0],
     enqueue_peers: [None, None],
     pickup_peers: None,
 };
 
-// ---- what is measurement ------------------------------------------------------
+// ---- the measurements ------------------------------------------------------
 
 struct Measurement<'a> {
     options: &'a Options,
     backend: Backend,
-    bars: Bars,
+    targets: Targets,
     peers: Option<Peers>,
     cells: Vec<Cell>,
     limits: Vec<Limit>,
@@ -315,15 +314,15 @@ struct Measurement<'a> {
 
 impl<'a> Measurement<'a> {
     fn new(options: &'a Options, backend: Backend, peers: Option<Peers>) -> Self {
-        let bars = match &backend {
+        let targets = match &backend {
             Backend::Postgres { .. } => ON_POSTGRES,
             Backend::Sqlite(_) => ON_SQLITE,
         };
         let (cells, limits) = (Vec::new(), Vec::new());
-        Measurement { options, backend, bars, peers, cells, limits, idle: Value::Null, pickups: None }
+        Measurement { options, backend, targets, peers, cells, limits, idle: Value::Null, pickups: None }
     }
 
-    /// In this order: the idle worker's memory is what the process has used.
+    /// Idle comes first: its memory would include what other measurements have used.
     async fn run_all(&mut self) -> Result<()> {
         if self.options.wants(Figure::Idle) {
             self.idle().await?;
@@ -333,13 +332,13 @@ impl<'a> Measurement<'a> {
         }
         for (nth, producers) in PRODUCERS.into_iter().enumerate() {
             if self.options.wants(Figure::W3) {
-                self.sustained(producers, self.bars.sustained_peers[nth]).await?;
+                self.sustained(producers, self.targets.sustained_peers[nth]).await?;
             }
         }
         for (nth, callers) in CALLERS.into_iter().enumerate() {
-            // Against raw inserts, `bench core` has it.
+            // `bench core` compares it with raw inserts.
             if self.peers.is_some() && self.options.wants(Figure::Enqueue) {
-                self.enqueue(callers, self.bars.enqueue_peers[nth]).await?;
+                self.enqueue(callers, self.targets.enqueue_peers[nth]).await?;
             }
         }
         if self.options.wants(Figure::W9) {
@@ -352,10 +351,10 @@ impl<'a> Measurement<'a> {
     }
 
     fn report(mut self, engine: &str, facts: Value) -> Value {
-        let cells: Vec<Cell> = self.cells.drain(..).map(Cell::measured).collect();
+        let cells: Vec<Cell> = self.cells.drain(..).map(Cell::without_unmeasured).collect();
         let mut figures = report::compare(engine, facts, &cells);
         figures["pickup"] = match &self.pickups {
-            Some((ours, peers)) => pickup::report(ours, peers, self.bars.pickup_peers),
+            Some((longshore, peers)) => pickup::report(longshore, peers, self.targets.pickup_peers),
             None => Value::Null,
         };
         figures["limits"] = report::limits(&self.limits);
@@ -363,7 +362,7 @@ impl<'a> Measurement<'a> {
         figures
     }
 
-    fn progress(&self, figure: &str) {
+    fn print_progress(&self, figure: &str) {
         eprintln!("measuring: {}, {figure}", self.backend.name());
     }
 
@@ -379,12 +378,12 @@ impl<'a> Measurement<'a> {
     async fn drain(&mut self) -> Result<()> {
         let jobs = self.options.jobs();
         let name = format!("W1 drain, {} no-op jobs", thousands(jobs as f64));
-        self.progress(&name);
+        self.print_progress(&name);
         let mut cell = Cell::new(name)
-            .against("four-table SQL", self.bars.drain_by_hand)
+            .against("four-table SQL", self.targets.drain_raw_sql)
             .against("claim+settle, no worker", Some(0.8));
         let scenario = Scenario::Drain { jobs };
-        cell = self.against_peers(cell, scenario, Some(self.bars.drain_peers));
+        cell = self.with_peers(cell, scenario, Some(self.targets.drain_peers));
         for round in 0..self.options.rounds {
             let tables = self.backend.filled(jobs).await?;
             let mut running = None;
@@ -398,11 +397,11 @@ impl<'a> Measurement<'a> {
                 running.stop().await;
             }
             drop(tables);
-            let sample = self.backend.raw_sql(jobs).await?;
+            let sample = self.backend.drain_with_raw_sql(jobs).await?;
             cell.baselines[0].samples.push(sample);
-            let sample = self.backend.without_worker(jobs).await?;
+            let sample = self.backend.drain_without_worker(jobs).await?;
             cell.baselines[1].samples.push(sample);
-            self.peers_round(&mut cell, round, scenario).await?;
+            self.run_peers(&mut cell, round, scenario).await?;
         }
         if let Backend::Postgres { .. } = self.backend {
             let cpu = cell.longshore.client_micros_per_job();
@@ -414,15 +413,15 @@ impl<'a> Measurement<'a> {
         Ok(())
     }
 
-    async fn sustained(&mut self, producers: usize, bar: f64) -> Result<()> {
+    async fn sustained(&mut self, producers: usize, target: f64) -> Result<()> {
         let name = format!("W3 sustained, {producers} producers");
-        self.progress(&name);
+        self.print_progress(&name);
         let time = self.options.time();
         let scenario = Scenario::Sustained { callers: producers, time };
-        let mut cell = self.against_peers(Cell::new(name.clone()), scenario, Some(bar));
+        let mut cell = self.with_peers(Cell::new(name.clone()), scenario, Some(target));
         let mut commits_per_job = Vec::new();
         for round in 0..self.options.rounds {
-            let (tables, before) = self.backend.alone().await?;
+            let (tables, before) = self.backend.with_commit_count().await?;
             let work = Sustained::start(&tables.client, producers).await?;
             let sample = self.backend.timed(work.settled_within(time)).await?;
             cell.longshore.samples.push(sample);
@@ -431,33 +430,33 @@ impl<'a> Measurement<'a> {
             if let Some((after, before)) = self.backend.commits().await?.zip(before) {
                 commits_per_job.push((after - before) as f64 / settled.max(1) as f64);
             }
-            self.peers_round(&mut cell, round, scenario).await?;
+            self.run_peers(&mut cell, round, scenario).await?;
         }
         if let Some(commits) = median(commits_per_job) {
-            let bar = (producers == 64).then_some(0.1);
-            self.limits.push(Limit::new(format!("{name}, commits per job"), commits, bar));
+            let target = (producers == 64).then_some(0.1);
+            self.limits.push(Limit::new(format!("{name}, commits per job"), commits, target));
         }
         self.cells.push(cell);
         Ok(())
     }
 
-    async fn enqueue(&mut self, callers: usize, bar: Option<f64>) -> Result<()> {
+    async fn enqueue(&mut self, callers: usize, target: Option<f64>) -> Result<()> {
         let name = format!("single enqueue, {callers} callers");
-        self.progress(&name);
+        self.print_progress(&name);
         let time = self.options.enqueue_time();
         let scenario = Scenario::Enqueue { callers, time };
-        let mut cell = self.against_peers(Cell::new(name), scenario, bar);
+        let mut cell = self.with_peers(Cell::new(name), scenario, target);
         for round in 0..self.options.rounds {
             let tables = self.backend.filled(1000).await?;
             let call = |time: Duration| {
                 let until = Instant::now() + time;
                 let call = |_| tokio::spawn(library::enqueue_singly(tables.client.clone(), until));
-                together((0..callers).map(call).collect())
+                join_all((0..callers).map(call).collect())
             };
-            call(scenarios::GET_GOING).await?;
+            call(scenarios::RAMP_UP).await?;
             let sample = self.backend.timed(async { call(time).await }).await?;
             cell.longshore.samples.push(sample);
-            self.peers_round(&mut cell, round, scenario).await?;
+            self.run_peers(&mut cell, round, scenario).await?;
         }
         self.cells.push(cell);
         Ok(())
@@ -466,7 +465,7 @@ impl<'a> Measurement<'a> {
     async fn sleepers(&mut self) -> Result<()> {
         let jobs = self.options.jobs();
         let name = format!("W9 sleeping, {} jobs of 10 ms, 200 at once", thousands(jobs as f64));
-        self.progress(&name);
+        self.print_progress(&name);
         let mut cell = Cell::new(name).against("bare tokio loop", Some(0.95));
         for _ in 0..self.options.rounds {
             let tables = self.backend.filled(jobs).await?;
@@ -488,32 +487,32 @@ impl<'a> Measurement<'a> {
     }
 
     async fn pickup(&mut self) -> Result<()> {
-        self.progress("W2 pick-up");
+        self.print_progress("W2 pick-up");
         let samples = self.options.samples();
-        let mut ours = Pickups::new("longshore");
+        let mut longshore = Pickups::new("longshore");
         let scenario = Scenario::Pickup { samples };
-        let mut peers: Vec<Pickups> = self.names(scenario).iter().copied().map(Pickups::new).collect();
+        let mut peers: Vec<Pickups> = self.peer_names(scenario).iter().copied().map(Pickups::new).collect();
         for round in 0..self.options.rounds {
             let tables = self.backend.filled(0).await?;
-            ours.rounds.push(scenarios::pickup(&tables.client, samples).await?);
+            longshore.rounds.push(scenarios::pickup(&tables.client, samples).await?);
             drop(tables);
             for peer in &mut peers {
                 if peer.rounds.len() == round as usize
-                    && let Some(outcome) = self.peer(peer.system, scenario).await?
+                    && let Some(outcome) = self.run_peer(peer.system, scenario).await?
                 {
                     peer.rounds.push(outcome.latencies_micros);
                 }
             }
         }
         peers.retain(|peer| !peer.rounds.is_empty());
-        self.pickups = Some((ours, peers));
+        self.pickups = Some((longshore, peers));
         Ok(())
     }
 
     // ---- peers -------------------------------------------------------------
 
-    /// Those that are put through the scenario, if there are any.
-    fn names(&self, scenario: Scenario) -> &'static [&'static str] {
+    /// The peers that run the scenario, if any.
+    fn peer_names(&self, scenario: Scenario) -> &'static [&'static str] {
         match (&self.peers, &self.backend) {
             (None, _) => &[],
             (Some(_), Backend::Postgres { .. }) => scenario.peers_on_postgres(),
@@ -521,17 +520,17 @@ impl<'a> Measurement<'a> {
         }
     }
 
-    fn against_peers(&self, cell: Cell, scenario: Scenario, bar: Option<f64>) -> Cell {
-        self.names(scenario).iter().fold(cell, |cell, peer| cell.against(*peer, bar))
+    fn with_peers(&self, cell: Cell, scenario: Scenario, target: Option<f64>) -> Cell {
+        self.peer_names(scenario).iter().fold(cell, |cell, peer| cell.against(*peer, target))
     }
 
-    /// Takes every peer through a round. One that failed in an earlier round is
-    /// left out, so that what remains is still paired round by round.
-    async fn peers_round(&mut self, cell: &mut Cell, round: u32, scenario: Scenario) -> Result<()> {
-        for peer in self.names(scenario) {
+    /// Runs a round of every peer. A peer that failed in an earlier round is skipped, so
+    /// that its samples stay paired with Longshore's rounds.
+    async fn run_peers(&mut self, cell: &mut Cell, round: u32, scenario: Scenario) -> Result<()> {
+        for peer in self.peer_names(scenario) {
             let Some(side) = cell.side(peer) else { continue };
             if side.samples.len() == round as usize
-                && let Some(outcome) = self.peer(peer, scenario).await?
+                && let Some(outcome) = self.run_peer(peer, scenario).await?
             {
                 side.samples.push(outcome.sample());
             }
@@ -539,14 +538,14 @@ impl<'a> Measurement<'a> {
         Ok(())
     }
 
-    /// Runs a peer once. A peer that fails costs its own figures, not ours.
-    async fn peer(&mut self, peer: &str, scenario: Scenario) -> Result<Option<Outcome>> {
+    /// Runs a peer once. If it fails, only its own figures are missing.
+    async fn run_peer(&mut self, peer: &str, scenario: Scenario) -> Result<Option<Outcome>> {
         let Some(peers) = self.peers.clone() else { return Ok(None) };
         let database = self.backend.empty_peer_database().await?;
         match peers.run(peer, scenario, &database.url).await {
             Ok(outcome) => Ok(Some(outcome)),
             Err(error) => {
-                eprintln!("warning: {peer} is left out here: {error}");
+                eprintln!("warning: {peer} is skipped: {error}");
                 Ok(None)
             }
         }

@@ -1,5 +1,5 @@
-//! Other job queues: a program of their own, run once for each figure, so that
-//! what they depend on stays out of this one.
+//! Other job queues. A separate program (`crates/bench-peers`) runs them once for each
+//! figure, so that their dependencies stay out of this program.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,15 +12,15 @@ use crate::Result;
 use crate::report::Sample;
 
 const ON_POSTGRES: &[&str] = &["graphile_worker", "riverqueue", "awa", "rust_job_queue"];
-/// Without the one that stores and claims one by one: for minutes, and for a
-/// twentieth of the others' rate.
+/// Without rust_job_queue, which stores and claims jobs one by one: it would take minutes
+/// and reach a twentieth of the others' rate.
 const DRAINED_ON_POSTGRES: &[&str] = &["graphile_worker", "riverqueue", "awa"];
 pub(super) const ON_SQLITE: &[&str] = &["riverqueue_sqlite"];
 
-/// A run that takes longer is ended.
-const AT_MOST: Duration = Duration::from_secs(900);
+/// A run that takes longer is killed.
+const TIME_LIMIT: Duration = Duration::from_secs(900);
 
-/// What a peer is put through; see the scenarios of our own side.
+/// What a peer runs; the `scenarios` module runs the same with Longshore.
 #[derive(Clone, Copy)]
 pub(super) enum Scenario {
     Drain { jobs: u64 },
@@ -52,7 +52,7 @@ impl Scenario {
     }
 }
 
-/// The line that the program prints.
+/// The line of JSON that the program prints.
 #[derive(Deserialize)]
 pub(super) struct Outcome {
     jobs: u64,
@@ -73,7 +73,7 @@ impl Outcome {
     }
 }
 
-/// The program that knows them.
+/// The program that runs the other job queues.
 #[derive(Clone)]
 pub(super) struct Peers {
     program: PathBuf,
@@ -83,7 +83,7 @@ impl Peers {
     pub(super) fn find(program: &Path) -> Result<Self> {
         if !program.is_file() {
             return Err(format!(
-                "no program of peers at {}; `cargo xtask bench worker --peers` builds it",
+                "there is no peers program at {}; `cargo xtask bench worker --peers` builds it",
                 program.display()
             )
             .into());
@@ -98,15 +98,15 @@ impl Peers {
         let (name, settings) = (&arguments[0], &arguments[1..]);
         program.arg(name).arg(peer).arg("--database").arg(url).args(settings);
         program.stdin(Stdio::null()).kill_on_drop(true);
-        let output = tokio::time::timeout(AT_MOST, program.output())
+        let output = tokio::time::timeout(TIME_LIMIT, program.output())
             .await
-            .map_err(|_| format!("no answer within {} s", AT_MOST.as_secs()))??;
+            .map_err(|_| format!("no result within {} s", TIME_LIMIT.as_secs()))??;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(format!("{}: {}", output.status, said.trim()).into());
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            return Err(format!("{}: {}", output.status, stderr.trim()).into());
         }
-        let said = String::from_utf8_lossy(&output.stdout);
-        let line = said.lines().last().ok_or("it printed nothing")?;
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let line = stdout.lines().last().ok_or("it printed nothing")?;
         Ok(serde_json::from_str(line)?)
     }
 }

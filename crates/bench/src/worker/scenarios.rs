@@ -1,4 +1,5 @@
-//! What our worker is put through, on whichever engine the client speaks to.
+//! What Longshore's worker runs, on the client's engine. `bench-peers` runs the same
+//! scenarios with other job queues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,23 +10,24 @@ use longshore::worker::{Context, Running, Worker};
 use serde::Deserialize;
 
 use crate::library::{self, KIND};
-use crate::{Result, together};
+use crate::{Result, join_all};
 
-/// How many jobs run at once, unless they sleep.
+/// How many no-op jobs run at once.
 const CONCURRENCY: u32 = 24;
-/// How many sleepers run at once, and for how long.
+/// How many sleeping jobs run at once.
 const SLEEPERS: u32 = 200;
+/// How long each of them sleeps.
 const SLEEP: Duration = Duration::from_millis(10);
-/// Nobody waits longer for a job that should have been settled.
-const LOST_AFTER: Duration = Duration::from_secs(300);
-/// Jobs that a started worker runs first, and how long it is then given to come
-/// to rest.
+/// The maximum wait for a job that should have been settled.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Jobs that a new worker runs before the measurement.
 const WARM_UP: u64 = 20;
-const COME_TO_REST: Duration = Duration::from_secs(1);
-/// How long producers run before the clock does.
-pub(super) const GET_GOING: Duration = Duration::from_millis(300);
+/// How long the worker then gets to become idle.
+const SLOW_DOWN: Duration = Duration::from_secs(1);
+/// How long producers run before the measurement starts.
+pub(super) const RAMP_UP: Duration = Duration::from_millis(300);
 
-/// The payload, decoded as a handler would have it.
+/// The payload as a handler would decode it.
 #[derive(Deserialize)]
 struct Mail {
     #[serde(rename = "to")]
@@ -44,28 +46,28 @@ async fn sleep(_: Mail, _: Context) -> Result<(), longshore::worker::Failure> {
     Ok(())
 }
 
-/// A worker of no-op jobs with the default settings.
+/// Starts a worker for no-op jobs with default settings.
 pub(super) async fn start(client: &Client) -> Result<Running> {
     let worker = Worker::builder(client.clone()).function(KIND, no_op).concurrency(CONCURRENCY);
     Ok(worker.build()?.start().await?)
 }
 
-/// From the worker's start to the last settlement.
+/// Starts a worker and waits until it has settled `jobs` jobs.
 pub(super) async fn drain(client: &Client, jobs: u64) -> Result<Running> {
     let running = start(client).await?;
-    settled(&running, jobs).await?;
+    wait_until_settled(&running, jobs).await?;
     Ok(running)
 }
 
-/// As [`drain`], of jobs that sleep.
+/// Like [`drain`], with jobs that sleep.
 pub(super) async fn drain_sleepers(client: &Client, jobs: u64) -> Result<Running> {
     let worker = Worker::builder(client.clone()).function(KIND, sleep).concurrency(SLEEPERS);
     let running = worker.build()?.start().await?;
-    settled(&running, jobs).await?;
+    wait_until_settled(&running, jobs).await?;
     Ok(running)
 }
 
-/// What a runtime that costs nothing would do: sleep and count.
+/// The baseline for sleeping jobs: tasks that only sleep and count.
 pub(super) async fn sleep_and_count(jobs: u64) -> Result<u64> {
     let left = Arc::new(AtomicU64::new(jobs));
     let sleeper = |_| {
@@ -80,10 +82,10 @@ pub(super) async fn sleep_and_count(jobs: u64) -> Result<u64> {
             Ok(done)
         })
     };
-    together((0..SLEEPERS).map(sleeper).collect()).await
+    join_all((0..SLEEPERS).map(sleeper).collect()).await
 }
 
-/// Producers that each await their enqueue, and a worker that consumes.
+/// Producers that each await every enqueue, and a worker that runs the jobs.
 pub(super) struct Sustained {
     running: Running,
     producers: Vec<tokio::task::JoinHandle<Result<u64>>>,
@@ -91,10 +93,10 @@ pub(super) struct Sustained {
 }
 
 impl Sustained {
-    /// A warm worker, and producers that have got going.
+    /// Starts and warms up the worker, then starts the producers and lets them ramp up.
     pub(super) async fn start(client: &Client, producers: usize) -> Result<Self> {
         let running = start(client).await?;
-        warm(client, &running, WARM_UP).await?;
+        warm_up(client, &running, WARM_UP).await?;
         let stop = Arc::new(AtomicBool::new(false));
         let produce = |_| {
             let (client, stop) = (client.clone(), stop.clone());
@@ -108,30 +110,30 @@ impl Sustained {
             })
         };
         let producers = (0..producers).map(produce).collect();
-        tokio::time::sleep(GET_GOING).await;
+        tokio::time::sleep(RAMP_UP).await;
         Ok(Sustained { running, producers, stop })
     }
 
-    /// How many are settled within the time.
+    /// Counts the jobs that are settled within `time`.
     pub(super) async fn settled_within(&self, time: Duration) -> Result<u64> {
         let before = self.running.summary().succeeded;
         tokio::time::sleep(time).await;
         Ok(self.running.summary().succeeded - before)
     }
 
-    /// Stops the producers, then the worker; how many were settled in its life.
+    /// Stops the producers, then the worker; returns how many jobs the worker has settled.
     pub(super) async fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        together(self.producers).await?;
+        join_all(self.producers).await?;
         Ok(self.running.stop().await.succeeded)
     }
 }
 
-/// Microseconds from the enqueue call to the handler's first line, on a worker
-/// that has nothing else to do.
+/// The microseconds from each enqueue call to the handler's first line, on an otherwise
+/// idle worker.
 pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
-    let began = Instant::now();
-    let now = move || began.elapsed().as_nanos() as u64;
+    let started = Instant::now();
+    let now = move || started.elapsed().as_nanos() as u64;
     let picked_up: Arc<Vec<AtomicU64>> = Arc::new((0..samples).map(|_| AtomicU64::new(0)).collect());
     let slots = picked_up.clone();
     let handler = move |mail: Mail, _: Context| {
@@ -142,7 +144,7 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
     };
     let worker = Worker::builder(client.clone()).function(KIND, handler).concurrency(CONCURRENCY);
     let running = worker.build()?.start().await?;
-    warm(client, &running, WARM_UP).await?;
+    warm_up(client, &running, WARM_UP).await?;
 
     let (mut enqueued, mut gaps) = (Vec::new(), Gaps(0x9e37_79b9_7f4a_7c15));
     for n in 0..samples {
@@ -150,32 +152,37 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
         client.enqueue(library::job(n)).await?;
         tokio::time::sleep(gaps.next()).await;
     }
-    settled(&running, WARM_UP + samples).await?;
+    wait_until_settled(&running, WARM_UP + samples).await?;
     running.stop().await;
     let read = |(at, slot): (u64, &AtomicU64)| slot.load(Ordering::Relaxed).saturating_sub(at) / 1000;
     Ok(enqueued.into_iter().zip(picked_up.iter()).map(read).collect())
 }
 
-/// Has a worker run a few jobs, so that connections are open and statements
-/// prepared; then lets it come to rest.
-async fn warm(client: &Client, running: &Running, few: u64) -> Result<()> {
-    for n in 0..few {
+/// Lets a worker run some jobs, so that connections are open and statements prepared,
+/// and then become idle.
+async fn warm_up(client: &Client, running: &Running, jobs: u64) -> Result<()> {
+    for n in 0..jobs {
         client.enqueue(library::job(n)).await?;
     }
-    settled(running, few).await?;
-    tokio::time::sleep(COME_TO_REST).await;
+    wait_until_settled(running, jobs).await?;
+    tokio::time::sleep(SLOW_DOWN).await;
     Ok(())
 }
 
-async fn settled(running: &Running, jobs: u64) -> Result<()> {
-    let began = Instant::now();
+async fn wait_until_settled(running: &Running, jobs: u64) -> Result<()> {
+    let started = Instant::now();
     loop {
         let done = running.summary();
         if done.succeeded >= jobs {
             return Ok(());
         }
-        if began.elapsed() > LOST_AFTER {
-            return Err(format!("{} of {jobs} jobs settled; giving up on the rest", done.succeeded).into());
+        if started.elapsed() > SETTLE_TIMEOUT {
+            return Err(format!(
+                "only {} of {jobs} jobs were settled within {} s",
+                done.succeeded,
+                SETTLE_TIMEOUT.as_secs()
+            )
+            .into());
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
