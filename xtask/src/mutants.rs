@@ -14,7 +14,7 @@ use std::{
     fmt,
     fs::{self, File},
     path::{Path, PathBuf},
-    process::{Command, ExitStatus},
+    process::{Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -262,7 +262,7 @@ impl Lab {
         let (stdout, stderr) = (self.home.join("test-stdout.log"), self.home.join("test-stderr.log"));
         let mut tests = self.suite();
         tests.args(["--", "--exact"]).args(mutant.caught_by);
-        tests.stdout(File::create(&stdout)?).stderr(File::create(&stderr)?);
+        tests.stdin(Stdio::null()).stdout(File::create(&stdout)?).stderr(File::create(&stderr)?);
         let status = status_within(TEST_TIME_LIMIT, &mut tests)?;
         let outcome = judge(status, &String::from_utf8_lossy(&fs::read(stdout)?), mutant.caught_by.len());
         if outcome == Outcome::Crashed {

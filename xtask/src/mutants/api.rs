@@ -189,7 +189,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "api: release leases that another call of the worker has just returned",
+        name: "api: release leases that another call of the worker has just received",
         file: LEASE,
         anchor: "// Another call may have been answered",
         find: "arrived.elapsed() + WRITTEN_BEFORE",
