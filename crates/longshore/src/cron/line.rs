@@ -151,6 +151,10 @@ impl CronLine {
     }
 }
 
+pub(super) fn past_the_calendar() -> Error {
+    Error::internal("the engine's clock is past the end of the calendar")
+}
+
 #[cfg(test)]
 mod tests {
     use chrono::Timelike;

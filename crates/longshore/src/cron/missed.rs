@@ -1,0 +1,229 @@
+//! Which due ticks get a job: the policy for missed ticks. Pure.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use super::line::{CronLine, past_the_calendar};
+use crate::error::{Error, Result};
+
+/// A tick is on time until the next one is due, but for no longer than this.
+pub const ON_TIME: Duration = Duration::from_secs(60);
+/// The most ticks that [`Missed::All`] makes up for.
+pub const MAX_BACKFILL: u32 = 1000;
+
+/// What becomes of ticks that nobody fired in time.
+///
+/// ```
+/// use longshore::Missed;
+///
+/// assert_eq!("all:24".parse::<Missed>()?, Missed::All { limit: 24 });
+/// assert_eq!(Missed::One.to_string(), "one");
+/// # Ok::<(), longshore::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Missed {
+    /// They are dropped.
+    Skip,
+    /// One job makes up for all of them: that of the newest tick that is due.
+    #[default]
+    One,
+    /// Each has its job, oldest first: a backfill. Of more than `limit`, the
+    /// newest are made up for and the others dropped.
+    All {
+        /// At most this many, 1 to [`MAX_BACKFILL`].
+        limit: u32,
+    },
+}
+
+impl Missed {
+    pub(super) fn validate(self) -> Result<Self> {
+        match self {
+            Missed::All { limit } if !(1..=MAX_BACKFILL).contains(&limit) => Err(Error::invalid(
+                "missed",
+                format!(
+                    "missed: a limit of {limit} is out of range; use all:1 to all:{MAX_BACKFILL}, or skip"
+                ),
+            )),
+            policy => Ok(policy),
+        }
+    }
+}
+
+impl fmt::Display for Missed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Missed::Skip => f.write_str("skip"),
+            Missed::One => f.write_str("one"),
+            Missed::All { limit } => write!(f, "all:{limit}"),
+        }
+    }
+}
+
+impl FromStr for Missed {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Self> {
+        let limit = |number: &str| number.parse().ok().map(|limit| Missed::All { limit });
+        let policy = match word {
+            "skip" => Some(Missed::Skip),
+            "one" => Some(Missed::One),
+            _ => word.strip_prefix("all:").and_then(limit),
+        };
+        let unknown =
+            || Error::invalid("missed", format!("missed: `{word}` does not exist; use skip, one or all:100"));
+        policy.ok_or_else(unknown)?.validate()
+    }
+}
+
+/// What is due of one schedule.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    /// The ticks that get a job, oldest first, each with the oldest missed tick
+    /// that it makes up for.
+    pub(super) ticks: Vec<(DateTime<Utc>, Option<DateTime<Utc>>)>,
+    /// The first tick after now.
+    pub(super) next: DateTime<Utc>,
+}
+
+impl Due {
+    /// Decides about the ticks from `first`, the one the schedule stands at, up
+    /// to now.
+    pub(super) fn of(
+        line: &CronLine,
+        policy: Missed,
+        first: DateTime<Utc>,
+        now: DateTime<Utc>,
+    ) -> Result<Due> {
+        let next = line.next_after(now).ok_or_else(past_the_calendar)?;
+        let last = newest(line, first, now, 1).next().unwrap_or(first);
+        let on_time = now - last < TimeDelta::seconds(ON_TIME.as_secs() as i64);
+        let ticks = match policy {
+            Missed::Skip => on_time.then_some((last, None)).into_iter().collect(),
+            Missed::One => vec![(last, Some(first).filter(|first| *first < last))],
+            Missed::All { limit } => {
+                let most = limit as usize + usize::from(on_time);
+                newest(line, first, now, most).map(|tick| (tick, None)).collect()
+            }
+        };
+        Ok(Due { ticks, next })
+    }
+}
+
+/// The newest ticks from `first` to `last`, oldest first. Looks back from the
+/// end in growing steps: what a line of seconds has missed in a year is not
+/// walked through for the sake of the last hundred.
+fn newest(
+    line: &CronLine,
+    first: DateTime<Utc>,
+    last: DateTime<Utc>,
+    limit: usize,
+) -> impl Iterator<Item = DateTime<Utc>> {
+    let mut back = TimeDelta::minutes(1);
+    loop {
+        let from = first.max(last - back);
+        let head = (from == first).then_some(first);
+        let ticks: Vec<_> =
+            head.into_iter().chain(line.ticks_after(from).take_while(|tick| *tick <= last)).collect();
+        if from == first || ticks.len() >= limit {
+            let dropped = ticks.len().saturating_sub(limit);
+            return ticks.into_iter().skip(dropped);
+        }
+        back = back * 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> DateTime<Utc> {
+        format!("2026-05-06T{text}Z").parse().unwrap()
+    }
+
+    fn due(expression: &str, policy: Missed, first: &str, now: &str) -> Vec<(String, Option<String>)> {
+        let line = CronLine::parse(expression, "UTC").unwrap();
+        let due = Due::of(&line, policy, at(first), at(now)).unwrap();
+        assert_eq!(due.next, line.next_after(at(now)).unwrap());
+        let time = |tick: DateTime<Utc>| tick.format("%T").to_string();
+        due.ticks.into_iter().map(|(tick, since)| (time(tick), since.map(time))).collect()
+    }
+
+    fn times(due: &[(String, Option<String>)]) -> Vec<&str> {
+        assert!(due.iter().all(|(_, since)| since.is_none()), "{due:?}");
+        due.iter().map(|(tick, _)| tick.as_str()).collect()
+    }
+
+    const EVERY: [Missed; 3] = [Missed::Skip, Missed::One, Missed::All { limit: 2 }];
+
+    #[test]
+    fn a_tick_less_than_a_minute_late_is_on_time_under_every_policy() {
+        for policy in EVERY {
+            assert_eq!(times(&due("*/10 * * * *", policy, "08:00:00", "08:00:00")), ["08:00:00"]);
+            assert_eq!(times(&due("*/10 * * * *", policy, "08:00:00", "08:00:59.999")), ["08:00:00"]);
+        }
+    }
+
+    #[test]
+    fn a_tick_is_missed_once_the_next_one_is_due() {
+        let seconds = |policy| due("*/20 * * * * *", policy, "08:00:00", "08:00:45");
+        assert_eq!(times(&seconds(Missed::Skip)), ["08:00:40"]);
+        assert_eq!(seconds(Missed::One), [("08:00:40".into(), Some("08:00:00".into()))]);
+        assert_eq!(times(&seconds(Missed::All { limit: 1 })), ["08:00:20", "08:00:40"]);
+        assert_eq!(times(&seconds(Missed::All { limit: 9 })), ["08:00:00", "08:00:20", "08:00:40"]);
+    }
+
+    #[test]
+    fn a_tick_a_minute_late_is_missed() {
+        let missed = |policy| due("*/10 * * * *", policy, "08:00:00", "08:01:00");
+        assert_eq!(times(&missed(Missed::Skip)), [""; 0]);
+        assert_eq!(times(&missed(Missed::One)), ["08:00:00"]);
+        assert_eq!(times(&missed(Missed::All { limit: 2 })), ["08:00:00"]);
+    }
+
+    #[test]
+    fn after_an_outage_the_policy_decides() {
+        let missed = |policy| due("*/10 * * * *", policy, "08:00:00", "11:05:00");
+        assert_eq!(times(&missed(Missed::Skip)), [""; 0]);
+        assert_eq!(missed(Missed::One), [("11:00:00".into(), Some("08:00:00".into()))]);
+        assert_eq!(times(&missed(Missed::All { limit: 3 })), ["10:40:00", "10:50:00", "11:00:00"]);
+        assert_eq!(missed(Missed::All { limit: 100 }).len(), 19);
+    }
+
+    #[test]
+    fn a_tick_on_time_comes_besides_what_was_missed() {
+        let missed = |policy| due("*/10 * * * *", policy, "08:00:00", "11:00:30");
+        assert_eq!(times(&missed(Missed::Skip)), ["11:00:00"]);
+        assert_eq!(missed(Missed::One), [("11:00:00".into(), Some("08:00:00".into()))]);
+        assert_eq!(times(&missed(Missed::All { limit: 2 })), ["10:40:00", "10:50:00", "11:00:00"]);
+    }
+
+    #[test]
+    fn the_newest_of_a_year_of_seconds_are_found_without_walking_it() {
+        let line = CronLine::parse("* * * * * *", "UTC").unwrap();
+        let now = at("08:00:00");
+        let due = Due::of(&line, Missed::All { limit: 1000 }, now - TimeDelta::days(365), now).unwrap();
+        let ticks: Vec<_> = due.ticks.iter().map(|(tick, _)| *tick).collect();
+        assert_eq!((ticks.len(), ticks[0], ticks[1000]), (1001, at("07:43:20"), now));
+    }
+
+    #[test]
+    fn a_tick_that_is_none_of_the_line_still_counts() {
+        // Somebody moved it by hand.
+        assert_eq!(times(&due("0 * * * *", Missed::Skip, "08:12:34", "08:12:40")), ["08:12:34"]);
+        assert_eq!(times(&due("0 * * * *", Missed::One, "08:12:34", "08:30:00")), ["08:12:34"]);
+    }
+
+    #[test]
+    fn policies_read_as_they_are_written() {
+        for policy in EVERY {
+            assert_eq!(policy.to_string().parse::<Missed>().unwrap(), policy);
+        }
+        for word in ["", "none", "all", "all:", "all:x", "all:0", "all:1001", "all:-1"] {
+            let error = word.parse::<Missed>().unwrap_err();
+            assert_eq!(error.field(), Some("missed"), "{word}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The job that a schedule stores as its template, and the job of one tick.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::enqueue::{NewJob, Options, UniqueMode, ValidJob};
+use crate::error::{Error, Result};
+use crate::lifecycle::When;
+use crate::retry::RetryPolicy;
+
+/// A job as a schedule keeps it: JSON text in the column `template`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Template {
+    kind: String,
+    payload: Box<RawValue>,
+    queue: String,
+    priority: i16,
+    max_attempts: u16,
+    /// `null` means for ever.
+    timeout_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    flags: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unique: Option<Unique>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retry: Option<RetryPolicy>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tags: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    context: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, Box<RawValue>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trace: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Unique {
+    key: String,
+    mode: UniqueMode,
+}
+
+/// What a job's metadata says about where it comes from.
+#[derive(Serialize)]
+struct Origin<'a> {
+    schedule: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tick: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<String>,
+}
+
+impl Template {
+    pub(super) fn of(job: ValidJob) -> Result<Template> {
+        if job.when != When::NOW {
+            return Err(Error::invalid(
+                "run_at",
+                "run_at: a schedule's job is due at its tick; leave out run_at and delay",
+            ));
+        }
+        if job.idempotency_key.is_some() {
+            return Err(Error::invalid(
+                "idempotency_key",
+                "idempotency_key: a schedule makes one for each tick; leave it out",
+            ));
+        }
+        let not_json = |error| Error::internal("a valid job holds no JSON").with_source(error);
+        let options = Options::from_stored(job.options.as_deref())?;
+        let metadata = match &options.metadata {
+            None => BTreeMap::new(),
+            Some(metadata) => serde_json::from_str(metadata.get()).map_err(|_| {
+                Error::invalid(
+                    "metadata",
+                    "metadata: a schedule adds its name and the tick to it; use a JSON object",
+                )
+            })?,
+        };
+        Ok(Template {
+            kind: job.kind,
+            payload: RawValue::from_string(job.payload).map_err(not_json)?,
+            queue: job.queue,
+            priority: job.priority,
+            max_attempts: job.max_attempts,
+            timeout_ms: job.timeout.map(|timeout| timeout.as_millis() as u64),
+            flags: job.flags,
+            unique: job.unique.map(|(key, mode)| Unique { key, mode }),
+            retry: options.retry,
+            tags: options.tags,
+            context: options.context,
+            metadata,
+            trace: options.trace,
+        })
+    }
+
+    pub(super) fn read(text: &str) -> Result<Template> {
+        serde_json::from_str(text).map_err(|error| {
+            Error::invalid("template", format!("template: does not decode: {error}; put the schedule anew"))
+        })
+    }
+
+    /// The job of one tick, which may make up for missed ones since another.
+    pub(super) fn tick(
+        &self,
+        schedule: &str,
+        tick: DateTime<Utc>,
+        since: Option<DateTime<Utc>>,
+    ) -> Result<NewJob> {
+        let why = format!("tick {} of schedule `{schedule}`", written(tick));
+        let origin = Origin { schedule, tick: Some(written(tick)), since: since.map(written) };
+        Ok(self.job(why, &origin)?.run_at(tick))
+    }
+
+    /// The job of somebody who did not wait for a tick.
+    pub(super) fn by_hand(&self, schedule: &str) -> Result<NewJob> {
+        self.job(
+            format!("schedule `{schedule}` was run by hand"),
+            &Origin { schedule, tick: None, since: None },
+        )
+    }
+
+    fn job(&self, why: String, origin: &Origin<'_>) -> Result<NewJob> {
+        let not_json = |error| Error::internal("a job's origin is not JSON").with_source(error);
+        let mut metadata = self.metadata.clone();
+        metadata.insert("cron".into(), serde_json::value::to_raw_value(origin).map_err(not_json)?);
+        let mut job = NewJob::from_json(self.kind.as_str(), self.payload.get())
+            .queue(self.queue.as_str())
+            .priority(self.priority.into())
+            .max_attempts(self.max_attempts.into())
+            .timeout(self.timeout_ms.map(Duration::from_millis))
+            .flags(&self.flags)
+            .tags(&self.tags)
+            .context(self.context.clone().unwrap_or(why))
+            .metadata(serde_json::value::to_raw_value(&metadata).map_err(not_json)?);
+        if let Some(Unique { key, mode }) = &self.unique {
+            job = job.unique_key(key.as_str(), *mode);
+        }
+        if let Some(retry) = &self.retry {
+            job = job.retry(retry.clone());
+        }
+        if let Some(trace) = &self.trace {
+            job = job.trace(trace.as_str());
+        }
+        Ok(job)
+    }
+}
+
+/// The same for every process that fires this tick.
+pub(super) fn key(schedule: &str, tick: DateTime<Utc>) -> String {
+    format!("cron:{schedule}:{}", written(tick))
+}
+
+fn written(tick: DateTime<Utc>) -> String {
+    tick.to_rfc3339_opts(SecondsFormat::AutoSi, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cron::NewSchedule;
+
+    fn at(text: &str) -> DateTime<Utc> {
+        format!("2026-05-06T{text}Z").parse().unwrap()
+    }
+
+    fn job() -> NewJob {
+        NewJob::new("report", &7)
+    }
+
+    #[test]
+    fn a_tick_has_everything_that_the_template_says() {
+        let template = job()
+            .queue("slow")
+            .priority(-3)
+            .max_attempts(9)
+            .timeout(None)
+            .unique_key("only", UniqueMode::Replace)
+            .retry(RetryPolicy::exponential())
+            .flags(["big"])
+            .tags(["paper"])
+            .metadata(RawValue::from_string(r#"{"team":"a"}"#.into()).unwrap())
+            .trace("00-aa-bb-01");
+        let stored =
+            NewSchedule::new("nightly", "0 3 * * *", template).stored(at("08:00:00")).unwrap().template;
+        let template = Template::read(&stored).unwrap();
+        let tick =
+            template.tick("nightly", at("03:00:00"), Some(at("01:00:00"))).unwrap().validate().unwrap();
+        assert_eq!((tick.kind(), tick.queue(), tick.payload.as_str()), ("report", "slow", "7"));
+        assert_eq!((tick.priority, tick.max_attempts, tick.timeout), (-3, 9, None));
+        assert_eq!(tick.unique, Some(("only".into(), UniqueMode::Replace)));
+        assert_eq!((tick.flags, tick.when), (vec!["big".into()], When::At(at("03:00:00"))));
+        let options = Options::from_stored(tick.options.as_deref()).unwrap();
+        assert_eq!((options.retry, options.tags), (Some(RetryPolicy::exponential()), vec!["paper".into()]));
+        assert_eq!(options.trace.as_deref(), Some("00-aa-bb-01"));
+        assert_eq!(options.context.as_deref(), Some("tick 2026-05-06T03:00:00Z of schedule `nightly`"));
+        assert_eq!(
+            options.metadata.unwrap().get(),
+            r#"{"cron":{"schedule":"nightly","tick":"2026-05-06T03:00:00Z","since":"2026-05-06T01:00:00Z"},"team":"a"}"#
+        );
+    }
+
+    #[test]
+    fn a_context_of_the_template_stands() {
+        let template = Template::of(job().context("audit").validate().unwrap()).unwrap();
+        for job in
+            [template.by_hand("nightly").unwrap(), template.tick("nightly", at("03:00:00"), None).unwrap()]
+        {
+            let options = Options::from_stored(job.validate().unwrap().options.as_deref()).unwrap();
+            assert_eq!(options.context.as_deref(), Some("audit"));
+        }
+    }
+}
