@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use longshore::Client;
-use longshore::worker::{Context, Running, Worker};
+use longshore::worker::{Context, RunningWorker, Worker};
 use serde::Deserialize;
 
 use crate::library::{self, KIND};
@@ -46,21 +46,21 @@ async fn sleep(_: Mail, _: Context) -> Result<(), longshore::worker::Failure> {
     Ok(())
 }
 
-/// Starts a worker for no-op jobs with default settings.
-pub(super) async fn start(client: &Client) -> Result<Running> {
+/// A worker of no-op jobs with the default settings.
+pub(super) async fn start(client: &Client) -> Result<RunningWorker> {
     let worker = Worker::builder(client.clone()).function(KIND, no_op).concurrency(CONCURRENCY);
     Ok(worker.build()?.start().await?)
 }
 
-/// Starts a worker and waits until it has settled `jobs` jobs.
-pub(super) async fn drain(client: &Client, jobs: u64) -> Result<Running> {
+/// From the worker's start to the last settlement.
+pub(super) async fn drain(client: &Client, jobs: u64) -> Result<RunningWorker> {
     let running = start(client).await?;
     wait_until_settled(&running, jobs).await?;
     Ok(running)
 }
 
-/// Like [`drain`], with jobs that sleep.
-pub(super) async fn drain_sleepers(client: &Client, jobs: u64) -> Result<Running> {
+/// As [`drain`], of jobs that sleep.
+pub(super) async fn drain_sleepers(client: &Client, jobs: u64) -> Result<RunningWorker> {
     let worker = Worker::builder(client.clone()).function(KIND, sleep).concurrency(SLEEPERS);
     let running = worker.build()?.start().await?;
     wait_until_settled(&running, jobs).await?;
@@ -87,7 +87,7 @@ pub(super) async fn sleep_and_count(jobs: u64) -> Result<u64> {
 
 /// Producers that each await every enqueue, and a worker that runs the jobs.
 pub(super) struct Sustained {
-    running: Running,
+    running: RunningWorker,
     producers: Vec<tokio::task::JoinHandle<Result<u64>>>,
     stop: Arc<AtomicBool>,
 }
@@ -158,19 +158,19 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
     Ok(enqueued.into_iter().zip(picked_up.iter()).map(read).collect())
 }
 
-/// Lets a worker run some jobs, so that connections are open and statements prepared,
-/// and then become idle.
-async fn warm_up(client: &Client, running: &Running, jobs: u64) -> Result<()> {
-    for n in 0..jobs {
-        client.enqueue(library::job(n)).await?;
+/// Has a worker run a few jobs, so that connections are open and statements
+/// prepared; then lets it come to rest.
+async fn warm(client: &Client, running: &RunningWorker, few: u64) -> Result<()> {
+    for n in 0..few {
+        client.enqueue(ours::job(n)).await?;
     }
     wait_until_settled(running, jobs).await?;
     tokio::time::sleep(SLOW_DOWN).await;
     Ok(())
 }
 
-async fn wait_until_settled(running: &Running, jobs: u64) -> Result<()> {
-    let started = Instant::now();
+async fn settled(running: &RunningWorker, jobs: u64) -> Result<()> {
+    let began = Instant::now();
     loop {
         let done = running.summary();
         if done.succeeded >= jobs {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use longshore::worker::{
-    Context, Executor, Failure as JobFailure, Recovery, Running, Settings, Signals, Worker,
+    Context, Executor, Failure as Ended, Recovery, RunningWorker, Settings, Signals, Worker,
 };
 use longshore::{Client, JobId, NewJob};
 use serde::Serialize;
@@ -162,10 +162,10 @@ async fn enqueue_one(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
 
 // ---- run ---------------------------------------------------------------------------
 
-/// A worker whose handler reports when each job starts.
-struct BenchWorker {
-    worker: Running,
-    starts: mpsc::UnboundedReceiver<Instant>,
+/// A worker whose jobs tell when they begin.
+struct Crew {
+    worker: RunningWorker,
+    begun: mpsc::UnboundedReceiver<Instant>,
 }
 
 /// A handler that only reports its start time.

@@ -64,4 +64,4 @@ pub use handler::{Batched, Executor, Failure, Job};
 pub use hooks::Hooks;
 pub use settings::{Recovery, Settings};
 pub use signals::Signals;
-pub use supervise::{Running, Stopper, Summary, Worker};
+pub use supervise::{RunningWorker, Stopper, Summary, Worker};

@@ -55,8 +55,8 @@ impl Worker {
         Builder::new(client)
     }
 
-    /// Begins to work; goes on until [stopped](Running::stop).
-    pub async fn start(self) -> Result<Running> {
+    /// Begins to work; goes on until [stopped](RunningWorker::stop).
+    pub async fn start(self) -> Result<RunningWorker> {
         self.begin(Phase::Working).await
     }
 
@@ -89,7 +89,7 @@ impl Worker {
         Ok(running.wait().await)
     }
 
-    async fn begin(self, phase: Phase) -> Result<Running> {
+    async fn begin(self, phase: Phase) -> Result<RunningWorker> {
         let worker = WorkerId::new();
         let client = self.client.clone();
         for schedule in self.schedules {
@@ -109,12 +109,12 @@ impl Worker {
         }
         let now = watch::Sender::new(false);
         let task = tokio::spawn(supervise(ends_all, inbox, now.subscribe()));
-        Ok(Running { shared, now, task })
+        Ok(RunningWorker { shared, now, task })
     }
 }
 
 /// A worker at work. Dropping it does not stop it.
-pub struct Running {
+pub struct RunningWorker {
     shared: Arc<Shared>,
     now: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
@@ -144,7 +144,7 @@ impl Stopper {
     }
 }
 
-impl Running {
+impl RunningWorker {
     /// This boot's id.
     pub fn id(&self) -> WorkerId {
         self.shared.worker()
