@@ -217,7 +217,7 @@ async fn within_timeout<T>(
     timeout: Option<Duration>,
     timed_out: impl FnOnce(),
     aborted: impl Future<Output = ()>,
-    work: super::handler::Running<T>,
+    work: super::handler::HandlerFuture<T>,
 ) -> End<T> {
     let mut work = CatchPanic::new(work);
     let answered = |done: Result<T, Box<dyn std::any::Any + Send>>| match done {

@@ -221,11 +221,11 @@ fn told(error: &(dyn std::error::Error + 'static)) -> String {
 
 // ---- erased ---------------------------------------------------------------
 
-pub(super) type Running<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(super) type HandlerFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A handler without its types.
 pub(super) trait Handler: Send + Sync {
-    fn run(&self, attempt: Arc<Attempt>) -> Running<Result<(), Failure>>;
+    fn run(&self, attempt: Arc<Attempt>) -> HandlerFuture<Result<(), Failure>>;
 
     fn backoff(&self, _attempt: u16) -> Option<Duration> {
         None
@@ -244,7 +244,7 @@ impl<J: Job> Typed<J> {
 }
 
 impl<J: Job> Handler for Typed<J> {
-    fn run(&self, attempt: Arc<Attempt>) -> Running<Result<(), Failure>> {
+    fn run(&self, attempt: Arc<Attempt>) -> HandlerFuture<Result<(), Failure>> {
         let ctx = Context::new(attempt, self.state.clone());
         Box::pin(async move { decode::<J>(&ctx)?.run(ctx).await })
     }
@@ -273,7 +273,7 @@ where
     F: Fn(P, Context<S>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), Failure>> + Send + 'static,
 {
-    fn run(&self, attempt: Arc<Attempt>) -> Running<Result<(), Failure>> {
+    fn run(&self, attempt: Arc<Attempt>) -> HandlerFuture<Result<(), Failure>> {
         let (ctx, function) = (Context::new(attempt, self.state.clone()), self.function.clone());
         Box::pin(async move { function(decode::<P>(&ctx)?, ctx).await })
     }
@@ -282,7 +282,7 @@ where
 pub(super) struct Dynamic(pub(super) Arc<dyn Executor>);
 
 impl Handler for Dynamic {
-    fn run(&self, attempt: Arc<Attempt>) -> Running<Result<(), Failure>> {
+    fn run(&self, attempt: Arc<Attempt>) -> HandlerFuture<Result<(), Failure>> {
         let executor = self.0.clone();
         Box::pin(async move { executor.execute(Context::new(attempt, Arc::new(()))).await })
     }
@@ -298,7 +298,7 @@ pub struct Batched<P, S = ()> {
 
 /// A batch handler without its types: one call, an answer for each job.
 pub(super) trait BatchHandler: Send + Sync {
-    fn run(&self, attempts: Vec<Arc<Attempt>>) -> Running<Vec<Result<(), Failure>>>;
+    fn run(&self, attempts: Vec<Arc<Attempt>>) -> HandlerFuture<Vec<Result<(), Failure>>>;
 }
 
 pub(super) struct BatchFunction<P, S, F> {
@@ -320,7 +320,7 @@ where
     F: Fn(Vec<Batched<P, S>>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Vec<Result<(), Failure>>> + Send + 'static,
 {
-    fn run(&self, attempts: Vec<Arc<Attempt>>) -> Running<Vec<Result<(), Failure>>> {
+    fn run(&self, attempts: Vec<Arc<Attempt>>) -> HandlerFuture<Vec<Result<(), Failure>>> {
         let (state, function) = (self.state.clone(), self.function.clone());
         Box::pin(async move {
             let mut answers: Vec<Option<Result<(), Failure>>> = Vec::with_capacity(attempts.len());
