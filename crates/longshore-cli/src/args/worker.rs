@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use longshore::store::Retention;
-use longshore::worker::{Recovery, Settings};
+use longshore::worker::{RecoverySettings, Settings};
 
 use super::builtin::Builtin;
 use crate::duration;
@@ -183,10 +183,10 @@ impl Work {
             heartbeat_interval: self.heartbeat_interval,
             stale_after: self.sweep_threshold,
             sweep_interval: self.sweep_interval,
-            recovery: Recovery {
+            recovery: RecoverySettings {
                 delay: self.recovery_delay,
                 max_interruptions: self.max_interruptions,
-                ..Recovery::default()
+                ..RecoverySettings::default()
             },
             shutdown_grace: self.shutdown_grace,
             retention: Retention {
@@ -269,7 +269,11 @@ mod tests {
             heartbeat_interval: 13 * second,
             sweep_interval: 14 * second,
             stale_after: 15 * 60 * second,
-            recovery: Recovery { delay: 16 * second, max_interruptions: 17, ..Recovery::default() },
+            recovery: RecoverySettings {
+                delay: 16 * second,
+                max_interruptions: 17,
+                ..RecoverySettings::default()
+            },
             shutdown_grace: 18 * second,
             retention: Retention {
                 succeeded: Some(19 * 3600 * second),

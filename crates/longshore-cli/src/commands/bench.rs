@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use longshore::worker::{
-    Context, Executor, Failure as Ended, Recovery, RunningWorker, Settings, Signals, Worker,
+    Context, Executor, Failure as Ended, RecoverySettings, RunningWorker, Settings, Signals, Worker,
 };
 use longshore::{Client, JobId, NewJob};
 use serde::Serialize;
@@ -190,8 +190,8 @@ impl BenchWorker {
             queues: vec![queue.into()],
             concurrency,
             name_prefix: "bench".into(),
-            // No upkeep: it would affect other queues.
-            recovery: Recovery { enabled: false, ..Recovery::default() },
+            // Other queues are none of its business.
+            recovery: RecoverySettings { enabled: false, ..RecoverySettings::default() },
             retention_interval: NEVER,
             sample_interval: NEVER,
             schedules: false,

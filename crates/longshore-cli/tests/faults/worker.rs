@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use longshore::store::Claimed;
-use longshore::worker::{Context, Failure, Hooks, Recovery, Settings, Worker};
+use longshore::worker::{Context, Failure, Hooks, RecoverySettings, Settings, Worker};
 use longshore::{Client, JobId};
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ impl WorkerConfig {
             heartbeat_interval: self.heartbeat,
             stale_after: self.threshold,
             sweep_interval: self.sweep,
-            recovery: Recovery { delay: self.recovery_delay, ..Recovery::default() },
+            recovery: RecoverySettings { delay: self.recovery_delay, ..RecoverySettings::default() },
             shutdown_grace: self.grace,
             ..Settings::default()
         }

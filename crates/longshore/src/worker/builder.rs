@@ -10,7 +10,7 @@ use super::context::Context;
 use super::handler::{self, Batched, Executor, Failure, Job};
 use super::hooks::Hooks;
 use super::registry::{Entries, Route, States};
-use super::settings::{Recovery, Settings};
+use super::settings::{RecoverySettings, Settings};
 use super::supervise::Worker;
 use crate::client::Client;
 use crate::cron::NewSchedule;
@@ -158,7 +158,7 @@ impl Builder {
 
     /// Whether this process recovers the jobs of dead workers; it does by
     /// default.
-    pub fn recovery(mut self, recovery: Recovery) -> Self {
+    pub fn recovery(mut self, recovery: RecoverySettings) -> Self {
         self.settings.recovery = recovery;
         self
     }

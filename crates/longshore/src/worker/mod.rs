@@ -62,6 +62,6 @@ pub use builder::Builder;
 pub use context::{Context, StopReason};
 pub use handler::{Batched, Executor, Failure, Job};
 pub use hooks::Hooks;
-pub use settings::{Recovery, Settings};
+pub use settings::{RecoverySettings, Settings};
 pub use signals::Signals;
 pub use supervise::{RunningWorker, Stopper, Summary, Worker};

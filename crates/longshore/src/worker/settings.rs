@@ -34,7 +34,7 @@ pub struct Settings {
     /// How often dead workers are looked for.
     pub sweep_interval: Duration,
     /// How jobs of dead workers are treated.
-    pub recovery: Recovery,
+    pub recovery: RecoverySettings,
     /// How long running jobs may go on after a stop was asked for.
     pub shutdown_grace: Duration,
     /// What the worker's name begins with.
@@ -62,7 +62,7 @@ impl Default for Settings {
             heartbeat_interval: Duration::from_secs(10),
             stale_after: Duration::from_secs(60),
             sweep_interval: Duration::from_secs(15),
-            recovery: Recovery::default(),
+            recovery: RecoverySettings::default(),
             shutdown_grace: Duration::from_secs(30),
             name_prefix: "worker".into(),
             retention: Retention::default(),
@@ -75,7 +75,7 @@ impl Default for Settings {
 
 /// How jobs of dead workers and hung handlers are treated.
 #[derive(Clone, Debug)]
-pub struct Recovery {
+pub struct RecoverySettings {
     /// Whether this process looks for them.
     pub enabled: bool,
     /// How long a recovered job waits.
@@ -88,9 +88,9 @@ pub struct Recovery {
     pub resilient_factor: u32,
 }
 
-impl Default for Recovery {
+impl Default for RecoverySettings {
     fn default() -> Self {
-        Recovery {
+        RecoverySettings {
             enabled: true,
             delay: Duration::from_secs(5),
             max_interruptions: 3,
@@ -100,7 +100,7 @@ impl Default for Recovery {
     }
 }
 
-impl Recovery {
+impl RecoverySettings {
     /// How many thresholds a job with these flags is given.
     pub(super) fn patience_for(&self, flags: &[String]) -> u32 {
         match flags.iter().any(|flag| self.resilient_flags.contains(flag)) {
