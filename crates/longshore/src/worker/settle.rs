@@ -25,7 +25,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 /// The end of one attempt, on its way to the database.
-pub(super) struct Report {
+pub(super) struct AttemptReport {
     attempt: Arc<Attempt>,
     ending: Ending,
     follow_ups: Vec<ValidJob>,
@@ -33,7 +33,7 @@ pub(super) struct Report {
     ran: Option<Duration>,
 }
 
-impl Report {
+impl AttemptReport {
     /// How much it adds to a message, roughly.
     fn size(&self) -> usize {
         let result = match &self.ending {
@@ -56,12 +56,12 @@ impl Shared {
             _ => Vec::new(),
         };
         // Fails only when the settler is gone, and then recovery takes over.
-        let _ = self.reports.send(Report { attempt, ending, follow_ups, ran });
+        let _ = self.reports.send(AttemptReport { attempt, ending, follow_ups, ran });
     }
 }
 
 /// Settles until the worker has ended.
-pub(super) async fn run(shared: Arc<Shared>, mut reports: mpsc::UnboundedReceiver<Report>) {
+pub(super) async fn run(shared: Arc<Shared>, mut reports: mpsc::UnboundedReceiver<AttemptReport>) {
     let mut inbox = VecDeque::new();
     let mut batch = Vec::new();
     loop {
@@ -95,7 +95,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut reports: mpsc::UnboundedReceive
 /// Stores a batch. As long as the database cannot be reached there is nothing
 /// else to do; but if it can, what it will not take now (a row that somebody has
 /// locked, a value it refuses) is tried again apart, and holds up nobody.
-async fn settle(shared: &Arc<Shared>, batch: Vec<Report>) {
+async fn settle(shared: &Arc<Shared>, batch: Vec<AttemptReport>) {
     let mut wait = FIRST_WAIT;
     loop {
         let began = Instant::now();
@@ -128,7 +128,7 @@ async fn is_for_all(shared: &Shared, error: &Error) -> bool {
     }
 }
 
-async fn settle_alone(shared: Arc<Shared>, mut report: Report) {
+async fn settle_alone(shared: Arc<Shared>, mut report: AttemptReport) {
     let (mut wait, mut tries) = (FIRST_WAIT, 0);
     loop {
         tries += 1;
@@ -150,8 +150,8 @@ async fn settle_alone(shared: Arc<Shared>, mut report: Report) {
     }
 }
 
-async fn store(shared: &Shared, batch: &[Report]) -> crate::Result<Vec<Kept>> {
-    // `Report` borrows the claim, so the list is made anew for each try.
+async fn store(shared: &Shared, batch: &[AttemptReport]) -> crate::Result<Vec<Kept>> {
+    // `client::Report` borrows the claim, so the list is made anew for each try.
     let reports: Vec<client::Report<'_>> = batch
         .iter()
         .map(|item| client::Report {
@@ -165,7 +165,7 @@ async fn store(shared: &Shared, batch: &[Report]) -> crate::Result<Vec<Kept>> {
 
 /// The database will not have what the handler left behind: the attempt has
 /// failed then. Says whether there was anything to leave out.
-fn without_what_was_refused(report: &mut Report, error: &Error) -> bool {
+fn without_what_was_refused(report: &mut AttemptReport, error: &Error) -> bool {
     let left_behind =
         matches!(&report.ending, Ending::Succeeded { result: Some(_) }) || !report.follow_ups.is_empty();
     if left_behind {
@@ -179,7 +179,7 @@ fn without_what_was_refused(report: &mut Report, error: &Error) -> bool {
 }
 
 /// The leases are left to recovery.
-fn give_up(shared: &Shared, batch: Vec<Report>, error: &Error) {
+fn give_up(shared: &Shared, batch: Vec<AttemptReport>, error: &Error) {
     for report in &batch {
         let job_id = report.attempt.claimed.lease().id;
         tracing::error!(%job_id, %error, "an attempt's end could not be stored; recovery will find the job");
@@ -188,7 +188,7 @@ fn give_up(shared: &Shared, batch: Vec<Report>, error: &Error) {
     shared.held.remove(batch.iter().map(|report| &report.attempt));
 }
 
-fn finish(shared: &Arc<Shared>, batch: Vec<Report>, kept: Vec<Kept>) {
+fn finish(shared: &Arc<Shared>, batch: Vec<AttemptReport>, kept: Vec<Kept>) {
     shared.held.remove(batch.iter().map(|report| &report.attempt));
     for (report, kept) in batch.into_iter().zip(kept) {
         let claimed = &report.attempt.claimed;
@@ -222,7 +222,7 @@ fn word(kept: Kept) -> &'static str {
     }
 }
 
-async fn tell(shared: &Shared, report: &Report, kept: Kept) {
+async fn tell(shared: &Shared, report: &AttemptReport, kept: Kept) {
     let Some(hooks) = &shared.hooks else { return };
     let job = &report.attempt.claimed;
     let error = match &report.ending {

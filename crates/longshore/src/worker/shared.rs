@@ -14,7 +14,7 @@ use super::hooks::Hooks;
 use super::metrics::Metrics;
 use super::progress::ProgressLane;
 use super::registry::Registry;
-use super::settle::Report;
+use super::settle::AttemptReport;
 use crate::client::Client;
 use crate::job::WorkerId;
 use crate::store::Lease;
@@ -26,7 +26,7 @@ pub(super) struct Shared {
     pub(super) hooks: Option<Arc<dyn Hooks>>,
     pub(super) metrics: Metrics,
     pub(super) progress: ProgressLane,
-    pub(super) reports: mpsc::UnboundedSender<Report>,
+    pub(super) reports: mpsc::UnboundedSender<AttemptReport>,
     pub(super) held: Held,
     pub(super) buffer: Buffer,
     pub(super) contact: Contact,
@@ -53,7 +53,7 @@ impl Shared {
         settings: Settings,
         registry: Registry,
         hooks: Option<Arc<dyn Hooks>>,
-        reports: mpsc::UnboundedSender<Report>,
+        reports: mpsc::UnboundedSender<AttemptReport>,
         worker: WorkerId,
         phase: Phase,
     ) -> Arc<Self> {

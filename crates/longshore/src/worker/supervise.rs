@@ -186,7 +186,7 @@ impl RunningWorker {
 /// Runs the parts of a worker, and takes them down in order.
 async fn supervise(
     ends_all: EndsAll,
-    inbox: mpsc::UnboundedReceiver<settle::Report>,
+    inbox: mpsc::UnboundedReceiver<settle::AttemptReport>,
     mut now: watch::Receiver<bool>,
 ) {
     let shared = ends_all.0.clone();
