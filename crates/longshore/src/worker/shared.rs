@@ -27,7 +27,7 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     pub(super) progress: ProgressLane,
     pub(super) reports: mpsc::UnboundedSender<AttemptReport>,
-    pub(super) held: Held,
+    pub(super) held: HeldLeases,
     pub(super) buffer: Buffer,
     pub(super) contact: Contact,
     pub(super) telling: Telling,
@@ -65,7 +65,7 @@ impl Shared {
             metrics: Metrics::default(),
             progress: ProgressLane::default(),
             reports,
-            held: Held::default(),
+            held: HeldLeases::default(),
             buffer: Buffer::default(),
             contact: Contact::new(),
             telling: Telling::default(),
@@ -150,14 +150,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The leases of this process, from the claim's answer to the settlement's.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct HeldLeases {
     attempts: Mutex<HashMap<Lease, Arc<Attempt>>>,
     suspects: AtomicUsize,
     /// Told whenever leases have been settled.
     pub(super) settled: Notify,
 }
 
-impl Held {
+impl HeldLeases {
     pub(super) fn insert(&self, attempts: &[Arc<Attempt>]) {
         let mut held = lock(&self.attempts);
         for attempt in attempts {

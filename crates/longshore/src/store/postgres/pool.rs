@@ -62,9 +62,9 @@ impl Pool {
         Pool::build(self.options.clone(), 1, self.patience, Shown::No)
     }
 
-    /// A connection to use and [release](Held::release); one that is
+    /// A connection to use and [`give back`](PooledConnection::give_back); one that is
     /// dropped instead is closed.
-    pub(super) async fn acquire(self: &Arc<Self>) -> Sql<Held> {
+    pub(super) async fn acquire(self: &Arc<Self>) -> Done<PooledConnection> {
         match tokio::time::timeout(self.patience, self.find()).await {
             Ok(found) => found,
             Err(_) => Err(Error::unavailable(format!(
@@ -75,7 +75,7 @@ impl Pool {
         }
     }
 
-    async fn find(self: &Arc<Self>) -> Sql<Held> {
+    async fn find(self: &Arc<Self>) -> Done<PooledConnection> {
         let permit = self.permits.clone().acquire_owned().await;
         let permit = permit.map_err(|closed| Error::internal("the pool is closed").with_source(closed))?;
         let permit = Permit { permit: Some(permit), pool: self.clone() };
@@ -93,8 +93,8 @@ impl Pool {
         Ok(self.held(connection, Instant::now(), permit))
     }
 
-    fn held(self: &Arc<Self>, connection: PgConnection, opened: Instant, permit: Permit) -> Held {
-        Held { connection, opened, pool: self.clone(), _permit: permit }
+    fn held(self: &Arc<Self>, connection: PgConnection, opened: Instant, permit: Permit) -> PooledConnection {
+        PooledConnection { connection, opened, pool: self.clone(), _permit: permit }
     }
 
     /// Tells the metrics how many connections are in use. Set, not counted up
@@ -148,14 +148,14 @@ impl Drop for Permit {
 }
 
 /// A connection in use.
-pub(super) struct Held {
+pub(super) struct PooledConnection {
     connection: PgConnection,
     opened: Instant,
     pool: Arc<Pool>,
     _permit: Permit,
 }
 
-impl Held {
+impl PooledConnection {
     /// Makes the connection available again, if what happened on it leaves it
     /// usable.
     pub(super) async fn release(mut self, fault: Option<&Fault>) {
@@ -178,7 +178,7 @@ async fn answers(connection: &mut PgConnection) -> bool {
     tokio::time::timeout(PROBE_PATIENCE, connection.ping()).await.is_ok_and(|answer| answer.is_ok())
 }
 
-impl Deref for Held {
+impl Deref for PooledConnection {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -186,7 +186,7 @@ impl Deref for Held {
     }
 }
 
-impl DerefMut for Held {
+impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.connection
     }
