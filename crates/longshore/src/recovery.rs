@@ -68,7 +68,7 @@ pub enum Decision {
 /// Has a say about each job that a sweep would recover. A closure that takes an
 /// [`Interrupted`] and gives a [`Decision`] is one.
 #[async_trait]
-pub trait Referee: Send {
+pub trait RecoveryHook: Send {
     /// What should become of the job. May be asked twice about the same one; one
     /// decision applies.
     async fn decide(&mut self, job: &Interrupted) -> Decision;
@@ -78,7 +78,7 @@ pub trait Referee: Send {
 }
 
 #[async_trait]
-impl<F: FnMut(&Interrupted) -> Decision + Send> Referee for F {
+impl<F: FnMut(&Interrupted) -> Decision + Send> RecoveryHook for F {
     async fn decide(&mut self, job: &Interrupted) -> Decision {
         self(job)
     }
@@ -102,7 +102,11 @@ impl Client {
     }
 
     /// As [`sweep`](Client::sweep), with a say about each job.
-    pub async fn sweep_with(&self, options: &SweepOptions, referee: &mut dyn Referee) -> Result<SweepReport> {
+    pub async fn sweep_with(
+        &self,
+        options: &SweepOptions,
+        hook: &mut dyn RecoveryHook,
+    ) -> Result<SweepReport> {
         let mut report = SweepReport::default();
         // Dead first, then the leases: a worker that comes back in between is
         // told so at its next beat and cannot claim.
@@ -124,7 +128,7 @@ impl Client {
                     report.workers.extend(found.iter().map(|job| job.running.worker));
                 }
                 SweepMode::Recover => {
-                    self.recover_page(found, options, referee, &mut report).await?;
+                    self.recover_page(found, options, hook, &mut report).await?;
                 }
             }
         }
@@ -134,7 +138,7 @@ impl Client {
         &self,
         mut found: Vec<Interrupted>,
         options: &SweepOptions,
-        referee: &mut dyn Referee,
+        hook: &mut dyn RecoveryHook,
         report: &mut SweepReport,
     ) -> Result<()> {
         // A flag raised since the listing makes another round; flags only
@@ -143,7 +147,7 @@ impl Client {
             let mut asked = Vec::with_capacity(found.len());
             let mut batch: Vec<(Interruptor, Settlement)> = Vec::with_capacity(found.len());
             for job in found {
-                match recovery(&job, &referee.decide(&job).await, options.interruption) {
+                match recovery(&job, &hook.decide(&job).await, options.interruption) {
                     Some(recovery) => {
                         batch.push((job.why, settlement(&job, recovery)));
                         asked.push(job);
@@ -164,7 +168,7 @@ impl Client {
                     Settled::Stored => {
                         report.recovered += 1;
                         report.workers.insert(job.running.worker);
-                        referee.recovered(&job).await;
+                        hook.recovered(&job).await;
                     }
                     Settled::LeaseLost => {}
                     Settled::Flagged(flags) => {

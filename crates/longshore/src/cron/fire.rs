@@ -25,14 +25,14 @@ pub enum Tick {
 /// Has a say about each tick that is about to fire. A closure that takes the
 /// schedule, the tick and its job and gives a [`Tick`] is one.
 #[async_trait]
-pub trait TickReferee: Send {
+pub trait TickHook: Send {
     /// What should become of the tick. Several processes may ask about the same
     /// one; one decision applies.
     async fn decide(&mut self, schedule: &Schedule, tick: DateTime<Utc>, job: NewJob) -> Tick;
 }
 
 #[async_trait]
-impl<F: FnMut(&Schedule, DateTime<Utc>, NewJob) -> Tick + Send> TickReferee for F {
+impl<F: FnMut(&Schedule, DateTime<Utc>, NewJob) -> Tick + Send> TickHook for F {
     async fn decide(&mut self, schedule: &Schedule, tick: DateTime<Utc>, job: NewJob) -> Tick {
         self(schedule, tick, job)
     }
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// As [`fire_due`](Client::fire_due), with a say about each tick's job.
-    pub async fn fire_due_with(&self, referee: &mut dyn TickReferee) -> Result<FiredReport> {
+    pub async fn fire_due_with(&self, hook: &mut dyn TickHook) -> Result<FiredReport> {
         let schedules = self.store().schedules().await?;
         let now = self.store().now().await?;
         let mut report = FiredReport { looked_at: now, ..FiredReport::default() };
@@ -98,7 +98,7 @@ impl Client {
             let next = if schedule.next_at > now {
                 Ok(schedule.next_at)
             } else {
-                self.fire_schedule(schedule, now, referee, &mut report.fired).await
+                self.fire_schedule(schedule, now, hook, &mut report.fired).await
             };
             match next {
                 Ok(next) => report.next_wake = report.next_wake.into_iter().chain([next]).min(),
@@ -118,7 +118,7 @@ impl Client {
         &self,
         schedule: &Schedule,
         now: DateTime<Utc>,
-        referee: &mut dyn TickReferee,
+        hook: &mut dyn TickHook,
         fired: &mut Vec<Fired>,
     ) -> Result<DateTime<Utc>> {
         let line = CronLine::parse(&schedule.expression, &schedule.zone)?;
@@ -127,7 +127,7 @@ impl Client {
         let (mut ticks, mut jobs) = (Vec::new(), Vec::new());
         for (tick, since) in &due.ticks {
             let job = template.tick(&schedule.name, *tick, *since)?;
-            match referee.decide(schedule, *tick, job).await {
+            match hook.decide(schedule, *tick, job).await {
                 Tick::Fire(job) => {
                     jobs.push(job.idempotency_key(key(&schedule.name, *tick)).validate()?);
                     ticks.push(*tick);

@@ -10,11 +10,11 @@ use chrono::{DateTime, Utc};
 
 use super::hooks::{Hooks, call};
 use super::shared::{Phase, Shared};
-use crate::cron::{Tick, TickReferee};
+use crate::cron::{Tick, TickHook};
 use crate::enqueue::NewJob;
 use crate::job::WorkerId;
 use crate::lifecycle::Interruption;
-use crate::recovery::{Decision, Referee, SweepMode, SweepOptions, SweepReport};
+use crate::recovery::{Decision, RecoveryHook, SweepMode, SweepOptions, SweepReport};
 use crate::store::{Interrupted, Schedule, SweepScope};
 
 /// A schedule put by another process is noticed this soon.
@@ -77,19 +77,22 @@ async fn sweep_once(shared: &Shared) -> crate::Result<SweepReport> {
     match shared.hooks.clone() {
         None => shared.client.sweep(&options).await,
         Some(hooks) => {
-            shared.client.sweep_with(&options, &mut Asking { hooks, worker: shared.worker() }).await
+            shared
+                .client
+                .sweep_with(&options, &mut WorkerRecoveryHook { hooks, worker: shared.worker() })
+                .await
         }
     }
 }
 
 /// Lets the hooks decide about each job.
-struct Asking {
+struct WorkerRecoveryHook {
     hooks: Arc<dyn Hooks>,
     worker: WorkerId,
 }
 
 #[async_trait]
-impl Referee for Asking {
+impl RecoveryHook for WorkerRecoveryHook {
     async fn decide(&mut self, job: &Interrupted) -> Decision {
         let said = call("on_interrupted_job", self.hooks.on_interrupted_job(self.worker, job)).await;
         said.unwrap_or(Decision::Default)
@@ -106,7 +109,7 @@ pub(super) async fn cron(shared: Arc<Shared>) {
     loop {
         let fired = match shared.hooks.clone() {
             None => shared.client.fire_due().await,
-            Some(hooks) => shared.client.fire_due_with(&mut AskingTicks(hooks)).await,
+            Some(hooks) => shared.client.fire_due_with(&mut WorkerTickHook(hooks)).await,
         };
         let wait = match fired {
             Ok(report) => {
@@ -128,10 +131,10 @@ pub(super) async fn cron(shared: Arc<Shared>) {
 }
 
 /// Lets the hooks decide about each tick.
-struct AskingTicks(Arc<dyn Hooks>);
+struct WorkerTickHook(Arc<dyn Hooks>);
 
 #[async_trait]
-impl TickReferee for AskingTicks {
+impl TickHook for WorkerTickHook {
     async fn decide(&mut self, schedule: &Schedule, tick: DateTime<Utc>, job: NewJob) -> Tick {
         match call("on_cron_tick", self.0.on_cron_tick(schedule, tick, job.clone())).await {
             Some(Ok(changed)) => Tick::Fire(changed),
