@@ -266,11 +266,12 @@ impl Claimer {
                         // these.
                         attempts.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
                     }
-                    match shared.phase() >= Phase::Finishing {
-                        true => attempts.into_iter().for_each(|attempt| {
+                    if shared.phase() >= Phase::Finishing {
+                        for attempt in attempts {
                             shared.report(attempt, Ending::Released, None);
-                        }),
-                        false => shared.buffer.push(attempts),
+                        }
+                    } else {
+                        shared.buffer.push(attempts);
                     }
                     self.capped |= group.cursor.knows_a_limit() || most.is_some();
                     self.head_due = self.head_due.into_iter().chain(head_due).min();

@@ -103,10 +103,8 @@ impl Default for RecoverySettings {
 impl RecoverySettings {
     /// How many thresholds a job with these flags is given.
     pub(super) fn patience_for(&self, flags: &[String]) -> u32 {
-        match flags.iter().any(|flag| self.resilient_flags.contains(flag)) {
-            true => self.resilient_factor.max(1),
-            false => 1,
-        }
+        let is_resilient = flags.iter().any(|flag| self.resilient_flags.contains(flag));
+        if is_resilient { self.resilient_factor.max(1) } else { 1 }
     }
 }
 

@@ -122,10 +122,10 @@ async fn settle(shared: &Arc<Shared>, batch: Vec<AttemptReport>) {
 
 /// Whether any other batch would fare the same.
 async fn is_for_all(shared: &Shared, error: &Error) -> bool {
-    match error.is_read_only() || error.is_schema() {
-        true => true,
-        false => error.is_unavailable() && shared.client.now().await.is_err(),
+    if error.is_read_only() || error.is_schema() {
+        return true;
     }
+    error.is_unavailable() && shared.client.now().await.is_err()
 }
 
 async fn settle_alone(shared: Arc<Shared>, mut report: AttemptReport) {

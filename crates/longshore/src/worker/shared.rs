@@ -278,9 +278,10 @@ impl Buffer {
         let mut taken = Vec::new();
         let mut left = VecDeque::with_capacity(waiting.jobs.len());
         for attempt in waiting.jobs.drain(..) {
-            match taken.len() < most && attempt.claimed.kind() == kind {
-                true => taken.push(attempt),
-                false => left.push_back(attempt),
+            if taken.len() < most && attempt.claimed.kind() == kind {
+                taken.push(attempt);
+            } else {
+                left.push_back(attempt);
             }
         }
         waiting.jobs = left;
