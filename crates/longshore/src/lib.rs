@@ -61,7 +61,9 @@ pub use enqueue::{Edit, Enqueued, EnqueuedAs, NewJob, UniqueMode, ValidJob};
 pub use error::{Error, Result};
 pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
 pub use lifecycle::{Ending, Interruption, When};
-pub use recovery::{Decision, RecoveryHook, SweepMode, SweepOptions, SweepReport};
+pub use recovery::{
+    Decision, INFRASTRUCTURE_RESILIENT_FLAG, RecoveryHook, SweepMode, SweepOptions, SweepReport,
+};
 pub use retry::RetryPolicy;
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};

@@ -17,6 +17,10 @@ use crate::job::WorkerId;
 use crate::lifecycle::{self, Interruption, Recovery, When};
 use crate::store::{Interrupted, Interruptor, Settled, Settlement, SweepScope};
 
+/// The flag of resilient jobs: their workers are declared dead only after a multiple of the
+/// usual threshold. Workers and sweeps use it by default.
+pub const INFRASTRUCTURE_RESILIENT_FLAG: &str = "infrastructure_resilient";
+
 /// What a sweep goes by; the defaults are those of a worker.
 #[derive(Clone, Debug)]
 pub struct SweepOptions {

@@ -9,6 +9,7 @@ use super::Lease;
 use super::claim::backoff;
 use crate::job::JobId;
 use crate::lifecycle::Running;
+use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
 use crate::retry::RetryPolicy;
 
 /// Which leases a sweep looks at.
@@ -34,7 +35,7 @@ impl Default for SweepScope {
         SweepScope {
             threshold: None,
             orphan_after: Duration::from_secs(60),
-            resilient_flags: vec!["infrastructure_resilient".into()],
+            resilient_flags: vec![INFRASTRUCTURE_RESILIENT_FLAG.into()],
             resilient_factor: 3,
             after: None,
             limit: 1000,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::enqueue::{DEFAULT_QUEUE, check_name};
 use crate::error::{Error, Result};
+use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
 use crate::store::Retention;
 
 /// More tasks than this would wait for the database, not for work.
@@ -94,7 +95,7 @@ impl Default for RecoverySettings {
             enabled: true,
             delay: Duration::from_secs(5),
             max_interruptions: 3,
-            resilient_flags: vec!["infrastructure_resilient".into()],
+            resilient_flags: vec![INFRASTRUCTURE_RESILIENT_FLAG.into()],
             resilient_factor: 3,
         }
     }
