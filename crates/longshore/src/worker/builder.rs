@@ -1,4 +1,5 @@
-//! The builder: collects handlers, state, hooks and settings, and checks them.
+//! The builder: collects handlers, state, hooks, schedules and settings, and checks them in
+//! [`Builder::build`]. Starting the worker belongs to `supervise`.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::client::Client;
 use crate::cron::NewSchedule;
 use crate::error::{Error, Result};
 
-/// Puts a worker together.
+/// Builds a worker: handlers, their state, hooks, schedules and settings.
 pub struct Builder {
     client: Client,
     settings: Settings,
@@ -38,13 +39,14 @@ impl Builder {
         }
     }
 
-    /// Gives handlers a part of the application, one value of each type.
+    /// Adds application state for handlers. There is one value per type; a handler names the
+    /// type it needs.
     pub fn state<S: Send + Sync + 'static>(mut self, state: S) -> Self {
         self.states.put(Arc::new(state));
         self
     }
 
-    /// Runs jobs of this type.
+    /// Registers a typed [`Job`]: the worker runs jobs of its kind.
     pub fn register<J: Job>(mut self) -> Self {
         let entry = |states: &States| -> Result<Route> {
             Ok(Route::One(Arc::new(handler::Typed::<J>::new(states.get(J::KIND)?))))
@@ -53,7 +55,7 @@ impl Builder {
         self
     }
 
-    /// Runs jobs of `kind` by a function of their payload.
+    /// Registers an async function that runs jobs of `kind`; it receives the decoded payload.
     pub fn function<P, S, F, Fut>(mut self, kind: &'static str, function: F) -> Self
     where
         P: DeserializeOwned + Send + 'static,
@@ -68,8 +70,8 @@ impl Builder {
         self
     }
 
-    /// Runs up to `size` waiting jobs of `kind` in one call, which answers for
-    /// each of them in the order given.
+    /// Registers a batch handler: one call runs up to `size` waiting jobs of `kind` and returns
+    /// one result per job, in the same order.
     pub fn batch<P, S, F, Fut>(mut self, kind: &'static str, size: usize, function: F) -> Self
     where
         P: DeserializeOwned + Send + 'static,
@@ -81,7 +83,7 @@ impl Builder {
             if size == 0 {
                 return Err(Error::invalid(
                     "size",
-                    format!("batch handler of `{kind}`: size must be at least 1"),
+                    format!("batch handler of `{kind}`: the size must be at least 1"),
                 ));
             }
             let handler = Arc::new(handler::BatchFunction::<P, S, F>::new(states.get(kind)?, function));
@@ -91,79 +93,77 @@ impl Builder {
         self
     }
 
-    /// Says by a JSON schema what jobs of a kind carry, as [`Job::schema`] does for
-    /// typed ones: published when the worker starts, and servers check payloads
-    /// by it.
+    /// Sets the JSON schema of a kind's payload, as [`Job::schema`] does for typed jobs. It is
+    /// published when the worker starts, and servers check payloads against it.
     pub fn describe(mut self, kind: &str, schema: serde_json::Value) -> Self {
         self.entries.describe(kind, schema);
         self
     }
 
-    /// Runs jobs of every kind that has no handler of its own.
+    /// Registers an [`Executor`] for every kind that has no handler of its own.
     pub fn executor(mut self, executor: impl Executor) -> Self {
-        self.entries.add_any(Arc::new(handler::Dynamic(Arc::new(executor))));
+        self.entries.add_catch_all(Arc::new(handler::Dynamic(Arc::new(executor))));
         self
     }
 
-    /// Runs no jobs, and looks after the queue: recovery, schedules, retention.
-    /// For servers, so that nothing is stuck while no other process of ours runs.
+    /// Makes a worker that runs no jobs and only does upkeep: recovery, schedules, retention.
+    /// Servers use it, so that upkeep continues while no other worker process is running.
     pub fn upkeep_only(mut self) -> Self {
-        self.entries.want_none();
+        self.entries.upkeep_only();
         self
     }
 
-    /// Puts a schedule in place when the worker starts. Declared alike by every
-    /// process, it is stored once and keeps its next tick.
+    /// Stores a schedule when the worker starts. When every process declares the same schedule,
+    /// it is stored once and keeps its next tick.
     pub fn cron(mut self, schedule: NewSchedule) -> Self {
         self.schedules.push(schedule);
         self
     }
 
-    /// Gives the application a say in what the worker does.
+    /// Sets the application's [`Hooks`].
     pub fn hooks(mut self, hooks: impl Hooks) -> Self {
         self.hooks = Some(Arc::new(hooks));
         self
     }
 
-    /// All settings at once.
+    /// Replaces all settings.
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
         self
     }
 
-    /// The queues to claim from; `default` if never called.
+    /// Sets the queues to claim from; `default` if never called.
     pub fn queues<S: Into<String>>(mut self, queues: impl IntoIterator<Item = S>) -> Self {
         self.settings.queues = queues.into_iter().map(Into::into).collect();
         self
     }
 
-    /// How many jobs run at once; 4 by default.
+    /// Sets how many jobs run at once; 4 by default.
     pub fn concurrency(mut self, concurrency: u32) -> Self {
         self.settings.concurrency = concurrency;
         self
     }
 
-    /// How many of one queue's jobs run at once in this process, at most.
-    pub fn queue_concurrency(mut self, queue: impl Into<String>, most: u32) -> Self {
-        self.settings.queue_concurrency.insert(queue.into(), most);
+    /// Limits how many jobs of one queue run at once in this process.
+    pub fn queue_concurrency(mut self, queue: impl Into<String>, limit: u32) -> Self {
+        self.settings.queue_concurrency.insert(queue.into(), limit);
         self
     }
 
-    /// How long running jobs may go on after a stop was asked for; 30 s by
-    /// default.
+    /// Sets how long running jobs may continue after a stop is requested; 30 s by default.
     pub fn shutdown_grace(mut self, grace: Duration) -> Self {
         self.settings.shutdown_grace = grace;
         self
     }
 
-    /// Whether this process recovers the jobs of dead workers; it does by
-    /// default.
+    /// Sets whether and how this process recovers the jobs of dead workers; on by default.
     pub fn recovery(mut self, recovery: RecoverySettings) -> Self {
         self.settings.recovery = recovery;
         self
     }
 
-    /// Checks everything. What is wrong is named here, before the first job.
+    /// Checks handlers, state and settings, and returns the worker. Mistakes are reported
+    /// here, before the first job runs.
     pub fn build(self) -> Result<Worker> {
         self.settings.validate()?;
         let registry = self.entries.build(&self.states)?;

@@ -1,5 +1,5 @@
-//! Claim: as many due jobs as there are free slots, and a few more when the
-//! handlers are so quick that a claim takes longer than they do.
+//! Claim: decides when to claim and how many jobs. The worker claims as many due jobs as it
+//! has free slots, and more when handlers end faster than a claim takes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,26 +9,26 @@ use super::shared::{Phase, Shared};
 use crate::lifecycle::Ending;
 use crate::store::{ClaimCursor, ClaimRequest, Suspects, Wakeups};
 
-/// The most that one claim asks for.
+/// The maximum number of jobs in one claim.
 const MAX_CLAIM: usize = 1000;
-/// The most that wait in this process beyond the free slots.
+/// The maximum number of jobs buffered in this process beyond the free slots.
 const MAX_BUFFER: usize = 2000;
-/// When so many have run and wait to be settled, no more are claimed.
+/// While more ended jobs than this wait to be settled, nothing is claimed.
 const MAX_UNSETTLED: usize = 4000;
-/// A buffered job that has not begun after this part of the threshold goes back.
-const BUFFERED_AT_MOST: u32 = 4;
-/// How long a claim that failed waits before the next.
-const AFTER_ERROR: Duration = Duration::from_millis(500);
-/// A claim that was given up may still be stored within this time.
-const LOST_CLAIM_STORED_WITHIN: Duration = Duration::from_secs(60);
+/// A buffered job that has not started after this fraction (one quarter) of `stale_after` is
+/// released.
+const BUFFER_WAIT_DIVISOR: u32 = 4;
+/// The pause after a failed claim.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
+/// The server may still commit a claim within this time after the client gave up on it.
+const LOST_CLAIM_COMMIT_TIME: Duration = Duration::from_secs(60);
+/// In a drain, how soon to claim again while the last jobs run.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// In a drain, how soon to look again while the last jobs run.
-const DRAIN_LOOKS_EVERY: Duration = Duration::from_millis(50);
-
-/// Claims until the worker finishes; in a drain, until nothing is due.
+/// Claims until the worker finishes; in a drain, until no job is due.
 pub(super) async fn run(shared: Arc<Shared>) {
     if shared.registry.kinds().is_some_and(|kinds| kinds.is_empty()) && shared.phase() == Phase::Working {
-        // Without handlers it is here for the upkeep alone.
+        // Without handlers the worker only does upkeep.
         return shared.reached(Phase::Finishing).await;
     }
     // Subscribe before claiming: a job enqueued between the two would otherwise
@@ -42,27 +42,27 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if wakeups.is_none() {
             wakeups = subscribe(&shared).await;
         }
-        // Before the claim: what is settled meanwhile may be due again.
+        // Checked before the claim: a job settled during the claim may be due again.
         let idle = shared.held.len() == 0;
         if idle && shared.phase() == Phase::Draining {
-            claimer.start_at_the_head();
+            claimer.restart_at_head();
         }
         if let Some(wakeups) = &mut wakeups {
             wakeups.forget_arrived();
         }
-        // From before the claim: what is settled meanwhile may make room.
+        // Registered before the claim: jobs settled during the claim may free slots.
         let settled = shared.held.settled.notified();
         tokio::pin!(settled);
         settled.as_mut().enable();
-        // Not dropped when the worker is told to stop: what it has claimed must
-        // go back before the worker signs off.
+        // Not cancelled by a stop: claimed jobs must be released before the worker
+        // signs off.
         match claimer.claim().await {
             Found::Full => {
                 tokio::select! {
                     () = shared.buffer.demand.notified() => {}
                     () = &mut settled => {}
                     () = shared.reached(Phase::Finishing) => return,
-                    () = tokio::time::sleep(claimer.longest_in_the_buffer()) => {}
+                    () = tokio::time::sleep(claimer.max_buffer_wait()) => {}
                 }
             }
             Found::More => {}
@@ -79,26 +79,26 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Found::Some | Found::Nothing if shared.phase() == Phase::Draining => {
                 tokio::select! {
                     () = &mut settled => {}
-                    () = tokio::time::sleep(DRAIN_LOOKS_EVERY) => {}
+                    () = tokio::time::sleep(DRAIN_POLL_INTERVAL) => {}
                     () = shared.reached(Phase::Finishing) => return,
                 }
             }
             Found::Some | Found::Nothing => {
                 tokio::select! {
-                    () = woken(&mut wakeups, &shared.settings.queues) => claimer.announced(),
-                    () = free_of_suspects(&shared, claimer.left_suspects) => {}
+                    () = woken(&mut wakeups, &shared.settings.queues) => claimer.on_wakeup(),
+                    () = suspects_settled(&shared, claimer.skipped_suspects) => {}
                     () = &mut settled, if claimer.capped => {}
-                    () = tokio::time::sleep(claimer.rest()) => {}
+                    () = tokio::time::sleep(claimer.next_poll_delay()) => {}
                     () = shared.reached(Phase::Finishing) => return,
                 }
             }
             Found::Failed => {
-                if !shared.sleep_unless(Phase::Finishing, AFTER_ERROR).await {
+                if !shared.sleep_unless(Phase::Finishing, PAUSE_AFTER_ERROR).await {
                     return;
                 }
             }
         }
-        claimer.give_back_what_waits_too_long();
+        claimer.release_overdue_jobs();
     }
 }
 
@@ -106,16 +106,16 @@ async fn subscribe(shared: &Shared) -> Option<Wakeups> {
     match shared.client.subscribe().await {
         Ok(wakeups) => Some(wakeups),
         Err(error) => {
-            tracing::warn!(%error, "cannot listen for new work; polling finds it");
+            tracing::warn!(%error, "cannot subscribe to wake-ups; falling back to polling");
             None
         }
     }
 }
 
-/// Waits until no suspect runs here, if others may have been left where they are
-/// because of one.
-async fn free_of_suspects(shared: &Shared, left: bool) {
-    if !left {
+/// Waits until this worker holds no suspect, if the last claim may have skipped other suspects
+/// because it held one; otherwise waits forever.
+async fn suspects_settled(shared: &Shared, skipped_suspects: bool) {
+    if !skipped_suspects {
         return std::future::pending().await;
     }
     loop {
@@ -127,7 +127,7 @@ async fn free_of_suspects(shared: &Shared, left: bool) {
     }
 }
 
-/// Waits until one of our queues has work.
+/// Waits for a wake-up of one of the worker's queues.
 async fn woken(wakeups: &mut Option<Wakeups>, queues: &[String]) {
     let Some(wakeups) = wakeups else { return std::future::pending().await };
     loop {
@@ -138,13 +138,13 @@ async fn woken(wakeups: &mut Option<Wakeups>, queues: &[String]) {
     }
 }
 
-/// What a claim found.
+/// The result of a claim.
 enum Found {
-    /// There is no room for more.
+    /// Nothing was claimed, because there is no room.
     Full,
-    /// As much as was asked for, and there may be more.
+    /// More jobs may be due.
     More,
-    /// Some, but no more are due.
+    /// Some jobs, and no more are due.
     Some,
     Nothing,
     Failed,
@@ -153,8 +153,8 @@ enum Found {
 /// Queues that are claimed from together.
 struct Group {
     queues: Vec<String>,
-    /// How many of its jobs may run here at once, where that is limited.
-    most: Option<usize>,
+    /// How many of the group's jobs may run here at once, if limited.
+    max_running: Option<usize>,
     cursor: ClaimCursor,
 }
 
@@ -163,35 +163,35 @@ struct Claimer {
     groups: Vec<Group>,
     kinds: Option<Vec<String>>,
     pace: Pace,
-    /// How long the last rest was; `None` after work.
-    rested: Option<Duration>,
-    /// When to look at the head of the queue, where the last claim did not.
+    /// The last poll delay; `None` after work was found.
+    last_poll_delay: Option<Duration>,
+    /// When to scan the head of the queue again, if the last claim did not.
     head_due: Option<Instant>,
-    /// The last claim may have passed over suspects, because one runs here.
-    left_suspects: bool,
-    /// The last claim may have passed over jobs of a queue of which no more may
-    /// run.
+    /// The last claim may have skipped suspects, because this worker holds one.
+    skipped_suspects: bool,
+    /// The last claim may have skipped jobs of a queue that is at its limit.
     capped: bool,
-    /// When to look for leases that this process does not know of: a claim's
-    /// answer was lost.
-    look_for_lost: Option<Instant>,
-    looks_for_lost: u8,
+    /// When to look for leases that this process does not know about, because a claim's reply
+    /// was lost.
+    lost_claim_check_at: Option<Instant>,
+    lost_claim_checks_left: u8,
 }
 
 impl Claimer {
     fn new(shared: Arc<Shared>) -> Self {
         let settings = &shared.settings;
-        let limited = |queue: &String| settings.queue_concurrency.get(queue).map(|most| *most as usize);
-        let group = |queues: Vec<String>, most| Group { queues, most, cursor: ClaimCursor::default() };
-        let free: Vec<String> =
-            settings.queues.iter().filter(|queue| limited(queue).is_none()).cloned().collect();
+        let limit_of = |queue: &String| settings.queue_concurrency.get(queue).map(|limit| *limit as usize);
+        let group =
+            |queues: Vec<String>, max_running| Group { queues, max_running, cursor: ClaimCursor::default() };
+        let unlimited: Vec<String> =
+            settings.queues.iter().filter(|queue| limit_of(queue).is_none()).cloned().collect();
         let mut groups = Vec::new();
-        if !free.is_empty() {
-            groups.push(group(free, None));
+        if !unlimited.is_empty() {
+            groups.push(group(unlimited, None));
         }
         for queue in &settings.queues {
-            if let Some(most) = limited(queue) {
-                groups.push(group(vec![queue.clone()], Some(most)));
+            if let Some(limit) = limit_of(queue) {
+                groups.push(group(vec![queue.clone()], Some(limit)));
             }
         }
         let kinds = shared.registry.kinds();
@@ -200,22 +200,24 @@ impl Claimer {
             groups,
             kinds,
             pace: Pace::new(),
-            rested: None,
+            last_poll_delay: None,
             head_due: None,
-            left_suspects: false,
+            skipped_suspects: false,
             capped: false,
-            look_for_lost: None,
-            looks_for_lost: 0,
+            lost_claim_check_at: None,
+            lost_claim_checks_left: 0,
         }
     }
 
     async fn claim(&mut self) -> Found {
-        if self.look_for_lost.is_some_and(|at| at <= Instant::now()) && !self.give_back_unknown().await {
+        if self.lost_claim_check_at.is_some_and(|at| at <= Instant::now())
+            && !self.release_unknown_leases().await
+        {
             return Found::Failed;
         }
         let shared = self.shared.clone();
-        if shared.contact.is_out_of_reach(&shared.settings) {
-            // What is claimed now would be stopped at once.
+        if shared.contact.is_past_self_stop(&shared.settings) {
+            // The self-stop would stop any job claimed now at once.
             return Found::Failed;
         }
         let mut room = self.room();
@@ -223,20 +225,21 @@ impl Claimer {
             return Found::Full;
         }
         let (mut any, mut more) = (false, false);
-        let looked = Instant::now();
-        (self.left_suspects, self.capped, self.head_due) = (false, false, None);
+        let started = Instant::now();
+        (self.skipped_suspects, self.capped, self.head_due) = (false, false, None);
         for group in &mut self.groups {
             if shared.phase() >= Phase::Finishing {
                 break;
             }
-            let most = group.most.map(|most| most.saturating_sub(shared.held.of_queue(&group.queues[0])));
-            let limit = room.min(most.unwrap_or(room));
+            let queue_room =
+                group.max_running.map(|max| max.saturating_sub(shared.held.count_in_queue(&group.queues[0])));
+            let limit = room.min(queue_room.unwrap_or(room));
             if limit == 0 {
                 self.capped = true;
                 continue;
             }
             let request = ClaimRequest {
-                worker: shared.worker(),
+                worker: shared.worker_id(),
                 queues: group.queues.clone(),
                 kinds: self.kinds.clone(),
                 accept_flags: shared.settings.accept_flags.clone(),
@@ -252,18 +255,18 @@ impl Claimer {
                     self.pace.claimed(began.elapsed());
                     room -= claims.jobs.len().min(room);
                     any |= !claims.jobs.is_empty();
-                    // Whether the head is still to be looked at. What was found
-                    // should start before that.
-                    let head_due = group.cursor.head_due(looked, !claims.jobs.is_empty());
+                    // If the head has not been scanned yet, start the jobs found so far
+                    // before scanning it.
+                    let head_due = group.cursor.head_due(started, !claims.jobs.is_empty());
                     more |= claims.more && (claims.jobs.len() >= limit || head_due.is_none());
-                    self.left_suspects |= request.suspects == Suspects::Leave
+                    self.skipped_suspects |= request.suspects == Suspects::Leave
                         || claims.jobs.iter().any(|job| job.interruptions() > 0);
                     let attempt = |job| Attempt::new(job, shared.client.clone(), shared.progress.clone());
                     let attempts: Vec<Arc<Attempt>> = claims.jobs.into_iter().map(attempt).collect();
                     shared.held.insert(&attempts);
-                    if request.worker != shared.worker() {
-                        // Declared dead meanwhile: the beat no longer speaks of
-                        // these.
+                    if request.worker != shared.worker_id() {
+                        // The worker was declared dead during the claim, and heartbeats
+                        // under the new id do not cover these leases.
                         attempts.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
                     }
                     if shared.phase() >= Phase::Finishing {
@@ -273,19 +276,19 @@ impl Claimer {
                     } else {
                         shared.buffer.push(attempts);
                     }
-                    self.capped |= group.cursor.knows_a_limit() || most.is_some();
+                    self.capped |= group.cursor.knows_a_limit() || queue_room.is_some();
                     self.head_due = self.head_due.into_iter().chain(head_due).min();
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "could not claim; trying again");
-                    self.look_for_lost = Some(began);
-                    self.looks_for_lost = 2;
+                    tracing::warn!(%error, "could not claim; retrying");
+                    self.lost_claim_check_at = Some(began);
+                    self.lost_claim_checks_left = 2;
                     return Found::Failed;
                 }
             }
         }
         if any {
-            self.rested = None;
+            self.last_poll_delay = None;
         }
         match (any, more) {
             (_, true) => Found::More,
@@ -294,117 +297,119 @@ impl Claimer {
         }
     }
 
-    /// There is work again.
-    fn announced(&mut self) {
-        self.rested = None;
+    /// Handles a wake-up: there is work again.
+    fn on_wakeup(&mut self) {
+        self.last_poll_delay = None;
         self.groups.iter_mut().for_each(|group| group.cursor.announce());
     }
 
-    /// Leaves nothing behind the cursors: this claim decides whether any is due.
-    fn start_at_the_head(&mut self) {
+    /// Resets the cursors, so that the next claim sees every due job: it decides whether the
+    /// drain is complete.
+    fn restart_at_head(&mut self) {
         self.groups.iter_mut().for_each(|group| group.cursor = ClaimCursor::default());
     }
 
-    /// How many more may be claimed now.
+    /// How many more jobs may be claimed now.
     fn room(&mut self) -> usize {
         let buffer = &self.shared.buffer;
         let (busy, waiting) = (buffer.busy(), buffer.len());
-        let target = self.pace.buffer(buffer.ended(), &self.shared.settings);
-        buffer.set_low(target / 2);
+        let target = self.pace.buffer_target(buffer.ended(), &self.shared.settings);
+        buffer.set_low_water(target / 2);
         let unsettled = self.shared.held.len().saturating_sub(busy + waiting);
-        // A slot whose handler takes batches has room for one.
-        let batch = self.shared.registry.batch();
+        // A slot whose handler takes batches has room for a whole batch.
+        let batch = self.shared.registry.jobs_per_slot();
         let free = (self.shared.settings.concurrency as usize).saturating_sub(busy) * batch;
         let wanted = (free + target).saturating_sub(waiting);
-        // Half of the buffer at a time, so that claims stay large.
+        // Refill only when the buffer is half empty, so that claims stay large.
         if unsettled > MAX_UNSETTLED || (waiting > target / 2 && waiting > 0) {
             return 0;
         }
         wanted.min(MAX_CLAIM)
     }
 
-    async fn give_back_unknown(&mut self) -> bool {
-        let worker = self.shared.worker();
-        let held = self.shared.held.leases(worker);
-        match self.shared.client.release_unknown(worker, &held, Duration::ZERO).await {
-            Ok(given_back) => {
-                if given_back > 0 {
-                    tracing::info!(
-                        jobs = given_back,
-                        "gave back jobs whose claim was answered into the void"
-                    );
+    /// Releases leases that the database holds for this worker but the worker does not know
+    /// about. Returns false if the database cannot be reached.
+    async fn release_unknown_leases(&mut self) -> bool {
+        let worker_id = self.shared.worker_id();
+        let held = self.shared.held.leases(worker_id);
+        match self.shared.client.release_unknown(worker_id, &held, Duration::ZERO).await {
+            Ok(released) => {
+                if released > 0 {
+                    tracing::info!(jobs = released, "released jobs whose claim's reply was lost");
                 }
-                // The server may have stored the claim after we gave it up.
-                self.looks_for_lost -= 1;
-                self.look_for_lost =
-                    (self.looks_for_lost > 0).then(|| Instant::now() + LOST_CLAIM_STORED_WITHIN);
+                // The server may commit the claim after the client gave up on it, so check
+                // a second time later.
+                self.lost_claim_checks_left -= 1;
+                self.lost_claim_check_at =
+                    (self.lost_claim_checks_left > 0).then(|| Instant::now() + LOST_CLAIM_COMMIT_TIME);
                 true
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot reach the database");
+                tracing::warn!(%error, "could not check for leases of a lost claim; retrying");
                 false
             }
         }
     }
 
-    /// How long to wait for work that nobody announces.
-    fn rest(&mut self) -> Duration {
+    /// How long to wait before claiming again if no wake-up arrives.
+    fn next_poll_delay(&mut self) -> Duration {
         let settings = &self.shared.settings;
-        let next = match self.rested {
+        let next = match self.last_poll_delay {
             None => settings.poll_interval,
             Some(last) => last.saturating_mul(2).min(settings.max_poll_interval),
         };
-        // A claim keeps from looking at the head too often. What woke us may
-        // lie there, so it must not wait for the next poll.
+        // A claim does not scan the head every time. The job behind the last wake-up may
+        // be there, so do not let it wait for the next poll.
         if let Some(due) = self.head_due.take().map(|at| at.saturating_duration_since(Instant::now()))
             && due < next
         {
             return due;
         }
-        self.rested = Some(next);
+        self.last_poll_delay = Some(next);
         next
     }
 
     /// How long a claimed job may wait for a slot.
-    fn longest_in_the_buffer(&self) -> Duration {
-        self.shared.settings.stale_after / BUFFERED_AT_MOST
+    fn max_buffer_wait(&self) -> Duration {
+        self.shared.settings.stale_after / BUFFER_WAIT_DIVISOR
     }
 
-    fn give_back_what_waits_too_long(&self) {
-        for attempt in self.shared.buffer.take_older(self.longest_in_the_buffer()) {
+    fn release_overdue_jobs(&self) {
+        for attempt in self.shared.buffer.take_overdue(self.max_buffer_wait()) {
             self.shared.report(attempt, Ending::Released, None);
         }
     }
 }
 
-/// How many jobs to keep at hand: what the handlers will have done by the time
-/// the next claim is back.
+/// Computes how many jobs to buffer: as many as the handlers will end before the next claim
+/// returns.
 struct Pace {
-    looked: Instant,
+    measured_at: Instant,
     ended: u64,
     per_second: f64,
-    claim: Duration,
+    /// Moving average of how long a claim takes.
+    claim_time: Duration,
 }
 
 impl Pace {
     const WINDOW: Duration = Duration::from_millis(5);
 
     fn new() -> Self {
-        Pace { looked: Instant::now(), ended: 0, per_second: 0.0, claim: Duration::from_millis(5) }
+        Pace { measured_at: Instant::now(), ended: 0, per_second: 0.0, claim_time: Duration::from_millis(5) }
     }
 
     fn claimed(&mut self, took: Duration) {
-        self.claim = (self.claim * 3 + took) / 4;
+        self.claim_time = (self.claim_time * 3 + took) / 4;
     }
 
-    fn buffer(&mut self, ended: u64, settings: &super::Settings) -> usize {
-        let passed = self.looked.elapsed();
-        if passed >= Pace::WINDOW {
-            let rate = (ended - self.ended) as f64 / passed.as_secs_f64();
+    fn buffer_target(&mut self, ended: u64, settings: &super::Settings) -> usize {
+        let elapsed = self.measured_at.elapsed();
+        if elapsed >= Pace::WINDOW {
+            let rate = (ended - self.ended) as f64 / elapsed.as_secs_f64();
             self.per_second = (self.per_second + rate) / 2.0;
-            (self.looked, self.ended) = (Instant::now(), ended);
+            (self.measured_at, self.ended) = (Instant::now(), ended);
         }
-        let ahead = (self.claim * 4).clamp(Duration::from_millis(20), Duration::from_millis(200));
+        let ahead = (self.claim_time * 4).clamp(Duration::from_millis(20), Duration::from_millis(200));
         let ahead = ahead.min(settings.stale_after / 20);
         ((self.per_second * ahead.as_secs_f64()) as usize).min(MAX_BUFFER)
     }

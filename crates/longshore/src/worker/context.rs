@@ -1,5 +1,5 @@
-//! What a handler is given: its job, the application's state, a token that says
-//! when to stop and why, and what it can leave behind.
+//! What a handler receives: its job, the application's state, a stop token with a reason, and
+//! the means to store a result, follow-up jobs, progress and checkpoints.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -18,12 +18,12 @@ use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::store::{Claimed, Fenced};
 
-/// One attempt, from its claim to its settlement.
+/// One attempt, from claim to settlement.
 pub(super) struct Attempt {
     pub(super) claimed: Claimed,
     pub(super) control: Control,
-    /// When it reached this process.
-    pub(super) since: Instant,
+    /// When this process received the claim.
+    pub(super) received_at: Instant,
     client: Client,
     progress: ProgressLane,
     result: Mutex<Option<Box<RawValue>>>,
@@ -36,7 +36,7 @@ impl Attempt {
         Arc::new(Attempt {
             claimed,
             control: Control::default(),
-            since: Instant::now(),
+            received_at: Instant::now(),
             client,
             progress,
             result: Mutex::default(),
@@ -53,7 +53,8 @@ impl Attempt {
         std::mem::take(&mut lock(&self.follow_ups))
     }
 
-    /// True for the first caller: an attempt ends once, whoever ends it.
+    /// Marks the attempt as ended. Returns true for the first caller only, so that an attempt
+    /// is reported once.
     pub(super) fn end(&self) -> bool {
         !self.reported.swap(true, Ordering::AcqRel)
     }
@@ -71,21 +72,21 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum StopReason {
-    /// Somebody cancelled the job.
+    /// The job was cancelled.
     Cancelled = 1,
     /// The attempt has taken longer than the job's timeout.
     TimedOut = 2,
     /// Another worker owns the job now, or it has ended.
     LeaseLost = 3,
-    /// This process is shutting down; the job goes back to the queue.
+    /// This process is shutting down; the job is released to the queue.
     Shutdown = 4,
-    /// The database has been out of reach for so long that the lease may soon
-    /// be given away.
+    /// The worker has had no contact with the database for so long that another worker may
+    /// soon recover the job.
     Disconnected = 5,
 }
 
 impl StopReason {
-    fn of(code: u8) -> Option<StopReason> {
+    fn from_code(code: u8) -> Option<StopReason> {
         use StopReason::*;
         [Cancelled, TimedOut, LeaseLost, Shutdown, Disconnected]
             .into_iter()
@@ -93,7 +94,7 @@ impl StopReason {
     }
 }
 
-/// Tells a handler to stop, and makes it.
+/// The stop token of one attempt: requests a stop, and forces it.
 #[derive(Default)]
 pub(super) struct Control {
     reason: AtomicU8,
@@ -103,7 +104,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Asks the handler to stop. The first reason stands.
+    /// Requests that the handler stop. The first reason is kept.
     pub(super) fn stop(&self, reason: StopReason) {
         if self.reason.compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.stop.notify_waiters();
@@ -111,21 +112,22 @@ impl Control {
     }
 
     pub(super) fn reason(&self) -> Option<StopReason> {
-        StopReason::of(self.reason.load(Ordering::Acquire))
+        StopReason::from_code(self.reason.load(Ordering::Acquire))
     }
 
     pub(super) async fn stopped(&self) -> StopReason {
         loop {
-            let told = self.stop.notified();
+            let notified = self.stop.notified();
             if let Some(reason) = self.reason() {
                 return reason;
             }
-            told.await;
+            notified.await;
         }
     }
 
-    /// Drops the handler at its next await. Whoever sees that finds the reason.
+    /// Makes the runner drop the handler at its next await.
     pub(super) fn abort(&self, reason: StopReason) {
+        // First, so that the runner finds a reason.
         self.stop(reason);
         self.aborted.store(true, Ordering::Release);
         self.abort.notify_waiters();
@@ -133,17 +135,17 @@ impl Control {
 
     pub(super) async fn aborted(&self) {
         loop {
-            let told = self.abort.notified();
+            let notified = self.abort.notified();
             if self.aborted.load(Ordering::Acquire) {
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 }
 
-/// What a handler knows about its attempt and can do in its name. Cheap to
-/// clone and to send along.
+/// A handler's access to its attempt: the job, the application's state, the stop token and
+/// everything it can store. Cheap to clone and to pass to other tasks.
 pub struct Context<S = ()> {
     attempt: Arc<Attempt>,
     state: Arc<S>,
@@ -165,7 +167,7 @@ impl<S> Context<S> {
         &self.attempt.claimed
     }
 
-    /// Its id.
+    /// The job's id.
     pub fn id(&self) -> JobId {
         self.job().lease().id
     }
@@ -180,25 +182,24 @@ impl<S> Context<S> {
         &self.state
     }
 
-    /// The queue's client.
+    /// A client of the queue.
     pub fn client(&self) -> &Client {
         &self.attempt.client
     }
 
-    // ---- when to stop ----------------------------------------------------
+    // ---- stopping --------------------------------------------------------
 
-    /// Why the handler should stop, once it should.
+    /// Why the handler should stop; `None` while it may continue.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.attempt.control.reason()
     }
 
-    /// Waits until the handler should stop. For `tokio::select!` beside long
-    /// work.
+    /// Waits until the handler should stop. For `tokio::select!` next to long work.
     pub async fn stopped(&self) -> StopReason {
         self.attempt.control.stopped().await
     }
 
-    /// Runs work that blocks on a thread where it may.
+    /// Runs blocking work on a thread where blocking is allowed.
     pub async fn spawn_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -206,26 +207,26 @@ impl<S> Context<S> {
         let span = tracing::Span::current();
         tokio::task::spawn_blocking(move || span.in_scope(work))
             .await
-            .map_err(|died| Error::internal("the blocking work panicked or was cut off").with_source(died))
+            .map_err(|died| Error::internal("the blocking work panicked or was cancelled").with_source(died))
     }
 
-    // ---- what to leave behind --------------------------------------------
+    // ---- results, follow-ups, progress, checkpoints -----------------------
 
-    /// The result to keep with the job if this attempt succeeds.
+    /// Sets the result that is stored with the job if this attempt succeeds.
     pub fn set_result(&self, result: &(impl Serialize + ?Sized)) -> Result<()> {
         *lock(&self.attempt.result) = Some(json("result", result)?);
         Ok(())
     }
 
-    /// Adds a job that comes to exist only if this attempt succeeds: in the
-    /// transaction that settles it.
+    /// Adds a follow-up job. It is enqueued only if this attempt succeeds, in the transaction
+    /// that settles the attempt.
     pub fn enqueue(&self, job: impl Into<NewJob>) -> Result<JobId> {
         let job = job.into().validate()?;
         let id = job.id();
         let mut follow_ups = lock(&self.attempt.follow_ups);
         if self.attempt.has_ended() {
             return Err(Error::conflict(format!(
-                "job {}: this attempt has ended, so nothing can follow from it; enqueue with the client",
+                "job {}: this attempt has ended, so it cannot add a follow-up; enqueue with the client instead",
                 self.id()
             )));
         }
@@ -233,8 +234,8 @@ impl<S> Context<S> {
         Ok(id)
     }
 
-    /// Shows how far the work has come. The newest report of each job is stored
-    /// soon, together with others'; older ones may be passed over.
+    /// Reports the handler's progress. The newest report of each job is stored soon, in a batch
+    /// with those of other jobs; older reports may be skipped.
     pub fn progress(&self, progress: &(impl Serialize + ?Sized)) -> Result<()> {
         let progress = json("progress", progress)?;
         check_json("progress", progress.get(), MAX_PAYLOAD)?;
@@ -242,47 +243,51 @@ impl<S> Context<S> {
         Ok(())
     }
 
-    /// Keeps something for later attempts of this job.
+    /// Stores a checkpoint for later attempts of this job.
     pub async fn save_checkpoint(&self, data: &(impl Serialize + Sync + ?Sized)) -> Result<()> {
         let data = json("checkpoint", data)?;
-        let kept = self.client().save_checkpoint(&self.job().lease(), &data).await?;
-        self.held(kept)
+        let fenced = self.client().save_checkpoint(&self.job().lease(), &data).await?;
+        self.check_fence(fenced)
     }
 
-    /// What an earlier attempt, or this one, kept.
+    /// Reads the checkpoint that this attempt or an earlier one stored.
     pub async fn checkpoint<T: DeserializeOwned>(&self) -> Result<Option<T>> {
         let Some(data) = self.client().checkpoint(self.id()).await? else { return Ok(None) };
         serde_json::from_str(data.get()).map(Some).map_err(|error| {
             let why = super::handler::without_values(&error.to_string());
-            Error::invalid("checkpoint", format!("checkpoint of job {}: another shape: {why}", self.id()))
+            Error::invalid(
+                "checkpoint",
+                format!("checkpoint of job {}: does not fit the requested type: {why}", self.id()),
+            )
         })
     }
 
     // ---- the lease -------------------------------------------------------
 
-    /// Makes sure that this attempt still owns the job.
+    /// Checks that this attempt still owns the job; a conflict error means that it does not.
     pub async fn assert_lease(&self) -> Result<()> {
-        let held = self.client().assert_lease(&self.job().lease()).await?;
-        self.held(held)
+        let fenced = self.client().assert_lease(&self.job().lease()).await?;
+        self.check_fence(fenced)
     }
 
-    /// As [`assert_lease`](Self::assert_lease), inside the handler's own Postgres
-    /// transaction: until that ends nobody can take the lease, so what it
-    /// commits was done by the job's only owner.
+    /// Like [`assert_lease`](Self::assert_lease), inside the handler's own Postgres transaction.
+    /// No other worker can take the lease until the transaction ends, so only the job's owner
+    /// can commit it.
     #[cfg(feature = "postgres")]
     pub async fn assert_lease_in(&self, transaction: &mut sqlx::PgConnection) -> Result<()> {
         let any: &dyn std::any::Any = &**self.client().store();
         let store = any.downcast_ref::<crate::store::postgres::PostgresStore>().ok_or_else(|| {
             Error::invalid(
                 "transaction",
-                "transaction: a Postgres transaction, but this client uses another engine",
+                "transaction: this is a Postgres transaction, but the client uses another engine; use assert_lease",
             )
         })?;
-        let held = store.assert_lease_in(transaction, &self.job().lease()).await?;
-        self.held(held)
+        let fenced = store.assert_lease_in(transaction, &self.job().lease()).await?;
+        self.check_fence(fenced)
     }
 
-    fn held(&self, fenced: Fenced) -> Result<()> {
+    /// Stops the handler if the lease is lost.
+    fn check_fence(&self, fenced: Fenced) -> Result<()> {
         match fenced {
             Fenced::Held => Ok(()),
             Fenced::LeaseLost => {
@@ -295,7 +300,7 @@ impl<S> Context<S> {
         }
     }
 
-    /// Runs `work` unless told to stop first; then says why.
+    /// Runs `work` to its end, or returns the reason if the handler should stop first.
     pub async fn until_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T, StopReason> {
         tokio::select! {
             done = work => Ok(done),

@@ -1,5 +1,5 @@
-//! Execute: one runner per slot takes the next job, runs its handler within the
-//! job's timeout, and reports how the attempt ended.
+//! Execute: one runner per slot takes the next job, runs its handler within the job's timeout,
+//! and reports how the attempt ended. Storing that end belongs to `settle`.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use super::shared::Shared;
 use crate::lifecycle::Ending;
 use crate::store::Fenced;
 
-/// A handler that was told of its timeout may use this long to stop by itself.
-const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// How long a handler may continue after its timeout fired its stop token.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs jobs until there will be no more.
+/// Runs jobs until the buffer is closed and empty.
 pub(super) async fn run(shared: Arc<Shared>) {
     while let Some(attempt) = shared.buffer.next().await {
         let mut slot = Slot { shared: &shared, first: attempt.clone(), others: Vec::new() };
@@ -36,20 +36,20 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 if let Some(traceparent) = claimed.trace() {
                     crate::trace::adopt(&span, traceparent);
                 }
-                step_aside().await;
+                let_woken_tasks_run().await;
                 run_attempt(&shared, &*handler, attempt).instrument(span).await;
             }
             Some(Route::Batch { handler, size }) => {
-                slot.others = shared.buffer.more_of(attempt.claimed.kind(), size - 1);
+                slot.others = shared.buffer.take_same_kind(attempt.claimed.kind(), size - 1);
                 let attempts = std::iter::once(attempt).chain(slot.others.iter().cloned()).collect();
-                step_aside().await;
+                let_woken_tasks_run().await;
                 run_batch(&shared, &*handler, attempts).await;
             }
             None => {
-                // Claimed by kind, so this is a bug; the job must not suffer.
+                // Claims name the worker's kinds, so this is a bug; release the job.
                 tracing::error!(
                     kind = attempt.claimed.kind(),
-                    "claimed a job without a handler; giving it back"
+                    "claimed a job of a kind without a handler; releasing it"
                 );
                 shared.report(attempt, Ending::Released, None);
             }
@@ -57,14 +57,14 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Whom this runner has just woken, the settler or the claimer, waits where only
-/// this thread looks for work; a handler that blocks the thread would hold them
-/// up for as long as it takes.
-async fn step_aside() {
+/// Yields before the handler starts. The settler or the claimer that this runner has just woken
+/// waits in tokio's LIFO slot, from which only this thread takes tasks. A handler that blocks
+/// the thread would delay that task until the handler ends.
+async fn let_woken_tasks_run() {
     tokio::task::yield_now().await;
 }
 
-/// A runner's slot, given back however the attempt ends.
+/// A runner's slot. Dropping it frees the slot, regardless of how the attempt ended.
 struct Slot<'a> {
     shared: &'a Shared,
     first: Arc<Attempt>,
@@ -74,9 +74,9 @@ struct Slot<'a> {
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // A bug of ours; even so no lease may be left without an end.
+            // The worker itself has a bug. Even then every lease must be reported.
             for attempt in self.others.drain(..).chain([self.first.clone()]) {
-                let error = "the worker panicked while it ran this attempt".to_owned();
+                let error = "the worker panicked while running this attempt".to_owned();
                 let retry_in = attempt.claimed.backoff();
                 self.shared.report(attempt, Ending::Failed { error, retry_in }, None);
             }
@@ -89,7 +89,7 @@ async fn run_attempt(shared: &Arc<Shared>, handler: &dyn Handler, attempt: Arc<A
     let began = Instant::now();
     let claimed = &attempt.claimed;
     if attempt.control.reason().is_some() {
-        // Told to stop before it began.
+        // Stopped before it started.
         let ending = unfinished(&attempt, None);
         return shared.report(attempt, ending, None);
     }
@@ -111,11 +111,11 @@ async fn run_attempt(shared: &Arc<Shared>, handler: &dyn Handler, attempt: Arc<A
     let timed_out = || attempt.control.stop(StopReason::TimedOut);
     let end = within_timeout(timeout, timed_out, attempt.control.aborted(), work).await;
     let ending = match end {
-        End::Answered(answer) => ending(&attempt, answer, |attempt| handler.backoff(attempt)),
+        End::Returned(result) => ending(&attempt, result, |attempt| handler.backoff(attempt)),
         End::Panicked(message) => {
             ending(&attempt, Err(panicked(&message)), |attempt| handler.backoff(attempt))
         }
-        End::CutOff => unfinished(&attempt, timeout),
+        End::Dropped => unfinished(&attempt, timeout),
     };
     let ending = after_run(shared, &attempt, ending).await;
     shared.report(attempt, ending, Some(began.elapsed()));
@@ -143,18 +143,18 @@ async fn run_batch(shared: &Arc<Shared>, handler: &dyn BatchHandler, attempts: V
     if ready.is_empty() {
         return;
     }
-    // One call has one end; the shortest timeout is that of all.
+    // The jobs share one call, so the shortest timeout applies to all of them.
     let timeout = ready.iter().filter_map(|attempt| attempt.claimed.timeout()).min();
     let timed_out = || ready.iter().for_each(|attempt| attempt.control.stop(StopReason::TimedOut));
-    let end = within_timeout(timeout, timed_out, none_may_go_on(&ready), handler.run(ready.clone())).await;
-    let answers: Vec<Option<Result<(), Failure>>> = match end {
-        End::Answered(answers) => answers.into_iter().map(Some).collect(),
+    let end = within_timeout(timeout, timed_out, batch_aborted(&ready), handler.run(ready.clone())).await;
+    let results: Vec<Option<Result<(), Failure>>> = match end {
+        End::Returned(results) => results.into_iter().map(Some).collect(),
         End::Panicked(message) => ready.iter().map(|_| Some(Err(panicked(&message)))).collect(),
-        End::CutOff => ready.iter().map(|_| None).collect(),
+        End::Dropped => ready.iter().map(|_| None).collect(),
     };
-    for (attempt, answer) in ready.into_iter().zip(answers) {
-        let ending = match answer {
-            Some(answer) => ending(&attempt, answer, |_| None),
+    for (attempt, result) in ready.into_iter().zip(results) {
+        let ending = match result {
+            Some(result) => ending(&attempt, result, |_| None),
             None => unfinished(&attempt, timeout),
         };
         let ending = after_run(shared, &attempt, ending).await;
@@ -166,28 +166,28 @@ fn panicked(message: &str) -> Failure {
     Failure::retry(format!("panicked: {message}"))
 }
 
-/// Waits until a batch has to be dropped: when one of its jobs has to stop for a
-/// reason that concerns this process, or every one has. That one has lost its
-/// lease is no harm to the others; its own end is fenced off.
-async fn none_may_go_on(attempts: &[Arc<Attempt>]) {
+/// Waits until the batch must be dropped: when one of its jobs is aborted for a reason that
+/// concerns the whole process, or when all are aborted. A single lost lease does not stop the
+/// other jobs; the fence rejects that job's own settlement.
+async fn batch_aborted(attempts: &[Arc<Attempt>]) {
     let mut waiting: Vec<_> =
         attempts.iter().map(|attempt| (attempt, Box::pin(attempt.control.aborted()))).collect();
     std::future::poll_fn(|context| {
-        let mut all = false;
+        let mut drop_all = false;
         waiting.retain_mut(|(attempt, aborted)| match aborted.as_mut().poll(context) {
             Poll::Pending => true,
             Poll::Ready(()) => {
-                all |= attempt.control.reason() != Some(StopReason::LeaseLost);
+                drop_all |= attempt.control.reason() != Some(StopReason::LeaseLost);
                 false
             }
         });
-        if all || waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        if drop_all || waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
 }
 
-/// A suspect's start is written down first: if this process dies now, the job
-/// had a hand in it.
+/// Whether the attempt may start. A suspect's start is recorded first: if the process then dies,
+/// the interruption counts against the job.
 async fn may_start(shared: &Shared, attempt: &Attempt) -> bool {
     if attempt.claimed.interruptions() == 0 {
         return true;
@@ -199,18 +199,18 @@ async fn may_start(shared: &Shared, attempt: &Attempt) -> bool {
             false
         }
         Err(error) => {
-            tracing::warn!(%error, job_id = %attempt.claimed.lease().id, "cannot record the start of a suspect; giving it back");
+            tracing::warn!(%error, job_id = %attempt.claimed.lease().id, "cannot record the start of a suspect; releasing it");
             false
         }
     }
 }
 
-/// How a handler's call came to its end.
+/// How a handler's call ended.
 enum End<T> {
-    Answered(T),
+    Returned(T),
     Panicked(String),
-    /// It did not stop when it was told to.
-    CutOff,
+    /// It was aborted, or did not stop in time after its timeout.
+    Dropped,
 }
 
 async fn within_timeout<T>(
@@ -220,22 +220,22 @@ async fn within_timeout<T>(
     work: super::handler::HandlerFuture<T>,
 ) -> End<T> {
     let mut work = CatchPanic::new(work);
-    let answered = |done: Result<T, Box<dyn std::any::Any + Send>>| match done {
-        Ok(answer) => End::Answered(answer),
+    let ended = |done: Result<T, Box<dyn std::any::Any + Send>>| match done {
+        Ok(value) => End::Returned(value),
         Err(panic) => End::Panicked(panic_message(&*panic).to_owned()),
     };
     tokio::pin!(aborted);
     tokio::select! {
         biased;
-        done = &mut work => return answered(done),
-        () = &mut aborted => return End::CutOff,
+        done = &mut work => return ended(done),
+        () = &mut aborted => return End::Dropped,
         () = sleep(timeout) => timed_out(),
     }
     tokio::select! {
         biased;
-        done = &mut work => answered(done),
-        () = &mut aborted => End::CutOff,
-        () = tokio::time::sleep(STOP_WITHIN) => End::CutOff,
+        done = &mut work => ended(done),
+        () = &mut aborted => End::Dropped,
+        () = tokio::time::sleep(STOP_TIMEOUT) => End::Dropped,
     }
 }
 
@@ -246,19 +246,19 @@ async fn sleep(time: Option<Duration>) {
     }
 }
 
-/// What a handler's answer means for the job. The handler's own backoff is asked
-/// where it matters; if it panics, the job's policy decides.
+/// Converts a handler's result into the attempt's ending. For a retry without a delay the
+/// handler's own backoff is called; if that panics, the job's policy applies.
 fn ending(
     attempt: &Attempt,
-    answer: Result<(), Failure>,
+    result: Result<(), Failure>,
     backoff: impl FnOnce(u16) -> Option<Duration>,
 ) -> Ending {
     let claimed = &attempt.claimed;
-    let verdict = match answer {
+    let verdict = match result {
         Ok(()) => return Ending::Succeeded { result: attempt.take_result() },
         Err(Failure(verdict)) => verdict,
     };
-    // Whatever it says after it was told to stop, it says because of that.
+    // A failure after a stop was requested is a consequence of the stop.
     match attempt.control.reason() {
         None | Some(StopReason::Cancelled) => {}
         Some(_) => return unfinished(attempt, claimed.timeout()),
@@ -266,13 +266,13 @@ fn ending(
     match verdict {
         Verdict::Retry { error, after } => {
             let backoff = || {
-                let asked = std::panic::catch_unwind(AssertUnwindSafe(|| backoff(claimed.attempt())));
-                asked.unwrap_or_else(|panic| {
+                let delay = std::panic::catch_unwind(AssertUnwindSafe(|| backoff(claimed.attempt())));
+                delay.unwrap_or_else(|panic| {
                     let panic = panic_message(&*panic);
                     tracing::error!(
                         kind = claimed.kind(),
                         panic,
-                        "the job's backoff panicked; its policy applies"
+                        "the job's backoff function panicked; using its retry policy"
                     );
                     None
                 })
@@ -285,7 +285,7 @@ fn ending(
     }
 }
 
-/// What becomes of a job whose handler was stopped.
+/// The ending of an attempt whose handler was stopped before it finished.
 fn unfinished(attempt: &Attempt, timeout: Option<Duration>) -> Ending {
     match attempt.control.reason() {
         Some(StopReason::TimedOut) => Ending::Failed {
@@ -293,37 +293,37 @@ fn unfinished(attempt: &Attempt, timeout: Option<Duration>) -> Ending {
             retry_in: attempt.claimed.backoff(),
         },
         Some(StopReason::Cancelled) => Ending::Cancelled { reason: None },
-        // If the lease is still ours when the database is back, the job lost
-        // time through no fault of its own. Without a reason, it was dropped
-        // together with another that had one.
+        // Disconnected: if this worker still holds the lease when the database is back,
+        // the job is not to blame, so it is released uncharged. None: the job was
+        // dropped with its batch because of another job.
         Some(StopReason::Shutdown | StopReason::Disconnected | StopReason::LeaseLost) | None => {
             Ending::Released
         }
     }
 }
 
-/// Why a hook does not let an attempt begin. For jobs of a batch, whose call has
-/// not begun and so has no timeout yet.
+/// Runs the `before_run` hook for a job of a batch and returns its veto, if any. The batch's call
+/// has not started yet, so this function applies the job's timeout itself.
 async fn veto(shared: &Shared, attempt: &Attempt) -> Option<Failure> {
     let hooks = shared.hooks.as_ref()?;
-    let said = tokio::select! {
+    let allowed = tokio::select! {
         biased;
-        said = before_run(&**hooks, attempt) => said,
-        () = attempt.control.aborted() => Err(Failure::retry("dropped before it began")),
-        () = sleep(attempt.claimed.timeout()) => Err(Failure::retry("a before_run hook took longer than the job may")),
+        allowed = before_run(&**hooks, attempt) => allowed,
+        () = attempt.control.aborted() => Err(Failure::retry("stopped before the handler started")),
+        () = sleep(attempt.claimed.timeout()) => Err(Failure::retry("a before_run hook took longer than the job's timeout")),
     };
-    said.err()
+    allowed.err()
 }
 
-/// The hook's say before an attempt; its panic is a failed attempt.
+/// Calls the `before_run` hook; a panic in it fails the attempt.
 async fn before_run(hooks: &dyn Hooks, attempt: &Attempt) -> Result<(), Failure> {
     match CatchPanic::new(hooks.before_run(&attempt.claimed)).await {
-        Ok(said) => said,
+        Ok(allowed) => allowed,
         Err(panic) => Err(Failure::retry(format!("a before_run hook panicked: {}", panic_message(&*panic)))),
     }
 }
 
-/// The hook's say after it.
+/// Calls the `after_run` hook, which may change the ending.
 async fn after_run(shared: &Shared, attempt: &Attempt, ending: Ending) -> Ending {
     let Some(hooks) = &shared.hooks else { return ending };
     call("after_run", hooks.after_run(&attempt.claimed, ending.clone())).await.unwrap_or(ending)

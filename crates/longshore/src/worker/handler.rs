@@ -1,6 +1,6 @@
-//! What users write: a typed [`Job`], a plain async function, a batch function,
-//! or an [`Executor`] for kinds known only at run time. And how an attempt can
-//! end other than well: [`Failure`].
+//! What users write: a typed [`Job`], a plain async function, a batch function, or an
+//! [`Executor`] for kinds known only at run time; and [`Failure`], which says why an attempt
+//! did not succeed.
 
 use std::fmt;
 use std::future::Future;
@@ -17,7 +17,7 @@ use super::context::{Attempt, Context};
 use crate::enqueue::{DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, NewJob, UniqueMode};
 use crate::retry::RetryPolicy;
 
-/// A typed job: what it carries, its defaults, and the work itself.
+/// A typed job: its payload, its defaults, and the work itself.
 ///
 /// ```
 /// use longshore::worker::{Context, Failure, Job};
@@ -35,7 +35,7 @@ use crate::retry::RetryPolicy;
 ///
 ///     async fn run(self, ctx: Context<App>) -> Result<(), Failure> {
 ///         if !self.to.contains('@') {
-///             return Err(Failure::permanent(format!("`{}` is no address", self.to)));
+///             return Err(Failure::permanent(format!("`{}` is not an address", self.to)));
 ///         }
 ///         println!("{} writes to {}", ctx.state().sender, self.to);
 ///         Ok(())
@@ -43,34 +43,34 @@ use crate::retry::RetryPolicy;
 /// }
 /// ```
 pub trait Job: Serialize + DeserializeOwned + Send + 'static {
-    /// The name under which it is stored. Changing it orphans waiting jobs.
+    /// The kind under which the job is stored. Changing it orphans waiting jobs.
     const KIND: &'static str;
-    /// What of the application it needs; `()` for nothing.
+    /// The application state the handler needs; `()` for none.
     type State: Send + Sync + 'static;
 
-    /// The queue it waits in unless an enqueue says otherwise.
+    /// The default queue. Each enqueue can override it.
     const QUEUE: &'static str = DEFAULT_QUEUE;
-    /// Its priority unless an enqueue says otherwise; higher runs first.
+    /// The default priority; higher runs first. Each enqueue can override it.
     const PRIORITY: i16 = 0;
-    /// How many attempts it may have unless an enqueue says otherwise.
+    /// The default maximum number of attempts. Each enqueue can override it.
     const MAX_ATTEMPTS: u16 = DEFAULT_MAX_ATTEMPTS;
-    /// How long one attempt may take unless an enqueue says otherwise.
+    /// The default timeout of one attempt; `None` for no limit. Each enqueue can override it.
     const TIMEOUT: Option<Duration> = Some(DEFAULT_TIMEOUT);
 
-    /// When failed attempts are tried again; `None` is the default policy.
+    /// The retry policy; `None` for the default policy.
     fn retry() -> Option<RetryPolicy> {
         None
     }
 
-    /// A delay worked out in code after failed attempt number `attempt`, before
-    /// the stored policy is asked; `None` leaves it to the policy.
+    /// Computes the delay after failed attempt number `attempt`. It takes precedence over the
+    /// stored policy; `None` uses the policy.
     fn backoff(attempt: u16) -> Option<Duration> {
         let _ = attempt;
         None
     }
 
-    /// A JSON schema of what it carries, published when a worker starts, for people
-    /// and programs that enqueue it from elsewhere.
+    /// A JSON schema of the payload. It is published when a worker starts, for people and
+    /// programs that enqueue the job without this crate.
     ///
     /// ```
     /// # use longshore::{Context, Failure, Job};
@@ -93,13 +93,13 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
         None
     }
 
-    /// A key of which at most one live job may exist.
+    /// The unique key and its mode; at most one live job may have the key.
     fn unique_key(&self) -> Option<(String, UniqueMode)> {
         None
     }
 
-    /// Does the work. An error of any type is a failed attempt, which is tried
-    /// again by policy; a [`Failure`] can say more.
+    /// Does the work. Any error fails the attempt, which is retried according to the policy; a
+    /// [`Failure`] can request something else.
     fn run(self, ctx: Context<Self::State>) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
@@ -137,14 +137,14 @@ impl<J: Job> From<J> for NewJob {
 /// ```
 #[async_trait]
 pub trait Executor: Send + Sync + 'static {
-    /// Does the work of one attempt. The payload is in `ctx.job().payload()`.
+    /// Executes one attempt. The payload is in `ctx.job().payload()`.
     async fn execute(&self, ctx: Context) -> Result<(), Failure>;
 }
 
-// ---- how an attempt ends other than well ----------------------------------
+// ---- failures ---------------------------------------------------------------
 
-/// Why an attempt did not succeed, and what should become of the job. `?` makes
-/// one of any error: a failed attempt, tried again by the job's policy.
+/// Why an attempt did not succeed, and what happens to the job next. `?` converts any error
+/// into a failed attempt that is retried according to the job's policy.
 pub struct Failure(pub(super) Verdict);
 
 pub(super) enum Verdict {
@@ -157,27 +157,27 @@ pub(super) enum Verdict {
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Failure {
-    /// A failed attempt, tried again by the job's policy.
+    /// A failed attempt, retried according to the job's policy.
     pub fn retry(error: impl Into<AnyError>) -> Self {
-        Failure(Verdict::Retry { error: told(&*error.into()), after: None })
+        Failure(Verdict::Retry { error: with_causes(&*error.into()), after: None })
     }
 
-    /// A failed attempt, tried again after exactly this long: for `Retry-After`.
+    /// A failed attempt, retried after exactly this delay; for example from `Retry-After`.
     pub fn retry_after(delay: Duration, error: impl Into<AnyError>) -> Self {
-        Failure(Verdict::Retry { error: told(&*error.into()), after: Some(delay) })
+        Failure(Verdict::Retry { error: with_causes(&*error.into()), after: Some(delay) })
     }
 
-    /// Failed for good, whatever attempts are left.
+    /// A permanent failure, regardless of the attempts left.
     pub fn permanent(error: impl Into<AnyError>) -> Self {
-        Failure(Verdict::Permanent { error: told(&*error.into()) })
+        Failure(Verdict::Permanent { error: with_causes(&*error.into()) })
     }
 
-    /// Not now: run it this much later, without charging an attempt.
+    /// A snooze: the job runs again after this delay, and no attempt is charged.
     pub fn snooze(delay: Duration) -> Self {
         Failure(Verdict::Snooze { delay })
     }
 
-    /// The job is not wanted any more.
+    /// The job is no longer needed and ends as cancelled.
     pub fn cancelled(reason: impl Into<String>) -> Self {
         Failure(Verdict::Cancelled { reason: Some(reason.into()) })
     }
@@ -203,13 +203,13 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// The error and what caused it, in one line.
-fn told(error: &(dyn std::error::Error + 'static)) -> String {
+/// The error and its causes, in one line.
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(source) = cause {
         let more = source.to_string();
-        // Many errors repeat their cause in their own words.
+        // Many errors already contain their cause's message.
         if !text.contains(&more) {
             text.push_str(": ");
             text.push_str(&more);
@@ -219,11 +219,11 @@ fn told(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-// ---- erased ---------------------------------------------------------------
+// ---- type erasure -----------------------------------------------------------
 
 pub(super) type HandlerFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A handler without its types.
+/// A handler with its types erased.
 pub(super) trait Handler: Send + Sync {
     fn run(&self, attempt: Arc<Attempt>) -> HandlerFuture<Result<(), Failure>>;
 
@@ -290,13 +290,13 @@ impl Handler for Dynamic {
 
 /// One job of a batch: its payload and its own context.
 pub struct Batched<P, S = ()> {
-    /// What was asked.
+    /// The decoded payload.
     pub payload: P,
     /// This job's context.
     pub ctx: Context<S>,
 }
 
-/// A batch handler without its types: one call, an answer for each job.
+/// A batch handler with its types erased: one call, one result per job.
 pub(super) trait BatchHandler: Send + Sync {
     fn run(&self, attempts: Vec<Arc<Attempt>>) -> HandlerFuture<Vec<Result<(), Failure>>>;
 }
@@ -323,65 +323,65 @@ where
     fn run(&self, attempts: Vec<Arc<Attempt>>) -> HandlerFuture<Vec<Result<(), Failure>>> {
         let (state, function) = (self.state.clone(), self.function.clone());
         Box::pin(async move {
-            let mut answers: Vec<Option<Result<(), Failure>>> = Vec::with_capacity(attempts.len());
+            let mut results: Vec<Option<Result<(), Failure>>> = Vec::with_capacity(attempts.len());
             let mut jobs = Vec::with_capacity(attempts.len());
             for attempt in attempts {
                 let ctx = Context::new(attempt, state.clone());
                 match decode::<P>(&ctx) {
                     Ok(payload) => {
                         jobs.push(Batched { payload, ctx });
-                        answers.push(None);
+                        results.push(None);
                     }
-                    Err(failure) => answers.push(Some(Err(failure))),
+                    Err(failure) => results.push(Some(Err(failure))),
                 }
             }
-            let (asked, mut answered) = (jobs.len(), Vec::new());
-            if asked > 0 {
-                answered = function(jobs).await;
+            let (passed, mut returned) = (jobs.len(), Vec::new());
+            if passed > 0 {
+                returned = function(jobs).await;
             }
-            if answered.len() != asked {
-                let found = answered.len();
-                let wrong = move || {
+            if returned.len() != passed {
+                let found = returned.len();
+                let mismatch = move || {
                     Failure::retry(format!(
-                        "the batch handler gave {found} answers for {asked} jobs; it must give one each"
+                        "the batch handler returned {found} results for {passed} jobs; it must return one per job"
                     ))
                 };
-                return answers.into_iter().map(|own| own.unwrap_or_else(|| Err(wrong()))).collect();
+                return results.into_iter().map(|own| own.unwrap_or_else(|| Err(mismatch()))).collect();
             }
-            let mut answered = answered.into_iter();
-            answers.into_iter().map(|own| own.or_else(|| answered.next()).unwrap_or(Ok(()))).collect()
+            let mut returned = returned.into_iter();
+            results.into_iter().map(|own| own.or_else(|| returned.next()).unwrap_or(Ok(()))).collect()
         })
     }
 }
 
-/// A payload of another shape will not change by being tried again.
+/// Decodes the payload. A mismatch is permanent: another attempt would fail the same way.
 fn decode<P: DeserializeOwned>(ctx: &Context<impl Send + Sync>) -> Result<P, Failure> {
     serde_json::from_str(ctx.job().payload()).map_err(|error| {
         let kind = ctx.job().kind();
         let why = without_values(&error.to_string());
         Failure::permanent(format!(
-            "the payload does not fit the handler of `{kind}`: {why}; deploy a handler that takes it, then retry the job"
+            "the payload does not fit the handler of `{kind}`: {why}; deploy a handler that accepts it, then retry the job"
         ))
     })
 }
 
-/// What was wrong without what stood there: the parser quotes values, this goes to
-/// the job's errors and to logs, and payloads are nobody's business there.
+/// Removes quoted values from a parser's error. The message goes to the job's errors and to
+/// logs, where no payload may appear.
 pub(super) fn without_values(error: &str) -> String {
     const NAMES_ONLY: [&str; 3] = ["missing field", "duplicate field", "unknown field"];
-    const AND_EXPECTED: [&str; 4] = ["invalid type", "invalid value", "invalid length", "unknown variant"];
-    let begins = |with: &[&str]| with.iter().any(|with| error.starts_with(with));
-    if begins(&NAMES_ONLY) {
+    const NAMES_EXPECTED: [&str; 4] = ["invalid type", "invalid value", "invalid length", "unknown variant"];
+    let starts_with_any = |prefixes: &[&str]| prefixes.iter().any(|prefix| error.starts_with(prefix));
+    if starts_with_any(&NAMES_ONLY) {
         return error.into();
     }
-    // What was expected is the handler's own, and comes last. Other words may be a
-    // library's, which quote as they like.
-    let expected = error.rfind(", expected").filter(|_| begins(&AND_EXPECTED));
+    // The expected part comes last and names only the handler's own types. Other
+    // messages may come from a library and may quote values anywhere.
+    let expected = error.rfind(", expected").filter(|_| starts_with_any(&NAMES_EXPECTED));
     let (found, expected) = error.split_at(expected.unwrap_or(error.len()));
-    let Some(begin) = found.find(['"', '`']) else { return error.into() };
+    let Some(start) = found.find(['"', '`']) else { return error.into() };
     let end =
-        found.rfind(&found[begin..=begin]).filter(|end| *end > begin).map_or(found.len(), |end| end + 1);
-    format!("{}…{}{expected}", &found[..begin], &found[end..])
+        found.rfind(&found[start..=start]).filter(|end| *end > start).map_or(found.len(), |end| end + 1);
+    format!("{}…{}{expected}", &found[..start], &found[end..])
 }
 
 #[cfg(test)]
@@ -395,7 +395,7 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "only read")]
+    #[expect(dead_code, reason = "only deserialized")]
     struct Card {
         number: u64,
         colour: Option<Colour>,
@@ -410,26 +410,37 @@ mod tests {
         Red,
     }
 
-    fn told(payload: &str) -> String {
-        without_values(&serde_json::from_str::<Card>(payload).expect_err("it does not fit").to_string())
+    fn decode_error(payload: &str) -> String {
+        without_values(
+            &serde_json::from_str::<Card>(payload).expect_err("the payload does not fit").to_string(),
+        )
     }
 
     #[test]
-    fn an_error_names_the_field_and_what_was_expected_but_no_value() {
-        assert_eq!(told("{}"), "missing field `number` at line 1 column 2");
-        assert!(told(r#"{"nummer":1}"#).starts_with("unknown field `nummer`, expected one of `number`"));
+    fn a_decode_error_names_the_field_and_the_expected_type_but_no_value() {
+        assert_eq!(decode_error("{}"), "missing field `number` at line 1 column 2");
         assert!(
-            told(r#"{"number":"4111 1111"}"#).starts_with("invalid type: string …, expected u64 at line 1")
+            decode_error(r#"{"nummer":1}"#).starts_with("unknown field `nummer`, expected one of `number`")
         );
-        assert!(told(r#"{"number":41.11}"#).starts_with("invalid type: floating point …, expected u64"));
-        assert!(told(r#"{"number":1,"colour":"secret"}"#).starts_with("unknown variant …, expected `red`"));
         assert!(
-            told(r#"{"number":1,"limits":{"a":4111}}"#).starts_with("invalid value: integer …, expected u8")
+            decode_error(r#"{"number":"4111 1111"}"#)
+                .starts_with("invalid type: string …, expected u64 at line 1")
+        );
+        assert!(
+            decode_error(r#"{"number":41.11}"#).starts_with("invalid type: floating point …, expected u64")
+        );
+        assert!(
+            decode_error(r#"{"number":1,"colour":"secret"}"#)
+                .starts_with("unknown variant …, expected `red`")
+        );
+        assert!(
+            decode_error(r#"{"number":1,"limits":{"a":4111}}"#)
+                .starts_with("invalid value: integer …, expected u8")
         );
     }
 
     #[test]
-    fn no_way_of_quoting_lets_a_value_through() {
+    fn no_quoting_style_leaks_a_value() {
         for value in [
             r#""secret""#,
             r#""\", expected secret""#,
@@ -438,14 +449,14 @@ mod tests {
             r#"{"secret":"secret"}"#,
         ] {
             for field in ["number", "from", "id", "colour", "limits"] {
-                let told = told(&format!(r#"{{"{field}":{value}}}"#));
-                assert!(!told.contains("secret"), "{field}: {value}: {told}");
+                let error = decode_error(&format!(r#"{{"{field}":{value}}}"#));
+                assert!(!error.contains("secret"), "{field}: {value}: {error}");
             }
         }
-        for words in
+        for message in
             [r#"cannot read "secret", expected "secret" here"#, "cannot read `secret", r#"bad "secret"#]
         {
-            assert!(!without_values(words).contains("secret"), "{words}");
+            assert!(!without_values(message).contains("secret"), "{message}");
         }
         assert_eq!(without_values("must be positive"), "must be positive");
     }

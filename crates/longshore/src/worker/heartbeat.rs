@@ -1,9 +1,9 @@
-//! The heartbeat: a thread and a connection of its own, so that handlers which
-//! block every thread of the runtime do not make the worker look dead.
+//! The heartbeat. It has a thread and a connection of its own, so that handlers that block
+//! every thread of the runtime do not make the worker look dead.
 //!
-//! The beat carries the leases held here and brings back those that are lost and
-//! those to cancel. When the database is out of reach, handlers are stopped
-//! before their leases can be given away.
+//! A heartbeat sends the leases held here; its reply names those that are lost and those to
+//! cancel. If the database cannot be reached for too long, this module stops the handlers
+//! before other workers can recover their jobs (the self-stop).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::error::{Error, Result};
 use crate::job::WorkerId;
 use crate::store::{Beat, NewWorker};
 
-/// A beat that failed is tried again this soon.
-const AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// How soon a failed heartbeat is sent again.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Beats until the worker has ended.
+/// Starts the heartbeat thread; it runs until the worker has ended.
 pub(super) fn spawn(shared: Arc<Shared>, client: Client) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -28,8 +28,8 @@ pub(super) fn spawn(shared: Arc<Shared>, client: Client) -> Result<()> {
     let body = move || {
         runtime.block_on(async {
             tokio::select! {
-                () = beat(&shared, &client) => {}
-                () = watch(&shared) => {}
+                () = send_heartbeats(&shared, &client) => {}
+                () = stop_handlers_without_contact(&shared) => {}
                 () = shared.reached(Phase::Ended) => {}
             }
         });
@@ -38,24 +38,24 @@ pub(super) fn spawn(shared: Arc<Shared>, client: Client) -> Result<()> {
         .name("longshore-beat".into())
         .spawn(body)
         .map(drop)
-        .map_err(|error| Error::unavailable("cannot start the heartbeat's thread").with_source(error))
+        .map_err(|error| Error::unavailable("cannot start the heartbeat thread").with_source(error))
 }
 
-async fn beat(shared: &Shared, client: &Client) {
+async fn send_heartbeats(shared: &Shared, client: &Client) {
     let interval = shared.settings.heartbeat_interval;
-    let mut told_off: Vec<Arc<Attempt>> = Vec::new();
+    let mut stopped: Vec<Arc<Attempt>> = Vec::new();
     loop {
-        let (sent, worker) = (Instant::now(), shared.worker());
-        let held = shared.held.leases(worker);
-        let answer = tokio::time::timeout(interval.max(AGAIN_AFTER), client.beat(worker, &held)).await;
-        // Whoever did not stop within a heartbeat is dropped.
-        told_off.drain(..).for_each(|attempt| attempt.control.abort(StopReason::LeaseLost));
-        let wait = match answer {
+        let (sent, worker_id) = (Instant::now(), shared.worker_id());
+        let held = shared.held.leases(worker_id);
+        let reply = tokio::time::timeout(interval.max(RETRY_DELAY), client.beat(worker_id, &held)).await;
+        // Drop the handlers that did not stop within one heartbeat.
+        stopped.drain(..).for_each(|attempt| attempt.control.abort(StopReason::LeaseLost));
+        let wait = match reply {
             Ok(Ok(Beat::Alive { lost, cancel })) => {
-                shared.contact.heard(sent, interval);
+                shared.contact.acknowledged(sent, interval);
                 for attempt in lost.iter().filter_map(|lease| shared.held.get(lease)) {
                     attempt.control.stop(StopReason::LeaseLost);
-                    told_off.push(attempt);
+                    stopped.push(attempt);
                 }
                 for attempt in cancel.iter().filter_map(|lease| shared.held.get(lease)) {
                     attempt.control.stop(StopReason::Cancelled);
@@ -63,18 +63,18 @@ async fn beat(shared: &Shared, client: &Client) {
                 interval
             }
             Ok(Ok(Beat::Dead)) => {
-                told_off = shared.held.all();
-                told_off.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
-                register_anew(shared, client, worker).await
+                stopped = shared.held.all();
+                stopped.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
+                register_again(shared, client, worker_id).await
             }
             Ok(Err(error)) => {
-                shared.contact.broke();
-                tracing::warn!(%error, "the heartbeat did not get through");
-                AGAIN_AFTER.min(interval)
+                shared.contact.failed();
+                tracing::warn!(%error, "the heartbeat failed; retrying");
+                RETRY_DELAY.min(interval)
             }
             Err(_) => {
-                shared.contact.broke();
-                tracing::warn!("the heartbeat was not answered in time");
+                shared.contact.failed();
+                tracing::warn!("the heartbeat timed out; retrying");
                 Duration::ZERO
             }
         };
@@ -82,21 +82,23 @@ async fn beat(shared: &Shared, client: &Client) {
     }
 }
 
-/// Goes on under a new id after the old one was declared dead.
-async fn register_anew(shared: &Shared, client: &Client, dead: WorkerId) -> Duration {
-    let (worker, sent) = (WorkerId::new(), Instant::now());
-    tracing::warn!(old = %dead, new = %worker, "this worker was declared dead; it begins anew under another id");
-    match client.register(&registration(&shared.settings, shared.registry.kinds(), worker)).await {
+/// Registers under a new id after the old one was declared dead. Returns the time to wait before
+/// the next heartbeat.
+async fn register_again(shared: &Shared, client: &Client, dead: WorkerId) -> Duration {
+    let (worker_id, sent) = (WorkerId::new(), Instant::now());
+    tracing::warn!(old = %dead, new = %worker_id, "this worker was declared dead; registering again under a new id");
+    match client.register(&registration(&shared.settings, shared.registry.kinds(), worker_id)).await {
         Ok(()) => {
-            // Whoever was taken for dead is not the one to judge others yet.
-            shared.contact.broke();
-            shared.contact.heard(sent, shared.settings.heartbeat_interval);
-            shared.become_worker(worker);
+            // This worker was just declared dead itself, so it must not sweep yet: mark
+            // its contact as broken.
+            shared.contact.failed();
+            shared.contact.acknowledged(sent, shared.settings.heartbeat_interval);
+            shared.set_worker_id(worker_id);
             shared.settings.heartbeat_interval
         }
         Err(error) => {
-            tracing::warn!(%error, "could not register");
-            AGAIN_AFTER
+            tracing::warn!(%error, "could not register again; retrying");
+            RETRY_DELAY
         }
     }
 }
@@ -112,23 +114,24 @@ pub(super) fn registration(settings: &Settings, kinds: Option<Vec<String>>, id: 
     }
 }
 
-/// Stops handlers two heartbeats before the worker's threshold runs out, and
-/// drops them one heartbeat before, counted from the last beat that arrived.
-async fn watch(shared: &Shared) {
+/// Stops handlers two heartbeats before the worker's threshold runs out, and drops them one
+/// heartbeat before, counted from the time the last acknowledged heartbeat was sent.
+async fn stop_handlers_without_contact(shared: &Shared) {
     let settings = &shared.settings;
     let interval = settings.heartbeat_interval;
     loop {
         tokio::time::sleep(interval / 10).await;
-        if !shared.contact.is_out_of_reach(settings) {
+        if !shared.contact.is_past_self_stop(settings) {
             continue;
         }
         let silence = shared.contact.silence();
         for attempt in shared.held.all() {
-            let threshold = settings.stale_after * settings.recovery.patience_for(attempt.claimed.flags());
+            let threshold =
+                settings.stale_after * settings.recovery.threshold_factor(attempt.claimed.flags());
             if silence + interval * 2 >= threshold {
                 if attempt.control.reason().is_none() {
                     let job_id = attempt.claimed.lease().id;
-                    tracing::warn!(%job_id, ?silence, "the database is out of reach; stopping the handler before its lease can be given away");
+                    tracing::warn!(%job_id, ?silence, "cannot reach the database; stopping the handler before another worker can recover its job");
                 }
                 attempt.control.stop(StopReason::Disconnected);
             }

@@ -1,22 +1,22 @@
-//! What an application may hear of, and have a say in.
+//! The application's hooks: what an application can observe, veto and change.
 //!
-//! | Hook | When | If it fails (panics) |
+//! | Hook | When | If it panics |
 //! |---|---|---|
 //! | `before_run` | before each attempt; may veto it | the attempt fails with the panic's message |
-//! | `after_run` | after each attempt; may change its end | logged; the end stands |
-//! | `on_success`, `on_failure`, `on_permanent_failure`, `on_cancel` | after the end is stored | logged |
-//! | `on_interrupted_job` | before a sweep recovers a job; decides | logged; the default applies |
+//! | `after_run` | after each attempt; may change its ending | logged; the ending is unchanged |
+//! | `on_success`, `on_failure`, `on_permanent_failure`, `on_cancel` | after the ending is stored | logged |
+//! | `on_interrupted_job` | before a sweep recovers a job; decides what happens to it | logged; the default applies |
 //! | `on_interruption` | after a job was recovered | logged |
 //! | `on_sweep` | after a sweep that found something | logged |
 //! | `on_worker_start`, `on_worker_stop` | once each | logged |
 //! | `on_cron_tick` | before a tick's job is enqueued; may veto or change it | logged; the tick fires |
 //!
-//! A hook that takes longer than half a minute is given up on, as if it had
-//! failed; `before_run` has the job's own timeout.
+//! A hook that takes longer than 30 seconds is abandoned, as if it had panicked; `before_run`
+//! has the job's own timeout instead.
 //!
-//! Hooks run outside any transaction. Those that come after something was stored
-//! are told at most once: a process that dies in between has told nobody. Those
-//! that decide may be asked twice about the same thing; one answer applies.
+//! Hooks run outside any transaction. Hooks that report something stored are called at most
+//! once: if the process dies in between, they are not called. Hooks that decide may be called
+//! twice for the same job or tick; one decision applies.
 
 use std::any::Any;
 use std::future::Future;
@@ -35,51 +35,53 @@ use crate::lifecycle::Ending;
 use crate::recovery::{Decision, SweepReport};
 use crate::store::{Claimed, Interrupted, Schedule};
 
-/// A say in what a worker does. Every method has a default that does nothing.
+/// The application's hooks into a worker. Every method has a default that changes nothing.
 #[async_trait]
 pub trait Hooks: Send + Sync + 'static {
-    /// The worker has registered and begins to claim.
+    /// Called when the worker has registered and is about to claim.
     async fn on_worker_start(&self, _worker: WorkerId) {}
 
-    /// The worker has settled what it could and is gone.
+    /// Called when the worker has settled what it could and has signed off.
     async fn on_worker_stop(&self, _worker: WorkerId) {}
 
-    /// An attempt is about to start. An error is its end: the handler does not
-    /// run.
+    /// Called before an attempt starts. An error ends the attempt with that failure, and the
+    /// handler does not run.
     async fn before_run(&self, _job: &Claimed) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// An attempt has ended like this, and nothing is stored yet. What is
-    /// returned is stored.
+    /// Called when an attempt has ended and nothing is stored yet. The returned ending is
+    /// stored.
     async fn after_run(&self, _job: &Claimed, ending: Ending) -> Ending {
         ending
     }
 
-    /// A success is stored.
+    /// Called after a success is stored.
     async fn on_success(&self, _job: &Claimed) {}
 
-    /// A failed attempt is stored, and the job will be tried again.
+    /// Called after a failed attempt is stored and the job will be retried.
     async fn on_failure(&self, _job: &Claimed, _error: &str) {}
 
-    /// A job has failed for good.
+    /// Called after a permanent failure is stored.
     async fn on_permanent_failure(&self, _job: &Claimed, _error: &str) {}
 
-    /// A job has ended as cancelled.
+    /// Called after a job has ended as cancelled.
     async fn on_cancel(&self, _job: &Claimed) {}
 
-    /// A lease is about to be taken from a dead worker or a hung handler.
+    /// Called before a sweep takes a lease from a dead worker or a hung handler; decides what
+    /// happens to the job.
     async fn on_interrupted_job(&self, _recovering: WorkerId, _job: &Interrupted) -> Decision {
         Decision::Default
     }
 
-    /// A job was recovered from a dead worker or a hung handler.
+    /// Called after a job was recovered from a dead worker or a hung handler.
     async fn on_interruption(&self, _job: &Interrupted) {}
 
-    /// A sweep has recovered something.
+    /// Called after a sweep that recovered jobs or found dead workers.
     async fn on_sweep(&self, _report: &SweepReport) {}
 
-    /// A tick is due and this is its job. An error holds the job back.
+    /// Called before a due tick's job is enqueued. The returned job is enqueued; an error vetoes
+    /// the tick.
     async fn on_cron_tick(
         &self,
         _schedule: &Schedule,
@@ -90,27 +92,25 @@ pub trait Hooks: Send + Sync + 'static {
     }
 }
 
-/// A hook that hangs must not stop the worker's own work.
-const HOOK_WITHIN: Duration = Duration::from_secs(30);
+/// The longest a hook may take, so that a hook that hangs does not block the worker.
+const HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs a hook; a panic is logged and answered with `None`, and so is a hook
-/// that does not come to an end.
+/// Runs a hook. Returns `None` and logs an error if it panics or takes too long.
 pub(super) async fn call<T>(name: &'static str, hook: impl Future<Output = T>) -> Option<T> {
-    match tokio::time::timeout(HOOK_WITHIN, CatchPanic::new(Box::pin(hook))).await {
-        Ok(Ok(answer)) => Some(answer),
+    match tokio::time::timeout(HOOK_TIMEOUT, CatchPanic::new(Box::pin(hook))).await {
+        Ok(Ok(value)) => Some(value),
         Ok(Err(panic)) => {
             tracing::error!(hook = name, panic = panic_message(&*panic), "a hook panicked");
             None
         }
         Err(_) => {
-            tracing::error!(hook = name, "a hook took longer than {HOOK_WITHIN:?}; going on without it");
+            tracing::error!(hook = name, "a hook took longer than {HOOK_TIMEOUT:?}; continuing without it");
             None
         }
     }
 }
 
-/// A future whose panic is its answer. Dropped before its end, it does not
-/// panic either.
+/// A future that returns its panic as an error. A panic while it is dropped is logged.
 pub(super) struct CatchPanic<F>(Option<Pin<Box<F>>>)
 where
     F: Future + ?Sized;
@@ -127,7 +127,7 @@ impl<F: Future + ?Sized> Drop for CatchPanic<F> {
         if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| drop(inner))) {
             tracing::error!(
                 panic = panic_message(&*panic),
-                "what a handler left behind panicked when it was dropped"
+                "a handler or hook panicked while it was dropped"
             );
         }
     }
@@ -148,5 +148,5 @@ impl<F: Future + ?Sized> Future for CatchPanic<F> {
 
 pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

@@ -1,5 +1,5 @@
-//! What a worker counts, by the `metrics` facade: whoever installs a recorder
-//! before the worker starts sees it, and otherwise it costs next to nothing.
+//! The worker's metrics, through the `metrics` facade. They are visible if the program installs
+//! a recorder before the worker starts; without one they cost almost nothing.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,31 +12,32 @@ use super::Summary;
 use crate::job::Status;
 use crate::store::Count;
 
-/// Handles are looked up once per kind, not once per job.
+/// The handles of a worker's metrics, looked up once per kind, not once per job.
 #[derive(Default)]
 pub(super) struct Metrics {
     kinds: RwLock<HashMap<String, Arc<Kind>>>,
-    ends: [AtomicU64; OUTCOMES.len()],
-    waiting: Levels,
-    oldest: Levels,
+    /// In the order of [`OUTCOMES`].
+    ended: [AtomicU64; OUTCOMES.len()],
+    depth: Gauges,
+    oldest: Gauges,
 }
 
-/// Gauges of one name, by their labels.
+/// The gauges of one metric, by label.
 #[derive(Default)]
-struct Levels(Mutex<HashMap<Vec<Label>, Gauge>>);
+struct Gauges(Mutex<HashMap<Vec<Label>, Gauge>>);
 
-impl Levels {
-    /// Shows what there is now. What was shown before and is no more is shown as
-    /// nothing: a queue that is empty has no count, and its gauge would stand.
-    fn show(&self, name: &'static str, now: impl IntoIterator<Item = (Vec<Label>, f64)>) {
-        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut gone: HashMap<Vec<Label>, Gauge> = shown.clone();
-        for (labels, level) in now {
-            gone.remove(&labels);
-            let gauge = shown.entry(labels.clone()).or_insert_with(|| gauge!(name, labels));
-            gauge.set(level);
+impl Gauges {
+    /// Sets the gauges to these values, and all earlier ones that are missing to zero: an empty
+    /// queue has no count, and its gauge would otherwise keep the last value.
+    fn set(&self, name: &'static str, values: impl IntoIterator<Item = (Vec<Label>, f64)>) {
+        let mut gauges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing: HashMap<Vec<Label>, Gauge> = gauges.clone();
+        for (labels, value) in values {
+            missing.remove(&labels);
+            let gauge = gauges.entry(labels.clone()).or_insert_with(|| gauge!(name, labels));
+            gauge.set(value);
         }
-        gone.values().for_each(|gauge| gauge.set(0.0));
+        missing.values().for_each(|gauge| gauge.set(0.0));
     }
 }
 
@@ -79,10 +80,10 @@ impl Metrics {
         self.kind(kind).started.increment(1);
     }
 
-    /// `ran` is absent for an attempt whose handler was never called.
+    /// Counts an ended attempt. `ran` is `None` if its handler was never called.
     pub(super) fn completed(&self, kind: &str, outcome: &'static str, ran: Option<Duration>) {
-        let Some(nth) = OUTCOMES.iter().position(|word| *word == outcome) else { return };
-        self.ends[nth].fetch_add(1, Ordering::Relaxed);
+        let Some(nth) = OUTCOMES.iter().position(|known| *known == outcome) else { return };
+        self.ended[nth].fetch_add(1, Ordering::Relaxed);
         let kind = self.kind(kind);
         let (counted, timed) = &kind.completed[nth];
         counted.increment(1);
@@ -93,7 +94,7 @@ impl Metrics {
 
     pub(super) fn summary(&self) -> Summary {
         let [succeeded, retrying, failed_permanent, cancelled, snoozed, released, ..] =
-            std::array::from_fn::<u64, { OUTCOMES.len() }, _>(|nth| self.ends[nth].load(Ordering::Relaxed));
+            std::array::from_fn::<u64, { OUTCOMES.len() }, _>(|nth| self.ended[nth].load(Ordering::Relaxed));
         Summary { succeeded, retrying, failed_permanent, cancelled, put_back: snoozed + released }
     }
 
@@ -111,8 +112,8 @@ impl Metrics {
         counter!("longshore_recovered_jobs_total").increment(jobs);
     }
 
-    /// How many jobs wait or run, by queue.
-    pub(super) fn depth(&self, counts: &[Count]) {
+    /// Sets the number of waiting and running jobs, per queue.
+    pub(super) fn set_depth(&self, counts: &[Count]) {
         let live = counts
             .iter()
             .filter(|count| matches!(count.status, Status::Queued | Status::Retrying | Status::Running));
@@ -122,16 +123,16 @@ impl Metrics {
         }
         let labels =
             |queue: &str, status| vec![Label::new("queue", queue.to_owned()), Label::new("status", status)];
-        let levels = queues.into_iter().map(|((queue, status), jobs)| (labels(queue, status), jobs as f64));
-        self.waiting.show("longshore_queue_jobs", levels);
+        let values = queues.into_iter().map(|((queue, status), jobs)| (labels(queue, status), jobs as f64));
+        self.depth.set("longshore_queue_jobs", values);
     }
 
-    /// For how long the oldest due job has been due, by queue.
-    pub(super) fn overdue(&self, overdue: &[(String, Duration)]) {
-        let levels = overdue
+    /// Sets the age of the oldest due job, per queue.
+    pub(super) fn set_overdue(&self, overdue: &[(String, Duration)]) {
+        let values = overdue
             .iter()
             .map(|(queue, due_for)| (vec![Label::new("queue", queue.clone())], due_for.as_secs_f64()));
-        self.oldest.show("longshore_queue_oldest_ready_seconds", levels);
+        self.oldest.set("longshore_queue_oldest_ready_seconds", values);
     }
 }
 
@@ -142,17 +143,17 @@ mod tests {
 
     use super::*;
 
-    /// Keeps gauges, by name and labels.
+    /// A recorder that keeps gauges by name and labels.
     #[derive(Default)]
-    struct Board(Mutex<HashMap<Key, Arc<AtomicU64>>>);
+    struct GaugeRecorder(Mutex<HashMap<Key, Arc<AtomicU64>>>);
 
-    impl Board {
-        fn level(&self, key: &Key) -> f64 {
+    impl GaugeRecorder {
+        fn value(&self, key: &Key) -> f64 {
             f64::from_bits(self.0.lock().unwrap()[key].load(Ordering::Relaxed))
         }
     }
 
-    impl Recorder for Board {
+    impl Recorder for GaugeRecorder {
         fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
         fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
         fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -168,8 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_became_empty_is_shown_as_empty() {
-        let (board, metrics) = (Board::default(), Metrics::default());
+    fn the_gauges_of_a_queue_that_became_empty_are_set_to_zero() {
+        let (recorder, metrics) = (GaugeRecorder::default(), Metrics::default());
         let waiting = |queue: &str, jobs| Count {
             status: Status::Queued,
             queue: queue.into(),
@@ -181,15 +182,15 @@ mod tests {
         let depth = Key::from_parts("longshore_queue_jobs", labels);
         let oldest =
             Key::from_parts("longshore_queue_oldest_ready_seconds", vec![Label::new("queue", "mail")]);
-        with_local_recorder(&board, || {
-            metrics.depth(&[waiting("mail", 3), waiting("mail", 4)]);
-            metrics.overdue(&[("mail".into(), Duration::from_secs(9))]);
-            assert_eq!((board.level(&depth), board.level(&oldest)), (7.0, 9.0));
-            metrics.depth(&[waiting("images", 1)]);
-            metrics.overdue(&[]);
-            assert_eq!((board.level(&depth), board.level(&oldest)), (0.0, 0.0));
-            metrics.depth(&[waiting("mail", 2)]);
-            assert_eq!(board.level(&depth), 2.0);
+        with_local_recorder(&recorder, || {
+            metrics.set_depth(&[waiting("mail", 3), waiting("mail", 4)]);
+            metrics.set_overdue(&[("mail".into(), Duration::from_secs(9))]);
+            assert_eq!((recorder.value(&depth), recorder.value(&oldest)), (7.0, 9.0));
+            metrics.set_depth(&[waiting("images", 1)]);
+            metrics.set_overdue(&[]);
+            assert_eq!((recorder.value(&depth), recorder.value(&oldest)), (0.0, 0.0));
+            metrics.set_depth(&[waiting("mail", 2)]);
+            assert_eq!(recorder.value(&depth), 2.0);
         });
     }
 }

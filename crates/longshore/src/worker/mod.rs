@@ -1,5 +1,5 @@
-//! The worker: claims due jobs, runs their handlers, settles how they ended, and
-//! looks after the queue meanwhile.
+//! The worker runtime: claims due jobs, runs their handlers, settles the attempts, and
+//! does the queue's upkeep (recovery, schedules, retention).
 //!
 //! ```
 //! use longshore::worker::{Context, Failure, Worker};

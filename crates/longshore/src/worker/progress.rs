@@ -1,5 +1,5 @@
-//! Progress reports on their way: the newest of each job, stored in batches by
-//! back-pressure. While one batch is being stored the next gathers.
+//! Stores progress reports in batches, only the newest report of each job. While one batch is
+//! being stored, the next one gathers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,8 +12,9 @@ use super::context::{Attempt, StopReason};
 use crate::client::Client;
 use crate::store::{Fenced, Lease};
 
-/// Many handlers report in a loop; nobody reads faster than this.
-const EVERY: Duration = Duration::from_millis(200);
+/// The pause between batches. Many handlers report in a loop, and no reader needs reports more
+/// often than this.
+const BATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Default)]
 pub(super) struct ProgressLane(Arc<Lane>);
@@ -24,7 +25,7 @@ struct Lane {
     arrived: Notify,
 }
 
-/// Whose report, and what it says.
+/// The attempt and its newest report.
 type Newest = (Weak<Attempt>, Box<RawValue>);
 
 impl ProgressLane {
@@ -35,30 +36,30 @@ impl ProgressLane {
         self.0.arrived.notify_one();
     }
 
-    /// Stores reports until the task is dropped. One that could not be stored
-    /// is not tried again: the next will say more.
+    /// Stores reports until the task is dropped. A failed batch is not retried: newer reports
+    /// replace it.
     pub(super) async fn run(self, client: Client) {
         loop {
             self.0.arrived.notified().await;
             let batch = std::mem::take(&mut *self.0.newest.lock().unwrap_or_else(PoisonError::into_inner));
-            let (owners, reports): (Vec<_>, Vec<_>) =
-                batch.into_iter().map(|(lease, (owner, report))| (owner, (lease, report))).unzip();
+            let (attempts, reports): (Vec<_>, Vec<_>) =
+                batch.into_iter().map(|(lease, (attempt, report))| (attempt, (lease, report))).unzip();
             if reports.is_empty() {
                 continue;
             }
             match client.progress(&reports).await {
-                Ok(answers) => tell(&owners, &answers),
-                Err(error) => tracing::debug!(%error, jobs = reports.len(), "progress was not stored"),
+                Ok(results) => stop_lost_attempts(&attempts, &results),
+                Err(error) => tracing::debug!(%error, jobs = reports.len(), "could not store progress"),
             }
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(BATCH_INTERVAL).await;
         }
     }
 }
 
-fn tell(owners: &[Weak<Attempt>], answers: &[Fenced]) {
-    for (owner, answer) in owners.iter().zip(answers) {
-        if *answer == Fenced::LeaseLost
-            && let Some(attempt) = owner.upgrade()
+fn stop_lost_attempts(attempts: &[Weak<Attempt>], results: &[Fenced]) {
+    for (attempt, result) in attempts.iter().zip(results) {
+        if *result == Fenced::LeaseLost
+            && let Some(attempt) = attempt.upgrade()
         {
             attempt.control.stop(StopReason::LeaseLost);
         }

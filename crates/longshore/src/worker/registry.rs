@@ -1,5 +1,5 @@
-//! Which handler runs which kind. Everything is checked when the worker is
-//! built, so that nothing is missing when the first job comes.
+//! Which handler runs which kind. Everything is checked when the worker is built, so that no
+//! handler or state is missing when the first job arrives.
 
 use std::any::{Any, TypeId, type_name};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::enqueue::check_name;
 use crate::error::{Error, Result};
 use crate::store::NewKind;
 
-/// How a kind is run.
+/// How jobs of a kind are run.
 #[derive(Clone)]
 pub(super) enum Route {
     One(Arc<dyn Handler>),
@@ -28,47 +28,47 @@ pub(super) enum Route {
 /// The handlers of a worker.
 pub(super) struct Registry {
     routes: BTreeMap<String, Route>,
-    any: Option<Arc<dyn Handler>>,
-    /// What is told to the world of the kinds that have a handler of their own.
+    catch_all: Option<Arc<dyn Handler>>,
+    /// The published description of each kind that has its own handler.
     published: Vec<NewKind>,
 }
 
 impl Registry {
     pub(super) fn route(&self, kind: &str) -> Option<Route> {
-        self.routes.get(kind).cloned().or_else(|| self.any.clone().map(Route::One))
+        self.routes.get(kind).cloned().or_else(|| self.catch_all.clone().map(Route::One))
     }
 
-    /// How many jobs a slot can take at once: of a worker that has nothing but
-    /// batch handlers. Others could be handed more than they have slots for.
-    pub(super) fn batch(&self) -> usize {
+    /// How many jobs to claim per free slot: the smallest batch size if every handler takes
+    /// batches, otherwise 1, because each single job needs a slot of its own.
+    pub(super) fn jobs_per_slot(&self) -> usize {
         let sizes = self.routes.values().map(|route| match route {
             Route::One(_) => 1,
             Route::Batch { size, .. } => *size,
         });
-        if self.any.is_some() { 1 } else { sizes.min().unwrap_or(1).max(1) }
+        if self.catch_all.is_some() { 1 } else { sizes.min().unwrap_or(1).max(1) }
     }
 
-    /// What to tell of the kinds that have a handler of their own.
+    /// The descriptions to publish, one per kind that has its own handler.
     pub(super) fn published(&self) -> &[NewKind] {
         &self.published
     }
 
-    /// What to claim: `None` means any kind.
+    /// The kinds to claim; `None` means any kind.
     pub(super) fn kinds(&self) -> Option<Vec<String>> {
-        match self.any {
+        match self.catch_all {
             Some(_) => None,
             None => Some(self.routes.keys().cloned().collect()),
         }
     }
 }
 
-/// The application's state, one value of each type.
+/// The application's state: one value per type.
 pub(super) struct States(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
 
 impl Default for States {
     fn default() -> Self {
-        let nothing: Arc<dyn Any + Send + Sync> = Arc::new(());
-        States(HashMap::from([(TypeId::of::<()>(), nothing)]))
+        let unit: Arc<dyn Any + Send + Sync> = Arc::new(());
+        States(HashMap::from([(TypeId::of::<()>(), unit)]))
     }
 }
 
@@ -84,7 +84,7 @@ impl States {
             Error::invalid(
                 "state",
                 format!(
-                    "job kind `{kind}` needs state of type `{name}`; give it to the builder with .state(…)"
+                    "job kind `{kind}` needs state of type `{name}`; pass it to the builder with .state(…)"
                 ),
             )
         })
@@ -93,19 +93,18 @@ impl States {
 
 type Entry = Box<dyn FnOnce(&States) -> Result<Route> + Send>;
 
-/// Handlers as they are registered, before the state is complete.
+/// Handlers as registered. They are built once the state is complete.
 #[derive(Default)]
 pub(super) struct Entries {
     entries: Vec<(String, Option<Value>, Entry)>,
-    any: Vec<Arc<dyn Handler>>,
-    described: Vec<(String, Value)>,
-    /// There shall be none.
-    none_wanted: bool,
+    catch_all: Vec<Arc<dyn Handler>>,
+    schemas: Vec<(String, Value)>,
+    upkeep_only: bool,
 }
 
 impl Entries {
-    pub(super) fn want_none(&mut self) {
-        self.none_wanted = true;
+    pub(super) fn upkeep_only(&mut self) {
+        self.upkeep_only = true;
     }
 
     pub(super) fn add(
@@ -118,23 +117,23 @@ impl Entries {
     }
 
     pub(super) fn describe(&mut self, kind: &str, schema: Value) {
-        self.described.push((kind.to_owned(), schema));
+        self.schemas.push((kind.to_owned(), schema));
     }
 
-    pub(super) fn add_any(&mut self, handler: Arc<dyn Handler>) {
-        self.any.push(handler);
+    pub(super) fn add_catch_all(&mut self, handler: Arc<dyn Handler>) {
+        self.catch_all.push(handler);
     }
 
     pub(super) fn build(mut self, states: &States) -> Result<Registry> {
-        for (kind, schema) in self.described {
-            let Some((_, described, _)) = self.entries.iter_mut().find(|(handled, ..)| *handled == kind)
+        for (kind, schema) in self.schemas {
+            let Some((_, entry_schema, _)) = self.entries.iter_mut().find(|(handled, ..)| *handled == kind)
             else {
                 return Err(Error::invalid(
                     "kind",
-                    format!("job kind `{kind}` is described and has no handler here; register one"),
+                    format!("job kind `{kind}` is described but has no handler in this worker; register one"),
                 ));
             };
-            *described = Some(schema);
+            *entry_schema = Some(schema);
         }
         let (mut routes, mut published) = (BTreeMap::new(), Vec::new());
         for (kind, schema, entry) in self.entries {
@@ -144,40 +143,40 @@ impl Entries {
                 return Err(Error::invalid(
                     "kind",
                     format!(
-                        "job kind `{kind}` is registered twice; a kind has one handler, remove the other"
+                        "job kind `{kind}` is registered twice; a kind has one handler, so remove the other"
                     ),
                 ));
             }
         }
-        if self.any.len() > 1 {
+        if self.catch_all.len() > 1 {
             return Err(Error::invalid(
                 "executor",
                 "executor: two catch-all executors are registered; remove one",
             ));
         }
-        let any = self.any.into_iter().next();
-        if self.none_wanted && !(routes.is_empty() && any.is_none()) {
+        let catch_all = self.catch_all.into_iter().next();
+        if self.upkeep_only && !(routes.is_empty() && catch_all.is_none()) {
             return Err(Error::invalid(
                 "upkeep_only",
-                "upkeep_only: a handler is registered as well; leave one of the two out",
+                "upkeep_only: a handler is registered too; remove the handler or upkeep_only",
             ));
         }
-        if routes.is_empty() && any.is_none() && !self.none_wanted {
+        if routes.is_empty() && catch_all.is_none() && !self.upkeep_only {
             return Err(Error::invalid(
                 "kind",
-                "worker: no handler is registered, so it would never claim; register a job first, \
-                 or say that it is for upkeep only",
+                "worker: no handler is registered, so it would never claim; register a handler, \
+                 or call upkeep_only",
             ));
         }
-        Ok(Registry { routes, any, published })
+        Ok(Registry { routes, catch_all, published })
     }
 }
 
 fn publication(kind: &str, schema: Option<Value>) -> Result<NewKind> {
-    let wrong =
+    let invalid =
         |error: &dyn std::fmt::Display| Error::invalid("schema", format!("job kind `{kind}`: {error}"));
-    let schema = schema.map(|schema| to_raw_value(&schema)).transpose().map_err(|error| wrong(&error))?;
+    let schema = schema.map(|schema| to_raw_value(&schema)).transpose().map_err(|error| invalid(&error))?;
     let publication = NewKind { schema, ..NewKind::new(kind) };
-    publication.validate().map_err(|error| wrong(&error))?;
+    publication.validate().map_err(|error| invalid(&error))?;
     Ok(publication)
 }

@@ -1,4 +1,5 @@
-//! A worker's settings, their defaults and their validation.
+//! A worker's settings: their defaults and their validation. How the settings can be given
+//! on a command line or in a file belongs to the command.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,45 +9,45 @@ use crate::error::{Error, Result};
 use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
 use crate::store::Retention;
 
-/// More tasks than this would wait for the database, not for work.
+/// With more tasks than this, the tasks would wait for the database, not for work.
 const MAX_CONCURRENCY: u32 = 100_000;
 
-/// How a worker works; the defaults are the fast and safe ones.
+/// A worker's settings. The defaults suit most applications.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The queues to claim from.
     pub queues: Vec<String>,
     /// How many jobs run at once.
     pub concurrency: u32,
-    /// How many of a queue's jobs run at once in this process, at most.
+    /// Per queue: the maximum number of its jobs that run at once in this process.
     pub queue_concurrency: BTreeMap<String, u32>,
-    /// Only jobs with at least one of these flags; empty means any job.
+    /// Claim only jobs with at least one of these flags; empty means any job.
     pub accept_flags: Vec<String>,
-    /// No job with any of these flags.
+    /// Claim no job with any of these flags.
     pub forbid_flags: Vec<String>,
-    /// How soon an idle worker looks for work that nobody announced.
+    /// How soon an idle worker polls for work when no wake-up arrives.
     pub poll_interval: Duration,
-    /// How far that doubles while there is none.
+    /// The limit up to which the poll interval doubles while there is no work.
     pub max_poll_interval: Duration,
-    /// How often the worker says that it lives.
+    /// How often the worker sends a heartbeat.
     pub heartbeat_interval: Duration,
-    /// Without a sign of life for this long it is dead.
+    /// A worker without a heartbeat for this long is declared dead.
     pub stale_after: Duration,
-    /// How often dead workers are looked for.
+    /// How often this process looks for dead workers.
     pub sweep_interval: Duration,
-    /// How jobs of dead workers are treated.
+    /// How jobs of dead workers and hung handlers are recovered.
     pub recovery: RecoverySettings,
-    /// How long running jobs may go on after a stop was asked for.
+    /// How long running jobs may continue after a stop is requested.
     pub shutdown_grace: Duration,
-    /// What the worker's name begins with.
+    /// The prefix of the worker's name.
     pub name_prefix: String,
     /// How long finished jobs are kept.
     pub retention: Retention,
-    /// How often what is past its time is removed.
+    /// How often finished jobs past their retention are removed.
     pub retention_interval: Duration,
     /// How often the gauges are refreshed.
     pub sample_interval: Duration,
-    /// Whether it fires schedules that are due, as every worker does.
+    /// Whether this worker fires due schedules; by default every worker does.
     pub schedules: bool,
 }
 
@@ -74,18 +75,18 @@ impl Default for Settings {
     }
 }
 
-/// How jobs of dead workers and hung handlers are treated.
+/// How jobs of dead workers and hung handlers are recovered.
 #[derive(Clone, Debug)]
 pub struct RecoverySettings {
-    /// Whether this process looks for them.
+    /// Whether this process recovers jobs.
     pub enabled: bool,
-    /// How long a recovered job waits.
+    /// How long a recovered job waits before it is due again.
     pub delay: Duration,
-    /// The interruption with this number quarantines a job.
+    /// A job is quarantined when its count of interruptions reaches this number.
     pub max_interruptions: u16,
     /// Jobs with one of these flags get `resilient_factor` times the threshold.
     pub resilient_flags: Vec<String>,
-    /// See there.
+    /// The factor for jobs with one of the `resilient_flags`.
     pub resilient_factor: u32,
 }
 
@@ -102,8 +103,8 @@ impl Default for RecoverySettings {
 }
 
 impl RecoverySettings {
-    /// How many thresholds a job with these flags is given.
-    pub(super) fn patience_for(&self, flags: &[String]) -> u32 {
+    /// The factor by which the threshold is multiplied for a job with these flags.
+    pub(super) fn threshold_factor(&self, flags: &[String]) -> u32 {
         let is_resilient = flags.iter().any(|flag| self.resilient_flags.contains(flag));
         if is_resilient { self.resilient_factor.max(1) } else { 1 }
     }
@@ -111,33 +112,36 @@ impl RecoverySettings {
 
 impl Settings {
     pub(super) fn validate(&self) -> Result<()> {
-        let wrong = |field: &str, message: String| Err(Error::invalid(field, format!("{field}: {message}")));
+        let invalid =
+            |field: &str, message: String| Err(Error::invalid(field, format!("{field}: {message}")));
         if self.queues.is_empty() {
-            return wrong("queues", "none named; name at least one, such as `default`".into());
+            return invalid("queues", "no queue is named; name at least one, such as `default`".into());
         }
         for queue in &self.queues {
             check_name("queues", queue)?;
         }
         if self.concurrency == 0 {
-            return wrong("concurrency", "must be at least 1".into());
+            return invalid("concurrency", "must be at least 1".into());
         }
         if self.concurrency > MAX_CONCURRENCY {
-            return wrong(
+            return invalid(
                 "concurrency",
-                format!("at most {MAX_CONCURRENCY} in one process; start more of them"),
+                format!("at most {MAX_CONCURRENCY} in one process; start more processes instead"),
             );
         }
-        for (queue, most) in &self.queue_concurrency {
-            if *most == 0 {
-                return wrong(
+        for (queue, limit) in &self.queue_concurrency {
+            if *limit == 0 {
+                return invalid(
                     "queue_concurrency",
-                    format!("queue `{queue}`: must be at least 1; leave the queue out to run none"),
+                    format!(
+                        "queue `{queue}`: must be at least 1; remove the queue from `queues` to run none of its jobs"
+                    ),
                 );
             }
             if !self.queues.contains(queue) {
-                return wrong(
+                return invalid(
                     "queue_concurrency",
-                    format!("queue `{queue}` is not among the worker's queues; add it there"),
+                    format!("queue `{queue}` is not among the worker's queues; add it to `queues`"),
                 );
             }
         }
@@ -150,11 +154,11 @@ impl Settings {
         ];
         for (field, value) in positive {
             if value.is_zero() {
-                return wrong(field, "must be longer than nothing, such as `10s`".into());
+                return invalid(field, "must be longer than zero, such as `10s`".into());
             }
         }
         if self.max_poll_interval < self.poll_interval {
-            return wrong(
+            return invalid(
                 "max_poll_interval",
                 format!(
                     "{:?} is below poll_interval ({:?}); raise it",
@@ -163,16 +167,16 @@ impl Settings {
             );
         }
         if self.stale_after < self.heartbeat_interval.saturating_mul(3) {
-            return wrong(
+            return invalid(
                 "stale_after",
                 format!(
-                    "{:?} is under three heartbeats ({:?} each); one lost beat would cost the worker its jobs: raise it or beat more often",
+                    "{:?} is shorter than three heartbeats ({:?} each), so one lost heartbeat could cost the worker its jobs; raise it or send heartbeats more often",
                     self.stale_after, self.heartbeat_interval
                 ),
             );
         }
         if self.recovery.max_interruptions == 0 {
-            return wrong("max_interruptions", "must be at least 1".into());
+            return invalid("max_interruptions", "must be at least 1".into());
         }
         check_name("name_prefix", &self.name_prefix)
     }

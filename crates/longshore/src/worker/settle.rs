@@ -1,5 +1,5 @@
-//! Settle: ended attempts are stored in batches by back-pressure, and tried
-//! again until they are stored or turn out to be fenced off.
+//! Settle: stores how attempts ended, in batches. While one batch is being stored, the next
+//! one gathers. A batch is retried until it is stored or the fence rejects it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::lifecycle::Ending;
 
 const MAX_BATCH: usize = 1000;
 const MAX_BATCH_BYTES: usize = 8 << 20;
-/// How often a refusal that has no name is taken for a passing one.
-const GIVE_IT: u32 = 5;
-/// Between tries while the database cannot be reached.
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// How often to try before an unclassified error counts as permanent.
+const MAX_UNKNOWN_ERROR_TRIES: u32 = 5;
+/// The pauses between tries double from the first to the last.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// The end of one attempt, on its way to the database.
+/// The end of one attempt, before it is stored.
 pub(super) struct AttemptReport {
     attempt: Arc<Attempt>,
     ending: Ending,
@@ -34,7 +34,7 @@ pub(super) struct AttemptReport {
 }
 
 impl AttemptReport {
-    /// How much it adds to a message, roughly.
+    /// Roughly how many bytes it adds to the batch.
     fn size(&self) -> usize {
         let result = match &self.ending {
             Ending::Succeeded { result: Some(result) } => result.get().len(),
@@ -46,7 +46,7 @@ impl AttemptReport {
 }
 
 impl Shared {
-    /// Hands an attempt's end to the settler. Only the first word counts.
+    /// Sends an attempt's end to the settler. Only the first report of an attempt counts.
     pub(super) fn report(&self, attempt: Arc<Attempt>, ending: Ending, ran: Option<Duration>) {
         if !attempt.end() {
             return;
@@ -55,7 +55,7 @@ impl Shared {
             Ending::Succeeded { .. } => attempt.take_follow_ups(),
             _ => Vec::new(),
         };
-        // Fails only when the settler is gone, and then recovery takes over.
+        // Fails only when the settler has ended; recovery then handles the job.
         let _ = self.reports.send(AttemptReport { attempt, ending, follow_ups, ran });
     }
 }
@@ -72,7 +72,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut reports: mpsc::UnboundedReceive
                 () = shared.reached(Phase::Ended) => return,
             }
             inbox.extend(batch.drain(..));
-            // Runners that are about to report still join.
+            // Let runners that are about to report join this batch.
             tokio::task::yield_now().await;
         }
         while inbox.len() < MAX_BATCH
@@ -92,11 +92,11 @@ pub(super) async fn run(shared: Arc<Shared>, mut reports: mpsc::UnboundedReceive
     }
 }
 
-/// Stores a batch. As long as the database cannot be reached there is nothing
-/// else to do; but if it can, what it will not take now (a row that somebody has
-/// locked, a value it refuses) is tried again apart, and holds up nobody.
+/// Stores a batch. While the database cannot be reached, the whole batch is retried. If the
+/// database can be reached but rejects the batch (a locked row, a refused value), each report is
+/// retried on its own task, so that it does not hold up the others.
 async fn settle(shared: &Arc<Shared>, batch: Vec<AttemptReport>) {
-    let mut wait = FIRST_WAIT;
+    let mut delay = FIRST_RETRY_DELAY;
     loop {
         let began = Instant::now();
         let error = match store(shared, &batch).await {
@@ -106,22 +106,22 @@ async fn settle(shared: &Arc<Shared>, batch: Vec<AttemptReport>) {
             }
             Err(error) => error,
         };
-        if !is_for_all(shared, &error).await {
+        if !affects_every_batch(shared, &error).await {
             for report in batch {
                 tokio::spawn(settle_alone(shared.clone(), report));
             }
             return;
         }
-        tracing::warn!(%error, jobs = batch.len(), "could not settle; trying again");
-        if !shared.sleep_unless(Phase::Ended, wait).await {
+        tracing::warn!(%error, jobs = batch.len(), "could not settle; retrying");
+        if !shared.sleep_unless(Phase::Ended, delay).await {
             return give_up(shared, batch, &error);
         }
-        wait = (wait * 2).min(LONGEST_WAIT);
+        delay = (delay * 2).min(MAX_RETRY_DELAY);
     }
 }
 
-/// Whether any other batch would fare the same.
-async fn is_for_all(shared: &Shared, error: &Error) -> bool {
+/// Whether any other batch would fail in the same way.
+async fn affects_every_batch(shared: &Shared, error: &Error) -> bool {
     if error.is_read_only() || error.is_schema() {
         return true;
     }
@@ -129,29 +129,29 @@ async fn is_for_all(shared: &Shared, error: &Error) -> bool {
 }
 
 async fn settle_alone(shared: Arc<Shared>, mut report: AttemptReport) {
-    let (mut wait, mut tries) = (FIRST_WAIT, 0);
+    let (mut delay, mut tries) = (FIRST_RETRY_DELAY, 0);
     loop {
         tries += 1;
         let error = match store(&shared, std::slice::from_ref(&report)).await {
             Ok(kept) => return finish(&shared, vec![report], kept),
             Err(error) => error,
         };
-        let may_pass = error.is_unavailable() || error.is_read_only() || error.is_schema();
-        let refused = error.is_invalid() || (!may_pass && tries >= GIVE_IT);
-        if refused && without_what_was_refused(&mut report, &error) {
+        let may_clear = error.is_unavailable() || error.is_read_only() || error.is_schema();
+        let refused = error.is_invalid() || (!may_clear && tries >= MAX_UNKNOWN_ERROR_TRIES);
+        if refused && convert_to_failure(&mut report, &error) {
             continue;
         }
         let job_id = report.attempt.claimed.lease().id;
-        tracing::warn!(%error, %job_id, "could not settle; trying again");
-        if !shared.sleep_unless(Phase::Ended, wait).await {
+        tracing::warn!(%error, %job_id, "could not settle; retrying");
+        if !shared.sleep_unless(Phase::Ended, delay).await {
             return give_up(&shared, vec![report], &error);
         }
-        wait = (wait * 2).min(LONGEST_WAIT);
+        delay = (delay * 2).min(MAX_RETRY_DELAY);
     }
 }
 
 async fn store(shared: &Shared, batch: &[AttemptReport]) -> crate::Result<Vec<Kept>> {
-    // `client::Report` borrows the claim, so the list is made anew for each try.
+    // `client::Report` borrows the claim, so the list is rebuilt for each try.
     let reports: Vec<client::Report<'_>> = batch
         .iter()
         .map(|item| client::Report {
@@ -163,26 +163,26 @@ async fn store(shared: &Shared, batch: &[AttemptReport]) -> crate::Result<Vec<Ke
     shared.client.settle_as(&reports).await
 }
 
-/// The database will not have what the handler left behind: the attempt has
-/// failed then. Says whether there was anything to leave out.
-fn without_what_was_refused(report: &mut AttemptReport, error: &Error) -> bool {
-    let left_behind =
+/// Turns a success into a failed attempt, because the database refuses its result or its
+/// follow-ups. Returns false if the report has neither, so that nothing can be dropped.
+fn convert_to_failure(report: &mut AttemptReport, error: &Error) -> bool {
+    let has_output =
         matches!(&report.ending, Ending::Succeeded { result: Some(_) }) || !report.follow_ups.is_empty();
-    if left_behind {
+    if has_output {
         report.ending = Ending::Failed {
-            error: format!("what the handler left behind could not be stored: {error}"),
+            error: format!("the handler's result or follow-up jobs could not be stored: {error}"),
             retry_in: report.attempt.claimed.backoff(),
         };
         report.follow_ups = Vec::new();
     }
-    left_behind
+    has_output
 }
 
-/// The leases are left to recovery.
+/// Gives up on a batch when the worker has ended; recovery takes its leases.
 fn give_up(shared: &Shared, batch: Vec<AttemptReport>, error: &Error) {
     for report in &batch {
         let job_id = report.attempt.claimed.lease().id;
-        tracing::error!(%job_id, %error, "an attempt's end could not be stored; recovery will find the job");
+        tracing::error!(%job_id, %error, "could not store how the attempt ended; recovery will handle the job");
         shared.metrics.completed(report.attempt.claimed.kind(), "error", report.ran);
     }
     shared.held.remove(batch.iter().map(|report| &report.attempt));
@@ -192,7 +192,7 @@ fn finish(shared: &Arc<Shared>, batch: Vec<AttemptReport>, kept: Vec<Kept>) {
     shared.held.remove(batch.iter().map(|report| &report.attempt));
     for (report, kept) in batch.into_iter().zip(kept) {
         let claimed = &report.attempt.claimed;
-        shared.metrics.completed(claimed.kind(), word(kept), report.ran);
+        shared.metrics.completed(claimed.kind(), outcome_label(kept), report.ran);
         if kept == Kept::LeaseLost {
             report.attempt.control.stop(StopReason::LeaseLost);
             let lease = claimed.lease();
@@ -200,17 +200,17 @@ fn finish(shared: &Arc<Shared>, batch: Vec<AttemptReport>, kept: Vec<Kept>) {
         }
         if shared.hooks.is_some() {
             let shared = shared.clone();
-            shared.telling.begin();
+            shared.hook_calls.begin();
             tokio::spawn(async move {
-                tell(&shared, &report, kept).await;
-                shared.telling.end();
+                call_hooks(&shared, &report, kept).await;
+                shared.hook_calls.end();
             });
         }
     }
 }
 
-/// The metrics' word for what became of an attempt.
-fn word(kept: Kept) -> &'static str {
+/// The metrics' `outcome` label for what was stored.
+fn outcome_label(kept: Kept) -> &'static str {
     match kept {
         Kept::Finished(Outcome::Succeeded) => "succeeded",
         Kept::Finished(Outcome::FailedPermanent) => "failed_permanent",
@@ -222,14 +222,14 @@ fn word(kept: Kept) -> &'static str {
     }
 }
 
-async fn tell(shared: &Shared, report: &AttemptReport, kept: Kept) {
+async fn call_hooks(shared: &Shared, report: &AttemptReport, kept: Kept) {
     let Some(hooks) = &shared.hooks else { return };
     let job = &report.attempt.claimed;
     let error = match &report.ending {
         Ending::Failed { error, .. } => error.as_str(),
         _ => "",
     };
-    let told = match kept {
+    let called = match kept {
         Kept::Finished(Outcome::Succeeded) => call("on_success", hooks.on_success(job)).await,
         Kept::Finished(Outcome::FailedPermanent) => {
             call("on_permanent_failure", hooks.on_permanent_failure(job, error)).await
@@ -238,7 +238,7 @@ async fn tell(shared: &Shared, report: &AttemptReport, kept: Kept) {
         Kept::Requeued(AttemptEnd::Failed) => call("on_failure", hooks.on_failure(job, error)).await,
         Kept::Requeued(_) | Kept::LeaseLost => Some(()),
     };
-    if told.is_none() {
-        tracing::warn!(job_id = %job.lease().id, "the job's end is stored, but a hook did not hear of it");
+    if called.is_none() {
+        tracing::warn!(job_id = %job.lease().id, "the attempt is settled, but its hook failed");
     }
 }

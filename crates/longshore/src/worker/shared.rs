@@ -1,5 +1,5 @@
-//! What the parts of one worker share: the leases it holds, the jobs that wait
-//! for a free slot, its name in the database, and whether it is to go on.
+//! State that the tasks of one worker share: the leases it holds, the jobs that wait for a
+//! free slot, its current id, its contact with the database, and its phase.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -30,20 +30,20 @@ pub(super) struct Shared {
     pub(super) held: HeldLeases,
     pub(super) buffer: Buffer,
     pub(super) contact: Contact,
-    pub(super) telling: Telling,
+    pub(super) hook_calls: HookCalls,
     pub(super) phase: watch::Sender<Phase>,
-    identity: Mutex<WorkerId>,
+    worker_id: Mutex<WorkerId>,
 }
 
-/// How far a worker is on its way out.
+/// How far a worker's shutdown has progressed. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Working,
-    /// Takes what is due until nothing is, then ends.
+    /// Claims until no job is due, then finishes.
     Draining,
-    /// Takes nothing more; what runs may finish.
+    /// Claims nothing more; running jobs may finish.
     Finishing,
-    /// Everything that can be settled is; the last tasks may go.
+    /// Everything that can be settled is settled; the remaining tasks end.
     Ended,
 }
 
@@ -54,7 +54,7 @@ impl Shared {
         registry: Registry,
         hooks: Option<Arc<dyn Hooks>>,
         reports: mpsc::UnboundedSender<AttemptReport>,
-        worker: WorkerId,
+        worker_id: WorkerId,
         phase: Phase,
     ) -> Arc<Self> {
         Arc::new(Shared {
@@ -68,33 +68,33 @@ impl Shared {
             held: HeldLeases::default(),
             buffer: Buffer::default(),
             contact: Contact::new(),
-            telling: Telling::default(),
+            hook_calls: HookCalls::default(),
             phase: watch::Sender::new(phase),
-            identity: Mutex::new(worker),
+            worker_id: Mutex::new(worker_id),
         })
     }
 
-    /// This boot's id; a new one after the old was declared dead.
-    pub(super) fn worker(&self) -> WorkerId {
-        *lock(&self.identity)
+    /// The worker's current id; a new one after the old one was declared dead.
+    pub(super) fn worker_id(&self) -> WorkerId {
+        *lock(&self.worker_id)
     }
 
-    pub(super) fn become_worker(&self, worker: WorkerId) {
-        *lock(&self.identity) = worker;
+    pub(super) fn set_worker_id(&self, worker_id: WorkerId) {
+        *lock(&self.worker_id) = worker_id;
     }
 
     pub(super) fn phase(&self) -> Phase {
         *self.phase.borrow()
     }
 
-    /// Waits until the worker has come at least this far.
+    /// Waits until the worker is in this phase or a later one.
     pub(super) async fn reached(&self, phase: Phase) {
         let mut changes = self.phase.subscribe();
-        // Fails only when the sender is gone, which we hold.
+        // Fails only when the sender is gone, and `self` holds it.
         let _ = changes.wait_for(|now| *now >= phase).await;
     }
 
-    /// Sleeps, unless the worker reaches `phase` first; says whether it slept.
+    /// Sleeps unless the worker reaches `phase` first; returns true if it slept to the end.
     pub(super) async fn sleep_unless(&self, phase: Phase, time: Duration) -> bool {
         tokio::select! {
             () = tokio::time::sleep(time) => true,
@@ -103,41 +103,42 @@ impl Shared {
     }
 }
 
-/// Ends the worker's threads with its last task, however that comes about: a
-/// heartbeat alone would keep leases that nobody works on.
-pub(super) struct EndsAll(pub(super) Arc<Shared>);
+/// Moves the worker to [`Phase::Ended`] when its supervisor ends for any reason, so that the
+/// heartbeat thread ends too. A heartbeat without a supervisor would keep leases whose jobs no
+/// longer run.
+pub(super) struct EndGuard(pub(super) Arc<Shared>);
 
-impl Drop for EndsAll {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         self.0.phase.send_replace(Phase::Ended);
     }
 }
 
-/// Hooks that are being told what was stored.
+/// Counts the hook calls in flight that report stored results.
 #[derive(Default)]
-pub(super) struct Telling {
-    open: AtomicUsize,
-    told: Notify,
+pub(super) struct HookCalls {
+    in_flight: AtomicUsize,
+    ended: Notify,
 }
 
-impl Telling {
+impl HookCalls {
     pub(super) fn begin(&self) {
-        self.open.fetch_add(1, Ordering::AcqRel);
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(super) fn end(&self) {
-        self.open.fetch_sub(1, Ordering::AcqRel);
-        self.told.notify_waiters();
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.ended.notify_waiters();
     }
 
-    /// Waits until all have been told.
-    pub(super) async fn all(&self) {
+    /// Waits until no call is in flight.
+    pub(super) async fn all_done(&self) {
         loop {
-            let told = self.told.notified();
-            if self.open.load(Ordering::Acquire) == 0 {
+            let ended = self.ended.notified();
+            if self.in_flight.load(Ordering::Acquire) == 0 {
                 return;
             }
-            told.await;
+            ended.await;
         }
     }
 }
@@ -148,12 +149,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // ---- leases ---------------------------------------------------------------
 
-/// The leases of this process, from the claim's answer to the settlement's.
+/// The leases this process holds, from the claim's reply to the settlement's reply.
 #[derive(Default)]
 pub(super) struct HeldLeases {
     attempts: Mutex<HashMap<Lease, Arc<Attempt>>>,
     suspects: AtomicUsize,
-    /// Told whenever leases have been settled.
+    /// Notified whenever leases have been settled.
     pub(super) settled: Notify,
 }
 
@@ -195,26 +196,26 @@ impl HeldLeases {
         lock(&self.attempts).values().cloned().collect()
     }
 
-    pub(super) fn leases(&self, worker: WorkerId) -> Vec<Lease> {
-        lock(&self.attempts).keys().filter(|lease| lease.worker == worker).copied().collect()
+    pub(super) fn leases(&self, worker_id: WorkerId) -> Vec<Lease> {
+        lock(&self.attempts).keys().filter(|lease| lease.worker == worker_id).copied().collect()
     }
 
-    /// How many come from this queue.
-    pub(super) fn of_queue(&self, queue: &str) -> usize {
+    /// How many of the leases are for jobs of this queue.
+    pub(super) fn count_in_queue(&self, queue: &str) -> usize {
         lock(&self.attempts).values().filter(|attempt| attempt.claimed.queue() == queue).count()
     }
 }
 
 // ---- jobs that wait for a slot ---------------------------------------------
 
-/// Claimed jobs in the order in which they should start.
+/// Claimed jobs that wait for a runner, in the order in which they should start.
 #[derive(Default)]
 pub(super) struct Buffer {
     waiting: Mutex<Waiting>,
     arrived: Notify,
-    /// Told when fewer than `low` are left.
+    /// Notified when at most `low_water` jobs are left.
     pub(super) demand: Notify,
-    low: AtomicUsize,
+    low_water: AtomicUsize,
     busy: AtomicUsize,
     done: AtomicU64,
     closed: AtomicBool,
@@ -223,8 +224,8 @@ pub(super) struct Buffer {
 #[derive(Default)]
 struct Waiting {
     jobs: VecDeque<Arc<Attempt>>,
-    /// Runners that looked, found nothing, and wait. Under the same lock: who
-    /// takes a job must know of everybody who will not look again by himself.
+    /// Runners that found the buffer empty and wait. Counted under the same lock as the jobs:
+    /// a runner that takes a job must see every runner that will not check again by itself.
     idle: usize,
 }
 
@@ -234,13 +235,13 @@ impl Buffer {
         self.arrived.notify_one();
     }
 
-    /// The next job to run, which makes its runner busy; `None` when there will
-    /// be no more.
+    /// Waits for the next job and counts its runner as busy; `None` once the buffer is closed
+    /// and empty.
     pub(super) async fn next(&self) -> Option<Arc<Attempt>> {
-        let mut waits = false;
+        let mut counted_idle = false;
         loop {
             let arrived = self.arrived.notified();
-            if let Some(attempt) = self.pop(&mut waits) {
+            if let Some(attempt) = self.pop(&mut counted_idle) {
                 return Some(attempt);
             }
             if self.closed.load(Ordering::Acquire) {
@@ -250,35 +251,35 @@ impl Buffer {
         }
     }
 
-    /// `waits` says whether this runner is counted among the idle.
-    fn pop(&self, waits: &mut bool) -> Option<Arc<Attempt>> {
+    /// `counted_idle` is true while this runner is counted in [`Waiting::idle`].
+    fn pop(&self, counted_idle: &mut bool) -> Option<Arc<Attempt>> {
         let mut waiting = lock(&self.waiting);
         let Some(attempt) = waiting.jobs.pop_front() else {
-            waiting.idle += usize::from(!std::mem::replace(waits, true));
+            waiting.idle += usize::from(!std::mem::replace(counted_idle, true));
             return None;
         };
-        waiting.idle -= usize::from(*waits);
+        waiting.idle -= usize::from(*counted_idle);
         let (left, idle) = (waiting.jobs.len(), waiting.idle);
         self.busy.fetch_add(1, Ordering::AcqRel);
         drop(waiting);
-        // Whoever gets up wakes the next, so that a push wakes as many as it
-        // has work for.
+        // Each runner that wakes up wakes the next one, so that a push wakes as many
+        // runners as it brought jobs.
         if left > 0 && idle > 0 {
             self.arrived.notify_one();
         }
-        if left <= self.low.load(Ordering::Relaxed) {
+        if left <= self.low_water.load(Ordering::Relaxed) {
             self.demand.notify_one();
         }
         Some(attempt)
     }
 
-    /// More jobs of the same kind, for a batch that has begun.
-    pub(super) fn more_of(&self, kind: &str, most: usize) -> Vec<Arc<Attempt>> {
+    /// Takes up to `limit` more jobs of the same kind, to fill a batch.
+    pub(super) fn take_same_kind(&self, kind: &str, limit: usize) -> Vec<Arc<Attempt>> {
         let mut waiting = lock(&self.waiting);
         let mut taken = Vec::new();
         let mut left = VecDeque::with_capacity(waiting.jobs.len());
         for attempt in waiting.jobs.drain(..) {
-            if taken.len() < most && attempt.claimed.kind() == kind {
+            if taken.len() < limit && attempt.claimed.kind() == kind {
                 taken.push(attempt);
             } else {
                 left.push_back(attempt);
@@ -287,42 +288,43 @@ impl Buffer {
         waiting.jobs = left;
         let left = waiting.jobs.len();
         drop(waiting);
-        if left <= self.low.load(Ordering::Relaxed) {
+        if left <= self.low_water.load(Ordering::Relaxed) {
             self.demand.notify_one();
         }
         taken
     }
 
-    /// A runner has ended `jobs` jobs and is free.
+    /// Records that a runner has ended `jobs` jobs and is free.
     pub(super) fn done(&self, jobs: usize) {
         self.done.fetch_add(jobs as u64, Ordering::Relaxed);
         self.busy.fetch_sub(1, Ordering::AcqRel);
-        if self.len() <= self.low.load(Ordering::Relaxed) {
+        if self.len() <= self.low_water.load(Ordering::Relaxed) {
             self.demand.notify_one();
         }
     }
 
-    /// Takes out all that have not begun.
+    /// Takes all jobs that have not started.
     pub(super) fn take_all(&self) -> Vec<Arc<Attempt>> {
         lock(&self.waiting).jobs.drain(..).collect()
     }
 
-    /// Takes out those that have waited for longer than this.
-    pub(super) fn take_older(&self, than: Duration) -> Vec<Arc<Attempt>> {
+    /// Takes the jobs that have waited for longer than `max_wait`.
+    pub(super) fn take_overdue(&self, max_wait: Duration) -> Vec<Arc<Attempt>> {
         let mut waiting = lock(&self.waiting);
-        let (old, young) = waiting.jobs.drain(..).partition(|attempt| attempt.since.elapsed() > than);
+        let (old, young) =
+            waiting.jobs.drain(..).partition(|attempt| attempt.received_at.elapsed() > max_wait);
         waiting.jobs = young;
         Vec::from(old)
     }
 
-    /// Lets runners go once nothing waits.
+    /// Ends the runners once no job waits.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.arrived.notify_waiters();
     }
 
-    pub(super) fn set_low(&self, low: usize) {
-        self.low.store(low, Ordering::Relaxed);
+    pub(super) fn set_low_water(&self, jobs: usize) {
+        self.low_water.store(jobs, Ordering::Relaxed);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -341,51 +343,52 @@ impl Buffer {
 
 // ---- contact with the database ----------------------------------------------
 
-/// When the database last heard from us, on the monotonic clock.
-pub(super) struct Contact(Mutex<Heard>);
+/// When the database last acknowledged a heartbeat, on the monotonic clock.
+pub(super) struct Contact(Mutex<LastContact>);
 
 #[derive(Clone, Copy)]
-struct Heard {
-    /// When the last beat that was acknowledged was sent.
-    last: Instant,
-    /// Since when no beat has failed.
+struct LastContact {
+    /// When the last acknowledged heartbeat was sent.
+    sent: Instant,
+    /// Since when no heartbeat has failed.
     unbroken_since: Option<Instant>,
 }
 
 impl Contact {
     fn new() -> Self {
         let now = Instant::now();
-        Contact(Mutex::new(Heard { last: now, unbroken_since: Some(now) }))
+        Contact(Mutex::new(LastContact { sent: now, unbroken_since: Some(now) }))
     }
 
-    /// A beat was acknowledged. After a longer silence than beats leave, such as
-    /// that of a process which stood still, contact begins anew: others may have
-    /// stood still as well.
-    pub(super) fn heard(&self, sent: Instant, interval: Duration) {
-        let mut heard = lock(&self.0);
-        if sent.duration_since(heard.last) > interval.saturating_mul(2) {
-            heard.unbroken_since = None;
+    /// Records that the heartbeat sent at `sent` was acknowledged. If the gap since the last one
+    /// is longer than two intervals (this process was suspended, for example), unbroken contact
+    /// starts again from here: other processes may have been suspended too.
+    pub(super) fn acknowledged(&self, sent: Instant, interval: Duration) {
+        let mut last = lock(&self.0);
+        if sent.duration_since(last.sent) > interval.saturating_mul(2) {
+            last.unbroken_since = None;
         }
-        heard.last = sent;
-        heard.unbroken_since.get_or_insert(sent);
+        last.sent = sent;
+        last.unbroken_since.get_or_insert(sent);
     }
 
-    pub(super) fn broke(&self) {
+    /// Records that a heartbeat failed.
+    pub(super) fn failed(&self) {
         lock(&self.0).unbroken_since = None;
     }
 
-    /// How long ago the last acknowledged beat was sent.
+    /// How long ago the last acknowledged heartbeat was sent.
     pub(super) fn silence(&self) -> Duration {
-        lock(&self.0).last.elapsed()
+        lock(&self.0).sent.elapsed()
     }
 
-    /// For how long contact has not been broken.
+    /// For how long no heartbeat has failed.
     pub(super) fn unbroken(&self) -> Option<Duration> {
         lock(&self.0).unbroken_since.map(|since| since.elapsed())
     }
 
-    /// Whether leases may soon be given away.
-    pub(super) fn is_out_of_reach(&self, settings: &Settings) -> bool {
+    /// Whether the self-stop time has passed: other workers may soon recover this worker's jobs.
+    pub(super) fn is_past_self_stop(&self, settings: &Settings) -> bool {
         self.silence() + settings.heartbeat_interval * 2 >= settings.stale_after
     }
 }

@@ -1,13 +1,13 @@
-//! SIGINT and SIGTERM, for programs that stay until they are told to end.
+//! SIGINT and SIGTERM, for programs that run until a signal ends them.
 
 use super::Stopper;
 use crate::error::{Error, Result};
 
-/// The signals that ask a process to end. Listened for from the beginning to the
-/// end, so that none comes between two looks.
+/// Listens for the signals that request the process to end (SIGINT and SIGTERM), from creation
+/// on, so that no signal is missed between two waits.
 ///
-/// For a program that runs a worker beside something else; [`Worker::run`]
-/// heeds them by itself.
+/// For a program that runs a worker next to something else; [`Worker::run`] handles signals by
+/// itself.
 ///
 /// ```no_run
 /// # async fn run(worker: longshore::Worker) -> longshore::Result<()> {
@@ -22,11 +22,11 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Signals {
     #[cfg(unix)]
-    either: [tokio::signal::unix::Signal; 2],
+    signals: [tokio::signal::unix::Signal; 2],
 }
 
 impl Signals {
-    /// Listens from here on.
+    /// Starts to listen.
     pub fn new() -> Result<Self> {
         #[cfg(unix)]
         {
@@ -35,17 +35,17 @@ impl Signals {
                 signal(kind)
                     .map_err(|error| Error::unavailable("cannot listen for signals").with_source(error))
             };
-            Ok(Signals { either: [listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?] })
+            Ok(Signals { signals: [listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?] })
         }
         #[cfg(not(unix))]
         Ok(Signals {})
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) {
         #[cfg(unix)]
         {
-            let [interrupt, terminate] = &mut self.either;
+            let [interrupt, terminate] = &mut self.signals;
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
@@ -57,13 +57,13 @@ impl Signals {
         }
     }
 
-    /// The first signal stops the worker, the second at once. Between the two,
-    /// `begun` may stop what runs beside it.
-    pub async fn stop(mut self, stopper: Stopper, begun: impl FnOnce()) {
+    /// Stops the worker at the first signal, and without a grace period at the second.
+    /// `on_first` is called after the first signal, to stop other parts of the program.
+    pub async fn stop(mut self, stopper: Stopper, on_first: impl FnOnce()) {
         self.next().await;
-        tracing::info!("stopping; what runs may finish, a second signal cuts it short");
+        tracing::info!("stopping; running jobs may finish, a second signal stops them now");
         stopper.stop();
-        begun();
+        on_first();
         self.next().await;
         tracing::info!("stopping now");
         stopper.stop_now();

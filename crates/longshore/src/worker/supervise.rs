@@ -1,4 +1,5 @@
-//! Starting a worker, supervising its tasks, and stopping it in order.
+//! Starting a worker, supervising its tasks, and the shutdown sequence. What each task does is
+//! in its own module.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::context::StopReason;
 use super::hooks::{self, Hooks};
 use super::registry::Registry;
 use super::settings::Settings;
-use super::shared::{EndsAll, Phase, Shared};
+use super::shared::{EndGuard, Phase, Shared};
 use super::signals::Signals;
 use super::{claim, execute, heartbeat, settle, upkeep};
 use crate::client::Client;
@@ -20,12 +21,15 @@ use crate::error::Result;
 use crate::job::WorkerId;
 use crate::lifecycle::Ending;
 
-/// After the grace, handlers that were told to stop have this long.
-const STOP_WITHIN: Duration = Duration::from_millis(800);
-/// What has ended by then has this long to be stored.
-const SETTLE_WITHIN: Duration = Duration::from_millis(500);
+/// After the grace period, handlers have this long to react to their stop token. Also the
+/// longest wait for a claim in flight.
+const STOP_TIMEOUT: Duration = Duration::from_millis(800);
+/// The longest wait for the last settlements, and for signing off.
+const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The longest wait for dropped handlers to end.
+const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A worker that has not begun.
+/// A worker that is built but not yet started.
 pub struct Worker {
     pub(super) client: Client,
     pub(super) settings: Settings,
@@ -34,54 +38,54 @@ pub struct Worker {
     pub(super) hooks: Option<Arc<dyn Hooks>>,
 }
 
-/// What a worker has done since it began.
+/// How a worker's attempts have ended since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Summary {
     /// Attempts that succeeded.
     pub succeeded: u64,
     /// Attempts that failed and will be tried again.
     pub retrying: u64,
-    /// Jobs that failed for good.
+    /// Jobs that failed permanently.
     pub failed_permanent: u64,
     /// Jobs that ended as cancelled.
     pub cancelled: u64,
-    /// Attempts put off or given back.
+    /// Attempts that were snoozed or released.
     pub put_back: u64,
 }
 
 impl Worker {
-    /// Begins to put one together.
+    /// Starts building a worker.
     pub fn builder(client: Client) -> Builder {
         Builder::new(client)
     }
 
-    /// Begins to work; goes on until [stopped](RunningWorker::stop).
+    /// Starts the worker; it runs until it is [stopped](RunningWorker::stop).
     pub async fn start(self) -> Result<RunningWorker> {
-        self.begin(Phase::Working).await
+        self.start_in(Phase::Working).await
     }
 
-    /// Runs what is due, and what becomes due meanwhile, until nothing is; then
-    /// stops.
+    /// Runs all due jobs, including those that become due meanwhile, and stops when none is
+    /// left.
     pub async fn drain(self) -> Result<Summary> {
-        let running = self.begin(Phase::Draining).await?;
+        let running = self.start_in(Phase::Draining).await?;
         Ok(running.wait().await)
     }
 
-    /// Works until the process is told to end (SIGINT or SIGTERM); a second
-    /// signal cuts the grace short.
+    /// Runs until SIGINT or SIGTERM arrives, then stops; a second signal ends the grace period
+    /// at once.
     pub async fn run(self) -> Result<Summary> {
-        self.run_as(Phase::Working).await
+        self.run_in(Phase::Working).await
     }
 
-    /// As [`drain`](Self::drain), and heeds signals as [`run`](Self::run) does.
+    /// Like [`drain`](Self::drain), and also stops on signals like [`run`](Self::run).
     pub async fn run_drain(self) -> Result<Summary> {
-        self.run_as(Phase::Draining).await
+        self.run_in(Phase::Draining).await
     }
 
-    async fn run_as(self, phase: Phase) -> Result<Summary> {
+    async fn run_in(self, phase: Phase) -> Result<Summary> {
         let mut signals = Signals::new()?;
         let running = tokio::select! {
-            begun = self.begin(phase) => begun?,
+            started = self.start_in(phase) => started?,
             // Nothing has been claimed yet.
             () = signals.next() => return Ok(Summary::default()),
         };
@@ -89,46 +93,46 @@ impl Worker {
         Ok(running.wait().await)
     }
 
-    async fn begin(self, phase: Phase) -> Result<RunningWorker> {
-        let worker = WorkerId::new();
+    async fn start_in(self, phase: Phase) -> Result<RunningWorker> {
+        let worker_id = WorkerId::new();
         let client = self.client.clone();
         for schedule in self.schedules {
             self.client.put_schedule(schedule).await?;
         }
-        client.register(&heartbeat::registration(&self.settings, self.registry.kinds(), worker)).await?;
+        client.register(&heartbeat::registration(&self.settings, self.registry.kinds(), worker_id)).await?;
         let (reports, inbox) = mpsc::unbounded_channel();
         let shared =
-            Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker, phase);
-        let ends_all = EndsAll(shared.clone());
+            Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker_id, phase);
+        let end_guard = EndGuard(shared.clone());
         heartbeat::spawn(shared.clone(), client.with_own_connection())?;
         if let Err(error) = client.put_kinds(shared.registry.published()).await {
-            tracing::warn!(%error, "could not publish the worker's kinds; it works all the same");
+            tracing::warn!(%error, "could not publish the worker's kinds; the worker starts anyway");
         }
         if let Some(hooks) = &shared.hooks {
-            hooks::call("on_worker_start", hooks.on_worker_start(worker)).await;
+            hooks::call("on_worker_start", hooks.on_worker_start(worker_id)).await;
         }
-        let now = watch::Sender::new(false);
-        let task = tokio::spawn(supervise(ends_all, inbox, now.subscribe()));
-        Ok(RunningWorker { shared, now, task })
+        let skip_grace = watch::Sender::new(false);
+        let task = tokio::spawn(supervise(end_guard, inbox, skip_grace.subscribe()));
+        Ok(RunningWorker { shared, skip_grace, task })
     }
 }
 
-/// A worker at work. Dropping it does not stop it.
+/// The handle of a running worker. Dropping the handle does not stop the worker.
 pub struct RunningWorker {
     shared: Arc<Shared>,
-    now: watch::Sender<bool>,
+    skip_grace: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Stops a worker from elsewhere.
+/// Stops a running worker from another task. Cheap to clone.
 #[derive(Clone)]
 pub struct Stopper {
     shared: Arc<Shared>,
-    now: watch::Sender<bool>,
+    skip_grace: watch::Sender<bool>,
 }
 
 impl Stopper {
-    /// Claims no more; what runs may finish within the grace.
+    /// Stops claiming; running jobs may finish within the grace period.
     pub fn stop(&self) {
         self.shared.phase.send_if_modified(|phase| {
             let before = *phase;
@@ -137,44 +141,44 @@ impl Stopper {
         });
     }
 
-    /// As [`stop`](Self::stop), without grace.
+    /// Like [`stop`](Self::stop), without a grace period.
     pub fn stop_now(&self) {
         self.stop();
-        self.now.send_replace(true);
+        self.skip_grace.send_replace(true);
     }
 }
 
 impl RunningWorker {
-    /// This boot's id.
+    /// The worker's current id. It changes if the worker was declared dead and registered again.
     pub fn id(&self) -> WorkerId {
-        self.shared.worker()
+        self.shared.worker_id()
     }
 
-    /// Something to stop it by from elsewhere.
+    /// Returns a handle that can stop the worker from another task.
     pub fn stopper(&self) -> Stopper {
-        Stopper { shared: self.shared.clone(), now: self.now.clone() }
+        Stopper { shared: self.shared.clone(), skip_grace: self.skip_grace.clone() }
     }
 
-    /// What it has done so far.
+    /// How the worker's attempts have ended so far.
     pub fn summary(&self) -> Summary {
         self.shared.metrics.summary()
     }
 
-    /// Stops: claims no more at once, lets running jobs finish within the grace,
-    /// then tells them to stop, then drops them. What did not finish goes back to
-    /// the queue at once, uncharged.
+    /// Stops the worker and waits until it has stopped. It stops claiming at once, lets running
+    /// jobs finish within the grace period, then fires their stop tokens, then drops them.
+    /// Unfinished jobs are released to the queue at once, uncharged.
     pub async fn stop(self) -> Summary {
         self.stopper().stop();
         self.wait().await
     }
 
-    /// Stops without grace.
+    /// Like [`stop`](Self::stop), without a grace period.
     pub async fn stop_now(self) -> Summary {
         self.stopper().stop_now();
         self.wait().await
     }
 
-    /// Waits until somebody has stopped it.
+    /// Waits until the worker has stopped.
     pub async fn wait(self) -> Summary {
         if let Err(died) = self.task.await {
             tracing::error!(%died, "the worker's supervisor died");
@@ -183,13 +187,13 @@ impl RunningWorker {
     }
 }
 
-/// Runs the parts of a worker, and takes them down in order.
+/// Runs the worker's tasks, and stops them in order.
 async fn supervise(
-    ends_all: EndsAll,
+    end_guard: EndGuard,
     inbox: mpsc::UnboundedReceiver<settle::AttemptReport>,
-    mut now: watch::Receiver<bool>,
+    mut skip_grace: watch::Receiver<bool>,
 ) {
-    let shared = ends_all.0.clone();
+    let shared = end_guard.0.clone();
     let mut runners = JoinSet::new();
     for _ in 0..shared.settings.concurrency {
         runners.spawn(execute::run(shared.clone()));
@@ -209,15 +213,15 @@ async fn supervise(
         tokio::select! {
             () = shared.reached(Phase::Finishing) => break,
             Some(Err(died)) = runners.join_next() => {
-                tracing::error!(%died, "a runner died; another takes its place");
+                tracing::error!(%died, "a runner died; starting another");
                 runners.spawn(execute::run(shared.clone()));
             }
         }
     }
-    // A claim that is under way gives back what it found. One that hangs on the
-    // database is left to its engine, which does the same when the answer comes.
+    // A claim in flight releases the jobs it found. If it hangs on the database, the
+    // engine releases them when the reply arrives.
     let grace_ends = tokio::time::Instant::now() + shared.settings.shutdown_grace;
-    if tokio::time::timeout(STOP_WITHIN, &mut claimer).await.is_err() {
+    if tokio::time::timeout(STOP_TIMEOUT, &mut claimer).await.is_err() {
         claimer.abort();
     }
     for attempt in shared.buffer.take_all() {
@@ -230,59 +234,59 @@ async fn supervise(
     let in_time = tokio::select! {
         () = &mut all_done => true,
         () = tokio::time::sleep_until(grace_ends) => false,
-        () = cut_short(&mut now) => false,
+        () = grace_skipped(&mut skip_grace) => false,
     };
     if !in_time {
         let running = shared.held.all();
-        tracing::warn!(jobs = running.len(), "the grace is over; telling handlers to stop");
+        tracing::warn!(jobs = running.len(), "the grace period is over; stopping the running handlers");
         running.iter().for_each(|attempt| attempt.control.stop(StopReason::Shutdown));
-        if tokio::time::timeout(STOP_WITHIN, &mut all_done).await.is_err() {
+        if tokio::time::timeout(STOP_TIMEOUT, &mut all_done).await.is_err() {
             running.iter().for_each(|attempt| attempt.control.abort(StopReason::Shutdown));
-            // A handler that blocks its thread cannot even be dropped; its job
-            // goes back all the same, and the fence keeps it out.
-            let _ = tokio::time::timeout(Duration::from_millis(100), &mut all_done).await;
+            // A handler that blocks its thread cannot be dropped. Its job is released
+            // anyway; the fence rejects whatever the handler does later.
+            let _ = tokio::time::timeout(ABORT_TIMEOUT, &mut all_done).await;
             for attempt in shared.held.all() {
                 shared.report(attempt, Ending::Released, None);
             }
         }
     }
-    settle_the_rest(&shared).await;
+    wait_until_settled(&shared).await;
     shared.phase.send_replace(Phase::Ended);
     upkeep.abort_all();
-    if tokio::time::timeout(SETTLE_WITHIN, &mut settler).await.is_err() {
+    if tokio::time::timeout(SETTLE_TIMEOUT, &mut settler).await.is_err() {
         settler.abort();
     }
-    let worker = shared.worker();
-    let retired = tokio::time::timeout(SETTLE_WITHIN, shared.client.retire(worker)).await;
+    let worker_id = shared.worker_id();
+    let retired = tokio::time::timeout(SETTLE_TIMEOUT, shared.client.retire(worker_id)).await;
     if !matches!(retired, Ok(Ok(()))) {
-        tracing::debug!("could not sign off; recovery will clear the worker's row");
+        tracing::debug!("could not sign off; recovery will remove the worker's row");
     }
     if let Some(hooks) = &shared.hooks {
-        let telling = async {
-            shared.telling.all().await;
-            hooks::call("on_worker_stop", hooks.on_worker_stop(worker)).await;
+        let hooks_done = async {
+            shared.hook_calls.all_done().await;
+            hooks::call("on_worker_stop", hooks.on_worker_stop(worker_id)).await;
         };
         let in_time = tokio::select! {
-            () = telling => true,
+            () = hooks_done => true,
             () = tokio::time::sleep(shared.settings.shutdown_grace) => false,
-            () = cut_short(&mut now) => false,
+            () = grace_skipped(&mut skip_grace) => false,
         };
         if !in_time {
-            tracing::warn!("stopped before every hook had heard what was stored");
+            tracing::warn!("stopped before every hook call had finished");
         }
     }
 }
 
-/// Waits until somebody wants it to end without grace.
-async fn cut_short(now: &mut watch::Receiver<bool>) {
-    if now.wait_for(|now| *now).await.is_err() {
-        // Nobody is left who could want it.
+/// Waits until a stop without a grace period is requested.
+async fn grace_skipped(skip_grace: &mut watch::Receiver<bool>) {
+    if skip_grace.wait_for(|skip| *skip).await.is_err() {
+        // All senders are gone, so nothing can request it any more.
         std::future::pending().await
     }
 }
 
-/// Waits until every lease is settled, as long as the database answers.
-async fn settle_the_rest(shared: &Shared) {
+/// Waits until every lease is settled, at most [`SETTLE_TIMEOUT`].
+async fn wait_until_settled(shared: &Shared) {
     let all_settled = async {
         loop {
             let settled = shared.held.settled.notified();
@@ -292,7 +296,7 @@ async fn settle_the_rest(shared: &Shared) {
             settled.await;
         }
     };
-    let _ = tokio::time::timeout(SETTLE_WITHIN, all_settled).await;
+    let _ = tokio::time::timeout(SETTLE_TIMEOUT, all_settled).await;
 }
 
 #[cfg(test)]
@@ -303,16 +307,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grace_is_cut_short_by_who_asks_for_it_and_not_by_who_goes_away() {
+    fn the_grace_period_ends_early_on_request_but_not_when_the_handles_are_dropped() {
         let mut context = Context::from_waker(Waker::noop());
-        let (asks, mut now) = watch::channel(false);
-        let mut short = pin!(cut_short(&mut now));
-        assert!(short.as_mut().poll(&mut context).is_pending());
-        drop(asks);
-        assert!(short.as_mut().poll(&mut context).is_pending(), "nobody has asked");
+        let (sender, mut skip_grace) = watch::channel(false);
+        let mut skipped = pin!(grace_skipped(&mut skip_grace));
+        assert!(skipped.as_mut().poll(&mut context).is_pending());
+        drop(sender);
+        assert!(skipped.as_mut().poll(&mut context).is_pending(), "no request was made");
 
-        let (asks, mut now) = watch::channel(false);
-        asks.send_replace(true);
-        assert!(pin!(cut_short(&mut now)).poll(&mut context).is_ready());
+        let (sender, mut skip_grace) = watch::channel(false);
+        sender.send_replace(true);
+        assert!(pin!(grace_skipped(&mut skip_grace)).poll(&mut context).is_ready());
     }
 }

@@ -1,6 +1,5 @@
-//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules,
-//! retention, tallies and what the gauges show. Each step is bounded, and one that fails is
-//! tried again at its next turn.
+//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, retention,
+//! tallies and gauges. Each step is bounded, and a failed step is retried at its next turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +16,15 @@ use crate::lifecycle::Interruption;
 use crate::recovery::{Decision, RecoveryHook, SweepMode, SweepOptions, SweepReport};
 use crate::store::{Interrupted, Schedule, SweepScope};
 
-/// A schedule put by another process is noticed this soon.
-const SCHEDULES_EVERY: Duration = Duration::from_secs(5);
-/// How many rows one step of retention looks at.
-const STEP: u32 = 1000;
-/// How many steps one turn of retention takes at most.
-const STEPS: u32 = 50;
-/// Between steps, so that a long walk leaves the database to others.
-const BREATH: Duration = Duration::from_millis(50);
+/// The longest time between two passes over the schedules: a schedule stored by another process
+/// is noticed this soon.
+const SCHEDULES_INTERVAL: Duration = Duration::from_secs(5);
+/// How many rows one retention step examines.
+const ROWS_PER_STEP: u32 = 1000;
+/// The maximum number of retention steps in one turn.
+const MAX_STEPS: u32 = 50;
+/// The pause between steps, so that a long turn leaves the database to others.
+const PAUSE_BETWEEN_STEPS: Duration = Duration::from_millis(50);
 
 /// Recovers the jobs of dead workers.
 pub(super) async fn sweep(shared: Arc<Shared>) {
@@ -32,14 +32,15 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
     if !settings.recovery.enabled {
         return;
     }
-    // A counter that begins with its first event hides that one from rates.
+    // Register the counter at zero: if it appeared with its first event, rates would not
+    // show that event.
     shared.metrics.recovered(0);
     while shared.sleep_unless(Phase::Finishing, settings.sweep_interval).await {
-        // After an outage that all shared, the others need time to say that
-        // they live.
-        let two_beats = settings.heartbeat_interval * 2;
-        if shared.contact.unbroken().is_none_or(|time| time < two_beats)
-            || shared.contact.silence() > two_beats
+        // After an outage that affected all processes, give the other workers time to send
+        // a heartbeat before declaring any of them dead.
+        let two_heartbeats = settings.heartbeat_interval * 2;
+        if shared.contact.unbroken().is_none_or(|time| time < two_heartbeats)
+            || shared.contact.silence() > two_heartbeats
         {
             continue;
         }
@@ -57,7 +58,7 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
                     }
                 }
             }
-            Err(error) => tracing::warn!(%error, "the sweep failed; the next one tries again"),
+            Err(error) => tracing::warn!(%error, "the sweep failed; retrying at the next interval"),
         }
     }
 }
@@ -79,23 +80,23 @@ async fn sweep_once(shared: &Shared) -> crate::Result<SweepReport> {
         Some(hooks) => {
             shared
                 .client
-                .sweep_with(&options, &mut WorkerRecoveryHook { hooks, worker: shared.worker() })
+                .sweep_with(&options, &mut WorkerRecoveryHook { hooks, worker_id: shared.worker_id() })
                 .await
         }
     }
 }
 
-/// Lets the hooks decide about each job.
+/// Calls the application's hooks for each job a sweep recovers.
 struct WorkerRecoveryHook {
     hooks: Arc<dyn Hooks>,
-    worker: WorkerId,
+    worker_id: WorkerId,
 }
 
 #[async_trait]
 impl RecoveryHook for WorkerRecoveryHook {
     async fn decide(&mut self, job: &Interrupted) -> Decision {
-        let said = call("on_interrupted_job", self.hooks.on_interrupted_job(self.worker, job)).await;
-        said.unwrap_or(Decision::Default)
+        let decision = call("on_interrupted_job", self.hooks.on_interrupted_job(self.worker_id, job)).await;
+        decision.unwrap_or(Decision::Default)
     }
 
     async fn recovered(&mut self, job: &Interrupted) {
@@ -103,8 +104,7 @@ impl RecoveryHook for WorkerRecoveryHook {
     }
 }
 
-/// Fires the schedules that are due. Every process does; the database gives each
-/// tick to one.
+/// Fires due schedules. Every process does this; the database assigns each tick to one of them.
 pub(super) async fn cron(shared: Arc<Shared>) {
     loop {
         let fired = match shared.hooks.clone() {
@@ -114,13 +114,13 @@ pub(super) async fn cron(shared: Arc<Shared>) {
         let wait = match fired {
             Ok(report) => {
                 for tick in &report.fired {
-                    tracing::debug!(schedule = tick.schedule, tick = %tick.tick, job_id = %tick.job.id, "a tick fired");
+                    tracing::debug!(schedule = tick.schedule, tick = %tick.tick, job_id = %tick.job.id, "fired a tick");
                 }
                 let next = report.next_wake.and_then(|next| (next - report.looked_at).to_std().ok());
-                next.unwrap_or(SCHEDULES_EVERY).clamp(Duration::from_millis(1), SCHEDULES_EVERY)
+                next.unwrap_or(SCHEDULES_INTERVAL).clamp(Duration::from_millis(1), SCHEDULES_INTERVAL)
             }
             Err(error) => {
-                tracing::warn!(%error, "could not look at the schedules; trying again");
+                tracing::warn!(%error, "could not fire due schedules; retrying");
                 Duration::from_secs(1)
             }
         };
@@ -130,7 +130,7 @@ pub(super) async fn cron(shared: Arc<Shared>) {
     }
 }
 
-/// Lets the hooks decide about each tick.
+/// Calls the application's hook for each tick.
 struct WorkerTickHook(Arc<dyn Hooks>);
 
 #[async_trait]
@@ -138,8 +138,8 @@ impl TickHook for WorkerTickHook {
     async fn decide(&mut self, schedule: &Schedule, tick: DateTime<Utc>, job: NewJob) -> Tick {
         match call("on_cron_tick", self.0.on_cron_tick(schedule, tick, job.clone())).await {
             Some(Ok(changed)) => Tick::Fire(changed),
-            Some(Err(why)) => {
-                tracing::info!(schedule = schedule.name, %tick, ?why, "a hook held a tick back");
+            Some(Err(reason)) => {
+                tracing::info!(schedule = schedule.name, %tick, ?reason, "a hook vetoed the tick");
                 Tick::Veto
             }
             None => Tick::Fire(job),
@@ -147,39 +147,39 @@ impl TickHook for WorkerTickHook {
     }
 }
 
-/// Removes what is past its time and keeps counting cheap.
+/// Removes finished jobs past their retention, and folds the tallies to keep counting cheap.
 pub(super) async fn retain(shared: Arc<Shared>) {
     while shared.sleep_unless(Phase::Finishing, shared.settings.retention_interval).await {
-        for _ in 0..STEPS {
-            match shared.client.retain(&shared.settings.retention, STEP).await {
+        for _ in 0..MAX_STEPS {
+            match shared.client.retain(&shared.settings.retention, ROWS_PER_STEP).await {
                 Ok(retained) if retained.done => break,
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "retention failed; the next turn goes on");
+                    tracing::warn!(%error, "retention failed; retrying at the next interval");
                     break;
                 }
             }
-            if !shared.sleep_unless(Phase::Finishing, BREATH).await {
+            if !shared.sleep_unless(Phase::Finishing, PAUSE_BETWEEN_STEPS).await {
                 return;
             }
         }
-        if let Err(error) = shared.client.fold_tallies(STEP).await {
-            tracing::warn!(%error, "could not add up tallies; the next turn goes on");
+        if let Err(error) = shared.client.fold_tallies(ROWS_PER_STEP).await {
+            tracing::warn!(%error, "could not fold the tallies; retrying at the next interval");
         }
     }
 }
 
-/// Shows how many jobs wait, and for how long; from the start, so that whoever
-/// looks at a fresh process sees numbers.
+/// Refreshes the gauges: queue depth and the age of the oldest due job. The first refresh is
+/// immediate, so that a new process shows values at once.
 pub(super) async fn sample(shared: Arc<Shared>) {
     loop {
         match shared.client.counts().await {
-            Ok(counts) => shared.metrics.depth(&counts),
+            Ok(counts) => shared.metrics.set_depth(&counts),
             Err(error) => tracing::debug!(%error, "could not count jobs"),
         }
         match shared.client.overdue().await {
-            Ok(overdue) => shared.metrics.overdue(&overdue),
-            Err(error) => tracing::debug!(%error, "could not look for the oldest jobs"),
+            Ok(overdue) => shared.metrics.set_overdue(&overdue),
+            Err(error) => tracing::debug!(%error, "could not find the oldest due jobs"),
         }
         if !shared.sleep_unless(Phase::Finishing, shared.settings.sample_interval).await {
             return;
