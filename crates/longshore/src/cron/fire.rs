@@ -1,4 +1,5 @@
-//! Firing due ticks: one job for each tick, regardless of how many processes try.
+//! Firing due ticks: one job for each tick, regardless of how many processes try. Which ticks
+//! get a job is decided in `missed`; the engine stores a tick only once.
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -6,28 +7,28 @@ use serde::Serialize;
 
 use super::line::CronLine;
 use super::missed::Due;
-use super::template::{Template, key};
+use super::template::{Template, tick_key};
 use crate::client::Client;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::Result;
 use crate::store::Schedule;
 
-/// What is done with a tick that is about to fire.
+/// What a [`TickHook`] decides about a due tick.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "made and taken apart once a tick")]
+#[expect(clippy::large_enum_variant, reason = "created and consumed once per tick")]
 pub enum Tick {
-    /// This job is enqueued. Its idempotency key is the tick's, whatever it says.
+    /// Enqueue this job. Its idempotency key is replaced by the tick's.
     Fire(NewJob),
-    /// No job; the schedule moves on.
+    /// Enqueue no job; the schedule moves to its next tick.
     Veto,
 }
 
-/// Has a say about each tick that is about to fire. A closure that takes the
-/// schedule, the tick and its job and gives a [`Tick`] is one.
+/// Decides about each due tick before it fires. Closures that take the schedule, the tick and
+/// its job and return a [`Tick`] implement it.
 #[async_trait]
 pub trait TickHook: Send {
-    /// What should become of the tick. Several processes may ask about the same
-    /// one; one decision applies.
+    /// Decides whether the tick fires, and with which job. Several processes may call their
+    /// hooks for the same tick; one decision applies.
     async fn decide(&mut self, schedule: &Schedule, tick: DateTime<Utc>, job: NewJob) -> Tick;
 }
 
@@ -38,16 +39,15 @@ impl<F: FnMut(&Schedule, DateTime<Utc>, NewJob) -> Tick + Send> TickHook for F {
     }
 }
 
-/// What a pass over the schedules did.
+/// The result of one pass over the schedules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FiredReport {
     /// The ticks that this pass fired, by schedule, oldest first.
     pub fired: Vec<Fired>,
-    /// The earliest tick to come, by the engine's clock; none if there is no
-    /// schedule that ticks. A schedule put meanwhile may come earlier, so look
-    /// again after some while in any case.
+    /// The earliest future tick, on the engine's clock; `None` if no schedule is active. A
+    /// schedule stored later may tick earlier, so make another pass after a while in any case.
     pub next_wake: Option<DateTime<Utc>>,
-    /// When the pass looked, by the same clock.
+    /// The time of the pass, on the same clock.
     pub looked_at: DateTime<Utc>,
 }
 
@@ -58,16 +58,16 @@ pub struct Fired {
     pub schedule: String,
     /// The tick.
     pub tick: DateTime<Utc>,
-    /// Its job; an existing one, if that has the template's unique key.
+    /// The tick's job; an existing job if that one holds the template's unique key.
     pub job: Enqueued,
 }
 
 impl Client {
-    /// One pass: fires every tick that is due, and says when the next one is.
+    /// Makes one pass over the schedules: fires every due tick and returns when the next one is
+    /// due.
     ///
-    /// Any number of processes may do this at any time; each tick has one
-    /// winner. A schedule that cannot be understood is named in the log and does
-    /// not stop the others.
+    /// Any number of processes may do this at any time; each tick fires once. A schedule that
+    /// cannot be parsed is logged and does not stop the others.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -78,7 +78,7 @@ impl Client {
     /// client.migrate().await?;
     /// let stored = client.put_schedule(NewSchedule::new("beat", "* * * * *", NewJob::new("beat", &()))).await?;
     ///
-    /// client.store().pin_clock(Some(stored.next_at)).await?; // for tests: let it be time
+    /// client.store().pin_clock(Some(stored.next_at)).await?; // in tests: move the clock to the tick
     /// let report = client.fire_due().await?;
     /// assert_eq!(report.fired[0].tick, stored.next_at);
     /// assert!(report.next_wake > Some(stored.next_at));
@@ -89,7 +89,7 @@ impl Client {
         self.fire_due_with(&mut |_: &Schedule, _: DateTime<Utc>, job: NewJob| Tick::Fire(job)).await
     }
 
-    /// As [`fire_due`](Client::fire_due), with a say about each tick's job.
+    /// Like [`fire_due`](Client::fire_due), and calls `hook` for each due tick.
     pub async fn fire_due_with(&self, hook: &mut dyn TickHook) -> Result<FiredReport> {
         let schedules = self.store().schedules().await?;
         let now = self.store().now().await?;
@@ -106,14 +106,14 @@ impl Client {
                     return Err(error);
                 }
                 Err(error) => {
-                    tracing::warn!(schedule = %schedule.name, %error, "a due schedule cannot fire; put it anew");
+                    tracing::warn!(schedule = %schedule.name, %error, "a due schedule cannot fire; store it again");
                 }
             }
         }
         Ok(report)
     }
 
-    /// Deals with the due ticks of one schedule; the next one to come.
+    /// Fires the due ticks of one schedule and returns its next tick.
     async fn fire_schedule(
         &self,
         schedule: &Schedule,
@@ -122,24 +122,25 @@ impl Client {
         fired: &mut Vec<Fired>,
     ) -> Result<DateTime<Utc>> {
         let line = CronLine::parse(&schedule.expression, &schedule.zone)?;
-        let template = Template::read(&schedule.template)?;
+        let template = Template::parse(&schedule.template)?;
         let due = Due::of(&line, schedule.missed.parse()?, schedule.next_at, now)?;
         let (mut ticks, mut jobs) = (Vec::new(), Vec::new());
         for (tick, since) in &due.ticks {
-            let job = template.tick(&schedule.name, *tick, *since)?;
+            let job = template.tick_job(&schedule.name, *tick, *since)?;
             match hook.decide(schedule, *tick, job).await {
                 Tick::Fire(job) => {
-                    jobs.push(job.idempotency_key(key(&schedule.name, *tick)).validate()?);
+                    jobs.push(job.idempotency_key(tick_key(&schedule.name, *tick)).validate()?);
                     ticks.push(*tick);
                 }
-                Tick::Veto => tracing::debug!(schedule = %schedule.name, %tick, "a tick was vetoed"),
+                Tick::Veto => tracing::debug!(schedule = %schedule.name, %tick, "a hook vetoed the tick"),
             }
         }
         let enqueued = self.store().fire(schedule, due.next, ticks.last().copied(), &jobs).await?;
-        // None: another process has seen to it, and with the same line.
+        // None: another process has already fired these ticks, with the same line, so the
+        // next tick is the same.
         let Some(enqueued) = enqueued else { return Ok(due.next) };
         if due.ticks.is_empty() {
-            tracing::info!(schedule = %schedule.name, since = %schedule.next_at, "missed ticks were dropped");
+            tracing::info!(schedule = %schedule.name, since = %schedule.next_at, "dropped missed ticks");
         }
         self.notifier().notify_enqueued(&jobs);
         fired.extend(ticks.into_iter().zip(enqueued).map(|(tick, job)| Fired {

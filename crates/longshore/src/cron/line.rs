@@ -1,8 +1,8 @@
-//! When a line ticks. Pure: (expression, zone, instant) to the next instant.
+//! When a cron line ticks. Pure: maps (expression, zone, instant) to the next instant.
 //!
-//! croner reads the expression and walks the calendar as a wall clock without
-//! a zone shows it. Which instants those readings are, and what becomes of the
-//! ones that a change of the clocks skips or doubles, is decided here.
+//! croner parses the expression and walks the calendar in wall-clock time without a zone. This
+//! module maps those wall-clock readings to instants, and decides what happens to readings that
+//! a clock change skips or repeats.
 
 use chrono::offset::LocalResult;
 use chrono::{DateTime, Datelike, NaiveDateTime, TimeDelta, TimeZone, Utc};
@@ -16,10 +16,10 @@ use crate::error::{Error, Result};
 /// A cron expression in a time zone: five fields (minute, hour, day of month,
 /// month, day of week), six with seconds first, or a nickname (`@hourly`,
 /// `@daily`, `@weekly`, `@monthly`, `@yearly`). Months and weekdays may be named
-/// (`JAN`, `MON-FRI`); `L`, `W` and `#` are understood; a day matches if either
-/// of its two fields does, when both are restricted.
+/// (`JAN`, `MON-FRI`); `L`, `W` and `#` are supported. If both day fields are restricted, a day
+/// matches if either field matches.
 ///
-/// What it means when the clocks change is told in the [module](super).
+/// The [module](super) documents what happens when clocks change.
 ///
 /// ```
 /// use longshore::CronLine;
@@ -38,19 +38,18 @@ pub struct CronLine {
     pace: Pace,
 }
 
-/// What a line's times are, on days when not every wall clock reading comes
-/// exactly once.
+/// How a line ticks on days when not every wall-clock reading occurs exactly once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
-    /// Some hours of the day: each time comes once a day.
+    /// The line names hours: each time of day ticks once a day.
     TimesOfDay,
-    /// Every hour: whenever the clock reads so, as real time passes.
+    /// The line matches every hour: it ticks whenever the wall clock shows a matching time.
     RealTime,
 }
 
 impl CronLine {
-    /// Reads an expression and the name of an IANA time zone. Refuses what
-    /// never ticks, like the 30th of February.
+    /// Parses an expression and the name of an IANA time zone. Rejects expressions that never
+    /// tick, such as 30 February.
     pub fn parse(expression: &str, zone: &str) -> Result<Self> {
         let expression = expression.split_whitespace().collect::<Vec<_>>().join(" ");
         check_name("expression", &expression)?;
@@ -60,7 +59,7 @@ impl CronLine {
             Error::invalid(
                 "expression",
                 format!(
-                    "expression: `{expression}` is no cron line ({}); use five fields \
+                    "expression: `{expression}` is not a cron line ({}); use five fields \
                      (minute hour day month weekday), or six with seconds first",
                     error.trim_end_matches('.')
                 ),
@@ -69,18 +68,21 @@ impl CronLine {
         let zone = zone.parse().map_err(|_| {
             Error::invalid(
                 "zone",
-                format!("zone: `{zone}` is no time zone; use an IANA name such as UTC or Europe/Berlin"),
+                format!("zone: `{zone}` is not a time zone; use an IANA name such as UTC or Europe/Berlin"),
             )
         })?;
         let every_hour = (0..24).all(|hour| cron.pattern.hour_match(hour).unwrap_or(false));
         let pace = if every_hour { Pace::RealTime } else { Pace::TimesOfDay };
         let line = CronLine { expression, zone, cron, pace };
-        // The calendar repeats: a line that ticks at all ticks again after any instant.
+        // The calendar repeats, so a line that ticks at all ticks again after any instant.
         match line.next_after(DateTime::UNIX_EPOCH) {
             Some(_) => Ok(line),
             None => Err(Error::invalid(
                 "expression",
-                format!("expression: `{}` never comes; name a day that its months have", line.expression),
+                format!(
+                    "expression: `{}` never ticks; name a day that exists in its months",
+                    line.expression
+                ),
             )),
         }
     }
@@ -95,25 +97,25 @@ impl CronLine {
         self.zone.name()
     }
 
-    /// The first tick after this instant. `None` only past the year 4999,
-    /// where the calendar ends.
+    /// The first tick after this instant. `None` only after the year 4999, where the calendar
+    /// ends.
     pub fn next_after(&self, instant: DateTime<Utc>) -> Option<DateTime<Utc>> {
         if !(1..croner::YEAR_UPPER_LIMIT).contains(&instant.year()) {
             return None;
         }
         let wall = instant.with_timezone(&self.zone).naive_local();
         match self.pace {
-            Pace::TimesOfDay => self.first_after(instant, wall, |reading| self.once(reading)),
+            Pace::TimesOfDay => self.first_after(instant, wall, |reading| self.single_instant(reading)),
             Pace::RealTime => {
-                let comes = |reading: &NaiveDateTime| self.zone.from_local_datetime(reading);
-                // In the first pass of a doubled hour, the second begins with
-                // readings that lie behind the present one.
-                let doubled = match comes(&wall) {
+                let instants = |reading: &NaiveDateTime| self.zone.from_local_datetime(reading);
+                // During the first pass of a repeated hour, the second pass starts with
+                // readings earlier than the current one.
+                let repeated = match instants(&wall) {
                     LocalResult::Ambiguous(first, second) => second - first,
                     _ => TimeDelta::zero(),
                 };
-                let first = self.first_after(instant, wall, |reading| comes(reading).earliest());
-                let second = self.first_after(instant, wall - doubled, |reading| comes(reading).latest());
+                let first = self.first_after(instant, wall, |reading| instants(reading).earliest());
+                let second = self.first_after(instant, wall - repeated, |reading| instants(reading).latest());
                 first.into_iter().chain(second).min()
             }
         }
@@ -124,8 +126,8 @@ impl CronLine {
         std::iter::successors(self.next_after(instant), |tick| self.next_after(*tick))
     }
 
-    /// The first of the readings after `from` whose instant is after `instant`.
-    /// `at` never goes back, so what it finds first is the earliest.
+    /// The first matching reading after `from` whose instant is after `instant`. `at` never
+    /// decreases, so the first match is the earliest.
     fn first_after(
         &self,
         instant: DateTime<Utc>,
@@ -141,9 +143,9 @@ impl CronLine {
         }
     }
 
-    /// The one instant that stands for a reading: the first if it comes twice,
-    /// the end of the gap if it does not come.
-    fn once(&self, reading: &NaiveDateTime) -> Option<DateTime<Tz>> {
+    /// The one instant at which a reading ticks: the first if it occurs twice, the end of the
+    /// gap if it does not occur.
+    fn single_instant(&self, reading: &NaiveDateTime) -> Option<DateTime<Tz>> {
         match self.zone.from_local_datetime(reading) {
             LocalResult::Single(at) | LocalResult::Ambiguous(at, _) => Some(at),
             LocalResult::None => GapInfo::new(reading, &self.zone)?.end,
@@ -177,20 +179,20 @@ mod tests {
         std::array::from_fn(|_| ticks.next().unwrap())
     }
 
-    // ---- reading ---------------------------------------------------------
+    // ---- parsing ---------------------------------------------------------
 
     #[test]
-    fn five_fields_tick_at_the_full_minute() {
+    fn five_fields_tick_at_the_start_of_the_minute() {
         let line = CronLine::parse("  */5 *  * * *", "UTC").unwrap();
         assert_eq!(line.expression(), "*/5 * * * *");
         assert_eq!(line.zone(), "UTC");
-        let odd = "2026-01-01T00:00:00.000001Z".parse().unwrap();
-        assert_eq!(line.next_after(odd), Some(at("2026-01-01T00:05")));
+        let just_after_midnight = "2026-01-01T00:00:00.000001Z".parse().unwrap();
+        assert_eq!(line.next_after(just_after_midnight), Some(at("2026-01-01T00:05")));
         assert_eq!(line.next_after(at("2026-01-01T00:05")), Some(at("2026-01-01T00:10")));
     }
 
     #[test]
-    fn six_fields_begin_with_seconds() {
+    fn six_fields_start_with_seconds() {
         let line = CronLine::parse("*/20 0 * * * *", "UTC").unwrap();
         let seconds: Vec<_> = line
             .ticks_after(at("2026-01-01T00:00"))
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_nicknames_are_understood() {
+    fn names_and_nicknames_are_parsed() {
         let noon = "2026-01-01T12:00"; // a Thursday
         assert_eq!(ticks("0 8 * * MON", "UTC", noon), ["2026-01-05T08:00"]);
         assert_eq!(ticks("0 8 1 feb,DEC *", "UTC", noon), ["2026-02-01T08:00", "2026-12-01T08:00"]);
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_line_is_refused_by_name() {
+    fn an_invalid_line_or_zone_is_refused_by_field() {
         let long = format!("{} * * * *", "0,".repeat(100));
         let never = ["0 0 30 2 *", "0 0 31 4,6,9,11 *"];
         let garbled =
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_calendar_there_is_no_tick_and_no_panic() {
+    fn outside_the_calendar_there_is_no_tick_and_no_panic() {
         let line = CronLine::parse("* * * * *", LORD_HOWE).unwrap();
         for instant in [DateTime::<Utc>::MIN_UTC, DateTime::<Utc>::MAX_UTC] {
             assert_eq!(line.next_after(instant), None);
@@ -241,7 +243,7 @@ mod tests {
     // ---- the skipped hour ------------------------------------------------
 
     #[test]
-    fn a_time_in_the_skipped_hour_comes_at_its_end() {
+    fn a_time_in_the_skipped_hour_ticks_at_its_end() {
         // Berlin, 29 March 2026: 02:00 CET is 03:00 CEST, at 01:00 UTC.
         assert_eq!(
             ticks("30 2 * * *", BERLIN, "2026-03-27T12:00"),
@@ -265,12 +267,12 @@ mod tests {
     }
 
     #[test]
-    fn times_in_the_skipped_hour_come_together_as_one() {
+    fn several_times_in_the_skipped_hour_tick_once() {
         assert_eq!(
             ticks("*/10 2 * * *", BERLIN, "2026-03-29T00:00"),
             ["2026-03-29T01:00", "2026-03-30T00:00", "2026-03-30T00:10"]
         );
-        // The end of the gap is a time of the line itself.
+        // The end of the gap is also a time that the line names.
         assert_eq!(
             ticks("0 2,3 * * *", BERLIN, "2026-03-29T00:00"),
             ["2026-03-29T01:00", "2026-03-30T00:00", "2026-03-30T01:00"]
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_every_hour_does_not_notice_the_skipped_one() {
+    fn a_line_for_every_hour_is_not_affected_by_the_skipped_hour() {
         assert_eq!(
             ticks("*/20 * * * *", BERLIN, "2026-03-29T00:30"),
             ["2026-03-29T00:40", "2026-03-29T01:00", "2026-03-29T01:20"]
@@ -287,17 +289,17 @@ mod tests {
             ticks("30 * * * *", NEW_YORK, "2026-03-08T06:00"),
             ["2026-03-08T06:30", "2026-03-08T07:30", "2026-03-08T08:30"]
         );
-        // No clock on Lord Howe reads 02:00 that day.
+        // The clock on Lord Howe never shows 02:00 that day.
         assert_eq!(
             ticks("0 * * * *", LORD_HOWE, "2026-10-03T14:00"),
             ["2026-10-03T14:30", "2026-10-03T16:00", "2026-10-03T17:00"]
         );
     }
 
-    // ---- the doubled hour ------------------------------------------------
+    // ---- the repeated hour -----------------------------------------------
 
     #[test]
-    fn a_time_in_the_doubled_hour_comes_once_the_first_time() {
+    fn a_time_in_the_repeated_hour_ticks_the_first_time_only() {
         // Berlin, 25 October 2026: 03:00 CEST is 02:00 CET, at 01:00 UTC.
         assert_eq!(ticks("30 2 * * *", BERLIN, "2026-10-24T12:00"), ["2026-10-25T00:30", "2026-10-26T01:30"]);
         // New York, 1 November 2026: 02:00 EDT is 01:00 EST, at 06:00 UTC.
@@ -313,17 +315,17 @@ mod tests {
     }
 
     #[test]
-    fn the_second_pass_of_the_doubled_hour_has_no_times_of_its_own() {
+    fn the_second_pass_of_the_repeated_hour_has_no_ticks_of_its_own() {
         assert_eq!(
             ticks("*/30 2,4 * * *", BERLIN, "2026-10-24T23:59"),
             ["2026-10-25T00:00", "2026-10-25T00:30", "2026-10-25T03:00", "2026-10-25T03:30"]
         );
-        // Asked in the second pass: the time has been.
+        // Starting in the second pass: the time has already ticked.
         assert_eq!(ticks("30 2 * * *", BERLIN, "2026-10-25T01:10"), ["2026-10-26T01:30"]);
     }
 
     #[test]
-    fn a_line_of_every_hour_does_not_notice_the_doubled_one() {
+    fn a_line_for_every_hour_is_not_affected_by_the_repeated_hour() {
         assert_eq!(
             ticks("*/20 * * * *", BERLIN, "2026-10-25T00:30"),
             [
@@ -338,17 +340,17 @@ mod tests {
             ticks("30 * * * *", NEW_YORK, "2026-11-01T05:00"),
             ["2026-11-01T05:30", "2026-11-01T06:30", "2026-11-01T07:30"]
         );
-        // Half an hour is doubled on Lord Howe, and 01:30 is its beginning.
+        // Lord Howe repeats half an hour, which starts at 01:30.
         assert_eq!(
             ticks("30 * * * *", LORD_HOWE, "2026-04-04T14:00"),
             ["2026-04-04T14:30", "2026-04-04T15:00", "2026-04-04T16:00"]
         );
     }
 
-    // ---- in general ------------------------------------------------------
+    // ---- properties ------------------------------------------------------
 
     #[test]
-    fn a_line_of_every_hour_ticks_whenever_a_clock_reads_so() {
+    fn a_line_for_every_hour_ticks_whenever_the_clock_matches() {
         const MINUTE: TimeDelta = TimeDelta::minutes(1);
         let changes = [
             (BERLIN, ["2026-03-29T01:00", "2026-10-25T01:00"]),
@@ -358,18 +360,18 @@ mod tests {
         for (zone, change) in changes.iter().flat_map(|(zone, changes)| changes.map(|change| (zone, change)))
         {
             let line = CronLine::parse("*/7 * * * *", zone).unwrap();
-            let (begin, end) = (at(change) - MINUTE * 1000, at(change) + MINUTE * 1000);
-            let minutes = std::iter::successors(Some(begin), |minute| Some(*minute + MINUTE));
-            let read = minutes
+            let (start, end) = (at(change) - MINUTE * 1000, at(change) + MINUTE * 1000);
+            let minutes = std::iter::successors(Some(start), |minute| Some(*minute + MINUTE));
+            let matching = minutes
                 .take_while(|minute| *minute < end)
                 .filter(|minute| minute.with_timezone(&line.zone).minute() % 7 == 0);
-            let ticks = line.ticks_after(begin - MINUTE).take_while(|tick| *tick < end);
-            assert!(ticks.eq(read), "{change} in {zone}");
+            let ticks = line.ticks_after(start - MINUTE).take_while(|tick| *tick < end);
+            assert!(ticks.eq(matching), "{change} in {zone}");
         }
     }
 
     #[test]
-    fn a_time_of_day_comes_once_on_every_day_of_the_year() {
+    fn a_time_of_day_ticks_once_on_every_day_of_the_year() {
         for zone in [BERLIN, NEW_YORK, LORD_HOWE] {
             for time in ["45 1", "0 2", "15 2", "30 2", "0 3"] {
                 let line = CronLine::parse(&format!("{time} * * *"), zone).unwrap();
@@ -384,15 +386,14 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
-        /// Whoever asks between two ticks hears of the same one.
         #[test]
-        fn no_tick_is_lost_or_invented_by_when_one_asks(
+        fn every_instant_between_two_ticks_has_the_same_next_tick(
             expression in prop::sample::select(vec![
                 "* * * * *", "*/7 * * * *", "30 * * * *", "30 2 * * *", "*/10 1-3 * * *",
                 "0 */2 * * *", "15,45 0-2 * * SUN", "*/9 * * * * *", "*/13 30 1,2 * * *",
             ]),
             zone in prop::sample::select(vec![BERLIN, NEW_YORK, LORD_HOWE, "Africa/Cairo", "UTC"]),
-            // Around the changes of 2026, and anywhere.
+            // Around the clock changes of 2026, and one date without a change.
             near in prop::sample::select(vec![
                 "2026-03-29T01:00", "2026-10-25T01:00", "2026-03-08T07:00", "2026-11-01T06:00",
                 "2026-10-03T15:30", "2026-04-04T15:00", "2026-04-23T22:00", "2026-07-01T00:00",
@@ -401,10 +402,10 @@ mod tests {
             part in 0.0f64..1.0,
         ) {
             let line = CronLine::parse(expression, zone).unwrap();
-            let asked = at(near) + TimeDelta::seconds(seconds);
-            let tick = line.next_after(asked).unwrap();
-            prop_assert!(tick > asked);
-            let between = asked + (tick - asked - TimeDelta::microseconds(1)) * ((part * 1000.0) as i32) / 1000;
+            let instant = at(near) + TimeDelta::seconds(seconds);
+            let tick = line.next_after(instant).unwrap();
+            prop_assert!(tick > instant);
+            let between = instant + (tick - instant - TimeDelta::microseconds(1)) * ((part * 1000.0) as i32) / 1000;
             prop_assert_eq!(line.next_after(between), Some(tick));
             prop_assert!(line.next_after(tick).unwrap() > tick);
         }

@@ -1,4 +1,4 @@
-//! Which due ticks get a job: the policy for missed ticks. Pure.
+//! Which due ticks get a job: the policy for missed ticks. Pure: no clock, no database.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,12 +9,12 @@ use chrono::{DateTime, TimeDelta, Utc};
 use super::line::{CronLine, past_the_calendar};
 use crate::error::{Error, Result};
 
-/// A tick is on time until the next one is due, but for no longer than this.
+/// A tick is on time until the next one is due, but for at most this long.
 pub const ON_TIME: Duration = Duration::from_secs(60);
-/// The most ticks that [`Missed::All`] makes up for.
+/// The maximum number of ticks that [`Missed::All`] backfills.
 pub const MAX_BACKFILL: u32 = 1000;
 
-/// What becomes of ticks that nobody fired in time.
+/// What happens to ticks that no process fired in time.
 ///
 /// ```
 /// use longshore::Missed;
@@ -25,15 +25,15 @@ pub const MAX_BACKFILL: u32 = 1000;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Missed {
-    /// They are dropped.
+    /// Missed ticks are dropped.
     Skip,
-    /// One job makes up for all of them: that of the newest tick that is due.
+    /// One job stands for all of them: the job of the newest due tick.
     #[default]
     One,
-    /// Each has its job, oldest first: a backfill. Of more than `limit`, the
-    /// newest are made up for and the others dropped.
+    /// Each missed tick gets its job, oldest first (a backfill). If there are more than `limit`,
+    /// the newest get jobs and the others are dropped.
     All {
-        /// At most this many, 1 to [`MAX_BACKFILL`].
+        /// The maximum number of missed ticks to backfill, from 1 to [`MAX_BACKFILL`].
         limit: u32,
     },
 }
@@ -65,32 +65,32 @@ impl fmt::Display for Missed {
 impl FromStr for Missed {
     type Err = Error;
 
-    fn from_str(word: &str) -> Result<Self> {
+    fn from_str(text: &str) -> Result<Self> {
         let limit = |number: &str| number.parse().ok().map(|limit| Missed::All { limit });
-        let policy = match word {
+        let policy = match text {
             "skip" => Some(Missed::Skip),
             "one" => Some(Missed::One),
-            _ => word.strip_prefix("all:").and_then(limit),
+            _ => text.strip_prefix("all:").and_then(limit),
         };
-        let unknown =
-            || Error::invalid("missed", format!("missed: `{word}` does not exist; use skip, one or all:100"));
+        let unknown = || {
+            Error::invalid("missed", format!("missed: `{text}` is not a policy; use skip, one or all:100"))
+        };
         policy.ok_or_else(unknown)?.validate()
     }
 }
 
-/// What is due of one schedule.
+/// The due ticks of one schedule.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// The ticks that get a job, oldest first, each with the oldest missed tick
-    /// that it makes up for.
+    /// The ticks that get a job, oldest first, each with the oldest missed tick that it also
+    /// stands for.
     pub(super) ticks: Vec<(DateTime<Utc>, Option<DateTime<Utc>>)>,
     /// The first tick after now.
     pub(super) next: DateTime<Utc>,
 }
 
 impl Due {
-    /// Decides about the ticks from `first`, the one the schedule stands at, up
-    /// to now.
+    /// Decides about the ticks from `first`, the schedule's next tick, up to `now`.
     pub(super) fn of(
         line: &CronLine,
         policy: Missed,
@@ -104,17 +104,17 @@ impl Due {
             Missed::Skip => on_time.then_some((last, None)).into_iter().collect(),
             Missed::One => vec![(last, Some(first).filter(|first| *first < last))],
             Missed::All { limit } => {
-                let most = limit as usize + usize::from(on_time);
-                newest(line, first, now, most).map(|tick| (tick, None)).collect()
+                let limit = limit as usize + usize::from(on_time);
+                newest(line, first, now, limit).map(|tick| (tick, None)).collect()
             }
         };
         Ok(Due { ticks, next })
     }
 }
 
-/// The newest ticks from `first` to `last`, oldest first. Looks back from the
-/// end in growing steps: what a line of seconds has missed in a year is not
-/// walked through for the sake of the last hundred.
+/// The newest `limit` ticks from `first` to `last`, oldest first. Searches backwards from the end
+/// in growing steps, so that finding the last hundred ticks of a line that ticks every second
+/// does not walk through a year of them.
 fn newest(
     line: &CronLine,
     first: DateTime<Utc>,
@@ -124,9 +124,9 @@ fn newest(
     let mut back = TimeDelta::minutes(1);
     loop {
         let from = first.max(last - back);
-        let head = (from == first).then_some(first);
+        let first_tick = (from == first).then_some(first);
         let ticks: Vec<_> =
-            head.into_iter().chain(line.ticks_after(from).take_while(|tick| *tick <= last)).collect();
+            first_tick.into_iter().chain(line.ticks_after(from).take_while(|tick| *tick <= last)).collect();
         if from == first || ticks.len() >= limit {
             let dropped = ticks.len().saturating_sub(limit);
             return ticks.into_iter().skip(dropped);
@@ -156,11 +156,11 @@ mod tests {
         due.iter().map(|(tick, _)| tick.as_str()).collect()
     }
 
-    const EVERY: [Missed; 3] = [Missed::Skip, Missed::One, Missed::All { limit: 2 }];
+    const EVERY_POLICY: [Missed; 3] = [Missed::Skip, Missed::One, Missed::All { limit: 2 }];
 
     #[test]
     fn a_tick_less_than_a_minute_late_is_on_time_under_every_policy() {
-        for policy in EVERY {
+        for policy in EVERY_POLICY {
             assert_eq!(times(&due("*/10 * * * *", policy, "08:00:00", "08:00:00")), ["08:00:00"]);
             assert_eq!(times(&due("*/10 * * * *", policy, "08:00:00", "08:00:59.999")), ["08:00:00"]);
         }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_on_time_comes_besides_what_was_missed() {
+    fn a_tick_on_time_fires_in_addition_to_the_missed_ones() {
         let missed = |policy| due("*/10 * * * *", policy, "08:00:00", "11:00:30");
         assert_eq!(times(&missed(Missed::Skip)), ["11:00:00"]);
         assert_eq!(missed(Missed::One), [("11:00:00".into(), Some("08:00:00".into()))]);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_a_year_of_seconds_are_found_without_walking_it() {
+    fn the_newest_ticks_of_a_year_of_seconds_are_found_without_walking_through_it() {
         let line = CronLine::parse("* * * * * *", "UTC").unwrap();
         let now = at("08:00:00");
         let due = Due::of(&line, Missed::All { limit: 1000 }, now - TimeDelta::days(365), now).unwrap();
@@ -210,20 +210,20 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_that_is_none_of_the_line_still_counts() {
-        // Somebody moved it by hand.
+    fn a_next_tick_that_the_line_does_not_match_still_fires() {
+        // Somebody changed it manually.
         assert_eq!(times(&due("0 * * * *", Missed::Skip, "08:12:34", "08:12:40")), ["08:12:34"]);
         assert_eq!(times(&due("0 * * * *", Missed::One, "08:12:34", "08:30:00")), ["08:12:34"]);
     }
 
     #[test]
-    fn policies_read_as_they_are_written() {
-        for policy in EVERY {
+    fn a_policy_parses_from_its_own_text() {
+        for policy in EVERY_POLICY {
             assert_eq!(policy.to_string().parse::<Missed>().unwrap(), policy);
         }
-        for word in ["", "none", "all", "all:", "all:x", "all:0", "all:1001", "all:-1"] {
-            let error = word.parse::<Missed>().unwrap_err();
-            assert_eq!(error.field(), Some("missed"), "{word}");
+        for text in ["", "none", "all", "all:", "all:x", "all:0", "all:1001", "all:-1"] {
+            let error = text.parse::<Missed>().unwrap_err();
+            assert_eq!(error.field(), Some("missed"), "{text}");
         }
     }
 }

@@ -1,41 +1,37 @@
-//! Schedules: jobs that come by the clock, one for each tick, however many
-//! processes look.
+//! Schedules: jobs that are enqueued by the clock, one for each tick, regardless of how many
+//! processes run.
 //!
-//! A schedule is a row: a [`CronLine`], what to do about [`Missed`] ticks, a job
-//! as template, and the next tick. [`Client::fire_due`](crate::Client::fire_due) is one pass over all of
-//! them. There is no leader and nothing to remember: whoever finds a tick due
-//! enqueues its job in the transaction that moves the row to the next tick, if
-//! it still stands at this one. Time is the engine's.
+//! A schedule is a row: a [`CronLine`], a policy for [`Missed`] ticks, a job as template, and
+//! the next tick. [`Client::fire_due`](crate::Client::fire_due) makes one pass over all
+//! schedules. There is no leader and no state outside the row: the process that finds a tick
+//! due enqueues its job in the transaction that moves the row to the next tick, if the row is
+//! still at this tick. The engine's clock decides.
 //!
-//! Owns what a tick means and which ticks get a job. When to make a pass is the
-//! caller's business (a worker's upkeep); how a tick is given to one caller is
-//! the engine's ([`Store::fire`](crate::store::Store::fire)).
+//! This module owns what a tick means and which ticks get a job. The caller decides when to
+//! make a pass (a worker's upkeep does); the engine makes each tick exclusive to one caller
+//! ([`Store::fire`](crate::store::Store::fire)).
 //!
-//! # Time zones and the change of the clocks
+//! # Time zones and clock changes
 //!
-//! A line means the wall clocks of its zone. On the days when they are put
-//! forward or back, not every reading comes exactly once:
+//! A cron line refers to the wall clock of its zone. On days when clocks are set forward or
+//! back, not every reading of the wall clock occurs exactly once:
 //!
-//! - **A line that names hours** (`30 2 * * *`, `0 9-17 * * *`, also `0 */2 * * *`)
-//!   **means times of day, and each comes once a day.** One that is skipped in
-//!   spring ticks at the first instant after the gap (02:30 at 03:00); if several
-//!   are skipped, they tick together, once. One that is doubled in autumn ticks
-//!   the first time.
-//! - **A line of every hour** (`*/5 * * * *`, `30 * * * *`, `@hourly`) **follows
-//!   real time:** it ticks whenever the clock reads so. What is skipped has not
-//!   been; the doubled hour has its ticks twice. So `*/5 * * * *` ticks every
-//!   five minutes throughout.
+//! - **A line that names hours** (`30 2 * * *`, `0 9-17 * * *`, also `0 */2 * * *`) **means times
+//!   of day, and each ticks once a day.** A time that is skipped in spring ticks at the first
+//!   instant after the gap (02:30 at 03:00); if several are skipped, they tick once, together. A
+//!   time that occurs twice in autumn ticks the first time only.
+//! - **A line for every hour** (`*/5 * * * *`, `30 * * * *`, `@hourly`) **follows real time:** it
+//!   ticks whenever the wall clock shows a matching time. Skipped times do not tick; times in the
+//!   repeated hour tick twice. So `*/5 * * * *` ticks every five minutes throughout.
 //!
-//! The zones' rules are those of the IANA database that this build contains.
+//! The zone rules come from the IANA database contained in this build.
 //!
 //! # Missed ticks
 //!
-//! A tick is on time until the next one is due, but for no longer than a minute
-//! ([`ON_TIME`]); one that is found on time has its job, whatever the policy. A
-//! tick found later, because no process ran or the schedule was paused, is
-//! missed, and [`Missed`] decides.
-//! The ticks of one schedule that a pass finds due are dealt with in one
-//! transaction.
+//! A tick is on time until the next one is due, but for at most one minute ([`ON_TIME`]). A tick
+//! found on time always gets its job. A tick found later, because no process ran or the
+//! schedule was paused, is missed, and [`Missed`] decides. All ticks of one schedule that a pass
+//! finds due are handled in one transaction.
 //!
 //! # Module map
 //!

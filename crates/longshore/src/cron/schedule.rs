@@ -1,4 +1,5 @@
-//! Schedules to store, and the client's methods to manage stored ones.
+//! Schedules to store, and the client's methods to manage stored ones. Firing due ticks belongs
+//! to `fire`.
 
 use chrono::{DateTime, Utc};
 
@@ -10,14 +11,14 @@ use crate::enqueue::{Enqueued, NewJob};
 use crate::error::{Error, Result};
 use crate::store::{Schedule, Ticking};
 
-/// A schedule to be put. Only its name, line and job are needed; the zone is
-/// UTC and [`Missed::One`] the policy unless it says otherwise.
+/// A schedule to store. Only its name, cron line and job are required; the defaults are the zone
+/// UTC and the policy [`Missed::One`].
 ///
-/// The job is what every tick enqueues, due at the tick. It has no time and no
-/// idempotency key of its own: each tick's key is made from the schedule's name
-/// and the tick, so that no tick can have two jobs. The job's metadata says
-/// which tick of which schedule it is: `{"cron": {"schedule": …, "tick": …}}`,
-/// with `since` (the oldest tick) if it makes up for others.
+/// Every tick enqueues the job, due at the tick. The job may not set a time or an idempotency
+/// key: each tick's key is derived from the schedule's name and the tick, so that no tick can
+/// have two jobs. The job's metadata names its schedule and tick:
+/// `{"cron": {"schedule": …, "tick": …}}`, with `since` (the oldest missed tick) if it also
+/// stands for missed ticks.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -57,93 +58,95 @@ impl NewSchedule {
         }
     }
 
-    /// The IANA time zone whose wall clocks the line means.
+    /// Sets the IANA time zone whose wall clock the line refers to.
     pub fn zone(mut self, zone: impl Into<String>) -> Self {
         self.zone = zone.into();
         self
     }
 
-    /// What becomes of missed ticks.
+    /// Sets what happens to missed ticks.
     pub fn missed(mut self, missed: Missed) -> Self {
         self.missed = missed;
         self
     }
 
-    /// Checks everything, and gives it the first tick after `now`.
-    pub(super) fn stored(self, now: DateTime<Utc>) -> Result<Schedule> {
+    /// Validates the schedule and sets its next tick to the first one after `now`.
+    pub(super) fn into_stored(self, now: DateTime<Utc>) -> Result<Schedule> {
         let line = CronLine::parse(&self.expression, &self.zone)?;
         let next_at = line.next_after(now).ok_or_else(past_the_calendar)?;
-        let template = Template::of(self.job.validate()?)?;
+        let template = Template::from_job(self.job.validate()?)?;
         let schedule = Schedule {
             name: self.name,
             expression: line.expression().into(),
             zone: line.zone().into(),
             missed: self.missed.validate()?.to_string(),
-            template: serde_json::to_string(&template)
-                .map_err(|error| Error::internal("a job could not be written down").with_source(error))?,
+            template: serde_json::to_string(&template).map_err(|error| {
+                Error::internal("could not serialize the job template").with_source(error)
+            })?,
             paused: false,
             next_at,
             last_at: None,
         };
         schedule.validate()?;
-        // What a tick adds must fit as well, today rather than at night.
-        template.tick(&schedule.name, next_at, Some(next_at))?.validate()?;
+        // Check that the template still fits with the metadata a tick adds: fail now, not
+        // at the first tick.
+        template.tick_job(&schedule.name, next_at, Some(next_at))?.validate()?;
         Ok(schedule)
     }
 }
 
 impl Client {
-    /// Creates a schedule or changes the one of that name; returns what is
-    /// stored. Meant to be called at every start of every process: putting what
-    /// is there already changes nothing, a paused schedule stays paused, and the
-    /// next tick stays where it is unless the line or the zone differs. Then the
-    /// new line counts from now, and ticks of the old one that had not fired are
-    /// dropped.
+    /// Creates a schedule or updates the one with that name; returns the stored schedule.
+    ///
+    /// Meant to be called whenever a process starts. Storing an identical schedule changes
+    /// nothing, a paused schedule stays paused, and the next tick is kept unless the line or the
+    /// zone differs. In that case the new line applies from now on, and ticks of the old line
+    /// that have not fired are dropped.
     pub async fn put_schedule(&self, schedule: NewSchedule) -> Result<Schedule> {
-        let schedule = schedule.stored(self.store().now().await?)?;
+        let schedule = schedule.into_stored(self.store().now().await?)?;
         self.store().put_schedule(&schedule).await
     }
 
-    /// All schedules by name.
+    /// Lists all schedules, ordered by name.
     pub async fn schedules(&self) -> Result<Vec<Schedule>> {
         self.store().schedules().await
     }
 
-    /// Holds a schedule's ticks back. Jobs that were enqueued go on.
+    /// Pauses a schedule: it does not tick. Jobs that it already enqueued still run.
     pub async fn pause_schedule(&self, name: &str) -> Result<()> {
-        found(name, self.store().set_ticking(name, Ticking::Held).await?)
+        require_found(name, self.store().set_ticking(name, Ticking::Held).await?)
     }
 
-    /// Lets a schedule tick again. Ticks that passed meanwhile are missed ones,
-    /// and the schedule's policy decides: [`Missed::Skip`] drops them,
-    /// [`Missed::One`] makes up for them by one job, [`Missed::All`] backfills.
+    /// Resumes a paused schedule. Ticks that passed meanwhile are missed, and the schedule's
+    /// policy decides: [`Missed::Skip`] drops them, [`Missed::One`] enqueues one job for all of
+    /// them, [`Missed::All`] backfills.
     pub async fn resume_schedule(&self, name: &str) -> Result<()> {
-        found(name, self.store().set_ticking(name, Ticking::Running).await?)
+        require_found(name, self.store().set_ticking(name, Ticking::Running).await?)
     }
 
-    /// Enqueues a schedule's job now, as an extra: no tick is moved or stood in
-    /// for. A paused schedule may be run too.
+    /// Enqueues a schedule's job now, in addition to its ticks: the next tick does not change. A
+    /// paused schedule can be run too.
     pub async fn run_schedule_now(&self, name: &str) -> Result<Enqueued> {
         let schedules = self.store().schedules().await?;
         let Some(schedule) = schedules.iter().find(|schedule| schedule.name == name) else {
-            return Err(unknown(name));
+            return Err(unknown_schedule(name));
         };
-        self.enqueue(Template::read(&schedule.template)?.by_hand(name)?).await
+        self.enqueue(Template::parse(&schedule.template)?.manual_job(name)?).await
     }
 
-    /// Removes a schedule. Jobs that it enqueued stay.
+    /// Removes a schedule. Jobs that it already enqueued stay.
     pub async fn remove_schedule(&self, name: &str) -> Result<()> {
-        found(name, self.store().remove_schedule(name).await?)
+        require_found(name, self.store().remove_schedule(name).await?)
     }
 }
 
-fn found(name: &str, found: bool) -> Result<()> {
-    if found { Ok(()) } else { Err(unknown(name)) }
+fn require_found(name: &str, found: bool) -> Result<()> {
+    if found { Ok(()) } else { Err(unknown_schedule(name)) }
 }
 
-fn unknown(name: &str) -> Error {
+fn unknown_schedule(name: &str) -> Error {
     Error::not_found(format!(
-        "schedule `{name}` does not exist; put it first, or look for it among the others"
+        "schedule `{name}` does not exist; create it first, or list the schedules to find its name"
     ))
 }
 
@@ -162,30 +165,31 @@ mod tests {
         NewJob::new("report", &7)
     }
 
+    /// The field by which a schedule is refused.
     fn refused(schedule: NewSchedule) -> String {
-        schedule.stored(at("08:00:00")).unwrap_err().field().unwrap().to_owned()
+        schedule.into_stored(at("08:00:00")).unwrap_err().field().unwrap().to_owned()
     }
 
     #[test]
     fn every_bad_field_is_refused_by_name() {
-        let put = |job| NewSchedule::new("nightly", "0 3 * * *", job);
+        let nightly = |job| NewSchedule::new("nightly", "0 3 * * *", job);
         assert_eq!(refused(NewSchedule::new("", "0 3 * * *", job())), "name");
         assert_eq!(refused(NewSchedule::new("x".repeat(129), "0 3 * * *", job())), "name");
         assert_eq!(refused(NewSchedule::new("nightly", "0 25 * * *", job())), "expression");
         assert_eq!(refused(NewSchedule::new("nightly", "0 0 30 2 *", job())), "expression");
-        assert_eq!(refused(put(job()).zone("Mars/Olympus")), "zone");
-        assert_eq!(refused(put(job()).missed(Missed::All { limit: 0 })), "missed");
-        assert_eq!(refused(put(job()).missed(Missed::All { limit: MAX_BACKFILL + 1 })), "missed");
-        assert_eq!(refused(put(NewJob::new("", &7))), "kind");
-        assert_eq!(refused(put(job().queue(""))), "queue");
-        assert_eq!(refused(put(job().delay(ON_TIME))), "run_at");
-        assert_eq!(refused(put(job().run_at(at("09:00:00")))), "run_at");
-        assert_eq!(refused(put(job().idempotency_key("mine"))), "idempotency_key");
+        assert_eq!(refused(nightly(job()).zone("Mars/Olympus")), "zone");
+        assert_eq!(refused(nightly(job()).missed(Missed::All { limit: 0 })), "missed");
+        assert_eq!(refused(nightly(job()).missed(Missed::All { limit: MAX_BACKFILL + 1 })), "missed");
+        assert_eq!(refused(nightly(NewJob::new("", &7))), "kind");
+        assert_eq!(refused(nightly(job().queue(""))), "queue");
+        assert_eq!(refused(nightly(job().delay(ON_TIME))), "run_at");
+        assert_eq!(refused(nightly(job().run_at(at("09:00:00")))), "run_at");
+        assert_eq!(refused(nightly(job().idempotency_key("mine"))), "idempotency_key");
         let metadata = |json: String| job().metadata(RawValue::from_string(json).unwrap());
-        assert_eq!(refused(put(metadata("[1]".into()))), "metadata");
-        // It fits by itself, but not with what a tick adds.
+        assert_eq!(refused(nightly(metadata("[1]".into()))), "metadata");
+        // It fits by itself, but not with the metadata a tick adds.
         let full = format!(r#"{{"fill":"{}"}}"#, "x".repeat(64 * 1024 - 11));
         metadata(full.clone()).validate().unwrap();
-        assert_eq!(refused(put(metadata(full))), "metadata");
+        assert_eq!(refused(nightly(metadata(full))), "metadata");
     }
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::lifecycle::When;
 use crate::retry::RetryPolicy;
 
-/// A job as a schedule keeps it: JSON text in the column `template`.
+/// A schedule's job as stored: JSON text in the column `template`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Template {
     kind: String,
@@ -20,7 +20,7 @@ pub(super) struct Template {
     queue: String,
     priority: i16,
     max_attempts: u16,
-    /// `null` means for ever.
+    /// `null` means no timeout.
     timeout_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     flags: Vec<String>,
@@ -44,7 +44,7 @@ struct Unique {
     mode: UniqueMode,
 }
 
-/// What a job's metadata says about where it comes from.
+/// The schedule and tick of a job, stored in its metadata under `cron`.
 #[derive(Serialize)]
 struct Origin<'a> {
     schedule: &'a str,
@@ -55,27 +55,27 @@ struct Origin<'a> {
 }
 
 impl Template {
-    pub(super) fn of(job: ValidJob) -> Result<Template> {
+    pub(super) fn from_job(job: ValidJob) -> Result<Template> {
         if job.when != When::NOW {
             return Err(Error::invalid(
                 "run_at",
-                "run_at: a schedule's job is due at its tick; leave out run_at and delay",
+                "run_at: a schedule's job is due at its tick; remove run_at and delay",
             ));
         }
         if job.idempotency_key.is_some() {
             return Err(Error::invalid(
                 "idempotency_key",
-                "idempotency_key: a schedule makes one for each tick; leave it out",
+                "idempotency_key: a schedule sets its own for each tick; remove it",
             ));
         }
-        let not_json = |error| Error::internal("a valid job holds no JSON").with_source(error);
+        let not_json = |error| Error::internal("a valid job's payload is not JSON").with_source(error);
         let options = Options::from_stored(job.options.as_deref())?;
         let metadata = match &options.metadata {
             None => BTreeMap::new(),
             Some(metadata) => serde_json::from_str(metadata.get()).map_err(|_| {
                 Error::invalid(
                     "metadata",
-                    "metadata: a schedule adds its name and the tick to it; use a JSON object",
+                    "metadata: a schedule adds its name and the tick, so this must be a JSON object",
                 )
             })?,
         };
@@ -96,34 +96,38 @@ impl Template {
         })
     }
 
-    pub(super) fn read(text: &str) -> Result<Template> {
+    pub(super) fn parse(text: &str) -> Result<Template> {
         serde_json::from_str(text).map_err(|error| {
-            Error::invalid("template", format!("template: does not decode: {error}; put the schedule anew"))
+            Error::invalid(
+                "template",
+                format!("template: cannot be decoded: {error}; store the schedule again"),
+            )
         })
     }
 
-    /// The job of one tick, which may make up for missed ones since another.
-    pub(super) fn tick(
+    /// The job of one tick. `since` is the oldest missed tick that the job also stands for.
+    pub(super) fn tick_job(
         &self,
         schedule: &str,
         tick: DateTime<Utc>,
         since: Option<DateTime<Utc>>,
     ) -> Result<NewJob> {
-        let why = format!("tick {} of schedule `{schedule}`", written(tick));
-        let origin = Origin { schedule, tick: Some(written(tick)), since: since.map(written) };
-        Ok(self.job(why, &origin)?.run_at(tick))
+        let context = format!("tick {} of schedule `{schedule}`", rfc3339(tick));
+        let origin = Origin { schedule, tick: Some(rfc3339(tick)), since: since.map(rfc3339) };
+        Ok(self.job(context, &origin)?.run_at(tick))
     }
 
-    /// The job of somebody who did not wait for a tick.
-    pub(super) fn by_hand(&self, schedule: &str) -> Result<NewJob> {
+    /// The job of a manual run, which belongs to no tick.
+    pub(super) fn manual_job(&self, schedule: &str) -> Result<NewJob> {
         self.job(
-            format!("schedule `{schedule}` was run by hand"),
+            format!("manual run of schedule `{schedule}`"),
             &Origin { schedule, tick: None, since: None },
         )
     }
 
-    fn job(&self, why: String, origin: &Origin<'_>) -> Result<NewJob> {
-        let not_json = |error| Error::internal("a job's origin is not JSON").with_source(error);
+    fn job(&self, default_context: String, origin: &Origin<'_>) -> Result<NewJob> {
+        let not_json =
+            |error| Error::internal("could not serialize the job's schedule and tick").with_source(error);
         let mut metadata = self.metadata.clone();
         metadata.insert("cron".into(), serde_json::value::to_raw_value(origin).map_err(not_json)?);
         let mut job = NewJob::from_json(self.kind.as_str(), self.payload.get())
@@ -133,7 +137,7 @@ impl Template {
             .timeout(self.timeout_ms.map(Duration::from_millis))
             .flags(&self.flags)
             .tags(&self.tags)
-            .context(self.context.clone().unwrap_or(why))
+            .context(self.context.clone().unwrap_or(default_context))
             .metadata(serde_json::value::to_raw_value(&metadata).map_err(not_json)?);
         if let Some(Unique { key, mode }) = &self.unique {
             job = job.unique_key(key.as_str(), *mode);
@@ -148,12 +152,12 @@ impl Template {
     }
 }
 
-/// The same for every process that fires this tick.
-pub(super) fn key(schedule: &str, tick: DateTime<Utc>) -> String {
-    format!("cron:{schedule}:{}", written(tick))
+/// The idempotency key of a tick's job: the same for every process that fires the tick.
+pub(super) fn tick_key(schedule: &str, tick: DateTime<Utc>) -> String {
+    format!("cron:{schedule}:{}", rfc3339(tick))
 }
 
-fn written(tick: DateTime<Utc>) -> String {
+fn rfc3339(tick: DateTime<Utc>) -> String {
     tick.to_rfc3339_opts(SecondsFormat::AutoSi, true)
 }
 
@@ -171,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_has_everything_that_the_template_says() {
+    fn a_tick_has_every_option_of_the_template() {
         let template = job()
             .queue("slow")
             .priority(-3)
@@ -184,10 +188,10 @@ mod tests {
             .metadata(RawValue::from_string(r#"{"team":"a"}"#.into()).unwrap())
             .trace("00-aa-bb-01");
         let stored =
-            NewSchedule::new("nightly", "0 3 * * *", template).stored(at("08:00:00")).unwrap().template;
-        let template = Template::read(&stored).unwrap();
+            NewSchedule::new("nightly", "0 3 * * *", template).into_stored(at("08:00:00")).unwrap().template;
+        let template = Template::parse(&stored).unwrap();
         let tick =
-            template.tick("nightly", at("03:00:00"), Some(at("01:00:00"))).unwrap().validate().unwrap();
+            template.tick_job("nightly", at("03:00:00"), Some(at("01:00:00"))).unwrap().validate().unwrap();
         assert_eq!((tick.kind(), tick.queue(), tick.payload.as_str()), ("report", "slow", "7"));
         assert_eq!((tick.priority, tick.max_attempts, tick.timeout), (-3, 9, None));
         assert_eq!(tick.unique, Some(("only".into(), UniqueMode::Replace)));
@@ -203,11 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn a_context_of_the_template_stands() {
-        let template = Template::of(job().context("audit").validate().unwrap()).unwrap();
-        for job in
-            [template.by_hand("nightly").unwrap(), template.tick("nightly", at("03:00:00"), None).unwrap()]
-        {
+    fn a_context_in_the_template_is_kept() {
+        let template = Template::from_job(job().context("audit").validate().unwrap()).unwrap();
+        for job in [
+            template.manual_job("nightly").unwrap(),
+            template.tick_job("nightly", at("03:00:00"), None).unwrap(),
+        ] {
             let options = Options::from_stored(job.validate().unwrap().options.as_deref()).unwrap();
             assert_eq!(options.context.as_deref(), Some("audit"));
         }
