@@ -1,15 +1,15 @@
-//! The one error type. Owns what can go wrong for a caller and how it is told;
-//! expected results (a lost lease, an existing job) are values, not errors.
+//! The one error type. It owns what can go wrong for a caller and how that is reported. Expected
+//! results (a lost lease, an existing job) are values, not errors.
 
 use std::fmt;
 
-/// What every fallible operation returns.
+/// The result type of every fallible operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation did not happen. Nothing was written unless the error
-/// [is unavailable](Error::is_unavailable): then the answer was lost, and the
-/// same call may be made again (ids are chosen before the first try, so a
-/// repeated enqueue cannot double).
+/// Why an operation failed. Nothing was written, unless the error
+/// [is unavailable](Error::is_unavailable): then the reply may have been lost, and the caller may
+/// repeat the call. Ids are chosen before the first try, so a repeated enqueue cannot create a
+/// duplicate.
 ///
 /// ```
 /// use longshore::NewJob;
@@ -43,7 +43,7 @@ impl Error {
         Error(Box::new(Inner { kind, field: None, message: message.into(), source: None }))
     }
 
-    /// Input that can never be accepted as it is; `field` is what to change.
+    /// Input that can never be accepted; `field` is the part to change.
     pub(crate) fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         let mut error = Error::new(Kind::Invalid, message);
         error.0.field = Some(field.into());
@@ -79,29 +79,29 @@ impl Error {
         self
     }
 
-    /// The same refusal for another caller who shared the statement.
+    /// A copy of the error for another caller that shared the same statement.
     pub(crate) fn shared(&self) -> Self {
         let mut copy = Error::new(self.0.kind, self.to_string());
         copy.0.field = self.0.field.clone();
         copy
     }
 
-    /// The input is wrong; [`field`](Error::field) says which part of it.
+    /// The input is invalid; [`field`](Error::field) names the part to change.
     pub fn is_invalid(&self) -> bool {
         self.0.kind == Kind::Invalid
     }
 
-    /// No such job, queue, worker or schedule.
+    /// The job, queue, worker or schedule does not exist.
     pub fn is_not_found(&self) -> bool {
         self.0.kind == Kind::NotFound
     }
 
-    /// The thing exists but is in a state that forbids the operation.
+    /// The object exists, but its state does not allow the operation.
     pub fn is_conflict(&self) -> bool {
         self.0.kind == Kind::Conflict
     }
 
-    /// The database did not answer, or not in time; try again.
+    /// The database could not be reached or did not reply in time; try again.
     pub fn is_unavailable(&self) -> bool {
         self.0.kind == Kind::Unavailable
     }
@@ -116,7 +116,7 @@ impl Error {
         self.0.kind == Kind::Schema
     }
 
-    /// The name of the field to change, when the input was wrong.
+    /// The name of the field to change, if the input is invalid.
     pub fn field(&self) -> Option<&str> {
         self.0.field.as_deref()
     }

@@ -1,8 +1,8 @@
-//! What a job is: its id, the words for where it stands, and the record that
-//! the API, the CLI and the dashboard show.
+//! What a job is: its id, its status, and the record that the API, the CLI and the dashboard
+//! show.
 //!
-//! Owns no rules: what may happen to a job is in [`lifecycle`](crate::lifecycle),
-//! how one is made in [`enqueue`](crate::enqueue).
+//! This module owns no rules: what may happen to a job is in [`lifecycle`](crate::lifecycle), how
+//! a job is created in [`enqueue`](crate::enqueue).
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,16 +16,16 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::retry::RetryPolicy;
 
-/// A job's name for life: a UUID v7, so that ids sort by the time they were
-/// made and "newest first" is "by id, descending".
+/// A job's id: a UUID v7, so that ids sort by creation time and "newest first" is "by id,
+/// descending".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(pub Uuid);
 
 impl JobId {
-    /// A new id. Chosen by the caller before the first try, so that an insert
-    /// whose answer was lost can be repeated without making a second job.
-    #[expect(clippy::new_without_default, reason = "two defaults would differ")]
+    /// Creates a new id. Callers choose it before the first try, so that an insert whose reply
+    /// was lost can be repeated without creating a second job.
+    #[expect(clippy::new_without_default, reason = "two default values would differ")]
     pub fn new() -> Self {
         JobId(Uuid::now_v7())
     }
@@ -50,15 +50,15 @@ impl FromStr for JobId {
     }
 }
 
-/// One boot of one worker process. Never reused: a process that was declared
-/// dead and comes back registers under a new id.
+/// The id of one worker process since it started. Never reused: a process that was declared dead
+/// and comes back registers under a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WorkerId(pub Uuid);
 
 impl WorkerId {
-    /// A fresh id for this boot.
-    #[expect(clippy::new_without_default, reason = "two defaults would differ")]
+    /// Creates a new id.
+    #[expect(clippy::new_without_default, reason = "two default values would differ")]
     pub fn new() -> Self {
         WorkerId(Uuid::now_v7())
     }
@@ -70,7 +70,7 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// Where a job stands, in the words used by API, SQL, CLI and dashboard.
+/// A job's status. The API, SQL, the CLI and the dashboard use the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
@@ -78,18 +78,18 @@ pub enum Status {
     Queued,
     /// A worker holds its lease.
     Running,
-    /// Done.
+    /// Its handler succeeded.
     Succeeded,
     /// Waits for another attempt after a failure or an interruption.
     Retrying,
-    /// Failed for good: a dead letter until redriven or retained away.
+    /// Failed permanently: a dead letter until it is redriven or its retention ends.
     FailedPermanent,
-    /// Ended by request.
+    /// Cancelled before or while it ran.
     Cancelled,
 }
 
 impl Status {
-    /// All of them, in the order of a job's life.
+    /// All statuses, in the order of a job's life.
     pub const ALL: [Status; 6] = [
         Status::Queued,
         Status::Running,
@@ -99,7 +99,7 @@ impl Status {
         Status::Cancelled,
     ];
 
-    /// The word.
+    /// The status as text.
     pub fn as_str(self) -> &'static str {
         match self {
             Status::Queued => "queued",
@@ -121,10 +121,10 @@ impl fmt::Display for Status {
 impl FromStr for Status {
     type Err = Error;
 
-    fn from_str(word: &str) -> Result<Self> {
-        Status::ALL.into_iter().find(|status| status.as_str() == word).ok_or_else(|| {
-            let words = Status::ALL.map(Status::as_str).join(", ");
-            Error::invalid("status", format!("status `{word}` does not exist; use one of {words}"))
+    fn from_str(text: &str) -> Result<Self> {
+        Status::ALL.into_iter().find(|status| status.as_str() == text).ok_or_else(|| {
+            let known = Status::ALL.map(Status::as_str).join(", ");
+            Error::invalid("status", format!("status `{text}` does not exist; use one of {known}"))
         })
     }
 }
@@ -133,24 +133,24 @@ impl FromStr for Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Its handler returned success.
+    /// Its handler succeeded.
     Succeeded,
-    /// It used up its attempts, was failed for good, or was quarantined.
+    /// It used up its attempts, failed permanently, or was quarantined.
     FailedPermanent,
     /// It was cancelled before or while it ran.
     Cancelled,
 }
 
 impl Outcome {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Outcome; 3] = [Outcome::Succeeded, Outcome::FailedPermanent, Outcome::Cancelled];
 
-    /// The word stored in the database.
+    /// The text stored in the database.
     pub fn as_str(self) -> &'static str {
         self.status().as_str()
     }
 
-    /// The status a job with this outcome shows.
+    /// The status of a job with this outcome.
     pub fn status(self) -> Status {
         match self {
             Outcome::Succeeded => Status::Succeeded,
@@ -159,51 +159,50 @@ impl Outcome {
         }
     }
 
-    pub(crate) fn from_stored(word: &str) -> Result<Self> {
+    pub(crate) fn from_stored(text: &str) -> Result<Self> {
         Outcome::ALL
             .into_iter()
-            .find(|outcome| outcome.as_str() == word)
-            .ok_or_else(|| Error::internal(format!("the database holds an unknown outcome `{word}`")))
+            .find(|outcome| outcome.as_str() == text)
+            .ok_or_else(|| Error::internal(format!("the database contains an unknown outcome `{text}`")))
     }
 }
 
-/// A job as shown to people and programs: what was asked, where it stands and
-/// what has happened so far.
+/// A job as shown to people and programs: the request, its status and its history.
 #[derive(Clone, Debug, Serialize)]
 pub struct JobRecord {
-    /// Its id.
+    /// The job's id.
     pub id: JobId,
-    /// Which handler runs it.
+    /// The kind, which selects the handler.
     pub kind: String,
-    /// The queue it waits in.
+    /// The queue it belongs to.
     pub queue: String,
-    /// Where it stands.
+    /// Its status.
     pub status: Status,
     /// Higher runs first.
     pub priority: i16,
-    /// Attempts charged so far, the running one included.
+    /// Attempts charged so far, including the running one.
     pub attempts: u16,
-    /// How many attempts it may have.
+    /// The maximum number of attempts.
     pub max_attempts: u16,
     /// The newest error, kept after a later success.
     pub last_error: Option<String>,
     /// When that error happened.
     pub last_failed_at: Option<DateTime<Utc>>,
-    /// The payload, exactly as it was given.
+    /// The payload, exactly as it was enqueued.
     pub payload: Box<RawValue>,
-    /// What the handler returned.
+    /// The handler's result.
     pub result: Option<Box<RawValue>>,
-    /// When it may next start (while it waits), or was asked to.
+    /// While it waits: when it may next start. Otherwise: the requested start time.
     pub run_at: DateTime<Utc>,
     /// When the live lease was taken.
     pub locked_at: Option<DateTime<Utc>>,
-    /// Who holds the live lease.
+    /// The worker that holds the live lease.
     pub locked_by: Option<WorkerId>,
-    /// Whether a cancel waits for the handler's next safe point.
+    /// Whether its cancellation was requested.
     pub cancel_requested: bool,
-    /// One key, one job, for as long as the job is kept.
+    /// The idempotency key: one job per key, for as long as the job is kept.
     pub idempotency_key: Option<String>,
-    /// Unique among live jobs.
+    /// The unique key: at most one live job has it.
     pub unique_key: Option<String>,
     /// Labels for people.
     pub tags: Vec<String>,
@@ -211,22 +210,22 @@ pub struct JobRecord {
     pub flags: Vec<String>,
     /// Why it was enqueued.
     pub context: Option<String>,
-    /// The enqueuer's own data.
+    /// Data that the caller attached.
     pub metadata: Option<Box<RawValue>>,
-    /// What the running handler last reported.
+    /// The handler's newest progress report.
     pub progress: Option<Box<RawValue>>,
-    /// How long one attempt may take; none means for ever.
+    /// How long one attempt may take; `None` means no limit.
     #[serde(rename = "timeout_seconds", with = "seconds")]
     pub timeout: Option<Duration>,
     /// The retry policy, when it is not the default.
     pub retry: Option<RetryPolicy>,
-    /// How often a worker died holding it.
+    /// How often it was interrupted: its worker died or hung.
     pub interruptions: u16,
-    /// How often it has been claimed: the fence.
+    /// The number of its newest lease (the fence): how often it has been claimed.
     pub lease_no: i32,
     /// When it was enqueued.
     pub created_at: DateTime<Utc>,
-    /// When it last moved.
+    /// When its state last changed.
     pub updated_at: DateTime<Utc>,
     /// When its latest attempt started.
     pub started_at: Option<DateTime<Utc>>,
@@ -242,9 +241,9 @@ pub struct JobRecord {
 pub struct AttemptRecord {
     /// Which attempt it was; 1 is the first.
     pub attempt: u16,
-    /// The lease it ran under.
+    /// The number of the lease it ran under.
     pub lease_no: i32,
-    /// Who ran it.
+    /// The worker that ran it.
     pub worker: Option<WorkerId>,
     /// When it was claimed.
     pub started_at: DateTime<Utc>,
@@ -264,18 +263,18 @@ pub enum AttemptEnd {
     Failed,
     /// The worker died or hung; counted, not charged.
     Interrupted,
-    /// The handler asked to run later; not charged.
+    /// The handler snoozed the job; not charged.
     Snoozed,
-    /// The worker gave it back unfinished; not charged.
+    /// The worker released it unfinished; not charged.
     Released,
 }
 
 impl AttemptEnd {
-    /// All of them.
+    /// All of these ends.
     pub const ALL: [AttemptEnd; 4] =
         [AttemptEnd::Failed, AttemptEnd::Interrupted, AttemptEnd::Snoozed, AttemptEnd::Released];
 
-    /// The word stored in the database.
+    /// The text stored in the database.
     pub fn as_str(self) -> &'static str {
         match self {
             AttemptEnd::Failed => "failed",
@@ -285,11 +284,11 @@ impl AttemptEnd {
         }
     }
 
-    pub(crate) fn from_stored(word: &str) -> Result<Self> {
+    pub(crate) fn from_stored(text: &str) -> Result<Self> {
         AttemptEnd::ALL
             .into_iter()
-            .find(|end| end.as_str() == word)
-            .ok_or_else(|| Error::internal(format!("the database holds an unknown attempt end `{word}`")))
+            .find(|end| end.as_str() == text)
+            .ok_or_else(|| Error::internal(format!("the database contains an unknown attempt end `{text}`")))
     }
 }
 

@@ -1,12 +1,12 @@
-//! The state machine. Pure: what is, what happened, and so what follows.
+//! The state machine. Pure: from a state and an event, it computes the transition.
 //!
-//! Every next-state rule of the queue lives here and nowhere else. The engines
-//! store transitions; they do not choose them. `docs/lifecycle.md` draws the
-//! diagram, and the conformance suite holds both engines to [`next`].
+//! Every next-state rule of the queue is here and nowhere else. The engines store transitions;
+//! they do not choose them. `docs/lifecycle.md` draws the diagram, and the conformance suite
+//! checks both engines against [`next`].
 //!
-//! A decision is made from what a statement read, and applied by a second
-//! statement only if that is still so (the lease number and the two flags of a
-//! running job). Where it is no longer so, the decision is made again.
+//! A decision is based on what one statement read. A second statement applies it only if that
+//! still holds (the lease number and the two flags of a running job). If it no longer holds, the
+//! decision is made again.
 
 use std::time::Duration;
 
@@ -21,20 +21,20 @@ use crate::retry::MAX_DELAY;
 pub const INTERRUPTED: &str = "Job recovered after worker interruption";
 /// The error recorded when recovery charges the attempt.
 pub const WORKER_CRASHED: &str = "WorkerCrashed";
-/// The error recorded when a job may not wait again because a newer one took
-/// over its unique key.
+/// The error recorded when a job may not be requeued because a newer job took over its unique
+/// key.
 pub const SUPERSEDED: &str = "superseded by a newer job with the same unique key";
 
-/// The end of the year 9999.
+/// The end of the year 9999: the latest instant that both engines store.
 pub(crate) const FAR_FUTURE: DateTime<Utc> =
     DateTime::from_timestamp(253_402_300_799, 0).expect("within range");
 
-/// Where a job stands.
+/// A job's state: which table holds its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// In `ready`.
     Waiting(Waiting),
-    /// In `running`: a lease is out.
+    /// In `running`: a worker holds its lease.
     Running(Running),
     /// In `finished`.
     Finished(Finished),
@@ -43,50 +43,50 @@ pub enum State {
 /// A waiting job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// The last lease's number.
+    /// The number of its last lease.
     pub lease_no: i32,
     /// Attempts charged so far.
     pub attempts: u16,
-    /// The budget.
+    /// The maximum number of attempts.
     pub max_attempts: u16,
-    /// How often a worker died holding it.
+    /// How often it was interrupted: its worker died or hung.
     pub interruptions: u16,
 }
 
-/// A running job, as its row in `running` tells.
+/// A running job, from its row in `running`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// The live lease's number.
+    /// The number of the live lease.
     pub lease_no: i32,
-    /// Who holds it.
+    /// The worker that holds the lease.
     pub worker: WorkerId,
     /// The attempt in progress; 1 is the first.
     pub attempt: u16,
-    /// The budget.
+    /// The maximum number of attempts.
     pub max_attempts: u16,
-    /// How often a worker died holding it before.
+    /// How often it was interrupted before.
     pub interruptions: u16,
-    /// Whether the worker recorded that the handler began (it does so for jobs
-    /// that were interrupted before).
+    /// Whether the worker recorded that the handler started. Workers record this only for jobs
+    /// that were interrupted before.
     pub started: bool,
-    /// What has been asked of it since it was claimed.
+    /// The requests raised since the job was claimed.
     pub flags: Flags,
 }
 
-/// What can be asked of a job while it runs. Both only ever go from false to
-/// true, and only while the lease lives.
+/// Requests to a running job. Both flags only change from false to true, and only while the
+/// lease is live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags {
-    /// Somebody cancelled it.
+    /// Its cancellation was requested.
     pub cancel_requested: bool,
-    /// A newer job took over its unique key: it may finish, not wait again.
+    /// A newer job took over its unique key: it may finish but may not be requeued.
     pub superseded: bool,
 }
 
 /// A finished job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// The last lease's number: an operator's retry carries it on.
+    /// The number of its last lease; an operator's retry continues from it.
     pub lease_no: i32,
     /// How it ended.
     pub outcome: Outcome,
@@ -95,85 +95,85 @@ pub struct Finished {
 /// What can happen to a job.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A worker takes it.
+    /// A worker claims it.
     Claim,
     /// The lease's holder reports how the attempt ended.
     Settle(Ending),
     /// A sweeper takes the lease from a dead or hung holder.
     Recover(Recovery),
-    /// Somebody wants it not to run.
+    /// A caller cancels it.
     Cancel,
-    /// An operator wants it to run (again), now.
+    /// An operator makes it run now, again if it has finished.
     Retry,
-    /// An operator wants a dead letter to run again.
+    /// An operator makes a dead letter run again.
     Redrive,
-    /// An operator changes what was asked.
+    /// An operator changes the request.
     Edit,
-    /// An operator wants it gone.
+    /// An operator deletes it.
     Delete,
 }
 
-/// How an attempt ended, in its holder's words.
+/// How an attempt ended, as its lease's holder reports it.
 #[derive(Clone, Debug)]
 pub enum Ending {
-    /// Done, perhaps with a result.
+    /// The handler succeeded, optionally with a result.
     Succeeded {
-        /// What the handler returned, as JSON.
+        /// The handler's result, as JSON.
         result: Option<Box<RawValue>>,
     },
-    /// Failed; charged.
+    /// The handler failed; the attempt is charged.
     Failed {
-        /// What went wrong.
+        /// The error.
         error: String,
-        /// How long to wait before the next attempt; `None` means that there
-        /// shall be none.
+        /// The delay before the next attempt; `None` means no further attempt.
         retry_in: Option<Duration>,
     },
-    /// The handler saw the cancellation, or decided on its own to stop.
+    /// The handler observed the cancellation, or cancelled the job itself.
     Cancelled {
-        /// Why.
+        /// The reason, if there is one.
         reason: Option<String>,
     },
-    /// Run it later; not charged.
+    /// The handler postponed the job; the attempt is not charged.
     Snoozed {
-        /// How much later.
+        /// The delay before the job is due again.
         delay: Duration,
     },
-    /// Given back unfinished (shutdown); not charged, due at once.
+    /// The worker released the job unfinished (for example at shutdown); the attempt is not
+    /// charged, and the job is due at once.
     Released,
-    /// Cut off by the worker itself, because it lost touch with the database
-    /// or is about to die; counted like a recovery.
+    /// The worker stopped the attempt itself, because it lost contact with the database or is
+    /// about to die; counted like a recovery.
     Interrupted(Interruption),
 }
 
-/// How a recovered job is treated.
+/// What happens to a recovered job.
 #[derive(Clone, Debug)]
 pub enum Recovery {
-    /// Back to the queue, counted.
+    /// Requeue it and count the interruption.
     Default(Interruption),
-    /// Back to the queue at a chosen time; counted, but never quarantined:
-    /// somebody decided.
+    /// Requeue it at a chosen time. The interruption is counted, but the job is never
+    /// quarantined, because a hook decided explicitly.
     Reschedule {
-        /// When.
+        /// When the job is due.
         when: When,
-        /// The attempts charged from now on; as before the attempt if absent.
+        /// The number of attempts charged so far; if absent, as before this attempt.
         attempts: Option<u16>,
-        /// Where the count of interruptions stops rising.
+        /// The limit at which the count of interruptions stops.
         max_interruptions: u16,
     },
-    /// Charged as a failed attempt.
+    /// Charge a failed attempt.
     Fail {
-        /// The backoff; `None` means no other attempt.
+        /// The delay before the next attempt; `None` means no further attempt.
         retry_in: Option<Duration>,
     },
 }
 
-/// The settings an interruption is judged by.
+/// The settings that apply to an interruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interruption {
     /// How long the job waits before it is due again.
     pub delay: Duration,
-    /// The interruption with this number quarantines the job.
+    /// The job is quarantined when its count of interruptions reaches this number.
     pub max_interruptions: u16,
 }
 
@@ -193,12 +193,12 @@ pub enum When {
 }
 
 impl When {
-    /// As soon as it is stored.
+    /// Due as soon as it is stored.
     pub const NOW: When = When::After(Duration::ZERO);
 
-    /// The nearest point that both engines can store: a handler's or a hook's
-    /// absurd wish must not stop a settle.
-    fn storable(self) -> When {
+    /// Clamps to the range that both engines can store, so that an extreme value from a handler
+    /// or a hook cannot make a settle fail.
+    fn clamped(self) -> When {
         match self {
             When::After(delay) => When::After(delay.min(MAX_DELAY)),
             When::At(at) => When::At(at.clamp(DateTime::UNIX_EPOCH, FAR_FUTURE)),
@@ -206,28 +206,27 @@ impl When {
     }
 }
 
-/// What follows.
+/// The change that an event causes.
 #[derive(Clone, Debug)]
 pub enum Transition {
-    /// `ready → running` under the next lease number.
+    /// `ready → running` with the next lease number.
     Lease {
-        /// The attempt that begins.
+        /// The number of the attempt that starts.
         attempt: u16,
     },
     /// `→ finished`.
     Finish(Finish),
     /// `running → ready`.
     Requeue(Requeue),
-    /// Stays in `running`, told to stop.
+    /// Stays in `running`, with the cancel flag set.
     RequestCancel,
-    /// `finished → ready`: no attempts charged, no interruptions counted, the
-    /// lease number carried on.
+    /// `finished → ready`: attempts and interruptions start at zero, the lease number continues.
     Reopen,
     /// Stays in `ready`, due now.
     RunNow,
-    /// Stays in `ready`, with other contents.
+    /// Stays in `ready`, with a changed request.
     Rewrite,
-    /// Out of `finished` and `jobs`.
+    /// Removed from `finished` and `jobs`.
     Remove,
 }
 
@@ -236,19 +235,19 @@ pub enum Transition {
 pub struct Finish {
     /// How it ended.
     pub outcome: Outcome,
-    /// Attempts charged in the end.
+    /// The final number of charged attempts.
     pub attempts: u16,
-    /// Interruptions counted in the end.
+    /// The final number of interruptions.
     pub interruptions: u16,
-    /// Its last error; if absent, the newest of its history stays.
+    /// Its last error; if absent, the newest error in its history is kept.
     pub error: Option<String>,
-    /// What the handler returned.
+    /// The handler's result.
     pub result: Option<Box<RawValue>>,
-    /// What its history says of this last attempt; successes leave no entry.
+    /// The history entry for this last attempt; a success has none.
     pub history: Option<AttemptEnd>,
 }
 
-/// The way back to the queue.
+/// The return of a job to the queue.
 #[derive(Clone, Debug)]
 pub struct Requeue {
     /// Attempts charged so far.
@@ -257,18 +256,18 @@ pub struct Requeue {
     pub interruptions: u16,
     /// When it is due.
     pub when: When,
-    /// What its history says of this attempt.
+    /// The history entry for this attempt.
     pub history: AttemptEnd,
-    /// And with which error.
+    /// The error of that entry.
     pub error: Option<String>,
 }
 
-/// How a lease ends: the two ways out of `running`.
+/// How a lease ends: the two transitions out of `running`.
 #[derive(Clone, Debug)]
 pub enum Leave {
-    /// For good.
+    /// The job ends.
     Finish(Finish),
-    /// For now.
+    /// The job returns to the queue.
     Requeue(Requeue),
 }
 
@@ -298,18 +297,18 @@ pub enum Refusal {
     LeaseLost,
     /// Only a waiting job can be claimed.
     NotWaiting,
-    /// It has ended; nothing is left to cancel.
+    /// The job has ended and can no longer be cancelled or edited.
     AlreadyFinished(Outcome),
-    /// It runs; its contents are fixed until the attempt ends.
+    /// The job is running and cannot be changed until the attempt ends.
     IsRunning,
-    /// It has not ended.
+    /// The job has not ended.
     NotFinished,
-    /// It has ended, but not as a dead letter.
+    /// The job has ended, but not as a dead letter.
     NotDead(Outcome),
 }
 
 impl Refusal {
-    /// For the person who asked.
+    /// The conflict error for the caller.
     pub(crate) fn into_error(self, id: impl std::fmt::Display) -> Error {
         Error::conflict(match self {
             Refusal::LeaseLost => format!("job {id}: the lease is no longer held"),
@@ -329,7 +328,7 @@ impl Refusal {
     }
 }
 
-/// What follows when `event` happens to a job in `state`.
+/// The transition when `event` happens to a job in `state`.
 pub fn next(state: &State, event: Event) -> Result<Transition, Refusal> {
     match (state, event) {
         (State::Waiting(job), Event::Claim) => Ok(Transition::Lease { attempt: job.attempts + 1 }),
@@ -365,7 +364,7 @@ pub fn next(state: &State, event: Event) -> Result<Transition, Refusal> {
     }
 }
 
-/// What follows when the holder of a live lease reports `ending`.
+/// The transition when the holder of a live lease reports `ending`.
 pub fn settle(job: &Running, ending: Ending) -> Leave {
     if let Ending::Succeeded { result } = ending {
         return Leave::Finish(Finish {
@@ -390,33 +389,33 @@ pub fn settle(job: &Running, ending: Ending) -> Leave {
             Leave::Requeue(Requeue {
                 attempts: job.attempt,
                 interruptions: job.interruptions,
-                when: When::After(delay).storable(),
+                when: When::After(delay).clamped(),
                 history: AttemptEnd::Failed,
                 error: Some(error),
             })
         }
-        Ending::Failed { error, .. } => failed_for_good(job, error),
-        Ending::Snoozed { delay } => uncharged(job, delay, AttemptEnd::Snoozed),
-        Ending::Released => uncharged(job, Duration::ZERO, AttemptEnd::Released),
-        Ending::Interrupted(how) => interrupted(job, how),
+        Ending::Failed { error, .. } => failed_permanent(job, error),
+        Ending::Snoozed { delay } => requeue_uncharged(job, delay, AttemptEnd::Snoozed),
+        Ending::Released => requeue_uncharged(job, Duration::ZERO, AttemptEnd::Released),
+        Ending::Interrupted(settings) => interrupted(job, settings),
     }
 }
 
-/// What follows when a sweeper takes the lease of a dead or hung holder.
+/// The transition when a sweeper takes the lease of a dead or hung holder.
 pub fn recover(job: &Running, recovery: Recovery) -> Leave {
     match recovery {
-        Recovery::Default(how) => settle(job, Ending::Interrupted(how)),
+        Recovery::Default(settings) => settle(job, Ending::Interrupted(settings)),
         Recovery::Fail { retry_in } => settle(job, Ending::Failed { error: WORKER_CRASHED.into(), retry_in }),
         Recovery::Reschedule { when, attempts, max_interruptions } => {
-            let how = Interruption { delay: Duration::ZERO, max_interruptions };
+            let settings = Interruption { delay: Duration::ZERO, max_interruptions };
             if job.flags != Flags::default() {
-                return settle(job, Ending::Interrupted(how));
+                return settle(job, Ending::Interrupted(settings));
             }
             Leave::Requeue(Requeue {
                 // A job in `ready` always has an attempt left.
                 attempts: attempts.unwrap_or(job.attempt - 1).min(job.max_attempts - 1),
-                interruptions: counted(job).min(max_interruptions.max(job.interruptions)),
-                when: when.storable(),
+                interruptions: count_interruption(job).min(max_interruptions.max(job.interruptions)),
+                when: when.clamped(),
                 history: AttemptEnd::Interrupted,
                 error: Some(INTERRUPTED.into()),
             })
@@ -424,7 +423,7 @@ pub fn recover(job: &Running, recovery: Recovery) -> Leave {
     }
 }
 
-/// A cancel flag turns every ending but success into `cancelled`.
+/// A cancel flag turns every ending except success into `cancelled`.
 fn cancelled(job: &Running, ending: Ending) -> Leave {
     let (attempts, history, error) = match ending {
         Ending::Failed { error, .. } => (job.attempt, Some(AttemptEnd::Failed), Some(error)),
@@ -440,7 +439,7 @@ fn cancelled(job: &Running, ending: Ending) -> Leave {
         outcome: Outcome::Cancelled,
         attempts,
         interruptions: if history == Some(AttemptEnd::Interrupted) {
-            counted(job)
+            count_interruption(job)
         } else {
             job.interruptions
         },
@@ -450,11 +449,11 @@ fn cancelled(job: &Running, ending: Ending) -> Leave {
     })
 }
 
-/// A job that lost its unique key to a newer one may not wait again: two
-/// waiting jobs would share the key.
+/// A job that lost its unique key to a newer one may not be requeued: two waiting jobs would
+/// share the key.
 fn superseded(job: &Running, ending: Ending) -> Leave {
     match ending {
-        Ending::Failed { error, .. } => failed_for_good(job, error),
+        Ending::Failed { error, .. } => failed_permanent(job, error),
         other => match cancelled(job, other) {
             Leave::Finish(finish) => {
                 Leave::Finish(Finish { error: finish.error.or(Some(SUPERSEDED.into())), ..finish })
@@ -464,7 +463,7 @@ fn superseded(job: &Running, ending: Ending) -> Leave {
     }
 }
 
-fn failed_for_good(job: &Running, error: String) -> Leave {
+fn failed_permanent(job: &Running, error: String) -> Leave {
     Leave::Finish(Finish {
         outcome: Outcome::FailedPermanent,
         attempts: job.attempt,
@@ -475,20 +474,21 @@ fn failed_for_good(job: &Running, error: String) -> Leave {
     })
 }
 
-fn uncharged(job: &Running, delay: Duration, history: AttemptEnd) -> Leave {
+fn requeue_uncharged(job: &Running, delay: Duration, history: AttemptEnd) -> Leave {
     Leave::Requeue(Requeue {
         attempts: job.attempt - 1,
         interruptions: job.interruptions,
-        when: When::After(delay).storable(),
+        when: When::After(delay).clamped(),
         history,
         error: None,
     })
 }
 
-/// Not charged, but counted: a job that kills its worker each time must end.
-fn interrupted(job: &Running, how: Interruption) -> Leave {
-    let interruptions = counted(job);
-    if interruptions > job.interruptions && interruptions >= how.max_interruptions {
+/// An interruption is not charged, but it is counted: a job that kills its worker every time
+/// must end.
+fn interrupted(job: &Running, settings: Interruption) -> Leave {
+    let interruptions = count_interruption(job);
+    if interruptions > job.interruptions && interruptions >= settings.max_interruptions {
         return Leave::Finish(Finish {
             outcome: Outcome::FailedPermanent,
             attempts: job.attempt - 1,
@@ -504,16 +504,16 @@ fn interrupted(job: &Running, how: Interruption) -> Leave {
     Leave::Requeue(Requeue {
         attempts: job.attempt - 1,
         interruptions,
-        when: When::After(how.delay).storable(),
+        when: When::After(settings.delay).clamped(),
         history: AttemptEnd::Interrupted,
         error: Some(INTERRUPTED.into()),
     })
 }
 
-/// The first interruption always counts: nobody recorded whether the handler
-/// had begun. From then on the job is a suspect, its start is recorded, and an
-/// interruption before the start is a neighbour's doing.
-fn counted(job: &Running) -> u16 {
+/// The number of interruptions including this one. The first always counts, because it was not
+/// recorded whether the handler had started. After that the job is a suspect and its start is
+/// recorded; an interruption before its start was caused by another job and does not count.
+fn count_interruption(job: &Running) -> u16 {
     if job.interruptions == 0 || job.started {
         job.interruptions.saturating_add(1)
     } else {

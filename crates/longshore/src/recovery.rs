@@ -1,9 +1,11 @@
 //! Recovery of jobs whose worker died or whose handler hung.
 //!
-//! Candidates are listed without locks, whoever decides does so outside any
-//! transaction, and each decision is stored only if the lease is still the
-//! same and its holder still dead. Two sweepers may look at the same job; the
-//! database lets one have it.
+//! A sweep lists candidates without locks and runs hooks outside any transaction. Each decision
+//! is stored only if the lease is still the same and its holder is still dead. Two sweepers may
+//! find the same job; the database lets only one of them recover it.
+//!
+//! This module owns what a sweep does. When a worker sweeps is in `worker::upkeep`; what happens
+//! to a recovered job is in [`lifecycle`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,18 +19,18 @@ use crate::job::WorkerId;
 use crate::lifecycle::{self, Interruption, Recovery, When};
 use crate::store::{Interrupted, Interruptor, Settled, Settlement, SweepScope};
 
-/// The flag of resilient jobs: their workers are declared dead only after a multiple of the
-/// usual threshold. Workers and sweeps use it by default.
+/// The flag of resilient jobs. A worker that holds one is declared dead only after a multiple of
+/// the usual threshold. Workers and sweeps use this flag by default.
 pub const INFRASTRUCTURE_RESILIENT_FLAG: &str = "infrastructure_resilient";
 
-/// What a sweep goes by; the defaults are those of a worker.
+/// The options of a sweep; the defaults are those of a worker.
 #[derive(Clone, Debug)]
 pub struct SweepOptions {
-    /// Which leases may be taken.
+    /// Which leases the sweep may take.
     pub scope: SweepScope,
-    /// How recovered jobs are treated.
+    /// The delay and the limit of interruptions for recovered jobs.
     pub interruption: Interruption,
-    /// Whether anything is changed.
+    /// Whether the sweep changes anything.
     pub mode: SweepMode,
 }
 
@@ -42,42 +44,50 @@ impl Default for SweepOptions {
     }
 }
 
-/// Whether a sweep acts or only looks.
+impl SweepOptions {
+    /// Overrides every worker's own threshold; for manual sweeps.
+    pub fn threshold(mut self, threshold: Duration) -> Self {
+        self.scope.threshold = Some(threshold);
+        self
+    }
+}
+
+/// Whether a sweep recovers jobs or only reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SweepMode {
-    /// Declare workers dead and take their leases.
+    /// Declare workers dead and recover their jobs.
     Recover,
-    /// Say what would be done and change nothing.
+    /// Report what would be recovered and change nothing.
     DryRun,
 }
 
-/// What is decided about one recovered job.
+/// The decision about one recovered job.
 #[derive(Clone, Debug)]
 pub enum Decision {
-    /// Back to the queue after the recovery delay, counted.
+    /// Requeue it after the recovery delay and count the interruption.
     Default,
-    /// Back to the queue at a chosen time, perhaps with chosen attempts.
+    /// Requeue it at a chosen time, optionally with a chosen number of charged attempts.
     Reschedule {
-        /// When.
+        /// When the job is due.
         when: When,
-        /// The attempts charged from now on.
+        /// The number of attempts charged so far.
         attempts: Option<u16>,
     },
-    /// Charged as a failed attempt with the job's normal backoff.
+    /// Charge a failed attempt and apply the job's normal backoff.
     FailWithBackoff,
-    /// Left with its holder, not counted.
+    /// Leave it with its holder and do not count the interruption.
     Skip,
 }
 
-/// Has a say about each job that a sweep would recover. A closure that takes an
-/// [`Interrupted`] and gives a [`Decision`] is one.
+/// Decides about each job that a sweep recovers. Closures that take an [`Interrupted`] and return
+/// a [`Decision`] implement it.
 #[async_trait]
 pub trait RecoveryHook: Send {
-    /// What should become of the job. May be asked twice about the same one; one
-    /// decision applies.
+    /// Decides what happens to the job. May be called twice for the same job; one decision
+    /// applies.
     async fn decide(&mut self, job: &Interrupted) -> Decision;
 
-    /// The decision is stored.
+    /// Called after the decision is stored.
     async fn recovered(&mut self, _job: &Interrupted) {}
 }
 
@@ -88,38 +98,38 @@ impl<F: FnMut(&Interrupted) -> Decision + Send> RecoveryHook for F {
     }
 }
 
-/// What a sweep did, or would do.
+/// The result of a sweep; for a dry run, what it would do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SweepReport {
     /// The workers whose leases were taken, and those newly declared dead.
     pub workers: BTreeSet<WorkerId>,
     /// How many jobs were recovered.
     pub recovered: u64,
-    /// How many a decision left alone.
+    /// How many jobs were skipped by a decision.
     pub skipped: u64,
 }
 
 impl Client {
-    /// Recovers the jobs of dead workers, and of hung handlers.
+    /// Recovers the jobs of dead workers and of hung handlers.
     pub async fn sweep(&self, options: &SweepOptions) -> Result<SweepReport> {
         self.sweep_with(options, &mut |_: &Interrupted| Decision::Default).await
     }
 
-    /// As [`sweep`](Client::sweep), with a say about each job.
+    /// Like [`sweep`](Client::sweep), and calls `hook` for each job.
     pub async fn sweep_with(
         &self,
         options: &SweepOptions,
         hook: &mut dyn RecoveryHook,
     ) -> Result<SweepReport> {
         let mut report = SweepReport::default();
-        // Dead first, then the leases: a worker that comes back in between is
-        // told so at its next beat and cannot claim.
+        // Mark workers dead before taking their leases: a worker that comes back in between
+        // learns of it at its next heartbeat and cannot claim.
         if options.mode == SweepMode::Recover {
             report.workers.extend(self.store().mark_dead(options.scope.threshold).await?);
         } else {
             let workers = self.store().workers(options.scope.threshold).await?;
-            let silent = workers.iter().filter(|worker| worker.stale && worker.dead_at.is_none());
-            report.workers.extend(silent.map(|worker| worker.id));
+            let stale = workers.iter().filter(|worker| worker.stale && worker.dead_at.is_none());
+            report.workers.extend(stale.map(|worker| worker.id));
         }
         let mut scope = options.scope.clone();
         loop {
@@ -145,29 +155,29 @@ impl Client {
         hook: &mut dyn RecoveryHook,
         report: &mut SweepReport,
     ) -> Result<()> {
-        // A flag raised since the listing makes another round; flags only
-        // ever rise, so there are at most three.
+        // A flag raised since the listing causes another round. Flags are never lowered, so
+        // there are at most three rounds.
         while !found.is_empty() {
-            let mut asked = Vec::with_capacity(found.len());
+            let mut decided = Vec::with_capacity(found.len());
             let mut batch: Vec<(Interruptor, Settlement)> = Vec::with_capacity(found.len());
             for job in found {
                 match recovery(&job, &hook.decide(&job).await, options.interruption) {
                     Some(recovery) => {
                         batch.push((job.why, settlement(&job, recovery)));
-                        asked.push(job);
+                        decided.push(job);
                     }
                     None => report.skipped += 1,
                 }
             }
             let settled = self.store().recover(&batch).await?;
             let due =
-                batch.iter().zip(&asked).zip(&settled).filter_map(|(((_, settlement), job), settled)| {
+                batch.iter().zip(&decided).zip(&settled).filter_map(|(((_, settlement), job), settled)| {
                     let when = settlement.leave.requeued_for().filter(|_| *settled == Settled::Stored)?;
                     Some((job.queue.as_str(), when))
                 });
             self.notifier().notify(due);
             found = Vec::new();
-            for (mut job, settled) in asked.into_iter().zip(settled) {
+            for (mut job, settled) in decided.into_iter().zip(settled) {
                 match settled {
                     Settled::Stored => {
                         report.recovered += 1;
@@ -205,13 +215,5 @@ fn settlement(job: &Interrupted, recovery: Recovery) -> Settlement {
         seen: Some(job.running.flags),
         leave: lifecycle::recover(&job.running, recovery),
         follow_ups: Vec::new(),
-    }
-}
-
-impl SweepOptions {
-    /// Overrides every worker's own threshold, for a manual sweep.
-    pub fn threshold(mut self, threshold: Duration) -> Self {
-        self.scope.threshold = Some(threshold);
-        self
     }
 }

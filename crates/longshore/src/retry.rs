@@ -1,6 +1,6 @@
-//! How long a failed attempt waits. Pure: (policy, attempt, seed) to a delay.
+//! How long a job waits after a failed attempt. Pure: maps (policy, attempt, seed) to a delay.
 //!
-//! Owns the delay alone; whether there is another attempt at all is decided in
+//! This module owns only the delay. Whether there is another attempt is decided in
 //! [`lifecycle`](crate::lifecycle).
 
 use std::time::Duration;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The longest delay any policy may name, and the longest that one gives: ten
-/// years, so that adding it to a clock can never overflow.
+/// The longest delay that a policy may contain or return: ten years, so that adding it to a
+/// timestamp cannot overflow.
 pub const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// When a failed attempt is tried again. Stored with the job as JSON.
+/// When a failed attempt is retried. Stored with the job as JSON.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,8 +27,8 @@ pub const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "policy", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RetryPolicy {
-    /// Uniform in `[base, min(cap, base · 3^attempt)]`: spreads a herd of jobs
-    /// that failed together. The default, with 1 s and 60 s.
+    /// Uniform in `[base, min(cap, base · 3^attempt)]`: spreads the retries of jobs that failed
+    /// together. The default, with 1 s and 60 s.
     Jitter {
         /// The shortest delay.
         #[serde(rename = "base_ms", with = "millis")]
@@ -55,7 +55,7 @@ pub enum RetryPolicy {
         #[serde(rename = "delays_ms", with = "millis_list")]
         delays: Vec<Duration>,
     },
-    /// The first failure is final, whatever `max_attempts` says.
+    /// No retry: the first failure is final, regardless of `max_attempts`.
     None,
 }
 
@@ -81,9 +81,9 @@ impl RetryPolicy {
         RetryPolicy::List { delays: delays.into() }
     }
 
-    /// The delay after failed attempt number `attempt` (the first is 1), or
-    /// `None` if the policy allows no other. `seed` decides the jitter, so the
-    /// same job and attempt always wait equally long.
+    /// The delay after failed attempt number `attempt` (the first is 1), or `None` if the policy
+    /// allows no retry. `seed` determines the jitter, so the same job and attempt always get the
+    /// same delay.
     pub fn delay(&self, attempt: u32, seed: u64) -> Option<Duration> {
         let delay = match self {
             RetryPolicy::Jitter { base, cap } => {
@@ -104,7 +104,7 @@ impl RetryPolicy {
         Some(delay.min(MAX_DELAY))
     }
 
-    /// The longest time that it names.
+    /// The longest duration in the policy.
     fn longest(&self) -> Option<Duration> {
         match self {
             RetryPolicy::Jitter { base, cap } => Some(*base.max(cap)),
@@ -128,10 +128,10 @@ impl RetryPolicy {
                 "retry: base ({base:?}) is above cap ({cap:?}); raise the cap or lower the base"
             )),
             RetryPolicy::List { delays } if delays.is_empty() => {
-                refuse("retry: the list of delays is empty; name one, or use the policy `none`".into())
+                refuse("retry: the list of delays is empty; add a delay, or use the policy `none`".into())
             }
             RetryPolicy::List { delays } if delays.len() > 1000 => refuse(format!(
-                "retry: {} delays; at most 1000 are kept, and the last one repeats",
+                "retry: the list has {} delays; use at most 1000, because the last one repeats",
                 delays.len()
             )),
             _ => Ok(()),
@@ -147,8 +147,8 @@ fn uniform(low: Duration, high: Duration, seed: u64) -> Duration {
     low + Duration::from_micros(offset as u64)
 }
 
-/// Neighbouring seeds (ids made in the same millisecond, attempts 1, 2, 3)
-/// must not give neighbouring delays. This is the splitmix64 finaliser.
+/// The splitmix64 finaliser: adjacent seeds (ids created in the same millisecond, attempts 1, 2,
+/// 3) must not give similar delays.
 fn scramble(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -213,7 +213,7 @@ mod tests {
         }
 
         #[test]
-        fn no_policy_overflows_or_exceeds_the_longest_delay(policy in any_policy(), attempt: u32, seed: u64) {
+        fn no_policy_overflows_or_exceeds_the_maximum_delay(policy in any_policy(), attempt: u32, seed: u64) {
             if let Some(delay) = policy.delay(attempt, seed) {
                 prop_assert!(delay <= MAX_DELAY);
             }
@@ -232,14 +232,14 @@ mod tests {
         }
 
         #[test]
-        fn every_policy_survives_storage(policy in any_policy()) {
+        fn every_policy_is_read_back_as_stored(policy in any_policy()) {
             let stored = serde_json::to_string(&policy).unwrap();
             prop_assert_eq!(serde_json::from_str::<RetryPolicy>(&stored).unwrap(), policy);
         }
     }
 
     #[test]
-    fn jitter_reaches_both_halves_of_its_range() {
+    fn jitter_covers_both_halves_of_its_range() {
         let delays: Vec<_> = (0..1000).map(|seed| RetryPolicy::default().delay(9, seed).unwrap()).collect();
         let low = delays.iter().filter(|delay| **delay < 30 * SECOND).count();
         assert!((350..650).contains(&low), "{low} of 1000 in the lower half");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_too_long_to_store_is_stored_as_the_longest() {
+    fn a_delay_too_long_to_store_is_stored_as_the_maximum() {
         for policy in [RetryPolicy::fixed(Duration::MAX), RetryPolicy::list([Duration::MAX])] {
             let stored = serde_json::to_string(&policy).unwrap();
             assert!(stored.contains(&u64::MAX.to_string()), "{stored}");
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_policies_are_refused_by_name() {
+    fn impossible_policies_are_refused_by_field() {
         for policy in [RetryPolicy::Jitter { base: 2 * SECOND, cap: SECOND }, RetryPolicy::list([])] {
             assert_eq!(policy.validate().unwrap_err().field(), Some("retry"));
         }

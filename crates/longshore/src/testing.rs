@@ -1,8 +1,8 @@
-//! For the tests of programs that use Longshore: a queue in memory, a clock that
-//! stands still, what was enqueued, and one job run to its end.
+//! Helpers for the tests of programs that use Longshore: an in-memory queue, a controllable
+//! clock, assertions about enqueued jobs, and running jobs inline.
 //!
-//! Everything here is the real thing: the same statements, the same rules, the
-//! same worker, on SQLite in memory.
+//! Nothing is mocked: the queue uses the same statements, the same rules and the same worker, on
+//! SQLite in memory.
 //!
 //! ```
 //! use longshore::testing::Queue;
@@ -49,8 +49,8 @@ use crate::job::{JobRecord, Status};
 use crate::store::ListFilter;
 use crate::worker::{Builder, Job, Summary};
 
-/// A queue of its own for one test, in memory. It is a [`Client`] in all
-/// respects; whatever goes wrong here panics, because a test is what is running.
+/// An in-memory queue for one test. It dereferences to a [`Client`]. Its own methods panic on
+/// errors, because they run in tests.
 pub struct Queue {
     client: Client,
     now: Mutex<Option<DateTime<Utc>>>,
@@ -65,14 +65,14 @@ impl Deref for Queue {
 }
 
 impl Queue {
-    /// An empty queue on the real clock.
+    /// Creates an empty queue on the real clock.
     pub async fn new() -> Self {
-        let client = Client::connect("sqlite::memory:").await.unwrap_or_else(|error| stop("open", &error));
-        client.migrate().await.unwrap_or_else(|error| stop("migrate", &error));
+        let client = Client::connect("sqlite::memory:").await.unwrap_or_else(|error| fail("open", &error));
+        client.migrate().await.unwrap_or_else(|error| fail("migrate", &error));
         Queue { client, now: Mutex::default() }
     }
 
-    /// An empty queue whose clock stands at 2030-01-01 00:00 UTC until it is
+    /// Creates an empty queue whose clock is stopped at 2030-01-01 00:00 UTC until it is
     /// [advanced](Self::advance).
     pub async fn with_stopped_clock() -> Self {
         let queue = Queue::new().await;
@@ -82,54 +82,55 @@ impl Queue {
 
     /// Stops the queue's clock at `at`.
     pub async fn set_clock(&self, at: DateTime<Utc>) {
-        self.client.store().pin_clock(Some(at)).await.unwrap_or_else(|error| stop("set the clock", &error));
+        self.client.store().pin_clock(Some(at)).await.unwrap_or_else(|error| fail("set the clock", &error));
         *self.now.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(at);
     }
 
-    /// Moves the stopped clock on.
+    /// Moves the stopped clock forward.
     pub async fn advance(&self, by: Duration) {
         let now = *self.now.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some(now) = now else { panic!("the clock runs by itself; make the queue with a stopped clock") };
+        let Some(now) = now else {
+            panic!("the queue uses the real clock; create it with Queue::with_stopped_clock to advance it")
+        };
         self.set_clock(now + by).await;
     }
 
-    /// The waiting jobs of a type, oldest first.
+    /// Returns the waiting jobs of this type, oldest first.
     pub async fn enqueued<J: Job>(&self) -> Vec<J> {
         let mut jobs = self.waiting(J::KIND).await;
         jobs.reverse();
         jobs.iter().map(decode).collect()
     }
 
-    /// Panics unless a job of this type waits for which `matches` holds.
+    /// Panics unless a waiting job of this type satisfies `matches`.
     pub async fn assert_enqueued<J: Job>(&self, matches: impl Fn(&J) -> bool) {
         let jobs = self.waiting(J::KIND).await;
         let payloads: Vec<&str> = jobs.iter().map(|job| job.payload.get()).collect();
         assert!(
             jobs.iter().any(|job| matches(&decode(job))),
-            "no waiting `{}` job is as expected; waiting are: {payloads:?}",
+            "no waiting `{}` job matches; the waiting jobs are: {payloads:?}",
             J::KIND
         );
     }
 
-    /// Panics if any job of this type waits.
+    /// Panics if a job of this type is waiting.
     pub async fn assert_not_enqueued<J: Job>(&self) {
         let jobs = self.waiting(J::KIND).await;
-        assert!(jobs.is_empty(), "{} waiting `{}` jobs, none expected", jobs.len(), J::KIND);
+        assert!(jobs.is_empty(), "expected no waiting `{1}` job, found {0}", jobs.len(), J::KIND);
     }
 
-    /// Enqueues one job, runs what is due until nothing is, and gives the job as
-    /// it then stands.
+    /// Enqueues one job, runs all due jobs until none is left, and returns the job's record.
     pub async fn run(&self, worker: impl FnOnce(Client) -> Builder, job: impl Into<NewJob>) -> JobRecord {
-        let id = self.client.enqueue(job).await.unwrap_or_else(|error| stop("enqueue", &error)).id;
+        let id = self.client.enqueue(job).await.unwrap_or_else(|error| fail("enqueue", &error)).id;
         self.drain(worker).await;
-        self.client.get(id).await.unwrap_or_else(|error| stop("look", &error))
+        self.client.get(id).await.unwrap_or_else(|error| fail("read the job", &error))
     }
 
-    /// Runs what is due until nothing is.
+    /// Runs all due jobs until none is left.
     pub async fn drain(&self, worker: impl FnOnce(Client) -> Builder) -> Summary {
         let worker =
-            worker(self.client.clone()).build().unwrap_or_else(|error| stop("build the worker", &error));
-        worker.drain().await.unwrap_or_else(|error| stop("drain", &error))
+            worker(self.client.clone()).build().unwrap_or_else(|error| fail("build the worker", &error));
+        worker.drain().await.unwrap_or_else(|error| fail("drain", &error))
     }
 
     async fn waiting(&self, kind: &str) -> Vec<JobRecord> {
@@ -138,7 +139,7 @@ impl Queue {
             let mut filter =
                 ListFilter { status: Some(status), kind: Some(kind.to_owned()), ..ListFilter::default() };
             loop {
-                let page = self.client.list(&filter).await.unwrap_or_else(|error| stop("list", &error));
+                let page = self.client.list(&filter).await.unwrap_or_else(|error| fail("list", &error));
                 found.extend(page.jobs);
                 filter.cursor = page.next;
                 if filter.cursor.is_none() {
@@ -153,10 +154,10 @@ impl Queue {
 
 fn decode<J: Job>(job: &JobRecord) -> J {
     serde_json::from_str(job.payload.get()).unwrap_or_else(|error| {
-        panic!("job {}: its payload is no `{}`: {error}: {}", job.id, J::KIND, job.payload.get())
+        panic!("job {}: its payload is not a `{}`: {error}: {}", job.id, J::KIND, job.payload.get())
     })
 }
 
-fn stop(what: &str, error: &crate::Error) -> ! {
-    panic!("the test queue could not {what}: {error}")
+fn fail(action: &str, error: &crate::Error) -> ! {
+    panic!("the test queue could not {action}: {error}")
 }

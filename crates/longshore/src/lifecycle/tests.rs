@@ -1,13 +1,13 @@
-//! The whole table: every state × every event, with every arm that flags,
-//! budgets and suspects open. Transitions are compared as one line of text, so
-//! that a table reads as a specification and a failure shows both lines.
+//! The complete table: every state × every event, with every case that flags, attempt limits
+//! and suspects add. Transitions are compared as one line of text, so that a table reads as a
+//! specification and a failure shows both lines.
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
-const HOW: Interruption = Interruption { delay: Duration::from_secs(7), max_interruptions: 3 };
+const INTERRUPTION: Interruption = Interruption { delay: Duration::from_secs(7), max_interruptions: 3 };
 
-/// Attempt 2 of 5 under lease 40: no two numbers agree.
+/// Attempt 2 of 5 under lease 40: all numbers differ, so that a mix-up is visible.
 fn running() -> Running {
     Running {
         lease_no: 40,
@@ -56,8 +56,8 @@ fn failed(retry_in: Option<Duration>) -> Ending {
     Ending::Failed { error: "boom".into(), retry_in }
 }
 
-fn gave_up() -> Ending {
-    Ending::Cancelled { reason: Some("asked to".into()) }
+fn self_cancelled() -> Ending {
+    Ending::Cancelled { reason: Some("no longer needed".into()) }
 }
 
 fn snoozed() -> Ending {
@@ -107,9 +107,9 @@ fn show_leave(leave: Leave) -> String {
 
 /// Compares a whole table at once, so that one run shows every wrong line.
 #[track_caller]
-fn assert_table<T>(rows: Vec<(T, &str)>, told: impl Fn(T) -> String) {
-    let (told, expected): (Vec<_>, Vec<_>) = rows.into_iter().map(|(row, line)| (told(row), line)).unzip();
-    assert_eq!(told, expected);
+fn assert_table<T>(rows: Vec<(T, &str)>, show: impl Fn(T) -> String) {
+    let (shown, expected): (Vec<_>, Vec<_>) = rows.into_iter().map(|(row, line)| (show(row), line)).unzip();
+    assert_eq!(shown, expected);
 }
 
 #[track_caller]
@@ -119,7 +119,7 @@ fn assert_events(state: State, rows: Vec<(Event, &str)>) {
 
 #[track_caller]
 fn assert_endings(job: Running, rows: Vec<(Ending, &str)>) {
-    // `settle` and the same word through `next` are one rule.
+    // `settle` and `next` with the same ending must agree.
     assert_table(rows, |ending| {
         let direct = show_leave(settle(&job, ending.clone()));
         assert_eq!(show(next(&State::Running(job.clone()), Event::Settle(ending))), direct);
@@ -139,7 +139,7 @@ fn assert_recoveries(rows: Vec<((Running, Recovery), &str)>) {
 // ---- state × event -----------------------------------------------------------
 
 #[test]
-fn a_waiting_job_can_be_claimed_cancelled_hurried_and_edited() {
+fn a_waiting_job_can_be_claimed_cancelled_run_now_and_edited() {
     assert_events(
         waiting(),
         vec![
@@ -151,11 +151,11 @@ fn a_waiting_job_can_be_claimed_cancelled_hurried_and_edited() {
             (Event::Delete, "refused: NotFinished"),
             (Event::Settle(succeeded()), "refused: LeaseLost"),
             (Event::Settle(failed(Some(SECOND))), "refused: LeaseLost"),
-            (Event::Settle(gave_up()), "refused: LeaseLost"),
+            (Event::Settle(self_cancelled()), "refused: LeaseLost"),
             (Event::Settle(snoozed()), "refused: LeaseLost"),
             (Event::Settle(Ending::Released), "refused: LeaseLost"),
-            (Event::Settle(Ending::Interrupted(HOW)), "refused: LeaseLost"),
-            (Event::Recover(Recovery::Default(HOW)), "refused: LeaseLost"),
+            (Event::Settle(Ending::Interrupted(INTERRUPTION)), "refused: LeaseLost"),
+            (Event::Recover(Recovery::Default(INTERRUPTION)), "refused: LeaseLost"),
             (Event::Recover(reschedule(None)), "refused: LeaseLost"),
             (Event::Recover(Recovery::Fail { retry_in: None }), "refused: LeaseLost"),
         ],
@@ -163,7 +163,7 @@ fn a_waiting_job_can_be_claimed_cancelled_hurried_and_edited() {
 }
 
 #[test]
-fn a_running_job_can_only_be_told_to_stop_by_operators() {
+fn operators_can_only_cancel_a_running_job() {
     assert_events(
         State::Running(running()),
         vec![
@@ -183,7 +183,7 @@ fn a_second_cancel_of_a_running_job_is_the_same_as_the_first() {
 }
 
 #[test]
-fn a_finished_job_can_be_retried_and_deleted_whatever_its_outcome() {
+fn a_finished_job_can_be_retried_and_deleted_regardless_of_its_outcome() {
     for outcome in Outcome::ALL {
         let already = format!("refused: AlreadyFinished({outcome:?})");
         let redriven = match outcome {
@@ -201,11 +201,11 @@ fn a_finished_job_can_be_retried_and_deleted_whatever_its_outcome() {
                 (Event::Delete, "Remove"),
                 (Event::Settle(succeeded()), "refused: LeaseLost"),
                 (Event::Settle(failed(Some(SECOND))), "refused: LeaseLost"),
-                (Event::Settle(gave_up()), "refused: LeaseLost"),
+                (Event::Settle(self_cancelled()), "refused: LeaseLost"),
                 (Event::Settle(snoozed()), "refused: LeaseLost"),
                 (Event::Settle(Ending::Released), "refused: LeaseLost"),
-                (Event::Settle(Ending::Interrupted(HOW)), "refused: LeaseLost"),
-                (Event::Recover(Recovery::Default(HOW)), "refused: LeaseLost"),
+                (Event::Settle(Ending::Interrupted(INTERRUPTION)), "refused: LeaseLost"),
+                (Event::Recover(Recovery::Default(INTERRUPTION)), "refused: LeaseLost"),
                 (Event::Recover(reschedule(None)), "refused: LeaseLost"),
                 (Event::Recover(Recovery::Fail { retry_in: None }), "refused: LeaseLost"),
             ],
@@ -216,7 +216,7 @@ fn a_finished_job_can_be_retried_and_deleted_whatever_its_outcome() {
 // ---- settle ------------------------------------------------------------------
 
 #[test]
-fn with_attempts_left_only_failure_is_charged_and_waits_its_backoff() {
+fn with_attempts_left_only_a_failure_is_charged_and_waits_for_its_backoff() {
     assert_endings(
         running(),
         vec![
@@ -230,7 +230,10 @@ fn with_attempts_left_only_failure_is_charged_and_waits_its_backoff() {
                 "wait with 2 charged, 0 interruptions, in 4s, history failed, error boom",
             ),
             (failed(None), "failed_permanent after 2, 0 interruptions, history failed, error boom, result -"),
-            (gave_up(), "cancelled after 2, 0 interruptions, history -, error asked to, result -"),
+            (
+                self_cancelled(),
+                "cancelled after 2, 0 interruptions, history -, error no longer needed, result -",
+            ),
             (
                 Ending::Cancelled { reason: None },
                 "cancelled after 2, 0 interruptions, history -, error -, result -",
@@ -238,7 +241,7 @@ fn with_attempts_left_only_failure_is_charged_and_waits_its_backoff() {
             (snoozed(), "wait with 1 charged, 0 interruptions, in 9s, history snoozed, error -"),
             (Ending::Released, "wait with 1 charged, 0 interruptions, in 0s, history released, error -"),
             (
-                Ending::Interrupted(HOW),
+                Ending::Interrupted(INTERRUPTION),
                 "wait with 1 charged, 1 interruptions, in 7s, history interrupted, \
                  error Job recovered after worker interruption",
             ),
@@ -247,7 +250,7 @@ fn with_attempts_left_only_failure_is_charged_and_waits_its_backoff() {
 }
 
 #[test]
-fn on_the_last_attempt_failure_is_final_and_the_uncharged_endings_wait_again() {
+fn on_the_last_attempt_a_failure_is_final_and_uncharged_endings_are_requeued() {
     assert_endings(
         last_attempt(),
         vec![
@@ -257,11 +260,14 @@ fn on_the_last_attempt_failure_is_final_and_the_uncharged_endings_wait_again() {
                 "failed_permanent after 5, 0 interruptions, history failed, error boom, result -",
             ),
             (failed(None), "failed_permanent after 5, 0 interruptions, history failed, error boom, result -"),
-            (gave_up(), "cancelled after 5, 0 interruptions, history -, error asked to, result -"),
+            (
+                self_cancelled(),
+                "cancelled after 5, 0 interruptions, history -, error no longer needed, result -",
+            ),
             (snoozed(), "wait with 4 charged, 0 interruptions, in 9s, history snoozed, error -"),
             (Ending::Released, "wait with 4 charged, 0 interruptions, in 0s, history released, error -"),
             (
-                Ending::Interrupted(HOW),
+                Ending::Interrupted(INTERRUPTION),
                 "wait with 4 charged, 1 interruptions, in 7s, history interrupted, \
                  error Job recovered after worker interruption",
             ),
@@ -270,7 +276,7 @@ fn on_the_last_attempt_failure_is_final_and_the_uncharged_endings_wait_again() {
 }
 
 #[test]
-fn a_cancel_request_turns_every_ending_but_success_into_cancelled() {
+fn a_cancel_request_turns_every_ending_except_success_into_cancelled() {
     let table = || {
         vec![
             (succeeded(), "succeeded after 2, 0 interruptions, history -, error -, result {\"n\":1}"),
@@ -279,23 +285,27 @@ fn a_cancel_request_turns_every_ending_but_success_into_cancelled() {
                 "cancelled after 2, 0 interruptions, history failed, error boom, result -",
             ),
             (failed(None), "cancelled after 2, 0 interruptions, history failed, error boom, result -"),
-            (gave_up(), "cancelled after 2, 0 interruptions, history -, error asked to, result -"),
+            (
+                self_cancelled(),
+                "cancelled after 2, 0 interruptions, history -, error no longer needed, result -",
+            ),
             (snoozed(), "cancelled after 1, 0 interruptions, history snoozed, error -, result -"),
             (Ending::Released, "cancelled after 1, 0 interruptions, history released, error -, result -"),
             (
-                Ending::Interrupted(HOW),
+                Ending::Interrupted(INTERRUPTION),
                 "cancelled after 1, 1 interruptions, history interrupted, \
                  error Job recovered after worker interruption, result -",
             ),
         ]
     };
     assert_endings(cancel_requested(), table());
-    // A request outranks the loss of the unique key: somebody asked for it.
+    // The cancel request takes precedence over the loss of the unique key, because it is
+    // explicit.
     assert_endings(both_flags(), table());
 }
 
 #[test]
-fn a_superseded_job_may_finish_but_never_waits_again() {
+fn a_superseded_job_may_finish_but_is_never_requeued() {
     assert_endings(
         superseded_job(),
         vec![
@@ -305,7 +315,10 @@ fn a_superseded_job_may_finish_but_never_waits_again() {
                 "failed_permanent after 2, 0 interruptions, history failed, error boom, result -",
             ),
             (failed(None), "failed_permanent after 2, 0 interruptions, history failed, error boom, result -"),
-            (gave_up(), "cancelled after 2, 0 interruptions, history -, error asked to, result -"),
+            (
+                self_cancelled(),
+                "cancelled after 2, 0 interruptions, history -, error no longer needed, result -",
+            ),
             (
                 Ending::Cancelled { reason: None },
                 "cancelled after 2, 0 interruptions, history -, \
@@ -322,7 +335,7 @@ fn a_superseded_job_may_finish_but_never_waits_again() {
                  error superseded by a newer job with the same unique key, result -",
             ),
             (
-                Ending::Interrupted(HOW),
+                Ending::Interrupted(INTERRUPTION),
                 "cancelled after 1, 1 interruptions, history interrupted, \
                  error Job recovered after worker interruption, result -",
             ),
@@ -331,7 +344,7 @@ fn a_superseded_job_may_finish_but_never_waits_again() {
 }
 
 #[test]
-fn suspicion_survives_every_way_back_to_the_queue() {
+fn the_count_of_interruptions_survives_every_requeue() {
     assert_endings(
         suspect(2, true),
         vec![
@@ -358,13 +371,13 @@ fn after_the_first_an_interruption_counts_only_if_the_handler_had_started() {
     for (interruptions, started, counted) in
         [(0, false, 1), (0, true, 1), (1, false, 1), (1, true, 2), (2, false, 2)]
     {
-        let leave = settle(&suspect(interruptions, started), Ending::Interrupted(HOW));
+        let leave = settle(&suspect(interruptions, started), Ending::Interrupted(INTERRUPTION));
         assert_eq!(show_leave(leave), line(counted), "{interruptions} before, started {started}");
     }
 }
 
 #[test]
-fn the_interruption_that_reaches_the_maximum_quarantines() {
+fn the_interruption_that_reaches_the_maximum_quarantines_the_job() {
     let quarantined = |n| {
         format!(
             "failed_permanent after 1, {n} interruptions, history interrupted, error Quarantined after {n} worker \
@@ -372,15 +385,15 @@ fn the_interruption_that_reaches_the_maximum_quarantines() {
         )
     };
     for (interruptions, max_interruptions, counted) in [(2, 3, 3), (0, 1, 1), (0, 0, 1), (5, 3, 6)] {
-        let how = Interruption { max_interruptions, ..HOW };
-        let leave = settle(&suspect(interruptions, true), Ending::Interrupted(how));
+        let settings = Interruption { max_interruptions, ..INTERRUPTION };
+        let leave = settle(&suspect(interruptions, true), Ending::Interrupted(settings));
         assert_eq!(show_leave(leave), quarantined(counted), "{interruptions} of {max_interruptions}");
     }
 }
 
 #[test]
-fn an_interruption_before_the_start_never_quarantines_however_many_came_before() {
-    let leave = settle(&suspect(9, false), Ending::Interrupted(HOW));
+fn an_interruption_before_the_start_never_quarantines_regardless_of_earlier_ones() {
+    let leave = settle(&suspect(9, false), Ending::Interrupted(INTERRUPTION));
     assert_eq!(
         show_leave(leave),
         "wait with 1 charged, 9 interruptions, in 7s, history interrupted, \
@@ -390,8 +403,8 @@ fn an_interruption_before_the_start_never_quarantines_however_many_came_before()
 
 #[test]
 fn the_count_of_interruptions_cannot_overflow() {
-    let how = Interruption { max_interruptions: u16::MAX, ..HOW };
-    let leave = settle(&suspect(u16::MAX, true), Ending::Interrupted(how));
+    let settings = Interruption { max_interruptions: u16::MAX, ..INTERRUPTION };
+    let leave = settle(&suspect(u16::MAX, true), Ending::Interrupted(settings));
     assert!(matches!(leave, Leave::Requeue(Requeue { interruptions: u16::MAX, .. })), "{leave:?}");
 }
 
@@ -409,8 +422,8 @@ fn the_default_recovery_is_an_interruption_in_every_state() {
         suspect(2, true),
     ];
     for job in jobs {
-        let recovered = show_leave(recover(&job, Recovery::Default(HOW)));
-        assert_eq!(recovered, show_leave(settle(&job, Ending::Interrupted(HOW))), "{job:?}");
+        let recovered = show_leave(recover(&job, Recovery::Default(INTERRUPTION)));
+        assert_eq!(recovered, show_leave(settle(&job, Ending::Interrupted(INTERRUPTION))), "{job:?}");
     }
 }
 
@@ -446,16 +459,16 @@ fn a_failing_recovery_is_charged_as_a_worker_crash() {
 }
 
 #[test]
-fn a_reschedule_keeps_the_budget_unless_it_names_attempts_and_leaves_one() {
+fn a_reschedule_keeps_the_charged_attempts_unless_it_sets_them_and_leaves_one() {
     let line = |attempts, interruptions| {
         format!(
             "wait with {attempts} charged, {interruptions} interruptions, in 11s, history interrupted, \
              error Job recovered after worker interruption"
         )
     };
-    let (two_of_five, none_charged, all_but_one) = (line(1, 1), line(0, 1), line(4, 1));
+    let (unchanged, none_charged, all_but_one) = (line(1, 1), line(0, 1), line(4, 1));
     assert_recoveries(vec![
-        ((running(), reschedule(None)), &two_of_five),
+        ((running(), reschedule(None)), &unchanged),
         ((running(), reschedule(Some(0))), &none_charged),
         ((running(), reschedule(Some(4))), &all_but_one),
         ((running(), reschedule(Some(5))), &all_but_one),
@@ -486,7 +499,7 @@ fn a_reschedule_at_an_instant_keeps_that_instant() {
 }
 
 #[test]
-fn a_flagged_job_is_not_rescheduled_but_ends() {
+fn a_flagged_job_ends_instead_of_being_rescheduled() {
     let cancelled = "cancelled after 1, 1 interruptions, history interrupted, \
                      error Job recovered after worker interruption, result -";
     assert_recoveries(vec![
@@ -496,11 +509,11 @@ fn a_flagged_job_is_not_rescheduled_but_ends() {
     ]);
 }
 
-// ---- what people are told ----------------------------------------------------
+// ---- error messages ----------------------------------------------------------
 
 #[test]
 fn every_refusal_is_a_conflict_that_names_the_job_and_most_name_the_remedy() {
-    let told = |refusal: Refusal| {
+    let message = |refusal: Refusal| {
         let error = refusal.into_error("J");
         assert!(error.is_conflict());
         error.to_string()
@@ -520,6 +533,6 @@ fn every_refusal_is_a_conflict_that_names_the_job_and_most_name_the_remedy() {
                 "job J ended as cancelled, not failed_permanent; retry it instead of redriving it",
             ),
         ],
-        told,
+        message,
     );
 }

@@ -1,10 +1,10 @@
-//! Without the feature `otel` a job carries only the trace context it is given.
+//! Trace context without the feature `otel`: a job has one only if the caller sets it.
 
-/// The W3C `traceparent` of whoever enqueues.
+/// The W3C `traceparent` of the current span; without `otel` there is none.
 pub(crate) fn current() -> Option<String> {
     None
 }
 
-/// Makes `span` a child of the enqueuer's.
+/// Makes `span` a child of the span that enqueued the job; without `otel` it does nothing.
 #[cfg(feature = "worker")]
 pub(crate) fn adopt(_span: &tracing::Span, _traceparent: &str) {}

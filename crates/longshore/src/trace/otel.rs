@@ -1,10 +1,10 @@
-//! Trace context from enqueue to run, by the subscriber's OpenTelemetry layer. It
-//! is stored with the job as a W3C `traceparent`.
+//! Propagates trace context from enqueue to run, through the subscriber's OpenTelemetry layer.
+//! It is stored with the job as a W3C `traceparent`.
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The `traceparent` of the current span, where it has one.
+/// The W3C `traceparent` of the current span, if it has one.
 pub(crate) fn current() -> Option<String> {
     let context = tracing::Span::current().context();
     let span = context.span().span_context().clone();
@@ -12,11 +12,11 @@ pub(crate) fn current() -> Option<String> {
     span.is_valid().then(|| format!("00-{trace:032x}-{id:016x}-{flags:02x}"))
 }
 
-/// Makes `span` a child of the enqueuer's. What is no `traceparent` is left alone.
+/// Makes `span` a child of the span that enqueued the job. An invalid `traceparent` is ignored.
 pub(crate) fn adopt(span: &tracing::Span, traceparent: &str) {
     if let Some(parent) = parse(traceparent) {
         let context = opentelemetry::Context::new().with_remote_span_context(parent);
-        // Fails only where no layer listens.
+        // Fails only if no OpenTelemetry layer is installed.
         let _ = span.set_parent(context);
     }
 }
@@ -24,9 +24,9 @@ pub(crate) fn adopt(span: &tracing::Span, traceparent: &str) {
 fn parse(traceparent: &str) -> Option<SpanContext> {
     let mut parts = traceparent.split('-');
     let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let sized = version.len() == 2 && trace.len() == 32 && span.len() == 16 && flags.len() == 2;
-    // A later version may add parts; this one has four.
-    if !sized || version == "ff" || (version == "00" && parts.next().is_some()) {
+    let has_valid_lengths = version.len() == 2 && trace.len() == 32 && span.len() == 16 && flags.len() == 2;
+    // Version 00 has exactly four parts; a later version may add more.
+    if !has_valid_lengths || version == "ff" || (version == "00" && parts.next().is_some()) {
         return None;
     }
     let flags = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_traceparent_is_taken_for_one() {
+    fn only_a_valid_traceparent_is_parsed() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert!(parse(good).is_some());
         assert!(parse(&good.replacen("00", "cc", 1)).is_some(), "a later version");
