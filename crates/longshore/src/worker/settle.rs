@@ -20,7 +20,7 @@ const MAX_BATCH: usize = 1000;
 const MAX_BATCH_BYTES: usize = 8 << 20;
 /// How often to try before an unclassified error counts as permanent.
 const MAX_UNKNOWN_ERROR_TRIES: u32 = 5;
-/// The pauses between tries double from the first to the last.
+/// The delay between tries doubles from the first to the maximum.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 

@@ -43,7 +43,7 @@ pub struct Worker {
 pub struct Summary {
     /// Attempts that succeeded.
     pub succeeded: u64,
-    /// Attempts that failed and will be tried again.
+    /// Attempts that failed and will be retried.
     pub retrying: u64,
     /// Jobs that failed permanently.
     pub failed_permanent: u64,
@@ -228,13 +228,35 @@ async fn supervise(
         shared.report(attempt, Ending::Released, None);
     }
     shared.buffer.close();
+    stop_runners(&shared, &mut runners, grace_ends, &mut skip_grace).await;
+    wait_until_settled(&shared).await;
+    shared.phase.send_replace(Phase::Ended);
+    upkeep.abort_all();
+    if tokio::time::timeout(SETTLE_TIMEOUT, &mut settler).await.is_err() {
+        settler.abort();
+    }
+    let worker_id = shared.worker_id();
+    let retired = tokio::time::timeout(SETTLE_TIMEOUT, shared.client.retire(worker_id)).await;
+    if !matches!(retired, Ok(Ok(()))) {
+        tracing::debug!("could not sign off; recovery will remove the worker's row");
+    }
+    finish_hooks(&shared, worker_id, &mut skip_grace).await;
+}
 
+/// Lets the runners finish within the grace period, then fires the handlers' stop tokens, then
+/// drops the handlers. Releases the jobs of handlers that cannot be dropped.
+async fn stop_runners(
+    shared: &Shared,
+    runners: &mut JoinSet<()>,
+    grace_ends: tokio::time::Instant,
+    skip_grace: &mut watch::Receiver<bool>,
+) {
     let all_done = async { while runners.join_next().await.is_some() {} };
     tokio::pin!(all_done);
     let in_time = tokio::select! {
         () = &mut all_done => true,
         () = tokio::time::sleep_until(grace_ends) => false,
-        () = grace_skipped(&mut skip_grace) => false,
+        () = grace_skipped(skip_grace) => false,
     };
     if !in_time {
         let running = shared.held.all();
@@ -250,30 +272,23 @@ async fn supervise(
             }
         }
     }
-    wait_until_settled(&shared).await;
-    shared.phase.send_replace(Phase::Ended);
-    upkeep.abort_all();
-    if tokio::time::timeout(SETTLE_TIMEOUT, &mut settler).await.is_err() {
-        settler.abort();
-    }
-    let worker_id = shared.worker_id();
-    let retired = tokio::time::timeout(SETTLE_TIMEOUT, shared.client.retire(worker_id)).await;
-    if !matches!(retired, Ok(Ok(()))) {
-        tracing::debug!("could not sign off; recovery will remove the worker's row");
-    }
-    if let Some(hooks) = &shared.hooks {
-        let hooks_done = async {
-            shared.hook_calls.all_done().await;
-            hooks::call("on_worker_stop", hooks.on_worker_stop(worker_id)).await;
-        };
-        let in_time = tokio::select! {
-            () = hooks_done => true,
-            () = tokio::time::sleep(shared.settings.shutdown_grace) => false,
-            () = grace_skipped(&mut skip_grace) => false,
-        };
-        if !in_time {
-            tracing::warn!("stopped before every hook call had finished");
-        }
+}
+
+/// Waits for the hook calls in flight, and calls `on_worker_stop`. Gives up after another grace
+/// period.
+async fn finish_hooks(shared: &Shared, worker_id: WorkerId, skip_grace: &mut watch::Receiver<bool>) {
+    let Some(hooks) = &shared.hooks else { return };
+    let hooks_done = async {
+        shared.hook_calls.all_done().await;
+        hooks::call("on_worker_stop", hooks.on_worker_stop(worker_id)).await;
+    };
+    let in_time = tokio::select! {
+        () = hooks_done => true,
+        () = tokio::time::sleep(shared.settings.shutdown_grace) => false,
+        () = grace_skipped(skip_grace) => false,
+    };
+    if !in_time {
+        tracing::warn!("stopped before every hook call had finished");
     }
 }
 
