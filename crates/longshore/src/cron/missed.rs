@@ -27,7 +27,7 @@ pub const MAX_BACKFILL: u32 = 1000;
 pub enum Missed {
     /// Missed ticks are dropped.
     Skip,
-    /// One job stands for all of them: the job of the newest due tick.
+    /// One job covers all of them: the job of the newest due tick.
     #[default]
     One,
     /// Each missed tick gets its job, oldest first (a backfill). If there are more than `limit`,
@@ -83,7 +83,7 @@ impl FromStr for Missed {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Due {
     /// The ticks that get a job, oldest first, each with the oldest missed tick that it also
-    /// stands for.
+    /// covers.
     pub(super) ticks: Vec<(DateTime<Utc>, Option<DateTime<Utc>>)>,
     /// The first tick after now.
     pub(super) next: DateTime<Utc>,
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_next_tick_that_the_line_does_not_match_still_fires() {
-        // Somebody changed it manually.
+        // An operator changed it manually.
         assert_eq!(times(&due("0 * * * *", Missed::Skip, "08:12:34", "08:12:40")), ["08:12:34"]);
         assert_eq!(times(&due("0 * * * *", Missed::One, "08:12:34", "08:30:00")), ["08:12:34"]);
     }

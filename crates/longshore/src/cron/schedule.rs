@@ -18,7 +18,7 @@ use crate::store::{Schedule, Ticking};
 /// key: each tick's key is derived from the schedule's name and the tick, so that no tick can
 /// have two jobs. The job's metadata names its schedule and tick:
 /// `{"cron": {"schedule": …, "tick": …}}`, with `since` (the oldest missed tick) if it also
-/// stands for missed ticks.
+/// covers missed ticks.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]

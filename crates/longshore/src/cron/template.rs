@@ -105,7 +105,7 @@ impl Template {
         })
     }
 
-    /// The job of one tick. `since` is the oldest missed tick that the job also stands for.
+    /// The job of one tick. `since` is the oldest missed tick that the job also covers.
     pub(super) fn tick_job(
         &self,
         schedule: &str,

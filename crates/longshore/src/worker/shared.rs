@@ -211,7 +211,7 @@ impl HeldLeases {
 /// Claimed jobs that wait for a runner, in the order in which they should start.
 #[derive(Default)]
 pub(super) struct Buffer {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingJobs>,
     arrived: Notify,
     /// Notified when at most `low_water` jobs are left.
     pub(super) demand: Notify,
@@ -222,7 +222,7 @@ pub(super) struct Buffer {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingJobs {
     jobs: VecDeque<Arc<Attempt>>,
     /// Runners that found the buffer empty and wait. Counted under the same lock as the jobs:
     /// a runner that takes a job must see every runner that will not check again by itself.
@@ -251,7 +251,7 @@ impl Buffer {
         }
     }
 
-    /// `counted_idle` is true while this runner is counted in [`Waiting::idle`].
+    /// `counted_idle` is true while this runner is counted in [`WaitingJobs::idle`].
     fn pop(&self, counted_idle: &mut bool) -> Option<Arc<Attempt>> {
         let mut waiting = lock(&self.waiting);
         let Some(attempt) = waiting.jobs.pop_front() else {
