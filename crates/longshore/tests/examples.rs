@@ -1,45 +1,35 @@
-//! Every example runs to its end as the program it is, and its own assertions
-//! hold. Building the tests builds them.
+//! Runs every example as a program. Each example asserts what it shows. Building the tests
+//! builds the examples.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-fn runs(name: &str) {
-    let mut program = std::env::current_exe().expect("this test has a path");
+fn run_example(name: &str) {
+    let mut program = std::env::current_exe().expect("current_exe");
     program.pop();
     program.pop();
     program.extend(["examples", name]);
-    let ended =
+    let output =
         Command::new(&program).output().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
-    let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
-    assert!(ended.status.success(), "{name}: {}\n{out}\n{err}", ended.status);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
 }
 
-/// Makes a test of each example.
-macro_rules! run {
+/// Makes a test for each example.
+macro_rules! examples {
     ($($example:ident),+ $(,)?) => {
         const LISTED: &[&str] = &[$(stringify!($example)),+];
         $(#[test]
         fn $example() {
-            runs(stringify!($example));
+            run_example(stringify!($example));
         })+
     };
 }
 
-run!(
-    axum_app,
-    cancel_and_stop,
-    cron,
-    handlers,
-    hooks,
-    mounted_api,
-    progress_and_results,
-    recovery,
-    typed_job
-);
+examples!(axum_app, cancel_and_stop, cron, handlers, hooks, leave_behind, mounted_api, recovery, typed_job);
 
 #[test]
-fn none_is_forgotten() {
+fn every_example_is_listed() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples");
     let mut found: Vec<String> = std::fs::read_dir(folder)
         .expect("examples")

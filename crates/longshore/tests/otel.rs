@@ -1,4 +1,4 @@
-//! The trace goes on from the span that enqueued to the span that runs.
+//! Tracing: the span that runs a job continues the trace of the span that enqueued it.
 
 use longshore::testing::Queue;
 use longshore::{Context, Failure, NewJob, Worker};
@@ -8,7 +8,7 @@ use tracing::Instrument;
 use tracing_subscriber::layer::SubscriberExt;
 
 #[tokio::test]
-async fn the_run_is_a_child_of_the_enqueue() {
+async fn the_span_of_a_run_is_a_child_of_the_span_that_enqueued() {
     let exporter = InMemorySpanExporter::default();
     let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));

@@ -3,23 +3,23 @@
 //!
 //! | Promise | Verified by |
 //! |---|---|
-//! | Loopback by default; other addresses only with tokens | `serve::a_server_off_loopback_requires_tokens_or_does_not_start` |
-//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_accepted_only_in_the_authorization_header`]; `longshore/tests/conformance/http/access.rs` |
-//! | Tokens have 256 bits, are shown once and stored as a hash | [`a_token_is_shown_once_and_stored_as_a_hash`] |
-//! | Tokens are compared in constant time | by construction: looked up by the SHA-256 of the token sent, in `longshore/src/api/auth.rs`, `Guard::look_up` |
-//! | Expiry | `longshore/tests/conformance/http/access.rs`: `a_token_that_is_wrong_revoked_or_expired_opens_nothing` |
-//! | A revoked token is rejected within 5 s by every server | [`a_revoked_token_is_rejected_by_every_server`] |
-//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/access.rs`: `every_route_asks_for_the_scope_that_its_document_names` |
-//! | Scopes limited to some queues | the same file: `a_token_for_some_queues_…`, `a_key_of_another_queue_…` |
-//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_foreign_web_page_gets_nothing`]; `longshore/tests/conformance/http/edge.rs` |
-//! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `what_is_wrong_with_a_job_is_refused_by_name`, `a_batch_stores_the_good_and_names_the_bad`; `http/strangers.rs`; `http/shape.rs` |
-//! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/strangers.rs`, `http/edge.rs` |
-//! | 429 with `Retry-After` | `longshore/tests/conformance/http/edge.rs`: `too_much_is_told_when_to_come_back`; `http/shape.rs`: `follow_ups_wait_for_room_as_other_jobs_do` |
-//! | Outbound calls | `longshore-cli/src/builtin/outbound/`: every category of special address, names that resolve to several or changing addresses, redirects, proxies, long responses; the timeout in `call_failed` |
+//! | Loopback; elsewhere only with tokens | `serve::a_server_off_loopback_asks_for_tokens_or_does_not_start` |
+//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_taken_from_its_header_and_nowhere_else`]; `longshore/tests/conformance/http/auth.rs` |
+//! | 256 bits, shown once, a hash at rest | [`a_token_is_shown_once_and_kept_as_a_hash`] |
+//! | Compared in constant time | by construction: found by the SHA-256 of what was sent, in `longshore/src/api/auth.rs`, `Guard::look_up` |
+//! | Expiry | `longshore/tests/conformance/http/auth.rs`: `a_wrong_revoked_or_expired_token_is_refused` |
+//! | Revoked within 5 s, everywhere | [`a_revoked_token_is_refused_by_every_server`] |
+//! | A route denies unless it declares its scope | `longshore/tests/conformance/http/auth.rs`: `every_route_requires_the_scope_that_its_document_names` |
+//! | Scopes for some queues | the same file: `a_token_limited_to_queues_…`, `a_limited_token_…` |
+//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_strangers_page_gets_nothing`]; `longshore/tests/conformance/http/requests.rs` |
+//! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `an_invalid_job_is_refused_by_field`, `a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others`; `http/connections.rs`; `http/bodies.rs` |
+//! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/connections.rs` |
+//! | 429 with `Retry-After` | `longshore/tests/conformance/http/requests.rs`: `too_many_requests_or_jobs_are_refused_with_retry_after`; `http/bodies.rs`: `follow_ups_are_subject_to_the_limit_on_waiting_jobs` |
+//! | Outbound calls | `longshore-cli/src/builtin/outbound.rs`: every sort of address, names that lie or change, redirects, proxies, long answers; the time in `unreached` there |
 //! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_what_arrives`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
 //! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
-//! | Output cannot control the terminal; JSON logs escape | `terminal::stored_text_cannot_control_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
-//! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_proper_schema_name_…`, `a_schema_name_that_postgres_keeps_…`; [`a_schema_name_cannot_inject_sql`] |
+//! | Output that drives no terminal; JSON logs escape | `terminal::nothing_stored_drives_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
+//! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_valid_schema_name_…`, `a_reserved_or_invalid_schema_name_…`; [`a_schema_name_is_no_way_into_a_statement`] |
 //! | No unsafe code | [`every_crate_forbids_unsafe_code`]; licences and sources: `cargo xtask ci` |
 //! | Any request: no 5xx, only responses the OpenAPI document lists, nothing without a token | `cargo xtask schemathesis` |
 //!

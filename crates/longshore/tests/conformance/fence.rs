@@ -245,14 +245,14 @@ async fn a_plain_success_of_an_old_lease_does_not_end_a_later_lease_of_the_same_
 async fn a_batch_of_plain_successes_ends_only_the_leases_of_its_worker(fixture: Fixture) {
     let (worker, other) = (fixture.worker().await, fixture.worker().await);
     fixture.enqueue_many((0..6).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-    let (own, foreign) = (fixture.claim(worker, 4).await, fixture.claim(other, 9).await);
-    let leases = own.iter().map(Claimed::lease).chain(foreign.iter().map(|job| held_by(job.lease(), worker)));
+    let (own, others) = (fixture.claim(worker, 4).await, fixture.claim(other, 9).await);
+    let leases = own.iter().map(Claimed::lease).chain(others.iter().map(|job| held_by(job.lease(), worker)));
     let batch: Vec<_> = leases.map(|lease| settlement(lease, 1, done_without_result(), None)).collect();
     let (stored, lost) = (Settled::Stored, Settled::LeaseLost);
     let settled = fixture.store().settle(&batch).await.expect("settle");
     assert_eq!(settled, [stored, stored, stored, stored, lost, lost]);
     assert_eq!(fixture.count(Status::Succeeded).await, 4);
-    for held in &foreign {
+    for held in &others {
         fixture.must_finish(held, done_without_result()).await;
     }
 }

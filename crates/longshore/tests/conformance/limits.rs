@@ -44,11 +44,11 @@ async fn a_serial_queue_runs_one_job_at_a_time_across_clients(fixture: Fixture) 
     let held = claim(&fixture, worker, 9).await;
     assert_eq!(held.len(), 1);
     let request = ClaimRequest { queues: vec![QUEUE.into()], ..ClaimRequest::new(worker, 9) };
-    let elsewhere = other.store().claim(&request, &mut Default::default()).await.expect("claim");
-    assert_eq!(elsewhere.jobs.len(), 0);
+    let claimed = other.store().claim(&request, &mut Default::default()).await.expect("claim");
+    assert_eq!(claimed.jobs.len(), 0);
     fixture.must_finish(&held[0], done()).await;
-    let elsewhere = other.store().claim(&request, &mut Default::default()).await.expect("claim");
-    assert_eq!(elsewhere.jobs.len(), 1);
+    let claimed = other.store().claim(&request, &mut Default::default()).await.expect("claim");
+    assert_eq!(claimed.jobs.len(), 1);
 }
 
 async fn a_serial_queue_keeps_the_order_of_its_jobs(fixture: Fixture) {

@@ -340,7 +340,7 @@ async fn a_claim_in_flight_counts_against_a_limit_set_meanwhile(fixture: Fixture
         &format!(
             "insert into running (id, worker, claimed_at, lease_no, priority, attempt, max_attempts,
                                   interruptions, keyed, kind, queue)
-             values ('{first}', '{first}', now(), 1, 0, 1, 3, 0, false, 'x', 'elsewhere')"
+             values ('{first}', '{first}', now(), 1, 0, 1, 3, 0, false, 'x', 'other')"
         ),
     )
     .await;

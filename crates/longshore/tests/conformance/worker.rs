@@ -1,5 +1,5 @@
-//! The worker runtime on a real engine: what handlers are given, how attempts
-//! end, and how a worker stops.
+//! The worker runtime on a real engine: what handlers receive, how attempts end, how many
+//! run at once, and how a worker stops. `worker_faults.rs` tests misbehaving handlers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,43 +22,43 @@ use crate::fixture::*;
 
 cases! {
     a_worker_publishes_its_kinds_when_it_starts,
-    a_worker_that_cannot_publish_its_kinds_works_all_the_same,
-    a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built,
-    a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state,
-    the_dynamic_executor_takes_what_has_no_handler,
-    a_kind_without_a_handler_is_left_alone,
-    a_batch_is_one_call_and_each_job_ends_by_itself,
+    a_worker_that_cannot_publish_its_kinds_still_runs_jobs,
+    a_too_long_schema_is_refused_when_the_worker_is_built,
+    a_typed_job_uses_its_defaults_and_runs_with_the_application_state,
+    the_dynamic_executor_runs_kinds_without_a_handler,
+    a_kind_without_a_handler_is_not_claimed,
+    a_batch_is_one_call_and_each_job_has_its_own_ending,
     any_error_is_a_failed_attempt_with_its_causes,
-    a_handler_may_say_when_to_retry_or_never,
+    a_handler_can_request_a_retry_time_no_retry_a_snooze_or_a_cancel,
     a_panic_is_a_failed_attempt_with_its_message,
-    a_payload_of_an_old_shape_is_a_dead_letter,
-    a_result_is_kept_with_the_job,
-    follow_ups_exist_only_after_a_success,
-    a_checkpoint_is_there_for_the_next_attempt,
-    progress_is_seen_while_the_job_runs,
+    a_payload_that_does_not_decode_becomes_a_dead_letter,
+    a_result_is_stored_with_the_job,
+    follow_ups_are_stored_only_after_a_success,
+    a_checkpoint_is_available_to_the_next_attempt,
+    progress_is_visible_while_the_job_runs,
     a_cancel_reaches_the_handler_and_ends_the_job,
     a_timeout_is_a_failed_attempt,
     a_stop_lets_running_jobs_finish,
-    what_outlives_the_grace_goes_back_uncharged,
-    a_worker_declared_dead_stops_its_handlers_and_begins_anew,
+    jobs_still_running_after_the_grace_period_are_released_uncharged,
+    a_worker_declared_dead_stops_its_handlers_and_registers_again,
     a_thousand_jobs_run_once_each,
-    a_queues_own_limit_holds,
-    suspects_start_one_at_a_time_and_their_start_is_written_down,
-    what_one_worker_gives_back_another_takes_without_a_poll,
-    suspects_follow_one_another_without_a_poll,
-    what_is_announced_is_found_without_a_poll,
-    what_is_announced_together_starts_in_order_of_priority,
-    a_schedule_declared_in_code_ticks_in_a_running_worker,
+    the_concurrency_of_a_queue_is_limited_within_a_worker,
+    suspects_run_one_at_a_time,
+    a_released_job_is_claimed_by_another_worker_without_polling,
+    suspects_are_claimed_one_after_another_without_polling,
+    a_notified_job_is_claimed_without_polling,
+    jobs_notified_together_start_in_order_of_priority,
+    a_schedule_declared_in_code_fires_in_a_running_worker,
     an_invalid_schedule_is_refused_when_the_worker_starts,
-    what_is_wrong_with_a_worker_is_named_when_it_is_built,
-    a_worker_for_upkeep_only_recovers_and_claims_nothing,
+    an_invalid_setting_is_refused_by_field_when_the_worker_is_built,
+    an_upkeep_only_worker_recovers_jobs_and_claims_none,
 }
 
-/// Waits for something that another task brings about.
-pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut there: impl FnMut() -> F) {
+/// Waits until the condition holds.
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let began = Instant::now();
-    while !there().await {
-        assert!(began.elapsed() < 20 * SECOND, "never: {what}");
+    while !condition().await {
+        assert!(began.elapsed() < 20 * SECOND, "not within 20 seconds: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -67,28 +67,28 @@ pub(crate) async fn until_status(fixture: &Fixture, id: JobId, status: Status) {
     until(status.as_str(), || async { fixture.status(id).await == status }).await;
 }
 
-/// Handlers that have begun. A job is running from its claim on, its handler a moment
-/// later, and a stop in between gives it back.
+/// Counts handlers that have started. A job is `running` from its claim on, but its handler
+/// starts a moment later, and a stop in between releases the job.
 #[derive(Clone)]
-pub(crate) struct Begun(Arc<Semaphore>);
+pub(crate) struct Started(Arc<Semaphore>);
 
-impl Begun {
-    pub(crate) fn none() -> Self {
-        Begun(Arc::new(Semaphore::new(0)))
+impl Started {
+    pub(crate) fn new() -> Self {
+        Started(Arc::new(Semaphore::new(0)))
     }
 
-    /// One more.
-    pub(crate) fn count(&self) {
+    pub(crate) fn increment(&self) {
         self.0.add_permits(1);
     }
 
-    pub(crate) async fn so_many(&self, handlers: u32) {
+    /// Waits until this many handlers have started.
+    pub(crate) async fn wait_for(&self, handlers: u32) {
         self.0.acquire_many(handlers).await.expect("never closed").forget();
     }
 }
 
-/// Quick intervals, so that nothing takes seconds.
-fn quick() -> Settings {
+/// Short intervals, so that no case takes seconds.
+fn short_intervals() -> Settings {
     Settings {
         poll_interval: Duration::from_millis(20),
         max_poll_interval: Duration::from_millis(50),
@@ -100,10 +100,10 @@ fn quick() -> Settings {
 }
 
 pub(crate) fn worker(fixture: &Fixture) -> Builder {
-    Worker::builder(fixture.client()).settings(quick())
+    Worker::builder(fixture.client()).settings(short_intervals())
 }
 
-// ---- what is told of its kinds -------------------------------------------------
+// ---- published kinds -----------------------------------------------------------
 
 #[derive(Serialize, Deserialize)]
 struct Described<const TOO_LONG: bool>;
@@ -123,12 +123,12 @@ impl<const TOO_LONG: bool> Job for Described<TOO_LONG> {
 
 async fn a_worker_publishes_its_kinds_when_it_starts(fixture: Fixture) {
     let known = NewKind { schema: Some(raw("true")), defaults: Some(raw("5")), ..NewKind::new("mail") };
-    fixture.put_kinds(&[known, NewKind::new("elsewhere")]).await.expect("put_kinds");
+    fixture.put_kinds(&[known, NewKind::new("other")]).await.expect("put_kinds");
     let running = worker(&fixture)
         .register::<Described<false>>()
         .function("mail", nothing)
-        .function("told", nothing)
-        .describe("told", json!({ "type": "object" }))
+        .function("described_later", nothing)
+        .describe("described_later", json!({ "type": "object" }))
         .executor(Echo(Arc::default()))
         .build()
         .expect("build")
@@ -141,17 +141,18 @@ async fn a_worker_publishes_its_kinds_when_it_starts(fixture: Fixture) {
         kinds.iter().map(|kind| (&*kind.name, text(&kind.schema), text(&kind.defaults))).collect();
     let expected = [
         ("described", Some(r#"{"type":"null"}"#.to_owned()), None),
-        ("elsewhere", None, None),
+        ("described_later", Some(r#"{"type":"object"}"#.to_owned()), None),
         ("mail", Some("true".to_owned()), Some("5".to_owned())),
-        ("told", Some(r#"{"type":"object"}"#.to_owned()), None),
+        ("other", None, None),
     ];
     assert_eq!(kinds, expected);
     running.stop_now().await;
-    let nobodys = worker(&fixture).function("mail", nothing).describe("told", json!(true)).build();
-    assert_eq!(nobodys.err().expect("refused").field(), Some("kind"));
+    let unhandled =
+        worker(&fixture).function("mail", nothing).describe("described_later", json!(true)).build();
+    assert_eq!(unhandled.err().expect("refused").field(), Some("kind"));
 }
 
-async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(fixture: Fixture) {
+async fn a_worker_that_cannot_publish_its_kinds_still_runs_jobs(fixture: Fixture) {
     fixture.sql("drop table kinds", None).await;
     let id = fixture.enqueue_kind("mail").await;
     let done =
@@ -159,14 +160,14 @@ async fn a_worker_that_cannot_publish_its_kinds_works_all_the_same(fixture: Fixt
     assert_eq!((done.succeeded, fixture.status(id).await), (1, Status::Succeeded));
 }
 
-async fn a_schema_that_cannot_be_kept_is_refused_when_the_worker_is_built(fixture: Fixture) {
+async fn a_too_long_schema_is_refused_when_the_worker_is_built(fixture: Fixture) {
     let refused = worker(&fixture).register::<Described<true>>().build();
-    let error = refused.err().expect("too long a schema");
+    let error = refused.err().expect("a too long schema");
     assert_eq!(error.field(), Some("schema"));
     assert!(error.to_string().contains("`described`"), "{error}");
 }
 
-// ---- what users write ----------------------------------------------------------
+// ---- handlers ------------------------------------------------------------------
 
 struct App {
     greeting: String,
@@ -201,11 +202,11 @@ impl Job for Greet {
     }
 }
 
-async fn a_typed_job_is_enqueued_with_its_defaults_and_runs_with_its_state(fixture: Fixture) {
+async fn a_typed_job_uses_its_defaults_and_runs_with_the_application_state(fixture: Fixture) {
     let id = fixture.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
     let again = fixture.enqueue(Greet { name: "Ada".into() }).await.expect("enqueue").id;
     let other = fixture.enqueue(Greet { name: "Bob".into() }).priority(9).await.expect("enqueue").id;
-    assert_eq!(id, again, "its unique key is taken");
+    assert_eq!(id, again, "the unique key must return the first job");
     let job = fixture.job(id).await;
     assert_eq!((job.queue.as_str(), job.priority, job.max_attempts), ("polite", 7, 5));
     assert_eq!(fixture.job(other).await.priority, 9);
@@ -235,7 +236,7 @@ impl Executor for Echo {
     }
 }
 
-async fn the_dynamic_executor_takes_what_has_no_handler(fixture: Fixture) {
+async fn the_dynamic_executor_runs_kinds_without_a_handler(fixture: Fixture) {
     fixture.add(NewJob::new("known", &1)).await;
     fixture.add(NewJob::new("unknown", &2)).await;
     let (seen, own) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
@@ -258,17 +259,17 @@ async fn the_dynamic_executor_takes_what_has_no_handler(fixture: Fixture) {
     assert_eq!(*seen.lock().expect("seen"), ["unknown 2"]);
 }
 
-async fn a_kind_without_a_handler_is_left_alone(fixture: Fixture) {
-    let id = fixture.enqueue_kind("theirs").await;
-    fixture.add(NewJob::new("ours", &())).await;
+async fn a_kind_without_a_handler_is_not_claimed(fixture: Fixture) {
+    let id = fixture.enqueue_kind("unhandled").await;
+    fixture.add(NewJob::new("handled", &())).await;
     let done =
-        worker(&fixture).function("ours", |_: (), _: Context| async { Ok(()) }).build().expect("build");
+        worker(&fixture).function("handled", |_: (), _: Context| async { Ok(()) }).build().expect("build");
     assert_eq!(done.drain().await.expect("drain").succeeded, 1);
     let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts), (Status::Queued, 0));
 }
 
-async fn a_batch_is_one_call_and_each_job_ends_by_itself(fixture: Fixture) {
+async fn a_batch_is_one_call_and_each_job_has_its_own_ending(fixture: Fixture) {
     for n in 0..10 {
         fixture.add(NewJob::new("index", &n)).await;
     }
@@ -276,7 +277,7 @@ async fn a_batch_is_one_call_and_each_job_ends_by_itself(fixture: Fixture) {
     let seen = sizes.clone();
     let done = worker(&fixture)
         .concurrency(1)
-        .settings(Settings { concurrency: 10, ..quick() })
+        .settings(Settings { concurrency: 10, ..short_intervals() })
         .batch("index", 4, move |jobs: Vec<Batched<u32>>| {
             let seen = seen.clone();
             async move {
@@ -297,20 +298,20 @@ async fn a_batch_is_one_call_and_each_job_ends_by_itself(fixture: Fixture) {
     assert!(sizes.iter().all(|size| *size <= 4) && sizes.len() < 10, "{sizes:?}");
 }
 
-// ---- how attempts end ------------------------------------------------------------
+// ---- endings ---------------------------------------------------------------------
 
-/// Runs one job once with a handler that answers like this.
+/// Runs one job once with this handler.
 async fn ended_with(
     fixture: &Fixture,
     job: NewJob,
-    answer: impl Fn(Context) -> Result<(), Failure> + Send + Sync + 'static,
+    handler: impl Fn(Context) -> Result<(), Failure> + Send + Sync + 'static,
 ) -> longshore::JobRecord {
     let id = fixture.add(job).await;
-    let answer = Arc::new(answer);
+    let handler = Arc::new(handler);
     worker(fixture)
         .function("mail", move |_: serde_json::Value, ctx: Context| {
-            let answer = answer.clone();
-            async move { answer(ctx) }
+            let handler = handler.clone();
+            async move { handler(ctx) }
         })
         .build()
         .expect("build")
@@ -332,7 +333,7 @@ async fn any_error_is_a_failed_attempt_with_its_causes(fixture: Fixture) {
     assert_eq!(job.last_error.as_deref(), Some("invalid digit found in string"));
 }
 
-async fn a_handler_may_say_when_to_retry_or_never(fixture: Fixture) {
+async fn a_handler_can_request_a_retry_time_no_retry_a_snooze_or_a_cancel(fixture: Fixture) {
     let job1 = ended_with(&fixture, job("mail"), |_| Err(Failure::retry_after(3 * HOUR, "busy"))).await;
     assert_eq!((job1.status, job1.run_at), (Status::Retrying, start() + 3 * HOUR));
     let job2 = ended_with(&fixture, job("mail"), |_| Err(Failure::permanent("gone"))).await;
@@ -344,12 +345,12 @@ async fn a_handler_may_say_when_to_retry_or_never(fixture: Fixture) {
 }
 
 async fn a_panic_is_a_failed_attempt_with_its_message(fixture: Fixture) {
-    let job = ended_with(&fixture, job("mail"), |_| panic!("at the disco")).await;
+    let job = ended_with(&fixture, job("mail"), |_| panic!("out of paper")).await;
     assert_eq!(job.status, Status::Retrying);
-    assert_eq!(job.last_error.as_deref(), Some("panicked: at the disco"));
+    assert_eq!(job.last_error.as_deref(), Some("panicked: out of paper"));
 }
 
-async fn a_payload_of_an_old_shape_is_a_dead_letter(fixture: Fixture) {
+async fn a_payload_that_does_not_decode_becomes_a_dead_letter(fixture: Fixture) {
     let id = fixture.add(NewJob::new("mail", &json!({ "old": true }))).await;
     let private = fixture.add(NewJob::new("mail", "s3cret")).await;
     let done =
@@ -358,12 +359,12 @@ async fn a_payload_of_an_old_shape_is_a_dead_letter(fixture: Fixture) {
     let job = fixture.job(id).await;
     let error = job.last_error.expect("an error");
     assert!(error.contains("does not fit the handler of `mail`"), "{error}");
-    // What it held is nobody's business in errors and logs.
+    // The payload must not appear in errors.
     let job = fixture.job(private).await;
     assert!(!format!("{:?} {:?}", job.last_error, job.errors).contains("s3cret"), "{:?}", job.errors);
 }
 
-async fn a_result_is_kept_with_the_job(fixture: Fixture) {
+async fn a_result_is_stored_with_the_job(fixture: Fixture) {
     let job = ended_with(&fixture, job("mail"), |ctx| {
         ctx.set_result(&json!({ "sent": 3 }))?;
         Ok(())
@@ -372,7 +373,7 @@ async fn a_result_is_kept_with_the_job(fixture: Fixture) {
     assert_eq!(job.result.expect("a result").get(), r#"{"sent":3}"#);
 }
 
-async fn follow_ups_exist_only_after_a_success(fixture: Fixture) {
+async fn follow_ups_are_stored_only_after_a_success(fixture: Fixture) {
     let failed = ended_with(&fixture, job("mail"), |ctx| {
         ctx.enqueue(NewJob::new("after_failure", &()))?;
         Err("no".into())
@@ -388,14 +389,14 @@ async fn follow_ups_exist_only_after_a_success(fixture: Fixture) {
     assert_eq!(fixture.count(Status::Queued).await, 1);
 }
 
-async fn a_checkpoint_is_there_for_the_next_attempt(fixture: Fixture) {
+async fn a_checkpoint_is_available_to_the_next_attempt(fixture: Fixture) {
     let id = fixture.add(job("walk").retry(RetryPolicy::fixed(Duration::ZERO))).await;
     worker(&fixture)
         .function("walk", |_: serde_json::Value, ctx: Context| async move {
             match ctx.checkpoint::<u32>().await? {
                 None => {
                     ctx.save_checkpoint(&41).await?;
-                    Err("half way".into())
+                    Err("interrupted half-way".into())
                 }
                 Some(n) => Ok(ctx.set_result(&(n + 1))?),
             }
@@ -410,7 +411,7 @@ async fn a_checkpoint_is_there_for_the_next_attempt(fixture: Fixture) {
     assert_eq!(job.result.expect("a result").get(), "42");
 }
 
-async fn progress_is_seen_while_the_job_runs(fixture: Fixture) {
+async fn progress_is_visible_while_the_job_runs(fixture: Fixture) {
     let id = fixture.add(job("slow")).await;
     let go = Arc::new(Notify::new());
     let wait = go.clone();
@@ -438,20 +439,20 @@ async fn progress_is_seen_while_the_job_runs(fixture: Fixture) {
     running.stop().await;
 }
 
-// ---- being told to stop ------------------------------------------------------------
+// ---- stop signals ------------------------------------------------------------------
 
-/// Handlers that wait to be told, and what they were told.
+/// A handler that waits for its stop signal and records the reason.
 fn waiting(
-    begun: &Begun,
-    told: &Arc<Mutex<Vec<StopReason>>>,
+    started: &Started,
+    reasons: &Arc<Mutex<Vec<StopReason>>>,
 ) -> impl Fn(serde_json::Value, Context) -> Waiting + Send + Sync + use<> {
-    let (begun, told) = (begun.clone(), told.clone());
+    let (started, reasons) = (started.clone(), reasons.clone());
     move |_, ctx| {
-        let told = told.clone();
-        begun.count();
+        let reasons = reasons.clone();
+        started.increment();
         Box::pin(async move {
             let reason = ctx.stopped().await;
-            told.lock().expect("told").push(reason);
+            reasons.lock().expect("lock").push(reason);
             Err("stopped".into())
         })
     }
@@ -461,25 +462,25 @@ type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send
 
 async fn a_cancel_reaches_the_handler_and_ends_the_job(fixture: Fixture) {
     let id = fixture.add(job("mail")).await;
-    let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
+    let (started, reasons) = (Started::new(), Arc::new(Mutex::new(Vec::new())));
     let running =
-        worker(&fixture).function("mail", waiting(&begun, &told)).build().expect("build").start().await;
+        worker(&fixture).function("mail", waiting(&started, &reasons)).build().expect("build").start().await;
     let running = running.expect("start");
-    begun.so_many(1).await;
+    started.wait_for(1).await;
     fixture.cancel(id).await.expect("cancel");
     until_status(&fixture, id, Status::Cancelled).await;
-    assert_eq!(*told.lock().expect("told"), [StopReason::Cancelled]);
+    assert_eq!(*reasons.lock().expect("lock"), [StopReason::Cancelled]);
     running.stop().await;
 }
 
 async fn a_timeout_is_a_failed_attempt(fixture: Fixture) {
     let id = fixture.add(job("mail").timeout(Some(Duration::from_millis(50)))).await;
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let handler = waiting(&Begun::none(), &told);
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let handler = waiting(&Started::new(), &reasons);
     let running = worker(&fixture).function("mail", handler).build().expect("build").start().await;
     let running = running.expect("start");
     until_status(&fixture, id, Status::Retrying).await;
-    assert_eq!(*told.lock().expect("told"), [StopReason::TimedOut]);
+    assert_eq!(*reasons.lock().expect("lock"), [StopReason::TimedOut]);
     assert_eq!(fixture.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
     running.stop().await;
 }
@@ -487,14 +488,14 @@ async fn a_timeout_is_a_failed_attempt(fixture: Fixture) {
 async fn a_stop_lets_running_jobs_finish(fixture: Fixture) {
     let id = fixture.add(job("slow")).await;
     let go = tokio::sync::watch::Sender::new(false);
-    let begun = Begun::none();
-    let (wait, begins) = (go.clone(), begun.clone());
+    let started = Started::new();
+    let (wait, starts) = (go.clone(), started.clone());
     let running = worker(&fixture)
         .function("slow", move |_: serde_json::Value, _: Context| {
             let mut wait = wait.subscribe();
-            begins.count();
+            starts.increment();
             async move {
-                wait.wait_for(|go| *go).await.expect("the case goes on");
+                wait.wait_for(|go| *go).await.expect("not closed");
                 Ok(())
             }
         })
@@ -503,26 +504,26 @@ async fn a_stop_lets_running_jobs_finish(fixture: Fixture) {
         .start()
         .await
         .expect("start");
-    begun.so_many(1).await;
-    // A claim of this one may be under way when the stop comes.
+    started.wait_for(1).await;
+    // A claim of this job may be in flight when the worker stops.
     let later = fixture.add(job("slow")).await;
     let stop = tokio::spawn(running.stop());
     go.send_replace(true);
     assert!(stop.await.expect("stop").succeeded <= 2);
     assert_eq!(fixture.status(id).await, Status::Succeeded);
     assert_ne!(fixture.status(later).await, Status::Running);
-    assert!(fixture.workers(None).await.expect("workers").is_empty(), "it has signed off");
+    assert!(fixture.workers(None).await.expect("workers").is_empty(), "the worker must have signed off");
 }
 
-async fn what_outlives_the_grace_goes_back_uncharged(fixture: Fixture) {
+async fn jobs_still_running_after_the_grace_period_are_released_uncharged(fixture: Fixture) {
     let (polite, stubborn) = (fixture.add(job("polite")).await, fixture.add(job("stubborn")).await);
-    let (begun, told) = (Begun::none(), Arc::new(Mutex::new(Vec::new())));
-    let begins = begun.clone();
+    let (started, reasons) = (Started::new(), Arc::new(Mutex::new(Vec::new())));
+    let starts = started.clone();
     let running = worker(&fixture)
         .shutdown_grace(Duration::from_millis(50))
-        .function("polite", waiting(&begun, &told))
+        .function("polite", waiting(&started, &reasons))
         .function("stubborn", move |_: serde_json::Value, _: Context| {
-            begins.count();
+            starts.increment();
             std::future::pending()
         })
         .build()
@@ -530,11 +531,11 @@ async fn what_outlives_the_grace_goes_back_uncharged(fixture: Fixture) {
         .start()
         .await
         .expect("start");
-    begun.so_many(2).await;
+    started.wait_for(2).await;
     let began = Instant::now();
     assert_eq!(running.stop().await.put_back, 2);
     assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
-    assert_eq!(*told.lock().expect("told"), [StopReason::Shutdown]);
+    assert_eq!(*reasons.lock().expect("lock"), [StopReason::Shutdown]);
     for id in [polite, stubborn] {
         let job = fixture.job(id).await;
         assert_eq!((job.status, job.attempts), (Status::Queued, 0));
@@ -542,22 +543,22 @@ async fn what_outlives_the_grace_goes_back_uncharged(fixture: Fixture) {
     }
 }
 
-async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(fixture: Fixture) {
+async fn a_worker_declared_dead_stops_its_handlers_and_registers_again(fixture: Fixture) {
     let id = fixture.add(job("mail").max_attempts(9)).await;
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let (seen, first) = (told.clone(), Arc::new(AtomicUsize::new(0)));
-    let begun = Begun::none();
-    let begins = begun.clone();
+    let reasons = Arc::new(Mutex::new(Vec::new()));
+    let (seen, first) = (reasons.clone(), Arc::new(AtomicUsize::new(0)));
+    let started = Started::new();
+    let starts = started.clone();
     let running = worker(&fixture)
         .function("mail", move |_: serde_json::Value, ctx: Context| {
             let (seen, nth) = (seen.clone(), first.fetch_add(1, Ordering::Relaxed));
-            begins.count();
+            starts.increment();
             async move {
                 if nth > 0 {
                     return Ok(());
                 }
                 let reason = ctx.stopped().await;
-                seen.lock().expect("told").push(reason);
+                seen.lock().expect("lock").push(reason);
                 ctx.assert_lease().await?;
                 Ok(())
             }
@@ -568,17 +569,17 @@ async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(fixture: Fixt
         .await
         .expect("start");
     let before = running.id();
-    begun.so_many(1).await;
-    // A sweeper elsewhere, which has not heard of it for long; a beat may come
-    // in between.
-    until("told", || async {
+    started.wait_for(1).await;
+    // Another process sweeps after a long silence. A heartbeat may arrive in between, so
+    // this repeats until it works.
+    until("the handler is stopped", || async {
         fixture.advance(61 * SECOND).await;
         fixture.sweep(&longshore::SweepOptions::default()).await.expect("sweep");
-        !told.lock().expect("told").is_empty()
+        !reasons.lock().expect("lock").is_empty()
     })
     .await;
-    assert_eq!(*told.lock().expect("told"), [StopReason::LeaseLost]);
-    until("another id", || async { running.id() != before }).await;
+    assert_eq!(*reasons.lock().expect("lock"), [StopReason::LeaseLost]);
+    until("a new id", || async { running.id() != before }).await;
     fixture.advance(10 * SECOND).await;
     until_status(&fixture, id, Status::Succeeded).await;
     let job = fixture.job(id).await;
@@ -586,7 +587,7 @@ async fn a_worker_declared_dead_stops_its_handlers_and_begins_anew(fixture: Fixt
     running.stop().await;
 }
 
-// ---- how many at once ---------------------------------------------------------------
+// ---- concurrency --------------------------------------------------------------------
 
 async fn a_thousand_jobs_run_once_each(fixture: Fixture) {
     fixture.enqueue_many((0..1000).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
@@ -611,12 +612,12 @@ async fn a_thousand_jobs_run_once_each(fixture: Fixture) {
     assert!(runs.len() == 1000 && runs.values().all(|times| *times == 1));
 }
 
-async fn a_queues_own_limit_holds(fixture: Fixture) {
+async fn the_concurrency_of_a_queue_is_limited_within_a_worker(fixture: Fixture) {
     for n in 0..30 {
         fixture.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
     }
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (at_once, highest) = (now.clone(), most.clone());
+    let (now, max) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (at_once, highest) = (now.clone(), max.clone());
     let done = worker(&fixture)
         .queues(["narrow", "wide"])
         .concurrency(8)
@@ -638,19 +639,19 @@ async fn a_queues_own_limit_holds(fixture: Fixture) {
         .await
         .expect("drain");
     assert_eq!(done.succeeded, 30);
-    assert!(most.load(Ordering::SeqCst) <= 2, "{most:?} at once");
+    assert!(max.load(Ordering::SeqCst) <= 2, "{max:?} at once");
 }
 
-async fn suspects_start_one_at_a_time_and_their_start_is_written_down(fixture: Fixture) {
+async fn suspects_run_one_at_a_time(fixture: Fixture) {
     for _ in 0..3 {
         fixture.add(job("mail").max_attempts(9)).await;
     }
-    let doomed = fixture.worker().await;
-    assert_eq!(fixture.claim(doomed, 3).await.len(), 3);
+    let crashing = fixture.worker().await;
+    assert_eq!(fixture.claim(crashing, 3).await.len(), 3);
     assert_eq!(fixture.crash_all_workers().await.recovered, 3);
     fixture.advance(HOUR).await;
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (at_once, highest) = (now.clone(), most.clone());
+    let (now, max) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (at_once, highest) = (now.clone(), max.clone());
     let done = worker(&fixture)
         .concurrency(8)
         .function("mail", move |_: serde_json::Value, _: Context| {
@@ -667,50 +668,61 @@ async fn suspects_start_one_at_a_time_and_their_start_is_written_down(fixture: F
         .drain()
         .await
         .expect("drain");
-    assert_eq!((done.succeeded, most.load(Ordering::SeqCst)), (3, 1));
+    assert_eq!((done.succeeded, max.load(Ordering::SeqCst)), (3, 1));
 }
 
-/// One that never looks unless something makes it.
-pub(crate) fn patient(fixture: &Fixture) -> Builder {
-    worker(fixture).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..quick() })
+/// A worker that does not poll: it claims only after a wake-up.
+pub(crate) fn without_polling(fixture: &Fixture) -> Builder {
+    worker(fixture).settings(Settings { poll_interval: HOUR, max_poll_interval: HOUR, ..short_intervals() })
 }
 
+/// A handler that succeeds at once.
 pub(crate) async fn nothing(_: serde_json::Value, _: Context) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn what_one_worker_gives_back_another_takes_without_a_poll(fixture: Fixture) {
+async fn a_released_job_is_claimed_by_another_worker_without_polling(fixture: Fixture) {
     let id = fixture.add(job("mail")).await;
     let holder = fixture.worker().await;
     let claimed = fixture.claim(holder, 1).await.remove(0);
-    let running = patient(&fixture).function("mail", nothing).build().expect("build").start().await;
+    let running = without_polling(&fixture).function("mail", nothing).build().expect("build").start().await;
     let running = running.expect("start");
     let first = fixture.add(job("mail")).await;
     until_status(&fixture, first, Status::Succeeded).await;
-    // Whoever ran that one has looked for more, in vain.
+    // After that job the worker has looked for more and found nothing.
     fixture.must_finish(&claimed, Ending::Released).await;
     until_status(&fixture, id, Status::Succeeded).await;
     running.stop().await;
 }
 
-async fn suspects_follow_one_another_without_a_poll(fixture: Fixture) {
+async fn suspects_are_claimed_one_after_another_without_polling(fixture: Fixture) {
     for _ in 0..5 {
         fixture.add(job("mail").max_attempts(9)).await;
     }
-    let doomed = fixture.worker().await;
-    assert_eq!(fixture.claim(doomed, 5).await.len(), 5);
+    let crashing = fixture.worker().await;
+    assert_eq!(fixture.claim(crashing, 5).await.len(), 5);
     assert_eq!(fixture.crash_all_workers().await.recovered, 5);
     fixture.advance(HOUR).await;
-    let running =
-        patient(&fixture).function("mail", nothing).build().expect("build").start().await.expect("start");
+    let running = without_polling(&fixture)
+        .function("mail", nothing)
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
     until("five successes", || async { fixture.count(Status::Succeeded).await == 5 }).await;
     running.stop().await;
 }
 
-async fn what_is_announced_is_found_without_a_poll(fixture: Fixture) {
-    let running =
-        patient(&fixture).function("mail", nothing).build().expect("build").start().await.expect("start");
-    // One right after another: a moment ago the claimer has looked in vain.
+async fn a_notified_job_is_claimed_without_polling(fixture: Fixture) {
+    let running = without_polling(&fixture)
+        .function("mail", nothing)
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    // Each job arrives just after the worker has looked and found nothing.
     for _ in 0..20 {
         let id = fixture.enqueue_kind("mail").await;
         until_status(&fixture, id, Status::Succeeded).await;
@@ -718,20 +730,21 @@ async fn what_is_announced_is_found_without_a_poll(fixture: Fixture) {
     running.stop().await;
 }
 
-async fn what_is_announced_together_starts_in_order_of_priority(fixture: Fixture) {
+async fn jobs_notified_together_start_in_order_of_priority(fixture: Fixture) {
     let order = Arc::new(Mutex::new(Vec::new()));
     let seen = order.clone();
-    let note = move |priority: i64, _: Context| {
+    let record = move |priority: i64, _: Context| {
         seen.lock().expect("lock").push(priority);
         async { Ok::<(), Failure>(()) }
     };
-    let settings = Settings { poll_interval: HOUR, max_poll_interval: HOUR, concurrency: 1, ..quick() };
-    let builder = worker(&fixture).settings(settings).function("mail", note);
+    let settings =
+        Settings { poll_interval: HOUR, max_poll_interval: HOUR, concurrency: 1, ..short_intervals() };
+    let builder = worker(&fixture).settings(settings).function("mail", record);
     let running = builder.build().expect("build").start().await.expect("start");
     let mail = |priority: i64| NewJob::new("mail", &priority).priority(priority);
     let mut done = 0;
     for _ in 0..5 {
-        // The worker has just found that the place of priority 0 is empty.
+        // The worker has just found no more jobs of priority 0.
         for batch in [vec![mail(0)], vec![mail(0), mail(9), mail(-9)]] {
             done += batch.len() as u64;
             fixture.enqueue_many(batch).await.expect("enqueue");
@@ -745,7 +758,7 @@ async fn what_is_announced_together_starts_in_order_of_priority(fixture: Fixture
 
 // ---- schedules ------------------------------------------------------------------
 
-async fn a_schedule_declared_in_code_ticks_in_a_running_worker(fixture: Fixture) {
+async fn a_schedule_declared_in_code_fires_in_a_running_worker(fixture: Fixture) {
     let declared = || {
         let every_minute =
             NewSchedule::new("minutely", "* * * * *", NewJob::new("report", &json!({ "n": 1 })));
@@ -756,8 +769,8 @@ async fn a_schedule_declared_in_code_ticks_in_a_running_worker(fixture: Fixture)
     let running = declared().build().expect("build").start().await.expect("start");
     let other = declared().build().expect("build").start().await.expect("start");
     let first = fixture.schedules().await.expect("schedules")[0].next_at;
-    fixture.advance((first - fixture.now().await).to_std().expect("it lies ahead")).await;
-    until("the tick's job", || async { fixture.count(Status::Succeeded).await == 1 }).await;
+    fixture.advance((first - fixture.now().await).to_std().expect("a time in the future")).await;
+    until("the job of the tick", || async { fixture.count(Status::Succeeded).await == 1 }).await;
     running.stop().await;
     other.stop().await;
     assert_eq!(fixture.schedules().await.expect("schedules")[0].last_at, Some(first));
@@ -772,39 +785,51 @@ async fn an_invalid_schedule_is_refused_when_the_worker_starts(fixture: Fixture)
     assert!(fixture.workers(None).await.expect("workers").is_empty());
 }
 
-// ---- bad input ----------------------------------------------------------------------
+// ---- invalid settings ---------------------------------------------------------------
 
-async fn what_is_wrong_with_a_worker_is_named_when_it_is_built(fixture: Fixture) {
+async fn an_invalid_setting_is_refused_by_field_when_the_worker_is_built(fixture: Fixture) {
     let noop = |_: serde_json::Value, _: Context| async { Ok::<(), Failure>(()) };
-    let refused = |builder: Builder, field: &str, part: &str| {
+    let assert_refused = |builder: Builder, field: &str, part: &str| {
         let error = builder.build().err().expect("refused");
         assert_eq!(error.field(), Some(field), "{error}");
         assert!(error.to_string().contains(part), "{error}");
     };
     let with = |settings: Settings| Worker::builder(fixture.client()).settings(settings).function("a", noop);
-    refused(worker(&fixture), "kind", "no handler");
-    refused(worker(&fixture).function("a", noop).function("a", noop), "kind", "registered twice");
-    refused(worker(&fixture).register::<Greet>(), "state", "App");
-    refused(with(Settings { concurrency: 0, ..quick() }), "concurrency", "at least 1");
-    refused(with(Settings { queues: Vec::new(), ..quick() }), "queues", "at least one");
-    refused(with(Settings { stale_after: SECOND / 4, ..quick() }), "stale_after", "three heartbeats");
-    refused(with(Settings { max_poll_interval: SECOND / 100, ..quick() }), "max_poll_interval", "below");
-    refused(worker(&fixture).function("a", noop).queue_concurrency("x", 1), "queue_concurrency", "not among");
-    refused(
+    assert_refused(worker(&fixture), "kind", "no handler");
+    assert_refused(worker(&fixture).function("a", noop).function("a", noop), "kind", "registered twice");
+    assert_refused(worker(&fixture).register::<Greet>(), "state", "App");
+    assert_refused(with(Settings { concurrency: 0, ..short_intervals() }), "concurrency", "at least 1");
+    assert_refused(with(Settings { queues: Vec::new(), ..short_intervals() }), "queues", "at least one");
+    assert_refused(
+        with(Settings { stale_after: SECOND / 4, ..short_intervals() }),
+        "stale_after",
+        "three heartbeats",
+    );
+    assert_refused(
+        with(Settings { max_poll_interval: SECOND / 100, ..short_intervals() }),
+        "max_poll_interval",
+        "below",
+    );
+    assert_refused(
+        worker(&fixture).function("a", noop).queue_concurrency("x", 1),
+        "queue_concurrency",
+        "not among",
+    );
+    assert_refused(
         worker(&fixture).function("a", noop).queue_concurrency("default", 0),
         "queue_concurrency",
         "at least 1",
     );
-    refused(
+    assert_refused(
         worker(&fixture).batch("a", 0, |_: Vec<Batched<u32>>| async { Vec::new() }),
         "size",
         "at least 1",
     );
 }
 
-async fn a_worker_for_upkeep_only_recovers_and_claims_nothing(fixture: Fixture) {
-    fixture.store().pin_clock(None).await.expect("the clock runs");
-    let waiting = fixture.add(job("greet").queue("elsewhere")).await;
+async fn an_upkeep_only_worker_recovers_jobs_and_claims_none(fixture: Fixture) {
+    fixture.store().pin_clock(None).await.expect("unpin");
+    let waiting = fixture.add(job("greet").queue("other")).await;
     let lost = fixture.running(job("greet")).await;
     fixture.store().retire(lost.lease().worker).await.expect("retire");
     let due = fixture.add(job("greet")).await;

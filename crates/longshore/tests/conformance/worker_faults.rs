@@ -1,5 +1,5 @@
-//! What a worker survives: handlers and hooks that misbehave, and a database that
-//! will not take an attempt's end at once.
+//! Faults that a worker survives: handlers and hooks that panic or hang, and a database
+//! that cannot store the end of an attempt at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,35 +14,35 @@ use sqlx::{Connection, Executor};
 use tokio::sync::Notify;
 
 use crate::fixture::*;
-use crate::worker::{Begun, nothing, patient, until, until_status, worker};
+use crate::worker::{Started, nothing, until, until_status, without_polling, worker};
 
 cases! {
-    a_backoff_that_panics_leaves_it_to_the_policy,
-    a_handler_that_panics_when_dropped_costs_its_own_attempt_only,
-    a_cancelled_job_takes_none_of_its_batch_along,
-    a_batch_handler_gets_batches_however_few_its_slots,
-    a_hook_that_hangs_has_no_longer_than_the_job,
-    a_stop_hook_that_hangs_ends_with_the_grace,
-    hooks_have_heard_of_every_end_before_a_drain_returns,
-    nobody_left_to_ask_for_haste_leaves_the_grace,
-    jobs_of_a_limited_queue_follow_one_another_without_a_poll,
+    a_panic_in_the_backoff_function_falls_back_to_the_retry_policy,
+    a_handler_that_panics_when_dropped_fails_only_its_own_attempt,
+    a_cancelled_job_does_not_cancel_the_rest_of_its_batch,
+    a_batch_handler_receives_full_batches_even_with_one_slot,
+    a_hanging_hook_is_stopped_by_the_timeout_of_the_job,
+    a_hanging_stop_hook_is_stopped_after_the_grace_period,
+    hooks_have_run_for_every_end_before_a_drain_returns,
+    dropping_the_stopper_does_not_shorten_the_grace_period,
+    jobs_of_a_limited_queue_run_one_after_another_without_polling,
 }
 
 cases! {
     only on postgres:
-    a_locked_row_holds_up_no_other_end,
-    a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt,
+    a_locked_row_does_not_block_the_settle_of_other_jobs,
+    a_database_that_refuses_writes_for_a_while_costs_no_attempt,
 }
 
 // ---- handlers --------------------------------------------------------------------
 
 #[derive(Serialize, Deserialize)]
-struct Rash {
+struct BackoffPanics {
     fails: bool,
 }
 
-impl Job for Rash {
-    const KIND: &'static str = "rash";
+impl Job for BackoffPanics {
+    const KIND: &'static str = "panics";
     type State = ();
 
     fn backoff(_: u16) -> Option<Duration> {
@@ -54,12 +54,12 @@ impl Job for Rash {
     }
 }
 
-async fn a_backoff_that_panics_leaves_it_to_the_policy(fixture: Fixture) {
-    let fails = fixture.enqueue(Rash { fails: true }).await.expect("enqueue").id;
-    let succeeds = fixture.enqueue(Rash { fails: false }).await.expect("enqueue").id;
+async fn a_panic_in_the_backoff_function_falls_back_to_the_retry_policy(fixture: Fixture) {
+    let fails = fixture.enqueue(BackoffPanics { fails: true }).await.expect("enqueue").id;
+    let succeeds = fixture.enqueue(BackoffPanics { fails: false }).await.expect("enqueue").id;
     let running = worker(&fixture)
         .concurrency(1)
-        .register::<Rash>()
+        .register::<BackoffPanics>()
         .build()
         .expect("build")
         .start()
@@ -81,35 +81,35 @@ impl Drop for PanicsWhenDropped {
     }
 }
 
-async fn a_handler_that_panics_when_dropped_costs_its_own_attempt_only(fixture: Fixture) {
-    let id = fixture.add(NewJob::new("rash", &()).timeout(Some(Duration::from_millis(50)))).await;
-    let rash = |_: (), _: Context| async {
-        let _held = PanicsWhenDropped;
+async fn a_handler_that_panics_when_dropped_fails_only_its_own_attempt(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("panics", &()).timeout(Some(Duration::from_millis(50)))).await;
+    let panics = |_: (), _: Context| async {
+        let _guard = PanicsWhenDropped;
         std::future::pending().await
     };
-    let builder = worker(&fixture).concurrency(1).function("rash", rash).function("mail", nothing);
+    let builder = worker(&fixture).concurrency(1).function("panics", panics).function("mail", nothing);
     let running = builder.build().expect("build").start().await.expect("start");
     until_status(&fixture, id, Status::Retrying).await;
-    // Its slot is free again.
+    // The slot is free again.
     let next = fixture.enqueue_kind("mail").await;
     until_status(&fixture, next, Status::Succeeded).await;
     running.stop().await;
     assert_eq!(fixture.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
 }
 
-async fn a_cancelled_job_takes_none_of_its_batch_along(fixture: Fixture) {
+async fn a_cancelled_job_does_not_cancel_the_rest_of_its_batch(fixture: Fixture) {
     let mut ids = Vec::new();
     for n in 0..3 {
         ids.push(fixture.add(NewJob::new("mail", &n).timeout(Some(SECOND))).await);
     }
-    let told = Arc::new(Mutex::new(Vec::<(JobId, StopReason)>::new()));
-    let tell = told.clone();
+    let stopped = Arc::new(Mutex::new(Vec::<(JobId, StopReason)>::new()));
+    let record = stopped.clone();
     let batch = move |jobs: Vec<Batched<u32>>| {
         for job in jobs {
-            let (ctx, tell) = (job.ctx.clone(), tell.clone());
+            let (ctx, record) = (job.ctx.clone(), record.clone());
             tokio::spawn(async move {
                 let reason = ctx.stopped().await;
-                tell.lock().expect("lock").push((ctx.id(), reason));
+                record.lock().expect("lock").push((ctx.id(), reason));
             });
         }
         std::future::pending::<Vec<Result<(), Failure>>>()
@@ -123,13 +123,13 @@ async fn a_cancelled_job_takes_none_of_its_batch_along(fixture: Fixture) {
     }
     until_status(&fixture, ids[0], Status::Cancelled).await;
     running.stop_now().await;
-    let mut told = std::mem::take(&mut *told.lock().expect("lock"));
-    told.sort_by_key(|(id, _)| *id);
+    let mut stopped = std::mem::take(&mut *stopped.lock().expect("lock"));
+    stopped.sort_by_key(|(id, _)| *id);
     let reasons = [StopReason::Cancelled, StopReason::TimedOut, StopReason::TimedOut];
-    assert_eq!(told, ids.into_iter().zip(reasons).collect::<Vec<_>>());
+    assert_eq!(stopped, ids.into_iter().zip(reasons).collect::<Vec<_>>());
 }
 
-async fn a_batch_handler_gets_batches_however_few_its_slots(fixture: Fixture) {
+async fn a_batch_handler_receives_full_batches_even_with_one_slot(fixture: Fixture) {
     fixture.enqueue_many((0..60).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let seen = sizes.clone();
@@ -140,8 +140,8 @@ async fn a_batch_handler_gets_batches_however_few_its_slots(fixture: Fixture) {
     let builder = worker(&fixture).concurrency(1).batch("mail", 20, batch);
     let done = builder.build().expect("build").drain().await.expect("drain");
     assert_eq!(done.succeeded, 60);
-    // Three where nothing else runs; how a claim's answer meets a free slot is
-    // not ours to say.
+    // Ideally three batches. There may be more, because a batch starts with the jobs that
+    // have been claimed when the slot becomes free.
     let sizes = sizes.lock().expect("lock");
     assert_eq!(sizes.iter().sum::<usize>(), 60);
     assert!(sizes.len() <= 10 && sizes.contains(&20), "{sizes:?}");
@@ -150,21 +150,21 @@ async fn a_batch_handler_gets_batches_however_few_its_slots(fixture: Fixture) {
 // ---- hooks -----------------------------------------------------------------------
 
 #[derive(Default)]
-struct Slow {
+struct SlowHooks {
     before_run: bool,
     on_worker_stop: bool,
-    heard: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
 }
 
 #[async_trait]
-impl Hooks for Slow {
+impl Hooks for SlowHooks {
     async fn before_run(&self, _: &Claimed) -> Result<(), Failure> {
         if self.before_run { std::future::pending().await } else { Ok(()) }
     }
 
     async fn on_success(&self, _: &Claimed) {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        self.heard.fetch_add(1, Ordering::SeqCst);
+        self.calls.fetch_add(1, Ordering::SeqCst);
     }
 
     async fn on_worker_stop(&self, _: WorkerId) {
@@ -174,49 +174,49 @@ impl Hooks for Slow {
     }
 }
 
-async fn a_hook_that_hangs_has_no_longer_than_the_job(fixture: Fixture) {
+async fn a_hanging_hook_is_stopped_by_the_timeout_of_the_job(fixture: Fixture) {
     let id = fixture.add(NewJob::new("mail", &()).timeout(Some(Duration::from_millis(50)))).await;
-    let builder = worker(&fixture).hooks(Slow { before_run: true, ..Slow::default() });
+    let builder = worker(&fixture).hooks(SlowHooks { before_run: true, ..SlowHooks::default() });
     let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
     until_status(&fixture, id, Status::Retrying).await;
     running.stop().await;
 }
 
-async fn a_stop_hook_that_hangs_ends_with_the_grace(fixture: Fixture) {
-    let builder = worker(&fixture).hooks(Slow { on_worker_stop: true, ..Slow::default() });
+async fn a_hanging_stop_hook_is_stopped_after_the_grace_period(fixture: Fixture) {
+    let builder = worker(&fixture).hooks(SlowHooks { on_worker_stop: true, ..SlowHooks::default() });
     let builder = builder.shutdown_grace(Duration::from_millis(50)).function("mail", nothing);
     let running = builder.build().expect("build").start().await.expect("start");
     let ended = tokio::time::timeout(20 * SECOND, running.stop()).await;
-    assert!(ended.is_ok(), "it never ended");
+    assert!(ended.is_ok(), "the worker did not stop");
 }
 
-async fn hooks_have_heard_of_every_end_before_a_drain_returns(fixture: Fixture) {
+async fn hooks_have_run_for_every_end_before_a_drain_returns(fixture: Fixture) {
     fixture.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
-    let heard = Arc::new(AtomicUsize::new(0));
-    let builder = worker(&fixture).hooks(Slow { heard: heard.clone(), ..Slow::default() });
+    let calls = Arc::new(AtomicUsize::new(0));
+    let builder = worker(&fixture).hooks(SlowHooks { calls: calls.clone(), ..SlowHooks::default() });
     builder.function("mail", nothing).build().expect("build").drain().await.expect("drain");
-    assert_eq!(heard.load(Ordering::SeqCst), 5);
+    assert_eq!(calls.load(Ordering::SeqCst), 5);
 }
 
-// ---- stops and stalls --------------------------------------------------------------
+// ---- stopping and waiting ----------------------------------------------------------
 
-async fn nobody_left_to_ask_for_haste_leaves_the_grace(fixture: Fixture) {
+async fn dropping_the_stopper_does_not_shorten_the_grace_period(fixture: Fixture) {
     let id = fixture.enqueue_kind("mail").await;
-    let (begun, go) = (Begun::none(), Arc::new(Notify::new()));
-    let (begins, gone) = (begun.clone(), go.clone());
+    let (started, go) = (Started::new(), Arc::new(Notify::new()));
+    let (starts, released) = (started.clone(), go.clone());
     let slow = move |_: serde_json::Value, ctx: Context| {
-        let gone = gone.clone();
-        begins.count();
+        let released = released.clone();
+        starts.increment();
         async move {
             tokio::select! {
-                () = gone.notified() => Ok(()),
-                reason = ctx.stopped() => Err(format!("told to stop: {reason:?}").into()),
+                () = released.notified() => Ok(()),
+                reason = ctx.stopped() => Err(format!("stopped: {reason:?}").into()),
             }
         }
     };
     let running =
         worker(&fixture).function("mail", slow).build().expect("build").start().await.expect("start");
-    begun.so_many(1).await;
+    started.wait_for(1).await;
     let stopper = running.stopper();
     drop(running);
     stopper.stop();
@@ -226,13 +226,13 @@ async fn nobody_left_to_ask_for_haste_leaves_the_grace(fixture: Fixture) {
     assert_eq!(fixture.job(id).await.lease_no, 1);
 }
 
-async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(fixture: Fixture) {
+async fn jobs_of_a_limited_queue_run_one_after_another_without_polling(fixture: Fixture) {
     fixture.limit("serial", Some(1)).await.expect("limit");
     for queue in ["serial", "narrow"] {
         fixture.enqueue_many((0..5).map(|n| NewJob::new("mail", &n).queue(queue))).await.expect("enqueue");
     }
     let builder =
-        patient(&fixture).queues(["serial", "narrow"]).queue_concurrency("narrow", 1).concurrency(8);
+        without_polling(&fixture).queues(["serial", "narrow"]).queue_concurrency("narrow", 1).concurrency(8);
     let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
     until("ten successes", || async { fixture.count(Status::Succeeded).await == 10 }).await;
     running.stop().await;
@@ -240,15 +240,15 @@ async fn jobs_of_a_limited_queue_follow_one_another_without_a_poll(fixture: Fixt
 
 // ---- on Postgres -------------------------------------------------------------------
 
-async fn a_locked_row_holds_up_no_other_end(fixture: Fixture) {
+async fn a_locked_row_does_not_block_the_settle_of_other_jobs(fixture: Fixture) {
     let replacing = || NewJob::new("slow", &()).unique_key("key", UniqueMode::Replace);
     let held = fixture.enqueue(replacing()).await.expect("enqueue").id;
     let go = Arc::new(Notify::new());
-    let gone = go.clone();
+    let released = go.clone();
     let slow = move |_: (), _: Context| {
-        let gone = gone.clone();
+        let released = released.clone();
         async move {
-            gone.notified().await;
+            released.notified().await;
             Ok(())
         }
     };
@@ -261,15 +261,15 @@ async fn a_locked_row_holds_up_no_other_end(fixture: Fixture) {
     go.notify_one();
     let other = fixture.enqueue_kind("mail").await;
     until_status(&fixture, other, Status::Succeeded).await;
-    assert_eq!(fixture.status(held).await, Status::Running, "its row is locked");
+    assert_eq!(fixture.status(held).await, Status::Running, "its row is still locked");
     tx.rollback().await.expect("rollback");
     until_status(&fixture, held, Status::Succeeded).await;
     running.stop().await;
 }
 
-async fn a_database_that_takes_no_writes_for_a_while_costs_nobody_an_attempt(fixture: Fixture) {
+async fn a_database_that_refuses_writes_for_a_while_costs_no_attempt(fixture: Fixture) {
     let mut connection = fixture.postgres().await;
-    // Sequences are not rolled back.
+    // A sequence counts the refusals, because it is not rolled back.
     let read_only = "
         create sequence refusals;
         create function read_only() returns trigger language plpgsql as $$

@@ -1,4 +1,5 @@
-//! Who may do what.
+//! Tokens and scopes: which requests a token allows. `tokens.rs` tests how tokens are
+//! stored.
 
 use longshore::api::{Access, Api, Public, UnknownKinds, hash_token};
 use longshore::store::{NewToken, Scope};
@@ -10,17 +11,17 @@ use super::client::HttpClient;
 use crate::fixture::{Fixture, MINUTE, job};
 
 cases! {
-    every_route_asks_for_the_scope_that_its_document_names,
-    a_token_that_is_wrong_revoked_or_expired_opens_nothing,
-    a_token_for_some_queues_reaches_no_others,
-    a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there,
-    a_key_of_another_queue_tells_a_limited_token_nothing,
-    a_token_for_some_queues_reads_no_counts_of_all,
-    follow_ups_take_the_scope_to_enqueue,
+    every_route_requires_the_scope_that_its_document_names,
+    a_wrong_revoked_or_expired_token_is_refused,
+    a_token_limited_to_queues_cannot_use_other_queues,
+    a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues,
+    a_limited_token_learns_nothing_from_keys_of_other_queues,
+    a_token_limited_to_queues_cannot_read_counts_of_all_queues,
+    follow_ups_require_the_enqueue_scope,
 }
 
-fn guarded(fixture: &Fixture) -> HttpClient {
-    HttpClient::of(
+fn with_tokens_required(fixture: &Fixture) -> HttpClient {
+    HttpClient::for_api(
         Api::new(fixture.client())
             .access(Access::Tokens)
             .unknown_kinds(UnknownKinds::Allow)
@@ -28,6 +29,7 @@ fn guarded(fixture: &Fixture) -> HttpClient {
     )
 }
 
+/// Stores a token and returns its id and its secret.
 pub(super) async fn token(fixture: &Fixture, scope: Scope, queues: Option<&[&str]>) -> (Uuid, String) {
     let (id, secret) = (Uuid::now_v7(), format!("secret-{}", Uuid::now_v7()));
     let token = NewToken {
@@ -42,7 +44,7 @@ pub(super) async fn token(fixture: &Fixture, scope: Scope, queues: Option<&[&str
     (id, secret)
 }
 
-/// Every operation of the document with the scope that it names.
+/// Every operation in the OpenAPI document, with the scope that it names.
 async fn operations(http: &HttpClient) -> Vec<(String, String, Option<String>)> {
     let document: Value = http.get("/api-docs/openapi.json").await.expect_status(200).json();
     let mut operations = Vec::new();
@@ -52,7 +54,7 @@ async fn operations(http: &HttpClient) -> Vec<(String, String, Option<String>)> 
             let path = path.replace("{id}", "01990000-0000-7000-8000-000000000000");
             let path = path.replace("{worker_id}", "01990000-0000-7000-8000-000000000000");
             let path =
-                path.replace("{name}", "nobody").replace("{kind}", "nobody").replace("{file}", "nothing");
+                path.replace("{name}", "unknown").replace("{kind}", "unknown").replace("{file}", "unknown");
             operations.push((method.to_uppercase(), path, scope));
         }
     }
@@ -60,8 +62,8 @@ async fn operations(http: &HttpClient) -> Vec<(String, String, Option<String>)> 
     operations
 }
 
-async fn every_route_asks_for_the_scope_that_its_document_names(fixture: Fixture) {
-    let http = guarded(&fixture);
+async fn every_route_requires_the_scope_that_its_document_names(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
     let (_, admin) = token(&fixture, Scope::Admin, None).await;
     let admin = http.with_token(&admin);
     let operations = operations(&admin).await;
@@ -69,7 +71,7 @@ async fn every_route_asks_for_the_scope_that_its_document_names(fixture: Fixture
         let open = http.send(method, path, &[], "").await;
         match scope {
             None => {
-                assert_eq!(path, "/health", "only /health is for everybody");
+                assert_eq!(path, "/health", "only /health is public");
                 open.expect_status(200);
             }
             Some(_) => {
@@ -83,21 +85,20 @@ async fn every_route_asks_for_the_scope_that_its_document_names(fixture: Fixture
         let (_, secret) = token(&fixture, scope, None).await;
         let http = http.with_token(&secret);
         for (method, path, needed) in operations.iter().filter(|(_, _, needed)| needed.is_some()) {
-            let answer = http.send(method, path, &[], "").await;
-            let may = scope == Scope::Admin || needed.as_deref() == Some(scope.as_str());
-            match may {
-                true => {
-                    assert!(![401, 403].contains(&answer.status), "{method} {path} by {scope:?}: {answer:?}")
-                }
-                false => drop(answer.expect_problem(403, "forbidden", needed.as_deref().expect("a scope"))),
+            let response = http.send(method, path, &[], "").await;
+            let allowed = scope == Scope::Admin || needed.as_deref() == Some(scope.as_str());
+            if allowed {
+                assert!(![401, 403].contains(&response.status), "{method} {path} by {scope:?}: {response:?}");
+            } else {
+                response.expect_problem(403, "forbidden", needed.as_deref().expect("a scope"));
             }
         }
     }
 }
 
-async fn a_token_that_is_wrong_revoked_or_expired_opens_nothing(fixture: Fixture) {
-    let http = guarded(&fixture);
-    for header in ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "Bearer nobody", "bearer"] {
+async fn a_wrong_revoked_or_expired_token_is_refused(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
+    for header in ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "Bearer unknown", "bearer"] {
         http.send("GET", "/jobs", &[("authorization", header)], "").await.expect_problem(
             401,
             "unauthorized",
@@ -105,34 +106,42 @@ async fn a_token_that_is_wrong_revoked_or_expired_opens_nothing(fixture: Fixture
         );
     }
     let (id, secret) = token(&fixture, Scope::Read, None).await;
-    guarded(&fixture).with_token(&secret).get("/jobs").await.expect_status(200);
+    with_tokens_required(&fixture).with_token(&secret).get("/jobs").await.expect_status(200);
     http.send("GET", "/jobs", &[("authorization", &format!("bearer {secret}"))], "").await.expect_status(200);
-    let twice = [("authorization", "Bearer nobody"), ("authorization", "Bearer nobody either")];
+    let twice = [("authorization", "Bearer unknown"), ("authorization", "Bearer unknown-2")];
     http.send("GET", "/jobs", &twice, "").await.expect_problem(401, "unauthorized", "");
-    // Never in a URL.
+    // A token in the URL is not accepted.
     http.get(&format!("/jobs?token={secret}")).await.expect_problem(401, "unauthorized", "");
     assert!(fixture.store().revoke_token(id).await.expect("revoke"));
-    // A server that has not seen it yet; one that has forgets within seconds.
-    guarded(&fixture).with_token(&secret).get("/jobs").await.expect_problem(401, "unauthorized", "revoked");
+    // A new server, because one that has used the token caches it for seconds.
+    with_tokens_required(&fixture).with_token(&secret).get("/jobs").await.expect_problem(
+        401,
+        "unauthorized",
+        "revoked",
+    );
 
     let secret = "short-lived";
     let expires_at = Some(fixture.now().await + MINUTE);
     let token = NewToken {
         id: Uuid::now_v7(),
-        name: "soon over".into(),
+        name: "short-lived".into(),
         hash: hash_token(secret),
         scopes: vec!["read".into()],
         queues: None,
         expires_at,
     };
     fixture.store().put_token(&token).await.expect("a token");
-    guarded(&fixture).with_token(secret).get("/jobs").await.expect_status(200);
+    with_tokens_required(&fixture).with_token(secret).get("/jobs").await.expect_status(200);
     fixture.advance(MINUTE).await;
-    guarded(&fixture).with_token(secret).get("/jobs").await.expect_problem(401, "unauthorized", "expired");
+    with_tokens_required(&fixture).with_token(secret).get("/jobs").await.expect_problem(
+        401,
+        "unauthorized",
+        "expired",
+    );
 }
 
-async fn a_token_for_some_queues_reaches_no_others(fixture: Fixture) {
-    let http = guarded(&fixture);
+async fn a_token_limited_to_queues_cannot_use_other_queues(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
     let (_, secret) = token(&fixture, Scope::Admin, Some(&["mail"])).await;
     let http = http.with_token(&secret);
     let job_in = |queue: &str| json!({ "kind": "greet", "payload": 1, "queue": queue });
@@ -146,8 +155,8 @@ async fn a_token_for_some_queues_reaches_no_others(fixture: Fixture) {
     http.get(&format!("/jobs/{}", mine["id"].as_str().expect("an id"))).await.expect_status(200);
     let theirs = fixture.add(job("greet")).await;
     let path = format!("/jobs/{theirs}");
-    let told = http.get(&path).await.expect_problem(403, "forbidden", "another queue");
-    assert!(!told.text.contains("default"), "which queue it is in is not told: {told:?}");
+    let refused = http.get(&path).await.expect_problem(403, "forbidden", "another queue");
+    assert!(!refused.text.contains("default"), "the response names the queue: {refused:?}");
     http.get(&format!("{path}/explain")).await.expect_problem(403, "forbidden", "another queue");
     http.send("POST", &format!("{path}/cancel"), &[], "").await.expect_problem(403, "forbidden", "");
     http.send("POST", &format!("{path}/retry"), &[], "").await.expect_problem(403, "forbidden", "");
@@ -159,7 +168,7 @@ async fn a_token_for_some_queues_reaches_no_others(fixture: Fixture) {
     http.send("POST", "/queues/default/pause", &[], "").await.expect_problem(403, "forbidden", "");
     http.post("/leases", &json!({ "queues": ["default"] })).await.expect_problem(403, "forbidden", "");
     http.send("POST", "/sweep", &[], "").await.expect_problem(403, "forbidden", "");
-    // A worker of another queue, whose id has become known.
+    // The id of a worker of another queue.
     let worker = fixture.worker().await;
     let body = json!({ "worker_id": worker.to_string(), "items": [] });
     http.post("/leases/settle", &body).await.expect_problem(403, "forbidden", "another queue");
@@ -177,9 +186,9 @@ async fn a_token_for_some_queues_reaches_no_others(fixture: Fixture) {
     assert_eq!((&batch["created"], &batch["refused"]), (&json!(1), &json!(1)));
 }
 
-async fn a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there(fixture: Fixture) {
+async fn a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues(fixture: Fixture) {
     let (_, secret) = token(&fixture, Scope::Admin, Some(&["mail"])).await;
-    let http = guarded(&fixture).with_token(&secret);
+    let http = with_tokens_required(&fixture).with_token(&secret);
     let theirs = fixture.ended(job("greet"), Outcome::FailedPermanent).await;
     fixture.add(job("greet")).await;
     let mine = fixture.add(job("greet").queue("mail")).await;
@@ -209,8 +218,8 @@ async fn a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there(f
     assert_eq!(own["changed"], 1);
 }
 
-async fn a_key_of_another_queue_tells_a_limited_token_nothing(fixture: Fixture) {
-    let http = guarded(&fixture);
+async fn a_limited_token_learns_nothing_from_keys_of_other_queues(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
     fixture.add(job("greet").idempotency_key("theirs")).await;
     let (_, secret) = token(&fixture, Scope::Enqueue, Some(&["mail"])).await;
     let body = json!({ "kind": "greet", "payload": 1, "queue": "mail", "idempotency_key": "theirs" });
@@ -223,9 +232,9 @@ async fn a_key_of_another_queue_tells_a_limited_token_nothing(fixture: Fixture) 
     assert_eq!(http.post("/jobs/batch", &json!([replace])).await.expect_status(200).json()["refused"], 1);
 }
 
-async fn a_token_for_some_queues_reads_no_counts_of_all(fixture: Fixture) {
+async fn a_token_limited_to_queues_cannot_read_counts_of_all_queues(fixture: Fixture) {
     let (_, secret) = token(&fixture, Scope::Read, Some(&["mail"])).await;
-    let http = guarded(&fixture).with_token(&secret);
+    let http = with_tokens_required(&fixture).with_token(&secret);
     http.get("/metrics").await.expect_problem(403, "forbidden", "mail");
     http.get("/stats").await.expect_problem(403, "forbidden", "queue");
     http.get("/stats?queue=mail").await.expect_status(200);
@@ -233,11 +242,11 @@ async fn a_token_for_some_queues_reads_no_counts_of_all(fixture: Fixture) {
     let (_, secret) = token(&fixture, Scope::Read, None).await;
     http.with_token(&secret).get("/metrics").await.expect_status(200);
     let open = Api::new(fixture.client()).access(Access::Tokens).metrics(String::new).public(Public::Metrics);
-    HttpClient::of(open).get("/metrics").await.expect_status(200);
+    HttpClient::for_api(open).get("/metrics").await.expect_status(200);
 }
 
-async fn follow_ups_take_the_scope_to_enqueue(fixture: Fixture) {
-    let http = guarded(&fixture);
+async fn follow_ups_require_the_enqueue_scope(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
     let (_, secret) = token(&fixture, Scope::Work, None).await;
     let http = http.with_token(&secret);
     fixture.add(job("greet")).await;
@@ -248,7 +257,7 @@ async fn follow_ups_take_the_scope_to_enqueue(fixture: Fixture) {
         });
         json!({ "worker_id": leased["worker_id"], "items": [item] })
     };
-    let more = settle(json!([{ "kind": "greet", "payload": {} }]));
-    http.post("/leases/settle", &more).await.expect_problem(403, "forbidden", "`enqueue`");
+    let with_follow_up = settle(json!([{ "kind": "greet", "payload": {} }]));
+    http.post("/leases/settle", &with_follow_up).await.expect_problem(403, "forbidden", "`enqueue`");
     http.post("/leases/settle", &settle(json!([]))).await.expect_status(200);
 }

@@ -1,5 +1,4 @@
-//! What a body looks like: what serde, or a habit of clients, would let through
-//! without a word.
+//! Request bodies that serde would accept silently, or that clients often get wrong.
 
 use longshore::api::{Admission, Api, UnknownKinds};
 use longshore::store::NewKind;
@@ -9,22 +8,22 @@ use super::client::HttpClient;
 use crate::fixture::{Fixture, job, raw};
 
 cases! {
-    a_list_of_values_is_no_object_anywhere,
-    a_mistake_within_is_told_by_its_name,
+    an_array_is_not_accepted_in_place_of_an_object,
+    an_error_in_a_nested_field_names_it,
     a_delay_of_more_than_ten_years_is_refused,
-    a_payload_is_changed_to_null_but_not_to_too_much,
-    a_batch_refuses_a_key_for_all_of_it,
-    a_worker_names_at_most_a_thousand_kinds_and_leases,
-    a_kind_whose_schema_cannot_be_used_takes_nothing,
-    follow_ups_wait_for_room_as_other_jobs_do,
-    a_batch_is_as_strict_as_a_single_job,
+    a_payload_can_be_edited_to_null_but_not_beyond_its_limit,
+    a_batch_refuses_an_idempotency_key_header,
+    a_worker_may_name_at_most_a_thousand_kinds_and_leases,
+    a_kind_with_an_unusable_schema_refuses_jobs,
+    follow_ups_are_subject_to_the_limit_on_waiting_jobs,
+    each_job_of_a_batch_is_validated_like_a_single_job,
 }
 
-async fn a_list_of_values_is_no_object_anywhere(fixture: Fixture) {
+async fn an_array_is_not_accepted_in_place_of_an_object(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
-    let nobody = "01990000-0000-7000-8000-000000000000";
+    let unknown = "01990000-0000-7000-8000-000000000000";
     let leased = http.post("/leases", &json!({})).await.expect_status(200).json();
-    let me = &leased["worker_id"];
+    let worker = &leased["worker_id"];
     for (method, path, body) in [
         ("POST", "/jobs", json!(["greet", 1])),
         ("POST", "/jobs", json!({ "kind": "greet", "payload": 1, "retry": ["fixed", { "delay_ms": 1 }] })),
@@ -32,15 +31,15 @@ async fn a_list_of_values_is_no_object_anywhere(fixture: Fixture) {
         ("PUT", "/cron/tick", json!({ "cron": "* * * * *", "job": ["greet", 1] })),
         ("PUT", "/kinds/greet", json!({ "defaults": ["mail"] })),
         ("PUT", "/kinds/greet", json!({ "defaults": { "retry": ["none"] } })),
-        ("POST", "/leases", json!({ "worker_id": me, "held": [[nobody, 1]] })),
-        ("POST", "/leases/renew", json!({ "worker_id": me, "leases": [[nobody, 1]] })),
-        ("POST", "/leases/renew", json!({ "worker_id": me, "progress": [[nobody, 1, 50]] })),
-        ("POST", "/leases/settle", json!({ "worker_id": me, "items": [[nobody, 1, "released"]] })),
+        ("POST", "/leases", json!({ "worker_id": worker, "held": [[unknown, 1]] })),
+        ("POST", "/leases/renew", json!({ "worker_id": worker, "leases": [[unknown, 1]] })),
+        ("POST", "/leases/renew", json!({ "worker_id": worker, "progress": [[unknown, 1, 50]] })),
+        ("POST", "/leases/settle", json!({ "worker_id": worker, "items": [[unknown, 1, "released"]] })),
         (
             "POST",
             "/leases/settle",
-            json!({ "worker_id": me, "items": [
-                { "id": nobody, "lease_no": 1, "outcome": "succeeded", "follow_ups": [["greet", 1]] },
+            json!({ "worker_id": worker, "items": [
+                { "id": unknown, "lease_no": 1, "outcome": "succeeded", "follow_ups": [["greet", 1]] },
             ] }),
         ),
     ] {
@@ -51,7 +50,7 @@ async fn a_list_of_values_is_no_object_anywhere(fixture: Fixture) {
     assert!(fixture.list(&longshore::store::ListFilter::default()).await.expect("list").jobs.is_empty());
 }
 
-async fn a_mistake_within_is_told_by_its_name(fixture: Fixture) {
+async fn an_error_in_a_nested_field_names_it(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let body = json!({ "kind": "greet", "payload": 1, "retry": { "policy": "fixed", "delay_ms": "soon" } });
     http.post("/jobs", &body).await.expect_problem(422, "validation", "soon");
@@ -64,28 +63,29 @@ async fn a_mistake_within_is_told_by_its_name(fixture: Fixture) {
 async fn a_delay_of_more_than_ten_years_is_refused(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let longest: u64 = 315_360_000_000;
-    for (too_long, status) in [(longest, 201), (longest + 1, 422), (1 << 63, 422), (u64::MAX, 422)] {
+    for (delay, status) in [(longest, 201), (longest + 1, 422), (1 << 63, 422), (u64::MAX, 422)] {
         for retry in [
-            json!({ "policy": "fixed", "delay_ms": too_long }),
-            json!({ "policy": "exponential", "cap_ms": too_long }),
-            json!({ "policy": "jitter", "base_ms": 1, "cap_ms": too_long }),
-            json!({ "policy": "list", "delays_ms": [1, too_long, 2] }),
+            json!({ "policy": "fixed", "delay_ms": delay }),
+            json!({ "policy": "exponential", "cap_ms": delay }),
+            json!({ "policy": "jitter", "base_ms": 1, "cap_ms": delay }),
+            json!({ "policy": "list", "delays_ms": [1, delay, 2] }),
         ] {
-            let answer = http.post("/jobs", &json!({ "kind": "greet", "payload": 1, "retry": retry })).await;
-            assert_eq!(answer.status, status, "{retry}: {answer:?}");
+            let response =
+                http.post("/jobs", &json!({ "kind": "greet", "payload": 1, "retry": retry })).await;
+            assert_eq!(response.status, status, "{retry}: {response:?}");
             if status == 422 {
-                answer.expect_problem(422, "validation", "retry: ");
+                response.expect_problem(422, "validation", "retry: ");
             }
         }
     }
 }
 
-async fn a_payload_is_changed_to_null_but_not_to_too_much(fixture: Fixture) {
+async fn a_payload_can_be_edited_to_null_but_not_beyond_its_limit(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let path = format!("/jobs/{}", fixture.add(job("greet")).await);
     let before = http.get(&path).await.expect_status(200).json();
     let kept = http.json("PATCH", &path, &json!({ "priority": 3 })).await.expect_status(200).json();
-    assert_eq!(kept["payload"], before["payload"], "what is absent stays");
+    assert_eq!(kept["payload"], before["payload"], "an absent field must not change");
     assert!(!before["payload"].is_null());
     let edited = http.json("PATCH", &path, &json!({ "payload": null })).await.expect_status(200).json();
     assert_eq!((&edited["payload"], &edited["priority"]), (&json!(null), &json!(3)));
@@ -94,16 +94,16 @@ async fn a_payload_is_changed_to_null_but_not_to_too_much(fixture: Fixture) {
     http.json("PATCH", &path, &large(1024 * 1024 - 2)).await.expect_status(200);
 }
 
-async fn a_batch_refuses_a_key_for_all_of_it(fixture: Fixture) {
+async fn a_batch_refuses_an_idempotency_key_header(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
-    let headers = [("content-type", "application/json"), ("idempotency-key", "all of them")];
+    let headers = [("content-type", "application/json"), ("idempotency-key", "batch-7")];
     let body = json!([{ "kind": "greet", "payload": 1 }, { "kind": "greet", "payload": 2 }]).to_string();
     let refused = http.send("POST", "/jobs/batch", &headers, &body).await;
     refused.expect_problem(422, "validation", "idempotency_key");
     assert_eq!(http.get("/jobs").await.expect_status(200).json(), json!([]));
 }
 
-async fn a_worker_names_at_most_a_thousand_kinds_and_leases(fixture: Fixture) {
+async fn a_worker_may_name_at_most_a_thousand_kinds_and_leases(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let kinds: Vec<String> = (0..1001).map(|i| format!("kind-{i}")).collect();
     http.post("/leases", &json!({ "kinds": kinds })).await.expect_problem(422, "validation", "kinds: 1001");
@@ -112,10 +112,10 @@ async fn a_worker_names_at_most_a_thousand_kinds_and_leases(fixture: Fixture) {
     http.post("/leases", &json!({ "held": held })).await.expect_problem(422, "validation", "held: 1001");
 }
 
-async fn a_kind_whose_schema_cannot_be_used_takes_nothing(fixture: Fixture) {
-    // As a worker publishes it: nothing checks it there.
+async fn a_kind_with_an_unusable_schema_refuses_jobs(fixture: Fixture) {
+    // Workers can publish a schema that was not checked.
     let broken = NewKind { schema: Some(raw(r#"{"type":"moon"}"#)), ..NewKind::new("greet") };
-    fixture.put_kinds(&[broken, NewKind::new("wave")]).await.expect("stored");
+    fixture.put_kinds(&[broken, NewKind::new("wave")]).await.expect("put_kinds");
     let http = HttpClient::new(&fixture);
     let greet = json!({ "kind": "greet", "payload": 1 });
     http.post("/jobs", &greet).await.expect_problem(422, "validation", "PUT /kinds/{kind}");
@@ -126,12 +126,13 @@ async fn a_kind_whose_schema_cannot_be_used_takes_nothing(fixture: Fixture) {
     http.post("/jobs", &greet).await.expect_status(201);
 }
 
-async fn follow_ups_wait_for_room_as_other_jobs_do(fixture: Fixture) {
+async fn follow_ups_are_subject_to_the_limit_on_waiting_jobs(fixture: Fixture) {
     let short = Admission { waiting_jobs: Some(1), ..Admission::default() };
-    let http = HttpClient::of(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).admission(short));
-    fixture.add(job("greet").queue("here")).await;
+    let http =
+        HttpClient::for_api(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).admission(short));
+    fixture.add(job("greet").queue("source")).await;
     fixture.add(job("greet").queue("full")).await;
-    let leased = http.post("/leases", &json!({ "queues": ["here"] })).await.expect_status(200).json();
+    let leased = http.post("/leases", &json!({ "queues": ["source"] })).await.expect_status(200).json();
     let settle = |queue: &str| {
         let lease = &leased["jobs"][0];
         json!({ "worker_id": leased["worker_id"], "items": [{
@@ -141,12 +142,12 @@ async fn follow_ups_wait_for_room_as_other_jobs_do(fixture: Fixture) {
     };
     let refused = http.post("/leases/settle", &settle("full")).await;
     let refused = refused.expect_problem(429, "rate_limited", "items[0]: queue");
-    assert!(!refused.header("retry-after").is_empty(), "it says when to come back");
-    let stored = http.post("/leases/settle", &settle("roomy")).await.expect_status(200).json();
-    assert_eq!(stored["items"][0]["settled"], "stored", "nothing was lost by the refusal");
+    assert!(!refused.header("retry-after").is_empty(), "retry-after is missing");
+    let stored = http.post("/leases/settle", &settle("empty")).await.expect_status(200).json();
+    assert_eq!(stored["items"][0]["settled"], "stored", "the refused settle must not end the lease");
 }
 
-async fn a_batch_is_as_strict_as_a_single_job(fixture: Fixture) {
+async fn each_job_of_a_batch_is_validated_like_a_single_job(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let large = json!({ "kind": "a", "payload": "p".repeat(1024 * 1024) });
     let items = json!([
@@ -154,12 +155,13 @@ async fn a_batch_is_as_strict_as_a_single_job(fixture: Fixture) {
         { "kind": "a", "payload": "a\u{0}b" },
         { "kind": "a", "payload": 1, "colour": "red" },
     ]);
-    let answer = http.post("/jobs/batch", &items).await.expect_status(200).json();
-    let told = |i: usize| (answer["items"][i]["error"].clone(), answer["items"][i]["message"].to_string());
+    let response = http.post("/jobs/batch", &items).await.expect_status(200).json();
+    let item =
+        |i: usize| (response["items"][i]["error"].clone(), response["items"][i]["message"].to_string());
     for (i, slug, part) in
         [(0, "too_large", "payload"), (1, "validation", "NUL"), (2, "validation", "colour")]
     {
-        let (error, message) = told(i);
+        let (error, message) = item(i);
         assert_eq!(error, slug, "{message}");
         assert!(message.contains(part), "{message}");
     }

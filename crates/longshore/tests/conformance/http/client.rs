@@ -1,4 +1,4 @@
-//! How cases reach the API: by a call in this process, or by a real socket.
+//! The client that cases use: it calls the API in process or over a real socket.
 
 use axum::Router;
 use axum::body::Body;
@@ -12,16 +12,15 @@ use tower::ServiceExt;
 
 use crate::fixture::Fixture;
 
-/// An API of a fixture's queue.
+/// A client of an API. It calls the router directly unless the API listens on a socket.
 #[derive(Clone)]
 pub(crate) struct HttpClient {
     router: Router,
-    /// Where it listens, if it does.
+    /// The address, if the API listens on a socket.
     address: Option<std::net::SocketAddr>,
     token: Option<String>,
 }
 
-/// What came back.
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) status: u16,
@@ -38,38 +37,38 @@ impl Response {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// Fails unless this is what came back; for a problem, the slug and a part of
-    /// its message as well.
+    /// Fails unless the response has this status.
     #[track_caller]
     pub(crate) fn expect_status(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{self:?}");
         self
     }
 
+    /// Fails unless the response is an error with this status, this slug and a message
+    /// that contains `part`.
     #[track_caller]
-    #[expect(clippy::wrong_self_convention, reason = "hands the answer on, to be looked at further")]
     pub(crate) fn expect_problem(self, status: u16, slug: &str, part: &str) -> Self {
-        let answer = self.expect_status(status);
-        let problem = answer.json();
-        assert_eq!(problem["error"], slug, "{answer:?}");
+        let response = self.expect_status(status);
+        let problem = response.json();
+        assert_eq!(problem["error"], slug, "{response:?}");
         let message = problem["message"].as_str().expect("a message");
-        assert!(message.contains(part), "{message:?} does not say {part:?}");
-        assert!(!answer.header("x-request-id").is_empty(), "{answer:?}");
-        answer
+        assert!(message.contains(part), "{message:?} does not contain {part:?}");
+        assert!(!response.header("x-request-id").is_empty(), "{response:?}");
+        response
     }
 }
 
 impl HttpClient {
-    /// An open API that takes any kind, called in this process.
+    /// An API without tokens that accepts any kind, called in process.
     pub(crate) fn new(fixture: &Fixture) -> Self {
-        HttpClient::of(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow))
+        HttpClient::for_api(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow))
     }
 
-    pub(crate) fn of(api: Api) -> Self {
+    pub(crate) fn for_api(api: Api) -> Self {
         HttpClient { router: api.router(), address: None, token: None }
     }
 
-    /// The same, by a socket.
+    /// The same API over a socket.
     pub(crate) async fn listening(self, limits: Limits) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -78,7 +77,7 @@ impl HttpClient {
     }
 
     pub(crate) fn address(&self) -> std::net::SocketAddr {
-        self.address.expect("it listens")
+        self.address.expect("a listening API")
     }
 
     pub(crate) fn with_token(&self, token: &str) -> Self {
@@ -110,17 +109,24 @@ impl HttpClient {
             headers.push(("authorization", bearer));
         }
         match self.address {
-            None => self.call(method, path, &headers, body).await,
-            Some(_) => self.transmit(method, path, &headers, body).await,
+            None => self.call_in_process(method, path, &headers, body).await,
+            Some(_) => self.call_over_socket(method, path, &headers, body).await,
         }
     }
 
-    async fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
+    async fn call_in_process(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Response {
         let (parts, body) = self.dispatch(method, path, headers, body).await;
-        let endless = parts.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
-        let bytes = match endless {
-            true => Default::default(),
-            false => axum::body::to_bytes(body, usize::MAX).await.expect("a body"),
+        let is_stream = parts.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
+        let bytes = if is_stream {
+            Default::default()
+        } else {
+            axum::body::to_bytes(body, usize::MAX).await.expect("a body")
         };
         Response {
             status: parts.status.as_u16(),
@@ -129,7 +135,7 @@ impl HttpClient {
         }
     }
 
-    /// An answer that need not end, in this process.
+    /// A response whose body may be endless, in process.
     pub(crate) async fn open(&self, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap, Body) {
         let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
         let bearer = bearer.iter().map(|bearer| ("authorization", bearer.as_str()));
@@ -153,7 +159,13 @@ impl HttpClient {
         self.router.clone().oneshot(request).await.expect("infallible").into_parts()
     }
 
-    async fn transmit(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
+    async fn call_over_socket(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Response {
         let mut request =
             format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
         if !headers.iter().any(|(name, _)| *name == "host") {
@@ -162,18 +174,18 @@ impl HttpClient {
         for (name, value) in headers {
             request += &format!("{name}: {value}\r\n");
         }
-        let mut stream = TcpStream::connect(self.address()).await.expect("it listens");
-        stream.write_all(request.as_bytes()).await.expect("sent");
-        stream.write_all(b"\r\n").await.expect("sent");
-        // A server that refuses a body may close before it has all of it.
+        let mut stream = TcpStream::connect(self.address()).await.expect("connect");
+        stream.write_all(request.as_bytes()).await.expect("write");
+        stream.write_all(b"\r\n").await.expect("write");
+        // A server that refuses a body may close the connection before reading all of it.
         let _ = stream.write_all(body.as_bytes()).await;
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer).await;
-        parse(&answer)
+        let mut response = Vec::new();
+        let _ = stream.read_to_end(&mut response).await;
+        parse(&response)
     }
 }
 
-/// An answer as it came over a socket.
+/// Parses a response that was received over a socket.
 pub(crate) fn parse(bytes: &[u8]) -> Response {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));

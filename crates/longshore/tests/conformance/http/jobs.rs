@@ -1,4 +1,4 @@
-//! Jobs over HTTP: every row of the contract, in this process and by a socket.
+//! The routes under `/jobs` and `/kinds`, called in process and over a socket.
 
 use std::collections::BTreeSet;
 
@@ -11,23 +11,23 @@ use crate::fixture::{Fixture, job};
 
 cases! {
     a_posted_job_is_created_and_can_be_read,
-    everything_a_request_says_reaches_the_job,
-    one_key_is_one_job_and_the_header_beats_the_body,
-    a_replaced_job_is_told_as_such,
-    ten_posts_with_one_key_at_once_make_one_job,
-    what_is_wrong_with_a_job_is_refused_by_name,
-    a_job_that_is_not_there_is_not_found,
-    a_cancel_answers_by_where_the_job_stands,
+    every_field_of_a_request_is_stored,
+    an_idempotency_key_returns_one_job_and_the_header_wins_over_the_body,
+    the_response_says_that_a_job_was_replaced,
+    ten_concurrent_posts_with_one_key_create_one_job,
+    an_invalid_job_is_refused_by_field,
+    an_unknown_job_is_not_found,
+    the_response_to_a_cancel_depends_on_the_status_of_the_job,
     a_list_is_newest_first_filtered_and_paged,
-    a_job_is_changed_retried_and_deleted,
-    a_batch_stores_the_good_and_names_the_bad,
-    two_idempotency_keys_are_refused,
+    a_job_can_be_edited_retried_and_deleted,
+    a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others,
+    two_idempotency_key_headers_are_refused,
     the_largest_batch_is_stored,
-    a_kind_that_nobody_has_announced_is_refused,
-    a_job_on_the_wire_has_the_fields_that_the_document_names,
+    a_job_of_an_unknown_kind_is_refused,
+    json_records_have_the_fields_that_the_document_names,
 }
 
-/// Runs a case in this process and then by a socket.
+/// Runs a case in process and then over a socket.
 macro_rules! both_ways {
     ($fixture:ident, $case:expr) => {
         $case($fixture.clone(), HttpClient::new(&$fixture)).await;
@@ -39,8 +39,8 @@ fn greet() -> Value {
     json!({ "kind": "greet", "payload": { "name": "Ada" } })
 }
 
-fn id(answer: &Response) -> String {
-    answer.json()["id"].as_str().expect("an id").to_owned()
+fn id(response: &Response) -> String {
+    response.json()["id"].as_str().expect("an id").to_owned()
 }
 
 async fn a_posted_job_is_created_and_can_be_read(fixture: Fixture) {
@@ -57,15 +57,15 @@ async fn a_posted_job_is_created_and_can_be_read(fixture: Fixture) {
     });
 }
 
-async fn everything_a_request_says_reaches_the_job(fixture: Fixture) {
+async fn every_field_of_a_request_is_stored(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
-    let asked = json!({
+    let request = json!({
         "kind": "greet", "payload": [1, "two"], "max_attempts": 7, "idempotency_key": "idem-1",
         "queue": "mail", "priority": -5, "run_at": "2030-01-31T09:00:00Z", "unique_key": "account-7",
         "unique_mode": "replace", "timeout_seconds": 90.5, "retry": { "policy": "fixed", "delay_ms": 1500 },
         "tags": ["nightly"], "flags": ["gpu"], "context": "by hand", "metadata": { "team": "blue" },
     });
-    let posted = http.post("/jobs", &asked).await.expect_status(201);
+    let posted = http.post("/jobs", &request).await.expect_status(201);
     let read = http.get(&format!("/jobs/{}", id(&posted))).await.expect_status(200).json();
     for field in [
         "kind",
@@ -83,14 +83,14 @@ async fn everything_a_request_says_reaches_the_job(fixture: Fixture) {
         "context",
         "metadata",
     ] {
-        assert_eq!(read[field], asked[field], "{field}");
+        assert_eq!(read[field], request[field], "{field}");
     }
-    let endless = json!({ "kind": "greet", "payload": 1, "timeout_seconds": "none" });
-    let posted = http.post("/jobs", &endless).await.expect_status(201);
+    let without_timeout = json!({ "kind": "greet", "payload": 1, "timeout_seconds": "none" });
+    let posted = http.post("/jobs", &without_timeout).await.expect_status(201);
     assert_eq!(http.get(&format!("/jobs/{}", id(&posted))).await.json()["timeout_seconds"], Value::Null);
 }
 
-async fn one_key_is_one_job_and_the_header_beats_the_body(fixture: Fixture) {
+async fn an_idempotency_key_returns_one_job_and_the_header_wins_over_the_body(fixture: Fixture) {
     both_ways!(fixture, |fixture: Fixture, http: HttpClient| async move {
         let (by_header, by_body) =
             (format!("h-{}", uuid::Uuid::now_v7()), format!("b-{}", uuid::Uuid::now_v7()));
@@ -99,7 +99,7 @@ async fn one_key_is_one_job_and_the_header_beats_the_body(fixture: Fixture) {
         let headers = [("content-type", "application/json"), ("idempotency-key", by_header.as_str())];
         let first = http.send("POST", "/jobs", &headers, &body.to_string()).await.expect_status(201);
         assert_eq!(first.json()["idempotency_key"], by_header);
-        // Whatever the second body says, the first is never overwritten.
+        // The second body never overwrites the first.
         body["payload"] = json!({ "name": "Grace" });
         let second = http.send("POST", "/jobs", &headers, &body.to_string()).await.expect_status(200);
         assert_eq!((id(&second), second.json()["created"].clone()), (id(&first), json!(false)));
@@ -111,29 +111,29 @@ async fn one_key_is_one_job_and_the_header_beats_the_body(fixture: Fixture) {
     });
 }
 
-async fn a_replaced_job_is_told_as_such(fixture: Fixture) {
+async fn the_response_says_that_a_job_was_replaced(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let keyed = |priority: i32| json!({ "kind": "greet", "payload": 1, "unique_key": "doc 7", "unique_mode": "replace", "priority": priority });
     let first = http.post("/jobs", &keyed(1)).await.expect_status(201);
     let second = http.post("/jobs", &keyed(2)).await.expect_status(200);
-    let told = second.json();
-    assert_eq!((id(&second), &told["how"], &told["priority"]), (id(&first), &json!("replaced"), &json!(2)));
+    let body = second.json();
+    assert_eq!((id(&second), &body["how"], &body["priority"]), (id(&first), &json!("replaced"), &json!(2)));
 }
 
-async fn ten_posts_with_one_key_at_once_make_one_job(fixture: Fixture) {
+async fn ten_concurrent_posts_with_one_key_create_one_job(fixture: Fixture) {
     let http = HttpClient::new(&fixture).listening(Limits::default()).await;
     let posts = (0..10).map(|i| {
         let http = http.clone();
         tokio::spawn(async move {
-            let body = json!({ "kind": "greet", "payload": i, "idempotency_key": "all of us" });
-            let answer = http.post("/jobs", &body).await;
-            (answer.status, id(&answer))
+            let body = json!({ "kind": "greet", "payload": i, "idempotency_key": "order-17" });
+            let response = http.post("/jobs", &body).await;
+            (response.status, id(&response))
         })
     });
     let posts: Vec<_> = posts.collect();
     let (mut statuses, mut ids) = (Vec::new(), BTreeSet::new());
     for post in posts {
-        let (status, id) = post.await.expect("posted");
+        let (status, id) = post.await.expect("task");
         statuses.push(status);
         ids.insert(id);
     }
@@ -142,7 +142,7 @@ async fn ten_posts_with_one_key_at_once_make_one_job(fixture: Fixture) {
     assert_eq!(ids.len(), 1);
 }
 
-async fn what_is_wrong_with_a_job_is_refused_by_name(fixture: Fixture) {
+async fn an_invalid_job_is_refused_by_field(fixture: Fixture) {
     both_ways!(fixture, |fixture: Fixture, http: HttpClient| async move {
         let raw =
             |body: &'static str| http.send("POST", "/jobs", &[("content-type", "application/json")], body);
@@ -194,11 +194,15 @@ async fn what_is_wrong_with_a_job_is_refused_by_name(fixture: Fixture) {
             "validation",
             "deep",
         );
-        let typed = async |kind: &str| {
+        let with_content_type = async |kind: &str| {
             http.send("POST", "/jobs", &[("content-type", kind)], r#"{"kind":"greet","payload":1}"#).await
         };
-        typed("text/plain").await.expect_problem(415, "unsupported_media_type", "application/json");
-        typed("application/json; charset=utf-8").await.expect_status(201);
+        with_content_type("text/plain").await.expect_problem(
+            415,
+            "unsupported_media_type",
+            "application/json",
+        );
+        with_content_type("application/json; charset=utf-8").await.expect_status(201);
         let large = |n: usize| json!({ "kind": "greet", "payload": "p".repeat(n) });
         http.post("/jobs", &large(1024 * 1024)).await.expect_problem(413, "too_large", "payload");
         http.post("/jobs", &large(1024 * 1024 - 2)).await.expect_status(201);
@@ -208,23 +212,24 @@ async fn what_is_wrong_with_a_job_is_refused_by_name(fixture: Fixture) {
     });
 }
 
-async fn a_job_that_is_not_there_is_not_found(fixture: Fixture) {
+async fn an_unknown_job_is_not_found(fixture: Fixture) {
     both_ways!(fixture, |_, http: HttpClient| async move {
-        let nobody = "/jobs/01990000-0000-7000-8000-000000000000";
-        http.get(nobody).await.expect_problem(404, "not_found", "01990000");
-        http.post(&format!("{nobody}/cancel"), &json!({})).await.expect_problem(404, "not_found", "");
-        http.post(&format!("{nobody}/retry"), &json!({})).await.expect_problem(404, "not_found", "");
-        http.json("PATCH", nobody, &json!({ "priority": 1 })).await.expect_problem(404, "not_found", "");
-        http.send("DELETE", nobody, &[], "").await.expect_problem(404, "not_found", "");
+        let unknown = "/jobs/01990000-0000-7000-8000-000000000000";
+        http.get(unknown).await.expect_problem(404, "not_found", "01990000");
+        http.post(&format!("{unknown}/cancel"), &json!({})).await.expect_problem(404, "not_found", "");
+        http.post(&format!("{unknown}/retry"), &json!({})).await.expect_problem(404, "not_found", "");
+        http.json("PATCH", unknown, &json!({ "priority": 1 })).await.expect_problem(404, "not_found", "");
+        http.send("DELETE", unknown, &[], "").await.expect_problem(404, "not_found", "");
         http.get("/jobs/seven").await.expect_problem(400, "bad_request", "seven");
     });
 }
 
-async fn a_cancel_answers_by_where_the_job_stands(fixture: Fixture) {
+async fn the_response_to_a_cancel_depends_on_the_status_of_the_job(fixture: Fixture) {
     both_ways!(fixture, |fixture: Fixture, http: HttpClient| async move {
         let waiting = fixture.add(job("greet")).await;
-        let answer = http.send("POST", &format!("/jobs/{waiting}/cancel"), &[], "").await.expect_status(200);
-        assert_eq!(answer.json(), json!({ "status": "cancelled", "job_id": waiting.to_string() }));
+        let response =
+            http.send("POST", &format!("/jobs/{waiting}/cancel"), &[], "").await.expect_status(200);
+        assert_eq!(response.json(), json!({ "status": "cancelled", "job_id": waiting.to_string() }));
         http.send("POST", &format!("/jobs/{waiting}/cancel"), &[], "").await.expect_problem(
             409,
             "conflict",
@@ -235,8 +240,9 @@ async fn a_cancel_answers_by_where_the_job_stands(fixture: Fixture) {
         let worker = fixture.worker().await;
         let claimed = fixture.claim_one(worker).await;
         assert_eq!(claimed.lease().id, running);
-        let answer = http.send("POST", &format!("/jobs/{running}/cancel"), &[], "").await.expect_status(202);
-        assert_eq!(answer.json(), json!({ "status": "pending", "job_id": running.to_string() }));
+        let response =
+            http.send("POST", &format!("/jobs/{running}/cancel"), &[], "").await.expect_status(202);
+        assert_eq!(response.json(), json!({ "status": "pending", "job_id": running.to_string() }));
         assert_eq!(http.get(&format!("/jobs/{running}")).await.json()["cancel_requested"], true);
     });
 }
@@ -249,8 +255,8 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
         ids.push(fixture.add(NewJob::new("greet", &i).queue(queue)).await.to_string());
     }
     ids.reverse();
-    let listed = |answer: &Response| -> Vec<String> {
-        let jobs = answer.json();
+    let listed = |response: &Response| -> Vec<String> {
+        let jobs = response.json();
         jobs.as_array()
             .expect("an array")
             .iter()
@@ -264,16 +270,16 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
     );
     assert_eq!(listed(&http.get("/jobs?status=running").await.expect_status(200)), Vec::<String>::new());
     assert_eq!(listed(&http.get("/jobs?limit=2&offset=1").await.expect_status(200)), ids[1..3]);
-    // Out of bounds is clamped, as the contract says.
+    // A limit out of range is clamped.
     assert_eq!(listed(&http.get("/jobs?limit=0").await.expect_status(200)).len(), 1);
     assert_eq!(listed(&http.get("/jobs?limit=-7").await.expect_status(200)).len(), 1);
     assert_eq!(listed(&http.get("/jobs?limit=1000").await.expect_status(200)).len(), 5);
     let mut seen = Vec::new();
     let mut next = Some("/jobs?kind=greet&limit=2".to_owned());
     while let Some(page) = next {
-        let answer = http.get(&page).await.expect_status(200);
-        seen.extend(listed(&answer));
-        let link = answer.header("link");
+        let response = http.get(&page).await.expect_status(200);
+        seen.extend(listed(&response));
+        let link = response.header("link");
         next =
             link.strip_suffix(">; rel=\"next\"").and_then(|link| link.strip_prefix('<')).map(str::to_owned);
         assert!(next.as_ref().is_none_or(|next| next.contains("kind=greet")), "{link}");
@@ -289,7 +295,7 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
     http.get("/jobs?kind=a%00b").await.expect_problem(400, "bad_request", "NUL");
 }
 
-async fn a_job_is_changed_retried_and_deleted(fixture: Fixture) {
+async fn a_job_can_be_edited_retried_and_deleted(fixture: Fixture) {
     both_ways!(fixture, |fixture: Fixture, http: HttpClient| async move {
         let id = fixture.add(job("greet")).await;
         let path = format!("/jobs/{id}");
@@ -322,7 +328,7 @@ async fn a_job_is_changed_retried_and_deleted(fixture: Fixture) {
     });
 }
 
-async fn a_batch_stores_the_good_and_names_the_bad(fixture: Fixture) {
+async fn a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others(fixture: Fixture) {
     both_ways!(fixture, |fixture: Fixture, http: HttpClient| async move {
         let key = uuid::Uuid::now_v7().to_string();
         let items = [
@@ -332,33 +338,33 @@ async fn a_batch_stores_the_good_and_names_the_bad(fixture: Fixture) {
             json!({ "kind": "greet" }),
             json!({ "kind": "greet", "payload": 4 }),
         ];
-        let answer = http.post("/jobs/batch", &json!(items)).await.expect_status(200).json();
+        let response = http.post("/jobs/batch", &json!(items)).await.expect_status(200).json();
         assert_eq!(
-            (&answer["created"], &answer["existing"], &answer["refused"]),
+            (&response["created"], &response["existing"], &response["refused"]),
             (&json!(2), &json!(1), &json!(2))
         );
-        let outcome = |i: usize| answer["items"][i]["outcome"].as_str().expect("an outcome").to_owned();
+        let outcome = |i: usize| response["items"][i]["outcome"].as_str().expect("an outcome").to_owned();
         assert_eq!([0, 1, 2, 3, 4].map(outcome), ["created", "refused", "existing", "refused", "created"]);
-        assert_eq!(answer["items"][2]["id"], answer["items"][0]["id"]);
-        assert!(answer["items"][1]["message"].as_str().expect("a message").contains("priority"));
+        assert_eq!(response["items"][2]["id"], response["items"][0]["id"]);
+        assert!(response["items"][1]["message"].as_str().expect("a message").contains("priority"));
 
         let lines = "{\"kind\":\"greet\",\"payload\":1}\n\n\n{oops\n{\"kind\":\"greet\",\"payload\":2}\n\
                      [7]\n{\"kind\":\"greet\"}\n{\"kind\":\"greet\",\"payload\":3,\"priority\":99999}\n";
-        let answer = http
+        let response = http
             .send("POST", "/jobs/batch", &[("content-type", "application/x-ndjson")], lines)
             .await
             .expect_status(200);
-        let answer = answer.json();
-        assert_eq!((&answer["created"], &answer["refused"]), (&json!(2), &json!(4)));
-        let told = [
+        let response = response.json();
+        assert_eq!((&response["created"], &response["refused"]), (&json!(2), &json!(4)));
+        let expected = [
             (1, "line 4: the job is not JSON: key must be a string at column 2"),
             (3, "line 6: the job is not an object"),
             (4, "line 7: missing field `payload`"),
             (5, "line 8: priority"),
         ];
-        for (item, told_so) in told {
-            let message = answer["items"][item]["message"].as_str().expect("a message");
-            assert!(message.starts_with(told_so), "{message}");
+        for (item, start) in expected {
+            let message = response["items"][item]["message"].as_str().expect("a message");
+            assert!(message.starts_with(start), "{message}");
         }
         let listed = http.post("/jobs/batch", &json!([7])).await.expect_status(200).json();
         let message = listed["items"][0]["message"].as_str().expect("a message");
@@ -372,7 +378,7 @@ async fn a_batch_stores_the_good_and_names_the_bad(fixture: Fixture) {
     });
 }
 
-async fn two_idempotency_keys_are_refused(fixture: Fixture) {
+async fn two_idempotency_key_headers_are_refused(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let keys = [("content-type", "application/json"), ("idempotency-key", "a"), ("idempotency-key", "b")];
     let body = greet().to_string();
@@ -383,12 +389,12 @@ async fn two_idempotency_keys_are_refused(fixture: Fixture) {
 async fn the_largest_batch_is_stored(fixture: Fixture) {
     let http = HttpClient::new(&fixture).listening(Limits::default()).await;
     let jobs: Vec<Value> = (0..10_000).map(|i| json!({ "kind": "greet", "payload": i })).collect();
-    let answer = http.post("/jobs/batch", &json!(jobs)).await.expect_status(200).json();
-    assert_eq!(answer["created"], 10_000);
+    let response = http.post("/jobs/batch", &json!(jobs)).await.expect_status(200).json();
+    assert_eq!(response["created"], 10_000);
 }
 
-async fn a_kind_that_nobody_has_announced_is_refused(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.client()));
+async fn a_job_of_an_unknown_kind_is_refused(fixture: Fixture) {
+    let http = HttpClient::for_api(Api::new(fixture.client()));
     http.post("/jobs", &greet()).await.expect_problem(422, "validation", "greet");
     let schema = json!({
         "type": "object", "required": ["name"], "additionalProperties": false,
@@ -422,7 +428,7 @@ async fn a_kind_that_nobody_has_announced_is_refused(fixture: Fixture) {
     http.post("/jobs", &greet()).await.expect_problem(422, "validation", "greet");
 }
 
-async fn a_job_on_the_wire_has_the_fields_that_the_document_names(fixture: Fixture) {
+async fn json_records_have_the_fields_that_the_document_names(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.add(job("greet")).await;
     let fields = |value: &Value| -> BTreeSet<String> {

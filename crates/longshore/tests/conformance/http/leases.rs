@@ -1,4 +1,4 @@
-//! Workers in any language.
+//! The lease routes, which workers in any language use.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -15,39 +15,39 @@ use crate::fixture::{Fixture, MINUTE, SECOND, job};
 use crate::worker::until;
 
 cases! {
-    a_leased_job_is_run_renewed_and_settled,
-    every_outcome_is_what_it_is_for_workers_in_rust,
-    what_cannot_be_settled_is_refused_by_name,
-    follow_ups_exist_only_with_the_success_that_names_them,
-    a_worker_that_fell_silent_is_dead_and_powerless,
-    a_call_is_a_sign_of_life,
+    a_job_can_be_leased_renewed_and_settled,
+    every_outcome_has_the_same_effect_as_for_rust_workers,
+    an_invalid_settle_or_lease_request_is_refused_by_field,
+    follow_ups_are_stored_only_with_their_success,
+    a_silent_worker_is_declared_dead_and_can_change_nothing,
+    every_call_is_a_heartbeat,
     a_cancel_reaches_a_worker_with_its_next_renewal,
-    a_call_waits_for_work,
-    a_call_that_waits_keeps_its_worker_alive,
-    a_worker_renews_as_often_as_it_said_when_it_registered,
-    leases_whose_answer_was_lost_are_given_back,
-    a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost,
-    a_full_list_of_leases_gives_nothing_back,
-    a_caller_that_goes_leaves_nothing_leased,
-    two_calls_of_one_worker_share_nothing,
-    two_calls_of_one_worker_get_one_suspect_between_them,
-    a_worker_that_signs_off_gives_back_what_it_holds,
-    suspects_are_leased_one_at_a_time_by_all_servers_together,
-    a_call_cut_off_at_any_moment_leaves_nothing_leased,
-    a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased,
-    a_worker_may_take_other_jobs_than_at_first,
+    a_long_poll_waits_for_work,
+    a_long_poll_keeps_its_worker_alive,
+    the_renewal_interval_is_fixed_when_the_worker_registers,
+    leases_whose_response_was_lost_are_released,
+    a_renewal_releases_an_unnamed_lease_after_half_a_minute,
+    a_full_list_of_leases_releases_nothing,
+    a_disconnected_caller_leaves_nothing_leased,
+    concurrent_calls_of_one_worker_do_not_release_each_others_leases,
+    concurrent_calls_of_one_worker_get_one_suspect_in_total,
+    a_worker_that_signs_off_releases_its_leases,
+    suspects_are_leased_one_at_a_time_across_servers,
+    a_call_dropped_at_any_moment_leaves_nothing_leased,
+    a_call_dropped_after_its_job_is_marked_started_leaves_nothing_leased,
+    a_worker_can_change_its_queues_and_kinds,
     suspects_are_leased_one_at_a_time,
-    a_call_that_waits_is_answered_when_the_server_ends,
+    a_long_poll_ends_when_the_server_stops,
 }
 
-fn worker(answer: &Response) -> String {
-    answer.json()["worker_id"].as_str().expect("a worker").to_owned()
+fn worker(response: &Response) -> String {
+    response.json()["worker_id"].as_str().expect("a worker").to_owned()
 }
 
-/// The one job of an answer, as renew and settle name it.
-fn held(answer: &Response) -> Value {
-    let jobs = answer.json()["jobs"].clone();
-    assert_eq!(jobs.as_array().expect("jobs").len(), 1, "{answer:?}");
+/// The only job of a response, as renew and settle name it.
+fn held(response: &Response) -> Value {
+    let jobs = response.json()["jobs"].clone();
+    assert_eq!(jobs.as_array().expect("jobs").len(), 1, "{response:?}");
     json!({ "id": jobs[0]["id"], "lease_no": jobs[0]["lease_no"] })
 }
 
@@ -61,66 +61,66 @@ fn ended(lease: &Value, outcome: &str, more: Value) -> Value {
 }
 
 async fn settle(http: &HttpClient, worker: &str, item: Value) -> String {
-    let answer = http
+    let response = http
         .post("/leases/settle", &json!({ "worker_id": worker, "items": [item] }))
         .await
         .expect_status(200);
-    answer.json()["items"][0]["settled"].as_str().expect("settled").to_owned()
+    response.json()["items"][0]["settled"].as_str().expect("settled").to_owned()
 }
 
-/// Registered means that a first call has begun.
-async fn until_it_has_begun(fixture: &Fixture) {
+/// Waits until the first call has registered its worker.
+async fn until_registered(fixture: &Fixture) {
     until("a worker", || async { !fixture.workers(None).await.expect("workers").is_empty() }).await;
 }
 
-/// A worker has called since the clock was moved on.
-async fn until_one_is_heard(fixture: &Fixture) {
+/// Waits until a worker has called since the clock was moved.
+async fn until_heartbeat(fixture: &Fixture) {
     let now = fixture.now().await;
-    let is_heard = || async {
+    let has_called = || async {
         fixture.workers(None).await.expect("workers").iter().any(|worker| worker.heartbeat_at == now)
     };
-    until("a sign of life", is_heard).await;
+    until("a heartbeat", has_called).await;
 }
 
-async fn a_leased_job_is_run_renewed_and_settled(fixture: Fixture) {
+async fn a_job_can_be_leased_renewed_and_settled(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.add(job("greet").priority(7).tags(["nightly"]).flags(["gpu"])).await;
     let leased =
         http.post("/leases", &json!({ "name": "python", "kinds": ["greet"] })).await.expect_status(200);
-    let given = leased.json()["jobs"][0].clone();
-    assert_eq!(given["id"], id.to_string());
+    let job = leased.json()["jobs"][0].clone();
+    assert_eq!(job["id"], id.to_string());
     assert_eq!(
-        (&given["attempt"], &given["payload"], &given["priority"]),
+        (&job["attempt"], &job["payload"], &job["priority"]),
         (&json!(1), &json!({ "for": "greet" }), &json!(7))
     );
-    assert_eq!((&given["tags"], &given["flags"]), (&json!(["nightly"]), &json!(["gpu"])));
-    let (me, lease) = (worker(&leased), held(&leased));
+    assert_eq!((&job["tags"], &job["flags"]), (&json!(["nightly"]), &json!(["gpu"])));
+    let (worker_id, lease) = (worker(&leased), held(&leased));
     assert_eq!(fixture.workers(None).await.expect("workers")[0].name, "python");
 
     let progress = [json!({ "id": lease["id"], "lease_no": lease["lease_no"], "progress": { "pages": 3 } })];
     let renewed = http
-        .post("/leases/renew", &json!({ "worker_id": me, "leases": [lease], "progress": progress }))
+        .post("/leases/renew", &json!({ "worker_id": worker_id, "leases": [lease], "progress": progress }))
         .await
         .expect_status(200);
     assert_eq!(renewed.json(), json!({ "lost": [], "cancel": [] }));
     assert_eq!(fixture.get(id).await.expect("get").progress.expect("progress").get(), r#"{"pages":3}"#);
 
     let item = ended(&lease, "succeeded", json!({ "result": { "pages": 9 } }));
-    assert_eq!(settle(&http, &me, item.clone()).await, "stored");
+    assert_eq!(settle(&http, &worker_id, item.clone()).await, "stored");
     let done = fixture.get(id).await.expect("get");
     assert_eq!((done.status, done.result.expect("a result").get()), (Status::Succeeded, r#"{"pages":9}"#));
-    // The answer may have been lost.
-    assert_eq!(settle(&http, &me, item).await, "stored");
-    assert_eq!(settle(&http, &me, ended(&lease, "failed", json!({}))).await, "lease_lost");
+    // The response may have been lost.
+    assert_eq!(settle(&http, &worker_id, item).await, "stored");
+    assert_eq!(settle(&http, &worker_id, ended(&lease, "failed", json!({}))).await, "lease_lost");
     assert_eq!(fixture.status(id).await, Status::Succeeded);
-    http.send("DELETE", &format!("/leases/{me}"), &[], "").await.expect_status(204);
+    http.send("DELETE", &format!("/leases/{worker_id}"), &[], "").await.expect_status(204);
     assert!(fixture.workers(None).await.expect("workers").is_empty());
 }
 
-async fn every_outcome_is_what_it_is_for_workers_in_rust(fixture: Fixture) {
+async fn every_outcome_has_the_same_effect_as_for_rust_workers(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let first = http.post("/leases", &json!({})).await.expect_status(200);
-    let me = worker(&first);
+    let worker_id = worker(&first);
     let policy = RetryPolicy::fixed(3 * SECOND);
     let cases = [
         ("failed", json!({ "error": "no paper" }), Status::Retrying, 1, 3),
@@ -130,15 +130,15 @@ async fn every_outcome_is_what_it_is_for_workers_in_rust(fixture: Fixture) {
         ("snoozed", json!({ "delay_seconds": 50 }), Status::Queued, 0, 50),
         ("released", json!({}), Status::Queued, 0, 0),
     ];
-    for (outcome, more, status, attempts, later) in cases {
+    for (outcome, more, status, attempts, delay) in cases {
         let id = fixture.add(job("greet").retry(policy.clone())).await;
-        let leased = http.post("/leases", &json!({ "worker_id": me })).await.expect_status(200);
+        let leased = http.post("/leases", &json!({ "worker_id": worker_id })).await.expect_status(200);
         let item = ended(&held(&leased), outcome, more);
-        assert_eq!(settle(&http, &me, item).await, "stored", "{outcome}");
+        assert_eq!(settle(&http, &worker_id, item).await, "stored", "{outcome}");
         let job = fixture.get(id).await.expect("get");
         assert_eq!((job.status, job.attempts), (status, attempts), "{outcome}");
-        if later > 0 {
-            assert_eq!(job.run_at, fixture.now().await + Duration::from_secs(later), "{outcome}");
+        if delay > 0 {
+            assert_eq!(job.run_at, fixture.now().await + Duration::from_secs(delay), "{outcome}");
         }
         if outcome == "failed" {
             assert_eq!(job.last_error.as_deref(), Some("no paper"));
@@ -149,27 +149,36 @@ async fn every_outcome_is_what_it_is_for_workers_in_rust(fixture: Fixture) {
     }
 }
 
-async fn what_cannot_be_settled_is_refused_by_name(fixture: Fixture) {
+async fn an_invalid_settle_or_lease_request_is_refused_by_field(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     fixture.add(job("greet")).await;
     let leased = http.post("/leases", &json!({})).await.expect_status(200);
-    let (me, lease) = (worker(&leased), held(&leased));
-    let refuse = |item: Value, part: &'static str| {
-        let (http, me) = (http.clone(), me.clone());
+    let (worker_id, lease) = (worker(&leased), held(&leased));
+    let assert_refused = |item: Value, part: &'static str| {
+        let (http, worker_id) = (http.clone(), worker_id.clone());
         async move {
-            let body = json!({ "worker_id": me, "items": [item] });
+            let body = json!({ "worker_id": worker_id, "items": [item] });
             http.post("/leases/settle", &body).await.expect_problem(422, "validation", part);
         }
     };
-    refuse(ended(&lease, "asleep", json!({})), "asleep").await;
-    refuse(ended(&lease, "snoozed", json!({})), "delay_seconds").await;
-    refuse(ended(&lease, "released", json!({ "result": 1 })), "result").await;
-    refuse(ended(&lease, "failed", json!({ "permanent": true, "retry_after_seconds": 1 })), "permanent")
-        .await;
-    refuse(ended(&lease, "failed", json!({ "follow_ups": [{ "kind": "a", "payload": 1 }] })), "follow_ups")
-        .await;
-    refuse(ended(&lease, "succeeded", json!({ "follow_ups": [{ "kind": "", "payload": 1 }] })), "items[0]")
-        .await;
+    assert_refused(ended(&lease, "asleep", json!({})), "asleep").await;
+    assert_refused(ended(&lease, "snoozed", json!({})), "delay_seconds").await;
+    assert_refused(ended(&lease, "released", json!({ "result": 1 })), "result").await;
+    assert_refused(
+        ended(&lease, "failed", json!({ "permanent": true, "retry_after_seconds": 1 })),
+        "permanent",
+    )
+    .await;
+    assert_refused(
+        ended(&lease, "failed", json!({ "follow_ups": [{ "kind": "a", "payload": 1 }] })),
+        "follow_ups",
+    )
+    .await;
+    assert_refused(
+        ended(&lease, "succeeded", json!({ "follow_ups": [{ "kind": "", "payload": 1 }] })),
+        "items[0]",
+    )
+    .await;
     http.post("/leases", &json!({ "limit": 0 })).await.expect_problem(422, "validation", "limit");
     http.post("/leases", &json!({ "limit": 101 })).await.expect_problem(422, "validation", "limit");
     http.post("/leases", &json!({ "queues": [] })).await.expect_problem(422, "validation", "queues");
@@ -185,51 +194,53 @@ async fn what_cannot_be_settled_is_refused_by_name(fixture: Fixture) {
         "wait_seconds",
     );
     http.send("DELETE", "/leases/seven", &[], "").await.expect_problem(400, "bad_request", "worker_id");
-    assert_eq!(settle(&http, &me, ended(&lease, "released", json!({}))).await, "stored");
+    assert_eq!(settle(&http, &worker_id, ended(&lease, "released", json!({}))).await, "stored");
 }
 
-async fn follow_ups_exist_only_with_the_success_that_names_them(fixture: Fixture) {
+async fn follow_ups_are_stored_only_with_their_success(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     fixture.add(job("greet")).await;
     let leased = http.post("/leases", &json!({})).await.expect_status(200);
-    let (me, lease) = (worker(&leased), held(&leased));
+    let (worker_id, lease) = (worker(&leased), held(&leased));
     let more = json!({ "follow_ups": [{ "kind": "next", "payload": 1, "queue": "other" }] });
     let stale = json!({ "id": lease["id"], "lease_no": 99 });
-    assert_eq!(settle(&http, &me, ended(&stale, "succeeded", more.clone())).await, "lease_lost");
+    assert_eq!(settle(&http, &worker_id, ended(&stale, "succeeded", more.clone())).await, "lease_lost");
     assert!(fixture.claim_from("other", fixture.worker().await, 1).await.is_empty());
-    assert_eq!(settle(&http, &me, ended(&lease, "succeeded", more)).await, "stored");
+    assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", more)).await, "stored");
     assert_eq!(fixture.claim_from("other", fixture.worker().await, 1).await.len(), 1);
 }
 
-async fn a_worker_that_fell_silent_is_dead_and_powerless(fixture: Fixture) {
+async fn a_silent_worker_is_declared_dead_and_can_change_nothing(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.add(job("greet")).await;
     let leased = http.post("/leases", &json!({ "stale_after_seconds": 10 })).await.expect_status(200);
-    let (me, lease) = (worker(&leased), held(&leased));
+    let (worker_id, lease) = (worker(&leased), held(&leased));
     fixture.advance(11 * SECOND).await;
     assert_eq!(fixture.sweep_now().await.recovered, 1);
     assert_eq!(fixture.status(id).await, Status::Retrying);
-    assert_eq!(settle(&http, &me, ended(&lease, "succeeded", json!({}))).await, "lease_lost");
-    http.post("/leases/renew", &json!({ "worker_id": me, "leases": [lease] }))
+    assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", json!({}))).await, "lease_lost");
+    http.post("/leases/renew", &json!({ "worker_id": worker_id, "leases": [lease] }))
         .await
         .expect_problem(409, "conflict", "dead");
-    http.post("/leases", &json!({ "worker_id": me })).await.expect_problem(409, "conflict", "anew");
+    http.post("/leases", &json!({ "worker_id": worker_id })).await.expect_problem(409, "conflict", "anew");
     fixture.advance(MINUTE).await;
-    let anew = http.post("/leases", &json!({})).await.expect_status(200);
-    assert_eq!(anew.json()["jobs"][0]["interruptions"], 1);
-    assert_eq!(anew.json()["jobs"][0]["lease_no"], 2);
+    let again = http.post("/leases", &json!({})).await.expect_status(200);
+    assert_eq!(again.json()["jobs"][0]["interruptions"], 1);
+    assert_eq!(again.json()["jobs"][0]["lease_no"], 2);
 }
 
-async fn a_call_is_a_sign_of_life(fixture: Fixture) {
+async fn every_call_is_a_heartbeat(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     fixture.add(job("greet")).await;
     let leased = http.post("/leases", &json!({ "stale_after_seconds": 10 })).await.expect_status(200);
-    let (me, lease) = (worker(&leased), held(&leased));
+    let (worker_id, lease) = (worker(&leased), held(&leased));
     for _ in 0..3 {
         fixture.advance(8 * SECOND).await;
-        http.post("/leases/renew", &json!({ "worker_id": me, "leases": [lease] })).await.expect_status(200);
+        http.post("/leases/renew", &json!({ "worker_id": worker_id, "leases": [lease] }))
+            .await
+            .expect_status(200);
         fixture.advance(8 * SECOND).await;
-        http.post("/leases", &json!({ "worker_id": me })).await.expect_status(200);
+        http.post("/leases", &json!({ "worker_id": worker_id })).await.expect_status(200);
         assert_eq!(fixture.sweep_now().await.recovered, 0);
     }
 }
@@ -238,145 +249,157 @@ async fn a_cancel_reaches_a_worker_with_its_next_renewal(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.add(job("greet")).await;
     let leased = http.post("/leases", &json!({})).await.expect_status(200);
-    let (me, lease) = (worker(&leased), held(&leased));
+    let (worker_id, lease) = (worker(&leased), held(&leased));
     http.send("POST", &format!("/jobs/{id}/cancel"), &[], "").await.expect_status(202);
     let stale = json!({ "id": lease["id"], "lease_no": 7 });
     let renewed = http
-        .post("/leases/renew", &json!({ "worker_id": me, "leases": [lease, stale] }))
+        .post("/leases/renew", &json!({ "worker_id": worker_id, "leases": [lease, stale] }))
         .await
         .expect_status(200);
     assert_eq!(renewed.json(), json!({ "lost": [stale], "cancel": [lease] }));
-    // From then on every end but success is a cancel.
-    assert_eq!(settle(&http, &me, ended(&lease, "failed", json!({}))).await, "stored");
+    // From now on every ending except success ends the job as cancelled.
+    assert_eq!(settle(&http, &worker_id, ended(&lease, "failed", json!({}))).await, "stored");
     assert_eq!(fixture.status(id).await, Status::Cancelled);
 }
 
-async fn a_call_waits_for_work(fixture: Fixture) {
+async fn a_long_poll_waits_for_work(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let waiting = tokio::spawn({
         let http = http.clone();
         async move { http.post("/leases", &json!({ "wait_seconds": 20 })).await.expect_status(200) }
     });
-    until_it_has_begun(&fixture).await;
+    until_registered(&fixture).await;
     let id = fixture.add(job("greet")).await;
-    assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
+    assert_eq!(waiting.await.expect("a response").json()["jobs"][0]["id"], id.to_string());
 }
 
-async fn a_call_that_waits_keeps_its_worker_alive(fixture: Fixture) {
+async fn a_long_poll_keeps_its_worker_alive(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let waiting = tokio::spawn({
         let http = http.clone();
         let body = json!({ "wait_seconds": 20, "stale_after_seconds": 3 });
         async move { http.post("/leases", &body).await.expect_status(200) }
     });
-    until_it_has_begun(&fixture).await;
+    until_registered(&fixture).await;
     fixture.advance(2 * SECOND).await;
     let now = fixture.now().await;
-    let beaten = || async { fixture.workers(None).await.expect("workers")[0].heartbeat_at == now };
-    until("another sign of life", beaten).await;
-    assert!(!waiting.is_finished(), "the call still waits");
+    let has_called = || async { fixture.workers(None).await.expect("workers")[0].heartbeat_at == now };
+    until("another heartbeat", has_called).await;
+    assert!(!waiting.is_finished(), "the call must still wait");
     let id = fixture.add(job("greet")).await;
-    assert_eq!(waiting.await.expect("answered").json()["jobs"][0]["id"], id.to_string());
+    assert_eq!(waiting.await.expect("a response").json()["jobs"][0]["id"], id.to_string());
 }
 
-async fn a_worker_renews_as_often_as_it_said_when_it_registered(fixture: Fixture) {
+async fn the_renewal_interval_is_fixed_when_the_worker_registers(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let first = http.post("/leases", &json!({ "stale_after_seconds": 12 })).await.expect_status(200);
-    let me = worker(&first);
-    let elsewhere = HttpClient::new(&fixture);
+    let worker_id = worker(&first);
+    let other_server = HttpClient::new(&fixture);
     for (server, body) in [
-        (&http, json!({ "worker_id": me })),
-        (&http, json!({ "worker_id": me, "queues": ["other"], "stale_after_seconds": 40 })),
-        (&elsewhere, json!({ "worker_id": me })),
+        (&http, json!({ "worker_id": worker_id })),
+        (&http, json!({ "worker_id": worker_id, "queues": ["other"], "stale_after_seconds": 40 })),
+        (&other_server, json!({ "worker_id": worker_id })),
     ] {
-        let answer = server.post("/leases", &body).await.expect_status(200);
-        assert_eq!(answer.json()["renew_within_seconds"], 3.0, "{body}");
+        let response = server.post("/leases", &body).await.expect_status(200);
+        assert_eq!(response.json()["renew_within_seconds"], 3.0, "{body}");
     }
     assert_eq!(first.json()["renew_within_seconds"], 3.0);
 }
 
-async fn leases_whose_answer_was_lost_are_given_back(fixture: Fixture) {
+async fn leases_whose_response_was_lost_are_released(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.add(job("greet")).await;
     let leased = http.post("/leases", &json!({})).await.expect_status(200);
-    let me = worker(&leased);
-    // As if that answer had never come. It may still be on its way at first.
-    let again =
-        async || http.post("/leases", &json!({ "worker_id": me, "held": [] })).await.expect_status(200);
+    let worker_id = worker(&leased);
+    // The worker did not receive that response. At first it may still be in flight.
+    let again = async || {
+        http.post("/leases", &json!({ "worker_id": worker_id, "held": [] })).await.expect_status(200)
+    };
     assert_eq!(again().await.json()["jobs"], json!([]));
     fixture.advance(3 * SECOND).await;
     let again = again().await;
     assert_eq!(again.json()["jobs"][0]["id"], id.to_string());
     assert_eq!(again.json()["jobs"][0]["lease_no"], 2);
-    assert_eq!(again.json()["jobs"][0]["attempt"], 1, "not charged");
+    assert_eq!(again.json()["jobs"][0]["attempt"], 1, "the attempt must not be charged");
 }
 
-async fn a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost(fixture: Fixture) {
+async fn a_renewal_releases_an_unnamed_lease_after_half_a_minute(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let first = fixture.add(job("greet")).await;
     let leased = http.post("/leases", &json!({})).await.expect_status(200);
-    let (me, known) = (worker(&leased), held(&leased));
+    let (worker_id, known) = (worker(&leased), held(&leased));
     let second = fixture.add(job("greet")).await;
-    // As if this answer had never come.
-    held(&http.post("/leases", &json!({ "worker_id": me })).await.expect_status(200));
+    // The worker does not receive this response.
+    held(&http.post("/leases", &json!({ "worker_id": worker_id })).await.expect_status(200));
     let renew = async |leases: Value| {
-        let body = json!({ "worker_id": me, "leases": leases });
+        let body = json!({ "worker_id": worker_id, "leases": leases });
         http.post("/leases/renew", &body).await.expect_status(200);
         (fixture.status(first).await, fixture.status(second).await)
     };
     fixture.advance(29 * SECOND).await;
-    assert_eq!(renew(json!([known])).await, (Status::Running, Status::Running), "it may still be coming");
+    assert_eq!(
+        renew(json!([known])).await,
+        (Status::Running, Status::Running),
+        "the response may still arrive"
+    );
     fixture.advance(SECOND).await;
-    assert_eq!(renew(json!(null)).await, (Status::Running, Status::Running), "nothing was said of leases");
+    assert_eq!(renew(json!(null)).await, (Status::Running, Status::Running), "this renewal names no leases");
     assert_eq!(renew(json!([known])).await, (Status::Running, Status::Queued));
     let job = fixture.job(second).await;
-    assert_eq!((job.attempts, job.interruptions), (0, 0), "neither charged nor counted");
+    assert_eq!(
+        (job.attempts, job.interruptions),
+        (0, 0),
+        "neither an attempt nor an interruption may be counted"
+    );
 }
 
-async fn a_full_list_of_leases_gives_nothing_back(fixture: Fixture) {
+async fn a_full_list_of_leases_releases_nothing(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let jobs: Vec<NewJob> = (0..1001).map(|_| job("greet")).collect();
-    fixture.enqueue_many(jobs).await.expect("enqueued");
-    let me = worker(&http.post("/leases", &json!({ "queues": ["elsewhere"] })).await.expect_status(200));
+    fixture.enqueue_many(jobs).await.expect("enqueue");
+    let worker_id = worker(&http.post("/leases", &json!({ "queues": ["other"] })).await.expect_status(200));
     let mut leases = Vec::new();
     while leases.len() < 1001 {
-        let leased =
-            http.post("/leases", &json!({ "worker_id": me, "limit": 100 })).await.expect_status(200).json();
-        let given = leased["jobs"].as_array().expect("jobs");
-        assert!(!given.is_empty(), "{} were given", leases.len());
-        leases.extend(given.iter().map(|job| json!({ "id": job["id"], "lease_no": job["lease_no"] })));
+        let leased = http
+            .post("/leases", &json!({ "worker_id": worker_id, "limit": 100 }))
+            .await
+            .expect_status(200)
+            .json();
+        let jobs = leased["jobs"].as_array().expect("jobs");
+        assert!(!jobs.is_empty(), "only {} jobs were leased", leases.len());
+        leases.extend(jobs.iter().map(|job| json!({ "id": job["id"], "lease_no": job["lease_no"] })));
     }
     fixture.advance(31 * SECOND).await;
     let renew = async |named: usize| {
-        let body = json!({ "worker_id": me, "leases": leases[..named] });
+        let body = json!({ "worker_id": worker_id, "leases": leases[..named] });
         http.post("/leases/renew", &body).await.expect_status(200);
         fixture.count(Status::Running).await
     };
-    assert_eq!(renew(1000).await, 1001, "no more can be named");
-    let ask = async |named: usize| {
-        let body = json!({ "worker_id": me, "queues": ["elsewhere"], "held": leases[..named] });
+    assert_eq!(renew(1000).await, 1001, "more than 1000 leases cannot be named");
+    let lease = async |named: usize| {
+        let body = json!({ "worker_id": worker_id, "queues": ["other"], "held": leases[..named] });
         http.post("/leases", &body).await.expect_status(200);
         fixture.count(Status::Running).await
     };
-    assert_eq!(ask(1000).await, 1001, "nor here");
-    assert_eq!(ask(999).await, 999);
+    assert_eq!(lease(1000).await, 1001, "the same limit applies here");
+    assert_eq!(lease(999).await, 999);
     assert_eq!(renew(998).await, 998);
 }
 
-async fn a_caller_that_goes_leaves_nothing_leased(fixture: Fixture) {
+async fn a_disconnected_caller_leaves_nothing_leased(fixture: Fixture) {
     let http = HttpClient::new(&fixture).listening(Limits::default()).await;
-    let mut caller = TcpStream::connect(http.address()).await.expect("it listens");
+    let mut caller = TcpStream::connect(http.address()).await.expect("connect");
     let body = json!({ "wait_seconds": 20 }).to_string();
     let head = "POST /leases HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n";
     let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
-    caller.write_all(request.as_bytes()).await.expect("sent");
-    until_it_has_begun(&fixture).await;
-    let me = fixture.workers(None).await.expect("workers")[0].id;
+    caller.write_all(request.as_bytes()).await.expect("write");
+    until_registered(&fixture).await;
+    let worker_id = fixture.workers(None).await.expect("workers")[0].id;
     drop(caller);
-    // A worker's calls come one after another: what it takes changes after that one.
-    until("the first is over", || async {
-        let asked = json!({ "worker_id": me, "queues": ["next"] });
-        http.post("/leases", &asked).await.expect_status(200);
+    // Calls of one worker run one after another, so its queues change after the first call.
+    until("the first call has ended", || async {
+        let request = json!({ "worker_id": worker_id, "queues": ["next"] });
+        http.post("/leases", &request).await.expect_status(200);
         fixture.workers(None).await.expect("workers")[0].queues == ["next"]
     })
     .await;
@@ -385,33 +408,35 @@ async fn a_caller_that_goes_leaves_nothing_leased(fixture: Fixture) {
     assert_eq!(other.json()["jobs"][0]["id"], id.to_string());
 }
 
-async fn two_calls_of_one_worker_share_nothing(fixture: Fixture) {
+async fn concurrent_calls_of_one_worker_do_not_release_each_others_leases(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
-    let me = worker(&http.post("/leases", &json!({})).await.expect_status(200));
+    let worker_id = worker(&http.post("/leases", &json!({})).await.expect_status(200));
     let call = |held: Value| {
-        let (http, body) = (http.clone(), json!({ "worker_id": me, "held": held, "wait_seconds": 20 }));
+        let (http, body) =
+            (http.clone(), json!({ "worker_id": worker_id, "held": held, "wait_seconds": 20 }));
         tokio::spawn(async move { http.post("/leases", &body).await.expect_status(200) })
     };
     let (mut one, mut other) = (call(json!([])), call(json!([])));
-    // Who asks for no wait gets none, whoever else of the worker waits.
-    let beside = http.post("/leases", &json!({ "worker_id": me })).await.expect_status(200);
-    assert_eq!(beside.json()["jobs"], json!([]));
+    // A call without a wait returns at once, even while other calls of the worker wait.
+    let without_wait = http.post("/leases", &json!({ "worker_id": worker_id })).await.expect_status(200);
+    assert_eq!(without_wait.json()["jobs"], json!([]));
     let id = fixture.add(job("greet")).await;
-    let (first, left) = tokio::select! {
-        answer = &mut one => (answer, other),
-        answer = &mut other => (answer, one),
+    let (first, waiting) = tokio::select! {
+        response = &mut one => (response, other),
+        response = &mut other => (response, one),
     };
-    assert_eq!(held(&first.expect("answered")), json!({ "id": id.to_string(), "lease_no": 1 }));
-    // Its `held` was written before that answer came, and gives nothing back.
+    assert_eq!(held(&first.expect("a response")), json!({ "id": id.to_string(), "lease_no": 1 }));
+    // The `held` list of the second call is older than the first response, so it must not
+    // release that lease.
     let next = fixture.add(job("greet")).await;
-    let second = left.await.expect("answered");
+    let second = waiting.await.expect("a response");
     assert_eq!(held(&second), json!({ "id": next.to_string(), "lease_no": 1 }));
-    let third = http.post("/leases", &json!({ "worker_id": me, "held": [] })).await.expect_status(200);
+    let third = http.post("/leases", &json!({ "worker_id": worker_id, "held": [] })).await.expect_status(200);
     assert_eq!(third.json()["jobs"], json!([]));
     assert_eq!(fixture.job(id).await.lease_no, 1);
 }
 
-async fn two_calls_of_one_worker_get_one_suspect_between_them(fixture: Fixture) {
+async fn concurrent_calls_of_one_worker_get_one_suspect_in_total(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     for _ in 0..2 {
         fixture.add(job("greet")).await;
@@ -420,40 +445,44 @@ async fn two_calls_of_one_worker_get_one_suspect_between_them(fixture: Fixture) 
     assert_eq!(fixture.claim(dead, 2).await.len(), 2);
     assert_eq!(fixture.crash_all_workers().await.recovered, 2);
     fixture.pause("default").await.expect("pause");
-    let me = worker(&http.post("/leases", &json!({})).await.expect_status(200));
+    let worker_id = worker(&http.post("/leases", &json!({})).await.expect_status(200));
     let call = || {
-        let (http, body) = (http.clone(), json!({ "worker_id": me, "limit": 10, "wait_seconds": 20 }));
+        let (http, body) = (http.clone(), json!({ "worker_id": worker_id, "limit": 10, "wait_seconds": 20 }));
         tokio::spawn(async move { http.post("/leases", &body).await.expect_status(200) })
     };
     fixture.advance(SECOND).await;
     let one = call();
-    until_one_is_heard(&fixture).await;
+    until_heartbeat(&fixture).await;
     fixture.advance(SECOND).await;
     let other = call();
-    until_one_is_heard(&fixture).await;
-    // What it takes to answer this, those before it have behind them.
-    http.post("/leases", &json!({ "worker_id": me })).await.expect_status(200);
+    until_heartbeat(&fixture).await;
+    // When this call returns, the two calls before it are waiting for work.
+    http.post("/leases", &json!({ "worker_id": worker_id })).await.expect_status(200);
     fixture.resume("default").await.expect("resume");
-    let suspect = one.await.expect("answered");
+    let suspect = one.await.expect("a response");
     assert_eq!((held(&suspect)["lease_no"].clone(), other.is_finished()), (json!(2), false));
     let id = fixture.add(job("greet")).await;
-    assert_eq!(held(&other.await.expect("answered"))["id"], id.to_string());
+    assert_eq!(held(&other.await.expect("a response"))["id"], id.to_string());
 }
 
-async fn a_worker_that_signs_off_gives_back_what_it_holds(fixture: Fixture) {
+async fn a_worker_that_signs_off_releases_its_leases(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.suspect(job("greet")).await;
     for _ in 0..3 {
         let leased = http.post("/leases", &json!({})).await.expect_status(200);
-        let (me, lease) = (worker(&leased), held(&leased));
-        http.send("DELETE", &format!("/leases/{me}"), &[], "").await.expect_status(204);
+        let (worker_id, lease) = (worker(&leased), held(&leased));
+        http.send("DELETE", &format!("/leases/{worker_id}"), &[], "").await.expect_status(204);
         let job = fixture.job(id).await;
-        assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1), "not counted");
-        assert_eq!(settle(&http, &me, ended(&lease, "succeeded", json!({}))).await, "lease_lost");
+        assert_eq!(
+            (job.status, job.attempts, job.interruptions),
+            (Status::Retrying, 0, 1),
+            "the interruption must not be counted"
+        );
+        assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", json!({}))).await, "lease_lost");
     }
 }
 
-async fn suspects_are_leased_one_at_a_time_by_all_servers_together(fixture: Fixture) {
+async fn suspects_are_leased_one_at_a_time_across_servers(fixture: Fixture) {
     let (http, other) = (HttpClient::new(&fixture), HttpClient::new(&fixture));
     for _ in 0..2 {
         fixture.add(job("greet")).await;
@@ -461,98 +490,101 @@ async fn suspects_are_leased_one_at_a_time_by_all_servers_together(fixture: Fixt
     let dead = fixture.worker_with(10 * SECOND).await;
     assert_eq!(fixture.claim(dead, 2).await.len(), 2);
     assert_eq!(fixture.crash_all_workers().await.recovered, 2);
-    let me = worker(&other.post("/leases", &json!({ "queues": ["elsewhere"] })).await.expect_status(200));
+    let worker_id = worker(&other.post("/leases", &json!({ "queues": ["other"] })).await.expect_status(200));
     let lease =
-        held(&http.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.expect_status(200));
-    let none = other.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.expect_status(200);
+        held(&http.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200));
+    let none =
+        other.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200);
     assert_eq!(none.json()["jobs"], json!([]));
-    assert_eq!(settle(&http, &me, ended(&lease, "succeeded", json!({}))).await, "stored");
-    held(&other.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.expect_status(200));
+    assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", json!({}))).await, "stored");
+    held(&other.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200));
 }
 
-/// Polls so often and no more.
-async fn cut_off_after<T>(steps: u32, call: impl Future<Output = T>) -> Option<T> {
-    let (mut call, mut left) = (std::pin::pin!(call), steps);
+/// Polls the call `steps` times, then drops it.
+async fn drop_after<T>(steps: u32, call: impl Future<Output = T>) -> Option<T> {
+    let (mut call, mut remaining) = (std::pin::pin!(call), steps);
     std::future::poll_fn(|context| {
-        if left == 0 {
+        if remaining == 0 {
             return Poll::Ready(None);
         }
-        left -= 1;
+        remaining -= 1;
         call.as_mut().poll(context).map(Some)
     })
     .await
 }
 
-async fn a_call_cut_off_at_any_moment_leaves_nothing_leased(fixture: Fixture) {
+async fn a_call_dropped_at_any_moment_leaves_nothing_leased(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
-    // With an interruption behind it there is more to do between claim and answer.
+    // A suspect, because it needs more steps between claim and response.
     let id = fixture.suspect(job("greet")).await;
-    let me = worker(&http.post("/leases", &json!({ "queues": ["elsewhere"] })).await.expect_status(200));
-    let asked = json!({ "worker_id": me });
-    let mut given = 0;
+    let worker_id = worker(&http.post("/leases", &json!({ "queues": ["other"] })).await.expect_status(200));
+    let request = json!({ "worker_id": worker_id });
+    let mut completed = 0;
     for steps in 0..40 {
-        if let Some(answer) = cut_off_after(steps, http.post("/leases", &asked)).await
-            // What an earlier round had begun may end only now.
-            && answer.json()["jobs"] != json!([])
+        if let Some(response) = drop_after(steps, http.post("/leases", &request)).await
+            // A claim of an earlier round may still hold the job.
+            && response.json()["jobs"] != json!([])
         {
-            let lease = held(&answer.expect_status(200));
-            assert_eq!(settle(&http, &me, ended(&lease, "released", json!({}))).await, "stored");
-            given += 1;
+            let lease = held(&response.expect_status(200));
+            assert_eq!(settle(&http, &worker_id, ended(&lease, "released", json!({}))).await, "stored");
+            completed += 1;
         }
-        until("given back", || async { fixture.status(id).await != Status::Running }).await;
+        until("released", || async { fixture.status(id).await != Status::Running }).await;
     }
     assert!(
-        (1..40).contains(&given),
-        "{given} answers: the later rounds have time enough, the first has none"
+        (1..40).contains(&completed),
+        "{completed} calls completed: the last rounds have enough polls, the first has none"
     );
-    assert_eq!(fixture.job(id).await.interruptions, 1, "not counted");
+    assert_eq!(fixture.job(id).await.interruptions, 1, "the interruption must not be counted");
 }
 
-/// Polls until `over`, which is asked before each further poll.
-async fn cut_off_when<T, F: Future<Output = bool>>(
-    mut over: impl FnMut() -> F,
+/// Polls the call until it completes or `condition` holds, then drops it.
+async fn drop_when<T, F: Future<Output = bool>>(
+    mut condition: impl FnMut() -> F,
     call: impl Future<Output = T>,
 ) -> Option<T> {
     let mut call = std::pin::pin!(call);
     loop {
-        let answer = cut_off_after(1, call.as_mut()).await;
-        if answer.is_some() || over().await {
-            return answer;
+        let response = drop_after(1, call.as_mut()).await;
+        if response.is_some() || condition().await {
+            return response;
         }
     }
 }
 
-async fn a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased(fixture: Fixture) {
+async fn a_call_dropped_after_its_job_is_marked_started_leaves_nothing_leased(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.suspect(job("greet")).await;
-    let me = worker(&http.post("/leases", &json!({ "queues": ["elsewhere"] })).await.expect_status(200));
-    // Between claim and answer one that was interrupted before is marked as begun.
-    let begun = || async { matches!(fixture.state(id).await, State::Running(running) if running.started) };
-    while let Some(answer) = cut_off_when(begun, http.post("/leases", &json!({ "worker_id": me }))).await {
-        // It was answered between two looks.
-        let lease = held(&answer.expect_status(200));
-        assert_eq!(settle(&http, &me, ended(&lease, "released", json!({}))).await, "stored");
+    let worker_id = worker(&http.post("/leases", &json!({ "queues": ["other"] })).await.expect_status(200));
+    // A suspect is marked as started between claim and response.
+    let started = || async { matches!(fixture.state(id).await, State::Running(running) if running.started) };
+    while let Some(response) =
+        drop_when(started, http.post("/leases", &json!({ "worker_id": worker_id }))).await
+    {
+        // The call completed before the condition was checked.
+        let lease = held(&response.expect_status(200));
+        assert_eq!(settle(&http, &worker_id, ended(&lease, "released", json!({}))).await, "stored");
     }
-    until("given back", || async { fixture.status(id).await != Status::Running }).await;
-    assert_eq!(fixture.job(id).await.interruptions, 1, "not counted");
+    until("released", || async { fixture.status(id).await != Status::Running }).await;
+    assert_eq!(fixture.job(id).await.interruptions, 1, "the interruption must not be counted");
 }
 
-async fn a_worker_may_take_other_jobs_than_at_first(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.client()));
-    let me = worker(
+async fn a_worker_can_change_its_queues_and_kinds(fixture: Fixture) {
+    let http = HttpClient::for_api(Api::new(fixture.client()));
+    let worker_id = worker(
         &http.post("/leases", &json!({ "queues": ["mail"], "kinds": ["letter"] })).await.expect_status(200),
     );
-    let ship = json!({ "kind": "ship", "queue": "harbour", "payload": {} });
-    http.post("/jobs", &ship).await.expect_problem(422, "validation", "ship");
-    let asked = json!({ "worker_id": me, "queues": ["harbour"], "kinds": ["ship"] });
-    http.post("/leases", &asked).await.expect_status(200);
-    let shown = &fixture.workers(None).await.expect("workers")[0];
+    let sms = json!({ "kind": "sms", "queue": "phones", "payload": {} });
+    http.post("/jobs", &sms).await.expect_problem(422, "validation", "sms");
+    let request = json!({ "worker_id": worker_id, "queues": ["phones"], "kinds": ["sms"] });
+    http.post("/leases", &request).await.expect_status(200);
+    let record = &fixture.workers(None).await.expect("workers")[0];
     assert_eq!(
-        (shown.queues.clone(), shown.kinds.clone()),
-        (vec!["harbour".into()], Some(vec!["ship".into()]))
+        (record.queues.clone(), record.kinds.clone()),
+        (vec!["phones".into()], Some(vec!["sms".into()]))
     );
-    http.post("/jobs", &ship).await.expect_status(201);
-    held(&http.post("/leases", &asked).await.expect_status(200));
+    http.post("/jobs", &sms).await.expect_status(201);
+    held(&http.post("/leases", &request).await.expect_status(200));
 }
 
 async fn suspects_are_leased_one_at_a_time(fixture: Fixture) {
@@ -566,22 +598,23 @@ async fn suspects_are_leased_one_at_a_time(fixture: Fixture) {
     assert_eq!(fixture.sweep_now().await.recovered, 2);
     fixture.advance(MINUTE).await;
     let first = http.post("/leases", &json!({ "limit": 10 })).await.expect_status(200);
-    let (me, lease) = (worker(&first), held(&first));
-    let none = http.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.expect_status(200);
+    let (worker_id, lease) = (worker(&first), held(&first));
+    let none = http.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200);
     assert_eq!(none.json()["jobs"], json!([]));
-    assert_eq!(settle(&http, &me, ended(&lease, "succeeded", json!({}))).await, "stored");
-    held(&http.post("/leases", &json!({ "worker_id": me, "limit": 10 })).await.expect_status(200));
+    assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", json!({}))).await, "stored");
+    held(&http.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200));
 }
 
-async fn a_call_that_waits_is_answered_when_the_server_ends(fixture: Fixture) {
+async fn a_long_poll_ends_when_the_server_stops(fixture: Fixture) {
     let ending = tokio::sync::watch::Sender::new(false);
-    let http = HttpClient::of(Api::new(fixture.client()).ending(ending.subscribe()));
+    let http = HttpClient::for_api(Api::new(fixture.client()).ending(ending.subscribe()));
     let waiting =
         tokio::spawn(
             async move { http.post("/leases", &json!({ "wait_seconds": 20 })).await.expect_status(200) },
         );
-    until_it_has_begun(&fixture).await;
+    until_registered(&fixture).await;
     ending.send_replace(true);
-    let answer = tokio::time::timeout(10 * SECOND, waiting).await.expect("at once").expect("answered");
-    assert_eq!(answer.json()["jobs"], json!([]));
+    let response =
+        tokio::time::timeout(10 * SECOND, waiting).await.expect("a prompt response").expect("a response");
+    assert_eq!(response.json()["jobs"], json!([]));
 }

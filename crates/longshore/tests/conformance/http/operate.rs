@@ -1,4 +1,4 @@
-//! Queues, schedules, dead letters, workers and sweeps over HTTP.
+//! The routes for operators: queues, schedules, dead letters, sweeps and bulk operations.
 
 use longshore::{NewJob, Outcome, Status};
 use serde_json::{Value, json};
@@ -7,18 +7,18 @@ use super::client::HttpClient;
 use crate::fixture::{Fixture, SECOND, job};
 
 cases! {
-    a_queue_is_paused_limited_and_resumed,
-    a_schedule_is_put_paused_run_and_removed,
-    dead_letters_are_listed_and_redriven,
-    a_redrive_goes_on_where_the_last_answer_ended,
-    a_redrive_passes_over_who_lost_its_key,
-    a_sweep_can_be_rehearsed_and_done,
-    one_order_changes_whatever_a_filter_finds,
-    a_dry_run_foresees_what_an_order_passes_over,
-    an_order_of_several_pages_ends_at_its_limit,
+    a_queue_can_be_paused_limited_and_resumed,
+    a_schedule_can_be_put_paused_run_and_removed,
+    dead_letters_can_be_listed_and_redriven,
+    a_redrive_continues_after_the_cursor_of_the_last_response,
+    a_redrive_skips_a_job_whose_key_is_taken,
+    a_sweep_can_be_tried_as_a_dry_run_and_executed,
+    a_bulk_operation_changes_every_job_that_matches_its_filter,
+    a_dry_run_predicts_what_a_bulk_operation_skips,
+    a_bulk_operation_over_several_pages_stops_at_its_limit,
 }
 
-async fn a_queue_is_paused_limited_and_resumed(fixture: Fixture) {
+async fn a_queue_can_be_paused_limited_and_resumed(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     fixture.add(job("greet").queue("mail")).await;
     assert_eq!(
@@ -61,7 +61,7 @@ async fn a_queue_is_paused_limited_and_resumed(fixture: Fixture) {
     );
 }
 
-async fn a_schedule_is_put_paused_run_and_removed(fixture: Fixture) {
+async fn a_schedule_can_be_put_paused_run_and_removed(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let schedule = json!({
         "cron": "*/5 * * * *", "zone": "Europe/Berlin", "missed": "all:7",
@@ -121,16 +121,16 @@ async fn a_schedule_is_put_paused_run_and_removed(fixture: Fixture) {
     );
 }
 
-async fn dead_letters_are_listed_and_redriven(fixture: Fixture) {
+async fn dead_letters_can_be_listed_and_redriven(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let one = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
     let two = fixture.ended(job("other"), Outcome::FailedPermanent).await;
-    let fine = fixture.ended(job("greet"), Outcome::Succeeded).await;
+    let succeeded = fixture.ended(job("greet"), Outcome::Succeeded).await;
     assert_eq!(http.get("/dead-letters").await.expect_status(200).json().as_array().expect("jobs").len(), 2);
     assert_eq!(http.get("/dead-letters?kind=mail").await.expect_status(200).json()[0]["id"], one.to_string());
     http.send("POST", &format!("/dead-letters/{one}/redrive"), &[], "").await.expect_status(200);
     assert_eq!(fixture.status(one).await, Status::Queued);
-    http.send("POST", &format!("/dead-letters/{fine}/redrive"), &[], "")
+    http.send("POST", &format!("/dead-letters/{succeeded}/redrive"), &[], "")
         .await
         .expect_problem(409, "conflict", "");
     assert_eq!(
@@ -141,7 +141,7 @@ async fn dead_letters_are_listed_and_redriven(fixture: Fixture) {
     assert_eq!(fixture.status(two).await, Status::Queued);
 }
 
-async fn a_redrive_goes_on_where_the_last_answer_ended(fixture: Fixture) {
+async fn a_redrive_continues_after_the_cursor_of_the_last_response(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let mut dead = Vec::new();
     for _ in 0..3 {
@@ -160,28 +160,28 @@ async fn a_redrive_goes_on_where_the_last_answer_ended(fixture: Fixture) {
     assert_eq!(fixture.status(dead[2]).await, Status::Queued);
 }
 
-async fn a_redrive_passes_over_who_lost_its_key(fixture: Fixture) {
+async fn a_redrive_skips_a_job_whose_key_is_taken(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let keyed = || job("mail").unique_key("doc 7", longshore::UniqueMode::Dedupe);
     fixture.ended(keyed(), Outcome::FailedPermanent).await;
     fixture.add(keyed()).await;
-    let answer = http.post("/dead-letters/redrive", &json!({})).await.expect_status(200).json();
-    assert_eq!(answer, json!({ "redriven": 0, "skipped": 1, "next": null }));
+    let response = http.post("/dead-letters/redrive", &json!({})).await.expect_status(200).json();
+    assert_eq!(response, json!({ "redriven": 0, "skipped": 1, "next": null }));
 }
 
-async fn a_sweep_can_be_rehearsed_and_done(fixture: Fixture) {
+async fn a_sweep_can_be_tried_as_a_dry_run_and_executed(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let id = fixture.add(job("greet")).await;
     let dead = fixture.worker_with(10 * SECOND).await;
     fixture.claim_one(dead).await;
     fixture.advance(11 * SECOND).await;
     assert_eq!(http.get("/workers").await.expect_status(200).json()[0]["stale"], true);
-    let would = http.post("/sweep", &json!({ "dry_run": true })).await.expect_status(200).json();
+    let planned = http.post("/sweep", &json!({ "dry_run": true })).await.expect_status(200).json();
     let expected = json!({ "workers": [dead.to_string()], "recovered": 1, "skipped": 0, "dry_run": true });
-    assert_eq!(would, expected);
+    assert_eq!(planned, expected);
     assert_eq!(fixture.status(id).await, Status::Running);
     http.post("/sweep", &json!({ "threshold_seconds": 60 })).await.expect_status(200);
-    assert_eq!(fixture.status(id).await, Status::Running, "the threshold is honoured");
+    assert_eq!(fixture.status(id).await, Status::Running, "the requested threshold must apply");
     http.post("/sweep", &json!({ "threshold_seconds": -1 })).await.expect_problem(
         422,
         "validation",
@@ -191,67 +191,68 @@ async fn a_sweep_can_be_rehearsed_and_done(fixture: Fixture) {
     assert_eq!(fixture.status(id).await, Status::Retrying);
 }
 
-async fn one_order_changes_whatever_a_filter_finds(fixture: Fixture) {
+async fn a_bulk_operation_changes_every_job_that_matches_its_filter(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     for i in 0..5 {
         fixture.add(job("greet").tags(["nightly"]).priority(i)).await;
     }
     let other = fixture.add(job("other")).await;
-    let order = |action: &str, more: Value| {
+    let bulk = |action: &str, more: Value| {
         let mut body = json!({ "action": action, "filter": { "tag": "nightly" } });
         for (field, value) in more.as_object().expect("an object") {
             body[field] = value.clone();
         }
         body
     };
-    let counts =
-        |answer: &Value| [&answer["matched"], &answer["changed"], &answer["skipped"]].map(Value::as_u64);
+    let counts = |response: &Value| {
+        [&response["matched"], &response["changed"], &response["skipped"]].map(Value::as_u64)
+    };
     let dry =
-        http.post("/jobs/bulk", &order("cancel", json!({ "dry_run": true }))).await.expect_status(200).json();
+        http.post("/jobs/bulk", &bulk("cancel", json!({ "dry_run": true }))).await.expect_status(200).json();
     assert_eq!(counts(&dry), [5, 0, 0].map(Some));
     let part =
-        http.post("/jobs/bulk", &order("cancel", json!({ "limit": 2 }))).await.expect_status(200).json();
+        http.post("/jobs/bulk", &bulk("cancel", json!({ "limit": 2 }))).await.expect_status(200).json();
     assert_eq!(counts(&part), [2, 2, 0].map(Some));
     let rest = http
-        .post("/jobs/bulk", &order("cancel", json!({ "cursor": part["next"] })))
+        .post("/jobs/bulk", &bulk("cancel", json!({ "cursor": part["next"] })))
         .await
         .expect_status(200)
         .json();
     assert_eq!((counts(&rest), &rest["next"]), ([3, 3, 0].map(Some), &Value::Null));
-    let again = http.post("/jobs/bulk", &order("cancel", json!({}))).await.expect_status(200).json();
-    assert_eq!(counts(&again), [5, 0, 5].map(Some), "what has ended cannot be cancelled");
+    let again = http.post("/jobs/bulk", &bulk("cancel", json!({}))).await.expect_status(200).json();
+    assert_eq!(counts(&again), [5, 0, 5].map(Some), "finished jobs cannot be cancelled");
     assert_eq!(
-        counts(&http.post("/jobs/bulk", &order("retry", json!({}))).await.expect_status(200).json()),
+        counts(&http.post("/jobs/bulk", &bulk("retry", json!({}))).await.expect_status(200).json()),
         [5, 5, 0].map(Some)
     );
     assert_eq!(
-        counts(&http.post("/jobs/bulk", &order("delete", json!({}))).await.expect_status(200).json()),
+        counts(&http.post("/jobs/bulk", &bulk("delete", json!({}))).await.expect_status(200).json()),
         [5, 0, 5].map(Some)
     );
-    http.post("/jobs/bulk", &order("cancel", json!({}))).await.expect_status(200);
+    http.post("/jobs/bulk", &bulk("cancel", json!({}))).await.expect_status(200);
     assert_eq!(
-        counts(&http.post("/jobs/bulk", &order("delete", json!({}))).await.expect_status(200).json()),
+        counts(&http.post("/jobs/bulk", &bulk("delete", json!({}))).await.expect_status(200).json()),
         [5, 5, 0].map(Some)
     );
     assert_eq!(fixture.status(other).await, Status::Queued);
-    http.post("/jobs/bulk", &order("cancel", json!({ "filter": {} }))).await.expect_problem(
+    http.post("/jobs/bulk", &bulk("cancel", json!({ "filter": {} }))).await.expect_problem(
         422,
         "validation",
         "filter",
     );
-    http.post("/jobs/bulk", &order("cancel", json!({ "limit": 0 }))).await.expect_problem(
+    http.post("/jobs/bulk", &bulk("cancel", json!({ "limit": 0 }))).await.expect_problem(
         422,
         "validation",
         "limit",
     );
-    http.post("/jobs/bulk", &order("dance", json!({}))).await.expect_problem(422, "validation", "dance");
+    http.post("/jobs/bulk", &bulk("explode", json!({}))).await.expect_problem(422, "validation", "explode");
 }
 
-async fn a_dry_run_foresees_what_an_order_passes_over(fixture: Fixture) {
+async fn a_dry_run_predicts_what_a_bulk_operation_skips(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
-    let order = |action: &str, status: &str, dry_run: bool| json!({ "action": action, "filter": { "status": status }, "dry_run": dry_run });
-    // How many of each status there are is how the counts are told apart.
-    let foreseen = [
+    let bulk = |action: &str, status: &str, dry_run: bool| json!({ "action": action, "filter": { "status": status }, "dry_run": dry_run });
+    // The number of jobs differs per status, so that mixed-up counts are visible.
+    let expectations = [
         ("delete", "queued", [2, 0, 2]),
         ("retry", "running", [1, 0, 1]),
         ("delete", "running", [1, 0, 1]),
@@ -269,33 +270,34 @@ async fn a_dry_run_foresees_what_an_order_passes_over(fixture: Fixture) {
     for _ in 0..2 {
         fixture.add(job("greet")).await;
     }
-    let counts =
-        |answer: &Value| ["matched", "changed", "skipped"].map(|field| answer[field].as_u64().unwrap_or(99));
-    for (action, status, expected) in foreseen {
+    let counts = |response: &Value| {
+        ["matched", "changed", "skipped"].map(|field| response[field].as_u64().unwrap_or(99))
+    };
+    for (action, status, expected) in expectations {
         let [matched, _, skipped] = expected;
-        let dry = http.post("/jobs/bulk", &order(action, status, true)).await.expect_status(200).json();
-        assert_eq!(counts(&dry), [matched, 0, skipped], "would {action} what is {status}");
-        let done = http.post("/jobs/bulk", &order(action, status, false)).await.expect_status(200).json();
-        assert_eq!(counts(&done), expected, "{action} what is {status}");
+        let dry = http.post("/jobs/bulk", &bulk(action, status, true)).await.expect_status(200).json();
+        assert_eq!(counts(&dry), [matched, 0, skipped], "dry run: {action} {status} jobs");
+        let done = http.post("/jobs/bulk", &bulk(action, status, false)).await.expect_status(200).json();
+        assert_eq!(counts(&done), expected, "{action} {status} jobs");
     }
 }
 
-async fn an_order_of_several_pages_ends_at_its_limit(fixture: Fixture) {
+async fn a_bulk_operation_over_several_pages_stops_at_its_limit(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let jobs: Vec<NewJob> = (0..230).map(|_| job("greet")).collect();
-    fixture.enqueue_many(jobs).await.expect("enqueued");
-    let order = async |more: Value| {
+    fixture.enqueue_many(jobs).await.expect("enqueue");
+    let bulk = async |more: Value| {
         let mut body = json!({ "action": "cancel", "filter": { "kind": "greet" }, "limit": 215 });
         for (field, value) in more.as_object().expect("an object") {
             body[field] = value.clone();
         }
-        let answer = http.post("/jobs/bulk", &body).await.expect_status(200).json();
-        let counts = ["matched", "changed", "skipped"].map(|field| answer[field].as_u64().unwrap_or(99));
-        (counts, answer["next"].clone())
+        let response = http.post("/jobs/bulk", &body).await.expect_status(200).json();
+        let counts = ["matched", "changed", "skipped"].map(|field| response[field].as_u64().unwrap_or(99));
+        (counts, response["next"].clone())
     };
-    let (would, _) = order(json!({ "dry_run": true })).await;
-    assert_eq!((would, fixture.count(Status::Cancelled).await), ([215, 0, 0], 0));
-    let (done, next) = order(json!({})).await;
+    let (planned, _) = bulk(json!({ "dry_run": true })).await;
+    assert_eq!((planned, fixture.count(Status::Cancelled).await), ([215, 0, 0], 0));
+    let (done, next) = bulk(json!({})).await;
     assert_eq!((done, fixture.count(Status::Cancelled).await), ([215, 215, 0], 215));
-    assert_eq!(order(json!({ "cursor": next })).await, ([15, 15, 0], Value::Null));
+    assert_eq!(bulk(json!({ "cursor": next })).await, ([15, 15, 0], Value::Null));
 }

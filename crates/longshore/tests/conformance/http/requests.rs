@@ -1,4 +1,5 @@
-//! What every request meets: ids, hosts, clocks, limits.
+//! What applies to every request: health, request ids, hosts and origins, timeouts and
+//! admission limits. `connections.rs` tests slow and disconnected clients.
 
 use std::time::Duration;
 
@@ -12,59 +13,59 @@ use super::client::{HttpClient, parse};
 use crate::fixture::{Engine, Fixture, SECOND, job};
 
 cases! {
-    a_well_server_says_so,
-    a_database_that_cannot_serve_is_told_without_its_secrets,
-    a_request_keeps_its_id_or_gets_one,
-    a_route_that_is_not_there_is_told_in_the_same_words,
-    a_strangers_host_is_refused,
-    a_request_that_takes_too_long_is_told,
-    a_call_that_waits_is_answered_within_its_time,
-    a_page_of_another_site_changes_nothing,
-    too_much_is_told_when_to_come_back,
+    a_healthy_server_reports_ok,
+    a_database_error_is_reported_without_internals,
+    a_request_keeps_its_request_id_or_gets_one,
+    unknown_routes_and_methods_get_the_usual_error_body,
+    an_unknown_host_is_refused,
+    a_request_that_takes_too_long_gets_a_timeout,
+    a_long_poll_ends_before_the_request_timeout,
+    requests_from_another_origin_change_nothing,
+    too_many_requests_or_jobs_are_refused_with_retry_after,
 }
 
-async fn a_well_server_says_so(fixture: Fixture) {
+async fn a_healthy_server_reports_ok(fixture: Fixture) {
     let http = HttpClient::new(&fixture).listening(Limits::default()).await;
     assert_eq!(http.get("/health").await.expect_status(200).json(), json!({ "status": "ok" }));
 }
 
-async fn a_database_that_cannot_serve_is_told_without_its_secrets(fixture: Fixture) {
+async fn a_database_error_is_reported_without_internals(fixture: Fixture) {
     if fixture.engine() == Engine::Sqlite {
         return;
     }
-    let broken = Client::connect(&fixture.bare_url()).await.expect("it opens");
-    let http = HttpClient::of(Api::new(broken).unknown_kinds(UnknownKinds::Allow));
-    for answer in [
+    let broken = Client::connect(&fixture.bare_url()).await.expect("connect");
+    let http = HttpClient::for_api(Api::new(broken).unknown_kinds(UnknownKinds::Allow));
+    for response in [
         http.get("/health").await,
         http.get("/jobs").await,
         http.post("/jobs", &json!({ "kind": "a", "payload": 1 })).await,
     ] {
-        let answer = answer.expect_problem(503, "unavailable", "try again");
-        assert!(!answer.text.contains("relation") && !answer.text.contains("longshore_"), "{answer:?}");
-        assert!(!answer.header("retry-after").is_empty());
+        let response = response.expect_problem(503, "unavailable", "try again");
+        assert!(!response.text.contains("relation") && !response.text.contains("longshore_"), "{response:?}");
+        assert!(!response.header("retry-after").is_empty());
     }
 }
 
-async fn a_request_keeps_its_id_or_gets_one(fixture: Fixture) {
+async fn a_request_keeps_its_request_id_or_gets_one(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
     let sent = http.send("GET", "/health", &[("x-request-id", "req-7")], "").await.expect_status(200);
     assert_eq!(sent.header("x-request-id"), "req-7");
     let (one, other) = (http.get("/health").await, http.get("/health").await);
     assert_ne!(one.header("x-request-id"), other.header("x-request-id"));
-    let garbled = http.send("GET", "/health", &[("x-request-id", "a b")], "").await;
-    assert_ne!(garbled.header("x-request-id"), "a b");
+    let invalid = http.send("GET", "/health", &[("x-request-id", "a b")], "").await;
+    assert_ne!(invalid.header("x-request-id"), "a b");
 }
 
-async fn a_route_that_is_not_there_is_told_in_the_same_words(fixture: Fixture) {
+async fn unknown_routes_and_methods_get_the_usual_error_body(fixture: Fixture) {
     let http = HttpClient::new(&fixture).listening(Limits::default()).await;
     http.get("/nowhere").await.expect_problem(404, "not_found", "/nowhere");
     http.send("PUT", "/jobs", &[], "").await.expect_problem(405, "method_not_allowed", "PUT");
     http.send("DELETE", "/health", &[], "").await.expect_problem(405, "method_not_allowed", "DELETE");
 }
 
-async fn a_strangers_host_is_refused(fixture: Fixture) {
+async fn an_unknown_host_is_refused(fixture: Fixture) {
     let api = Api::new(fixture.client()).hosts(["localhost", "127.0.0.1", "[::1]"]);
-    let http = HttpClient::of(api).listening(Limits::default()).await;
+    let http = HttpClient::for_api(api).listening(Limits::default()).await;
     http.get("/health").await.expect_status(200);
     for host in ["localhost", "LOCALHOST:8080", "[::1]:8080", "127.0.0.1"] {
         http.send("GET", "/health", &[("host", host)], "").await.expect_status(200);
@@ -74,25 +75,25 @@ async fn a_strangers_host_is_refused(fixture: Fixture) {
     }
 }
 
-async fn a_request_that_takes_too_long_is_told(fixture: Fixture) {
+async fn a_request_that_takes_too_long_gets_a_timeout(fixture: Fixture) {
     let api = Api::new(fixture.client()).timeout(Duration::from_millis(50));
-    let http = HttpClient::of(api).listening(Limits::default()).await;
-    let mut slow = TcpStream::connect(http.address()).await.expect("it listens");
+    let http = HttpClient::for_api(api).listening(Limits::default()).await;
+    let mut slow = TcpStream::connect(http.address()).await.expect("connect");
     let head =
         "POST /jobs HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
-    slow.write_all(head.as_bytes()).await.expect("sent");
-    // The body never comes.
-    let mut answer = Vec::new();
-    let _ = slow.read_to_end(&mut answer).await;
-    parse(&answer).expect_problem(504, "timeout", "50ms");
+    slow.write_all(head.as_bytes()).await.expect("write");
+    // The body is never sent.
+    let mut response = Vec::new();
+    let _ = slow.read_to_end(&mut response).await;
+    parse(&response).expect_problem(504, "timeout", "50ms");
 }
 
-async fn a_call_that_waits_is_answered_within_its_time(fixture: Fixture) {
-    let http = HttpClient::of(Api::new(fixture.client()).timeout(3 * SECOND));
+async fn a_long_poll_ends_before_the_request_timeout(fixture: Fixture) {
+    let http = HttpClient::for_api(Api::new(fixture.client()).timeout(3 * SECOND));
     http.post("/leases", &json!({ "wait_seconds": 20 })).await.expect_status(200);
 }
 
-async fn a_page_of_another_site_changes_nothing(fixture: Fixture) {
+async fn requests_from_another_origin_change_nothing(fixture: Fixture) {
     let http = HttpClient::new(&fixture).listening(Limits::default()).await;
     let own = format!("http://{}", http.address());
     for (origin, status) in [("https://evil.example", 403), ("null", 403), (own.as_str(), 200)] {
@@ -105,15 +106,15 @@ async fn a_page_of_another_site_changes_nothing(fixture: Fixture) {
     }
 }
 
-async fn too_much_is_told_when_to_come_back(fixture: Fixture) {
+async fn too_many_requests_or_jobs_are_refused_with_retry_after(fixture: Fixture) {
     let slow = Admission { requests_per_second: Some(2), ..Admission::default() };
-    let http = HttpClient::of(Api::new(fixture.client()).admission(slow));
+    let http = HttpClient::for_api(Api::new(fixture.client()).admission(slow));
     let mut refused = 0;
     for _ in 0..50 {
-        let answer = http.get("/jobs").await;
-        if answer.status != 200 {
-            let answer = answer.expect_problem(429, "rate_limited", "slow down");
-            assert!(!answer.header("retry-after").is_empty());
+        let response = http.get("/jobs").await;
+        if response.status != 200 {
+            let response = response.expect_problem(429, "rate_limited", "slow down");
+            assert!(!response.header("retry-after").is_empty());
             refused += 1;
         }
     }
@@ -121,10 +122,11 @@ async fn too_much_is_told_when_to_come_back(fixture: Fixture) {
     http.get("/health").await.expect_status(200);
 
     let short = Admission { waiting_jobs: Some(1), ..Admission::default() };
-    let http = HttpClient::of(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).admission(short));
-    let (here, there) =
+    let http =
+        HttpClient::for_api(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).admission(short));
+    let (full, other) =
         (json!({ "kind": "a", "payload": 1 }), json!({ "kind": "a", "payload": 1, "queue": "b" }));
     fixture.add(job("greet")).await;
-    http.post("/jobs", &here).await.expect_problem(429, "rate_limited", "queue");
-    http.post("/jobs", &there).await.expect_status(201);
+    http.post("/jobs", &full).await.expect_problem(429, "rate_limited", "queue");
+    http.post("/jobs", &other).await.expect_status(201);
 }
