@@ -46,20 +46,20 @@ async fn sleep(_: Mail, _: Context) -> Result<(), longshore::worker::Failure> {
     Ok(())
 }
 
-/// A worker of no-op jobs with the default settings.
+/// Starts a worker for no-op jobs with default settings.
 pub(super) async fn start(client: &Client) -> Result<RunningWorker> {
     let worker = Worker::builder(client.clone()).function(KIND, no_op).concurrency(CONCURRENCY);
     Ok(worker.build()?.start().await?)
 }
 
-/// From the worker's start to the last settlement.
+/// Starts a worker and waits until it has settled `jobs` jobs.
 pub(super) async fn drain(client: &Client, jobs: u64) -> Result<RunningWorker> {
     let running = start(client).await?;
     wait_until_settled(&running, jobs).await?;
     Ok(running)
 }
 
-/// As [`drain`], of jobs that sleep.
+/// Like [`drain`], with jobs that sleep.
 pub(super) async fn drain_sleepers(client: &Client, jobs: u64) -> Result<RunningWorker> {
     let worker = Worker::builder(client.clone()).function(KIND, sleep).concurrency(SLEEPERS);
     let running = worker.build()?.start().await?;
@@ -158,19 +158,19 @@ pub(super) async fn pickup(client: &Client, samples: u64) -> Result<Vec<u64>> {
     Ok(enqueued.into_iter().zip(picked_up.iter()).map(read).collect())
 }
 
-/// Has a worker run a few jobs, so that connections are open and statements
-/// prepared; then lets it come to rest.
-async fn warm(client: &Client, running: &RunningWorker, few: u64) -> Result<()> {
-    for n in 0..few {
-        client.enqueue(ours::job(n)).await?;
+/// Lets a worker run some jobs, so that connections are open and statements prepared,
+/// and then become idle.
+async fn warm_up(client: &Client, running: &RunningWorker, jobs: u64) -> Result<()> {
+    for n in 0..jobs {
+        client.enqueue(library::job(n)).await?;
     }
     wait_until_settled(running, jobs).await?;
     tokio::time::sleep(SLOW_DOWN).await;
     Ok(())
 }
 
-async fn settled(running: &RunningWorker, jobs: u64) -> Result<()> {
-    let began = Instant::now();
+async fn wait_until_settled(running: &RunningWorker, jobs: u64) -> Result<()> {
+    let started = Instant::now();
     loop {
         let done = running.summary();
         if done.succeeded >= jobs {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use longshore::worker::{
-    Context, Executor, Failure as Ended, RecoverySettings, RunningWorker, Settings, Signals, Worker,
+    Context, Executor, Failure as JobFailure, RecoverySettings, RunningWorker, Settings, Signals, Worker,
 };
 use longshore::{Client, JobId, NewJob};
 use serde::Serialize;
@@ -162,10 +162,10 @@ async fn enqueue_one(endpoint: &Endpoint, queue: &str) -> Result<(), Failure> {
 
 // ---- run ---------------------------------------------------------------------------
 
-/// A worker whose jobs tell when they begin.
-struct Crew {
+/// A worker whose handler reports when each job starts.
+struct BenchWorker {
     worker: RunningWorker,
-    begun: mpsc::UnboundedReceiver<Instant>,
+    starts: mpsc::UnboundedReceiver<Instant>,
 }
 
 /// A handler that only reports its start time.
@@ -190,7 +190,7 @@ impl BenchWorker {
             queues: vec![queue.into()],
             concurrency,
             name_prefix: "bench".into(),
-            // Other queues are none of its business.
+            // No upkeep: it would affect other queues.
             recovery: RecoverySettings { enabled: false, ..RecoverySettings::default() },
             retention_interval: NEVER,
             sample_interval: NEVER,

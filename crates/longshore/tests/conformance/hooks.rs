@@ -155,17 +155,17 @@ async fn hooks_decide_how_jobs_of_dead_workers_are_recovered(fixture: Fixture) {
     assert_eq!(fixture.job(ids["charged"]).await.attempts, 1);
 }
 
-pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
-    let id = bench.running(job("plain")).await.lease().id;
-    bench.advance(DAY / 2).await;
-    let diary = Diary::default();
-    let ready = |recovery: RecoverySettings| {
-        let builder = worker(&bench).recovery(recovery).hooks(diary.clone()).function("other", nothing);
+async fn recovery_can_be_disabled(fixture: Fixture) {
+    let id = fixture.running(job("plain")).await.lease().id;
+    fixture.advance(DAY / 2).await;
+    let recorder = Recorder::default();
+    let build = |recovery: RecoverySettings| {
+        let builder = worker(&fixture).recovery(recovery).hooks(recorder.clone()).function("other", nothing);
         builder.build().expect("build")
     };
     let off = RecoverySettings { enabled: false, ..RecoverySettings::default() };
-    let running = ready(off).start().await.expect("start");
-    // It sweeps as often as it beats, and may from the third beat on.
+    let running = build(off).start().await.expect("start");
+    // A worker sweeps at every heartbeat, from the third heartbeat on.
     for _ in 0..6 {
         fixture.advance(SECOND).await;
         let now = fixture.now().await;
@@ -173,10 +173,10 @@ pub(crate) async fn recovery_can_be_switched_off(bench: Bench) {
         until("a heartbeat", || async { worker().await.heartbeat_at == now }).await;
     }
     running.stop().await;
-    assert_eq!(bench.status(id).await, Status::Running);
-    assert!(!diary.has("plain interrupted"));
-    // Another that does recover finds what there was to find.
-    let running = ready(RecoverySettings::default()).start().await.expect("start");
-    until_status(&bench, id, Status::Retrying).await;
+    assert_eq!(fixture.status(id).await, Status::Running);
+    assert!(!recorder.has("plain interrupted"));
+    // A worker with recovery enabled recovers the job.
+    let running = build(RecoverySettings::default()).start().await.expect("start");
+    until_status(&fixture, id, Status::Retrying).await;
     running.stop().await;
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use longshore::lifecycle::When;
 use longshore::store::{ClaimCursor, ClaimRequest, DeadFilter, KeyWait, SweepScope};
-use longshore::worker::{Running as RunningWorker, Settings, Worker};
+use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
     Decision, Edit, Ending, Interruption, JobId, NewJob, NewSchedule, Outcome, Report, Status, SweepOptions,
     UniqueMode,

@@ -64,7 +64,7 @@ impl Pool {
 
     /// A connection to use and [`give back`](PooledConnection::give_back); one that is
     /// dropped instead is closed.
-    pub(super) async fn acquire(self: &Arc<Self>) -> Done<PooledConnection> {
+    pub(super) async fn acquire(self: &Arc<Self>) -> Sql<PooledConnection> {
         match tokio::time::timeout(self.patience, self.find()).await {
             Ok(found) => found,
             Err(_) => Err(Error::unavailable(format!(
@@ -75,7 +75,7 @@ impl Pool {
         }
     }
 
-    async fn find(self: &Arc<Self>) -> Done<PooledConnection> {
+    async fn find(self: &Arc<Self>) -> Sql<PooledConnection> {
         let permit = self.permits.clone().acquire_owned().await;
         let permit = permit.map_err(|closed| Error::internal("the pool is closed").with_source(closed))?;
         let permit = Permit { permit: Some(permit), pool: self.clone() };

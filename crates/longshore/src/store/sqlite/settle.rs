@@ -128,7 +128,7 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
 }
 
 /// Takes the row out of `running` if the fence lets it.
-fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<TakenLease>> {
+fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<TakenLease>> {
     const HELD: &str = "
         select queue,
                kind,
@@ -180,58 +180,6 @@ fn take_lease(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Option<TakenL
         tx.execute(LEAVE, [lease.id.0.as_bytes()])?;
     }
     Ok(held)
-}
-
-/// Why there was no such lease to end: flags were raised, this very move was
-/// stored before its answer got lost, or somebody else was first.
-fn why_not(tx: &Tx<'_>, by: By, settlement: &Settlement) -> Sql<Settled> {
-    const FINISHED: &str = "
-        select 1
-          from finished
-         where id = ?1
-           and lease_no = ?2
-           and finished_by is ?3
-           and outcome = ?4";
-    // The error is compared, too: a sweeper may have charged the attempt in
-    // the holder's name.
-    const ATTEMPTED: &str = "
-        select 1
-          from attempts
-         where job = ?1
-           and lease_no = ?2
-           and worker = ?3
-           and what = ?4
-           and error is ?5";
-    let Settlement { lease, seen, leave, .. } = settlement;
-    if let Some(flags) = raised_flags(tx, lease)? {
-        // Unchanged flags mean that its holder, thought dead, is alive.
-        return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
-    }
-    if by != By::Holder {
-        // Another sweeper was first; the job is recovered, but not by us.
-        return Ok(Settled::LeaseLost);
-    }
-    let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
-    let (history, error) = match leave {
-        Leave::Finish(finish) => {
-            let params = params![id, lease.lease_no, finished_by(by, lease), finish.outcome.as_str()];
-            if tx.row(FINISHED, params, |_| Ok(()))?.is_some() {
-                return Ok(Settled::Stored);
-            }
-            (finish.history, &finish.error)
-        }
-        Leave::Requeue(requeue) => (Some(requeue.history), &requeue.error),
-    };
-    let Some(what) = history else { return Ok(Settled::LeaseLost) };
-    let params = params![id, lease.lease_no, worker, what.as_str(), error.as_deref().map(clean)];
-    Ok(match tx.row(ATTEMPTED, params, |_| Ok(()))? {
-        Some(()) => Settled::Stored,
-        None => Settled::LeaseLost,
-    })
-}
-
-fn finished_by(by: By, lease: &Lease) -> Option<[u8; 16]> {
-    (by == By::Holder).then_some(lease.worker.0.into_bytes())
 }
 
 fn record_attempt(
@@ -354,7 +302,7 @@ pub(super) fn free_key(tx: &Tx<'_>, owner: JobId) -> Sql<()> {
     Ok(())
 }
 
-fn requeue_job(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> Sql<()> {
+fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> Sql<()> {
     let ready = Ready {
         id: lease.id,
         run_at: tx.due(requeue.when)?,
