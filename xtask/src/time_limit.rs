@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Runs `command` to its end and returns its status. After `limit`, kills its
 /// whole process group and returns `None`.
 ///
-/// Redirect the output to files, not to pipes: nobody reads pipes here.
+/// Redirect the output to files, not to pipes: this function does not read pipes.
 pub(crate) fn status_within(limit: Duration, command: &mut Command) -> Result<Option<ExitStatus>> {
     let mut child = command.process_group(0).spawn()?;
     let mut killer = GroupKiller::watch(child.id())?;
