@@ -3,7 +3,11 @@
 //! Every one reads its places through a sub-select with a literal limit, so that the
 //! planner knows how little will be read and uses the index. Parameters are passed
 //! through sub-selects, so that a plan for their actual values promises no gain and
-//! the statement is planned once.
+//! the statement is planned once. What the statements have in common is in the macros
+//! below, because a constant can only be put together from literals.
+
+/// No claim takes more jobs than this; the literal limit of the statements is the same.
+pub(super) const MAX_CLAIM: usize = 1000;
 
 /// Which (queue, priority) have waiting jobs: one index probe each, however
 /// many jobs wait there and whenever they are due.
@@ -61,20 +65,12 @@ pub(super) const COUNT_LIMITED: &str = "
      where queue = any($1)
      group by queue";
 
-/// Every claim statement reads its places through a sub-select with a literal
-/// limit, so that the planner knows how little will be read and keeps to the
-/// index, and takes its parameters through sub-selects, so that a plan made for
-/// their values promises no gain and the statement is planned once.
-pub(super) const MAX_CLAIM: usize = 1000;
-
-/// Looks first and locks after: `look` merges the places in claim order without
-/// locks (lazily, from the highest priority down, so that lower ones are not
-/// read when higher ones suffice), which says how many to take where; `picked`
-/// takes that many from each place, passing over what others have locked.
-/// Rows of `ready` are never updated, so once locked, where they lie (`ctid`) is
-/// as good as their id and spares the index.
-pub(super) const TAKE: &str = "
-    with asked as (
+/// The queues that may be claimed from, each with how many jobs it may still start,
+/// and their places. Empty unless the worker is alive.
+macro_rules! queues_and_places {
+    () => {
+        "
+    with requested as (
       select q.queue, q.cap
         from unnest((select $1::text[]), (select $2::int4[])) as q(queue, cap)
         left join longshore.queues s on s.name = q.queue
@@ -89,43 +85,129 @@ pub(super) const TAKE: &str = "
       select p.queue, p.priority, a.cap,
              coalesce(p.run_at, '-infinity') as after_run_at,
              coalesce(p.id, '00000000-0000-0000-0000-000000000000') as after_id
-        from unnest((select $4::text[]), (select $5::int2[]), (select $6::timestamptz[]), (select $7::uuid[])) as p(queue, priority, run_at, id)
-        join asked a on a.queue = p.queue
-       order by p.priority desc),
-    look as materialized (
-      select p.queue, p.priority, c.run_at, c.id, p.cap, false as suspect
-        from (select * from place order by priority desc) p
-       cross join lateral (
-               select n.run_at, n.id
-                 from (select r.run_at, r.id
+        from unnest((select $4::text[]), (select $5::int2[]), (select $6::timestamptz[]), (select $7::uuid[]))
+          as p(queue, priority, run_at, id)
+        join requested a on a.queue = p.queue
+       order by p.priority desc),"
+    };
+}
+
+/// Whether the worker handles a job of `ready` (as `r`): its kind and its flags.
+macro_rules! is_handled {
+    ($kinds:literal, $accept:literal, $forbid:literal) => {
+        concat!(
+            "((select ",
+            $kinds,
+            "::text[]) is null or r.kind = any((select ",
+            $kinds,
+            "::text[])::text[]))
+                          and ((select ",
+            $accept,
+            "::text[]) is null or r.flags && (select ",
+            $accept,
+            "::text[]))
+                          and ((select ",
+            $forbid,
+            "::text[]) is null or r.flags is null
+                               or not r.flags && (select ",
+            $forbid,
+            "::text[]))"
+        )
+    };
+}
+
+/// The due jobs of one place (as `p`), in claim order, from where the cursor says.
+macro_rules! due_in_place {
+    ($columns:literal, $lock:literal) => {
+        concat!(
+            "(select ",
+            $columns,
+            "
                          from longshore.ready r
                         where r.queue = p.queue
                           and r.priority = p.priority
                           and r.interruptions = 0
                           and (r.run_at, r.id) > (p.after_run_at, p.after_id)
                           and r.run_at <= longshore.clock()
-                          and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
-                          and ((select $9::text[]) is null or r.flags && (select $9::text[]))
-                          and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
+                          and ",
+            is_handled!("$8", "$9", "$10"),
+            "
                         order by r.run_at, r.id
-                        limit 1000) as n
+                        limit 1000",
+            $lock,
+            ") as n"
+        )
+    };
+}
+
+/// The due suspects of one queue (as `a`), in claim order.
+macro_rules! due_suspects {
+    ($columns:literal, $lock:literal) => {
+        concat!(
+            "(select ",
+            $columns,
+            "
+                 from longshore.ready r
+                where r.queue = a.queue
+                  and r.interruptions > 0
+                  and r.run_at <= longshore.clock()
+                  and ",
+            is_handled!("$8", "$9", "$10"),
+            "
+                order by r.priority desc, r.run_at, r.id
+                limit least((select $12::int4), a.cap)",
+            $lock,
+            ") c"
+        )
+    };
+}
+
+/// Leases the deleted rows (`taken`) to the worker and returns them.
+macro_rules! lease_taken {
+    ($worker:literal, $more_columns:literal) => {
+        concat!(
+            "
+    leased as (
+      insert into longshore.running
+             (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select t.id, ", $worker, ", longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1,
+             t.max_attempts, t.interruptions, t.keyed, t.kind, t.queue, t.flags
+        from taken t)
+    select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
+           t.run_at, j.payload::text, j.options::text", $more_columns, "
+      from (select 1) as always
+      left join (taken t join longshore.jobs j on j.id = t.id) on true"
+        )
+    };
+}
+
+/// Reads first and locks afterwards. `look` merges the places in claim order without
+/// locks (lazily, from the highest priority down, so that lower ones are not read if
+/// higher ones suffice), which says how many jobs to take from each place. `picked`
+/// takes that many from each place and skips rows that others have locked. Rows of
+/// `ready` are never updated, so a locked row can be found by its `ctid`, which saves
+/// an index lookup.
+pub(super) const TAKE: &str = concat!(
+    queues_and_places!(),
+    "
+    look as materialized (
+      select p.queue, p.priority, c.run_at, c.id, p.cap, false as suspect
+        from (select * from place order by priority desc) p
+       cross join lateral (
+               select n.run_at, n.id
+                 from ",
+    due_in_place!("r.run_at, r.id", ""),
+    "
                 limit least((select $11::int4), p.cap)) c
        order by p.priority desc
        fetch first (select $11::int8) rows with ties),
     suspect as (
       select a.queue, c.priority, c.run_at, c.id, a.cap, true as suspect
-        from asked a
-       cross join lateral (
-               select r.priority, r.run_at, r.id
-                 from longshore.ready r
-                where r.queue = a.queue
-                  and r.interruptions > 0
-                  and r.run_at <= longshore.clock()
-                  and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
-                  and ((select $9::text[]) is null or r.flags && (select $9::text[]))
-                  and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
-                order by r.priority desc, r.run_at, r.id
-                limit least((select $12::int4), a.cap)) c
+        from requested a
+       cross join lateral ",
+    due_suspects!("r.priority, r.run_at, r.id", ""),
+    "
        order by c.priority desc, c.run_at, c.id
        limit (select $12::int8)),
     chosen as materialized (
@@ -147,19 +229,9 @@ pub(super) const TAKE: &str = "
         join place p using (queue, priority)
        cross join lateral (
                select n.place
-                 from (select r.ctid as place
-                         from longshore.ready r
-                        where r.queue = p.queue
-                          and r.priority = p.priority
-                          and r.interruptions = 0
-                          and (r.run_at, r.id) > (p.after_run_at, p.after_id)
-                          and r.run_at <= longshore.clock()
-                          and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
-                          and ((select $9::text[]) is null or r.flags && (select $9::text[]))
-                          and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
-                        order by r.run_at, r.id
-                        limit 1000
-                          for update skip locked) as n
+                 from ",
+    due_in_place!("r.ctid as place", " for update skip locked"),
+    "
                 limit quota.n) c),
     picked_suspect as (
       select r.ctid as place
@@ -169,79 +241,34 @@ pub(super) const TAKE: &str = "
     taken as (
       delete from longshore.ready
        where ctid = any(array(select place from picked) || array(select place from picked_suspect))
-      returning *),
-    leased as (
-      insert into longshore.running
-             (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select t.id, $3, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
-             t.interruptions, t.keyed, t.kind, t.queue, t.flags
-        from taken t)
-    select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
-           t.run_at, j.payload::text, j.options::text,
-           t.queue, t.priority, t.interruptions, (select count(*) from chosen)
-      from (select 1) as always
-      left join (taken t join longshore.jobs j on j.id = t.id) on true";
+      returning *),",
+    lease_taken!("$3", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
+);
 
-/// As [`TAKE`], but locks while it looks, and so sees only what can be had: for
-/// what [`TAKE`] chose and found in the hands of others, who may keep it for as
-/// long as their transaction lasts. Where several queues have the last priority
-/// it reaches, it locks some rows that it then leaves; hence not the usual way.
-pub(super) const TAKE_FREE: &str = "
-    with asked as (
-      select q.queue, q.cap
-        from unnest((select $1::text[]), (select $2::int4[])) as q(queue, cap)
-        left join longshore.queues s on s.name = q.queue
-       where s.paused is not true
-         and (s.max_running is null or q.cap is not null)
-         and exists (
-               select 1
-                 from longshore.workers w
-                where w.id = $3
-                  and w.dead_at is null)),
-    place as materialized (
-      select p.queue, p.priority, a.cap,
-             coalesce(p.run_at, '-infinity') as after_run_at,
-             coalesce(p.id, '00000000-0000-0000-0000-000000000000') as after_id
-        from unnest((select $4::text[]), (select $5::int2[]), (select $6::timestamptz[]), (select $7::uuid[])) as p(queue, priority, run_at, id)
-        join asked a on a.queue = p.queue
-       order by p.priority desc),
+/// As [`TAKE`], but locks while it reads, and so sees only rows that are free. For
+/// when others have locked what [`TAKE`] chose: they may hold it for as long as their
+/// transaction lasts. If several queues share the last priority that it reaches, it
+/// locks some rows that it then leaves alone, so it is not used otherwise.
+pub(super) const TAKE_FREE: &str = concat!(
+    queues_and_places!(),
+    "
     free as materialized (
       select p.queue, p.priority, c.run_at, c.id, p.cap, c.place
         from (select * from place order by priority desc) p
        cross join lateral (
                select n.run_at, n.id, n.place
-                 from (select r.run_at, r.id, r.ctid as place
-                         from longshore.ready r
-                        where r.queue = p.queue
-                          and r.priority = p.priority
-                          and r.interruptions = 0
-                          and (r.run_at, r.id) > (p.after_run_at, p.after_id)
-                          and r.run_at <= longshore.clock()
-                          and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
-                          and ((select $9::text[]) is null or r.flags && (select $9::text[]))
-                          and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
-                        order by r.run_at, r.id
-                        limit 1000
-                          for update skip locked) as n
+                 from ",
+    due_in_place!("r.run_at, r.id, r.ctid as place", " for update skip locked"),
+    "
                 limit least((select $11::int4), p.cap)) c
        order by p.priority desc
        fetch first (select $11::int8) rows with ties),
     free_suspect as materialized (
       select a.queue, c.priority, c.run_at, c.id, a.cap, c.place
-        from asked a
-       cross join lateral (
-               select r.priority, r.run_at, r.id, r.ctid as place
-                 from longshore.ready r
-                where r.queue = a.queue
-                  and r.interruptions > 0
-                  and r.run_at <= longshore.clock()
-                  and ((select $8::text[]) is null or r.kind = any((select $8::text[])::text[]))
-                  and ((select $9::text[]) is null or r.flags && (select $9::text[]))
-                  and ((select $10::text[]) is null or r.flags is null or not r.flags && (select $10::text[]))
-                order by r.priority desc, r.run_at, r.id
-                limit least((select $12::int4), a.cap)
-                  for update skip locked) c
+        from requested a
+       cross join lateral ",
+    due_suspects!("r.priority, r.run_at, r.id, r.ctid as place", " for update skip locked"),
+    "
        order by c.priority desc, c.run_at, c.id
        limit (select $12::int8)),
     chosen as materialized (
@@ -257,25 +284,15 @@ pub(super) const TAKE_FREE: &str = "
     taken as (
       delete from longshore.ready
        where ctid = any(array(select place from chosen))
-      returning *),
-    leased as (
-      insert into longshore.running
-             (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select t.id, $3, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
-             t.interruptions, t.keyed, t.kind, t.queue, t.flags
-        from taken t)
-    select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
-           t.run_at, j.payload::text, j.options::text,
-           t.queue, t.priority, t.interruptions, (select count(*) from chosen)
-      from (select 1) as always
-      left join (taken t join longshore.jobs j on j.id = t.id) on true";
+      returning *),",
+    lease_taken!("$3", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
+);
 
-/// As [`TAKE`], from the one place there is, when there is no other to merge
-/// with: the common case, at half the cost. What all its rows have in common
-/// (queue, priority, no interruptions) is not sent with each. A probe takes
-/// nothing while any of a higher priority wait.
-pub(super) const TAKE_FROM_ONE: &str = "
+/// As [`TAKE`], if there is only one place: the common case, at half the cost. The
+/// columns that all its rows share (queue, priority, no interruptions) are not
+/// returned. A probe (`$10`) takes nothing while a job of a higher priority waits.
+pub(super) const TAKE_FROM_ONE: &str = concat!(
+    "
     with picked as (
       select place
         from (select r.ctid as place
@@ -286,9 +303,9 @@ pub(super) const TAKE_FROM_ONE: &str = "
                  and (r.run_at, r.id) > ((select coalesce($3, '-infinity'::timestamptz)),
                                          (select coalesce($4, '00000000-0000-0000-0000-000000000000'::uuid)))
                  and r.run_at <= longshore.clock()
-                 and ((select $5::text[]) is null or r.kind = any((select $5::text[])::text[]))
-                 and ((select $6::text[]) is null or r.flags && (select $6::text[]))
-                 and ((select $7::text[]) is null or r.flags is null or not r.flags && (select $7::text[]))
+                 and ",
+    is_handled!("$5", "$6", "$7"),
+    "
                  and exists (
                        select 1
                          from longshore.workers w
@@ -312,15 +329,6 @@ pub(super) const TAKE_FROM_ONE: &str = "
     taken as (
       delete from longshore.ready
        where ctid = any(array(select place from picked))
-      returning *),
-    leased as (
-      insert into longshore.running
-             (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select t.id, $8, longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1, t.max_attempts,
-             t.interruptions, t.keyed, t.kind, t.queue, t.flags
-        from taken t)
-    select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
-           t.run_at, j.payload::text, j.options::text
-      from (select 1) as always
-      left join (taken t join longshore.jobs j on j.id = t.id) on true";
+      returning *),",
+    lease_taken!("$8", ""),
+);

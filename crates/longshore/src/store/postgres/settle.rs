@@ -14,13 +14,114 @@ use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::lifecycle::{Finish, Flags, Leave, Requeue};
 use crate::store::{EndedBy, Settled, Settlement, clean};
 
-/// The settle statements wait for a locked row no longer than they say: a
-/// transaction of the user's own that asserts a lease, or takes its unique key,
-/// must not hold up the neighbours. The setting ends with the statement.
+/// The item of a settle statement (as `i`) with the place of its lease. Each lease is
+/// found by its primary key, one lookup per item whatever the planner assumes about
+/// the table, and the row is then deleted by its `ctid`. A row that was found by id,
+/// lease number and worker stays that lease until it is deleted; only its flags may
+/// change, so they are tested on the row that is deleted.
 ///
-/// Attempts that ended alike, the many successes above all: one lease number,
-/// one worker, nothing to remember. The fence needs no join then.
-const FINISH_ALIKE: &str = "
+/// The settle statements wait 2 s for a locked row: a transaction of the user's that
+/// asserts a lease, or takes its unique key, must not delay other leases. The setting
+/// ends with the statement.
+macro_rules! held_leases {
+    ($columns:literal, $names:literal) => {
+        concat!(
+            "(select i.*, held.place
+                from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''),
+                            (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), ",
+            $columns, ")
+                  as i(id, lease_no, worker, attempts, interruptions, ", $names, ")
+               cross join lateral (
+                       select h.ctid as place
+                         from longshore.running h
+                        where h.id = i.id
+                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
+                          and h.worker = i.worker
+                        limit 1) as held) as i"
+        )
+    };
+}
+
+/// Whether the flags are as they were when the end was decided and, for recovery,
+/// whether the holder is dead.
+macro_rules! is_as_decided {
+    ($cancel_seen:literal, $superseded_seen:literal, $recovers_dead:literal) => {
+        concat!(
+            "(",
+            $cancel_seen,
+            "::bool is null or r.cancel_requested = ",
+            $cancel_seen,
+            ")
+         and (",
+            $superseded_seen,
+            "::bool is null or r.superseded = ",
+            $superseded_seen,
+            ")
+         and (",
+            $recovers_dead,
+            "::bool is not true or not exists (
+               select 1
+                 from longshore.workers w
+                where w.id = r.worker
+                  and w.dead_at is null))"
+        )
+    };
+}
+
+/// The newest error of a job that was leased before.
+macro_rules! earlier_error {
+    () => {
+        "(select a.error
+                   from longshore.attempts a
+                  where a.job = t.id
+                    and a.error is not null
+                  order by a.lease_no desc
+                  limit 1)"
+    };
+}
+
+/// Frees the unique keys of the leases that ended for good and counts their outcome.
+macro_rules! free_and_count {
+    ($outcome:literal) => {
+        concat!(
+            "
+    freed as (
+      delete from longshore.keys
+       where job = any(array(select t.id from taken t where t.keyed))),
+    counted as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), ",
+            $outcome,
+            "::text::longshore.outcome,
+             longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
+        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
+                from taken
+               group by claimed_at, queue, kind) as t
+       group by 5, 6, 7)
+    select array_agg(id), array_agg(lease_no) from taken"
+        )
+    };
+}
+
+/// Writes the history of the leases that ended.
+macro_rules! record_attempts {
+    ($which:literal) => {
+        concat!(
+            "
+    recorded as (
+      insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
+        from taken t",
+            $which,
+            ")"
+        )
+    };
+}
+
+/// Attempts that ended alike, most often successes: one lease number, one worker and
+/// nothing to record. The fence needs no join then.
+const FINISH_ALIKE: &str = concat!(
+    "
     with taken as (
       delete from longshore.running r
        where r.id = any((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> '')::uuid[])
@@ -35,55 +136,25 @@ const FINISH_ALIKE: &str = "
               interruptions, last_error)
       select t.id, t.claimed_at, longshore.clock(), t.worker, t.lease_no, $6::text::longshore.outcome,
              $7::int2, t.max_attempts, $8::int2,
-             case when t.lease_no > 1 then (
-               select a.error
-                 from longshore.attempts a
-                where a.job = t.id
-                  and a.error is not null
-                order by a.lease_no desc
-                limit 1)
-             end
-        from taken t),
-    freed as (
-      delete from longshore.keys
-       where job = any(array(select t.id from taken t where t.keyed))),
-    counted as (
-      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), $6::text::longshore.outcome,
-             longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
-        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
-                from taken
-               group by claimed_at, queue, kind) as t
-       group by 5, 6, 7)
-    select array_agg(id), array_agg(lease_no) from taken";
+             case when t.lease_no > 1 then ",
+    earlier_error!(),
+    " end
+        from taken t),",
+    free_and_count!("$6"),
+);
 
-/// Any attempts. `held` finds each lease by its primary key, one probe an item
-/// whatever the planner believes of the table, and the row is then deleted where
-/// it lies. What was found by id, lease number and worker stays that lease until
-/// it is deleted; only its flags may change, so they are tested on the row as it
-/// is deleted.
-const FINISH: &str = "
+/// Any attempts that end for good.
+const FINISH: &str = concat!(
+    "
     with taken as (
       delete from longshore.running r
-       using (select i.*, held.place
-                from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
-                            (select $8::text[]))
-                  as i(id, lease_no, worker, attempts, interruptions, error, result, history)
-               cross join lateral (
-                       select h.ctid as place
-                         from longshore.running h
-                        where h.id = i.id
-                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
-                          and h.worker = i.worker
-                        limit 1) as held) as i
+       using ",
+    held_leases!("(select $6::text[]), (select $7::text[]), (select $8::text[])", "error, result, history"),
+    "
        where r.ctid = i.place
-         and ($9::bool is null or r.cancel_requested = $9)
-         and ($10::bool is null or r.superseded = $10)
-         and ($11::bool is not true or not exists (
-               select 1
-                 from longshore.workers w
-                where w.id = r.worker
-                  and w.dead_at is null))
+         and ",
+    is_as_decided!("$9", "$10", "$11"),
+    "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.attempt, r.max_attempts, r.keyed, r.kind, r.queue,
                 i.attempts, i.interruptions, i.error, i.result, i.history),
     ended as (
@@ -94,56 +165,30 @@ const FINISH: &str = "
              t.lease_no, $12::text::longshore.outcome, t.attempts, t.max_attempts, t.interruptions,
              case
                when t.error is not null then t.error
-               when t.lease_no > 1 then (
-                 select a.error
-                   from longshore.attempts a
-                  where a.job = t.id
-                    and a.error is not null
-                  order by a.lease_no desc
-                  limit 1)
+               when t.lease_no > 1 then ",
+    earlier_error!(),
+    "
              end,
              t.result::json
-        from taken t),
-    remembered as (
-      insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
-      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
-        from taken t
-       where t.history is not null),
-    freed as (
-      delete from longshore.keys
-       where job = any(array(select t.id from taken t where t.keyed))),
-    counted as (
-      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), $12::text::longshore.outcome,
-             longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
-        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
-                from taken
-               group by claimed_at, queue, kind) as t
-       group by 5, 6, 7)
-    select array_agg(id), array_agg(lease_no) from taken";
+        from taken t),",
+    record_attempts!("\n       where t.history is not null"),
+    ",",
+    free_and_count!("$12"),
+);
 
-const REQUEUE: &str = "
+/// Any attempts after which the job returns to the queue.
+const REQUEUE: &str = concat!(
+    "
     with taken as (
       delete from longshore.running r
-       using (select i.*, held.place
-                from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::text[]),
-                            (select $8::timestamptz[]), (select $9::int8[]))
-                  as i(id, lease_no, worker, attempts, interruptions, error, history, run_at, delay_us)
-               cross join lateral (
-                       select h.ctid as place
-                         from longshore.running h
-                        where h.id = i.id
-                          and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
-                          and h.worker = i.worker
-                        limit 1) as held) as i
+       using ",
+    held_leases!(
+        "(select $6::text[]), (select $7::text[]), (select $8::timestamptz[]), (select $9::int8[])",
+        "error, history, run_at, delay_us"
+    ),
+    "
        where r.ctid = i.place
-         and ($10::bool is null or r.cancel_requested = $10)
-         and ($11::bool is null or r.superseded = $11)
-         and ($12::bool is not true or not exists (
-               select 1
-                 from longshore.workers w
-                where w.id = r.worker
-                  and w.dead_at is null))
+         and ", is_as_decided!("$10", "$11", "$12"), "
       returning r.*, i.attempts, i.interruptions as counted, i.error, i.history, i.run_at, i.delay_us),
     requeued as (
       insert into longshore.ready
@@ -152,12 +197,11 @@ const REQUEUE: &str = "
       select t.id, coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond'), longshore.clock(),
              t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.counted,
              t.keyed, t.kind, t.queue, t.flags
-        from taken t),
-    remembered as (
-      insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
-      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
-        from taken t)
-    select array_agg(id), array_agg(lease_no) from taken";
+        from taken t),",
+    record_attempts!(""),
+    "
+    select array_agg(id), array_agg(lease_no) from taken",
+);
 
 /// Why settlements found no lease: it lives with other flags, or this very end
 /// was stored before and the answer lost, or it is gone. The error is compared,
