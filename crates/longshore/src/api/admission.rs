@@ -9,19 +9,19 @@ use axum::http::{HeaderValue, header};
 use uuid::Uuid;
 
 use super::auth::Caller;
-use super::problem::{Answer, Problem, Slug};
+use super::problem::{ApiResult, Problem, Slug};
 use crate::client::Client;
 
 /// How old the depths may be that are gone by.
-const DEPTHS_FOR: Duration = Duration::from_secs(1);
+const DEPTHS_TTL: Duration = Duration::from_secs(1);
 /// How long a caller is told to wait for a queue to become shorter.
-const COME_BACK: Duration = Duration::from_secs(5);
+const FULL_QUEUE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// What is let in; without limits, everything.
 #[derive(Clone, Debug, Default)]
 pub struct Admission {
     /// Requests of one token in a second, with as many at once. All callers
-    /// without one share one share.
+    /// without one share one allowance.
     pub requests_per_second: Option<u32>,
     /// How many jobs may wait in a queue before no more are taken.
     pub waiting_jobs: Option<u64>,
@@ -29,46 +29,46 @@ pub struct Admission {
 
 /// Keeps count.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(super) struct Limiter {
     admission: Admission,
     /// What each caller has left, and since when.
-    left: Mutex<HashMap<Option<Uuid>, (f64, Instant)>>,
+    buckets: Mutex<HashMap<Option<Uuid>, (f64, Instant)>>,
     depths: Mutex<Option<(Instant, HashMap<String, u64>)>>,
 }
 
-impl Gate {
+impl Limiter {
     pub(super) fn new(admission: Admission) -> Self {
-        Gate { admission, left: Mutex::default(), depths: Mutex::default() }
+        Limiter { admission, buckets: Mutex::default(), depths: Mutex::default() }
     }
 
     /// One request more of this caller.
-    pub(super) fn count(&self, caller: &Caller) -> Answer<()> {
+    pub(super) fn check_rate(&self, caller: &Caller) -> ApiResult<()> {
         let Some(rate) = self.admission.requests_per_second.map(|rate| f64::from(rate.max(1))) else {
             return Ok(());
         };
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Whoever has a full share again is not worth remembering.
-        left.retain(|_, (share, since)| *share + now.duration_since(*since).as_secs_f64() * rate < rate);
-        let (share, since) = left.entry(caller.token()).or_insert((rate, now));
-        *share = (*share + now.duration_since(*since).as_secs_f64() * rate).min(rate);
+        // Whoever has a full allowance again is not worth remembering.
+        buckets.retain(|_, (tokens, since)| *tokens + now.duration_since(*since).as_secs_f64() * rate < rate);
+        let (tokens, since) = buckets.entry(caller.token()).or_insert((rate, now));
+        *tokens = (*tokens + now.duration_since(*since).as_secs_f64() * rate).min(rate);
         *since = now;
-        if *share < 1.0 {
-            let wait = Duration::from_secs_f64((1.0 - *share) / rate);
-            return Err(later(format!("more than {rate} requests in a second; slow down"), wait));
+        if *tokens < 1.0 {
+            let wait = Duration::from_secs_f64((1.0 - *tokens) / rate);
+            return Err(rate_limited(format!("more than {rate} requests in a second; slow down"), wait));
         }
-        *share -= 1.0;
+        *tokens -= 1.0;
         Ok(())
     }
 
     /// One job more in this queue.
-    pub(super) async fn enqueue(&self, client: &Client, queue: &str) -> Answer<()> {
+    pub(super) async fn check_depth(&self, client: &Client, queue: &str) -> ApiResult<()> {
         let Some(most) = self.admission.waiting_jobs else { return Ok(()) };
         let known = {
             let depths = self.depths.lock().unwrap_or_else(PoisonError::into_inner);
             depths
                 .as_ref()
-                .filter(|(at, _)| at.elapsed() < DEPTHS_FOR)
+                .filter(|(at, _)| at.elapsed() < DEPTHS_TTL)
                 .map(|(_, depths)| depths.get(queue).copied().unwrap_or(0))
         };
         let waiting = match known {
@@ -83,16 +83,16 @@ impl Gate {
             }
         };
         match waiting >= most {
-            true => Err(later(
+            true => Err(rate_limited(
                 format!("queue: {waiting} jobs wait in it, and no more than {most} may; come back later"),
-                COME_BACK,
+                FULL_QUEUE_RETRY_AFTER,
             )),
             false => Ok(()),
         }
     }
 }
 
-fn later(message: String, wait: Duration) -> Problem {
+fn rate_limited(message: String, wait: Duration) -> Problem {
     let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
     Problem::new(Slug::RateLimited, message).with_header(header::RETRY_AFTER, HeaderValue::from(seconds))
 }

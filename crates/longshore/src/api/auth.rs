@@ -1,5 +1,5 @@
 //! Who may do what. A route belongs to a scope because it was added under one
-//! (see [`Surface`](super::surface::Surface)); there is no way to add one
+//! (see [`RouteTable`](super::route_table::RouteTable)); there is no way to add one
 //! without.
 
 use std::collections::HashMap;
@@ -17,16 +17,16 @@ use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use tower::{Layer, Service};
 
-use super::admission::Gate;
-use super::problem::{Answer, Problem, Slug};
+use super::admission::Limiter;
+use super::problem::{ApiResult, Problem, Slug};
 use crate::client::Client;
 use crate::enqueue::{UniqueMode, ValidJob};
 use crate::store::{Scope, TokenRecord};
 
 /// A revoked token is refused after this long at the latest.
-const REMEMBERED_FOR: Duration = Duration::from_secs(2);
+const TOKEN_CACHE_TTL: Duration = Duration::from_secs(2);
 /// How many tokens are remembered; past that all are forgotten.
-const REMEMBERED: usize = 10_000;
+const MAX_CACHED_TOKENS: usize = 10_000;
 
 /// Who may use the API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,25 +43,25 @@ pub enum Access {
 #[derive(Debug)]
 pub(super) struct Guard {
     access: Access,
-    gate: Arc<Gate>,
+    limiter: Arc<Limiter>,
     client: Client,
-    known: Mutex<Known>,
+    cache: Mutex<TokenCache>,
 }
 
 /// Tokens by the hash of their secrets, and when each was looked up.
-type Known = HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>;
+type TokenCache = HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>;
 
 /// Who asks. Found on every request that a scope let through.
 #[derive(Clone, Debug)]
 pub(super) enum Caller {
-    Anybody,
+    Anonymous,
     Token(Arc<TokenRecord>),
 }
 
 impl Caller {
     /// Refuses what exists in a queue that the token is not for, without naming
     /// that: the caller did not.
-    pub(super) fn may_reach(&self, queue: &str) -> Answer<()> {
+    pub(super) fn may_access(&self, queue: &str) -> ApiResult<()> {
         self.may_use(queue).map_err(|_| {
             let queues = self.queues().unwrap_or_default().join(", ");
             Problem::new(Slug::Forbidden, format!("this token is for {queues}, and this is of another queue"))
@@ -69,7 +69,7 @@ impl Caller {
     }
 
     /// Refuses queues that the token is not for.
-    pub(super) fn may_use(&self, queue: &str) -> Answer<()> {
+    pub(super) fn may_use(&self, queue: &str) -> ApiResult<()> {
         match self.queues() {
             Some(queues) if !queues.iter().any(|allowed| allowed == queue) => Err(Problem::new(
                 Slug::Forbidden,
@@ -81,7 +81,7 @@ impl Caller {
 
     /// Refuses keys that would change jobs of other queues: unique keys are shared
     /// by all of them.
-    pub(super) fn may_key(&self, job: &ValidJob) -> Answer<()> {
+    pub(super) fn may_use_key(&self, job: &ValidJob) -> ApiResult<()> {
         let replaces = job.unique.as_ref().is_some_and(|(_, mode)| *mode != UniqueMode::Dedupe);
         match replaces && self.queues().is_some() {
             true => Err(Problem::new(
@@ -94,7 +94,7 @@ impl Caller {
     }
 
     /// Refuses what takes a scope that the token does not have.
-    pub(super) fn must_have(&self, scope: Scope) -> Answer<()> {
+    pub(super) fn must_have(&self, scope: Scope) -> ApiResult<()> {
         let Caller::Token(token) = self else { return Ok(()) };
         let has = |scope: Scope| token.scopes.iter().any(|held| held == scope.as_str());
         match has(scope) || has(Scope::Admin) {
@@ -113,7 +113,7 @@ impl Caller {
     /// The only queues it may see; `None` means all.
     pub(super) fn queues(&self) -> Option<&[String]> {
         match self {
-            Caller::Anybody => None,
+            Caller::Anonymous => None,
             Caller::Token(token) => token.queues.as_deref(),
         }
     }
@@ -121,14 +121,14 @@ impl Caller {
     /// Which token it brought.
     pub(super) fn token(&self) -> Option<uuid::Uuid> {
         match self {
-            Caller::Anybody => None,
+            Caller::Anonymous => None,
             Caller::Token(token) => Some(token.id),
         }
     }
 
     /// Refuses what concerns a queue that the token is not for, or, where none is
     /// named, every queue at once.
-    pub(super) fn may_use_of(&self, queue: Option<&str>) -> Answer<()> {
+    pub(super) fn may_use_queue_or_all(&self, queue: Option<&str>) -> ApiResult<()> {
         match queue {
             Some(queue) => self.may_use(queue),
             None => self.may_use_all(),
@@ -136,7 +136,7 @@ impl Caller {
     }
 
     /// Refuses what concerns every queue at once.
-    pub(super) fn may_use_all(&self) -> Answer<()> {
+    pub(super) fn may_use_all(&self) -> ApiResult<()> {
         match self.queues() {
             None => Ok(()),
             Some(queues) => Err(Problem::new(
@@ -154,7 +154,7 @@ impl Caller {
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
         // Absent only on routes without a scope, which ask for no caller.
         parts
             .extensions
@@ -165,55 +165,55 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 }
 
 impl Guard {
-    pub(super) fn new(access: Access, client: Client, gate: Arc<Gate>) -> Arc<Self> {
-        Arc::new(Guard { access, gate, client, known: Mutex::default() })
+    pub(super) fn new(access: Access, client: Client, limiter: Arc<Limiter>) -> Arc<Self> {
+        Arc::new(Guard { access, limiter, client, cache: Mutex::default() })
     }
 
-    pub(super) fn asks_for_tokens(&self) -> bool {
+    pub(super) fn requires_tokens(&self) -> bool {
         self.access == Access::Tokens
     }
 
-    pub(super) async fn admit(&self, headers: &HeaderMap, scope: Scope) -> Answer<Caller> {
-        match self.recall(headers, scope) {
+    pub(super) async fn admit(&self, headers: &HeaderMap, scope: Scope) -> ApiResult<Caller> {
+        match self.admit_from_cache(headers, scope) {
             Some(admitted) => admitted,
-            None => self.look_up(sent(headers)?, scope).await,
+            None => self.look_up(sent_token_hash(headers)?, scope).await,
         }
     }
 
     /// As [`admit`](Self::admit), where the database need not be asked.
-    fn recall(&self, headers: &HeaderMap, scope: Scope) -> Option<Answer<Caller>> {
+    fn admit_from_cache(&self, headers: &HeaderMap, scope: Scope) -> Option<ApiResult<Caller>> {
         if self.access == Access::Open {
-            return Some(Ok(Caller::Anybody));
+            return Some(Ok(Caller::Anonymous));
         }
-        let hash = match sent(headers) {
+        let hash = match sent_token_hash(headers) {
             Ok(hash) => hash,
             Err(problem) => return Some(Err(problem)),
         };
-        let (at, token) = self.known().get(&hash).cloned()?;
-        (at.elapsed() < REMEMBERED_FOR).then(|| allowed(token, scope))
+        let (at, token) = self.cache().get(&hash).cloned()?;
+        (at.elapsed() < TOKEN_CACHE_TTL).then(|| authorize(token, scope))
     }
 
-    async fn look_up(&self, hash: [u8; 32], scope: Scope) -> Answer<Caller> {
+    async fn look_up(&self, hash: [u8; 32], scope: Scope) -> ApiResult<Caller> {
         let token = self.client.token(&hash).await?.map(Arc::new);
-        let mut known = self.known();
-        if known.len() >= REMEMBERED {
+        let mut known = self.cache();
+        if known.len() >= MAX_CACHED_TOKENS {
             known.clear();
         }
         known.insert(hash, (Instant::now(), token.clone()));
         drop(known);
-        allowed(token, scope)
+        authorize(token, scope)
     }
 
     /// The request with its caller, once that is counted.
-    fn enter(&self, admitted: Answer<Caller>, mut request: Request) -> Answer<Request> {
+    fn count_and_attach(&self, admitted: ApiResult<Caller>, mut request: Request) -> ApiResult<Request> {
         let caller = admitted?;
-        self.gate.count(&caller)?;
+        self.limiter.check_rate(&caller)?;
         request.extensions_mut().insert(caller);
         Ok(request)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> std::sync::MutexGuard<'_, TokenCache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -224,12 +224,12 @@ pub fn hash_token(secret: &str) -> [u8; 32] {
 
 /// Tokens are found by the hash of what was sent: what a stranger can learn from
 /// how long that takes is about the hash, not about the secret.
-fn sent(headers: &HeaderMap) -> Answer<[u8; 32]> {
+fn sent_token_hash(headers: &HeaderMap) -> ApiResult<[u8; 32]> {
     let secret = bearer(headers).ok_or_else(|| unauthorized("send `Authorization: Bearer <token>`"))?;
     Ok(hash_token(secret))
 }
 
-fn allowed(token: Option<Arc<TokenRecord>>, scope: Scope) -> Answer<Caller> {
+fn authorize(token: Option<Arc<TokenRecord>>, scope: Scope) -> ApiResult<Caller> {
     let token = token.ok_or_else(|| unauthorized("the token is unknown, expired or revoked"))?;
     let caller = Caller::Token(token);
     caller.must_have(scope)?;
@@ -248,29 +248,29 @@ fn unauthorized(message: &str) -> Problem {
         .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"longshore\""))
 }
 
-/// Lets through who has the scope. By hand, as the [`Edge`](super::edge::Edge) is.
+/// Lets through who has the scope. By hand, as the [`RequestLayer`](super::middleware::RequestLayer) is.
 #[derive(Clone, Debug)]
-pub(super) struct Require {
+pub(super) struct RequireScope {
     pub(super) guard: Arc<Guard>,
     pub(super) scope: Scope,
 }
 
-impl<S> Layer<S> for Require {
-    type Service = Guarded<S>;
+impl<S> Layer<S> for RequireScope {
+    type Service = ScopeService<S>;
 
-    fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded { rule: self.clone(), inner }
+    fn layer(&self, inner: S) -> ScopeService<S> {
+        ScopeService { rule: self.clone(), inner }
     }
 }
 
 /// A service for who has a scope.
 #[derive(Clone, Debug)]
-pub(super) struct Guarded<S> {
-    rule: Require,
+pub(super) struct ScopeService<S> {
+    rule: RequireScope,
     inner: S,
 }
 
-impl<S> Service<Request> for Guarded<S>
+impl<S> Service<Request> for ScopeService<S>
 where
     S: Service<Request, Response = Response, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -284,9 +284,9 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let Require { guard, scope } = self.rule.clone();
-        if let Some(admitted) = guard.recall(request.headers(), scope) {
-            return match guard.enter(admitted, request) {
+        let RequireScope { guard, scope } = self.rule.clone();
+        if let Some(admitted) = guard.admit_from_cache(request.headers(), scope) {
+            return match guard.count_and_attach(admitted, request) {
                 Ok(request) => Box::pin(self.inner.call(request)),
                 Err(problem) => Box::pin(ready(Ok(problem.into_response()))),
             };
@@ -296,7 +296,7 @@ where
         let mut inner = std::mem::replace(&mut self.inner, copy);
         Box::pin(async move {
             let admitted = guard.admit(request.headers(), scope).await;
-            match guard.enter(admitted, request) {
+            match guard.count_and_attach(admitted, request) {
                 Ok(request) => inner.call(request).await,
                 Err(problem) => Ok(problem.into_response()),
             }

@@ -8,10 +8,10 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{MAX_BATCH_BODY, Text, expect_type, object, parse, read};
-use super::enqueue::{NewJobBody, admit};
-use super::jobs::reach;
-use super::problem::{Answer, Problem, ProblemBody, Slug};
+use super::enqueue::{NewJobBody, validate_job};
+use super::extract::{MAX_BATCH_BODY, Subject, expect_content_type, parse, parse_object, read_body};
+use super::jobs::check_access;
+use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use crate::enqueue::{EnqueuedAs, ValidJob};
 
 /// How many jobs one request brings at most.
@@ -19,7 +19,7 @@ const MAX_JOBS: usize = 10_000;
 
 /// What became of each job.
 #[derive(Serialize, ToSchema)]
-pub(super) struct BatchAnswer {
+pub(super) struct BatchResponse {
     /// How many are new.
     created: usize,
     /// How many were there already, by their keys.
@@ -48,7 +48,7 @@ pub(super) enum BatchItem {
 struct Item {
     /// On which line, if it has one to itself.
     line: Option<usize>,
-    job: Answer<NewJobBody>,
+    job: ApiResult<NewJobBody>,
 }
 
 /// Enqueues many jobs in one commit; those that are wrong are refused one by
@@ -63,7 +63,7 @@ struct Item {
         content = Vec<serde_json::Value>,
     ),
     responses(
-        (status = 200, description = "What became of each, in the order given.", body = BatchAnswer),
+        (status = 200, description = "What became of each, in the order given.", body = BatchResponse),
         (status = 400, description = "Not JSON.", body = ProblemBody),
         (status = 413, description = "Too large, or too many.", body = ProblemBody),
         (status = 422, description = "An `Idempotency-Key` header: each job has a field for its own.",
@@ -74,25 +74,25 @@ pub(super) async fn enqueue(
     State(server): State<Server>,
     caller: Caller,
     request: Request,
-) -> Answer<Json<BatchAnswer>> {
-    expect_type(request.headers(), &["application/json", "application/x-ndjson"])?;
+) -> ApiResult<Json<BatchResponse>> {
+    expect_content_type(request.headers(), &["application/json", "application/x-ndjson"])?;
     if request.headers().contains_key("idempotency-key") {
         return Err(Problem::validation(
             "Idempotency-Key: one key cannot stand for many jobs; give each its own idempotency_key",
         ));
     }
-    let is_lines = expect_type(request.headers(), &["application/x-ndjson"]).is_ok();
-    let bytes = read(request, MAX_BATCH_BODY).await?;
+    let is_lines = expect_content_type(request.headers(), &["application/x-ndjson"]).is_ok();
+    let bytes = read_body(request, MAX_BATCH_BODY).await?;
     let items: Vec<Item> = match is_lines {
         true => bytes
             .split(|byte| *byte == b'\n')
             .zip(1..)
             .filter(|(text, _)| !text.trim_ascii().is_empty())
-            .map(|(text, line)| Item { line: Some(line), job: object(Text::Job, text) })
+            .map(|(text, line)| Item { line: Some(line), job: parse_object(Subject::Job, text) })
             .collect(),
-        false => parse::<Vec<&serde_json::value::RawValue>>(Text::Body, &bytes)?
+        false => parse::<Vec<&serde_json::value::RawValue>>(Subject::Body, &bytes)?
             .into_iter()
-            .map(|item| Item { line: None, job: object(Text::Job, item.get().as_bytes()) })
+            .map(|item| Item { line: None, job: parse_object(Subject::Job, item.get().as_bytes()) })
             .collect(),
     };
     if items.len() > MAX_JOBS {
@@ -123,7 +123,7 @@ pub(super) async fn enqueue(
         for (place, enqueued) in places.into_iter().zip(stored) {
             let id = enqueued.id.0;
             if enqueued.how != EnqueuedAs::Created
-                && let Err(problem) = reach(&server, &caller, enqueued.id).await
+                && let Err(problem) = check_access(&server, &caller, enqueued.id).await
             {
                 answers[place] = Some(refused(problem, lines[place]));
                 continue;
@@ -137,7 +137,7 @@ pub(super) async fn enqueue(
     }
     let items: Vec<BatchItem> = answers.into_iter().flatten().collect();
     let count = |is: fn(&BatchItem) -> bool| items.iter().filter(|item| is(item)).count();
-    Ok(Json(BatchAnswer {
+    Ok(Json(BatchResponse {
         created: count(|item| matches!(item, BatchItem::Created { .. })),
         existing: count(|item| matches!(item, BatchItem::Existing { .. } | BatchItem::Replaced { .. })),
         refused: count(|item| matches!(item, BatchItem::Refused { .. })),
@@ -154,8 +154,8 @@ fn refused(problem: Problem, line: Option<usize>) -> BatchItem {
     BatchItem::Refused { error: problem.slug(), message: problem.message().to_owned() }
 }
 
-async fn take(server: &Server, caller: &Caller, item: Answer<NewJobBody>) -> Answer<ValidJob> {
-    let job = admit(server, caller, item?).await?;
-    server.gate.enqueue(&server.client, job.queue()).await?;
+async fn take(server: &Server, caller: &Caller, item: ApiResult<NewJobBody>) -> ApiResult<ValidJob> {
+    let job = validate_job(server, caller, item?).await?;
+    server.limiter.check_depth(&server.client, job.queue()).await?;
     Ok(job)
 }

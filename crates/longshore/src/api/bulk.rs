@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, an_object, refuse_nul, up_to};
-use super::problem::{Answer, Problem, ProblemBody};
-use super::wire::StatusShape;
+use super::extract::{Body, check_range, object, refuse_nul};
+use super::problem::{ApiResult, Problem, ProblemBody};
+use super::schemas::StatusSchema;
 use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
@@ -21,18 +21,18 @@ use crate::lifecycle::{self, Event, Finished, Flags, Running, Waiting};
 use crate::store::ListFilter;
 
 /// How many jobs one request concerns at most.
-const MOST: u32 = 10_000;
+const MAX_JOBS: u32 = 10_000;
 /// A request that has taken this long goes no further; `next` says where to go on.
-const LONG_ENOUGH: Duration = Duration::from_secs(15);
+const MAX_RUN_TIME: Duration = Duration::from_secs(15);
 
 /// What to do, and to which jobs.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BulkBody {
-    action: Action,
+pub(super) struct BulkRequest {
+    action: BulkAction,
     /// Which jobs: all that fit everything named here. At least one thing must be
     /// named.
-    #[serde(deserialize_with = "an_object")]
+    #[serde(deserialize_with = "object")]
     filter: BulkFilter,
     /// Count what fits, and what of it would be passed over, and change nothing.
     #[serde(default)]
@@ -40,14 +40,14 @@ pub(super) struct BulkBody {
     /// How many at most, newest first; 1,000 by default.
     #[schema(minimum = 1, maximum = 10000)]
     limit: Option<u32>,
-    /// Older than this job: the `next` of the answer before.
+    /// Older than this job: the `next` of the response before.
     cursor: Option<Uuid>,
 }
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Action {
+pub(super) enum BulkAction {
     /// Cancel waiting jobs and tell running ones to stop.
     Cancel,
     /// Let finished jobs run again, and waiting ones now.
@@ -60,7 +60,7 @@ pub(super) enum Action {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BulkFilter {
-    #[schema(value_type = Option<StatusShape>)]
+    #[schema(value_type = Option<StatusSchema>)]
     status: Option<Status>,
     kind: Option<String>,
     queue: Option<String>,
@@ -73,7 +73,7 @@ pub(super) struct BulkFilter {
 
 /// What was done.
 #[derive(Debug, Default, Serialize, ToSchema)]
-pub(super) struct BulkAnswer {
+pub(super) struct BulkResponse {
     /// How many fit.
     matched: u64,
     /// How many were changed; none in a dry run.
@@ -93,17 +93,17 @@ pub(super) struct BulkAnswer {
     post,
     path = "/jobs/bulk",
     tag = "jobs",
-    request_body = BulkBody,
+    request_body = BulkRequest,
     responses(
-        (status = 200, description = "What was done.", body = BulkAnswer),
+        (status = 200, description = "What was done.", body = BulkResponse),
         (status = 422, description = "A filter that names nothing, or a value out of range.", body = ProblemBody),
     ),
 )]
 pub(super) async fn bulk(
     State(server): State<Server>,
     caller: Caller,
-    Body(body): Body<BulkBody>,
-) -> Answer<Json<BulkAnswer>> {
+    Body(body): Body<BulkRequest>,
+) -> ApiResult<Json<BulkResponse>> {
     let BulkFilter { status, kind, queue, tag, older_than, newer_than } = body.filter;
     let texts = [&kind, &queue, &tag];
     let names_nothing = status.is_none()
@@ -116,8 +116,8 @@ pub(super) async fn bulk(
         ));
     }
     refuse_nul(texts.map(|text| text.as_deref()))?;
-    caller.may_use_of(queue.as_deref())?;
-    let limit = up_to("limit", body.limit.unwrap_or(1000), MOST)?;
+    caller.may_use_queue_or_all(queue.as_deref())?;
+    let limit = check_range("limit", body.limit.unwrap_or(1000), MAX_JOBS)?;
     let mut filter = ListFilter {
         status,
         kind,
@@ -129,48 +129,48 @@ pub(super) async fn bulk(
         ..ListFilter::default()
     };
     let began = Instant::now();
-    let mut answer = BulkAnswer { dry_run: body.dry_run, ..BulkAnswer::default() };
+    let mut response = BulkResponse { dry_run: body.dry_run, ..BulkResponse::default() };
     loop {
-        let left = u64::from(limit) - answer.matched;
+        let left = u64::from(limit) - response.matched;
         filter.limit = left.min(ListFilter::MAX_LIMIT.into()) as u32;
         let page = server.client.list(&filter).await?;
         for job in &page.jobs {
-            answer.matched += 1;
+            response.matched += 1;
             if body.dry_run {
-                answer.skipped += u64::from(!body.action.would_change(job));
+                response.skipped += u64::from(!body.action.would_change(job));
                 continue;
             }
-            match carry_out(&server.client, body.action, job.id).await {
-                Ok(()) => answer.changed += 1,
-                Err(error) if error.is_conflict() || error.is_not_found() => answer.skipped += 1,
+            match apply(&server.client, body.action, job.id).await {
+                Ok(()) => response.changed += 1,
+                Err(error) if error.is_conflict() || error.is_not_found() => response.skipped += 1,
                 Err(error) => return Err(error.into()),
             }
         }
         filter.cursor = page.next;
-        let enough = answer.matched >= u64::from(limit) || began.elapsed() > LONG_ENOUGH;
+        let enough = response.matched >= u64::from(limit) || began.elapsed() > MAX_RUN_TIME;
         if page.next.is_none() || enough {
-            answer.next = page.next.map(|next| next.0);
-            return Ok(Json(answer));
+            response.next = page.next.map(|next| next.0);
+            return Ok(Json(response));
         }
     }
 }
 
-impl Action {
+impl BulkAction {
     /// Whether a job's state allows it. Whether another job has its unique key
     /// only trying can tell.
     fn would_change(self, job: &JobRecord) -> bool {
         let event = match self {
-            Action::Cancel => Event::Cancel,
-            Action::Retry => Event::Retry,
-            Action::Delete => Event::Delete,
+            BulkAction::Cancel => Event::Cancel,
+            BulkAction::Retry => Event::Retry,
+            BulkAction::Delete => Event::Delete,
         };
-        lifecycle::next(&standing(job), event).is_ok()
+        lifecycle::next(&list_state(job), event).is_ok()
     }
 }
 
 /// Where a job of a list stands, as far as orders ask: a list does not tell
 /// whether the handler has begun or the unique key was taken over.
-fn standing(job: &JobRecord) -> lifecycle::State {
+fn list_state(job: &JobRecord) -> lifecycle::State {
     let &JobRecord { lease_no, attempts, max_attempts, interruptions, cancel_requested, .. } = job;
     let finished = |outcome| lifecycle::State::Finished(Finished { lease_no, outcome });
     match job.status {
@@ -192,10 +192,10 @@ fn standing(job: &JobRecord) -> lifecycle::State {
     }
 }
 
-async fn carry_out(client: &Client, action: Action, id: JobId) -> Result<()> {
+async fn apply(client: &Client, action: BulkAction, id: JobId) -> Result<()> {
     match action {
-        Action::Cancel => client.cancel(id).await.map(drop),
-        Action::Retry => client.retry(id).await,
-        Action::Delete => client.delete(id).await,
+        BulkAction::Cancel => client.cancel(id).await.map(drop),
+        BulkAction::Retry => client.retry(id).await,
+        BulkAction::Delete => client.delete(id).await,
     }
 }

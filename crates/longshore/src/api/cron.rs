@@ -11,16 +11,17 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, NameInPath, an_object};
 use super::enqueue::NewJobBody;
-use super::problem::{Answer, Problem, ProblemBody, Slug};
-use super::wire::EnqueuedAsShape;
+use super::extract::{Body, NamePath, object};
+use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::schemas::EnqueuedAsSchema;
 use crate::cron::NewSchedule;
 use crate::enqueue::EnqueuedAs;
 use crate::store::Schedule;
 
 /// A schedule.
 #[derive(Serialize, ToSchema)]
+#[schema(as = Schedule)]
 pub(super) struct ScheduleBody {
     name: String,
     /// The cron line.
@@ -57,6 +58,7 @@ impl From<Schedule> for ScheduleBody {
 /// What to put.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = NewSchedule)]
 pub(super) struct NewScheduleBody {
     /// Five fields, or six with seconds first.
     #[schema(example = "*/5 * * * *")]
@@ -67,7 +69,7 @@ pub(super) struct NewScheduleBody {
     missed: Option<String>,
     /// The job each tick enqueues; without a time and an idempotency key of its
     /// own.
-    #[serde(deserialize_with = "an_object")]
+    #[serde(deserialize_with = "object")]
     job: NewJobBody,
 }
 
@@ -78,7 +80,7 @@ pub(super) struct NewScheduleBody {
     tag = "cron",
     responses((status = 200, description = "By name.", body = Vec<ScheduleBody>)),
 )]
-pub(super) async fn list(State(server): State<Server>, caller: Caller) -> Answer<Json<Vec<ScheduleBody>>> {
+pub(super) async fn list(State(server): State<Server>, caller: Caller) -> ApiResult<Json<Vec<ScheduleBody>>> {
     caller.may_use_all()?;
     Ok(Json(server.client.schedules().await?.into_iter().map(ScheduleBody::from).collect()))
 }
@@ -97,8 +99,8 @@ pub(super) async fn list(State(server): State<Server>, caller: Caller) -> Answer
 pub(super) async fn get(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<Json<ScheduleBody>> {
+    NamePath(name): NamePath,
+) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     one(&server, &name).await
 }
@@ -118,11 +120,11 @@ pub(super) async fn get(
 pub(super) async fn put(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
+    NamePath(name): NamePath,
     Body(body): Body<NewScheduleBody>,
-) -> Answer<Json<ScheduleBody>> {
+) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
-    let known = server.kinds.admit(&server.client, body.job.kind(), body.job.payload()).await?;
+    let known = server.kinds.check_payload(&server.client, body.job.kind(), body.job.payload()).await?;
     let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&known.defaults)?);
     if let Some(zone) = body.zone {
         schedule = schedule.zone(zone);
@@ -147,8 +149,8 @@ pub(super) async fn put(
 pub(super) async fn pause(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<Json<ScheduleBody>> {
+    NamePath(name): NamePath,
+) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     server.client.pause_schedule(&name).await?;
     one(&server, &name).await
@@ -168,8 +170,8 @@ pub(super) async fn pause(
 pub(super) async fn resume(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<Json<ScheduleBody>> {
+    NamePath(name): NamePath,
+) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     server.client.resume_schedule(&name).await?;
     one(&server, &name).await
@@ -177,9 +179,9 @@ pub(super) async fn resume(
 
 /// The job that a run by hand made.
 #[derive(Serialize, ToSchema)]
-pub(super) struct RunNow {
+pub(super) struct ScheduleRun {
     job_id: Uuid,
-    #[schema(value_type = EnqueuedAsShape)]
+    #[schema(value_type = EnqueuedAsSchema)]
     how: EnqueuedAs,
 }
 
@@ -190,18 +192,18 @@ pub(super) struct RunNow {
     tag = "cron",
     params(("name" = String, Path, description = "The schedule.")),
     responses(
-        (status = 201, description = "Its job.", body = RunNow),
+        (status = 201, description = "Its job.", body = ScheduleRun),
         (status = 404, description = "No such schedule.", body = ProblemBody),
     ),
 )]
 pub(super) async fn run(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<(StatusCode, Json<RunNow>)> {
+    NamePath(name): NamePath,
+) -> ApiResult<(StatusCode, Json<ScheduleRun>)> {
     caller.may_use_all()?;
     let job = server.client.run_schedule_now(&name).await?;
-    Ok((StatusCode::CREATED, Json(RunNow { job_id: job.id.0, how: job.how })))
+    Ok((StatusCode::CREATED, Json(ScheduleRun { job_id: job.id.0, how: job.how })))
 }
 
 /// Removes a schedule. Jobs that it enqueued stay.
@@ -218,14 +220,14 @@ pub(super) async fn run(
 pub(super) async fn remove(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<StatusCode> {
+    NamePath(name): NamePath,
+) -> ApiResult<StatusCode> {
     caller.may_use_all()?;
     server.client.remove_schedule(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn one(server: &Server, name: &str) -> Answer<Json<ScheduleBody>> {
+async fn one(server: &Server, name: &str) -> ApiResult<Json<ScheduleBody>> {
     let found = server.client.schedules().await?.into_iter().find(|schedule| schedule.name == name);
     found
         .map(|schedule| Json(schedule.into()))

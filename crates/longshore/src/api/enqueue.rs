@@ -12,10 +12,10 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, InHeaders, duration, maybe_an_object};
+use super::extract::{Body, JobHeaders, duration, optional_object};
 use super::kinds::{Defaults, Kind};
-use super::problem::{Answer, Problem, ProblemBody, Slug};
-use super::wire::{EnqueuedAsShape, RetryShape, StatusShape};
+use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::schemas::{EnqueuedAsSchema, RetrySchema, StatusSchema};
 use crate::enqueue::{Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob};
 use crate::job::Status;
 use crate::lifecycle::When;
@@ -24,6 +24,7 @@ use crate::retry::RetryPolicy;
 /// A job to be enqueued. Only `kind` and `payload` are needed.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = NewJob)]
 pub(super) struct NewJobBody {
     /// Which handler runs it.
     #[schema(min_length = 1, max_length = 128, example = "summarize_text")]
@@ -54,14 +55,14 @@ pub(super) struct NewJobBody {
     unique_key: Option<String>,
     /// What to do when a live job has the key: `dedupe` (the default),
     /// `replace` or `preserve_run_at`.
-    #[schema(value_type = Option<UniqueModeShape>)]
+    #[schema(value_type = Option<UniqueModeSchema>)]
     unique_mode: Option<UniqueMode>,
     /// How long one attempt may take: seconds, or `none`. Two hours by default.
-    #[schema(value_type = Option<TimeoutShape>)]
+    #[schema(value_type = Option<TimeoutSchema>)]
     timeout_seconds: Option<TimeoutSeconds>,
     /// How long a failed attempt waits.
-    #[serde(default, deserialize_with = "maybe_an_object")]
-    #[schema(value_type = Option<RetryShape>)]
+    #[serde(default, deserialize_with = "optional_object")]
+    #[schema(value_type = Option<RetrySchema>)]
     retry: Option<RetryPolicy>,
     /// Labels for people.
     #[serde(default)]
@@ -100,23 +101,23 @@ pub(super) enum NoTimeout {
 #[serde(untagged)]
 #[derive(Serialize)]
 #[expect(dead_code, reason = "describes `TimeoutSeconds`")]
-pub(super) enum TimeoutShape {
+pub(super) enum TimeoutSchema {
     Seconds(f64),
-    Word(NoTimeoutShape),
+    Word(NoTimeoutSchema),
 }
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = NoTimeout)]
 #[serde(rename_all = "lowercase")]
 #[expect(dead_code, reason = "describes `NoTimeout`")]
-pub(super) enum NoTimeoutShape {
+pub(super) enum NoTimeoutSchema {
     None,
 }
 
 #[derive(ToSchema)]
 #[schema(as = UniqueMode, rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes `UniqueMode`")]
-pub(super) enum UniqueModeShape {
+pub(super) enum UniqueModeSchema {
     Dedupe,
     Replace,
     PreserveRunAt,
@@ -130,7 +131,7 @@ pub(super) struct EnqueuedJob {
     kind: String,
     queue: String,
     /// Where it stands: `queued`, or wherever an existing one is.
-    #[schema(value_type = StatusShape)]
+    #[schema(value_type = StatusSchema)]
     status: Status,
     priority: i16,
     attempts: u16,
@@ -139,13 +140,13 @@ pub(super) struct EnqueuedJob {
     idempotency_key: Option<String>,
     /// Whether this request made it.
     created: bool,
-    #[schema(value_type = EnqueuedAsShape)]
+    #[schema(value_type = EnqueuedAsSchema)]
     how: EnqueuedAs,
 }
 
 impl NewJobBody {
     /// A job of this kind with nothing said about it.
-    pub(super) fn bare(kind: &str) -> Self {
+    pub(super) fn of_kind(kind: &str) -> Self {
         NewJobBody {
             kind: kind.into(),
             payload: RawValue::NULL.to_owned(),
@@ -168,7 +169,7 @@ impl NewJobBody {
     }
 
     /// The job, with what the kind says where the request is silent.
-    pub(super) fn into_job(self, defaults: &Defaults) -> Answer<NewJob> {
+    pub(super) fn into_job(self, defaults: &Defaults) -> ApiResult<NewJob> {
         check_size(&self.payload)?;
         let mut job = NewJob::from_json(self.kind, self.payload.get());
         if let Some(queue) = self.queue.or_else(|| defaults.queue.clone()) {
@@ -180,7 +181,7 @@ impl NewJobBody {
         if let Some(max_attempts) = self.max_attempts.or(defaults.max_attempts) {
             job = job.max_attempts(max_attempts);
         }
-        match when(self.run_at, self.delay_seconds)? {
+        match parse_when(self.run_at, self.delay_seconds)? {
             Some(When::At(at)) => job = job.run_at(at),
             Some(When::After(delay)) => job = job.delay(delay),
             None => {}
@@ -219,10 +220,10 @@ impl NewJobBody {
     }
 
     /// The job, if it is right and the caller may have it.
-    fn accept(self, known: &Kind, caller: &Caller) -> Answer<ValidJob> {
+    fn validate(self, known: &Kind, caller: &Caller) -> ApiResult<ValidJob> {
         let job = self.into_job(&known.defaults)?.validate()?;
         caller.may_use(job.queue())?;
-        caller.may_key(&job)?;
+        caller.may_use_key(&job)?;
         Ok(job)
     }
 
@@ -237,7 +238,7 @@ impl NewJobBody {
 
 /// Refuses a payload that is too large in the words, and with the status, of a
 /// body that is.
-pub(super) fn check_size(payload: &RawValue) -> Answer<()> {
+pub(super) fn check_size(payload: &RawValue) -> ApiResult<()> {
     let bytes = payload.get().len();
     match bytes > MAX_PAYLOAD {
         true => Err(Problem::new(
@@ -251,7 +252,10 @@ pub(super) fn check_size(payload: &RawValue) -> Answer<()> {
     }
 }
 
-pub(super) fn when(run_at: Option<DateTime<Utc>>, delay_seconds: Option<f64>) -> Answer<Option<When>> {
+pub(super) fn parse_when(
+    run_at: Option<DateTime<Utc>>,
+    delay_seconds: Option<f64>,
+) -> ApiResult<Option<When>> {
     match (run_at, delay_seconds) {
         (Some(_), Some(_)) => {
             Err(Problem::validation("run_at: delay_seconds is given as well; give one of the two"))
@@ -290,19 +294,19 @@ pub(super) async fn enqueue(
     State(server): State<Server>,
     caller: Caller,
     OriginalUri(uri): OriginalUri,
-    InHeaders { idempotency_key, trace }: InHeaders,
+    JobHeaders { idempotency_key, trace }: JobHeaders,
     // What is kept while the job is stored is small: it is moved from layer to layer.
     Body(mut body): Body<Box<NewJobBody>>,
-) -> Answer<Response> {
+) -> ApiResult<Response> {
     if let Some(key) = idempotency_key {
         let key = std::str::from_utf8(key.as_bytes());
         body.idempotency_key =
             Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8"))?.into());
     }
     body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
-    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
-    let job = body.accept(&known, &caller)?;
-    server.gate.enqueue(&server.client, job.queue()).await?;
+    let known = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
+    let job = body.validate(&known, &caller)?;
+    server.limiter.check_depth(&server.client, job.queue()).await?;
     let created = EnqueuedJob {
         id: job.id().0,
         kind: job.kind().into(),
@@ -318,7 +322,9 @@ pub(super) async fn enqueue(
     let enqueued = server.client.store_one(job).await?;
     let answer = match enqueued.how {
         EnqueuedAs::Created => created,
-        EnqueuedAs::Existing | EnqueuedAs::Replaced => Box::pin(existing(&server, &caller, enqueued)).await?,
+        EnqueuedAs::Existing | EnqueuedAs::Replaced => {
+            Box::pin(existing_job(&server, &caller, enqueued)).await?
+        }
     };
     let status = if answer.created { StatusCode::CREATED } else { StatusCode::OK };
     let place = format!("{}/{}", uri.path().trim_end_matches('/'), enqueued.id);
@@ -328,14 +334,14 @@ pub(super) async fn enqueue(
 
 /// The job that a request asks for, if its kind takes the payload and the caller
 /// may have it.
-pub(super) async fn admit(server: &Server, caller: &Caller, body: NewJobBody) -> Answer<ValidJob> {
-    let known = server.kinds.admit(&server.client, body.kind(), body.payload()).await?;
-    body.accept(&known, caller)
+pub(super) async fn validate_job(server: &Server, caller: &Caller, body: NewJobBody) -> ApiResult<ValidJob> {
+    let known = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
+    body.validate(&known, caller)
 }
 
-async fn existing(server: &Server, caller: &Caller, enqueued: Enqueued) -> Answer<EnqueuedJob> {
+async fn existing_job(server: &Server, caller: &Caller, enqueued: Enqueued) -> ApiResult<EnqueuedJob> {
     let job = server.client.get(enqueued.id).await?;
-    caller.may_reach(&job.queue)?;
+    caller.may_access(&job.queue)?;
     Ok(EnqueuedJob {
         id: job.id.0,
         kind: job.kind,

@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::IdInPath;
-use super::problem::{Answer, ProblemBody};
-use super::wire::StatusShape;
+use super::extract::JobIdPath;
+use super::problem::{ApiResult, ProblemBody};
+use super::schemas::StatusSchema;
 use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobRecord, Outcome, Status};
@@ -23,15 +23,15 @@ use crate::lifecycle::{self, Event, Interruption, Recovery, Transition};
 use crate::store::{Ahead, QueueRecord, SweepScope, Tallied, WorkerRecord};
 
 /// How many of the jobs before it are looked at.
-const MOST_AHEAD: u32 = 10_000;
+const MAX_AHEAD: u32 = 10_000;
 /// The stretch by which an estimate is made.
-const LOOK_BACK: chrono::Duration = chrono::Duration::minutes(10);
+const ESTIMATE_WINDOW: chrono::Duration = chrono::Duration::minutes(10);
 
 /// Why a job is not running.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Explanation {
     job_id: Uuid,
-    #[schema(value_type = StatusShape)]
+    #[schema(value_type = StatusSchema)]
     status: Status,
     reason: Reason,
     /// The reason in words, and what would change it.
@@ -53,6 +53,7 @@ pub(super) struct Explanation {
 /// The reasons, in the order in which they are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = ExplanationReason)]
 pub(super) enum Reason {
     /// It has ended.
     Finished,
@@ -96,25 +97,25 @@ pub(super) enum Reason {
 pub(super) async fn explain(
     State(server): State<Server>,
     caller: Caller,
-    IdInPath(id): IdInPath,
-) -> Answer<Json<Explanation>> {
+    JobIdPath(id): JobIdPath,
+) -> ApiResult<Json<Explanation>> {
     let job = server.client.get(id).await?;
-    caller.may_reach(&job.queue)?;
-    Ok(Json(why(&server.client, &job).await?))
+    caller.may_access(&job.queue)?;
+    Ok(Json(explain_job(&server.client, &job).await?))
 }
 
-async fn why(client: &Client, job: &JobRecord) -> Result<Explanation> {
+async fn explain_job(client: &Client, job: &JobRecord) -> Result<Explanation> {
     match job.status {
         Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
             let message = format!("it has ended as {}; retry it to run it again", job.status);
-            Ok(say(job, Reason::Finished, message))
+            Ok(explanation(job, Reason::Finished, message))
         }
-        Status::Running => runs(client, job).await,
-        Status::Queued | Status::Retrying => waits(client, job).await,
+        Status::Running => explain_running(client, job).await,
+        Status::Queued | Status::Retrying => explain_waiting(client, job).await,
     }
 }
 
-fn say(job: &JobRecord, reason: Reason, message: String) -> Explanation {
+fn explanation(job: &JobRecord, reason: Reason, message: String) -> Explanation {
     Explanation {
         job_id: job.id.0,
         status: job.status,
@@ -128,25 +129,27 @@ fn say(job: &JobRecord, reason: Reason, message: String) -> Explanation {
 
 // ---- while it runs -----------------------------------------------------------
 
-async fn runs(client: &Client, job: &JobRecord) -> Result<Explanation> {
+async fn explain_running(client: &Client, job: &JobRecord) -> Result<Explanation> {
     let workers = client.workers(None).await?;
     let holder = job.locked_by.map(|worker| worker.to_string()).unwrap_or_default();
     let record = workers.iter().find(|worker| Some(worker.id) == job.locked_by);
-    if let Some(lost) = how_it_was_lost(record) {
+    if let Some(lost) = lost_reason(record) {
         let message = format!(
             "worker {holder}, which holds it, {lost}; {}; `longshore sweep` or `POST /sweep` makes one now",
-            what_a_sweep_does(client, job, record).await?
+            sweep_effect(client, job, record).await?
         );
-        return Ok(say(job, Reason::WorkerLost, message));
+        return Ok(explanation(job, Reason::WorkerLost, message));
     }
     Ok(match job.cancel_requested {
-        true => say(job, Reason::Stopping, "its handler has been told to stop and has not yet".into()),
-        false => say(job, Reason::Running, format!("it runs, on worker {holder}")),
+        true => {
+            explanation(job, Reason::Stopping, "its handler has been told to stop and has not yet".into())
+        }
+        false => explanation(job, Reason::Running, format!("it runs, on worker {holder}")),
     })
 }
 
 /// Nothing if the worker is alive.
-fn how_it_was_lost(worker: Option<&WorkerRecord>) -> Option<String> {
+fn lost_reason(worker: Option<&WorkerRecord>) -> Option<String> {
     let Some(worker) = worker else { return Some("is not known any more".into()) };
     let silent = format!("has been silent since {}", worker.heartbeat_at);
     match worker.dead_at {
@@ -156,11 +159,7 @@ fn how_it_was_lost(worker: Option<&WorkerRecord>) -> Option<String> {
 }
 
 /// By the defaults: the settings of whoever sweeps next are not known here.
-async fn what_a_sweep_does(
-    client: &Client,
-    job: &JobRecord,
-    worker: Option<&WorkerRecord>,
-) -> Result<String> {
+async fn sweep_effect(client: &Client, job: &JobRecord, worker: Option<&WorkerRecord>) -> Result<String> {
     let standing = client.locate(job.id).await?;
     let recovered = standing.map(|standing| {
         lifecycle::next(&standing, Event::Recover(Recovery::Default(Interruption::default())))
@@ -185,53 +184,65 @@ async fn what_a_sweep_does(
 
 // ---- while it waits ----------------------------------------------------------
 
-async fn waits(client: &Client, job: &JobRecord) -> Result<Explanation> {
+async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation> {
     let now = client.now().await?;
     let is_due = job.run_at <= now;
     let due_at = (!is_due).then_some(job.run_at);
     let queues = client.queues().await?;
     let queue = queues.iter().find(|queue| queue.name == job.queue);
     let workers = client.workers(None).await?;
-    let crew = Crew::of(job, &workers);
-    let kinds = crew.kinds();
+    let eligible = EligibleWorkers::of(job, &workers);
+    let kinds = eligible.kinds();
     let ahead = match is_due {
-        true => client.ahead_among(job.id, kinds.as_deref(), MOST_AHEAD).await?,
+        true => client.ahead_among(job.id, kinds.as_deref(), MAX_AHEAD).await?,
         false => None,
     };
 
     // First what stays until a person does something, due or not.
-    if let Some((reason, message)) = needs_a_person(job, queue, &workers, &crew) {
+    if let Some((reason, message)) = needs_operator(job, queue, &workers, &eligible) {
         let later = due_at.map(|at| format!("; and it is not due before {at}")).unwrap_or_default();
         let ahead = ahead.map(|ahead| ahead.jobs);
-        return Ok(Explanation { due_at, ahead, ..say(job, reason, message + &later) });
+        return Ok(Explanation { due_at, ahead, ..explanation(job, reason, message + &later) });
     }
     if !is_due {
         let (reason, message) = not_due(job);
         let wait = (job.run_at - now).to_std().unwrap_or_default().as_secs_f64();
-        return Ok(Explanation { due_at, estimated_seconds: Some(wait), ..say(job, reason, message) });
+        return Ok(Explanation {
+            due_at,
+            estimated_seconds: Some(wait),
+            ..explanation(job, reason, message)
+        });
     }
 
     let first = ahead.unwrap_or(Ahead { jobs: 0, or_more: false });
-    let recent = Recent::look(client, job, kinds.as_deref(), now).await?;
-    let (reason, message, estimated_seconds) = if let Some((limit, message)) = at_its_limit(queue) {
-        (Reason::QueueLimit, message, recent.until_a_place(first.jobs, crew.places().min(limit.into())))
-    } else if crew.is_busy() {
-        (Reason::WorkersBusy, all_busy(job, &crew, first), recent.until_a_place(first.jobs, crew.places()))
+    let throughput = Throughput::load(client, job, kinds.as_deref(), now).await?;
+    let (reason, message, estimated_seconds) = if let Some((limit, message)) = at_limit(queue) {
+        (
+            Reason::QueueLimit,
+            message,
+            throughput.wait_for_slot(first.jobs, eligible.slots().min(limit.into())),
+        )
+    } else if eligible.is_busy() {
+        (
+            Reason::WorkersBusy,
+            all_busy_message(job, &eligible, first),
+            throughput.wait_for_slot(first.jobs, eligible.slots()),
+        )
     } else {
         let (reason, message) = waits_its_turn(job, first);
-        (reason, message, recent.until_its_turn(first.jobs))
+        (reason, message, throughput.wait_for_turn(first.jobs))
     };
-    Ok(Explanation { ahead: Some(first.jobs), estimated_seconds, ..say(job, reason, message) })
+    Ok(Explanation { ahead: Some(first.jobs), estimated_seconds, ..explanation(job, reason, message) })
 }
 
 /// The live workers that could run a job.
-struct Crew<'w>(Vec<&'w WorkerRecord>);
+struct EligibleWorkers<'w>(Vec<&'w WorkerRecord>);
 
-impl<'w> Crew<'w> {
+impl<'w> EligibleWorkers<'w> {
     fn of(job: &JobRecord, workers: &'w [WorkerRecord]) -> Self {
         let handles =
             |worker: &&WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| kinds.contains(&job.kind));
-        Crew(of_queue(job, workers).filter(handles).collect())
+        EligibleWorkers(live_workers_of_queue(job, workers).filter(handles).collect())
     }
 
     /// What they take; `None` if anything, or if there is nobody to go by.
@@ -244,7 +255,7 @@ impl<'w> Crew<'w> {
     }
 
     /// How many jobs they run at once.
-    fn places(&self) -> u64 {
+    fn slots(&self) -> u64 {
         self.0.iter().map(|worker| u64::from(worker.concurrency)).sum()
     }
 
@@ -253,17 +264,20 @@ impl<'w> Crew<'w> {
     }
 }
 
-fn of_queue<'w>(job: &JobRecord, workers: &'w [WorkerRecord]) -> impl Iterator<Item = &'w WorkerRecord> {
+fn live_workers_of_queue<'w>(
+    job: &JobRecord,
+    workers: &'w [WorkerRecord],
+) -> impl Iterator<Item = &'w WorkerRecord> {
     let is_live = |worker: &&WorkerRecord| worker.dead_at.is_none() && !worker.stale;
     workers.iter().filter(is_live).filter(|worker| worker.queues.contains(&job.queue))
 }
 
 /// The first reason that no time mends, and in words all of them.
-fn needs_a_person(
+fn needs_operator(
     job: &JobRecord,
     queue: Option<&QueueRecord>,
     workers: &[WorkerRecord],
-    crew: &Crew<'_>,
+    eligible: &EligibleWorkers<'_>,
 ) -> Option<(Reason, String)> {
     let paused = queue.filter(|queue| queue.paused).map(|queue| {
         let name = &queue.name;
@@ -273,20 +287,24 @@ fn needs_a_person(
         );
         (Reason::QueuePaused, message)
     });
-    match (paused, no_worker(job, workers, crew)) {
+    match (paused, no_worker(job, workers, eligible)) {
         (Some((reason, paused)), Some((_, nobody))) => Some((reason, format!("{paused}; and {nobody}"))),
         (paused, nobody) => paused.or(nobody),
     }
 }
 
-fn no_worker(job: &JobRecord, workers: &[WorkerRecord], crew: &Crew<'_>) -> Option<(Reason, String)> {
-    if !crew.0.is_empty() {
+fn no_worker(
+    job: &JobRecord,
+    workers: &[WorkerRecord],
+    eligible: &EligibleWorkers<'_>,
+) -> Option<(Reason, String)> {
+    if !eligible.0.is_empty() {
         return None;
     }
     let (queue, kind) = (&job.queue, &job.kind);
     // A server that only looks after the queue takes no jobs.
     let takes_some = |worker: &WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
-    Some(match of_queue(job, workers).any(takes_some) {
+    Some(match live_workers_of_queue(job, workers).any(takes_some) {
         true => {
             let message = format!(
                 "no live worker of queue `{queue}` handles kind `{kind}`; start one that does: `longshore worker \
@@ -321,7 +339,7 @@ fn not_due(job: &JobRecord) -> (Reason, String) {
 }
 
 /// How many of its jobs may run, if they do.
-fn at_its_limit(queue: Option<&QueueRecord>) -> Option<(u32, String)> {
+fn at_limit(queue: Option<&QueueRecord>) -> Option<(u32, String)> {
     let queue = queue?;
     let limit = queue.limit.filter(|limit| queue.running >= u64::from(*limit))?;
     let message = format!(
@@ -331,27 +349,27 @@ fn at_its_limit(queue: Option<&QueueRecord>) -> Option<(u32, String)> {
     Some((limit, message))
 }
 
-fn all_busy(job: &JobRecord, crew: &Crew<'_>, ahead: Ahead) -> String {
-    let suspect = as_a_suspect(job).map(|why| format!("; {why}")).unwrap_or_default();
-    let workers = match crew.0.as_slice() {
+fn all_busy_message(job: &JobRecord, eligible: &EligibleWorkers<'_>, ahead: Ahead) -> String {
+    let suspect = suspect_note(job).map(|why| format!("; {why}")).unwrap_or_default();
+    let workers = match eligible.0.as_slice() {
         [worker] => format!("the only worker that could run it, {}, is busy", worker.id),
         workers => format!("all {} workers that could run it are busy", workers.len()),
     };
-    let first = come_first(ahead);
+    let first = ahead_note(ahead);
     format!(
         "it is due, but {workers}; {first}{suspect}; another worker or a higher --concurrency lets it begin sooner"
     )
 }
 
 fn waits_its_turn(job: &JobRecord, ahead: Ahead) -> (Reason, String) {
-    let first = come_first(ahead);
-    match as_a_suspect(job) {
+    let first = ahead_note(ahead);
+    match suspect_note(job) {
         None => (Reason::WaitsItsTurn, format!("it is due; {first}")),
         Some(why) => (Reason::SuspectWaits, format!("{why}; {first}")),
     }
 }
 
-fn as_a_suspect(job: &JobRecord) -> Option<String> {
+fn suspect_note(job: &JobRecord) -> Option<String> {
     let times = match job.interruptions {
         0 => return None,
         1 => "once".into(),
@@ -362,7 +380,7 @@ fn as_a_suspect(job: &JobRecord) -> Option<String> {
     ))
 }
 
-fn come_first(ahead: Ahead) -> String {
+fn ahead_note(ahead: Ahead) -> String {
     match (ahead.jobs, ahead.or_more) {
         (n, true) => format!("{n} jobs of its queue or more come first"),
         (0, false) => "no job of its queue comes first".into(),
@@ -374,7 +392,7 @@ fn come_first(ahead: Ahead) -> String {
 // ---- how long that takes -----------------------------------------------------
 
 /// What ended lately, of the jobs that its workers share with it.
-struct Recent {
+struct Throughput {
     ended: u64,
     /// Since the first of them, at the grain of a minute.
     seconds: f64,
@@ -382,14 +400,14 @@ struct Recent {
     ran_seconds: f64,
 }
 
-impl Recent {
-    async fn look(
+impl Throughput {
+    async fn load(
         client: &Client,
         job: &JobRecord,
         kinds: Option<&[String]>,
         now: DateTime<Utc>,
     ) -> Result<Self> {
-        let tallied = client.tallied(now - LOOK_BACK).await?;
+        let tallied = client.tallied(now - ESTIMATE_WINDOW).await?;
         // One that was cancelled while it waited took nobody's place.
         let shares = |tally: &&Tallied| {
             tally.queue == job.queue
@@ -399,22 +417,22 @@ impl Recent {
         let shared: Vec<&Tallied> = tallied.iter().filter(shares).collect();
         let oldest = shared.iter().map(|tally| tally.minute).min().unwrap_or(now);
         let runs = shared.iter().flat_map(|tally| &tally.run_ms);
-        Ok(Recent {
+        Ok(Throughput {
             ended: shared.iter().map(|tally| tally.jobs).sum(),
             seconds: (now - oldest).to_std().unwrap_or_default().as_secs_f64().max(1.0),
             ran_seconds: runs.map(|(ms, jobs)| ms * *jobs as f64).sum::<f64>() / 1000.0,
         })
     }
 
-    /// By how many ended: while there are places, that is how fast jobs go.
-    fn until_its_turn(&self, ahead: u32) -> Option<f64> {
+    /// By how many ended: while there are slots, that is how fast jobs go.
+    fn wait_for_turn(&self, ahead: u32) -> Option<f64> {
         (self.ended > 0).then(|| f64::from(ahead) * self.seconds / self.ended as f64)
     }
 
-    /// By how long they ran: while all places are taken, one is free as often as a
+    /// By how long they ran: while all slots are taken, one is free as often as a
     /// job ends.
-    fn until_a_place(&self, ahead: u32, places: u64) -> Option<f64> {
-        let each = self.ran_seconds / self.ended as f64 / places.max(1) as f64;
+    fn wait_for_slot(&self, ahead: u32, slots: u64) -> Option<f64> {
+        let each = self.ran_seconds / self.ended as f64 / slots.max(1) as f64;
         (self.ended > 0).then(|| (f64::from(ahead) + 1.0) * each)
     }
 }

@@ -12,10 +12,10 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, IdInPath, Query, even_null, refuse_nul};
-use super::enqueue::{check_size, when};
-use super::problem::{Answer, Problem, ProblemBody};
-use super::wire::{JobShape, StatusShape};
+use super::enqueue::{check_size, parse_when};
+use super::extract::{Body, JobIdPath, Query, nullable, refuse_nul};
+use super::problem::{ApiResult, Problem, ProblemBody};
+use super::schemas::{JobSchema, StatusSchema};
 use crate::client::Cancelled;
 use crate::enqueue::Edit;
 use crate::job::{JobId, JobRecord};
@@ -28,17 +28,17 @@ use crate::store::{ListFilter, Page};
     tag = "jobs",
     params(("id" = Uuid, Path, description = "The job.")),
     responses(
-        (status = 200, description = "The job.", body = JobShape),
+        (status = 200, description = "The job.", body = JobSchema),
         (status = 404, description = "No such job, or no longer kept.", body = ProblemBody),
     ),
 )]
 pub(super) async fn get(
     State(server): State<Server>,
     caller: Caller,
-    IdInPath(id): IdInPath,
-) -> Answer<Json<JobRecord>> {
+    JobIdPath(id): JobIdPath,
+) -> ApiResult<Json<JobRecord>> {
     let job = server.client.get(id).await?;
-    caller.may_reach(&job.queue)?;
+    caller.may_access(&job.queue)?;
     Ok(Json(job))
 }
 
@@ -48,7 +48,7 @@ pub(super) async fn get(
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
     /// In this status.
-    #[param(value_type = Option<StatusShape>)]
+    #[param(value_type = Option<StatusSchema>)]
     status: Option<String>,
     /// Of this kind.
     kind: Option<String>,
@@ -77,7 +77,7 @@ pub(super) struct ListQuery {
     params(ListQuery),
     responses(
         (status = 200, description = "A page. `Link` names the next one, if there is one; a page may be short.",
-         body = Vec<JobShape>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+         body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
         (status = 400, description = "A parameter that is wrong.", body = ProblemBody),
     ),
 )]
@@ -86,11 +86,11 @@ pub(super) async fn list(
     caller: Caller,
     OriginalUri(uri): OriginalUri,
     Query(query): Query<ListQuery>,
-) -> Answer<Response> {
-    caller.may_use_of(query.queue.as_deref())?;
+) -> ApiResult<Response> {
+    caller.may_use_queue_or_all(query.queue.as_deref())?;
     let offset = query.offset.unwrap_or(0);
     let filter = ListFilter {
-        status: query.status.as_deref().map(str::parse).transpose().map_err(Problem::in_the_url)?,
+        status: query.status.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
         kind: query.kind.clone(),
         queue: query.queue.clone(),
         tag: query.tag.clone(),
@@ -105,8 +105,8 @@ pub(super) async fn list(
         [&filter.kind, &filter.queue, &filter.tag, &filter.idempotency_key, &filter.unique_key]
             .map(|text| text.as_deref()),
     )?;
-    let page = server.client.list(&filter).await.map_err(Problem::in_the_url)?;
-    Ok(paged(&page, &uri))
+    let page = server.client.list(&filter).await.map_err(Problem::in_url)?;
+    Ok(page_response(&page, &uri))
 }
 
 /// How many jobs a page holds, whatever was asked for.
@@ -115,7 +115,7 @@ pub(super) fn page_size(asked: Option<i64>) -> u32 {
 }
 
 /// A page of jobs, with the way to the next in its header.
-pub(super) fn paged(page: &Page, uri: &Uri) -> Response {
+pub(super) fn page_response(page: &Page, uri: &Uri) -> Response {
     let mut response = Json(&page.jobs).into_response();
     if let Some(next) = page.next {
         let link = format!("<{}>; rel=\"next\"", with_cursor(uri.path(), uri.query(), next));
@@ -140,7 +140,7 @@ fn with_cursor(path: &str, query: Option<&str>, next: JobId) -> String {
 
 /// What a cancel did.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct CancelledJob {
+pub(super) struct CancelResponse {
     /// `cancelled`, or `pending` while the handler has yet to stop.
     #[schema(example = "cancelled")]
     status: &'static str,
@@ -154,8 +154,8 @@ pub(super) struct CancelledJob {
     tag = "jobs",
     params(("id" = Uuid, Path, description = "The job.")),
     responses(
-        (status = 200, description = "It waited and is cancelled.", body = CancelledJob),
-        (status = 202, description = "It runs; its handler will see it.", body = CancelledJob),
+        (status = 200, description = "It waited and is cancelled.", body = CancelResponse),
+        (status = 202, description = "It runs; its handler will see it.", body = CancelResponse),
         (status = 404, description = "No such job.", body = ProblemBody),
         (status = 409, description = "It has ended.", body = ProblemBody),
     ),
@@ -163,14 +163,14 @@ pub(super) struct CancelledJob {
 pub(super) async fn cancel(
     State(server): State<Server>,
     caller: Caller,
-    IdInPath(id): IdInPath,
-) -> Answer<(StatusCode, Json<CancelledJob>)> {
-    reach(&server, &caller, id).await?;
+    JobIdPath(id): JobIdPath,
+) -> ApiResult<(StatusCode, Json<CancelResponse>)> {
+    check_access(&server, &caller, id).await?;
     let (code, status) = match server.client.cancel(id).await? {
         Cancelled::Now => (StatusCode::OK, "cancelled"),
         Cancelled::Pending => (StatusCode::ACCEPTED, "pending"),
     };
-    Ok((code, Json(CancelledJob { status, job_id: id.0 })))
+    Ok((code, Json(CancelResponse { status, job_id: id.0 })))
 }
 
 /// Lets a finished job run again with a fresh budget, and a waiting one run now.
@@ -180,7 +180,7 @@ pub(super) async fn cancel(
     tag = "jobs",
     params(("id" = Uuid, Path, description = "The job.")),
     responses(
-        (status = 200, description = "The job as it stands now.", body = JobShape),
+        (status = 200, description = "The job as it stands now.", body = JobSchema),
         (status = 404, description = "No such job.", body = ProblemBody),
         (status = 409, description = "It runs, or its unique key belongs to another.", body = ProblemBody),
     ),
@@ -188,9 +188,9 @@ pub(super) async fn cancel(
 pub(super) async fn retry(
     State(server): State<Server>,
     caller: Caller,
-    IdInPath(id): IdInPath,
-) -> Answer<Json<JobRecord>> {
-    reach(&server, &caller, id).await?;
+    JobIdPath(id): JobIdPath,
+) -> ApiResult<Json<JobRecord>> {
+    check_access(&server, &caller, id).await?;
     server.client.retry(id).await?;
     Ok(Json(server.client.get(id).await?))
 }
@@ -198,14 +198,14 @@ pub(super) async fn retry(
 /// What to change about a waiting job; what is absent stays.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct EditBody {
+pub(super) struct EditRequest {
     #[schema(minimum = -32768, maximum = 32767)]
     priority: Option<i64>,
     run_at: Option<DateTime<Utc>>,
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
     /// Another payload; null is one.
-    #[serde(default, deserialize_with = "even_null")]
+    #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
 }
@@ -216,9 +216,9 @@ pub(super) struct EditBody {
     path = "/jobs/{id}",
     tag = "jobs",
     params(("id" = Uuid, Path, description = "The job.")),
-    request_body = EditBody,
+    request_body = EditRequest,
     responses(
-        (status = 200, description = "The job as it stands now.", body = JobShape),
+        (status = 200, description = "The job as it stands now.", body = JobSchema),
         (status = 404, description = "No such job.", body = ProblemBody),
         (status = 409, description = "It does not wait.", body = ProblemBody),
         (status = 413, description = "Too large.", body = ProblemBody),
@@ -228,21 +228,21 @@ pub(super) struct EditBody {
 pub(super) async fn edit(
     State(server): State<Server>,
     caller: Caller,
-    IdInPath(id): IdInPath,
-    Body(body): Body<EditBody>,
-) -> Answer<Json<JobRecord>> {
+    JobIdPath(id): JobIdPath,
+    Body(body): Body<EditRequest>,
+) -> ApiResult<Json<JobRecord>> {
     let mut edit = Edit::default();
     if let Some(priority) = body.priority {
         edit = edit.priority(priority);
     }
-    if let Some(when) = when(body.run_at, body.delay_seconds)? {
+    if let Some(when) = parse_when(body.run_at, body.delay_seconds)? {
         edit = edit.when(when);
     }
     let job = server.client.get(id).await?;
-    caller.may_reach(&job.queue)?;
+    caller.may_access(&job.queue)?;
     if let Some(payload) = body.payload {
         check_size(&payload)?;
-        server.kinds.admit(&server.client, &job.kind, payload.get()).await?;
+        server.kinds.check_payload(&server.client, &job.kind, payload.get()).await?;
         edit = edit.payload(payload.get());
     }
     server.client.edit(id, edit).await?;
@@ -264,17 +264,17 @@ pub(super) async fn edit(
 pub(super) async fn delete(
     State(server): State<Server>,
     caller: Caller,
-    IdInPath(id): IdInPath,
-) -> Answer<StatusCode> {
-    reach(&server, &caller, id).await?;
+    JobIdPath(id): JobIdPath,
+) -> ApiResult<StatusCode> {
+    check_access(&server, &caller, id).await?;
     server.client.delete(id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Refuses jobs of queues that the caller may not touch.
-pub(super) async fn reach(server: &Server, caller: &Caller, id: JobId) -> Answer<()> {
+pub(super) async fn check_access(server: &Server, caller: &Caller, id: JobId) -> ApiResult<()> {
     if caller.queues().is_some() {
-        caller.may_reach(&server.client.get(id).await?.queue)?;
+        caller.may_access(&server.client.get(id).await?.queue)?;
     }
     Ok(())
 }

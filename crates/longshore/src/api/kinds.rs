@@ -14,10 +14,10 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::auth::Caller;
-use super::body::{Body, NameInPath, Object, maybe_an_object};
-use super::enqueue::{NewJobBody, TimeoutSeconds, TimeoutShape};
-use super::problem::{Answer, Problem, ProblemBody, Slug};
-use super::wire::RetryShape;
+use super::enqueue::{NewJobBody, TimeoutSchema, TimeoutSeconds};
+use super::extract::{Body, NamePath, Object, optional_object};
+use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use super::schemas::RetrySchema;
 use super::{CheckPayload, Server, UnknownKinds};
 use crate::client::Client;
 use crate::error::Result;
@@ -25,7 +25,7 @@ use crate::retry::RetryPolicy;
 use crate::store::{KindRecord, NewKind};
 
 /// How old what is known may be; a change made elsewhere is noticed this soon.
-const KNOWN_FOR: Duration = Duration::from_secs(2);
+const KINDS_CACHE_TTL: Duration = Duration::from_secs(2);
 
 /// What a job gets when its request is silent.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
@@ -38,10 +38,10 @@ pub(super) struct Defaults {
     pub(super) priority: Option<i64>,
     #[schema(minimum = 1, maximum = 32767)]
     pub(super) max_attempts: Option<i64>,
-    #[schema(value_type = Option<TimeoutShape>)]
+    #[schema(value_type = Option<TimeoutSchema>)]
     pub(super) timeout_seconds: Option<TimeoutSeconds>,
-    #[serde(default, deserialize_with = "maybe_an_object")]
-    #[schema(value_type = Option<RetryShape>)]
+    #[serde(default, deserialize_with = "optional_object")]
+    #[schema(value_type = Option<RetrySchema>)]
     pub(super) retry: Option<RetryPolicy>,
 }
 
@@ -63,58 +63,63 @@ enum Schema {
 }
 
 /// What is known, and since when.
-pub(super) struct Kinds {
+pub(super) struct KindRegistry {
     check: Option<Arc<CheckPayload>>,
     unknown: UnknownKinds,
-    known: Mutex<Option<(Instant, Arc<Known>)>>,
+    cache: Mutex<Option<(Instant, Arc<KindMap>)>>,
 }
 
-type Known = HashMap<String, Arc<Kind>>;
+type KindMap = HashMap<String, Arc<Kind>>;
 
-impl Kinds {
+impl KindRegistry {
     pub(super) fn new(check: Option<Arc<CheckPayload>>, unknown: UnknownKinds) -> Self {
-        Kinds { check, unknown, known: Mutex::default() }
+        KindRegistry { check, unknown, cache: Mutex::default() }
     }
 
     /// Refuses an unknown kind, and a payload that is wrong for a known one.
-    pub(super) async fn admit(&self, client: &Client, kind: &str, payload: &str) -> Answer<Arc<Kind>> {
+    pub(super) async fn check_payload(
+        &self,
+        client: &Client,
+        kind: &str,
+        payload: &str,
+    ) -> ApiResult<Arc<Kind>> {
         let own = self.check.as_ref().and_then(|check| check(kind, payload));
-        let announced = self.announced(client, kind).await?;
+        let announced = self.registered(client, kind).await?;
         match (own, announced) {
             (Some(Err(why)), _) => Err(Problem::validation(format!("payload: {why}"))),
-            (_, Some(known)) => known.check(kind, payload).map(|()| known),
+            (_, Some(known)) => known.check_payload(kind, payload).map(|()| known),
             (Some(Ok(())), None) => Ok(Arc::default()),
             (None, None) if self.unknown == UnknownKinds::Allow => Ok(Arc::default()),
             (None, None) => Err(Problem::validation(format!(
                 "kind: nobody has announced `{}`; start a worker that handles it, describe it with \
                  PUT /kinds/{{kind}}, or let the server allow unknown kinds",
-                shown(kind)
+                truncated(kind)
             ))),
         }
     }
 
-    async fn announced(&self, client: &Client, kind: &str) -> Answer<Option<Arc<Kind>>> {
-        let remembered = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    async fn registered(&self, client: &Client, kind: &str) -> ApiResult<Option<Arc<Kind>>> {
+        let remembered = self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((at, known)) = remembered
-            && at.elapsed() < KNOWN_FOR
+            && at.elapsed() < KINDS_CACHE_TTL
         {
             return Ok(known.get(kind).cloned());
         }
         let known = Arc::new(Box::pin(load(client)).await?);
         let found = known.get(kind).cloned();
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), known));
+        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), known));
         Ok(found)
     }
 
     /// After a change made here, nothing is taken for known.
-    pub(super) fn forget(&self) {
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    pub(super) fn invalidate(&self) {
+        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-async fn load(client: &Client) -> Result<Known> {
+async fn load(client: &Client) -> Result<KindMap> {
     let read = |record: KindRecord| {
-        let schema = record.schema.as_deref().map(|schema| compile(schema.get()));
+        let schema = record.schema.as_deref().map(|schema| compile_schema(schema.get()));
         let schema = match schema {
             None => Schema::None,
             Some(Ok(schema)) => Schema::Usable(Box::new(schema)),
@@ -140,7 +145,7 @@ async fn load(client: &Client) -> Result<Known> {
 }
 
 /// A schema that payloads can be checked by, or why it is none.
-pub(super) fn compile(schema: &str) -> Result<jsonschema::Validator, String> {
+pub(super) fn compile_schema(schema: &str) -> Result<jsonschema::Validator, String> {
     let schema: serde_json::Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
     // In time that grows with the text alone; what would need more is refused.
     let patterns = jsonschema::PatternOptions::regex();
@@ -148,7 +153,7 @@ pub(super) fn compile(schema: &str) -> Result<jsonschema::Validator, String> {
 }
 
 impl Kind {
-    fn check(&self, name: &str, payload: &str) -> Answer<()> {
+    fn check_payload(&self, name: &str, payload: &str) -> ApiResult<()> {
         let schema = match &self.schema {
             Schema::None => return Ok(()),
             Schema::Usable(schema) => schema,
@@ -171,14 +176,14 @@ impl Kind {
             Some(error) => Err(Problem::validation(format!(
                 "payload{}: {}",
                 error.instance_path,
-                shown(&error.to_string())
+                truncated(&error.to_string())
             ))),
         }
     }
 }
 
 /// The beginning of a text that may be long.
-fn shown(text: &str) -> &str {
+fn truncated(text: &str) -> &str {
     &text[..text.floor_char_boundary(200)]
 }
 
@@ -217,13 +222,14 @@ impl From<KindRecord> for KindBody {
     tag = "kinds",
     responses((status = 200, description = "By name.", body = Vec<KindBody>)),
 )]
-pub(super) async fn list(State(server): State<Server>, _: Caller) -> Answer<Json<Vec<KindBody>>> {
+pub(super) async fn list(State(server): State<Server>, _: Caller) -> ApiResult<Json<Vec<KindBody>>> {
     Ok(Json(server.client.kinds().await?.into_iter().map(KindBody::from).collect()))
 }
 
 /// What to say about a kind.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = NewKind)]
 pub(super) struct NewKindBody {
     /// A JSON Schema for payloads; what is absent stays as it is.
     #[schema(value_type = Option<serde_json::Value>)]
@@ -248,12 +254,13 @@ pub(super) struct NewKindBody {
 pub(super) async fn put(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
+    NamePath(name): NamePath,
     Body(body): Body<NewKindBody>,
-) -> Answer<Json<KindBody>> {
+) -> ApiResult<Json<KindBody>> {
     caller.may_use_all()?;
     if let Some(schema) = &body.schema {
-        compile(schema.get()).map_err(|why| Problem::validation(format!("schema: {}", shown(&why))))?;
+        compile_schema(schema.get())
+            .map_err(|why| Problem::validation(format!("schema: {}", truncated(&why))))?;
     }
     if let Some(defaults) = &body.defaults {
         let Object(read) = serde_json::from_str::<Object<Defaults>>(defaults.get())
@@ -262,7 +269,7 @@ pub(super) async fn put(
     }
     let kind = NewKind { name: name.clone(), schema: body.schema, defaults: body.defaults };
     server.client.put_kinds(&[kind]).await?;
-    server.kinds.forget();
+    server.kinds.invalidate();
     let stored = server.client.kinds().await?.into_iter().find(|kind| kind.name == name);
     let gone = || Problem::new(Slug::Conflict, "the kind was removed at the same moment");
     Ok(Json(stored.ok_or_else(gone)?.into()))
@@ -282,11 +289,11 @@ pub(super) async fn put(
 pub(super) async fn remove(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<StatusCode> {
+    NamePath(name): NamePath,
+) -> ApiResult<StatusCode> {
     caller.may_use_all()?;
     let there = server.client.remove_kind(&name).await?;
-    server.kinds.forget();
+    server.kinds.invalidate();
     match there {
         true => Ok(StatusCode::NO_CONTENT),
         false => Err(Problem::new(Slug::NotFound, "nobody has announced a kind of that name")),
@@ -295,8 +302,8 @@ pub(super) async fn remove(
 
 impl Defaults {
     /// Whether a job could be made of them.
-    fn check(&self, kind: &str) -> Answer<()> {
-        let body = NewJobBody::bare(kind);
+    fn check(&self, kind: &str) -> ApiResult<()> {
+        let body = NewJobBody::of_kind(kind);
         let wrong = |message: &str| Problem::validation(format!("defaults: {message}"));
         let job = body.into_job(self).map_err(|problem| wrong(problem.message()))?;
         job.validate().map(drop).map_err(|error| wrong(&error.to_string()))

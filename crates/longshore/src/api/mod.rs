@@ -18,33 +18,33 @@ use axum::Router;
 use utoipa_axum::routes;
 
 use crate::client::Client;
-use crate::store::Scope as For;
+use crate::store::Scope;
 
 mod admission;
 mod auth;
 mod batch;
-mod body;
 mod bulk;
 mod cron;
-mod edge;
 mod enqueue;
 mod events;
 mod explain;
+mod extract;
+mod health;
 mod jobs;
 mod kinds;
 mod leases;
+mod middleware;
 mod openapi;
 mod operate;
 mod problem;
-mod series;
+mod request_metrics;
+mod route_table;
+mod schemas;
 mod serve;
 mod stats;
-mod stream;
-mod surface;
 #[cfg(feature = "swagger")]
 mod swagger;
-mod watch;
-mod wire;
+mod write_timeout;
 
 pub use admission::Admission;
 pub use auth::{Access, hash_token};
@@ -52,7 +52,7 @@ pub use problem::Cause;
 pub use serve::{Limits, serve};
 
 use auth::Guard;
-use surface::Surface;
+use route_table::RouteTable;
 
 /// The API, before it becomes a router.
 pub struct Api {
@@ -169,37 +169,37 @@ impl Api {
 
     /// The router, to be served or nested in another.
     pub fn router(self) -> Router {
-        let gate = Arc::new(admission::Gate::new(self.admission.clone()));
-        let guard = Guard::new(self.access, self.client.clone(), gate.clone());
-        let (routes, document) = self.surface(guard.clone()).finish();
-        let edge = edge::Edge::new(self.hosts, self.timeout);
+        let limiter = Arc::new(admission::Limiter::new(self.admission.clone()));
+        let guard = Guard::new(self.access, self.client.clone(), limiter.clone());
+        let (routes, document) = self.route_table(guard.clone()).finish();
+        let layer = middleware::RequestLayer::new(self.hosts, self.timeout);
         let server = Server(Arc::new(Shared {
             client: self.client,
-            kinds: kinds::Kinds::new(self.check, self.unknown_kinds),
+            kinds: kinds::KindRegistry::new(self.check, self.unknown_kinds),
             metrics: self.metrics,
             document: openapi::render(document),
             sessions: leases::Sessions::default(),
             hub: events::Hub::default(),
             guard,
-            gate,
+            limiter,
             ending: self.ending,
             timeout: self.timeout,
         }));
         routes
-            .fallback(edge::not_found)
-            .method_not_allowed_fallback(edge::method_not_allowed)
+            .fallback(middleware::not_found)
+            .method_not_allowed_fallback(middleware::method_not_allowed)
             .with_state(server)
-            .layer(edge)
+            .layer(layer)
     }
 
     /// Every route there is, under what it takes to use it.
-    fn surface(&self, guard: Arc<Guard>) -> Surface {
-        let scope = |what: Public| (!self.public.contains(&what)).then_some(For::Read);
-        let mut surface = Surface::new(guard, openapi::document())
-            .public([routes!(watch::health)])
-            .under(For::Enqueue, [routes!(enqueue::enqueue), routes!(batch::enqueue)])
-            .under(
-                For::Read,
+    fn route_table(&self, guard: Arc<Guard>) -> RouteTable {
+        let scope = |what: Public| (!self.public.contains(&what)).then_some(Scope::Read);
+        let mut table = RouteTable::new(guard, openapi::document())
+            .public([routes!(health::health)])
+            .scoped(Scope::Enqueue, [routes!(enqueue::enqueue), routes!(batch::enqueue)])
+            .scoped(
+                Scope::Read,
                 [
                     routes!(jobs::list),
                     routes!(jobs::get),
@@ -214,8 +214,8 @@ impl Api {
                     routes!(kinds::list),
                 ],
             )
-            .under(
-                For::Operate,
+            .scoped(
+                Scope::Operate,
                 [
                     routes!(jobs::edit),
                     routes!(bulk::bulk),
@@ -235,9 +235,9 @@ impl Api {
                     routes!(cron::run),
                 ],
             )
-            .under(For::Admin, [routes!(kinds::put), routes!(kinds::remove)])
-            .under(
-                For::Work,
+            .scoped(Scope::Admin, [routes!(kinds::put), routes!(kinds::remove)])
+            .scoped(
+                Scope::Work,
                 [
                     routes!(leases::lease),
                     routes!(leases::renew),
@@ -246,17 +246,17 @@ impl Api {
                 ],
             );
         let docs = || openapi::routes();
-        surface = match scope(Public::Docs) {
-            Some(scope) => surface.under(scope, docs()),
-            None => surface.public(docs()),
+        table = match scope(Public::Docs) {
+            Some(scope) => table.scoped(scope, docs()),
+            None => table.public(docs()),
         };
         if self.metrics.is_some() {
-            surface = match scope(Public::Metrics) {
-                Some(scope) => surface.under(scope, [routes!(watch::metrics)]),
-                None => surface.public([routes!(watch::metrics)]),
+            table = match scope(Public::Metrics) {
+                Some(scope) => table.scoped(scope, [routes!(health::metrics)]),
+                None => table.public([routes!(health::metrics)]),
             };
         }
-        surface
+        table
     }
 }
 
@@ -266,13 +266,13 @@ struct Server(Arc<Shared>);
 
 struct Shared {
     client: Client,
-    kinds: kinds::Kinds,
+    kinds: kinds::KindRegistry,
     metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     document: String,
     sessions: leases::Sessions,
     hub: events::Hub,
     guard: Arc<Guard>,
-    gate: Arc<admission::Gate>,
+    limiter: Arc<admission::Limiter>,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
     timeout: Duration,
 }

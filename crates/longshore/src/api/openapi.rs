@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use super::Server;
 use super::problem::ProblemBody;
-use super::surface::{TOKEN, operations};
+use super::route_table::{TOKEN, operations};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -31,7 +31,8 @@ use super::surface::{TOKEN, operations};
         (name = "kinds", description = "What payloads look like, and defaults."),
         (name = "leases", description = "Workers in any language: lease, renew, settle."),
         (name = "workers", description = "Who works, and recovery of who no longer does."),
-        (name = "watch", description = "Whether the server is well, and what it counts."),
+        (name = "monitoring", description = "Health, metrics, statistics and live events."),
+        (name = "documentation", description = "This document, and pages to read and try the API."),
     ),
 )]
 struct Base;
@@ -77,7 +78,7 @@ pub(super) fn routes() -> Vec<UtoipaMethodRouter<Server>> {
 #[utoipa::path(
     get,
     path = "/api-docs/openapi.json",
-    tag = "watch",
+    tag = "documentation",
     responses((status = 200, description = "OpenAPI 3.1.", body = serde_json::Value)),
 )]
 pub(super) async fn openapi_json(State(server): State<Server>) -> Response {

@@ -10,10 +10,10 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::body::{Body, IdInPath, NameInPath, OptionalBody, Query, duration, refuse_nul, up_to};
-use super::jobs::{page_size, paged, reach};
-use super::problem::{Answer, Problem, ProblemBody};
-use super::wire::{JobShape, QueueShape, WorkerShape};
+use super::extract::{Body, JobIdPath, NamePath, OptionalBody, Query, check_range, duration, refuse_nul};
+use super::jobs::{check_access, page_response, page_size};
+use super::problem::{ApiResult, Problem, ProblemBody};
+use super::schemas::{JobSchema, QueueSchema, WorkerSchema};
 use crate::client::Redriven;
 use crate::job::{JobId, JobRecord, Status};
 use crate::lifecycle::Interruption;
@@ -27,9 +27,12 @@ use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord
     get,
     path = "/queues",
     tag = "queues",
-    responses((status = 200, description = "By name.", body = Vec<QueueShape>)),
+    responses((status = 200, description = "By name.", body = Vec<QueueSchema>)),
 )]
-pub(super) async fn queues(State(server): State<Server>, caller: Caller) -> Answer<Json<Vec<QueueRecord>>> {
+pub(super) async fn queues(
+    State(server): State<Server>,
+    caller: Caller,
+) -> ApiResult<Json<Vec<QueueRecord>>> {
     let mut queues = server.client.queues().await?;
     queues.retain(|queue| caller.may_use(&queue.name).is_ok());
     Ok(Json(queues))
@@ -41,15 +44,15 @@ pub(super) async fn queues(State(server): State<Server>, caller: Caller) -> Answ
     path = "/queues/{name}/pause",
     tag = "queues",
     params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
-    responses((status = 200, description = "As it is now.", body = QueueShape)),
+    responses((status = 200, description = "As it is now.", body = QueueSchema)),
 )]
 pub(super) async fn pause(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<Json<QueueRecord>> {
+    NamePath(name): NamePath,
+) -> ApiResult<Json<QueueRecord>> {
     caller.may_use(&name)?;
-    server.client.pause(&name).await.map_err(Problem::in_the_url)?;
+    server.client.pause(&name).await.map_err(Problem::in_url)?;
     queue(&server, name).await
 }
 
@@ -59,22 +62,22 @@ pub(super) async fn pause(
     path = "/queues/{name}/resume",
     tag = "queues",
     params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
-    responses((status = 200, description = "As it is now.", body = QueueShape)),
+    responses((status = 200, description = "As it is now.", body = QueueSchema)),
 )]
 pub(super) async fn resume(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-) -> Answer<Json<QueueRecord>> {
+    NamePath(name): NamePath,
+) -> ApiResult<Json<QueueRecord>> {
     caller.may_use(&name)?;
-    server.client.resume(&name).await.map_err(Problem::in_the_url)?;
+    server.client.resume(&name).await.map_err(Problem::in_url)?;
     queue(&server, name).await
 }
 
 /// How many of a queue's jobs may run at once.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LimitBody {
+pub(super) struct LimitRequest {
     /// In all processes together; 1 makes it serial, null lifts the limit.
     // Absent is not null: whoever forgets it must not lift the limit.
     #[serde(deserialize_with = "Option::deserialize")]
@@ -88,24 +91,24 @@ pub(super) struct LimitBody {
     path = "/queues/{name}/limit",
     tag = "queues",
     params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
-    request_body = LimitBody,
+    request_body = LimitRequest,
     responses(
-        (status = 200, description = "As it is now.", body = QueueShape),
+        (status = 200, description = "As it is now.", body = QueueSchema),
         (status = 422, description = "Not 1 or more.", body = ProblemBody),
     ),
 )]
 pub(super) async fn limit(
     State(server): State<Server>,
     caller: Caller,
-    NameInPath(name): NameInPath,
-    Body(body): Body<LimitBody>,
-) -> Answer<Json<QueueRecord>> {
+    NamePath(name): NamePath,
+    Body(body): Body<LimitRequest>,
+) -> ApiResult<Json<QueueRecord>> {
     caller.may_use(&name)?;
     server.client.limit(&name, body.limit).await?;
     queue(&server, name).await
 }
 
-async fn queue(server: &Server, name: String) -> Answer<Json<QueueRecord>> {
+async fn queue(server: &Server, name: String) -> ApiResult<Json<QueueRecord>> {
     let queues = server.client.queues().await?;
     let found = queues.into_iter().find(|queue| queue.name == name);
     Ok(Json(found.unwrap_or(QueueRecord {
@@ -136,13 +139,13 @@ pub(super) struct WorkersQuery {
     path = "/workers",
     tag = "workers",
     params(WorkersQuery),
-    responses((status = 200, description = "Live and dead ones.", body = Vec<WorkerShape>)),
+    responses((status = 200, description = "Live and dead ones.", body = Vec<WorkerSchema>)),
 )]
 pub(super) async fn workers(
     State(server): State<Server>,
     caller: Caller,
     Query(query): Query<WorkersQuery>,
-) -> Answer<Json<Vec<WorkerRecord>>> {
+) -> ApiResult<Json<Vec<WorkerRecord>>> {
     caller.may_use_all()?;
     let threshold = query.threshold_seconds.map(|seconds| duration("threshold_seconds", seconds));
     Ok(Json(server.client.workers(threshold.transpose()?).await?))
@@ -151,7 +154,7 @@ pub(super) async fn workers(
 /// How to sweep; the defaults are those of a worker.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct SweepBody {
+pub(super) struct SweepRequest {
     /// Overrides every worker's own threshold.
     #[schema(minimum = 0, maximum = 315360000)]
     threshold_seconds: Option<f64>,
@@ -164,7 +167,7 @@ pub(super) struct SweepBody {
 
 /// What a sweep did, or would do.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Swept {
+pub(super) struct SweepResponse {
     /// The workers whose leases were taken, and those newly declared dead.
     workers: Vec<Uuid>,
     /// How many jobs were recovered.
@@ -180,14 +183,14 @@ pub(super) struct Swept {
     post,
     path = "/sweep",
     tag = "workers",
-    request_body = Option<SweepBody>,
-    responses((status = 200, description = "What was done.", body = Swept)),
+    request_body = Option<SweepRequest>,
+    responses((status = 200, description = "What was done.", body = SweepResponse)),
 )]
 pub(super) async fn sweep(
     State(server): State<Server>,
     caller: Caller,
-    OptionalBody(body): OptionalBody<SweepBody>,
-) -> Answer<Json<Swept>> {
+    OptionalBody(body): OptionalBody<SweepRequest>,
+) -> ApiResult<Json<SweepResponse>> {
     caller.may_use_all()?;
     let mut options = SweepOptions::default();
     if let Some(seconds) = body.threshold_seconds {
@@ -203,7 +206,7 @@ pub(super) async fn sweep(
     }
     let SweepReport { workers, recovered, skipped } = server.client.sweep(&options).await?;
     let workers = workers.into_iter().map(|worker| worker.0).collect();
-    Ok(Json(Swept { workers, recovered, skipped, dry_run: body.dry_run }))
+    Ok(Json(SweepResponse { workers, recovered, skipped, dry_run: body.dry_run }))
 }
 
 // ---- dead letters ------------------------------------------------------------
@@ -234,7 +237,7 @@ pub(super) struct DeadQuery {
     params(DeadQuery),
     responses(
         (status = 200, description = "A page. `Link` names the next one, if there is one; a page may be short.",
-         body = Vec<JobShape>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
+         body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
     ),
 )]
 pub(super) async fn dead_letters(
@@ -242,8 +245,8 @@ pub(super) async fn dead_letters(
     caller: Caller,
     OriginalUri(uri): OriginalUri,
     Query(query): Query<DeadQuery>,
-) -> Answer<Response> {
-    caller.may_use_of(query.queue.as_deref())?;
+) -> ApiResult<Response> {
+    caller.may_use_queue_or_all(query.queue.as_deref())?;
     let filter = ListFilter {
         status: Some(Status::FailedPermanent),
         kind: query.kind,
@@ -254,17 +257,17 @@ pub(super) async fn dead_letters(
         ..ListFilter::default()
     };
     refuse_nul([filter.kind.as_deref(), filter.queue.as_deref()])?;
-    let page = server.client.list(&filter).await.map_err(Problem::in_the_url)?;
-    Ok(paged(&page, &uri))
+    let page = server.client.list(&filter).await.map_err(Problem::in_url)?;
+    Ok(page_response(&page, &uri))
 }
 
 /// How many dead letters one request redrives at most.
-const MOST_REDRIVEN: u32 = 5_000;
+const MAX_REDRIVEN: u32 = 5_000;
 
 /// Which dead letters to redrive.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RedriveBody {
+pub(super) struct RedriveRequest {
     /// Of this kind.
     kind: Option<String>,
     /// Of this queue.
@@ -278,9 +281,9 @@ pub(super) struct RedriveBody {
 
 /// What a redrive did.
 #[derive(ToSchema)]
-#[schema(as = Redriven)]
+#[schema(as = RedriveResponse)]
 #[expect(dead_code, reason = "describes what `Redriven` serialises to")]
-pub(super) struct RedrivenShape {
+pub(super) struct RedrivenSchema {
     /// How many wait again.
     redriven: u64,
     /// How many were passed over: their unique key meanwhile belongs to another
@@ -296,17 +299,17 @@ pub(super) struct RedrivenShape {
     post,
     path = "/dead-letters/redrive",
     tag = "dead letters",
-    request_body = RedriveBody,
-    responses((status = 200, description = "How many.", body = RedrivenShape)),
+    request_body = RedriveRequest,
+    responses((status = 200, description = "How many.", body = RedrivenSchema)),
 )]
 pub(super) async fn redrive_all(
     State(server): State<Server>,
     caller: Caller,
-    Body(body): Body<RedriveBody>,
-) -> Answer<Json<Redriven>> {
-    caller.may_use_of(body.queue.as_deref())?;
+    Body(body): Body<RedriveRequest>,
+) -> ApiResult<Json<Redriven>> {
+    caller.may_use_queue_or_all(body.queue.as_deref())?;
     refuse_nul([body.kind.as_deref(), body.queue.as_deref()])?;
-    let limit = up_to("limit", body.limit.unwrap_or(1000), MOST_REDRIVEN)?;
+    let limit = check_range("limit", body.limit.unwrap_or(1000), MAX_REDRIVEN)?;
     let filter = DeadFilter { kind: body.kind, queue: body.queue, after: body.after.map(JobId), limit };
     Ok(Json(server.client.redrive_some(&filter).await?))
 }
@@ -318,7 +321,7 @@ pub(super) async fn redrive_all(
     tag = "dead letters",
     params(("id" = Uuid, Path, description = "The job.")),
     responses(
-        (status = 200, description = "The job as it stands now.", body = JobShape),
+        (status = 200, description = "The job as it stands now.", body = JobSchema),
         (status = 404, description = "No such job.", body = ProblemBody),
         (status = 409, description = "It is no dead letter.", body = ProblemBody),
     ),
@@ -326,9 +329,9 @@ pub(super) async fn redrive_all(
 pub(super) async fn redrive(
     State(server): State<Server>,
     caller: Caller,
-    IdInPath(id): IdInPath,
-) -> Answer<(StatusCode, Json<JobRecord>)> {
-    reach(&server, &caller, id).await?;
+    JobIdPath(id): JobIdPath,
+) -> ApiResult<(StatusCode, Json<JobRecord>)> {
+    check_access(&server, &caller, id).await?;
     server.client.redrive(id).await?;
     Ok((StatusCode::OK, Json(server.client.get(id).await?)))
 }

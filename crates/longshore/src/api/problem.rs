@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::error::Error;
 
 /// What every handler returns.
-pub(super) type Answer<T> = std::result::Result<T, Problem>;
+pub(super) type ApiResult<T> = std::result::Result<T, Problem>;
 
 /// Why a request was not carried out.
 #[derive(Debug)]
@@ -63,6 +63,7 @@ pub(super) struct ProblemBody {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = ErrorSlug)]
 pub(super) enum Slug {
     NotFound,
     BadRequest,
@@ -127,14 +128,14 @@ impl Problem {
 
     /// What was wrong with a query string or a path is the request's shape, not
     /// its contents.
-    pub(super) fn in_the_url(error: Error) -> Self {
+    pub(super) fn in_url(error: Error) -> Self {
         match error.is_invalid() {
-            true => Problem::bad_request(error.to_string()).because_of(error),
+            true => Problem::bad_request(error.to_string()).with_cause(error),
             false => error.into(),
         }
     }
 
-    fn because_of(mut self, error: Error) -> Self {
+    fn with_cause(mut self, error: Error) -> Self {
         self.cause = Some(Cause(Arc::new(error)));
         self
     }
@@ -151,15 +152,15 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         if error.is_invalid() {
-            return Problem::validation(error.to_string()).because_of(error);
+            return Problem::validation(error.to_string()).with_cause(error);
         }
         if error.is_not_found() {
-            return Problem::new(Slug::NotFound, error.to_string()).because_of(error);
+            return Problem::new(Slug::NotFound, error.to_string()).with_cause(error);
         }
         if error.is_conflict() {
-            return Problem::new(Slug::Conflict, error.to_string()).because_of(error);
+            return Problem::new(Slug::Conflict, error.to_string()).with_cause(error);
         }
-        // The log has the words ([`Edge`](super::edge::Edge)); a stranger must not
+        // The log has the words ([`RequestLayer`](super::middleware::RequestLayer)); a stranger must not
         // read of hosts and tables.
         if error.is_unavailable() || error.is_read_only() || error.is_schema() {
             let after = HeaderValue::from_static("1");
@@ -168,10 +169,10 @@ impl From<Error> for Problem {
                 "the database cannot serve this now; try again in a moment, the log has the reason",
             )
             .with_header(header::RETRY_AFTER, after)
-            .because_of(error);
+            .with_cause(error);
         }
         Problem::new(Slug::Internal, "something went wrong here; the log has it under this request's id")
-            .because_of(error)
+            .with_cause(error)
     }
 }
 

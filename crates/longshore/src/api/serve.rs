@@ -12,7 +12,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use super::stream::MustRead;
+use super::write_timeout::WriteTimeout;
 
 /// What connections may take.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
         // them.
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(router.clone());
-        let stream = TokioIo::new(MustRead::new(stream, limits.reading));
+        let stream = TokioIo::new(WriteTimeout::new(stream, limits.reading));
         let connection = open.watch(http.serve_connection(stream, service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {

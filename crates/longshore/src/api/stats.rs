@@ -10,14 +10,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Server;
 use super::auth::Caller;
-use super::body::Query;
-use super::problem::Answer;
-use super::wire::CountShape;
+use super::extract::Query;
+use super::problem::ApiResult;
+use super::schemas::CountSchema;
 use crate::job::Outcome;
 use crate::store::{Count, Tallied};
 
 /// How far back one may ask.
-const MOST_MINUTES: i64 = 24 * 60;
+const MAX_MINUTES: i64 = 24 * 60;
 /// How far back the rate looks.
 const RATE_MINUTES: i64 = 5;
 
@@ -41,11 +41,11 @@ pub(super) struct Stats {
     /// By the database's clock.
     at: DateTime<Utc>,
     /// How many jobs are in each status, by queue and kind.
-    #[schema(value_type = Vec<CountShape>)]
+    #[schema(value_type = Vec<CountSchema>)]
     counts: Vec<Count>,
     /// How many ended in each minute, oldest first; minutes without any are left
     /// out. What is older than some hours may be by the hour.
-    series: Vec<Point>,
+    series: Vec<MinuteStats>,
     /// How long attempts ran, over all minutes.
     run_seconds: Percentiles,
     /// Jobs that ended in a second, over the last five minutes, however many
@@ -55,7 +55,7 @@ pub(super) struct Stats {
 
 /// One minute.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Point {
+pub(super) struct MinuteStats {
     minute: DateTime<Utc>,
     succeeded: u64,
     failed_permanent: u64,
@@ -80,7 +80,7 @@ pub(super) struct Percentiles {
 #[utoipa::path(
     get,
     path = "/stats",
-    tag = "watch",
+    tag = "monitoring",
     params(StatsQuery),
     responses((status = 200, description = "How the queue does.", body = Stats)),
 )]
@@ -88,10 +88,10 @@ pub(super) async fn stats(
     State(server): State<Server>,
     caller: Caller,
     Query(query): Query<StatsQuery>,
-) -> Answer<Json<Stats>> {
-    caller.may_use_of(query.queue.as_deref())?;
+) -> ApiResult<Json<Stats>> {
+    caller.may_use_queue_or_all(query.queue.as_deref())?;
     let at = server.client.now().await?;
-    let minutes = query.minutes.unwrap_or(60).clamp(1, MOST_MINUTES);
+    let minutes = query.minutes.unwrap_or(60).clamp(1, MAX_MINUTES);
     let mut counts = server.client.counts().await?;
     let mut tallied = server.client.tallied(at - Duration::minutes(minutes)).await?;
     let mut recent = server.client.tallied(at - Duration::minutes(RATE_MINUTES)).await?;
@@ -109,7 +109,7 @@ pub(super) async fn stats(
     }))
 }
 
-fn series(tallied: &[Tallied]) -> Vec<Point> {
+fn series(tallied: &[Tallied]) -> Vec<MinuteStats> {
     let mut minutes: BTreeMap<DateTime<Utc>, Vec<&Tallied>> = BTreeMap::new();
     for tally in tallied {
         minutes.entry(tally.minute).or_default().push(tally);
@@ -119,7 +119,7 @@ fn series(tallied: &[Tallied]) -> Vec<Point> {
             tallies.iter().filter(|tally| tally.outcome == outcome).map(|tally| tally.jobs).sum()
         };
         let successes = tallies.iter().copied().filter(|tally| tally.outcome == Outcome::Succeeded);
-        Point {
+        MinuteStats {
             minute,
             succeeded: of(Outcome::Succeeded),
             failed_permanent: of(Outcome::FailedPermanent),

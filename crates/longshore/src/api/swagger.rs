@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Redirect, Response};
 use utoipa_swagger_ui::Config;
 
-use super::problem::{Answer, Problem, Slug};
+use super::problem::{ApiResult, Problem, Slug};
 
 /// Swagger UI puts styles into elements; scripts come from this server only.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
@@ -18,7 +18,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'u
 #[utoipa::path(
     get,
     path = "/docs",
-    tag = "watch",
+    tag = "documentation",
     responses((status = 308, description = "To /docs/.")),
 )]
 pub(super) async fn index(OriginalUri(uri): OriginalUri) -> Redirect {
@@ -29,10 +29,10 @@ pub(super) async fn index(OriginalUri(uri): OriginalUri) -> Redirect {
 #[utoipa::path(
     get,
     path = "/docs/",
-    tag = "watch",
+    tag = "documentation",
     responses((status = 200, description = "A page.", body = String, content_type = "text/html")),
 )]
-pub(super) async fn page() -> Answer<Response> {
+pub(super) async fn page() -> ApiResult<Response> {
     file("")
 }
 
@@ -40,18 +40,18 @@ pub(super) async fn page() -> Answer<Response> {
 #[utoipa::path(
     get,
     path = "/docs/{file}",
-    tag = "watch",
+    tag = "documentation",
     params(("file" = String, Path, description = "A file of the page.")),
     responses(
         (status = 200, description = "The file.", body = String, content_type = "*/*"),
         (status = 404, description = "No such file."),
     ),
 )]
-pub(super) async fn part(Path(name): Path<String>) -> Answer<Response> {
+pub(super) async fn part(Path(name): Path<String>) -> ApiResult<Response> {
     file(&name)
 }
 
-fn file(name: &str) -> Answer<Response> {
+fn file(name: &str) -> ApiResult<Response> {
     // Relative to the page, so that it works under any prefix.
     let config = Arc::new(Config::from("../api-docs/openapi.json"));
     let found = utoipa_swagger_ui::serve(name, config).map_err(|error| {

@@ -2,8 +2,8 @@
 //! again and again while anybody listens, and what has changed goes into a ring
 //! that every listener reads at its own pace.
 
-mod look;
 mod ring;
+mod snapshot;
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,65 +19,65 @@ use hyper::body::Frame;
 use tokio::sync::{mpsc, watch};
 
 use super::auth::{Caller, Guard};
-use super::problem::{Answer, Problem, ProblemBody, Slug};
+use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::{Server, Shared};
 use crate::store::Scope;
-use look::Seen;
-use ring::{Event, Place, Ring};
+use ring::{Event, Position, Ring};
+use snapshot::Snapshot;
 
 /// How often somebody looks; less often where a look takes long.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
 /// A look may take this part of the time.
-const LOOKING_SHARE: u32 = 10;
+const MIN_PAUSE_FACTOR: u32 = 10;
 /// How long the ring is kept when nobody listens any more: long enough to come
 /// back.
-const LINGER: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many events the ring holds.
-const REMEMBERED: usize = 2000;
+const RING_CAPACITY: usize = 2000;
 /// How many may listen at once.
-const MOST_LISTENERS: usize = 256;
+const MAX_LISTENERS: usize = 256;
 /// Silence is broken this often, so that both ends notice when the other has gone.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Whether the token still holds is asked this often.
-const STILL_ALLOWED: Duration = Duration::from_secs(2);
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long the first look may take.
-const FIRST_LOOK: Duration = Duration::from_secs(10);
+const FIRST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a client that lost its connection should wait, in milliseconds.
-const COME_BACK_MS: u32 = 2000;
+const RECONNECT_DELAY_MS: u32 = 2000;
 
 /// Who listens, and to what.
 #[derive(Default)]
 pub(super) struct Hub {
-    state: Mutex<Listening>,
+    state: Mutex<HubState>,
     /// Counts the looks that brought news.
     news: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Listening {
+struct HubState {
     /// There is one from the first look on.
     ring: Option<Ring>,
     /// Whether somebody looks.
-    watched: bool,
+    polling: bool,
     listeners: usize,
     /// When the last one left.
-    alone_since: Option<Instant>,
+    idle_since: Option<Instant>,
 }
 
 /// One of those who listen, until it is dropped.
 struct Listener(Server);
 
 impl Hub {
-    fn state(&self) -> MutexGuard<'_, Listening> {
+    fn state(&self) -> MutexGuard<'_, HubState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts in what happened; the first look only begins the ring.
-    fn tell(&self, events: Vec<Event>) {
+    fn publish(&self, events: Vec<Event>) {
         let is_first = {
             let mut state = self.state();
             let is_first = state.ring.is_none();
-            let ring = state.ring.get_or_insert_with(|| Ring::new(REMEMBERED));
+            let ring = state.ring.get_or_insert_with(|| Ring::new(RING_CAPACITY));
             events.iter().for_each(|event| ring.push(event.clone()));
             is_first
         };
@@ -88,31 +88,32 @@ impl Hub {
 
     /// Whether everybody has been gone for long; if so, all is forgotten, and
     /// whoever comes next begins anew.
-    fn is_over(&self) -> bool {
+    fn reset_if_idle(&self) -> bool {
         let mut state = self.state();
-        let over = state.listeners == 0 && state.alone_since.is_none_or(|since| since.elapsed() >= LINGER);
+        let over =
+            state.listeners == 0 && state.idle_since.is_none_or(|since| since.elapsed() >= IDLE_TIMEOUT);
         if over {
-            *state = Listening::default();
+            *state = HubState::default();
         }
         over
     }
 }
 
 impl Listener {
-    fn new(server: Server) -> Answer<Self> {
+    fn new(server: Server) -> ApiResult<Self> {
         let starts = {
             let mut state = server.hub.state();
-            if state.listeners >= MOST_LISTENERS {
+            if state.listeners >= MAX_LISTENERS {
                 return Err(Problem::new(
                     Slug::Unavailable,
-                    format!("{MOST_LISTENERS} listen already; come back later, or ask another server"),
+                    format!("{MAX_LISTENERS} listen already; come back later, or ask another server"),
                 ));
             }
             state.listeners += 1;
-            !std::mem::replace(&mut state.watched, true)
+            !std::mem::replace(&mut state.polling, true)
         };
         if starts {
-            tokio::spawn(keep_looking(Arc::downgrade(&server.0)));
+            tokio::spawn(take_snapshots(Arc::downgrade(&server.0)));
         }
         Ok(Listener(server))
     }
@@ -123,33 +124,33 @@ impl Drop for Listener {
         let mut state = self.0.hub.state();
         state.listeners -= 1;
         if state.listeners == 0 {
-            state.alone_since = Some(Instant::now());
+            state.idle_since = Some(Instant::now());
         }
     }
 }
 
 /// Looks until nobody has listened for a while, or the server is gone.
-async fn keep_looking(server: Weak<Shared>) {
-    let mut before: Option<Seen> = None;
+async fn take_snapshots(server: Weak<Shared>) {
+    let mut before: Option<Snapshot> = None;
     loop {
         let took = {
             let Some(server) = server.upgrade().map(Server) else { return };
-            if server.hub.is_over() {
+            if server.hub.reset_if_idle() {
                 return;
             }
             let began = Instant::now();
             let known = before.get_or_insert_default();
-            match Seen::look(&server.client, known).await {
+            match Snapshot::take(&server.client, known).await {
                 Ok(seen) => {
                     let is_first = server.hub.state().ring.is_none();
-                    server.hub.tell(if is_first { Vec::new() } else { seen.since(known) });
+                    server.hub.publish(if is_first { Vec::new() } else { seen.changes_since(known) });
                     before = Some(seen);
                 }
                 Err(error) => tracing::warn!(%error, "cannot see what happens; trying again"),
             }
             began.elapsed()
         };
-        tokio::time::sleep(LOOK_EVERY.max(took * LOOKING_SHARE)).await;
+        tokio::time::sleep(SNAPSHOT_INTERVAL.max(took * MIN_PAUSE_FACTOR)).await;
     }
 }
 
@@ -163,7 +164,7 @@ async fn keep_looking(server: Weak<Shared>) {
 #[utoipa::path(
     get,
     path = "/events",
-    tag = "watch",
+    tag = "monitoring",
     params(("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event that was seen.")),
     responses(
         (status = 200, description = "Events, without end.", body = String, content_type = "text/event-stream"),
@@ -174,23 +175,23 @@ pub(super) async fn events(
     State(server): State<Server>,
     caller: Caller,
     headers: HeaderMap,
-) -> Answer<Response> {
+) -> ApiResult<Response> {
     let mut news = server.hub.news.subscribe();
     let listener = Listener::new(server.clone())?;
     let there = async { while server.hub.state().ring.is_none() && news.changed().await.is_ok() {} };
-    if tokio::time::timeout(FIRST_LOOK.min(server.timeout / 2), there).await.is_err() {
+    if tokio::time::timeout(FIRST_SNAPSHOT_TIMEOUT.min(server.timeout / 2), there).await.is_err() {
         return Err(Problem::new(Slug::Unavailable, "the database does not answer"));
     }
-    let asked = headers.get("last-event-id").map(|id| id.to_str().ok().and_then(Place::parse));
+    let asked = headers.get("last-event-id").map(|id| id.to_str().ok().and_then(Position::parse));
     let (out, body) = mpsc::channel(16);
-    let feed = Feed { listener, news, out, queues: caller.queues().map(<[String]>::to_vec) };
+    let feed = EventStream { listener, news, out, queues: caller.queues().map(<[String]>::to_vec) };
     tokio::spawn(feed.run(asked, headers));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    Ok((headers, Body::new(Chunks(body))).into_response())
+    Ok((headers, Body::new(ChannelBody(body))).into_response())
 }
 
 /// What one listener gets.
-struct Feed {
+struct EventStream {
     listener: Listener,
     news: watch::Receiver<u64>,
     out: mpsc::Sender<Bytes>,
@@ -199,26 +200,26 @@ struct Feed {
 }
 
 /// The other end has gone.
-struct Left;
+struct Disconnected;
 
-impl Feed {
+impl EventStream {
     /// Feeds until the listener leaves, may no longer listen, or the server ends.
     /// `asked` is where it wants to go on, if it said so; a place that is none can
     /// not be gone on from.
-    async fn run(mut self, asked: Option<Option<Place>>, headers: HeaderMap) {
+    async fn run(mut self, asked: Option<Option<Position>>, headers: HeaderMap) {
         let server = self.listener.0.clone();
         let gone = self.out.clone();
         tokio::select! {
-            Left = self.feed(asked) => {}
+            Disconnected = self.feed(asked) => {}
             () = gone.closed() => {}
             () = server.ends() => {}
             () = until_refused(&server.guard, &headers) => {}
         }
     }
 
-    async fn feed(&mut self, asked: Option<Option<Place>>) -> Left {
+    async fn feed(&mut self, asked: Option<Option<Position>>) -> Disconnected {
         let mut place = asked.unwrap_or_else(|| self.end());
-        if let Err(left) = self.write(format!("retry: {COME_BACK_MS}\n\n")).await {
+        if let Err(left) = self.write(format!("retry: {RECONNECT_DELAY_MS}\n\n")).await {
             return left;
         }
         loop {
@@ -226,7 +227,7 @@ impl Feed {
                 Ok(place) => place,
                 Err(left) => return left,
             };
-            let news = tokio::time::timeout(SIGN_OF_LIFE, self.news.changed()).await;
+            let news = tokio::time::timeout(KEEP_ALIVE_INTERVAL, self.news.changed()).await;
             if news.is_err()
                 && let Err(left) = self.write(":\n\n".into()).await
             {
@@ -235,12 +236,12 @@ impl Feed {
         }
     }
 
-    fn end(&self) -> Option<Place> {
+    fn end(&self) -> Option<Position> {
         self.listener.0.hub.state().ring.as_ref().map(Ring::end)
     }
 
     /// Writes what came after `place`; where it is now.
-    async fn catch_up(&self, place: Option<Place>) -> Result<Option<Place>, Left> {
+    async fn catch_up(&self, place: Option<Position>) -> Result<Option<Position>, Disconnected> {
         let missed = {
             let state = self.listener.0.hub.state();
             state.ring.as_ref().zip(place).and_then(|(ring, place)| ring.after(place))
@@ -264,15 +265,15 @@ impl Feed {
         Ok(at)
     }
 
-    async fn write(&self, text: String) -> Result<(), Left> {
-        self.out.send(text.into()).await.map_err(|_| Left)
+    async fn write(&self, text: String) -> Result<(), Disconnected> {
+        self.out.send(text.into()).await.map_err(|_| Disconnected)
     }
 }
 
 /// A token may be revoked while its bearer listens.
 async fn until_refused(guard: &Guard, headers: &HeaderMap) {
     loop {
-        tokio::time::sleep(STILL_ALLOWED).await;
+        tokio::time::sleep(TOKEN_CHECK_INTERVAL).await;
         // A database that does not answer refuses nobody.
         if let Err(problem) = guard.admit(headers, Scope::Read).await
             && matches!(problem.slug(), Slug::Unauthorized | Slug::Forbidden)
@@ -283,9 +284,9 @@ async fn until_refused(guard: &Guard, headers: &HeaderMap) {
 }
 
 /// An answer that comes in pieces.
-struct Chunks(mpsc::Receiver<Bytes>);
+struct ChannelBody(mpsc::Receiver<Bytes>);
 
-impl hyper::body::Body for Chunks {
+impl hyper::body::Body for ChannelBody {
     type Data = Bytes;
     type Error = Infallible;
 

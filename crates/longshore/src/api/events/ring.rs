@@ -19,31 +19,31 @@ pub(super) enum Event {
     /// A job as it is now.
     Job(Glance),
     /// A job that was deleted, or is past its time.
-    Removed(Gone),
+    Removed(RemovedJob),
     /// A queue as it is now.
     Queue(QueueRecord),
-    Worker(WorkerNews),
+    Worker(WorkerChange),
     /// More jobs were made than one look sees.
     Gap {},
 }
 
 /// A job that is no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Gone {
+pub(super) struct RemovedJob {
     pub(super) id: JobId,
     kind: String,
     queue: String,
 }
 
-impl From<&Glance> for Gone {
+impl From<&Glance> for RemovedJob {
     fn from(job: &Glance) -> Self {
-        Gone { id: job.id, kind: job.kind.clone(), queue: job.queue.clone() }
+        RemovedJob { id: job.id, kind: job.kind.clone(), queue: job.queue.clone() }
     }
 }
 
 /// A worker as it is now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct WorkerNews {
+pub(super) struct WorkerChange {
     pub(super) id: WorkerId,
     pub(super) name: String,
     pub(super) queues: Vec<String>,
@@ -61,14 +61,14 @@ pub(super) enum WorkerState {
     Gone,
 }
 
-impl From<&WorkerRecord> for WorkerNews {
+impl From<&WorkerRecord> for WorkerChange {
     fn from(worker: &WorkerRecord) -> Self {
         let state = match (worker.dead_at, worker.stale) {
             (Some(_), _) => WorkerState::Dead,
             (None, true) => WorkerState::Stale,
             (None, false) => WorkerState::Alive,
         };
-        WorkerNews { id: worker.id, name: worker.name.clone(), queues: worker.queues.clone(), state }
+        WorkerChange { id: worker.id, name: worker.name.clone(), queues: worker.queues.clone(), state }
     }
 }
 
@@ -98,24 +98,24 @@ impl Event {
 
 /// Where somebody is in the events of one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Position {
     /// Which ring.
     of: u64,
     /// The number of the last event that was seen; 0 is before the first.
     number: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-{}", self.of, self.number)
     }
 }
 
-impl Place {
+impl Position {
     /// As [`Display`](fmt::Display) wrote it.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (of, number) = text.split_once('-')?;
-        Some(Place { of: u64::from_str_radix(of, 16).ok()?, number: number.parse().ok()? })
+        Some(Position { of: u64::from_str_radix(of, 16).ok()?, number: number.parse().ok()? })
     }
 }
 
@@ -142,20 +142,20 @@ impl Ring {
     }
 
     /// Where who has seen everything is.
-    pub(super) fn end(&self) -> Place {
-        Place { of: self.id, number: self.newest }
+    pub(super) fn end(&self) -> Position {
+        Position { of: self.id, number: self.newest }
     }
 
     /// What came after, each with its place; `None` where some of it is no longer
     /// here, or never was.
-    pub(super) fn after(&self, place: Place) -> Option<Vec<(Place, Arc<Event>)>> {
+    pub(super) fn after(&self, place: Position) -> Option<Vec<(Position, Arc<Event>)>> {
         let first = self.newest - self.events.len() as u64;
         if place.of != self.id || !(first..=self.newest).contains(&place.number) {
             return None;
         }
         let missed = (place.number - first) as usize;
         let numbered = (place.number + 1..).zip(self.events.iter().skip(missed));
-        Some(numbered.map(|(number, event)| (Place { of: self.id, number }, event.clone())).collect())
+        Some(numbered.map(|(number, event)| (Position { of: self.id, number }, event.clone())).collect())
     }
 }
 
@@ -196,10 +196,10 @@ mod tests {
         assert_eq!(ring.after(other.end()), None);
         ring.push(event(1));
         let end = ring.end();
-        assert_eq!(Place::parse(&end.to_string()), Some(end));
-        assert_eq!(ring.after(Place { number: 2, ..end }), None);
+        assert_eq!(Position::parse(&end.to_string()), Some(end));
+        assert_eq!(ring.after(Position { number: 2, ..end }), None);
         for nonsense in ["", "-", "1", "x-1", "1-x", "1--1"] {
-            assert_eq!(Place::parse(nonsense), None, "{nonsense:?}");
+            assert_eq!(Position::parse(nonsense), None, "{nonsense:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::sessions::Session;
 use super::*;
-use crate::api::body::{Body, duration, maybe_objects, up_to};
+use crate::api::extract::{Body, check_range, duration, optional_objects};
 use crate::api::problem::ProblemBody;
 use crate::client::Client;
 use crate::enqueue::DEFAULT_QUEUE;
@@ -22,20 +22,20 @@ use crate::store::{ClaimCursor, ClaimRequest, Claimed, NewKind, NewWorker, Suspe
 /// How many jobs one call leases at most.
 const MAX_LEASES: u32 = 100;
 /// How long a call waits for work at most; shorter than a request may take.
-const LONGEST_WAIT: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(20);
 /// How soon a waiting call looks for work that nobody announced.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// A call is never longer under way than this before it arrives.
-const WRITTEN_BEFORE: Duration = Duration::from_secs(2);
+const MAX_DELIVERY_TIME: Duration = Duration::from_secs(2);
 /// The threshold of a worker that names none, and the least and most it may name.
 const STALE_AFTER: Duration = Duration::from_secs(60);
-const STALE_AFTER_FROM: Duration = Duration::from_secs(3);
-const STALE_AFTER_TO: Duration = Duration::from_secs(3600);
+const MIN_STALE_AFTER: Duration = Duration::from_secs(3);
+const MAX_STALE_AFTER: Duration = Duration::from_secs(3600);
 
 /// What a worker asks for.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct LeaseBody {
+pub(in crate::api) struct LeaseRequest {
     /// As the first call returned it; absent on the first.
     worker_id: Option<Uuid>,
     /// A name for people; read on the first call.
@@ -59,14 +59,14 @@ pub(in crate::api) struct LeaseBody {
     stale_after_seconds: Option<f64>,
     /// The leases it still holds. What it was given more than two seconds before
     /// this call and does not name is given back: the answer was lost.
-    #[serde(default, deserialize_with = "maybe_objects")]
+    #[serde(default, deserialize_with = "optional_objects")]
     #[schema(max_items = 1000)]
-    held: Option<Vec<LeaseName>>,
+    held: Option<Vec<LeaseRef>>,
 }
 
 /// What a worker gets.
 #[derive(Serialize, ToSchema)]
-pub(in crate::api) struct Leased {
+pub(in crate::api) struct LeaseResponse {
     /// To be named in every further call.
     worker_id: Uuid,
     /// Call, or renew, at least this often.
@@ -131,9 +131,9 @@ impl From<Claimed> for LeasedJob {
     post,
     path = "/leases",
     tag = "leases",
-    request_body = LeaseBody,
+    request_body = LeaseRequest,
     responses(
-        (status = 200, description = "Jobs to run, or none.", body = Leased),
+        (status = 200, description = "Jobs to run, or none.", body = LeaseResponse),
         (status = 409, description = "The worker was declared dead: stop what it runs and call without `worker_id`.",
          body = ProblemBody),
         (status = 422, description = "A value out of range.", body = ProblemBody),
@@ -142,8 +142,8 @@ impl From<Claimed> for LeasedJob {
 pub(in crate::api) async fn lease(
     State(server): State<Server>,
     caller: Caller,
-    Body(body): Body<LeaseBody>,
-) -> Answer<Json<Leased>> {
+    Body(body): Body<LeaseRequest>,
+) -> ApiResult<Json<LeaseResponse>> {
     let arrived = tokio::time::Instant::now();
     let queues = body.queues.clone().unwrap_or_else(|| vec![DEFAULT_QUEUE.into()]);
     if queues.is_empty() || queues.len() > 64 {
@@ -152,19 +152,19 @@ pub(in crate::api) async fn lease(
     for queue in &queues {
         caller.may_use(queue)?;
     }
-    at_most("kinds", body.kinds.as_ref().map_or(0, Vec::len))?;
-    at_most("held", body.held.as_ref().map_or(0, Vec::len))?;
-    names("queues", &queues)?;
-    names("kinds", body.kinds.as_deref().unwrap_or_default())?;
-    let limit = up_to("limit", body.limit.unwrap_or(1), MAX_LEASES)?;
+    check_count("kinds", body.kinds.as_ref().map_or(0, Vec::len))?;
+    check_count("held", body.held.as_ref().map_or(0, Vec::len))?;
+    check_names("queues", &queues)?;
+    check_names("kinds", body.kinds.as_deref().unwrap_or_default())?;
+    let limit = check_range("limit", body.limit.unwrap_or(1), MAX_LEASES)?;
     // Well within the time that a request has.
-    let longest = LONGEST_WAIT.min(server.timeout * 2 / 3);
+    let longest = MAX_WAIT.min(server.timeout * 2 / 3);
     let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(longest);
     let stale_after = stale_after(body.stale_after_seconds)?;
     let worker = match body.worker_id {
         Some(id) => {
-            own(&server, &caller, WorkerId(id)).await?;
-            known(&server, WorkerId(id)).await?
+            check_worker_access(&server, &caller, WorkerId(id)).await?;
+            heartbeat(&server, WorkerId(id)).await?
         }
         None => register(&server, &body, &queues, stale_after, WorkerId::new()).await?,
     };
@@ -172,58 +172,58 @@ pub(in crate::api) async fn lease(
     // One call of a worker at a time; who waits for another of its own waits no
     // longer than it asked to.
     let Ok(mut session) = tokio::time::timeout_at(arrived + wait, session.lock()).await else {
-        let renew_within_seconds = (registered(&server, worker).await? / 4).as_secs_f64();
-        return Ok(Json(Leased { worker_id: worker.0, renew_within_seconds, jobs: Vec::new() }));
+        let renew_within_seconds = (registered_stale_after(&server, worker).await? / 4).as_secs_f64();
+        return Ok(Json(LeaseResponse { worker_id: worker.0, renew_within_seconds, jobs: Vec::new() }));
     };
     // What it said when it registered holds, not what it says now.
     let stale_after = match (body.worker_id, session.stale_after) {
         (None, _) => stale_after,
         (Some(_), Some(registered)) => registered,
-        (Some(_), None) => registered(&server, worker).await?,
+        (Some(_), None) => registered_stale_after(&server, worker).await?,
     };
     session.stale_after = Some(stale_after);
     if let Some(held) = &body.held {
         let held: Vec<Lease> = held.iter().map(|lease| lease.of(worker)).collect();
         // Another call may have been answered since this one was written.
-        let since = arrived.elapsed() + WRITTEN_BEFORE;
+        let since = arrived.elapsed() + MAX_DELIVERY_TIME;
         release_unknown(&server.client, worker, &held, since).await?;
     }
-    let asked = (queues, body.kinds.clone());
-    if session.asked != asked {
+    let filter = (queues, body.kinds.clone());
+    if session.filter != filter {
         if body.worker_id.is_some() {
             // What it takes is shown to operators, and explains why jobs wait.
-            register(&server, &body, &asked.0, stale_after, worker).await?;
+            register(&server, &body, &filter.0, stale_after, worker).await?;
         }
         *session = Session {
-            asked,
+            filter,
             held: std::mem::take(&mut session.held),
             stale_after: session.stale_after,
             ..Session::default()
         };
     }
     let renew_within = stale_after / 4;
-    let found = find(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
-    Ok(Json(Leased {
+    let found = wait_for_jobs(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
+    Ok(Json(LeaseResponse {
         worker_id: worker.0,
         renew_within_seconds: renew_within.as_secs_f64(),
-        jobs: found.told().into_iter().map(LeasedJob::from).collect(),
+        jobs: found.into_delivered().into_iter().map(LeasedJob::from).collect(),
     }))
 }
 
-fn stale_after(seconds: Option<f64>) -> Answer<Duration> {
+fn stale_after(seconds: Option<f64>) -> ApiResult<Duration> {
     let Some(seconds) = seconds else { return Ok(STALE_AFTER) };
-    let asked = duration("stale_after_seconds", seconds)?;
-    match (STALE_AFTER_FROM..=STALE_AFTER_TO).contains(&asked) {
-        true => Ok(asked),
+    let requested = duration("stale_after_seconds", seconds)?;
+    match (MIN_STALE_AFTER..=MAX_STALE_AFTER).contains(&requested) {
+        true => Ok(requested),
         false => Err(Problem::validation(format!(
             "stale_after_seconds: {seconds} is out of range; use {} to {}",
-            STALE_AFTER_FROM.as_secs(),
-            STALE_AFTER_TO.as_secs()
+            MIN_STALE_AFTER.as_secs(),
+            MAX_STALE_AFTER.as_secs()
         ))),
     }
 }
 
-fn names(field: &'static str, names: &[String]) -> Answer<()> {
+fn check_names(field: &'static str, names: &[String]) -> ApiResult<()> {
     for name in names {
         crate::enqueue::check_name(field, name)?;
     }
@@ -232,13 +232,13 @@ fn names(field: &'static str, names: &[String]) -> Answer<()> {
 
 async fn register(
     server: &Server,
-    body: &LeaseBody,
+    body: &LeaseRequest,
     queues: &[String],
     stale_after: Duration,
     id: WorkerId,
-) -> Answer<WorkerId> {
+) -> ApiResult<WorkerId> {
     let name = body.name.clone().unwrap_or_else(|| "http".into());
-    names("name", std::slice::from_ref(&name))?;
+    check_names("name", std::slice::from_ref(&name))?;
     let worker = NewWorker {
         id,
         queues: queues.to_vec(),
@@ -252,25 +252,25 @@ async fn register(
     if let Some(kinds) = &body.kinds {
         let kinds: Vec<NewKind> = kinds.iter().map(NewKind::new).collect();
         client.put_kinds(&kinds).await?;
-        server.kinds.forget();
+        server.kinds.invalidate();
     }
     Ok(id)
 }
 
 /// Leases that the caller has not been told of. If it goes before it is, they are
 /// given back.
-struct Untold {
+struct Undelivered {
     client: Client,
     jobs: Vec<Claimed>,
 }
 
-impl Untold {
-    fn told(mut self) -> Vec<Claimed> {
+impl Undelivered {
+    fn into_delivered(mut self) -> Vec<Claimed> {
         std::mem::take(&mut self.jobs)
     }
 }
 
-impl Drop for Untold {
+impl Drop for Undelivered {
     fn drop(&mut self) {
         if self.jobs.is_empty() {
             return;
@@ -286,23 +286,23 @@ impl Drop for Untold {
 }
 
 /// The threshold of a worker that registered with another server, or long ago.
-async fn registered(server: &Server, worker: WorkerId) -> Answer<Duration> {
+async fn registered_stale_after(server: &Server, worker: WorkerId) -> ApiResult<Duration> {
     let workers = server.client.workers(None).await?;
     let found = workers.into_iter().find(|record| record.id == worker);
-    found.map(|record| record.stale_after).ok_or_else(|| dead(server, worker))
+    found.map(|record| record.stale_after).ok_or_else(|| dead_worker(server, worker))
 }
 
-async fn find(
+async fn wait_for_jobs(
     server: &Server,
     session: &mut Session,
     worker: WorkerId,
     limit: u32,
     until: tokio::time::Instant,
     beat_every: Duration,
-) -> Answer<Untold> {
+) -> ApiResult<Undelivered> {
     let client = &server.client;
     let mut beaten = Instant::now();
-    let mut suspects = self::suspects(client, session, worker).await?;
+    let mut suspects = suspect_limit(client, session, worker).await?;
     // Before the first look: a job enqueued in between would wait otherwise.
     let mut wakeups = match until > tokio::time::Instant::now() {
         false => None,
@@ -318,11 +318,11 @@ async fn find(
             found = claim(client, session, worker, limit, suspects).await?;
         }
         let Some(wakeups) = wakeups.as_mut().filter(|_| found.jobs.is_empty()) else { return Ok(found) };
-        let look = tokio::time::Instant::now() + LOOK_EVERY;
+        let look = tokio::time::Instant::now() + POLL_INTERVAL;
         loop {
             tokio::select! {
                 queue = wakeups.next() => {
-                    if queue.is_none_or(|queue| session.asked.0.contains(&queue)) {
+                    if queue.is_none_or(|queue| session.filter.0.contains(&queue)) {
                         session.cursor.announce();
                         break;
                     }
@@ -335,11 +335,11 @@ async fn find(
             return Ok(found);
         }
         if suspects == Suspects::Leave {
-            suspects = self::suspects(client, session, worker).await?;
+            suspects = suspect_limit(client, session, worker).await?;
         }
         // Who waits here cannot renew: on its first call it has no id yet.
         if beaten.elapsed() >= beat_every {
-            known(server, worker).await?;
+            heartbeat(server, worker).await?;
             beaten = Instant::now();
         }
     }
@@ -347,13 +347,13 @@ async fn find(
 
 /// Whether one that was interrupted before may be given: not while the worker holds
 /// one, from whichever server.
-async fn suspects(client: &Client, session: &mut Session, worker: WorkerId) -> Answer<Suspects> {
+async fn suspect_limit(client: &Client, session: &mut Session, worker: WorkerId) -> ApiResult<Suspects> {
     let leases = client.leases(worker).await?;
     session.held.retain(|lease, _| leases.contains(lease));
     let unknown: Vec<Lease> = leases.into_iter().filter(|lease| !session.held.contains_key(lease)).collect();
     if !unknown.is_empty() {
         let claims = client.claims(&unknown).await?;
-        session.held.extend(claims.iter().flatten().map(remembered));
+        session.held.extend(claims.iter().flatten().map(lease_and_suspect));
     }
     Ok(match session.held.values().any(|is_suspect| *is_suspect) {
         true => Suspects::Leave,
@@ -362,7 +362,7 @@ async fn suspects(client: &Client, session: &mut Session, worker: WorkerId) -> A
 }
 
 /// A lease, and whether its job was interrupted before.
-fn remembered(job: &Claimed) -> (Lease, bool) {
+fn lease_and_suspect(job: &Claimed) -> (Lease, bool) {
     (job.lease(), job.interruptions() > 0)
 }
 
@@ -372,12 +372,12 @@ async fn claim(
     worker: WorkerId,
     limit: u32,
     suspects: Suspects,
-) -> Answer<Untold> {
-    let (queues, kinds) = session.asked.clone();
+) -> ApiResult<Undelivered> {
+    let (queues, kinds) = session.filter.clone();
     let request = ClaimRequest { queues, kinds, suspects, ..ClaimRequest::new(worker, limit) };
     let claims = client.claim(&request, &mut session.cursor).await?;
-    let found = Untold { client: client.clone(), jobs: claims.jobs };
-    session.held.extend(found.jobs.iter().map(remembered));
+    let found = Undelivered { client: client.clone(), jobs: claims.jobs };
+    session.held.extend(found.jobs.iter().map(lease_and_suspect));
     // It begins as soon as the answer arrives, and nobody says so.
     if let Some(suspect) = found.jobs.iter().find(|job| job.interruptions() > 0) {
         let _ = client.mark_started(&suspect.lease()).await?;

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::problem::{Answer, Problem, Slug};
+use super::problem::{ApiResult, Problem, Slug};
 use crate::client::Client;
 use crate::job::{JobId, WorkerId};
 use crate::store::{Beat, Lease};
@@ -34,44 +34,44 @@ const MAX_ITEMS: usize = 1000;
 /// One lease.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LeaseName {
+pub(super) struct LeaseRef {
     /// The job.
     id: Uuid,
     /// Which lease of the job: the fence.
     lease_no: i32,
 }
 
-impl LeaseName {
+impl LeaseRef {
     fn of(self, worker: WorkerId) -> Lease {
         Lease { id: JobId(self.id), lease_no: self.lease_no, worker }
     }
 }
 
-impl From<&Lease> for LeaseName {
+impl From<&Lease> for LeaseRef {
     fn from(lease: &Lease) -> Self {
-        LeaseName { id: lease.id.0, lease_no: lease.lease_no }
+        LeaseRef { id: lease.id.0, lease_no: lease.lease_no }
     }
 }
 
 /// Refuses a token for some queues that speaks for a worker of others.
-async fn own(server: &Server, caller: &Caller, worker: WorkerId) -> Answer<()> {
+async fn check_worker_access(server: &Server, caller: &Caller, worker: WorkerId) -> ApiResult<()> {
     if caller.queues().is_none() {
         return Ok(());
     }
     let workers = server.client.workers(None).await?;
     let mut queues = workers.iter().filter(|known| known.id == worker).flat_map(|known| &known.queues);
-    queues.try_for_each(|queue| caller.may_reach(queue))
+    queues.try_for_each(|queue| caller.may_access(queue))
 }
 
 /// A call is a sign of life; one of a dead worker comes too late.
-async fn known(server: &Server, worker: WorkerId) -> Answer<WorkerId> {
+async fn heartbeat(server: &Server, worker: WorkerId) -> ApiResult<WorkerId> {
     match server.client.beat(worker, &[]).await? {
         Beat::Alive { .. } => Ok(worker),
-        Beat::Dead => Err(dead(server, worker)),
+        Beat::Dead => Err(dead_worker(server, worker)),
     }
 }
 
-fn dead(server: &Server, worker: WorkerId) -> Problem {
+fn dead_worker(server: &Server, worker: WorkerId) -> Problem {
     server.sessions.forget(worker);
     Problem::new(
         Slug::Conflict,
@@ -84,7 +84,12 @@ fn dead(server: &Server, worker: WorkerId) -> Problem {
 
 /// Releases the leases that a worker does not list and that are older than
 /// `min_age`: the response that carried them was lost.
-async fn release_unknown(client: &Client, worker: WorkerId, held: &[Lease], min_age: Duration) -> Answer<()> {
+async fn release_unknown(
+    client: &Client,
+    worker: WorkerId,
+    held: &[Lease],
+    min_age: Duration,
+) -> ApiResult<()> {
     // A full list may be incomplete, so it does not prove that a response was lost.
     if held.len() < MAX_ITEMS {
         client.release_unknown(worker, held, min_age).await?;
@@ -92,7 +97,7 @@ async fn release_unknown(client: &Client, worker: WorkerId, held: &[Lease], min_
     Ok(())
 }
 
-fn at_most(field: &str, items: usize) -> Answer<()> {
+fn check_count(field: &str, items: usize) -> ApiResult<()> {
     match items > MAX_ITEMS {
         true => {
             Err(Problem::validation(format!("{field}: {items} of them; send at most {MAX_ITEMS} at a time")))
@@ -113,10 +118,10 @@ pub(super) async fn sign_off(
     State(server): State<Server>,
     caller: Caller,
     worker: Result<Path<Uuid>, axum::extract::rejection::PathRejection>,
-) -> Answer<StatusCode> {
+) -> ApiResult<StatusCode> {
     let Path(worker) = worker.map_err(|_| Problem::bad_request("worker_id: not a UUID"))?;
     let worker = WorkerId(worker);
-    own(&server, &caller, worker).await?;
+    check_worker_access(&server, &caller, worker).await?;
     release_unknown(&server.client, worker, &[], Duration::ZERO).await?;
     server.client.retire(worker).await?;
     server.sessions.forget(worker);

@@ -8,7 +8,7 @@ use crate::job::WorkerId;
 use crate::store::{ClaimCursor, Lease};
 
 /// What is remembered of workers that have not called for so long is dropped.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What this server remembers of the workers that call it. Nothing of it is
 /// needed: another server would do as well, only slower.
@@ -22,7 +22,7 @@ type Known = (Instant, Arc<tokio::sync::Mutex<Session>>);
 pub(super) struct Session {
     /// Where the last claim stopped, and for which queues and kinds.
     pub(super) cursor: ClaimCursor,
-    pub(super) asked: (Vec<String>, Option<Vec<String>>),
+    pub(super) filter: (Vec<String>, Option<Vec<String>>),
     /// What it holds, as far as is known here, and which of it was interrupted
     /// before.
     pub(super) held: HashMap<Lease, bool>,
@@ -33,7 +33,7 @@ pub(super) struct Session {
 impl Sessions {
     pub(super) fn of(&self, worker: WorkerId) -> Arc<tokio::sync::Mutex<Session>> {
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.retain(|_, (called, _)| called.elapsed() < FORGOTTEN_AFTER);
+        sessions.retain(|_, (called, _)| called.elapsed() < IDLE_TIMEOUT);
         let (called, session) = sessions.entry(worker).or_insert_with(|| (Instant::now(), Arc::default()));
         *called = Instant::now();
         session.clone()

@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::*;
-use crate::api::body::{Body, duration, objects};
-use crate::api::enqueue::{NewJobBody, admit};
+use crate::api::enqueue::{NewJobBody, validate_job};
+use crate::api::extract::{Body, duration, objects};
 use crate::api::problem::ProblemBody;
 use crate::enqueue::ValidJob;
 use crate::lifecycle::Ending;
@@ -18,7 +18,7 @@ use crate::store::{Claimed, Fenced, Scope};
 /// How attempts ended.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct SettleBody {
+pub(in crate::api) struct SettleRequest {
     worker_id: Uuid,
     #[serde(deserialize_with = "objects")]
     #[schema(max_items = 1000)]
@@ -31,7 +31,7 @@ pub(in crate::api) struct SettleBody {
 pub(in crate::api) struct SettleItem {
     id: Uuid,
     lease_no: i32,
-    outcome: HowEnded,
+    outcome: AttemptOutcome,
     /// What the handler returned, if it succeeded.
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
@@ -56,7 +56,7 @@ pub(in crate::api) struct SettleItem {
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::api) enum HowEnded {
+pub(in crate::api) enum AttemptOutcome {
     /// Done.
     Succeeded,
     /// Charged; tried again by the job's policy.
@@ -71,7 +71,7 @@ pub(in crate::api) enum HowEnded {
 
 /// What became of each.
 #[derive(Serialize, ToSchema)]
-pub(in crate::api) struct SettledBody {
+pub(in crate::api) struct SettleResponse {
     /// In the order given.
     items: Vec<SettledItem>,
 }
@@ -80,13 +80,13 @@ pub(in crate::api) struct SettledBody {
 pub(in crate::api) struct SettledItem {
     id: Uuid,
     lease_no: i32,
-    settled: WhetherStored,
+    settled: SettleResult,
 }
 
 /// Whether an end was stored.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::api) enum WhetherStored {
+pub(in crate::api) enum SettleResult {
     /// It is in the database, now or since an earlier try.
     Stored,
     /// Somebody else owns the job now, or it has ended; nothing changed.
@@ -99,22 +99,22 @@ pub(in crate::api) enum WhetherStored {
     post,
     path = "/leases/settle",
     tag = "leases",
-    request_body = SettleBody,
+    request_body = SettleRequest,
     responses(
-        (status = 200, description = "What became of each, in the order given.", body = SettledBody),
+        (status = 200, description = "What became of each, in the order given.", body = SettleResponse),
         (status = 422, description = "An item that cannot be; nothing was stored.", body = ProblemBody),
     ),
 )]
 pub(in crate::api) async fn settle(
     State(server): State<Server>,
     caller: Caller,
-    Body(body): Body<SettleBody>,
-) -> Answer<Json<SettledBody>> {
-    at_most("items", body.items.len())?;
+    Body(body): Body<SettleRequest>,
+) -> ApiResult<Json<SettleResponse>> {
+    check_count("items", body.items.len())?;
     let worker = WorkerId(body.worker_id);
-    own(&server, &caller, worker).await?;
-    let names: Vec<LeaseName> =
-        body.items.iter().map(|item| LeaseName { id: item.id, lease_no: item.lease_no }).collect();
+    check_worker_access(&server, &caller, worker).await?;
+    let names: Vec<LeaseRef> =
+        body.items.iter().map(|item| LeaseRef { id: item.id, lease_no: item.lease_no }).collect();
     let leases: Vec<Lease> = names.iter().map(|name| name.of(worker)).collect();
     let claims = server.client.claims(&leases).await?;
     let mut reports = Vec::with_capacity(leases.len());
@@ -126,30 +126,34 @@ pub(in crate::api) async fn settle(
         reports.push((lease, ending(item, claimed.as_ref()).map_err(wrong)?, follow_ups));
     }
     let stored = server.client.settle_leases(reports).await?;
-    let items = names.into_iter().zip(stored).map(|(LeaseName { id, lease_no }, fenced)| SettledItem {
+    let items = names.into_iter().zip(stored).map(|(LeaseRef { id, lease_no }, fenced)| SettledItem {
         id,
         lease_no,
         settled: match fenced {
-            Fenced::Held => WhetherStored::Stored,
-            Fenced::LeaseLost => WhetherStored::LeaseLost,
+            Fenced::Held => SettleResult::Stored,
+            Fenced::LeaseLost => SettleResult::LeaseLost,
         },
     });
-    Ok(Json(SettledBody { items: items.collect() }))
+    Ok(Json(SettleResponse { items: items.collect() }))
 }
 
-fn ending(item: SettleItem, claimed: Option<&Claimed>) -> Answer<Ending> {
+fn ending(item: SettleItem, claimed: Option<&Claimed>) -> ApiResult<Ending> {
     let only = |given: bool, field: &str, with: &str| match given {
         true => Err(Problem::validation(format!("{field}: is for the outcome {with}; leave it out"))),
         false => Ok(()),
     };
     let outcome = item.outcome;
-    only(item.result.is_some() && outcome != HowEnded::Succeeded, "result", "succeeded")?;
-    only(item.permanent && outcome != HowEnded::Failed, "permanent", "failed")?;
-    only(item.retry_after_seconds.is_some() && outcome != HowEnded::Failed, "retry_after_seconds", "failed")?;
-    only(item.delay_seconds.is_some() && outcome != HowEnded::Snoozed, "delay_seconds", "snoozed")?;
+    only(item.result.is_some() && outcome != AttemptOutcome::Succeeded, "result", "succeeded")?;
+    only(item.permanent && outcome != AttemptOutcome::Failed, "permanent", "failed")?;
+    only(
+        item.retry_after_seconds.is_some() && outcome != AttemptOutcome::Failed,
+        "retry_after_seconds",
+        "failed",
+    )?;
+    only(item.delay_seconds.is_some() && outcome != AttemptOutcome::Snoozed, "delay_seconds", "snoozed")?;
     Ok(match outcome {
-        HowEnded::Succeeded => Ending::Succeeded { result: item.result },
-        HowEnded::Failed => Ending::Failed {
+        AttemptOutcome::Succeeded => Ending::Succeeded { result: item.result },
+        AttemptOutcome::Failed => Ending::Failed {
             error: item.error.unwrap_or_else(|| "the worker named no error".into()),
             retry_in: match (item.permanent, item.retry_after_seconds) {
                 (true, Some(_)) => {
@@ -163,24 +167,24 @@ fn ending(item: SettleItem, claimed: Option<&Claimed>) -> Answer<Ending> {
                 (false, None) => claimed.and_then(Claimed::backoff),
             },
         },
-        HowEnded::Cancelled => Ending::Cancelled { reason: item.error },
-        HowEnded::Snoozed => match item.delay_seconds {
+        AttemptOutcome::Cancelled => Ending::Cancelled { reason: item.error },
+        AttemptOutcome::Snoozed => match item.delay_seconds {
             Some(seconds) => Ending::Snoozed { delay: duration("delay_seconds", seconds)? },
             None => {
                 return Err(Problem::validation("delay_seconds: is needed when snoozed; say how much later"));
             }
         },
-        HowEnded::Released => Ending::Released,
+        AttemptOutcome::Released => Ending::Released,
     })
 }
 
 async fn follow_ups(
     server: &Server,
     caller: &Caller,
-    outcome: HowEnded,
+    outcome: AttemptOutcome,
     bodies: Vec<NewJobBody>,
-) -> Answer<Vec<ValidJob>> {
-    if !bodies.is_empty() && outcome != HowEnded::Succeeded {
+) -> ApiResult<Vec<ValidJob>> {
+    if !bodies.is_empty() && outcome != AttemptOutcome::Succeeded {
         return Err(Problem::validation("follow_ups: are for the outcome succeeded; leave them out"));
     }
     if !bodies.is_empty() {
@@ -188,8 +192,8 @@ async fn follow_ups(
     }
     let mut jobs = Vec::with_capacity(bodies.len());
     for body in bodies {
-        let job = admit(server, caller, body).await?;
-        server.gate.enqueue(&server.client, job.queue()).await?;
+        let job = validate_job(server, caller, body).await?;
+        server.limiter.check_depth(&server.client, job.queue()).await?;
         jobs.push(job);
     }
     Ok(jobs)

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-pub(super) struct MustRead {
+pub(super) struct WriteTimeout {
     stream: TcpStream,
     patience: Duration,
     /// Runs while something waits to be taken.
@@ -19,9 +19,9 @@ pub(super) struct MustRead {
     waits: bool,
 }
 
-impl MustRead {
+impl WriteTimeout {
     pub(super) fn new(stream: TcpStream, patience: Duration) -> Self {
-        MustRead { stream, patience, deadline: Box::pin(tokio::time::sleep(patience)), waits: false }
+        WriteTimeout { stream, patience, deadline: Box::pin(tokio::time::sleep(patience)), waits: false }
     }
 
     /// What a write came to, unless nothing has been taken for too long.
@@ -39,7 +39,7 @@ impl MustRead {
     }
 }
 
-impl AsyncRead for MustRead {
+impl AsyncRead for WriteTimeout {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -49,7 +49,7 @@ impl AsyncRead for MustRead {
     }
 }
 
-impl AsyncWrite for MustRead {
+impl AsyncWrite for WriteTimeout {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let write = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.bounded(cx, write)

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::Server;
 use super::auth::Caller;
-use super::problem::{Answer, Problem, ProblemBody, Slug};
+use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 
 /// A database that is slower than this is not well.
 const WELL_WITHIN: Duration = Duration::from_secs(5);
@@ -28,13 +28,13 @@ pub(super) struct Health {
 #[utoipa::path(
     get,
     path = "/health",
-    tag = "watch",
+    tag = "monitoring",
     responses(
         (status = 200, description = "The database answers.", body = Health),
         (status = 503, description = "It does not.", body = ProblemBody),
     ),
 )]
-pub(super) async fn health(State(server): State<Server>) -> Answer<Json<Health>> {
+pub(super) async fn health(State(server): State<Server>) -> ApiResult<Json<Health>> {
     match tokio::time::timeout(WELL_WITHIN, server.client.now()).await {
         Ok(Ok(_)) => Ok(Json(Health { status: "ok" })),
         Ok(Err(error)) => Err(error.into()),
@@ -46,7 +46,7 @@ pub(super) async fn health(State(server): State<Server>) -> Answer<Json<Health>>
 #[utoipa::path(
     get,
     path = "/metrics",
-    tag = "watch",
+    tag = "monitoring",
     responses(
         (status = 200, description = "Prometheus text.", body = String, content_type = "text/plain"),
         (status = 403, description = "The token is for some queues, and these are counts of all.", body = ProblemBody),
@@ -56,7 +56,7 @@ pub(super) async fn metrics(
     State(server): State<Server>,
     // Nobody in particular where it is public.
     caller: Option<Extension<Caller>>,
-) -> Answer<Response> {
+) -> ApiResult<Response> {
     if let Some(Extension(caller)) = caller {
         caller.may_use_all()?;
     }

@@ -12,7 +12,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::problem::{Answer, Problem, Slug};
+use super::problem::{ApiResult, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
 use crate::job::JobId;
 use crate::retry::MAX_DELAY;
@@ -29,10 +29,10 @@ pub(super) struct Body<T>(pub(super) T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, _: &S) -> Answer<Self> {
-        expect_type(request.headers(), &["application/json"])?;
-        let bytes = read(request, MAX_BODY).await?;
-        object(Text::Body, &bytes).map(Body)
+    async fn from_request(request: Request, _: &S) -> ApiResult<Self> {
+        expect_content_type(request.headers(), &["application/json"])?;
+        let bytes = read_body(request, MAX_BODY).await?;
+        parse_object(Subject::Body, &bytes).map(Body)
     }
 }
 
@@ -42,26 +42,26 @@ pub(super) struct OptionalBody<T>(pub(super) T);
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, _: &S) -> Answer<Self> {
+    async fn from_request(request: Request, _: &S) -> ApiResult<Self> {
         let typed = request.headers().contains_key(header::CONTENT_TYPE);
         if typed {
-            expect_type(request.headers(), &["application/json"])?;
+            expect_content_type(request.headers(), &["application/json"])?;
         }
-        let bytes = read(request, MAX_BODY).await?;
+        let bytes = read_body(request, MAX_BODY).await?;
         if bytes.is_empty() {
             return Ok(OptionalBody(T::default()));
         }
         if !typed {
-            expect_type(&HeaderMap::new(), &["application/json"])?;
+            expect_content_type(&HeaderMap::new(), &["application/json"])?;
         }
         match bytes.trim_ascii() {
             b"null" => Ok(OptionalBody(T::default())),
-            _ => object(Text::Body, &bytes).map(OptionalBody),
+            _ => parse_object(Subject::Body, &bytes).map(OptionalBody),
         }
     }
 }
 
-pub(super) fn expect_type(headers: &HeaderMap, accepted: &[&str]) -> Answer<()> {
+pub(super) fn expect_content_type(headers: &HeaderMap, accepted: &[&str]) -> ApiResult<()> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
     match accepted.iter().any(|accepted| essence.eq_ignore_ascii_case(accepted)) {
@@ -73,22 +73,22 @@ pub(super) fn expect_type(headers: &HeaderMap, accepted: &[&str]) -> Answer<()> 
     }
 }
 
-pub(super) async fn read(request: Request, most: usize) -> Answer<Bytes> {
+pub(super) async fn read_body(request: Request, limit: usize) -> ApiResult<Bytes> {
     let too_large = || {
         Problem::new(
             Slug::TooLarge,
             format!(
-                "the body is larger than {most} bytes; store the data elsewhere and enqueue a reference, \
+                "the body is larger than {limit} bytes; store the data elsewhere and enqueue a reference, \
                  or send it in parts"
             ),
         )
     };
     // Before the first byte is read.
     let promised = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    if promised.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > most as u64) {
+    if promised.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64) {
         return Err(too_large());
     }
-    match Limited::new(request.into_body(), most).collect().await {
+    match Limited::new(request.into_body(), limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(_) => Err(Problem::bad_request("the body ended before its end; send it whole")),
@@ -97,53 +97,53 @@ pub(super) async fn read(request: Request, most: usize) -> Answer<Bytes> {
 
 /// What is read, in the words of a refusal.
 #[derive(Clone, Copy)]
-pub(super) enum Text {
+pub(super) enum Subject {
     Body,
     /// One of many in a body, on a line of its own or in a list.
     Job,
 }
 
-impl Text {
+impl Subject {
     fn name(self) -> &'static str {
         match self {
-            Text::Body => "the body",
-            Text::Job => "the job",
+            Subject::Body => "the body",
+            Subject::Job => "the job",
         }
     }
 
     /// Serde's words. Where a job stands in the body only its caller knows.
-    fn told(self, error: &serde_json::Error) -> String {
+    fn describe(self, error: &serde_json::Error) -> String {
         match self {
-            Text::Body => error.to_string(),
-            Text::Job => format!("{} at column {}", without_place(error), error.column()),
+            Subject::Body => error.to_string(),
+            Subject::Job => format!("{} at column {}", without_position(error), error.column()),
         }
     }
 }
 
 /// As [`parse`], and an object: a list of its values would fit the type as well.
-pub(super) fn object<'a, T: Deserialize<'a>>(text: Text, bytes: &'a [u8]) -> Answer<T> {
+pub(super) fn parse_object<'a, T: Deserialize<'a>>(subject: Subject, bytes: &'a [u8]) -> ApiResult<T> {
     match bytes.trim_ascii_start().first() {
-        None | Some(b'{') => parse(text, bytes),
+        None | Some(b'{') => parse(subject, bytes),
         // Not JSON is told first.
-        Some(_) => parse::<&RawValue>(text, bytes).and_then(|_| {
-            let name = text.name();
+        Some(_) => parse::<&RawValue>(subject, bytes).and_then(|_| {
+            let name = subject.name();
             Err(Problem::validation(format!("{name} is not an object; send one, like {{\"kind\": …}}")))
         }),
     }
 }
 
 /// JSON of the expected shape. Payloads stay text, which is checked with the job.
-pub(super) fn parse<'a, T: Deserialize<'a>>(text: Text, bytes: &'a [u8]) -> Answer<T> {
+pub(super) fn parse<'a, T: Deserialize<'a>>(subject: Subject, bytes: &'a [u8]) -> ApiResult<T> {
     let json = std::str::from_utf8(bytes)
-        .map_err(|_| Problem::bad_request(format!("{} is not UTF-8; send JSON as UTF-8", text.name())))?;
-    serde_json::from_str(json).map_err(|error| told(text, error))
+        .map_err(|_| Problem::bad_request(format!("{} is not UTF-8; send JSON as UTF-8", subject.name())))?;
+    serde_json::from_str(json).map_err(|error| problem(subject, error))
 }
 
-fn told(text: Text, error: serde_json::Error) -> Problem {
+fn problem(subject: Subject, error: serde_json::Error) -> Problem {
     use serde_json::error::Category;
     let words = error.to_string();
     match error.classify() {
-        Category::Data => Problem::validation(without_place(&error)),
+        Category::Data => Problem::validation(without_position(&error)),
         // JSON, but not text that a database could keep.
         _ if words.contains("surrogate") || words.contains("end of hex escape") => {
             Problem::validation("half a surrogate pair in a string; send the whole character")
@@ -151,16 +151,16 @@ fn told(text: Text, error: serde_json::Error) -> Problem {
         _ if words.contains("recursion limit") => {
             Problem::validation(format!("nested more than {MAX_DEPTH} deep; flatten it"))
         }
-        _ => Problem::bad_request(format!("{} is not JSON: {}", text.name(), text.told(&error))),
+        _ => Problem::bad_request(format!("{} is not JSON: {}", subject.name(), subject.describe(&error))),
     }
 }
 
 /// Serde's words without line and column, which mean little in a small body.
-fn without_place(error: &serde_json::Error) -> String {
-    let told = error.to_string();
-    match told.rfind(" at line ") {
-        Some(at) => told[..at].to_owned(),
-        None => told,
+fn without_position(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(at) => text[..at].to_owned(),
+        None => text,
     }
 }
 
@@ -176,17 +176,17 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
         if !text.starts_with('{') {
             return Err(D::Error::custom("a value stands where an object should; name its fields"));
         }
-        serde_json::from_str(text).map(Object).map_err(|error| D::Error::custom(without_place(&error)))
+        serde_json::from_str(text).map(Object).map_err(|error| D::Error::custom(without_position(&error)))
     }
 }
 
 /// For a field that is an [`Object`].
-pub(super) fn an_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<T, D::Error> {
+pub(super) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<T, D::Error> {
     Object::deserialize(input).map(|object| object.0)
 }
 
 /// For a field that is an [`Object`] or null.
-pub(super) fn maybe_an_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(super) fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     input: D,
 ) -> Result<Option<T>, D::Error> {
     let object = Option::<Object<T>>::deserialize(input)?;
@@ -200,7 +200,7 @@ pub(super) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) 
 }
 
 /// For a field that is a list of [`Object`]s or null.
-pub(super) fn maybe_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(super) fn optional_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     input: D,
 ) -> Result<Option<Vec<T>>, D::Error> {
     let objects = Option::<Vec<Object<T>>>::deserialize(input)?;
@@ -209,12 +209,12 @@ pub(super) fn maybe_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 
 /// For a field in which null is a value, and only its absence means that nothing
 /// was said.
-pub(super) fn even_null<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
+pub(super) fn nullable<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::deserialize(input).map(Some)
 }
 
 /// For a field that is a number of seconds.
-pub(super) fn duration(field: &str, seconds: f64) -> Answer<Duration> {
+pub(super) fn duration(field: &str, seconds: f64) -> ApiResult<Duration> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if duration <= MAX_DELAY => Ok(duration),
         _ => Err(Problem::validation(format!(
@@ -232,7 +232,7 @@ pub(super) struct Query<T>(pub(super) T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
         match axum::extract::Query::<T>::try_from_uri(&parts.uri) {
             Ok(parsed) => Ok(Query(parsed.0)),
             Err(error) => {
@@ -246,15 +246,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
 /// What the headers say about a job. Read one by one: a copy of all of them
 /// would be made for every job.
-pub(super) struct InHeaders {
+pub(super) struct JobHeaders {
     pub(super) idempotency_key: Option<HeaderValue>,
     pub(super) trace: Option<HeaderValue>,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for InHeaders {
+impl<S: Send + Sync> FromRequestParts<S> for JobHeaders {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
         const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
         const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
         let mut keys = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
@@ -263,55 +263,58 @@ impl<S: Send + Sync> FromRequestParts<S> for InHeaders {
         if keys.next().is_some() {
             return Err(Problem::bad_request("Idempotency-Key: sent more than once; send one"));
         }
-        Ok(InHeaders { idempotency_key, trace: parts.headers.get(TRACEPARENT).cloned() })
+        Ok(JobHeaders { idempotency_key, trace: parts.headers.get(TRACEPARENT).cloned() })
     }
 }
 
 /// A job's id in the path.
-pub(super) struct IdInPath(pub(super) JobId);
+pub(super) struct JobIdPath(pub(super) JobId);
 
-impl<S: Send + Sync> FromRequestParts<S> for IdInPath {
+impl<S: Send + Sync> FromRequestParts<S> for JobIdPath {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let Path(text) = path::<String, S>(parts, state).await?;
-        text.parse().map(IdInPath).map_err(Problem::in_the_url)
+        text.parse().map(JobIdPath).map_err(Problem::in_url)
     }
 }
 
 /// A name in the path.
-pub(super) struct NameInPath(pub(super) String);
+pub(super) struct NamePath(pub(super) String);
 
-impl<S: Send + Sync> FromRequestParts<S> for NameInPath {
+impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Answer<Self> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let Path(name) = path::<String, S>(parts, state).await?;
         if name.contains('\0') {
             return Err(Problem::bad_request("the path holds a NUL character; no name has one"));
         }
-        Ok(NameInPath(name))
+        Ok(NamePath(name))
     }
 }
 
-async fn path<T: DeserializeOwned + Send, S: Send + Sync>(parts: &mut Parts, state: &S) -> Answer<Path<T>> {
+async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+) -> ApiResult<Path<T>> {
     Path::<T>::from_request_parts(parts, state)
         .await
         .map_err(|error| Problem::bad_request(format!("path: {error}")))
 }
 
 /// No name or key holds a NUL character, and Postgres takes no text with one.
-pub(super) fn refuse_nul<'a>(texts: impl IntoIterator<Item = Option<&'a str>>) -> Answer<()> {
+pub(super) fn refuse_nul<'a>(texts: impl IntoIterator<Item = Option<&'a str>>) -> ApiResult<()> {
     match texts.into_iter().flatten().any(|text| text.contains('\0')) {
         true => Err(Problem::bad_request("a name holds a NUL character; none does")),
         false => Ok(()),
     }
 }
 
-/// A number from 1 to `most`.
-pub(super) fn up_to(field: &str, given: u32, most: u32) -> Answer<u32> {
-    match (1..=most).contains(&given) {
+/// A number from 1 to `limit`.
+pub(super) fn check_range(field: &str, given: u32, limit: u32) -> ApiResult<u32> {
+    match (1..=limit).contains(&given) {
         true => Ok(given),
-        false => Err(Problem::validation(format!("{field}: {given} is out of range; use 1 to {most}"))),
+        false => Err(Problem::validation(format!("{field}: {given} is out of range; use 1 to {limit}"))),
     }
 }

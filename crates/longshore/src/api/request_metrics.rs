@@ -12,7 +12,7 @@ static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, 
 /// What is counted under which labels, kept by path: to put labels together
 /// costs more than to count.
 #[derive(Debug, Default)]
-pub(super) struct Counts(RwLock<HashMap<String, Vec<Arc<Series>>>>);
+pub(super) struct RequestMetrics(RwLock<HashMap<String, Vec<Arc<Series>>>>);
 
 /// One method, one path, one status.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct Series {
     durations: Key,
 }
 
-impl Counts {
+impl RequestMetrics {
     pub(super) fn count(&self, method: &Method, path: &str, status: StatusCode, took: Duration) {
         let method = known(method);
         let series = self.find(method, path, status).unwrap_or_else(|| self.add(method, path, status));

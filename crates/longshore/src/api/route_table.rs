@@ -8,25 +8,25 @@ use utoipa::openapi::security::SecurityRequirement;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::Server;
-use super::auth::{Guard, Require};
+use super::auth::{Guard, RequireScope};
 use crate::store::Scope;
 
 /// The name of the token scheme in the OpenAPI document.
 pub(super) const TOKEN: &str = "token";
 
 /// Routes so far.
-pub(super) struct Surface {
+pub(super) struct RouteTable {
     guard: Arc<Guard>,
     router: OpenApiRouter<Server>,
 }
 
-impl Surface {
+impl RouteTable {
     pub(super) fn new(guard: Arc<Guard>, document: utoipa::openapi::OpenApi) -> Self {
-        Surface { guard, router: OpenApiRouter::with_openapi(document) }
+        RouteTable { guard, router: OpenApiRouter::with_openapi(document) }
     }
 
     /// Routes for who has this scope.
-    pub(super) fn under(
+    pub(super) fn scoped(
         self,
         scope: Scope,
         routes: impl IntoIterator<Item = UtoipaMethodRouter<Server>>,
@@ -38,11 +38,11 @@ impl Surface {
         for operation in operations(group.get_openapi_mut()) {
             let token = SecurityRequirement::new(TOKEN, [scope.as_str()]);
             // An open server says that it does without.
-            let none = (!self.guard.asks_for_tokens()).then(SecurityRequirement::default);
+            let none = (!self.guard.requires_tokens()).then(SecurityRequirement::default);
             operation.security = Some(none.into_iter().chain([token]).collect());
         }
-        let guarded = group.route_layer(Require { guard: self.guard.clone(), scope });
-        Surface { router: self.router.merge(guarded), ..self }
+        let guarded = group.route_layer(RequireScope { guard: self.guard.clone(), scope });
+        RouteTable { router: self.router.merge(guarded), ..self }
     }
 
     /// Routes for everybody. Each is a decision of its own.
@@ -54,7 +54,7 @@ impl Surface {
         for operation in operations(group.get_openapi_mut()) {
             operation.security = Some(Vec::new());
         }
-        Surface { router: self.router.merge(group), ..self }
+        RouteTable { router: self.router.merge(group), ..self }
     }
 
     pub(super) fn finish(self) -> (axum::Router<Server>, utoipa::openapi::OpenApi) {

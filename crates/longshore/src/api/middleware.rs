@@ -16,8 +16,8 @@ use axum::response::{IntoResponse, Response};
 use tower::{Layer, Service};
 use tracing::Instrument;
 
-use super::problem::{Answer, Cause, Problem, Slug};
-use super::series::Counts;
+use super::problem::{ApiResult, Cause, Problem, Slug};
+use super::request_metrics::RequestMetrics;
 
 const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
 const LONGEST_REQUEST_ID: usize = 128;
@@ -27,7 +27,7 @@ const LONGEST_REQUEST_ID: usize = 128;
 /// One layer for all of it, and by hand: a layer that is a function copies what is
 /// below it for every request, which costs more than what is asked here.
 #[derive(Clone, Debug)]
-pub(super) struct Edge(Arc<Rules>);
+pub(super) struct RequestLayer(Arc<Rules>);
 
 #[derive(Debug)]
 struct Rules {
@@ -35,31 +35,31 @@ struct Rules {
     hosts: Option<Vec<String>>,
     /// How long a request may take.
     timeout: Duration,
-    counts: Counts,
+    counts: RequestMetrics,
 }
 
-impl Edge {
+impl RequestLayer {
     pub(super) fn new(hosts: Option<Vec<String>>, timeout: Duration) -> Self {
-        Edge(Arc::new(Rules { hosts, timeout, counts: Counts::default() }))
+        RequestLayer(Arc::new(Rules { hosts, timeout, counts: RequestMetrics::default() }))
     }
 }
 
-impl<S> Layer<S> for Edge {
-    type Service = Met<S>;
+impl<S> Layer<S> for RequestLayer {
+    type Service = RequestService<S>;
 
-    fn layer(&self, inner: S) -> Met<S> {
-        Met { rules: self.0.clone(), inner }
+    fn layer(&self, inner: S) -> RequestService<S> {
+        RequestService { rules: self.0.clone(), inner }
     }
 }
 
-/// A service behind the [`Edge`].
+/// A service behind the [`RequestLayer`].
 #[derive(Clone, Debug)]
-pub(super) struct Met<S> {
+pub(super) struct RequestService<S> {
     rules: Arc<Rules>,
     inner: S,
 }
 
-impl<S> Service<Request> for Met<S>
+impl<S> Service<Request> for RequestService<S>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
     S::Future: Send + 'static,
@@ -110,7 +110,7 @@ impl Arrival {
     async fn answered(
         self,
         rules: &Rules,
-        answer: Answer<impl Future<Output = Result<Response, Infallible>>>,
+        answer: ApiResult<impl Future<Output = Result<Response, Infallible>>>,
     ) -> Response {
         let mut response = match answer {
             Ok(answer) => rules.wait(answer).instrument(self.span.clone()).await,
@@ -141,7 +141,7 @@ fn log(response: &Response, request_id: &str, method: &Method, path: &str) {
 }
 
 impl Rules {
-    fn check(&self, request: &Request) -> Answer<()> {
+    fn check(&self, request: &Request) -> ApiResult<()> {
         self.check_host(request).and_then(|()| check_origin(request))
     }
 
@@ -162,7 +162,7 @@ impl Rules {
     }
 
     /// Refuses requests that were meant for another host.
-    fn check_host(&self, request: &Request) -> Answer<()> {
+    fn check_host(&self, request: &Request) -> ApiResult<()> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
         let named = request.uri().host().or_else(|| {
             let host = request.headers().get(header::HOST)?.to_str().ok()?;
@@ -181,7 +181,7 @@ impl Rules {
 
 /// Refuses changes that a page of another site asks for: a browser says whose
 /// page it is.
-fn check_origin(request: &Request) -> Answer<()> {
+fn check_origin(request: &Request) -> ApiResult<()> {
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let headers = request.headers();
     let of = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());

@@ -9,7 +9,7 @@ use uuid::Uuid;
 #[derive(ToSchema)]
 #[schema(as = Job)]
 #[expect(dead_code, reason = "describes what `JobRecord` serialises to")]
-pub(super) struct JobShape {
+pub(super) struct JobSchema {
     /// Its id, a UUID v7.
     id: Uuid,
     /// Which handler runs it.
@@ -18,7 +18,7 @@ pub(super) struct JobShape {
     /// The queue it waits in.
     #[schema(max_length = 128)]
     queue: String,
-    status: StatusShape,
+    status: StatusSchema,
     /// Higher runs first.
     #[schema(minimum = -32768, maximum = 32767)]
     priority: i32,
@@ -68,7 +68,7 @@ pub(super) struct JobShape {
     timeout_seconds: Option<f64>,
     /// The retry policy, when it is not the default.
     #[schema(required, nullable)]
-    retry: Option<RetryShape>,
+    retry: Option<RetrySchema>,
     /// How often a worker died holding it.
     #[schema(minimum = 0)]
     interruptions: i32,
@@ -82,14 +82,14 @@ pub(super) struct JobShape {
     #[schema(required)]
     finished_at: Option<DateTime<Utc>>,
     /// Attempts that did not succeed, oldest first; empty in lists.
-    errors: Vec<AttemptShape>,
+    errors: Vec<AttemptSchema>,
 }
 
 /// Where a job stands.
 #[derive(ToSchema)]
 #[schema(as = Status, rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes what `Status` serialises to")]
-pub(super) enum StatusShape {
+pub(super) enum StatusSchema {
     Queued,
     Running,
     Succeeded,
@@ -102,7 +102,7 @@ pub(super) enum StatusShape {
 #[derive(ToSchema)]
 #[schema(as = EnqueuedAs, rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes `EnqueuedAs`")]
-pub(super) enum EnqueuedAsShape {
+pub(super) enum EnqueuedAsSchema {
     /// It is new.
     Created,
     /// It was there already, by its key, and is as it was.
@@ -115,7 +115,7 @@ pub(super) enum EnqueuedAsShape {
 #[derive(ToSchema)]
 #[schema(as = Attempt)]
 #[expect(dead_code, reason = "describes what `AttemptRecord` serialises to")]
-pub(super) struct AttemptShape {
+pub(super) struct AttemptSchema {
     /// Which attempt it was; 1 is the first.
     attempt: i32,
     lease_no: i32,
@@ -135,7 +135,7 @@ pub(super) struct AttemptShape {
 #[serde(tag = "policy", rename_all = "snake_case")]
 #[derive(serde::Serialize)]
 #[expect(dead_code, reason = "describes what `RetryPolicy` serialises to")]
-pub(super) enum RetryShape {
+pub(super) enum RetrySchema {
     /// Uniform between `base_ms` and the smaller of `cap_ms` and `base_ms · 3^attempt`.
     Jitter {
         #[schema(maximum = 315360000000_i64)]
@@ -163,7 +163,7 @@ pub(super) enum RetryShape {
 #[derive(ToSchema)]
 #[schema(as = Queue)]
 #[expect(dead_code, reason = "describes what `QueueRecord` serialises to")]
-pub(super) struct QueueShape {
+pub(super) struct QueueSchema {
     name: String,
     /// Whether claims leave it alone.
     paused: bool,
@@ -182,7 +182,7 @@ pub(super) struct QueueShape {
 #[derive(ToSchema)]
 #[schema(as = Worker)]
 #[expect(dead_code, reason = "describes what `WorkerRecord` serialises to")]
-pub(super) struct WorkerShape {
+pub(super) struct WorkerSchema {
     /// This boot's id.
     id: Uuid,
     name: String,
@@ -208,10 +208,10 @@ pub(super) struct WorkerShape {
 
 /// How many jobs of a queue and kind are in a status.
 #[derive(ToSchema)]
-#[schema(as = Count)]
+#[schema(as = JobCount)]
 #[expect(dead_code, reason = "describes what `Count` serialises to")]
-pub(super) struct CountShape {
-    status: StatusShape,
+pub(super) struct CountSchema {
+    status: StatusSchema,
     queue: String,
     kind: String,
     jobs: u64,

@@ -4,40 +4,44 @@
 
 use std::collections::BTreeMap;
 
-use super::ring::{Event, Gone, WorkerNews, WorkerState};
+use super::ring::{Event, RemovedJob, WorkerChange, WorkerState};
 use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobId, Status, WorkerId};
 use crate::store::{Glance, QueueRecord};
 
 /// How many of the newest jobs are looked at, and of the running ones.
-const MOST: u32 = 200;
+const MAX_JOBS: u32 = 200;
 
 /// What one look saw.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct Snapshot {
     /// The newest jobs, running ones, and those that ran the last time.
     jobs: BTreeMap<JobId, Glance>,
     /// The oldest of the newest jobs, if there are older ones.
     oldest: Option<JobId>,
     newest: Option<JobId>,
     queues: BTreeMap<String, QueueRecord>,
-    workers: BTreeMap<WorkerId, WorkerNews>,
+    workers: BTreeMap<WorkerId, WorkerChange>,
 }
 
-impl Seen {
-    pub(super) async fn look(client: &Client, before: &Seen) -> Result<Seen> {
+impl Snapshot {
+    pub(super) async fn take(client: &Client, before: &Snapshot) -> Result<Snapshot> {
         let ran: Vec<JobId> = before.running().collect();
-        let jobs = client.glance(MOST, &ran).await?;
+        let jobs = client.glance(MAX_JOBS, &ran).await?;
         let queues = client.queues().await?;
         let workers = client.workers(None).await?;
-        let workers = workers.iter().map(|worker| (worker.id, WorkerNews::from(worker))).collect();
-        Ok(Seen::of(jobs, queues, workers))
+        let workers = workers.iter().map(|worker| (worker.id, WorkerChange::from(worker))).collect();
+        Ok(Snapshot::of(jobs, queues, workers))
     }
 
-    fn of(jobs: Vec<Glance>, queues: Vec<QueueRecord>, workers: BTreeMap<WorkerId, WorkerNews>) -> Seen {
-        let older = jobs.len().checked_sub(MOST as usize);
-        Seen {
+    fn of(
+        jobs: Vec<Glance>,
+        queues: Vec<QueueRecord>,
+        workers: BTreeMap<WorkerId, WorkerChange>,
+    ) -> Snapshot {
+        let older = jobs.len().checked_sub(MAX_JOBS as usize);
+        Snapshot {
             oldest: older.and_then(|older| jobs.get(older)).map(|job| job.id),
             newest: jobs.last().map(|job| job.id),
             jobs: jobs.into_iter().map(|job| (job.id, job)).collect(),
@@ -57,12 +61,12 @@ impl Seen {
 
     /// What has changed since `before`: jobs in the order in which they were made,
     /// then queues, then workers.
-    pub(super) fn since(&self, before: &Seen) -> Vec<Event> {
+    pub(super) fn changes_since(&self, before: &Snapshot) -> Vec<Event> {
         let jobs = self.jobs.values().filter(|job| self.is_news(before, job));
         let removed = before.jobs.values().filter(|job| self.lacks(job));
         let mut news: Vec<(JobId, Event)> = jobs
             .map(|job| (job.id, Event::Job(job.clone())))
-            .chain(removed.map(|job| (job.id, Event::Removed(Gone::from(job)))))
+            .chain(removed.map(|job| (job.id, Event::Removed(RemovedJob::from(job)))))
             .collect();
         news.sort_by_key(|(id, _)| *id);
         let mut events: Vec<Event> = news.into_iter().map(|(_, event)| event).collect();
@@ -77,12 +81,12 @@ impl Seen {
         events.extend(workers.cloned().map(Event::Worker));
         let left = before.workers.values().filter(|worker| !self.workers.contains_key(&worker.id));
         events.extend(
-            left.map(|worker| Event::Worker(WorkerNews { state: WorkerState::Gone, ..worker.clone() })),
+            left.map(|worker| Event::Worker(WorkerChange { state: WorkerState::Gone, ..worker.clone() })),
         );
         events
     }
 
-    fn is_news(&self, before: &Seen, job: &Glance) -> bool {
+    fn is_news(&self, before: &Snapshot, job: &Glance) -> bool {
         match before.jobs.get(&job.id) {
             Some(known) => known != job,
             // It may be among the newest only because newer ones were removed.
@@ -114,17 +118,17 @@ mod tests {
         }
     }
 
-    fn seen(jobs: impl IntoIterator<Item = Glance>) -> Seen {
-        Seen::of(jobs.into_iter().collect(), Vec::new(), BTreeMap::new())
+    fn seen(jobs: impl IntoIterator<Item = Glance>) -> Snapshot {
+        Snapshot::of(jobs.into_iter().collect(), Vec::new(), BTreeMap::new())
     }
 
-    fn told(now: &Seen, before: &Seen) -> Vec<(u128, Option<Status>)> {
+    fn told(now: &Snapshot, before: &Snapshot) -> Vec<(u128, Option<Status>)> {
         let tell = |event| match event {
             Event::Job(job) => (job.id.0.as_u128(), Some(job.status)),
             Event::Removed(job) => (job.id.0.as_u128(), None),
             other => panic!("{other:?}"),
         };
-        now.since(before).into_iter().map(tell).collect()
+        now.changes_since(before).into_iter().map(tell).collect()
     }
 
     #[test]
@@ -137,19 +141,19 @@ mod tests {
 
     #[test]
     fn more_new_jobs_than_are_seen_leave_a_gap() {
-        let newest = |from: u32| seen((from..from + MOST).map(|n| job(n, Status::Queued)));
-        let gaps = |now: &Seen, before: &Seen| {
-            now.since(before).iter().filter(|event| matches!(event, Event::Gap {})).count()
+        let newest = |from: u32| seen((from..from + MAX_JOBS).map(|n| job(n, Status::Queued)));
+        let gaps = |now: &Snapshot, before: &Snapshot| {
+            now.changes_since(before).iter().filter(|event| matches!(event, Event::Gap {})).count()
         };
-        assert_eq!(gaps(&newest(10 + MOST), &newest(10)), 1, "one may be missing between");
-        assert_eq!(gaps(&newest(9 + MOST), &newest(10)), 0, "they meet");
+        assert_eq!(gaps(&newest(10 + MAX_JOBS), &newest(10)), 1, "one may be missing between");
+        assert_eq!(gaps(&newest(9 + MAX_JOBS), &newest(10)), 0, "they meet");
         assert_eq!(gaps(&newest(10), &seen([])), 1, "there may have been more");
         assert_eq!(gaps(&seen([job(1, Status::Queued)]), &seen([])), 0, "it is the only one");
     }
 
     #[test]
     fn jobs_that_slide_out_of_sight_or_back_into_it_are_no_news() {
-        let newest = |from: u32| (from..from + MOST).map(|n| job(n, Status::Queued));
+        let newest = |from: u32| (from..from + MAX_JOBS).map(|n| job(n, Status::Queued));
         let (before, now) = (seen(newest(10)), seen(newest(12)));
         assert_eq!(told(&now, &before), [(210, Some(Status::Queued)), (211, Some(Status::Queued))]);
         assert_eq!(told(&before, &now), [(210, None), (211, None)], "10 and 11 are only seen again");
