@@ -82,12 +82,13 @@ impl Limiter {
                 waiting
             }
         };
-        match waiting >= most {
-            true => Err(rate_limited(
+        if waiting >= most {
+            Err(rate_limited(
                 format!("queue: {waiting} jobs wait in it, and no more than {most} may; come back later"),
                 FULL_QUEUE_RETRY_AFTER,
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 }

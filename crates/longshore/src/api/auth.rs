@@ -83,13 +83,14 @@ impl Caller {
     /// by all of them.
     pub(super) fn may_use_key(&self, job: &ValidJob) -> ApiResult<()> {
         let replaces = job.unique.as_ref().is_some_and(|(_, mode)| *mode != UniqueMode::Dedupe);
-        match replaces && self.queues().is_some() {
-            true => Err(Problem::new(
+        if replaces && self.queues().is_some() {
+            Err(Problem::new(
                 Slug::Forbidden,
                 "unique_mode: a token for some queues may only dedupe, because the job that has the key may \
                  be of another queue",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -97,16 +98,17 @@ impl Caller {
     pub(super) fn must_have(&self, scope: Scope) -> ApiResult<()> {
         let Caller::Token(token) = self else { return Ok(()) };
         let has = |scope: Scope| token.scopes.iter().any(|held| held == scope.as_str());
-        match has(scope) || has(Scope::Admin) {
-            true => Ok(()),
-            false => Err(Problem::new(
+        if has(scope) || has(Scope::Admin) {
+            Ok(())
+        } else {
+            Err(Problem::new(
                 Slug::Forbidden,
                 format!(
                     "this needs the scope `{}`, which the token `{}` does not have",
                     scope.as_str(),
                     token.name
                 ),
-            )),
+            ))
         }
     }
 

@@ -83,17 +83,18 @@ pub(super) async fn enqueue(
     }
     let is_lines = expect_content_type(request.headers(), &["application/x-ndjson"]).is_ok();
     let bytes = read_body(request, MAX_BATCH_BODY).await?;
-    let items: Vec<Item> = match is_lines {
-        true => bytes
+    let items: Vec<Item> = if is_lines {
+        bytes
             .split(|byte| *byte == b'\n')
             .zip(1..)
             .filter(|(text, _)| !text.trim_ascii().is_empty())
             .map(|(text, line)| Item { line: Some(line), job: parse_object(Subject::Job, text) })
-            .collect(),
-        false => parse::<Vec<&serde_json::value::RawValue>>(Subject::Body, &bytes)?
+            .collect()
+    } else {
+        parse::<Vec<&serde_json::value::RawValue>>(Subject::Body, &bytes)?
             .into_iter()
             .map(|item| Item { line: None, job: parse_object(Subject::Job, item.get().as_bytes()) })
-            .collect(),
+            .collect()
     };
     if items.len() > MAX_JOBS {
         return Err(Problem::new(

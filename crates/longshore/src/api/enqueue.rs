@@ -240,15 +240,16 @@ impl NewJobBody {
 /// body that is.
 pub(super) fn check_size(payload: &RawValue) -> ApiResult<()> {
     let bytes = payload.get().len();
-    match bytes > MAX_PAYLOAD {
-        true => Err(Problem::new(
+    if bytes > MAX_PAYLOAD {
+        Err(Problem::new(
             Slug::TooLarge,
             format!(
                 "payload: {bytes} bytes of JSON; at most {MAX_PAYLOAD} are kept, so store the data elsewhere \
                  and enqueue a reference"
             ),
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

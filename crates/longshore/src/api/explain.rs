@@ -140,11 +140,10 @@ async fn explain_running(client: &Client, job: &JobRecord) -> Result<Explanation
         );
         return Ok(explanation(job, Reason::WorkerLost, message));
     }
-    Ok(match job.cancel_requested {
-        true => {
-            explanation(job, Reason::Stopping, "its handler has been told to stop and has not yet".into())
-        }
-        false => explanation(job, Reason::Running, format!("it runs, on worker {holder}")),
+    Ok(if job.cancel_requested {
+        explanation(job, Reason::Stopping, "its handler has been told to stop and has not yet".into())
+    } else {
+        explanation(job, Reason::Running, format!("it runs, on worker {holder}"))
     })
 }
 
@@ -193,10 +192,7 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
     let workers = client.workers(None).await?;
     let eligible = EligibleWorkers::of(job, &workers);
     let kinds = eligible.kinds();
-    let ahead = match is_due {
-        true => client.ahead_among(job.id, kinds.as_deref(), MAX_AHEAD).await?,
-        false => None,
-    };
+    let ahead = if is_due { client.ahead_among(job.id, kinds.as_deref(), MAX_AHEAD).await? } else { None };
 
     // First what stays until a person does something, due or not.
     if let Some((reason, message)) = needs_operator(job, queue, &workers, &eligible) {
@@ -304,21 +300,18 @@ fn no_worker(
     let (queue, kind) = (&job.queue, &job.kind);
     // A server that only looks after the queue takes no jobs.
     let takes_some = |worker: &WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
-    Some(match live_workers_of_queue(job, workers).any(takes_some) {
-        true => {
-            let message = format!(
-                "no live worker of queue `{queue}` handles kind `{kind}`; start one that does: `longshore worker \
+    Some(if live_workers_of_queue(job, workers).any(takes_some) {
+        let message = format!(
+            "no live worker of queue `{queue}` handles kind `{kind}`; start one that does: `longshore worker \
                  --queues {queue}` for a built-in kind, a program of your own for another"
-            );
-            (Reason::NoWorkerForKind, message)
-        }
-        false => {
-            let message = format!(
-                "no live worker takes jobs of queue `{queue}`; start one with `longshore worker --queues {queue}`, \
+        );
+        (Reason::NoWorkerForKind, message)
+    } else {
+        let message = format!(
+            "no live worker takes jobs of queue `{queue}`; start one with `longshore worker --queues {queue}`, \
                  or a program of your own if `{kind}` is no built-in kind"
-            );
-            (Reason::NoWorkerForQueue, message)
-        }
+        );
+        (Reason::NoWorkerForQueue, message)
     })
 }
 

@@ -64,12 +64,10 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
 pub(super) fn expect_content_type(headers: &HeaderMap, accepted: &[&str]) -> ApiResult<()> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
-    match accepted.iter().any(|accepted| essence.eq_ignore_ascii_case(accepted)) {
-        true => Ok(()),
-        false => Err(Problem::new(
-            Slug::UnsupportedMediaType,
-            format!("content-type: send {}", accepted.join(" or ")),
-        )),
+    if accepted.iter().any(|accepted| essence.eq_ignore_ascii_case(accepted)) {
+        Ok(())
+    } else {
+        Err(Problem::new(Slug::UnsupportedMediaType, format!("content-type: send {}", accepted.join(" or "))))
     }
 }
 
@@ -305,16 +303,18 @@ async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
 
 /// No name or key holds a NUL character, and Postgres takes no text with one.
 pub(super) fn refuse_nul<'a>(texts: impl IntoIterator<Item = Option<&'a str>>) -> ApiResult<()> {
-    match texts.into_iter().flatten().any(|text| text.contains('\0')) {
-        true => Err(Problem::bad_request("a name holds a NUL character; none does")),
-        false => Ok(()),
+    if texts.into_iter().flatten().any(|text| text.contains('\0')) {
+        Err(Problem::bad_request("a name holds a NUL character; none does"))
+    } else {
+        Ok(())
     }
 }
 
 /// A number from 1 to `limit`.
 pub(super) fn check_range(field: &str, given: u32, limit: u32) -> ApiResult<u32> {
-    match (1..=limit).contains(&given) {
-        true => Ok(given),
-        false => Err(Problem::validation(format!("{field}: {given} is out of range; use 1 to {limit}"))),
+    if (1..=limit).contains(&given) {
+        Ok(given)
+    } else {
+        Err(Problem::validation(format!("{field}: {given} is out of range; use 1 to {limit}")))
     }
 }

@@ -294,9 +294,10 @@ pub(super) async fn remove(
     caller.may_use_all()?;
     let there = server.client.remove_kind(&name).await?;
     server.kinds.invalidate();
-    match there {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => Err(Problem::new(Slug::NotFound, "nobody has announced a kind of that name")),
+    if there {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(Problem::new(Slug::NotFound, "nobody has announced a kind of that name"))
     }
 }
 

@@ -168,13 +168,14 @@ impl Rules {
             let host = request.headers().get(header::HOST)?.to_str().ok()?;
             Some(without_port(host))
         });
-        match named.is_some_and(|named| hosts.iter().any(|host| host.eq_ignore_ascii_case(named))) {
-            true => Ok(()),
-            false => Err(Problem::new(
+        if named.is_some_and(|named| hosts.iter().any(|host| host.eq_ignore_ascii_case(named))) {
+            Ok(())
+        } else {
+            Err(Problem::new(
                 Slug::Misdirected,
                 "host: this server does not answer to that name; use the address that it printed when it \
                  started, or add the name to its list of hosts",
-            )),
+            ))
         }
     }
 }
@@ -189,11 +190,10 @@ fn check_origin(request: &Request) -> ApiResult<()> {
         let site = origin.split_once("://").map(|(_, site)| site);
         site.is_none() || site != of(header::HOST)
     });
-    match is_safe || !foreign {
-        true => Ok(()),
-        false => {
-            Err(Problem::new(Slug::Forbidden, "origin: a page of another site may not change anything here"))
-        }
+    if is_safe || !foreign {
+        Ok(())
+    } else {
+        Err(Problem::new(Slug::Forbidden, "origin: a page of another site may not change anything here"))
     }
 }
 
@@ -221,9 +221,10 @@ fn made_id() -> HeaderValue {
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.ends_with(':') => {
-            match name.contains(':') && !name.ends_with(']') {
-                true => host,
-                false => name,
+            if name.contains(':') && !name.ends_with(']') {
+                host
+            } else {
+                name
             }
         }
         _ => host,

@@ -129,9 +129,10 @@ impl Problem {
     /// What was wrong with a query string or a path is the request's shape, not
     /// its contents.
     pub(super) fn in_url(error: Error) -> Self {
-        match error.is_invalid() {
-            true => Problem::bad_request(error.to_string()).with_cause(error),
-            false => error.into(),
+        if error.is_invalid() {
+            Problem::bad_request(error.to_string()).with_cause(error)
+        } else {
+            error.into()
         }
     }
 

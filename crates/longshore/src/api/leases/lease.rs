@@ -213,13 +213,14 @@ pub(in crate::api) async fn lease(
 fn stale_after(seconds: Option<f64>) -> ApiResult<Duration> {
     let Some(seconds) = seconds else { return Ok(STALE_AFTER) };
     let requested = duration("stale_after_seconds", seconds)?;
-    match (MIN_STALE_AFTER..=MAX_STALE_AFTER).contains(&requested) {
-        true => Ok(requested),
-        false => Err(Problem::validation(format!(
+    if (MIN_STALE_AFTER..=MAX_STALE_AFTER).contains(&requested) {
+        Ok(requested)
+    } else {
+        Err(Problem::validation(format!(
             "stale_after_seconds: {seconds} is out of range; use {} to {}",
             MIN_STALE_AFTER.as_secs(),
             MAX_STALE_AFTER.as_secs()
-        ))),
+        )))
     }
 }
 
@@ -304,10 +305,8 @@ async fn wait_for_jobs(
     let mut beaten = Instant::now();
     let mut suspects = suspect_limit(client, session, worker).await?;
     // Before the first look: a job enqueued in between would wait otherwise.
-    let mut wakeups = match until > tokio::time::Instant::now() {
-        false => None,
-        true => Some(client.subscribe().await?),
-    };
+    let mut wakeups =
+        if until > tokio::time::Instant::now() { Some(client.subscribe().await?) } else { None };
     loop {
         let began = Instant::now();
         let mut found = claim(client, session, worker, limit, suspects).await?;
@@ -355,10 +354,7 @@ async fn suspect_limit(client: &Client, session: &mut Session, worker: WorkerId)
         let claims = client.claims(&unknown).await?;
         session.held.extend(claims.iter().flatten().map(lease_and_suspect));
     }
-    Ok(match session.held.values().any(|is_suspect| *is_suspect) {
-        true => Suspects::Leave,
-        false => Suspects::One,
-    })
+    Ok(if session.held.values().any(|is_suspect| *is_suspect) { Suspects::Leave } else { Suspects::One })
 }
 
 /// A lease, and whether its job was interrupted before.

@@ -98,11 +98,10 @@ async fn release_unknown(
 }
 
 fn check_count(field: &str, items: usize) -> ApiResult<()> {
-    match items > MAX_ITEMS {
-        true => {
-            Err(Problem::validation(format!("{field}: {items} of them; send at most {MAX_ITEMS} at a time")))
-        }
-        false => Ok(()),
+    if items > MAX_ITEMS {
+        Err(Problem::validation(format!("{field}: {items} of them; send at most {MAX_ITEMS} at a time")))
+    } else {
+        Ok(())
     }
 }
 

@@ -138,9 +138,12 @@ pub(in crate::api) async fn settle(
 }
 
 fn ending(item: SettleItem, claimed: Option<&Claimed>) -> ApiResult<Ending> {
-    let only = |given: bool, field: &str, with: &str| match given {
-        true => Err(Problem::validation(format!("{field}: is for the outcome {with}; leave it out"))),
-        false => Ok(()),
+    let only = |given: bool, field: &str, with: &str| {
+        if given {
+            Err(Problem::validation(format!("{field}: is for the outcome {with}; leave it out")))
+        } else {
+            Ok(())
+        }
     };
     let outcome = item.outcome;
     only(item.result.is_some() && outcome != AttemptOutcome::Succeeded, "result", "succeeded")?;
