@@ -1,6 +1,7 @@
-//! Who may do what. A route belongs to a scope because it was added under one
-//! (see [`RouteTable`](super::route_table::RouteTable)); there is no way to add one
-//! without.
+//! Authentication by bearer token, and authorization by scope and queue.
+//!
+//! Which scope a route requires is set in
+//! [`RouteTable`](super::route_table::RouteTable), where routes are added.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -23,23 +24,25 @@ use crate::client::Client;
 use crate::enqueue::{UniqueMode, ValidJob};
 use crate::store::{Scope, TokenRecord};
 
-/// A revoked token is refused after this long at the latest.
+/// How long a looked-up token is cached. A revoked token stays valid for at most
+/// this long.
 const TOKEN_CACHE_TTL: Duration = Duration::from_secs(2);
-/// How many tokens are remembered; past that all are forgotten.
+/// How many tokens are cached. When the cache is full, it is emptied.
 const MAX_CACHED_TOKENS: usize = 10_000;
 
 /// Who may use the API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Whoever can reach it. Right for loopback, and behind a server that checks
-    /// for itself.
+    /// Anyone who can reach it. For loopback, and for servers that check access
+    /// themselves.
     #[default]
     Open,
-    /// Who brings a token of the database (`longshore tokens create`).
+    /// Callers with a token that is stored in the database (`longshore tokens
+    /// create`).
     Tokens,
 }
 
-/// Decides about requests.
+/// Decides which requests are let through.
 #[derive(Debug)]
 pub(super) struct Guard {
     access: Access,
@@ -48,10 +51,11 @@ pub(super) struct Guard {
     cache: Mutex<TokenCache>,
 }
 
-/// Tokens by the hash of their secrets, and when each was looked up.
+/// Tokens by the hash of their secret, with the time of the lookup. `None` means
+/// that there is no such token.
 type TokenCache = HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>;
 
-/// Who asks. Found on every request that a scope let through.
+/// Who sent a request. The scope check adds it to every request it lets through.
 #[derive(Clone, Debug)]
 pub(super) enum Caller {
     Anonymous,
@@ -59,42 +63,45 @@ pub(super) enum Caller {
 }
 
 impl Caller {
-    /// Refuses what exists in a queue that the token is not for, without naming
-    /// that: the caller did not.
+    /// Refuses access to something that exists in this queue if the token does not
+    /// cover the queue. Does not name the queue, which the caller may not know.
     pub(super) fn may_access(&self, queue: &str) -> ApiResult<()> {
         self.may_use(queue).map_err(|_| {
             let queues = self.queues().unwrap_or_default().join(", ");
-            Problem::new(Slug::Forbidden, format!("this token is for {queues}, and this is of another queue"))
+            Problem::new(
+                Slug::Forbidden,
+                format!("this token covers only {queues}, and this belongs to another queue"),
+            )
         })
     }
 
-    /// Refuses queues that the token is not for.
+    /// Refuses a queue that the token does not cover.
     pub(super) fn may_use(&self, queue: &str) -> ApiResult<()> {
         match self.queues() {
             Some(queues) if !queues.iter().any(|allowed| allowed == queue) => Err(Problem::new(
                 Slug::Forbidden,
-                format!("queue: this token is for {}, not for `{queue}`", queues.join(", ")),
+                format!("queue: this token covers only {}, not `{queue}`", queues.join(", ")),
             )),
             _ => Ok(()),
         }
     }
 
-    /// Refuses keys that would change jobs of other queues: unique keys are shared
-    /// by all of them.
+    /// Refuses a unique key that could change a job of another queue, because all
+    /// queues share one set of unique keys.
     pub(super) fn may_use_key(&self, job: &ValidJob) -> ApiResult<()> {
         let replaces = job.unique.as_ref().is_some_and(|(_, mode)| *mode != UniqueMode::Dedupe);
         if replaces && self.queues().is_some() {
             Err(Problem::new(
                 Slug::Forbidden,
-                "unique_mode: a token for some queues may only dedupe, because the job that has the key may \
-                 be of another queue",
+                "unique_mode: a token that covers only some queues may only use `dedupe`, because the job \
+                 that has the key may belong to another queue",
             ))
         } else {
             Ok(())
         }
     }
 
-    /// Refuses what takes a scope that the token does not have.
+    /// Refuses a token that does not have this scope.
     pub(super) fn must_have(&self, scope: Scope) -> ApiResult<()> {
         let Caller::Token(token) = self else { return Ok(()) };
         let has = |scope: Scope| token.scopes.iter().any(|held| held == scope.as_str());
@@ -104,15 +111,15 @@ impl Caller {
             Err(Problem::new(
                 Slug::Forbidden,
                 format!(
-                    "this needs the scope `{}`, which the token `{}` does not have",
-                    scope.as_str(),
-                    token.name
+                    "token `{}` does not have the scope `{}`, which this requires; use another token",
+                    token.name,
+                    scope.as_str()
                 ),
             ))
         }
     }
 
-    /// The only queues it may see; `None` means all.
+    /// The queues that the token covers; `None` means all.
     pub(super) fn queues(&self) -> Option<&[String]> {
         match self {
             Caller::Anonymous => None,
@@ -120,7 +127,7 @@ impl Caller {
         }
     }
 
-    /// Which token it brought.
+    /// The id of the token; `None` without one.
     pub(super) fn token(&self) -> Option<uuid::Uuid> {
         match self {
             Caller::Anonymous => None,
@@ -128,8 +135,8 @@ impl Caller {
         }
     }
 
-    /// Refuses what concerns a queue that the token is not for, or, where none is
-    /// named, every queue at once.
+    /// Refuses a queue that the token does not cover. Without a queue, refuses
+    /// tokens that do not cover all of them.
     pub(super) fn may_use_queue_or_all(&self, queue: Option<&str>) -> ApiResult<()> {
         match queue {
             Some(queue) => self.may_use(queue),
@@ -137,15 +144,15 @@ impl Caller {
         }
     }
 
-    /// Refuses what concerns every queue at once.
+    /// Refuses tokens that do not cover all queues.
     pub(super) fn may_use_all(&self) -> ApiResult<()> {
         match self.queues() {
             None => Ok(()),
             Some(queues) => Err(Problem::new(
                 Slug::Forbidden,
                 format!(
-                    "this concerns every queue, and this token is for {} only; name one of them where \
-                     there is a `queue` parameter, or use another token",
+                    "this applies to every queue, and this token covers only {}; set `queue` to one of \
+                     them if this route takes it, or use another token",
                     queues.join(", ")
                 ),
             )),
@@ -157,12 +164,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
-        // Absent only on routes without a scope, which ask for no caller.
+        // Only routes without a scope have no caller, and they do not extract one.
         parts
             .extensions
             .get::<Caller>()
             .cloned()
-            .ok_or_else(|| Problem::new(Slug::Forbidden, "this route has no scope, so nobody may use it"))
+            .ok_or_else(|| Problem::new(Slug::Forbidden, "this route has no scope, so no caller may use it"))
     }
 }
 
@@ -175,6 +182,7 @@ impl Guard {
         self.access == Access::Tokens
     }
 
+    /// Checks the token of a request. Returns the caller if it has this scope.
     pub(super) async fn admit(&self, headers: &HeaderMap, scope: Scope) -> ApiResult<Caller> {
         match self.admit_from_cache(headers, scope) {
             Some(admitted) => admitted,
@@ -182,7 +190,8 @@ impl Guard {
         }
     }
 
-    /// As [`admit`](Self::admit), where the database need not be asked.
+    /// As [`admit`](Self::admit), but without a database lookup. Returns `None` if
+    /// one is needed.
     fn admit_from_cache(&self, headers: &HeaderMap, scope: Scope) -> Option<ApiResult<Caller>> {
         if self.access == Access::Open {
             return Some(Ok(Caller::Anonymous));
@@ -206,7 +215,7 @@ impl Guard {
         authorize(token, scope)
     }
 
-    /// The request with its caller, once that is counted.
+    /// Counts the request against the caller's rate and adds the caller to it.
     fn count_and_attach(&self, admitted: ApiResult<Caller>, mut request: Request) -> ApiResult<Request> {
         let caller = admitted?;
         self.limiter.check_rate(&caller)?;
@@ -219,13 +228,13 @@ impl Guard {
     }
 }
 
-/// What is stored of a token's secret: SHA-256.
+/// The SHA-256 hash of a token's secret, which is what the database stores.
 pub fn hash_token(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
 }
 
-/// Tokens are found by the hash of what was sent: what a stranger can learn from
-/// how long that takes is about the hash, not about the secret.
+/// The hash of the token that was sent. Tokens are looked up by hash, so the time
+/// of a lookup reveals something about the hash but not about the secret.
 fn sent_token_hash(headers: &HeaderMap) -> ApiResult<[u8; 32]> {
     let secret = bearer(headers).ok_or_else(|| unauthorized("send `Authorization: Bearer <token>`"))?;
     Ok(hash_token(secret))
@@ -239,8 +248,8 @@ fn authorize(token: Option<Arc<TokenRecord>>, scope: Scope) -> ApiResult<Caller>
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let mut given = headers.get_all(header::AUTHORIZATION).iter();
-    let (first, None) = (given.next()?, given.next()) else { return None };
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let (first, None) = (values.next()?, values.next()) else { return None };
     let (scheme, secret) = first.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
 }
@@ -250,7 +259,8 @@ fn unauthorized(message: &str) -> Problem {
         .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"longshore\""))
 }
 
-/// Lets through who has the scope. By hand, as the [`RequestLayer`](super::middleware::RequestLayer) is.
+/// A layer that lets through only callers with a scope. Written as a tower service
+/// for the same reason as [`RequestLayer`](super::middleware::RequestLayer).
 #[derive(Clone, Debug)]
 pub(super) struct RequireScope {
     pub(super) guard: Arc<Guard>,
@@ -265,7 +275,7 @@ impl<S> Layer<S> for RequireScope {
     }
 }
 
-/// A service for who has a scope.
+/// A service behind [`RequireScope`].
 #[derive(Clone, Debug)]
 pub(super) struct ScopeService<S> {
     rule: RequireScope,
@@ -293,7 +303,7 @@ where
                 Err(problem) => Box::pin(ready(Ok(problem.into_response()))),
             };
         }
-        // This one was asked whether it is ready, a copy was not.
+        // Call the service that `poll_ready` was called on, not the clone.
         let copy = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, copy);
         Box::pin(async move {

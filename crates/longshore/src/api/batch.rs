@@ -1,4 +1,4 @@
-//! Many jobs in one request.
+//! Enqueues many jobs in one request, as a JSON array or as JSON lines.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -14,59 +14,59 @@ use super::jobs::check_access;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use crate::enqueue::{EnqueuedAs, ValidJob};
 
-/// How many jobs one request brings at most.
+/// The maximum number of jobs in one request.
 const MAX_JOBS: usize = 10_000;
 
-/// What became of each job.
+/// The result of a batch.
 #[derive(Serialize, ToSchema)]
 pub(super) struct BatchResponse {
-    /// How many are new.
+    /// How many jobs were created.
     created: usize,
-    /// How many were there already, by their keys.
+    /// How many keys already had a job, including those whose job was replaced.
     existing: usize,
-    /// How many were refused; the others are stored.
+    /// How many jobs were refused; the others are stored.
     refused: usize,
-    /// In the order given.
+    /// One result per job, in the order of the request.
     items: Vec<BatchItem>,
 }
 
-/// What became of one job.
+/// The result of one job in a batch.
 #[derive(Serialize, ToSchema)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub(super) enum BatchItem {
-    /// A new job.
+    /// The job was created.
     Created { id: Uuid },
-    /// The job that already had the key.
+    /// A job with this key already existed and is unchanged.
     Existing { id: Uuid },
-    /// The waiting job that already had the key, with the new contents.
+    /// A waiting job with this key already existed and has the new contents.
     Replaced { id: Uuid },
-    /// Not stored.
+    /// The job was not stored.
     Refused { error: Slug, message: String },
 }
 
-/// A job as it was sent.
+/// A job of the request.
 struct Item {
-    /// On which line, if it has one to itself.
+    /// Its line number, in JSON lines.
     line: Option<usize>,
     job: ApiResult<NewJobBody>,
 }
 
-/// Enqueues many jobs in one commit; those that are wrong are refused one by
-/// one.
+/// Enqueues many jobs in one commit. Invalid jobs are refused one by one; the others
+/// are stored.
 #[utoipa::path(
     post,
     path = "/jobs/batch",
     tag = "jobs",
     request_body(
-        description = "An array of jobs, each as in `POST /jobs`, or, as `application/x-ndjson`, one a line; up to \
-                       10,000 jobs or 16 MiB.",
+        description = "An array of jobs, each as in `POST /jobs`, or one job per line as `application/x-ndjson`. \
+                       At most 10,000 jobs and 16 MiB.",
         content = Vec<serde_json::Value>,
     ),
     responses(
-        (status = 200, description = "What became of each, in the order given.", body = BatchResponse),
-        (status = 400, description = "Not JSON.", body = ProblemBody),
-        (status = 413, description = "Too large, or too many.", body = ProblemBody),
-        (status = 422, description = "An `Idempotency-Key` header: each job has a field for its own.",
+        (status = 200, description = "One result per job, in the order of the request.", body = BatchResponse),
+        (status = 400, description = "The body is not JSON.", body = ProblemBody),
+        (status = 413, description = "Too many bytes or too many jobs.", body = ProblemBody),
+        (status = 422, description = "An `Idempotency-Key` header was sent; set `idempotency_key` in each job instead.",
          body = ProblemBody),
     ),
 )]
@@ -78,12 +78,12 @@ pub(super) async fn enqueue(
     expect_content_type(request.headers(), &["application/json", "application/x-ndjson"])?;
     if request.headers().contains_key("idempotency-key") {
         return Err(Problem::validation(
-            "Idempotency-Key: one key cannot stand for many jobs; give each its own idempotency_key",
+            "Idempotency-Key: one key cannot identify many jobs; set idempotency_key in each job instead",
         ));
     }
-    let is_lines = expect_content_type(request.headers(), &["application/x-ndjson"]).is_ok();
+    let is_json_lines = expect_content_type(request.headers(), &["application/x-ndjson"]).is_ok();
     let bytes = read_body(request, MAX_BATCH_BODY).await?;
-    let items: Vec<Item> = if is_lines {
+    let items: Vec<Item> = if is_json_lines {
         bytes
             .split(|byte| *byte == b'\n')
             .zip(1..)
@@ -99,44 +99,44 @@ pub(super) async fn enqueue(
     if items.len() > MAX_JOBS {
         return Err(Problem::new(
             Slug::TooLarge,
-            format!("{} jobs; send at most {MAX_JOBS} in one request", items.len()),
+            format!("the batch has {} jobs; send at most {MAX_JOBS} in one request", items.len()),
         ));
     }
-    let mut answers: Vec<Option<BatchItem>> = Vec::with_capacity(items.len());
-    let (mut jobs, mut places) = (Vec::new(), Vec::new());
+    let mut results: Vec<Option<BatchItem>> = Vec::with_capacity(items.len());
+    let (mut jobs, mut positions) = (Vec::new(), Vec::new());
     let lines: Vec<Option<usize>> = items.iter().map(|item| item.line).collect();
-    for (place, item) in items.into_iter().enumerate() {
-        match take(&server, &caller, item.job).await {
+    for (position, item) in items.into_iter().enumerate() {
+        match check(&server, &caller, item.job).await {
             Ok(job) => {
                 jobs.push(job);
-                places.push(place);
-                answers.push(None);
+                positions.push(position);
+                results.push(None);
             }
-            // The database's trouble is the whole request's.
+            // A database failure fails the whole request.
             Err(problem) if problem.slug() == Slug::Unavailable || problem.slug() == Slug::Internal => {
                 return Err(problem);
             }
-            Err(problem) => answers.push(Some(refused(problem, lines[place]))),
+            Err(problem) => results.push(Some(refused(problem, lines[position]))),
         }
     }
     if !jobs.is_empty() {
         let stored = server.client.store_all(&jobs).await?;
-        for (place, enqueued) in places.into_iter().zip(stored) {
+        for (position, enqueued) in positions.into_iter().zip(stored) {
             let id = enqueued.id.0;
             if enqueued.how != EnqueuedAs::Created
                 && let Err(problem) = check_access(&server, &caller, enqueued.id).await
             {
-                answers[place] = Some(refused(problem, lines[place]));
+                results[position] = Some(refused(problem, lines[position]));
                 continue;
             }
-            answers[place] = Some(match enqueued.how {
+            results[position] = Some(match enqueued.how {
                 EnqueuedAs::Created => BatchItem::Created { id },
                 EnqueuedAs::Existing => BatchItem::Existing { id },
                 EnqueuedAs::Replaced => BatchItem::Replaced { id },
             });
         }
     }
-    let items: Vec<BatchItem> = answers.into_iter().flatten().collect();
+    let items: Vec<BatchItem> = results.into_iter().flatten().collect();
     let count = |is: fn(&BatchItem) -> bool| items.iter().filter(|item| is(item)).count();
     Ok(Json(BatchResponse {
         created: count(|item| matches!(item, BatchItem::Created { .. })),
@@ -147,7 +147,7 @@ pub(super) async fn enqueue(
 }
 
 fn refused(problem: Problem, line: Option<usize>) -> BatchItem {
-    // Empty lines are passed over, so a place among the items tells no line.
+    // Empty lines are skipped, so a position in `items` is not a line number.
     let problem = match line {
         Some(line) => problem.at(format_args!("line {line}")),
         None => problem,
@@ -155,7 +155,7 @@ fn refused(problem: Problem, line: Option<usize>) -> BatchItem {
     BatchItem::Refused { error: problem.slug(), message: problem.message().to_owned() }
 }
 
-async fn take(server: &Server, caller: &Caller, item: ApiResult<NewJobBody>) -> ApiResult<ValidJob> {
+async fn check(server: &Server, caller: &Caller, item: ApiResult<NewJobBody>) -> ApiResult<ValidJob> {
     let job = validate_job(server, caller, item?).await?;
     server.limiter.check_depth(&server.client, job.queue()).await?;
     Ok(job)

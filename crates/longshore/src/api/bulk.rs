@@ -1,4 +1,4 @@
-//! One order for many jobs: cancel, retry or delete whatever a filter finds.
+//! Bulk operations: cancel, retry or delete every job that matches a filter.
 
 use std::time::{Duration, Instant};
 
@@ -20,43 +20,43 @@ use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::lifecycle::{self, Event, Finished, Flags, Running, Waiting};
 use crate::store::ListFilter;
 
-/// How many jobs one request concerns at most.
+/// The maximum number of jobs that one request processes.
 const MAX_JOBS: u32 = 10_000;
-/// A request that has taken this long goes no further; `next` says where to go on.
+/// A request stops after this time and returns in `next` where to continue.
 const MAX_RUN_TIME: Duration = Duration::from_secs(15);
 
-/// What to do, and to which jobs.
+/// A bulk operation.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BulkRequest {
     action: BulkAction,
-    /// Which jobs: all that fit everything named here. At least one thing must be
-    /// named.
+    /// Selects the jobs that match every field set here. Set at least one.
     #[serde(deserialize_with = "object")]
     filter: BulkFilter,
-    /// Count what fits, and what of it would be passed over, and change nothing.
+    /// Only count the jobs that match and those that would be skipped; change
+    /// nothing.
     #[serde(default)]
     dry_run: bool,
-    /// How many at most, newest first; 1,000 by default.
+    /// The maximum number of jobs to process, newest first. 1,000 by default.
     #[schema(minimum = 1, maximum = 10000)]
     limit: Option<u32>,
-    /// Older than this job: the `next` of the response before.
+    /// Process only jobs older than this one: the `next` of the previous response.
     cursor: Option<Uuid>,
 }
 
-/// What to do.
+/// What to do with each job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum BulkAction {
-    /// Cancel waiting jobs and tell running ones to stop.
+    /// Cancel waiting jobs and request that running ones stop.
     Cancel,
-    /// Let finished jobs run again, and waiting ones now.
+    /// Run finished jobs again, and waiting ones now.
     Retry,
-    /// Remove finished jobs.
+    /// Delete finished jobs.
     Delete,
 }
 
-/// Which jobs.
+/// Selects jobs.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BulkFilter {
@@ -65,38 +65,39 @@ pub(super) struct BulkFilter {
     kind: Option<String>,
     queue: Option<String>,
     tag: Option<String>,
-    /// Made before this time.
+    /// Created before this time.
     older_than: Option<DateTime<Utc>>,
-    /// Made after this time.
+    /// Created after this time.
     newer_than: Option<DateTime<Utc>>,
 }
 
-/// What was done.
+/// The result of a bulk operation.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct BulkResponse {
-    /// How many fit.
+    /// How many jobs matched the filter.
     matched: u64,
-    /// How many were changed; none in a dry run.
+    /// How many jobs were changed; 0 in a dry run.
     changed: u64,
-    /// How many could not be: they had moved on, or their state forbids it. In a
-    /// dry run, how many the order would pass over; it would change the others.
+    /// How many jobs could not be changed because of their state. In a dry run, how
+    /// many would be skipped; the others would be changed.
     skipped: u64,
-    /// Whether nothing was changed.
+    /// Whether this was a dry run.
     dry_run: bool,
-    /// Where to go on, if there may be more.
+    /// The `cursor` to continue with; null if no more jobs match.
     #[schema(required)]
     next: Option<Uuid>,
 }
 
-/// Cancels, retries or deletes whatever a filter finds.
+/// Cancels, retries or deletes every job that matches a filter.
 #[utoipa::path(
     post,
     path = "/jobs/bulk",
     tag = "jobs",
     request_body = BulkRequest,
     responses(
-        (status = 200, description = "What was done.", body = BulkResponse),
-        (status = 422, description = "A filter that names nothing, or a value out of range.", body = ProblemBody),
+        (status = 200, description = "How many jobs matched, were changed and were skipped.",
+         body = BulkResponse),
+        (status = 422, description = "The filter is empty, or a value is out of range.", body = ProblemBody),
     ),
 )]
 pub(super) async fn bulk(
@@ -106,13 +107,13 @@ pub(super) async fn bulk(
 ) -> ApiResult<Json<BulkResponse>> {
     let BulkFilter { status, kind, queue, tag, older_than, newer_than } = body.filter;
     let texts = [&kind, &queue, &tag];
-    let names_nothing = status.is_none()
+    let is_empty = status.is_none()
         && texts.iter().all(|text| text.is_none())
         && older_than.is_none()
         && newer_than.is_none();
-    if names_nothing {
+    if is_empty {
         return Err(Problem::validation(
-            "filter: names nothing, which would mean every job; name at least a status, a kind, a queue, a tag or a time",
+            "filter: is empty and would match every job; set status, kind, queue, tag, older_than or newer_than",
         ));
     }
     refuse_nul(texts.map(|text| text.as_deref()))?;
@@ -128,7 +129,7 @@ pub(super) async fn bulk(
         cursor: body.cursor.map(JobId),
         ..ListFilter::default()
     };
-    let began = Instant::now();
+    let started = Instant::now();
     let mut response = BulkResponse { dry_run: body.dry_run, ..BulkResponse::default() };
     loop {
         let left = u64::from(limit) - response.matched;
@@ -147,7 +148,7 @@ pub(super) async fn bulk(
             }
         }
         filter.cursor = page.next;
-        let enough = response.matched >= u64::from(limit) || began.elapsed() > MAX_RUN_TIME;
+        let enough = response.matched >= u64::from(limit) || started.elapsed() > MAX_RUN_TIME;
         if page.next.is_none() || enough {
             response.next = page.next.map(|next| next.0);
             return Ok(Json(response));
@@ -156,8 +157,8 @@ pub(super) async fn bulk(
 }
 
 impl BulkAction {
-    /// Whether a job's state allows it. Whether another job has its unique key
-    /// only trying can tell.
+    /// Whether the job's state allows the action. A retry can still be refused later
+    /// because another job has the unique key.
     fn would_change(self, job: &JobRecord) -> bool {
         let event = match self {
             BulkAction::Cancel => Event::Cancel,
@@ -168,8 +169,9 @@ impl BulkAction {
     }
 }
 
-/// Where a job of a list stands, as far as orders ask: a list does not tell
-/// whether the handler has begun or the unique key was taken over.
+/// The state of a listed job, as far as these actions depend on it. A list does not
+/// include whether the handler has started or the unique key has moved to another
+/// job.
 fn list_state(job: &JobRecord) -> lifecycle::State {
     let &JobRecord { lease_no, attempts, max_attempts, interruptions, cancel_requested, .. } = job;
     let finished = |outcome| lifecycle::State::Finished(Finished { lease_no, outcome });

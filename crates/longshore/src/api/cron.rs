@@ -1,4 +1,4 @@
-//! Schedules.
+//! Cron schedules: list, create, change, pause, run and delete them.
 
 use axum::Json;
 use axum::extract::State;
@@ -19,22 +19,24 @@ use crate::cron::NewSchedule;
 use crate::enqueue::EnqueuedAs;
 use crate::store::Schedule;
 
-/// A schedule.
+/// A schedule, which enqueues one job at each tick.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Schedule)]
 pub(super) struct ScheduleBody {
     name: String,
-    /// The cron line.
+    /// The cron expression.
     cron: String,
-    /// An IANA time zone.
+    /// The IANA time zone of the expression.
     zone: String,
     /// What happens to missed ticks: `skip`, `one` or `all:N`.
     missed: String,
-    /// The job each tick enqueues.
+    /// The job that each tick enqueues.
     #[schema(value_type = serde_json::Value)]
     job: Box<RawValue>,
     paused: bool,
+    /// The next tick.
     next_at: DateTime<Utc>,
+    /// The last tick; null before the first.
     #[schema(required)]
     last_at: Option<DateTime<Utc>>,
 }
@@ -46,7 +48,7 @@ impl From<Schedule> for ScheduleBody {
             cron: schedule.expression,
             zone: schedule.zone,
             missed: schedule.missed,
-            // Written down by us, so it is JSON.
+            // Stored as JSON.
             job: RawValue::from_string(schedule.template).unwrap_or_default(),
             paused: schedule.paused,
             next_at: schedule.next_at,
@@ -55,45 +57,45 @@ impl From<Schedule> for ScheduleBody {
     }
 }
 
-/// What to put.
+/// The contents of a schedule.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewSchedule)]
 pub(super) struct NewScheduleBody {
-    /// Five fields, or six with seconds first.
+    /// A cron expression of five fields, or of six with seconds first.
     #[schema(example = "*/5 * * * *")]
     cron: String,
     /// An IANA time zone; UTC by default.
     zone: Option<String>,
     /// What happens to missed ticks: `skip`, `one` (the default) or `all:N`.
     missed: Option<String>,
-    /// The job each tick enqueues; without a time and an idempotency key of its
-    /// own.
+    /// The job that each tick enqueues. It must not set `run_at`, `delay_seconds` or
+    /// `idempotency_key`.
     #[serde(deserialize_with = "object")]
     job: NewJobBody,
 }
 
-/// Schedules, by name.
+/// Lists schedules, sorted by name.
 #[utoipa::path(
     get,
     path = "/cron",
     tag = "cron",
-    responses((status = 200, description = "By name.", body = Vec<ScheduleBody>)),
+    responses((status = 200, description = "All schedules.", body = Vec<ScheduleBody>)),
 )]
 pub(super) async fn list(State(server): State<Server>, caller: Caller) -> ApiResult<Json<Vec<ScheduleBody>>> {
     caller.may_use_all()?;
     Ok(Json(server.client.schedules().await?.into_iter().map(ScheduleBody::from).collect()))
 }
 
-/// One schedule.
+/// Returns a schedule.
 #[utoipa::path(
     get,
     path = "/cron/{name}",
     tag = "cron",
-    params(("name" = String, Path, description = "The schedule.")),
+    params(("name" = String, Path, description = "The name of the schedule.")),
     responses(
         (status = 200, description = "The schedule.", body = ScheduleBody),
-        (status = 404, description = "No such schedule.", body = ProblemBody),
+        (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
     ),
 )]
 pub(super) async fn get(
@@ -102,19 +104,20 @@ pub(super) async fn get(
     NamePath(name): NamePath,
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
-    one(&server, &name).await
+    find(&server, &name).await
 }
 
-/// Creates a schedule or changes the one of that name.
+/// Creates a schedule, or changes the one with this name.
 #[utoipa::path(
     put,
     path = "/cron/{name}",
     tag = "cron",
-    params(("name" = String, Path, description = "The schedule.", min_length = 1, max_length = 128)),
+    params(("name" = String, Path, description = "The name of the schedule.", min_length = 1, max_length = 128)),
     request_body = NewScheduleBody,
     responses(
-        (status = 200, description = "What is stored.", body = ScheduleBody),
-        (status = 422, description = "A line, a zone, a policy or a job that cannot be.", body = ProblemBody),
+        (status = 200, description = "The schedule as stored.", body = ScheduleBody),
+        (status = 422, description = "The cron expression, the zone, the policy or the job is invalid.",
+         body = ProblemBody),
     ),
 )]
 pub(super) async fn put(
@@ -124,8 +127,8 @@ pub(super) async fn put(
     Body(body): Body<NewScheduleBody>,
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
-    let known = server.kinds.check_payload(&server.client, body.job.kind(), body.job.payload()).await?;
-    let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&known.defaults)?);
+    let kind = server.kinds.check_payload(&server.client, body.job.kind(), body.job.payload()).await?;
+    let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&kind.defaults)?);
     if let Some(zone) = body.zone {
         schedule = schedule.zone(zone);
     }
@@ -135,15 +138,15 @@ pub(super) async fn put(
     Ok(Json(server.client.put_schedule(schedule).await?.into()))
 }
 
-/// Holds a schedule's ticks back.
+/// Pauses a schedule: it enqueues no jobs until it is resumed.
 #[utoipa::path(
     post,
     path = "/cron/{name}/pause",
     tag = "cron",
-    params(("name" = String, Path, description = "The schedule.")),
+    params(("name" = String, Path, description = "The name of the schedule.")),
     responses(
-        (status = 200, description = "As it is now.", body = ScheduleBody),
-        (status = 404, description = "No such schedule.", body = ProblemBody),
+        (status = 200, description = "The schedule after the change.", body = ScheduleBody),
+        (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
     ),
 )]
 pub(super) async fn pause(
@@ -153,18 +156,18 @@ pub(super) async fn pause(
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     server.client.pause_schedule(&name).await?;
-    one(&server, &name).await
+    find(&server, &name).await
 }
 
-/// Lets a schedule tick again.
+/// Resumes a paused schedule.
 #[utoipa::path(
     post,
     path = "/cron/{name}/resume",
     tag = "cron",
-    params(("name" = String, Path, description = "The schedule.")),
+    params(("name" = String, Path, description = "The name of the schedule.")),
     responses(
-        (status = 200, description = "As it is now.", body = ScheduleBody),
-        (status = 404, description = "No such schedule.", body = ProblemBody),
+        (status = 200, description = "The schedule after the change.", body = ScheduleBody),
+        (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
     ),
 )]
 pub(super) async fn resume(
@@ -174,10 +177,10 @@ pub(super) async fn resume(
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     server.client.resume_schedule(&name).await?;
-    one(&server, &name).await
+    find(&server, &name).await
 }
 
-/// The job that a run by hand made.
+/// The job of a manual run.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ScheduleRun {
     job_id: Uuid,
@@ -185,15 +188,15 @@ pub(super) struct ScheduleRun {
     how: EnqueuedAs,
 }
 
-/// Enqueues a schedule's job now, as an extra.
+/// Enqueues a schedule's job now, in addition to its ticks.
 #[utoipa::path(
     post,
     path = "/cron/{name}/run",
     tag = "cron",
-    params(("name" = String, Path, description = "The schedule.")),
+    params(("name" = String, Path, description = "The name of the schedule.")),
     responses(
-        (status = 201, description = "Its job.", body = ScheduleRun),
-        (status = 404, description = "No such schedule.", body = ProblemBody),
+        (status = 201, description = "The job was enqueued.", body = ScheduleRun),
+        (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
     ),
 )]
 pub(super) async fn run(
@@ -206,15 +209,15 @@ pub(super) async fn run(
     Ok((StatusCode::CREATED, Json(ScheduleRun { job_id: job.id.0, how: job.how })))
 }
 
-/// Removes a schedule. Jobs that it enqueued stay.
+/// Deletes a schedule. Jobs that it has enqueued stay.
 #[utoipa::path(
     delete,
     path = "/cron/{name}",
     tag = "cron",
-    params(("name" = String, Path, description = "The schedule.")),
+    params(("name" = String, Path, description = "The name of the schedule.")),
     responses(
-        (status = 204, description = "It is gone."),
-        (status = 404, description = "No such schedule.", body = ProblemBody),
+        (status = 204, description = "The schedule is deleted."),
+        (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
     ),
 )]
 pub(super) async fn remove(
@@ -227,9 +230,9 @@ pub(super) async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn one(server: &Server, name: &str) -> ApiResult<Json<ScheduleBody>> {
+async fn find(server: &Server, name: &str) -> ApiResult<Json<ScheduleBody>> {
     let found = server.client.schedules().await?.into_iter().find(|schedule| schedule.name == name);
     found
         .map(|schedule| Json(schedule.into()))
-        .ok_or_else(|| Problem::new(Slug::NotFound, "there is no schedule of that name"))
+        .ok_or_else(|| Problem::new(Slug::NotFound, format!("there is no schedule `{name}`")))
 }

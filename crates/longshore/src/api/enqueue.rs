@@ -1,4 +1,9 @@
-//! New jobs: what a request may say of one, and what it is answered.
+//! Enqueues one job: the request body, its checks and the response.
+//!
+//! The rule for kinds and payloads is [`KindRegistry::check_payload`]; the rules for
+//! the other fields are in [`crate::enqueue`].
+//!
+//! [`KindRegistry::check_payload`]: super::kinds::KindRegistry::check_payload
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
@@ -21,22 +26,23 @@ use crate::job::Status;
 use crate::lifecycle::When;
 use crate::retry::RetryPolicy;
 
-/// A job to be enqueued. Only `kind` and `payload` are needed.
+/// A job to enqueue. Only `kind` and `payload` are required.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewJob)]
 pub(super) struct NewJobBody {
-    /// Which handler runs it.
+    /// Which handler runs the job.
     #[schema(min_length = 1, max_length = 128, example = "summarize_text")]
     kind: String,
-    /// Any JSON up to 1 MiB, checked against the kind.
+    /// Any JSON value up to 1 MiB. If the kind has a schema, the payload must match
+    /// it.
     #[schema(value_type = serde_json::Value)]
     payload: Box<RawValue>,
-    /// 3 by default, or what the kind says.
+    /// 3 by default, unless the kind sets a default.
     #[schema(minimum = 1, maximum = 32767)]
     max_attempts: Option<i64>,
-    /// One key, one job, for as long as the job is kept. The `Idempotency-Key`
-    /// header beats this.
+    /// A second request with the same key returns the first job, as long as that job
+    /// is kept. The `Idempotency-Key` header overrides this field.
     #[schema(min_length = 1, max_length = 512)]
     idempotency_key: Option<String>,
     /// `default` if absent.
@@ -45,22 +51,25 @@ pub(super) struct NewJobBody {
     /// Higher runs first; 0 by default.
     #[schema(minimum = -32768, maximum = 32767)]
     priority: Option<i64>,
-    /// Not before this time.
+    /// The job does not start before this time.
     run_at: Option<DateTime<Utc>>,
-    /// Not before so many seconds have passed.
+    /// The job does not start before this many seconds have passed.
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
-    /// Unique among live jobs.
+    /// Only one job that has not finished may have this key.
     #[schema(min_length = 1, max_length = 512)]
     unique_key: Option<String>,
-    /// What to do when a live job has the key: `dedupe` (the default),
-    /// `replace` or `preserve_run_at`.
+    /// What to do if an unfinished job already has the key. `dedupe` (the default)
+    /// returns that job. `replace` gives a waiting job the new contents;
+    /// `preserve_run_at` does too, but keeps its time. If the job is running, both
+    /// create a new job that takes over the key.
     #[schema(value_type = Option<UniqueModeSchema>)]
     unique_mode: Option<UniqueMode>,
-    /// How long one attempt may take: seconds, or `none`. Two hours by default.
+    /// How long one attempt may take: seconds, or `none` for no limit. Two hours by
+    /// default.
     #[schema(value_type = Option<TimeoutSchema>)]
     timeout_seconds: Option<TimeoutSeconds>,
-    /// How long a failed attempt waits.
+    /// How long the job waits after a failed attempt.
     #[serde(default, deserialize_with = "optional_object")]
     #[schema(value_type = Option<RetrySchema>)]
     retry: Option<RetryPolicy>,
@@ -72,22 +81,22 @@ pub(super) struct NewJobBody {
     #[serde(default)]
     #[schema(max_items = 64)]
     flags: Vec<String>,
-    /// Why it was enqueued.
+    /// Why the job was enqueued.
     context: Option<String>,
-    /// The enqueuer's own data: any JSON up to 64 KiB.
+    /// Your own data: any JSON value up to 64 KiB.
     #[schema(value_type = Option<serde_json::Value>)]
     metadata: Option<Box<RawValue>>,
-    /// From the request's header.
+    /// The `traceparent` header of the request.
     #[serde(skip)]
     trace: Option<String>,
 }
 
-/// Seconds, or the word `none`.
+/// Seconds, or the string `none`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum TimeoutSeconds {
     Seconds(f64),
-    Word(NoTimeout),
+    None(NoTimeout),
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -96,6 +105,7 @@ pub(super) enum NoTimeout {
     None,
 }
 
+/// Seconds, or `none` for no limit.
 #[derive(ToSchema)]
 #[schema(as = Timeout)]
 #[serde(untagged)]
@@ -103,7 +113,7 @@ pub(super) enum NoTimeout {
 #[expect(dead_code, reason = "describes `TimeoutSeconds`")]
 pub(super) enum TimeoutSchema {
     Seconds(f64),
-    Word(NoTimeoutSchema),
+    None(NoTimeoutSchema),
 }
 
 #[derive(Serialize, ToSchema)]
@@ -123,14 +133,13 @@ pub(super) enum UniqueModeSchema {
     PreserveRunAt,
 }
 
-/// What became of an enqueue.
+/// The job of an enqueue request.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct EnqueuedJob {
-    /// The job that stands for the request.
     id: Uuid,
     kind: String,
     queue: String,
-    /// Where it stands: `queued`, or wherever an existing one is.
+    /// `queued` for a new job; an existing one has its current status.
     #[schema(value_type = StatusSchema)]
     status: Status,
     priority: i16,
@@ -138,14 +147,14 @@ pub(super) struct EnqueuedJob {
     max_attempts: u16,
     #[schema(required)]
     idempotency_key: Option<String>,
-    /// Whether this request made it.
+    /// Whether this request created the job.
     created: bool,
     #[schema(value_type = EnqueuedAsSchema)]
     how: EnqueuedAs,
 }
 
 impl NewJobBody {
-    /// A job of this kind with nothing said about it.
+    /// A job of this kind with a null payload and no other fields.
     pub(super) fn of_kind(kind: &str) -> Self {
         NewJobBody {
             kind: kind.into(),
@@ -168,7 +177,7 @@ impl NewJobBody {
         }
     }
 
-    /// The job, with what the kind says where the request is silent.
+    /// Converts the request, with the kind's defaults for absent fields.
     pub(super) fn into_job(self, defaults: &Defaults) -> ApiResult<NewJob> {
         check_size(&self.payload)?;
         let mut job = NewJob::from_json(self.kind, self.payload.get());
@@ -192,7 +201,9 @@ impl NewJobBody {
         match (self.unique_key, self.unique_mode) {
             (Some(key), mode) => job = job.unique_key(key, mode.unwrap_or_default()),
             (None, Some(_)) => {
-                return Err(Problem::validation("unique_mode: says nothing without a unique_key; give one"));
+                return Err(Problem::validation(
+                    "unique_mode: needs a unique_key; set one, or leave unique_mode out",
+                ));
             }
             (None, None) => {}
         }
@@ -200,7 +211,7 @@ impl NewJobBody {
             Some(TimeoutSeconds::Seconds(seconds)) => {
                 job = job.timeout(Some(duration("timeout_seconds", seconds)?));
             }
-            Some(TimeoutSeconds::Word(NoTimeout::None)) => job = job.timeout(None),
+            Some(TimeoutSeconds::None(NoTimeout::None)) => job = job.timeout(None),
             None => {}
         }
         if let Some(policy) = self.retry.or_else(|| defaults.retry.clone()) {
@@ -219,9 +230,9 @@ impl NewJobBody {
         Ok(job)
     }
 
-    /// The job, if it is right and the caller may have it.
-    fn validate(self, known: &Kind, caller: &Caller) -> ApiResult<ValidJob> {
-        let job = self.into_job(&known.defaults)?.validate()?;
+    /// Checks every field, and that the caller may enqueue this job.
+    fn validate(self, kind: &Kind, caller: &Caller) -> ApiResult<ValidJob> {
+        let job = self.into_job(&kind.defaults)?.validate()?;
         caller.may_use(job.queue())?;
         caller.may_use_key(&job)?;
         Ok(job)
@@ -236,15 +247,14 @@ impl NewJobBody {
     }
 }
 
-/// Refuses a payload that is too large in the words, and with the status, of a
-/// body that is.
+/// Refuses a payload that is too large with 413, as for a body that is too large.
 pub(super) fn check_size(payload: &RawValue) -> ApiResult<()> {
     let bytes = payload.get().len();
     if bytes > MAX_PAYLOAD {
         Err(Problem::new(
             Slug::TooLarge,
             format!(
-                "payload: {bytes} bytes of JSON; at most {MAX_PAYLOAD} are kept, so store the data elsewhere \
+                "payload: {bytes} bytes of JSON exceed the limit of {MAX_PAYLOAD}; store the data elsewhere \
                  and enqueue a reference"
             ),
         ))
@@ -253,13 +263,14 @@ pub(super) fn check_size(payload: &RawValue) -> ApiResult<()> {
     }
 }
 
+/// When the job is due, from the two fields that can set it.
 pub(super) fn parse_when(
     run_at: Option<DateTime<Utc>>,
     delay_seconds: Option<f64>,
 ) -> ApiResult<Option<When>> {
     match (run_at, delay_seconds) {
         (Some(_), Some(_)) => {
-            Err(Problem::validation("run_at: delay_seconds is given as well; give one of the two"))
+            Err(Problem::validation("run_at: delay_seconds is also set; set only one of the two"))
         }
         (Some(at), None) => Ok(Some(When::At(at))),
         (None, Some(seconds)) => Ok(Some(When::After(duration("delay_seconds", seconds)?))),
@@ -273,21 +284,23 @@ pub(super) fn parse_when(
     path = "/jobs",
     tag = "jobs",
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Beats the body's field.", max_length = 512),
-        ("traceparent" = Option<String>, Header, description = "W3C trace context; travels with the job."),
+        ("Idempotency-Key" = Option<String>, Header, description = "Overrides `idempotency_key` in the body.",
+         max_length = 512),
+        ("traceparent" = Option<String>, Header, description = "W3C trace context, stored with the job."),
     ),
     request_body = NewJobBody,
     responses(
-        (status = 201, description = "A new job.", body = EnqueuedJob,
-         headers(("Location" = String, description = "Where the job is."))),
-        (status = 200, description = "The job that already had the key, unchanged or, by unique_mode, replaced.",
+        (status = 201, description = "The job was created.", body = EnqueuedJob,
+         headers(("Location" = String, description = "The path of the job."))),
+        (status = 200, description = "A job with this key already existed. It is unchanged, or replaced if `unique_mode` says so.",
          body = EnqueuedJob),
-        (status = 400, description = "Not JSON, or several `Idempotency-Key` headers.", body = ProblemBody),
-        (status = 413, description = "Too large.", body = ProblemBody),
-        (status = 415, description = "Not application/json.", body = ProblemBody),
-        (status = 429, description = "Too many requests, or too many jobs wait; `Retry-After` says when to come back.",
+        (status = 400, description = "The body is not JSON, or there are several `Idempotency-Key` headers.",
          body = ProblemBody),
-        (status = 422, description = "An unknown kind, a payload that is wrong for it, or a field out of range.",
+        (status = 413, description = "The body or the payload is too large.", body = ProblemBody),
+        (status = 415, description = "The content type is not `application/json`.", body = ProblemBody),
+        (status = 429, description = "Too many requests, or too many waiting jobs. `Retry-After` is the time to wait.",
+         body = ProblemBody),
+        (status = 422, description = "The kind is unknown, its schema does not allow the payload, or a field is invalid.",
          body = ProblemBody),
     ),
 )]
@@ -296,17 +309,18 @@ pub(super) async fn enqueue(
     caller: Caller,
     OriginalUri(uri): OriginalUri,
     JobHeaders { idempotency_key, trace }: JobHeaders,
-    // What is kept while the job is stored is small: it is moved from layer to layer.
+    // Boxed, because the future of this handler is moved through every layer and
+    // should stay small.
     Body(mut body): Body<Box<NewJobBody>>,
 ) -> ApiResult<Response> {
     if let Some(key) = idempotency_key {
         let key = std::str::from_utf8(key.as_bytes());
         body.idempotency_key =
-            Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8"))?.into());
+            Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8; send UTF-8"))?.into());
     }
     body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
-    let known = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
-    let job = body.validate(&known, &caller)?;
+    let kind = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
+    let job = body.validate(&kind, &caller)?;
     server.limiter.check_depth(&server.client, job.queue()).await?;
     let created = EnqueuedJob {
         id: job.id().0,
@@ -321,25 +335,26 @@ pub(super) async fn enqueue(
         how: EnqueuedAs::Created,
     };
     let enqueued = server.client.store_one(job).await?;
-    let answer = match enqueued.how {
+    let response = match enqueued.how {
         EnqueuedAs::Created => created,
         EnqueuedAs::Existing | EnqueuedAs::Replaced => {
             Box::pin(existing_job(&server, &caller, enqueued)).await?
         }
     };
-    let status = if answer.created { StatusCode::CREATED } else { StatusCode::OK };
-    let place = format!("{}/{}", uri.path().trim_end_matches('/'), enqueued.id);
-    let place = HeaderValue::from_str(&place).map_err(|_| Problem::bad_request("path: not ASCII"))?;
-    Ok((status, [(header::LOCATION, place)], Json(answer)).into_response())
+    let status = if response.created { StatusCode::CREATED } else { StatusCode::OK };
+    let location = format!("{}/{}", uri.path().trim_end_matches('/'), enqueued.id);
+    let location = HeaderValue::from_str(&location).map_err(|_| Problem::bad_request("path: not ASCII"))?;
+    Ok((status, [(header::LOCATION, location)], Json(response)).into_response())
 }
 
-/// The job that a request asks for, if its kind takes the payload and the caller
-/// may have it.
+/// Checks a requested job: the payload against its kind, every field, and that the
+/// caller may enqueue it.
 pub(super) async fn validate_job(server: &Server, caller: &Caller, body: NewJobBody) -> ApiResult<ValidJob> {
-    let known = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
-    body.validate(&known, caller)
+    let kind = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
+    body.validate(&kind, caller)
 }
 
+/// The response for a key that already had a job.
 async fn existing_job(server: &Server, caller: &Caller, enqueued: Enqueued) -> ApiResult<EnqueuedJob> {
     let job = server.client.get(enqueued.id).await?;
     caller.may_access(&job.queue)?;

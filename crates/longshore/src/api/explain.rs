@@ -1,6 +1,6 @@
-//! Why is it not running? For any job the reason, what would change it, and,
-//! where time alone does, an estimate. Of several reasons the one that lasts
-//! longest is the reason, and the message tells the others.
+//! Explains why a job is not running: the reason, what would change it, and, if
+//! waiting is enough, an estimate. If several reasons apply, the one that lasts
+//! longest is reported, and the message mentions the others.
 
 use std::collections::BTreeSet;
 
@@ -22,76 +22,75 @@ use crate::job::{JobRecord, Outcome, Status};
 use crate::lifecycle::{self, Event, Interruption, Recovery, Transition};
 use crate::store::{Ahead, QueueRecord, SweepScope, Tallied, WorkerRecord};
 
-/// How many of the jobs before it are looked at.
+/// The maximum number of jobs ahead that are counted.
 const MAX_AHEAD: u32 = 10_000;
-/// The stretch by which an estimate is made.
+/// Estimates are based on the jobs that ended within this time.
 const ESTIMATE_WINDOW: chrono::Duration = chrono::Duration::minutes(10);
 
-/// Why a job is not running.
+/// Why a job is or is not running.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Explanation {
     job_id: Uuid,
     #[schema(value_type = StatusSchema)]
     status: Status,
     reason: Reason,
-    /// The reason in words, and what would change it.
+    /// The reason as text, with what would change it.
     message: String,
-    /// When it is due, if that is yet to come.
+    /// When the job is due; null if it is due now.
     #[schema(required)]
     due_at: Option<DateTime<Utc>>,
-    /// How many jobs of its queue come before it, of those that are due and that the
-    /// workers that could run it take, among the 10,000 that stand there first; while
-    /// it is due.
+    /// How many due jobs of the same queue run before this one, counting only jobs of
+    /// kinds that its workers handle, up to 10,000. Null if this job is not due.
     #[schema(required)]
     ahead: Option<u32>,
-    /// In how many seconds it should begin, going by the last ten minutes; absent
-    /// where nothing ended lately, or where a person has to do something first.
+    /// The estimated seconds until it starts, based on the last ten minutes. Null if
+    /// no job ended in that time, or if an operator has to act first.
     #[schema(required)]
     estimated_seconds: Option<f64>,
 }
 
-/// The reasons, in the order in which they are looked for.
+/// The reasons, in the order in which they are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ExplanationReason)]
 pub(super) enum Reason {
-    /// It has ended.
+    /// The job has ended.
     Finished,
-    /// Its worker has been silent for too long or has left; a sweep takes it back.
+    /// Its worker stopped sending heartbeats or is gone; a sweep recovers the job.
     WorkerLost,
-    /// It runs, and its handler has been told to stop.
+    /// The job is running and its cancellation is requested.
     Stopping,
-    /// It runs.
+    /// The job is running.
     Running,
     /// Its queue is paused.
     QueuePaused,
-    /// No live worker takes jobs of its queue.
+    /// No live worker takes jobs from its queue.
     NoWorkerForQueue,
     /// No live worker of its queue handles its kind.
     NoWorkerForKind,
-    /// Its time has not come.
+    /// The job is scheduled for later.
     NotDue,
-    /// It waits for its next attempt after a failure or an interruption.
+    /// The job waits for its next attempt after a failure or an interruption.
     WaitsForRetry,
-    /// As many of its queue's jobs run as may.
+    /// Its queue runs as many jobs as its limit allows.
     QueueLimit,
-    /// Every worker that could run it runs as many jobs as it can.
+    /// Every worker that could run the job is at its concurrency limit.
     WorkersBusy,
-    /// It was interrupted before, and its workers run such jobs one at a time.
+    /// The job was interrupted before, and a worker runs such jobs one at a time.
     SuspectWaits,
-    /// Others come first.
+    /// The job is due and waits for its turn.
     WaitsItsTurn,
 }
 
-/// Why a job is not running, and when it will.
+/// Explains why a job is not running, and estimates when it will.
 #[utoipa::path(
     get,
     path = "/jobs/{id}/explain",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The job.")),
+    params(("id" = Uuid, Path, description = "The id of the job.")),
     responses(
         (status = 200, description = "The reason.", body = Explanation),
-        (status = 404, description = "No such job.", body = ProblemBody),
+        (status = 404, description = "There is no such job.", body = ProblemBody),
     ),
 )]
 pub(super) async fn explain(
@@ -107,7 +106,7 @@ pub(super) async fn explain(
 async fn explain_job(client: &Client, job: &JobRecord) -> Result<Explanation> {
     match job.status {
         Status::Succeeded | Status::FailedPermanent | Status::Cancelled => {
-            let message = format!("it has ended as {}; retry it to run it again", job.status);
+            let message = format!("it ended as {}; retry it to run it again", job.status);
             Ok(explanation(job, Reason::Finished, message))
         }
         Status::Running => explain_running(client, job).await,
@@ -127,7 +126,7 @@ fn explanation(job: &JobRecord, reason: Reason, message: String) -> Explanation 
     }
 }
 
-// ---- while it runs -----------------------------------------------------------
+// ---- running jobs ----------------------------------------------------------
 
 async fn explain_running(client: &Client, job: &JobRecord) -> Result<Explanation> {
     let workers = client.workers(None).await?;
@@ -135,53 +134,57 @@ async fn explain_running(client: &Client, job: &JobRecord) -> Result<Explanation
     let record = workers.iter().find(|worker| Some(worker.id) == job.locked_by);
     if let Some(lost) = lost_reason(record) {
         let message = format!(
-            "worker {holder}, which holds it, {lost}; {}; `longshore sweep` or `POST /sweep` makes one now",
+            "its worker {holder} {lost}; {}; `longshore sweep` or `POST /sweep` runs one now",
             sweep_effect(client, job, record).await?
         );
         return Ok(explanation(job, Reason::WorkerLost, message));
     }
     Ok(if job.cancel_requested {
-        explanation(job, Reason::Stopping, "its handler has been told to stop and has not yet".into())
+        explanation(
+            job,
+            Reason::Stopping,
+            "its cancellation is requested, but its handler has not stopped yet".into(),
+        )
     } else {
-        explanation(job, Reason::Running, format!("it runs, on worker {holder}"))
+        explanation(job, Reason::Running, format!("it is running on worker {holder}"))
     })
 }
 
-/// Nothing if the worker is alive.
+/// How the worker was lost; `None` if it is alive.
 fn lost_reason(worker: Option<&WorkerRecord>) -> Option<String> {
-    let Some(worker) = worker else { return Some("is not known any more".into()) };
-    let silent = format!("has been silent since {}", worker.heartbeat_at);
+    let Some(worker) = worker else { return Some("is no longer registered".into()) };
+    let no_heartbeat = format!("has sent no heartbeat since {}", worker.heartbeat_at);
     match worker.dead_at {
-        Some(at) => Some(format!("{silent} and signed off or was declared dead at {at}")),
-        None => worker.stale.then_some(silent),
+        Some(at) => Some(format!("{no_heartbeat} and signed off or was declared dead at {at}")),
+        None => worker.stale.then_some(no_heartbeat),
     }
 }
 
-/// By the defaults: the settings of whoever sweeps next are not known here.
+/// What the next sweep does with the job. Assumes the default settings, because the
+/// settings of the process that sweeps next are not known here.
 async fn sweep_effect(client: &Client, job: &JobRecord, worker: Option<&WorkerRecord>) -> Result<String> {
-    let standing = client.locate(job.id).await?;
-    let recovered = standing.map(|standing| {
-        lifecycle::next(&standing, Event::Recover(Recovery::Default(Interruption::default())))
-    });
-    let does = match recovered {
+    let state = client.locate(job.id).await?;
+    let recovered = state
+        .map(|state| lifecycle::next(&state, Event::Recover(Recovery::Default(Interruption::default()))));
+    let effect = match recovered {
         Some(Ok(Transition::Finish(finish))) => format!("ends it as {}", finish.outcome.as_str()),
-        _ => "gives it back to its queue".into(),
+        _ => "returns it to its queue".into(),
     };
     let SweepScope { resilient_flags, resilient_factor, .. } = SweepScope::default();
     let is_resilient = job.flags.iter().any(|flag| resilient_flags.contains(flag));
     Ok(match worker.filter(|_| is_resilient) {
         Some(worker) => {
-            let patience = worker.stale_after.saturating_mul(resilient_factor);
+            let allowed = worker.stale_after.saturating_mul(resilient_factor);
             format!(
-                "its flags give it {} s of silence, and the next sweep after that {does}",
-                patience.as_secs()
+                "its flags allow {} s without a heartbeat, and the next sweep after that {effect}",
+                allowed.as_secs()
             )
         }
-        None => format!("the next sweep {does}"),
+        None => format!("the next sweep {effect}"),
     })
 }
 
-// ---- while it waits ----------------------------------------------------------
+// ---- waiting jobs ----------------------------------------------------------
 
 async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation> {
     let now = client.now().await?;
@@ -194,7 +197,7 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
     let kinds = eligible.kinds();
     let ahead = if is_due { client.ahead_among(job.id, kinds.as_deref(), MAX_AHEAD).await? } else { None };
 
-    // First what stays until a person does something, due or not.
+    // Reasons that an operator must fix come first, whether the job is due or not.
     if let Some((reason, message)) = needs_operator(job, queue, &workers, &eligible) {
         let later = due_at.map(|at| format!("; and it is not due before {at}")).unwrap_or_default();
         let ahead = ahead.map(|ahead| ahead.jobs);
@@ -241,7 +244,7 @@ impl<'w> EligibleWorkers<'w> {
         EligibleWorkers(live_workers_of_queue(job, workers).filter(handles).collect())
     }
 
-    /// What they take; `None` if anything, or if there is nobody to go by.
+    /// The kinds they handle; `None` if one handles any kind, or if there are none.
     fn kinds(&self) -> Option<Vec<String>> {
         let mut kinds = BTreeSet::new();
         for worker in &self.0 {
@@ -250,7 +253,7 @@ impl<'w> EligibleWorkers<'w> {
         (!self.0.is_empty()).then(|| kinds.into_iter().collect())
     }
 
-    /// How many jobs they run at once.
+    /// How many jobs they can run at once.
     fn slots(&self) -> u64 {
         self.0.iter().map(|worker| u64::from(worker.concurrency)).sum()
     }
@@ -268,7 +271,8 @@ fn live_workers_of_queue<'w>(
     workers.iter().filter(is_live).filter(|worker| worker.queues.contains(&job.queue))
 }
 
-/// The first reason that no time mends, and in words all of them.
+/// The first reason that will not clear by itself, with a message that names all of
+/// them.
 fn needs_operator(
     job: &JobRecord,
     queue: Option<&QueueRecord>,
@@ -284,8 +288,10 @@ fn needs_operator(
         (Reason::QueuePaused, message)
     });
     match (paused, no_worker(job, workers, eligible)) {
-        (Some((reason, paused)), Some((_, nobody))) => Some((reason, format!("{paused}; and {nobody}"))),
-        (paused, nobody) => paused.or(nobody),
+        (Some((reason, paused)), Some((_, no_worker))) => {
+            Some((reason, format!("{paused}; and {no_worker}")))
+        }
+        (paused, no_worker) => paused.or(no_worker),
     }
 }
 
@@ -298,18 +304,18 @@ fn no_worker(
         return None;
     }
     let (queue, kind) = (&job.queue, &job.kind);
-    // A server that only looks after the queue takes no jobs.
+    // A server that only does upkeep registers as a worker without kinds.
     let takes_some = |worker: &WorkerRecord| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty());
     Some(if live_workers_of_queue(job, workers).any(takes_some) {
         let message = format!(
             "no live worker of queue `{queue}` handles kind `{kind}`; start one that does: `longshore worker \
-                 --queues {queue}` for a built-in kind, a program of your own for another"
+             --queues {queue}` for a built-in kind, or your own program for another kind"
         );
         (Reason::NoWorkerForKind, message)
     } else {
         let message = format!(
-            "no live worker takes jobs of queue `{queue}`; start one with `longshore worker --queues {queue}`, \
-                 or a program of your own if `{kind}` is no built-in kind"
+            "no live worker takes jobs from queue `{queue}`; start one with `longshore worker --queues {queue}`, \
+             or start your own program if `{kind}` is not a built-in kind"
         );
         (Reason::NoWorkerForQueue, message)
     })
@@ -319,38 +325,38 @@ fn not_due(job: &JobRecord) -> (Reason, String) {
     let at = job.run_at;
     match (job.status, &job.last_error) {
         (Status::Retrying, Some(error)) => {
-            let message =
-                format!("it waits for its next attempt until {at}; the last one ended with: {error}");
+            let message = format!(
+                "its next attempt is due at {at}; retry it to run it now; the last attempt ended with: {error}"
+            );
             (Reason::WaitsForRetry, message)
         }
-        (Status::Retrying, None) => (
-            Reason::WaitsForRetry,
-            format!("it waits for its next attempt until {at}; retry it to run it now"),
-        ),
+        (Status::Retrying, None) => {
+            (Reason::WaitsForRetry, format!("its next attempt is due at {at}; retry it to run it now"))
+        }
         _ => (Reason::NotDue, format!("it is due at {at}; retry it to run it now")),
     }
 }
 
-/// How many of its jobs may run, if they do.
+/// The limit of the queue and a message, if the queue is at its limit.
 fn at_limit(queue: Option<&QueueRecord>) -> Option<(u32, String)> {
     let queue = queue?;
     let limit = queue.limit.filter(|limit| queue.running >= u64::from(*limit))?;
     let message = format!(
-        "{} jobs of queue `{}` run, and no more than {limit} may; it begins when one of them ends",
-        queue.running, queue.name
+        "queue `{}` runs {} jobs and its limit is {limit}; this job starts when one of them ends",
+        queue.name, queue.running
     );
     Some((limit, message))
 }
 
 fn all_busy_message(job: &JobRecord, eligible: &EligibleWorkers<'_>, ahead: Ahead) -> String {
-    let suspect = suspect_note(job).map(|why| format!("; {why}")).unwrap_or_default();
+    let suspect = suspect_note(job).map(|note| format!("; {note}")).unwrap_or_default();
     let workers = match eligible.0.as_slice() {
         [worker] => format!("the only worker that could run it, {}, is busy", worker.id),
         workers => format!("all {} workers that could run it are busy", workers.len()),
     };
     let first = ahead_note(ahead);
     format!(
-        "it is due, but {workers}; {first}{suspect}; another worker or a higher --concurrency lets it begin sooner"
+        "it is due, but {workers}; {first}{suspect}; another worker or a higher --concurrency lets it start sooner"
     )
 }
 
@@ -358,7 +364,7 @@ fn waits_its_turn(job: &JobRecord, ahead: Ahead) -> (Reason, String) {
     let first = ahead_note(ahead);
     match suspect_note(job) {
         None => (Reason::WaitsItsTurn, format!("it is due; {first}")),
-        Some(why) => (Reason::SuspectWaits, format!("{why}; {first}")),
+        Some(note) => (Reason::SuspectWaits, format!("{note}; {first}")),
     }
 }
 
@@ -369,27 +375,27 @@ fn suspect_note(job: &JobRecord) -> Option<String> {
         n => format!("{n} times"),
     };
     Some(format!(
-        "a worker died {times} holding it, so a worker runs it only while it runs no other such job"
+        "a worker died {times} while it held this job, so a worker runs it only while it runs no other such job"
     ))
 }
 
 fn ahead_note(ahead: Ahead) -> String {
     match (ahead.jobs, ahead.or_more) {
-        (n, true) => format!("{n} jobs of its queue or more come first"),
+        (n, true) => format!("at least {n} jobs of its queue come first"),
         (0, false) => "no job of its queue comes first".into(),
         (1, false) => "1 job of its queue comes first".into(),
         (n, false) => format!("{n} jobs of its queue come first"),
     }
 }
 
-// ---- how long that takes -----------------------------------------------------
+// ---- estimates -------------------------------------------------------------
 
-/// What ended lately, of the jobs that its workers share with it.
+/// The jobs that ended recently, of those that share workers with this job.
 struct Throughput {
     ended: u64,
-    /// Since the first of them, at the grain of a minute.
+    /// Seconds since the first of them ended, rounded to a minute.
     seconds: f64,
-    /// How long they ran, all together.
+    /// Their total run time.
     ran_seconds: f64,
 }
 
@@ -401,7 +407,7 @@ impl Throughput {
         now: DateTime<Utc>,
     ) -> Result<Self> {
         let tallied = client.tallied(now - ESTIMATE_WINDOW).await?;
-        // One that was cancelled while it waited took nobody's place.
+        // A job that was cancelled while it waited took no slot.
         let shares = |tally: &&Tallied| {
             tally.queue == job.queue
                 && tally.outcome != Outcome::Cancelled
@@ -417,13 +423,13 @@ impl Throughput {
         })
     }
 
-    /// By how many ended: while there are slots, that is how fast jobs go.
+    /// The wait while slots are free: jobs start as fast as they ended recently.
     fn wait_for_turn(&self, ahead: u32) -> Option<f64> {
         (self.ended > 0).then(|| f64::from(ahead) * self.seconds / self.ended as f64)
     }
 
-    /// By how long they ran: while all slots are taken, one is free as often as a
-    /// job ends.
+    /// The wait while all slots are taken: a slot becomes free whenever a job ends, so
+    /// this follows from the average run time.
     fn wait_for_slot(&self, ahead: u32, slots: u64) -> Option<f64> {
         let each = self.ran_seconds / self.ended as f64 / slots.max(1) as f64;
         (self.ended > 0).then(|| (f64::from(ahead) + 1.0) * each)

@@ -1,5 +1,5 @@
-//! What a request carries: bodies, query strings and ids, read with limits and
-//! refused in our own words.
+//! Extractors: read bodies, query strings, headers and path parameters with limits,
+//! and refuse invalid ones with a [`Problem`] that says what is wrong.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
 use crate::job::JobId;
 use crate::retry::MAX_DELAY;
 
-/// A payload of the largest size with everything around it.
+/// The largest body of one job: the largest payload plus all other fields.
 pub(super) const MAX_BODY: usize = MAX_PAYLOAD + 256 * 1024;
-/// All jobs of a batch together.
+/// The largest body of a batch.
 pub(super) const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
 
-/// A JSON body: 415 for another type, 413 for too much, 400 for what is not
-/// JSON, 422 for JSON of another shape.
+/// A JSON object as the body. Refuses another content type with 415, a body that is
+/// too large with 413, invalid JSON with 400, and unexpected JSON with 422.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -36,7 +36,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// As [`Body`], where none at all means the defaults.
+/// As [`Body`], but an absent or null body means the defaults.
 pub(super) struct OptionalBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
@@ -62,8 +62,8 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
 }
 
 pub(super) fn expect_content_type(headers: &HeaderMap, accepted: &[&str]) -> ApiResult<()> {
-    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let essence = given.split(';').next().unwrap_or_default().trim();
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = value.split(';').next().unwrap_or_default().trim();
     if accepted.iter().any(|accepted| essence.eq_ignore_ascii_case(accepted)) {
         Ok(())
     } else {
@@ -77,27 +77,27 @@ pub(super) async fn read_body(request: Request, limit: usize) -> ApiResult<Bytes
             Slug::TooLarge,
             format!(
                 "the body is larger than {limit} bytes; store the data elsewhere and enqueue a reference, \
-                 or send it in parts"
+                 or split it over several requests"
             ),
         )
     };
-    // Before the first byte is read.
-    let promised = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    if promised.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64) {
+    // Refuse before reading the first byte.
+    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    if declared.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64) {
         return Err(too_large());
     }
     match Limited::new(request.into_body(), limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(_) => Err(Problem::bad_request("the body ended before its end; send it whole")),
+        Err(_) => Err(Problem::bad_request("the body ended early; send the whole body")),
     }
 }
 
-/// What is read, in the words of a refusal.
+/// What is parsed, for error messages.
 #[derive(Clone, Copy)]
 pub(super) enum Subject {
     Body,
-    /// One of many in a body, on a line of its own or in a list.
+    /// One job of a batch.
     Job,
 }
 
@@ -109,7 +109,8 @@ impl Subject {
         }
     }
 
-    /// Serde's words. Where a job stands in the body only its caller knows.
+    /// Serde's message. For a job of a batch it has no line number, which would be
+    /// relative to the job; the caller adds the line of the batch.
     fn describe(self, error: &serde_json::Error) -> String {
         match self {
             Subject::Body => error.to_string(),
@@ -118,19 +119,22 @@ impl Subject {
     }
 }
 
-/// As [`parse`], and an object: a list of its values would fit the type as well.
+/// As [`parse`], but accepts only objects. Serde would also accept an array of the
+/// field values.
 pub(super) fn parse_object<'a, T: Deserialize<'a>>(subject: Subject, bytes: &'a [u8]) -> ApiResult<T> {
     match bytes.trim_ascii_start().first() {
         None | Some(b'{') => parse(subject, bytes),
-        // Not JSON is told first.
+        // Report invalid JSON first.
         Some(_) => parse::<&RawValue>(subject, bytes).and_then(|_| {
             let name = subject.name();
-            Err(Problem::validation(format!("{name} is not an object; send one, like {{\"kind\": …}}")))
+            Err(Problem::validation(format!(
+                "{name} is not an object; send one, for example {{\"kind\": …}}"
+            )))
         }),
     }
 }
 
-/// JSON of the expected shape. Payloads stay text, which is checked with the job.
+/// Parses JSON. Payloads stay text and are checked with the job.
 pub(super) fn parse<'a, T: Deserialize<'a>>(subject: Subject, bytes: &'a [u8]) -> ApiResult<T> {
     let json = std::str::from_utf8(bytes)
         .map_err(|_| Problem::bad_request(format!("{} is not UTF-8; send JSON as UTF-8", subject.name())))?;
@@ -139,21 +143,22 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(subject: Subject, bytes: &'a [u8]) -
 
 fn problem(subject: Subject, error: serde_json::Error) -> Problem {
     use serde_json::error::Category;
-    let words = error.to_string();
+    let message = error.to_string();
     match error.classify() {
         Category::Data => Problem::validation(without_position(&error)),
-        // JSON, but not text that a database could keep.
-        _ if words.contains("surrogate") || words.contains("end of hex escape") => {
-            Problem::validation("half a surrogate pair in a string; send the whole character")
+        // Valid JSON, but not text that a database can store.
+        _ if message.contains("surrogate") || message.contains("end of hex escape") => {
+            Problem::validation("a string contains half a surrogate pair; send both halves")
         }
-        _ if words.contains("recursion limit") => {
-            Problem::validation(format!("nested more than {MAX_DEPTH} deep; flatten it"))
-        }
+        _ if message.contains("recursion limit") => Problem::validation(format!(
+            "{} is nested more than {MAX_DEPTH} levels deep; flatten it",
+            subject.name()
+        )),
         _ => Problem::bad_request(format!("{} is not JSON: {}", subject.name(), subject.describe(&error))),
     }
 }
 
-/// Serde's words without line and column, which mean little in a small body.
+/// Serde's message without line and column, which do not help in a small body.
 fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
@@ -162,28 +167,28 @@ fn without_position(error: &serde_json::Error) -> String {
     }
 }
 
-// ---- within bodies ---------------------------------------------------------
+// ---- fields of bodies ------------------------------------------------------
 
-/// What must be an object within a body: a list of its values would fit the type
-/// as well.
+/// A value that must be a JSON object. Serde would also accept an array of the field
+/// values.
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         let text = <&RawValue>::deserialize(input)?.get();
         if !text.starts_with('{') {
-            return Err(D::Error::custom("a value stands where an object should; name its fields"));
+            return Err(D::Error::custom("expected an object with named fields"));
         }
         serde_json::from_str(text).map(Object).map_err(|error| D::Error::custom(without_position(&error)))
     }
 }
 
-/// For a field that is an [`Object`].
+/// Deserializes a field that is an [`Object`].
 pub(super) fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<T, D::Error> {
     Object::deserialize(input).map(|object| object.0)
 }
 
-/// For a field that is an [`Object`] or null.
+/// Deserializes a field that is an [`Object`] or null.
 pub(super) fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     input: D,
 ) -> Result<Option<T>, D::Error> {
@@ -191,13 +196,13 @@ pub(super) fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     Ok(object.map(|object| object.0))
 }
 
-/// For a field that is a list of [`Object`]s.
+/// Deserializes a field that is a list of [`Object`]s.
 pub(super) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<Vec<T>, D::Error> {
     let objects = Vec::<Object<T>>::deserialize(input)?;
     Ok(objects.into_iter().map(|object| object.0).collect())
 }
 
-/// For a field that is a list of [`Object`]s or null.
+/// Deserializes a field that is a list of [`Object`]s or null.
 pub(super) fn optional_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     input: D,
 ) -> Result<Option<Vec<T>>, D::Error> {
@@ -205,26 +210,25 @@ pub(super) fn optional_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     Ok(objects.map(|objects| objects.into_iter().map(|object| object.0).collect()))
 }
 
-/// For a field in which null is a value, and only its absence means that nothing
-/// was said.
+/// Deserializes a field in which null is a value, different from an absent field.
 pub(super) fn nullable<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::deserialize(input).map(Some)
 }
 
-/// For a field that is a number of seconds.
+/// Converts a field in seconds to a duration of at most ten years.
 pub(super) fn duration(field: &str, seconds: f64) -> ApiResult<Duration> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if duration <= MAX_DELAY => Ok(duration),
         _ => Err(Problem::validation(format!(
-            "{field}: {seconds} is out of range; use seconds, from 0 to {}, which is at most ten years",
+            "{field}: {seconds} is out of range; use 0 to {} seconds (at most ten years)",
             MAX_DELAY.as_secs()
         ))),
     }
 }
 
-// ---- within URLs -----------------------------------------------------------
+// ---- headers and URLs ------------------------------------------------------
 
-/// A query string; unknown and malformed parameters are refused by name.
+/// A query string. Refuses unknown and malformed parameters by name.
 pub(super) struct Query<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
@@ -235,15 +239,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
             Ok(parsed) => Ok(Query(parsed.0)),
             Err(error) => {
                 let source = std::error::Error::source(&error).map(ToString::to_string);
-                let why = source.unwrap_or_else(|| error.to_string());
-                Err(Problem::bad_request(format!("query string: {why}")))
+                let reason = source.unwrap_or_else(|| error.to_string());
+                Err(Problem::bad_request(format!("query string: {reason}")))
             }
         }
     }
 }
 
-/// What the headers say about a job. Read one by one: a copy of all of them
-/// would be made for every job.
+/// The headers that concern a new job. Extracted one by one, because extracting a
+/// `HeaderMap` would copy all headers for every job.
 pub(super) struct JobHeaders {
     pub(super) idempotency_key: Option<HeaderValue>,
     pub(super) trace: Option<HeaderValue>,
@@ -257,15 +261,15 @@ impl<S: Send + Sync> FromRequestParts<S> for JobHeaders {
         const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
         let mut keys = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
         let idempotency_key = keys.next().cloned();
-        // Whichever was taken, the sender may have meant the other.
+        // Either one could be the key that the sender meant.
         if keys.next().is_some() {
-            return Err(Problem::bad_request("Idempotency-Key: sent more than once; send one"));
+            return Err(Problem::bad_request("Idempotency-Key: sent more than once; send it once"));
         }
         Ok(JobHeaders { idempotency_key, trace: parts.headers.get(TRACEPARENT).cloned() })
     }
 }
 
-/// A job's id in the path.
+/// A job id in the path.
 pub(super) struct JobIdPath(pub(super) JobId);
 
 impl<S: Send + Sync> FromRequestParts<S> for JobIdPath {
@@ -286,7 +290,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
         let Path(name) = path::<String, S>(parts, state).await?;
         if name.contains('\0') {
-            return Err(Problem::bad_request("the path holds a NUL character; no name has one"));
+            return Err(Problem::bad_request("path: contains a NUL character; names cannot contain one"));
         }
         Ok(NamePath(name))
     }
@@ -301,20 +305,21 @@ async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
         .map_err(|error| Problem::bad_request(format!("path: {error}")))
 }
 
-/// No name or key holds a NUL character, and Postgres takes no text with one.
+/// Refuses texts with a NUL character. No stored name or key has one, and Postgres
+/// rejects such text.
 pub(super) fn refuse_nul<'a>(texts: impl IntoIterator<Item = Option<&'a str>>) -> ApiResult<()> {
     if texts.into_iter().flatten().any(|text| text.contains('\0')) {
-        Err(Problem::bad_request("a name holds a NUL character; none does"))
+        Err(Problem::bad_request("a name contains a NUL character; names and keys cannot contain one"))
     } else {
         Ok(())
     }
 }
 
-/// A number from 1 to `limit`.
-pub(super) fn check_range(field: &str, given: u32, limit: u32) -> ApiResult<u32> {
-    if (1..=limit).contains(&given) {
-        Ok(given)
+/// Refuses a number outside of 1 to `limit`.
+pub(super) fn check_range(field: &str, value: u32, limit: u32) -> ApiResult<u32> {
+    if (1..=limit).contains(&value) {
+        Ok(value)
     } else {
-        Err(Problem::validation(format!("{field}: {given} is out of range; use 1 to {limit}")))
+        Err(Problem::validation(format!("{field}: {value} is out of range; use 1 to {limit}")))
     }
 }

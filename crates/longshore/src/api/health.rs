@@ -1,4 +1,4 @@
-//! Whether the server is well, and what it counts.
+//! The health check and the metrics of the server.
 
 use std::time::Duration;
 
@@ -13,48 +13,51 @@ use super::Server;
 use super::auth::Caller;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 
-/// A database that is slower than this is not well.
-const WELL_WITHIN: Duration = Duration::from_secs(5);
+/// A database that takes longer than this to reply is unhealthy.
+const MAX_REPLY_TIME: Duration = Duration::from_secs(5);
 
-/// All is well.
+/// The server is healthy.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Health {
-    /// `ok`.
+    /// Always `ok`.
     #[schema(example = "ok")]
     status: &'static str,
 }
 
-/// Whether the database answers.
+/// Reports whether the server can reach its database.
 #[utoipa::path(
     get,
     path = "/health",
     tag = "monitoring",
     responses(
-        (status = 200, description = "The database answers.", body = Health),
-        (status = 503, description = "It does not.", body = ProblemBody),
+        (status = 200, description = "The database replies.", body = Health),
+        (status = 503, description = "The database does not reply.", body = ProblemBody),
     ),
 )]
 pub(super) async fn health(State(server): State<Server>) -> ApiResult<Json<Health>> {
-    match tokio::time::timeout(WELL_WITHIN, server.client.now()).await {
+    match tokio::time::timeout(MAX_REPLY_TIME, server.client.now()).await {
         Ok(Ok(_)) => Ok(Json(Health { status: "ok" })),
         Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(Problem::new(Slug::Unavailable, "the database does not answer")),
+        Err(_) => Err(Problem::new(Slug::Unavailable, "the database does not reply; try again in a moment")),
     }
 }
 
-/// Metrics for Prometheus: of all queues, so not for a token of some.
+/// Returns metrics in the Prometheus format.
+///
+/// They cover all queues, so the token must cover all queues too.
 #[utoipa::path(
     get,
     path = "/metrics",
     tag = "monitoring",
     responses(
-        (status = 200, description = "Prometheus text.", body = String, content_type = "text/plain"),
-        (status = 403, description = "The token is for some queues, and these are counts of all.", body = ProblemBody),
+        (status = 200, description = "Metrics in the Prometheus text format.",
+         body = String, content_type = "text/plain"),
+        (status = 403, description = "The token does not cover all queues.", body = ProblemBody),
     ),
 )]
 pub(super) async fn metrics(
     State(server): State<Server>,
-    // Nobody in particular where it is public.
+    // Absent if the route is public.
     caller: Option<Extension<Caller>>,
 ) -> ApiResult<Response> {
     if let Some(Extension(caller)) = caller {

@@ -1,4 +1,4 @@
-//! Jobs that are there: look, cancel, retry, change, delete.
+//! Existing jobs: get, list, cancel, retry, edit and delete them.
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
@@ -21,15 +21,15 @@ use crate::enqueue::Edit;
 use crate::job::{JobId, JobRecord};
 use crate::store::{ListFilter, Page};
 
-/// One job with its history.
+/// Returns a job with the history of its attempts.
 #[utoipa::path(
     get,
     path = "/jobs/{id}",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The job.")),
+    params(("id" = Uuid, Path, description = "The id of the job.")),
     responses(
         (status = 200, description = "The job.", body = JobSchema),
-        (status = 404, description = "No such job, or no longer kept.", body = ProblemBody),
+        (status = 404, description = "There is no such job, or it is no longer kept.", body = ProblemBody),
     ),
 )]
 pub(super) async fn get(
@@ -42,43 +42,44 @@ pub(super) async fn get(
     Ok(Json(job))
 }
 
-/// Which jobs, and where the page begins.
+/// Filters and paging.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// In this status.
+    /// Only jobs with this status.
     #[param(value_type = Option<StatusSchema>)]
     status: Option<String>,
-    /// Of this kind.
+    /// Only jobs of this kind.
     kind: Option<String>,
-    /// Of this queue.
+    /// Only jobs of this queue.
     queue: Option<String>,
-    /// With this tag.
+    /// Only jobs with this tag.
     tag: Option<String>,
-    /// With this idempotency key.
+    /// Only jobs with this idempotency key.
     idempotency_key: Option<String>,
-    /// With this unique key; live jobs only.
+    /// Only unfinished jobs with this unique key.
     unique_key: Option<String>,
-    /// How many, 1 to 200; others are clamped. 50 by default.
+    /// The page size, clamped to 1 to 200. 50 by default.
     limit: Option<i64>,
-    /// Past so many matches, up to 10,000; then use `cursor`.
+    /// Skip this many matches, at most 10,000. Beyond that, use `cursor`.
     #[param(minimum = 0, maximum = 10000)]
     offset: Option<u64>,
-    /// Older than this job; the `Link` header has it for the next page.
+    /// Only jobs older than this one. The `Link` header contains the cursor of the next
+    /// page.
     cursor: Option<Uuid>,
 }
 
-/// Jobs, newest first.
+/// Lists jobs, newest first.
 #[utoipa::path(
     get,
     path = "/jobs",
     tag = "jobs",
     params(ListQuery),
     responses(
-        (status = 200, description = "A page. `Link` names the next one, if there is one; a page may be short.",
+        (status = 200, description = "A page of jobs, which may be shorter than `limit`. `Link` is the next page, if there is one.",
          body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
-        (status = 400, description = "A parameter that is wrong.", body = ProblemBody),
+        (status = 400, description = "A parameter is invalid.", body = ProblemBody),
     ),
 )]
 pub(super) async fn list(
@@ -109,17 +110,17 @@ pub(super) async fn list(
     Ok(page_response(&page, &uri))
 }
 
-/// How many jobs a page holds, whatever was asked for.
-pub(super) fn page_size(asked: Option<i64>) -> u32 {
-    asked.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32
+/// The page size for a requested `limit`.
+pub(super) fn page_size(requested: Option<i64>) -> u32 {
+    requested.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32
 }
 
-/// A page of jobs, with the way to the next in its header.
+/// A page of jobs, with the URL of the next page in the `Link` header.
 pub(super) fn page_response(page: &Page, uri: &Uri) -> Response {
     let mut response = Json(&page.jobs).into_response();
     if let Some(next) = page.next {
         let link = format!("<{}>; rel=\"next\"", with_cursor(uri.path(), uri.query(), next));
-        // What is in a request's own URL fits into a header.
+        // The URL of a request always fits into a header.
         if let Ok(link) = HeaderValue::from_str(&link) {
             response.headers_mut().insert(header::LINK, link);
         }
@@ -127,37 +128,38 @@ pub(super) fn page_response(page: &Page, uri: &Uri) -> Response {
     response
 }
 
-/// The same query from another place on.
+/// The same URL with another cursor.
 fn with_cursor(path: &str, query: Option<&str>, next: JobId) -> String {
-    let kept = query.unwrap_or_default().split('&').filter(|pair| {
+    let others = query.unwrap_or_default().split('&').filter(|pair| {
         let name = pair.split('=').next().unwrap_or_default();
         !name.is_empty() && name != "cursor" && name != "offset"
     });
-    let mut all: Vec<String> = kept.map(str::to_owned).collect();
-    all.push(format!("cursor={next}"));
-    format!("{path}?{}", all.join("&"))
+    let mut pairs: Vec<String> = others.map(str::to_owned).collect();
+    pairs.push(format!("cursor={next}"));
+    format!("{path}?{}", pairs.join("&"))
 }
 
-/// What a cancel did.
+/// The result of a cancel request.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct CancelResponse {
-    /// `cancelled`, or `pending` while the handler has yet to stop.
+    /// `cancelled`, or `pending` while the handler is still running.
     #[schema(example = "cancelled")]
     status: &'static str,
     job_id: Uuid,
 }
 
-/// Cancels a waiting job at once and tells a running one to stop.
+/// Cancels a waiting job at once, and requests that a running one stops.
 #[utoipa::path(
     post,
     path = "/jobs/{id}/cancel",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The job.")),
+    params(("id" = Uuid, Path, description = "The id of the job.")),
     responses(
-        (status = 200, description = "It waited and is cancelled.", body = CancelResponse),
-        (status = 202, description = "It runs; its handler will see it.", body = CancelResponse),
-        (status = 404, description = "No such job.", body = ProblemBody),
-        (status = 409, description = "It has ended.", body = ProblemBody),
+        (status = 200, description = "The job was waiting and is cancelled.", body = CancelResponse),
+        (status = 202, description = "The job is running; its handler sees the request at its next safe point.",
+         body = CancelResponse),
+        (status = 404, description = "There is no such job.", body = ProblemBody),
+        (status = 409, description = "The job has already ended.", body = ProblemBody),
     ),
 )]
 pub(super) async fn cancel(
@@ -173,16 +175,17 @@ pub(super) async fn cancel(
     Ok((code, Json(CancelResponse { status, job_id: id.0 })))
 }
 
-/// Lets a finished job run again with a fresh budget, and a waiting one run now.
+/// Runs a finished job again with a fresh attempt budget, or a waiting one now.
 #[utoipa::path(
     post,
     path = "/jobs/{id}/retry",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The job.")),
+    params(("id" = Uuid, Path, description = "The id of the job.")),
     responses(
-        (status = 200, description = "The job as it stands now.", body = JobSchema),
-        (status = 404, description = "No such job.", body = ProblemBody),
-        (status = 409, description = "It runs, or its unique key belongs to another.", body = ProblemBody),
+        (status = 200, description = "The job after the change.", body = JobSchema),
+        (status = 404, description = "There is no such job.", body = ProblemBody),
+        (status = 409, description = "The job is running, or another job has its unique key.",
+         body = ProblemBody),
     ),
 )]
 pub(super) async fn retry(
@@ -195,7 +198,7 @@ pub(super) async fn retry(
     Ok(Json(server.client.get(id).await?))
 }
 
-/// What to change about a waiting job; what is absent stays.
+/// Changes to a waiting job. Absent fields stay as they are.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EditRequest {
@@ -204,25 +207,28 @@ pub(super) struct EditRequest {
     run_at: Option<DateTime<Utc>>,
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
-    /// Another payload; null is one.
+    /// The new payload. Null is a payload; leave the field out to keep the old one.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
 }
 
-/// Changes a waiting job: a claim gets the old job whole or the new one.
+/// Edits a waiting job.
+///
+/// A concurrent claim gets either the old job or the new one, never a mixture.
 #[utoipa::path(
     patch,
     path = "/jobs/{id}",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The job.")),
+    params(("id" = Uuid, Path, description = "The id of the job.")),
     request_body = EditRequest,
     responses(
-        (status = 200, description = "The job as it stands now.", body = JobSchema),
-        (status = 404, description = "No such job.", body = ProblemBody),
-        (status = 409, description = "It does not wait.", body = ProblemBody),
-        (status = 413, description = "Too large.", body = ProblemBody),
-        (status = 422, description = "A value out of range, or a payload that is wrong for the kind.", body = ProblemBody),
+        (status = 200, description = "The job after the change.", body = JobSchema),
+        (status = 404, description = "There is no such job.", body = ProblemBody),
+        (status = 409, description = "The job is not waiting.", body = ProblemBody),
+        (status = 413, description = "The body or the payload is too large.", body = ProblemBody),
+        (status = 422, description = "A value is out of range, or the schema of the kind does not allow the payload.",
+         body = ProblemBody),
     ),
 )]
 pub(super) async fn edit(
@@ -249,16 +255,16 @@ pub(super) async fn edit(
     Ok(Json(server.client.get(id).await?))
 }
 
-/// Removes a finished job and its history.
+/// Deletes a finished job and its history.
 #[utoipa::path(
     delete,
     path = "/jobs/{id}",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The job.")),
+    params(("id" = Uuid, Path, description = "The id of the job.")),
     responses(
-        (status = 204, description = "It is gone."),
-        (status = 404, description = "No such job.", body = ProblemBody),
-        (status = 409, description = "It has not ended; cancel it first.", body = ProblemBody),
+        (status = 204, description = "The job is deleted."),
+        (status = 404, description = "There is no such job.", body = ProblemBody),
+        (status = 409, description = "The job has not ended; cancel it first.", body = ProblemBody),
     ),
 )]
 pub(super) async fn delete(
@@ -271,7 +277,7 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Refuses jobs of queues that the caller may not touch.
+/// Refuses a job in a queue that the caller's token does not cover.
 pub(super) async fn check_access(server: &Server, caller: &Caller, id: JobId) -> ApiResult<()> {
     if caller.queues().is_some() {
         caller.may_access(&server.client.get(id).await?.queue)?;

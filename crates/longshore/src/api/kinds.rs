@@ -1,5 +1,7 @@
-//! What is known about kinds: whether somebody has announced one, what its
-//! payloads must look like, and what its jobs get when a request is silent.
+//! Registered kinds: the check of a new job's kind and payload, the defaults of a
+//! kind, and the routes that list, register and remove kinds.
+//!
+//! [`KindRegistry::check_payload`] is the whole rule for kinds and payloads.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,10 +26,11 @@ use crate::error::Result;
 use crate::retry::RetryPolicy;
 use crate::store::{KindRecord, NewKind};
 
-/// How old what is known may be; a change made elsewhere is noticed this soon.
+/// How long the registered kinds are cached. A change made by another process takes
+/// effect within this time.
 const KINDS_CACHE_TTL: Duration = Duration::from_secs(2);
 
-/// What a job gets when its request is silent.
+/// Values for the fields that a request leaves out.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = KindDefaults)]
@@ -45,26 +48,27 @@ pub(super) struct Defaults {
     pub(super) retry: Option<RetryPolicy>,
 }
 
-/// A kind that somebody has announced.
+/// A registered kind. The default has no schema and no defaults.
 #[derive(Default)]
 pub(super) struct Kind {
     schema: Schema,
     pub(super) defaults: Defaults,
 }
 
-/// What payloads are checked by.
+/// The JSON Schema that payloads must match.
 #[derive(Default)]
 enum Schema {
     #[default]
     None,
     Usable(Box<jsonschema::Validator>),
-    /// Stored without a check: a worker may publish what is no schema.
+    /// What is stored is not a valid schema. A worker's schema is stored without a
+    /// check.
     Unusable,
 }
 
-/// What is known, and since when.
+/// The registered kinds, cached, and the settings for checking payloads.
 pub(super) struct KindRegistry {
-    check: Option<Arc<CheckPayload>>,
+    builtin: Option<Arc<CheckPayload>>,
     unknown: UnknownKinds,
     cache: Mutex<Option<(Instant, Arc<KindMap>)>>,
 }
@@ -72,46 +76,50 @@ pub(super) struct KindRegistry {
 type KindMap = HashMap<String, Arc<Kind>>;
 
 impl KindRegistry {
-    pub(super) fn new(check: Option<Arc<CheckPayload>>, unknown: UnknownKinds) -> Self {
-        KindRegistry { check, unknown, cache: Mutex::default() }
+    pub(super) fn new(builtin: Option<Arc<CheckPayload>>, unknown: UnknownKinds) -> Self {
+        KindRegistry { builtin, unknown, cache: Mutex::default() }
     }
 
-    /// Refuses an unknown kind, and a payload that is wrong for a known one.
+    /// Checks the kind and the payload of a new job. A payload must pass the built-in
+    /// check of its kind, if there is one, and match the schema of the registered
+    /// kind, if there is one. A kind that is neither built in nor registered is
+    /// refused, unless unknown kinds are allowed.
     pub(super) async fn check_payload(
         &self,
         client: &Client,
         kind: &str,
         payload: &str,
     ) -> ApiResult<Arc<Kind>> {
-        let own = self.check.as_ref().and_then(|check| check(kind, payload));
-        let announced = self.registered(client, kind).await?;
-        match (own, announced) {
-            (Some(Err(why)), _) => Err(Problem::validation(format!("payload: {why}"))),
-            (_, Some(known)) => known.check_payload(kind, payload).map(|()| known),
+        let builtin = self.builtin.as_ref().and_then(|check| check(kind, payload));
+        let registered = self.registered(client, kind).await?;
+        match (builtin, registered) {
+            (Some(Err(reason)), _) => Err(Problem::validation(format!("payload: {reason}"))),
+            (_, Some(registered)) => registered.check_payload(kind, payload).map(|()| registered),
             (Some(Ok(())), None) => Ok(Arc::default()),
             (None, None) if self.unknown == UnknownKinds::Allow => Ok(Arc::default()),
             (None, None) => Err(Problem::validation(format!(
-                "kind: nobody has announced `{}`; start a worker that handles it, describe it with \
-                 PUT /kinds/{{kind}}, or let the server allow unknown kinds",
+                "kind: `{}` is not registered; start a worker that handles it, register it with \
+                 PUT /kinds/{{kind}}, or allow unknown kinds on the server",
                 truncated(kind)
             ))),
         }
     }
 
+    /// The registered kind of this name.
     async fn registered(&self, client: &Client, kind: &str) -> ApiResult<Option<Arc<Kind>>> {
-        let remembered = self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((at, known)) = remembered
-            && at.elapsed() < KINDS_CACHE_TTL
+        let cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((loaded_at, kinds)) = cached
+            && loaded_at.elapsed() < KINDS_CACHE_TTL
         {
-            return Ok(known.get(kind).cloned());
+            return Ok(kinds.get(kind).cloned());
         }
-        let known = Arc::new(Box::pin(load(client)).await?);
-        let found = known.get(kind).cloned();
-        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), known));
+        let kinds = Arc::new(Box::pin(load(client)).await?);
+        let found = kinds.get(kind).cloned();
+        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), kinds));
         Ok(found)
     }
 
-    /// After a change made here, nothing is taken for known.
+    /// Empties the cache, after this server has changed a kind.
     pub(super) fn invalidate(&self) {
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -123,11 +131,11 @@ async fn load(client: &Client) -> Result<KindMap> {
         let schema = match schema {
             None => Schema::None,
             Some(Ok(schema)) => Schema::Usable(Box::new(schema)),
-            Some(Err(why)) => {
+            Some(Err(error)) => {
                 tracing::error!(
                     kind = record.name,
-                    why,
-                    "a kind's stored schema cannot be used, so its jobs are refused; store another"
+                    error,
+                    "the stored schema of a kind is invalid; its jobs are refused until a valid one is stored"
                 );
                 Schema::Unusable
             }
@@ -135,7 +143,7 @@ async fn load(client: &Client) -> Result<KindMap> {
         let defaults = record.defaults.as_deref().and_then(|defaults| {
             let read = serde_json::from_str(defaults.get());
             if let Err(error) = &read {
-                tracing::warn!(kind = record.name, %error, "a kind's stored defaults cannot be used");
+                tracing::warn!(kind = record.name, %error, "the stored defaults of a kind are invalid and ignored");
             }
             read.ok()
         });
@@ -144,30 +152,32 @@ async fn load(client: &Client) -> Result<KindMap> {
     Ok(client.kinds().await?.into_iter().map(read).collect())
 }
 
-/// A schema that payloads can be checked by, or why it is none.
-pub(super) fn compile_schema(schema: &str) -> Result<jsonschema::Validator, String> {
+/// Compiles a JSON Schema, or returns what is wrong with it.
+fn compile_schema(schema: &str) -> Result<jsonschema::Validator, String> {
     let schema: serde_json::Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
-    // In time that grows with the text alone; what would need more is refused.
+    // This regex engine runs in linear time. Patterns that it does not support are
+    // refused.
     let patterns = jsonschema::PatternOptions::regex();
     jsonschema::options().with_pattern_options(patterns).build(&schema).map_err(|error| error.to_string())
 }
 
 impl Kind {
+    /// Checks a payload against the schema. `name` is the kind, for messages.
     fn check_payload(&self, name: &str, payload: &str) -> ApiResult<()> {
         let schema = match &self.schema {
             Schema::None => return Ok(()),
             Schema::Usable(schema) => schema,
-            // Not checked is not right.
+            // Fail closed: an unchecked payload could be wrong.
             Schema::Unusable => {
                 return Err(Problem::validation(format!(
-                    "kind: the schema that is stored for `{name}` cannot be used, so no payload can be \
-                     checked; store another with PUT /kinds/{{kind}}"
+                    "kind: the stored schema of `{name}` is invalid, so payloads cannot be checked; \
+                     store a valid one with PUT /kinds/{{kind}}"
                 )));
             }
         };
         let payload = serde_json::from_str(payload)
-            .map_err(|error| Problem::validation(format!("payload: cannot be checked: {error}")))?;
-        // Most are right, and that is quicker told than what is wrong.
+            .map_err(|error| Problem::validation(format!("payload: not valid JSON: {error}")))?;
+        // Most payloads are valid, and `is_valid` is faster than collecting errors.
         if schema.is_valid(&payload) {
             return Ok(());
         }
@@ -182,22 +192,22 @@ impl Kind {
     }
 }
 
-/// The beginning of a text that may be long.
+/// The first 200 bytes of a text.
 fn truncated(text: &str) -> &str {
     &text[..text.floor_char_boundary(200)]
 }
 
 // ---- routes ----------------------------------------------------------------
 
-/// A kind that somebody has announced.
+/// A registered kind.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Kind)]
 pub(super) struct KindBody {
     name: String,
-    /// A JSON Schema that payloads are checked by.
+    /// A JSON Schema that payloads must match.
     #[schema(required, value_type = Option<serde_json::Value>)]
     schema: Option<Box<RawValue>>,
-    /// What a job gets when its request is silent.
+    /// Values for the fields that a request leaves out.
     #[schema(required, value_type = Option<Defaults>)]
     defaults: Option<Box<RawValue>>,
     updated_at: DateTime<Utc>,
@@ -214,41 +224,44 @@ impl From<KindRecord> for KindBody {
     }
 }
 
-/// Kinds that workers or PUT have announced, by name. They belong to no queue, so
-/// a token for some queues sees them all.
+/// Lists registered kinds, sorted by name.
+///
+/// Workers register the kinds that they handle, and `PUT /kinds/{kind}` registers
+/// others. Kinds belong to no queue, so every token with the scope sees all of them.
 #[utoipa::path(
     get,
     path = "/kinds",
     tag = "kinds",
-    responses((status = 200, description = "By name.", body = Vec<KindBody>)),
+    responses((status = 200, description = "All registered kinds.", body = Vec<KindBody>)),
 )]
 pub(super) async fn list(State(server): State<Server>, _: Caller) -> ApiResult<Json<Vec<KindBody>>> {
     Ok(Json(server.client.kinds().await?.into_iter().map(KindBody::from).collect()))
 }
 
-/// What to say about a kind.
+/// The schema and defaults of a kind.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewKind)]
 pub(super) struct NewKindBody {
-    /// A JSON Schema for payloads; what is absent stays as it is.
+    /// A JSON Schema that payloads must match. If absent, the stored one stays.
     #[schema(value_type = Option<serde_json::Value>)]
     schema: Option<Box<RawValue>>,
-    /// What a job gets when its request is silent; what is absent stays as it is.
+    /// Values for the fields that a request leaves out. If absent, the stored ones
+    /// stay.
     #[schema(value_type = Option<Defaults>)]
     defaults: Option<Box<RawValue>>,
 }
 
-/// Announces a kind, so that its jobs are taken and its payloads checked.
+/// Registers a kind, so that its jobs are accepted and their payloads checked.
 #[utoipa::path(
     put,
     path = "/kinds/{kind}",
     tag = "kinds",
-    params(("kind" = String, Path, description = "The kind.", min_length = 1, max_length = 128)),
+    params(("kind" = String, Path, description = "The name of the kind.", min_length = 1, max_length = 128)),
     request_body = NewKindBody,
     responses(
-        (status = 200, description = "What is stored.", body = KindBody),
-        (status = 422, description = "A schema or defaults that cannot be.", body = ProblemBody),
+        (status = 200, description = "The kind as stored.", body = KindBody),
+        (status = 422, description = "The schema or the defaults are invalid.", body = ProblemBody),
     ),
 )]
 pub(super) async fn put(
@@ -260,7 +273,7 @@ pub(super) async fn put(
     caller.may_use_all()?;
     if let Some(schema) = &body.schema {
         compile_schema(schema.get())
-            .map_err(|why| Problem::validation(format!("schema: {}", truncated(&why))))?;
+            .map_err(|error| Problem::validation(format!("schema: {}", truncated(&error))))?;
     }
     if let Some(defaults) = &body.defaults {
         let Object(read) = serde_json::from_str::<Object<Defaults>>(defaults.get())
@@ -271,19 +284,19 @@ pub(super) async fn put(
     server.client.put_kinds(&[kind]).await?;
     server.kinds.invalidate();
     let stored = server.client.kinds().await?.into_iter().find(|kind| kind.name == name);
-    let gone = || Problem::new(Slug::Conflict, "the kind was removed at the same moment");
-    Ok(Json(stored.ok_or_else(gone)?.into()))
+    let removed = || Problem::new(Slug::Conflict, format!("kind `{name}` was removed at the same time"));
+    Ok(Json(stored.ok_or_else(removed)?.into()))
 }
 
-/// Forgets a kind. Its jobs stay.
+/// Removes a kind. Its jobs stay.
 #[utoipa::path(
     delete,
     path = "/kinds/{kind}",
     tag = "kinds",
-    params(("kind" = String, Path, description = "The kind.")),
+    params(("kind" = String, Path, description = "The name of the kind.")),
     responses(
-        (status = 204, description = "It is forgotten."),
-        (status = 404, description = "Nobody had announced it.", body = ProblemBody),
+        (status = 204, description = "The kind is removed."),
+        (status = 404, description = "The kind is not registered.", body = ProblemBody),
     ),
 )]
 pub(super) async fn remove(
@@ -292,21 +305,21 @@ pub(super) async fn remove(
     NamePath(name): NamePath,
 ) -> ApiResult<StatusCode> {
     caller.may_use_all()?;
-    let there = server.client.remove_kind(&name).await?;
+    let removed = server.client.remove_kind(&name).await?;
     server.kinds.invalidate();
-    if there {
+    if removed {
         Ok(StatusCode::NO_CONTENT)
     } else {
-        Err(Problem::new(Slug::NotFound, "nobody has announced a kind of that name"))
+        Err(Problem::new(Slug::NotFound, format!("kind `{}` is not registered", truncated(&name))))
     }
 }
 
 impl Defaults {
-    /// Whether a job could be made of them.
+    /// Refuses defaults that would make every job invalid.
     fn check(&self, kind: &str) -> ApiResult<()> {
         let body = NewJobBody::of_kind(kind);
-        let wrong = |message: &str| Problem::validation(format!("defaults: {message}"));
-        let job = body.into_job(self).map_err(|problem| wrong(problem.message()))?;
-        job.validate().map(drop).map_err(|error| wrong(&error.to_string()))
+        let invalid = |message: &str| Problem::validation(format!("defaults: {message}"));
+        let job = body.into_job(self).map_err(|problem| invalid(problem.message()))?;
+        job.validate().map(drop).map_err(|error| invalid(&error.to_string()))
     }
 }

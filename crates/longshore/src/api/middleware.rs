@@ -1,5 +1,7 @@
-//! What every request meets before its handler: an id, the host check, the
-//! clock; and what is told of routes that do not exist.
+//! What every request passes before its handler: a request id, the host and origin
+//! checks, the timeout, logging and metrics. Also the responses for unknown routes.
+//!
+//! Tokens and scopes are in `auth`, because they depend on the route.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -20,27 +22,28 @@ use super::problem::{ApiResult, Cause, Problem, Slug};
 use super::request_metrics::RequestMetrics;
 
 const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
-const LONGEST_REQUEST_ID: usize = 128;
+const MAX_REQUEST_ID: usize = 128;
 
-/// What is asked of every request, whatever it is for.
+/// The layer around all routes.
 ///
-/// One layer for all of it, and by hand: a layer that is a function copies what is
-/// below it for every request, which costs more than what is asked here.
+/// It is one tower service instead of several `axum::middleware::from_fn` layers: each
+/// of those clones the service below it for every request, which costs more than the
+/// checks themselves.
 #[derive(Clone, Debug)]
 pub(super) struct RequestLayer(Arc<Rules>);
 
 #[derive(Debug)]
 struct Rules {
-    /// The names that the server answers to; `None` means any.
+    /// The host names that requests may use; `None` means any.
     hosts: Option<Vec<String>>,
     /// How long a request may take.
     timeout: Duration,
-    counts: RequestMetrics,
+    metrics: RequestMetrics,
 }
 
 impl RequestLayer {
     pub(super) fn new(hosts: Option<Vec<String>>, timeout: Duration) -> Self {
-        RequestLayer(Arc::new(Rules { hosts, timeout, counts: RequestMetrics::default() }))
+        RequestLayer(Arc::new(Rules { hosts, timeout, metrics: RequestMetrics::default() }))
     }
 }
 
@@ -73,30 +76,30 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let arrival = Arrival::of(&request);
-        let answer = self.rules.check(&request).map(|()| self.inner.call(request));
+        let context = RequestContext::of(&request);
+        let handler = self.rules.check(&request).map(|()| self.inner.call(request));
         let rules = self.rules.clone();
-        Box::pin(async move { Ok(arrival.answered(&rules, answer).await) })
+        Box::pin(async move { Ok(context.respond(&rules, handler).await) })
     }
 }
 
-/// A request, as it is told and counted.
-struct Arrival {
-    at: Instant,
+/// What logs and metrics need from a request.
+struct RequestContext {
+    received: Instant,
     id: HeaderValue,
     method: Method,
     path: Option<MatchedPath>,
     span: tracing::Span,
 }
 
-impl Arrival {
-    /// Gives the request an id, or keeps the one it came with. What goes wrong on
-    /// our side is logged with it, and where debugging is on, so is everything
-    /// else: a span for each request would cost a tenth of a quick one.
+impl RequestContext {
+    /// Takes the id from the request, or generates one. Server errors are logged with
+    /// it. The span is at debug level, because a span for every request would cost a
+    /// tenth of the time of a fast one.
     fn of(request: &Request) -> Self {
-        let at = Instant::now();
+        let received = Instant::now();
         let id = request.headers().get(&REQUEST_ID).filter(|id| is_usable(id)).cloned();
-        let id = id.unwrap_or_else(made_id);
+        let id = id.unwrap_or_else(generate_id);
         let method = request.method().clone();
         let span = tracing::debug_span!(
             "request",
@@ -104,39 +107,47 @@ impl Arrival {
             %method,
             path = request.uri().path()
         );
-        Arrival { at, id, method, path: request.extensions().get::<MatchedPath>().cloned(), span }
+        RequestContext {
+            received,
+            id,
+            method,
+            path: request.extensions().get::<MatchedPath>().cloned(),
+            span,
+        }
     }
 
-    async fn answered(
+    /// Runs the handler, unless a check refused the request; then logs and counts the
+    /// response.
+    async fn respond(
         self,
         rules: &Rules,
-        answer: ApiResult<impl Future<Output = Result<Response, Infallible>>>,
+        handler: ApiResult<impl Future<Output = Result<Response, Infallible>>>,
     ) -> Response {
-        let mut response = match answer {
-            Ok(answer) => rules.wait(answer).instrument(self.span.clone()).await,
+        let mut response = match handler {
+            Ok(handler) => rules.with_timeout(handler).instrument(self.span.clone()).await,
             Err(problem) => problem.into_response(),
         };
-        let (status, took) = (response.status(), self.at.elapsed());
-        self.span.in_scope(|| tracing::debug!(status = status.as_u16(), ?took, "answered"));
+        let (status, took) = (response.status(), self.received.elapsed());
+        self.span.in_scope(|| tracing::debug!(status = status.as_u16(), ?took, "responded"));
         let path = self.path.as_ref().map_or("unknown", |path| path.as_str());
         if status.is_server_error() {
-            log(&response, self.id.to_str().unwrap_or_default(), &self.method, path);
+            log_failure(&response, self.id.to_str().unwrap_or_default(), &self.method, path);
         }
         response.headers_mut().insert(REQUEST_ID, self.id);
-        rules.counts.count(&self.method, path, status, took);
+        rules.metrics.record(&self.method, path, status, took);
         response
     }
 }
 
-/// Tells what a stranger was not told.
-fn log(response: &Response, request_id: &str, method: &Method, path: &str) {
+/// Logs the cause of a server error, which the response does not contain.
+fn log_failure(response: &Response, request_id: &str, method: &Method, path: &str) {
     let status = response.status().as_u16();
     match response.extensions().get::<Cause>() {
         Some(error) if response.status() == StatusCode::SERVICE_UNAVAILABLE => {
-            tracing::warn!(request_id, %method, path, error = %**error, "the database cannot serve a request");
+            tracing::warn!(request_id, %method, path, error = %**error, "the database could not serve a request");
         }
         Some(error) => tracing::error!(request_id, %method, path, error = ?**error, "a request failed"),
-        None => tracing::warn!(request_id, %method, path, status, "a request was not served"),
+        None => tracing::warn!(request_id, %method, path, status, "a request got an error response"),
     }
 }
 
@@ -145,15 +156,15 @@ impl Rules {
         self.check_host(request).and_then(|()| check_origin(request))
     }
 
-    /// Answers 504 when a request takes too long. What it had begun in the
-    /// database is finished there.
-    async fn wait(&self, answer: impl Future<Output = Result<Response, Infallible>>) -> Response {
-        match tokio::time::timeout(self.timeout, answer).await {
+    /// Responds with 504 if a request takes too long. A database operation that it
+    /// started may still complete.
+    async fn with_timeout(&self, handler: impl Future<Output = Result<Response, Infallible>>) -> Response {
+        match tokio::time::timeout(self.timeout, handler).await {
             Ok(Ok(response)) => response,
             Err(_) => Problem::new(
                 Slug::Timeout,
                 format!(
-                    "this took longer than {:?}; it may have been carried out, so look before you repeat it",
+                    "the request took longer than {:?}; it may have taken effect, so check before you repeat it",
                     self.timeout
                 ),
             )
@@ -161,7 +172,7 @@ impl Rules {
         }
     }
 
-    /// Refuses requests that were meant for another host.
+    /// Refuses requests for another host name.
     fn check_host(&self, request: &Request) -> ApiResult<()> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
         let named = request.uri().host().or_else(|| {
@@ -173,51 +184,55 @@ impl Rules {
         } else {
             Err(Problem::new(
                 Slug::Misdirected,
-                "host: this server does not answer to that name; use the address that it printed when it \
-                 started, or add the name to its list of hosts",
+                "host: this server does not accept this name; use the address that it printed at startup, or \
+                 add the name to its list of hosts",
             ))
         }
     }
 }
 
-/// Refuses changes that a page of another site asks for: a browser says whose
-/// page it is.
+/// Refuses changes requested by a page of another site. Browsers send the site of the
+/// page in the `Origin` header.
 fn check_origin(request: &Request) -> ApiResult<()> {
     let is_safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     let headers = request.headers();
-    let of = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-    let foreign = of(header::ORIGIN).is_some_and(|origin| {
+    let value = |name: header::HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let is_foreign = value(header::ORIGIN).is_some_and(|origin| {
         let site = origin.split_once("://").map(|(_, site)| site);
-        site.is_none() || site != of(header::HOST)
+        site.is_none() || site != value(header::HOST)
     });
-    if is_safe || !foreign {
+    if is_safe || !is_foreign {
         Ok(())
     } else {
-        Err(Problem::new(Slug::Forbidden, "origin: a page of another site may not change anything here"))
+        Err(Problem::new(
+            Slug::Forbidden,
+            "origin: pages of other sites may not make changes; call the API from its own origin",
+        ))
     }
 }
 
+/// Whether a request id can be logged and returned as it is.
 fn is_usable(id: &HeaderValue) -> bool {
-    (1..=LONGEST_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// Begins anywhere and comes back to no number for as long as a server lives, so
-/// that ids of two servers are not mistaken for each other. Mixed, so that nobody
-/// reads from two of them how many requests came between.
-fn made_id() -> HeaderValue {
+/// Generates a request id. The counter starts at a random number, so that two servers
+/// use different ids, and it does not repeat within the life of a process. The bits are
+/// mixed, so that two ids do not reveal how many requests came between them.
+fn generate_id() -> HeaderValue {
     static NEXT: LazyLock<AtomicU64> =
         LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(std::process::id())));
-    // By steps that lead back, so that two numbers stay two.
+    // Every step is invertible, so different numbers give different ids.
     let mut id = NEXT.fetch_add(1, Ordering::Relaxed);
     for factor in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
         id = (id ^ (id >> 31)).wrapping_mul(factor);
     }
     let id = format!("{:016x}", id ^ (id >> 31));
-    // Hexadecimal is ASCII.
+    // Cannot fail, because hexadecimal digits are ASCII.
     HeaderValue::from_str(&id).unwrap_or_else(|_| HeaderValue::from_static("none"))
 }
 
-/// `[::1]:8080` and `localhost:8080` without the port.
+/// The host name of `[::1]:8080` or `localhost:8080`, without the port.
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.ends_with(':') => {
@@ -232,11 +247,11 @@ fn without_port(host: &str) -> &str {
 }
 
 pub(super) async fn not_found(uri: Uri) -> Problem {
-    Problem::new(Slug::NotFound, format!("there is nothing at {}; the API is described at /docs", uri.path()))
+    Problem::new(Slug::NotFound, format!("there is no route {}; see /docs", uri.path()))
 }
 
 pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
-    Problem::new(Slug::MethodNotAllowed, format!("{method} is not for {}; see /docs", uri.path()))
+    Problem::new(Slug::MethodNotAllowed, format!("{} does not support {method}; see /docs", uri.path()))
 }
 
 #[cfg(test)]
@@ -244,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_not_part_of_the_name() {
+    fn port_is_not_part_of_the_host_name() {
         for (host, name) in [
             ("localhost", "localhost"),
             ("localhost:8080", "localhost"),
@@ -258,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_would_garble_a_log_is_replaced() {
+    fn unprintable_and_overlong_request_ids_are_replaced() {
         assert!(is_usable(&HeaderValue::from_static("req-1")));
         assert!(!is_usable(&HeaderValue::from_static("")));
         assert!(!is_usable(&HeaderValue::from_static("a b")));

@@ -1,5 +1,8 @@
-//! The HTTP API: a router to mount in a server of your own, and a server to run
-//! it by. Enters the queue through [`Client`] and nothing else.
+//! The HTTP API: a router to mount in your own server, and a server that runs it.
+//!
+//! Owns what is specific to HTTP: routes and scopes, request parsing, responses,
+//! errors, and the OpenAPI document. Every queue operation goes through [`Client`];
+//! nothing here calls the store. Rules about jobs are in `lifecycle` and `enqueue`.
 //!
 //! ```no_run
 //! # #[tokio::main] async fn main() -> longshore::Result<()> {
@@ -54,7 +57,7 @@ pub use serve::{Limits, serve};
 use auth::Guard;
 use route_table::RouteTable;
 
-/// The API, before it becomes a router.
+/// The settings of the API. [`router`](Api::router) turns them into a router.
 pub struct Api {
     client: Client,
     access: Access,
@@ -68,21 +71,22 @@ pub struct Api {
     ending: Option<tokio::sync::watch::Receiver<bool>>,
 }
 
-/// Checks payloads of kinds that the program itself knows; `None` for another
-/// kind, else what is wrong.
+/// Checks the payload of a kind that is built into the program. Takes the kind and
+/// the payload. Returns `None` for a kind it does not know, and otherwise whether
+/// the payload is valid or what is wrong with it.
 pub type CheckPayload = dyn Fn(&str, &str) -> Option<Result<(), String>> + Send + Sync;
 
-/// What happens to jobs of a kind that nobody has announced.
+/// What happens to new jobs of a kind that is not registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownKinds {
-    /// They are refused: a misspelt kind would wait for ever.
+    /// They are refused, because a job with a misspelt kind would wait forever.
     #[default]
     Refuse,
-    /// They wait until somebody handles the kind.
+    /// They are accepted and wait until a worker handles the kind.
     Allow,
 }
 
-/// What may be read without a token, beside `/health`.
+/// What can be read without a token, in addition to `/health`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Public {
     /// `/metrics`.
@@ -92,7 +96,7 @@ pub enum Public {
 }
 
 impl Api {
-    /// An open API of this queue.
+    /// An API that requires no token.
     pub fn new(client: Client) -> Self {
         Api {
             client,
@@ -108,26 +112,27 @@ impl Api {
         }
     }
 
-    /// Who may use it.
+    /// Sets who may use the API.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
 
-    /// How much is let in; without this, everything.
+    /// Limits how much the API accepts. Without this there are no limits.
     pub fn admission(mut self, admission: Admission) -> Self {
         self.admission = admission;
         self
     }
 
-    /// The names it answers to. A page of a stranger that reaches a server on
-    /// loopback by a name of its own is refused (DNS rebinding).
+    /// Sets the host names that requests may use; others are refused. This stops
+    /// DNS rebinding: a foreign web page that reaches a loopback server under its
+    /// own name.
     pub fn hosts<S: Into<String>>(mut self, hosts: impl IntoIterator<Item = S>) -> Self {
         self.hosts = Some(hosts.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Checks payloads of kinds that this program knows.
+    /// Checks the payloads of kinds that are built into this program.
     pub fn check(
         mut self,
         check: impl Fn(&str, &str) -> Option<Result<(), String>> + Send + Sync + 'static,
@@ -136,38 +141,38 @@ impl Api {
         self
     }
 
-    /// What happens to jobs of a kind that nobody has announced.
+    /// Sets what happens to new jobs of a kind that is not registered.
     pub fn unknown_kinds(mut self, unknown: UnknownKinds) -> Self {
         self.unknown_kinds = unknown;
         self
     }
 
-    /// What `/metrics` answers; without this there is no such route.
+    /// Sets what `/metrics` returns. Without this there is no such route.
     pub fn metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> Self {
         self.metrics = Some(Arc::new(render));
         self
     }
 
-    /// Lets everybody read this.
-    pub fn public(mut self, what: Public) -> Self {
-        self.public.push(what);
+    /// Makes this readable without a token.
+    pub fn public(mut self, part: Public) -> Self {
+        self.public.push(part);
         self
     }
 
-    /// How long a request may take; 30 s by default.
+    /// Sets how long a request may take; 30 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Once this is true, calls that wait for work are answered at once, so that
-    /// the server can end.
+    /// Once this value is true, requests that wait for work or stream events return
+    /// at once, so that the server can stop.
     pub fn ending(mut self, ending: tokio::sync::watch::Receiver<bool>) -> Self {
         self.ending = Some(ending);
         self
     }
 
-    /// The router, to be served or nested in another.
+    /// Builds the router, to serve or to nest in another one.
     pub fn router(self) -> Router {
         let limiter = Arc::new(admission::Limiter::new(self.admission.clone()));
         let guard = Guard::new(self.access, self.client.clone(), limiter.clone());
@@ -192,9 +197,9 @@ impl Api {
             .layer(layer)
     }
 
-    /// Every route there is, under what it takes to use it.
+    /// Every route, under the scope that it requires.
     fn route_table(&self, guard: Arc<Guard>) -> RouteTable {
-        let scope = |what: Public| (!self.public.contains(&what)).then_some(Scope::Read);
+        let scope = |part: Public| (!self.public.contains(&part)).then_some(Scope::Read);
         let mut table = RouteTable::new(guard, openapi::document())
             .public([routes!(health::health)])
             .scoped(Scope::Enqueue, [routes!(enqueue::enqueue), routes!(batch::enqueue)])
@@ -245,10 +250,9 @@ impl Api {
                     routes!(leases::sign_off),
                 ],
             );
-        let docs = || openapi::routes();
         table = match scope(Public::Docs) {
-            Some(scope) => table.scoped(scope, docs()),
-            None => table.public(docs()),
+            Some(scope) => table.scoped(scope, openapi::routes()),
+            None => table.public(openapi::routes()),
         };
         if self.metrics.is_some() {
             table = match scope(Public::Metrics) {
@@ -260,7 +264,7 @@ impl Api {
     }
 }
 
-/// What handlers reach.
+/// The state that handlers share.
 #[derive(Clone)]
 struct Server(Arc<Shared>);
 
@@ -278,14 +282,14 @@ struct Shared {
 }
 
 impl Server {
-    /// Waits until the server is about to end.
-    async fn ends(&self) {
+    /// Waits until the server starts to stop.
+    async fn stopping(&self) {
         if let Some(mut ending) = self.ending.clone()
             && ending.wait_for(|ending| *ending).await.is_ok()
         {
             return;
         }
-        // Nobody is left who could end it.
+        // The sender is gone or was never set, so nothing can stop the server.
         std::future::pending().await
     }
 }

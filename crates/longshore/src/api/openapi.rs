@@ -1,4 +1,4 @@
-//! The OpenAPI document, and the pages that show it.
+//! The OpenAPI document, and the routes that serve it.
 
 use axum::extract::State;
 use axum::http::header;
@@ -19,25 +19,26 @@ use super::route_table::{TOKEN, operations};
 #[openapi(
     info(
         title = "Longshore",
-        description = "A background job queue. Every error is an object with `error`, a word for programs, and \
-                       `message`, a sentence for people; `x-request-id` is taken or made, returned, and in the logs.",
+        description = "A background job queue. Every error response is an object with `error`, a slug for programs, \
+                       and `message`, a text for people. The server accepts or generates `x-request-id`, returns \
+                       it and logs it.",
     ),
     components(schemas(ProblemBody)),
     tags(
-        (name = "jobs", description = "Enqueue, look, cancel, retry, change."),
-        (name = "queues", description = "Pause, resume and limit."),
-        (name = "dead letters", description = "Jobs that failed for good."),
-        (name = "cron", description = "Schedules: one job for each tick."),
-        (name = "kinds", description = "What payloads look like, and defaults."),
-        (name = "leases", description = "Workers in any language: lease, renew, settle."),
-        (name = "workers", description = "Who works, and recovery of who no longer does."),
+        (name = "jobs", description = "Enqueue, list, cancel, retry, edit and delete jobs."),
+        (name = "queues", description = "List, pause, resume and limit queues."),
+        (name = "dead letters", description = "Jobs that failed permanently."),
+        (name = "cron", description = "Schedules, which enqueue one job at each tick."),
+        (name = "kinds", description = "Kinds of jobs: payload schemas and defaults."),
+        (name = "leases", description = "Workers in any language: lease, renew and settle jobs."),
+        (name = "workers", description = "List workers, and recover the jobs of dead ones."),
         (name = "monitoring", description = "Health, metrics, statistics and live events."),
         (name = "documentation", description = "This document, and pages to read and try the API."),
     ),
 )]
 struct Base;
 
-/// The document before any route.
+/// The document without routes.
 pub(super) fn document() -> utoipa::openapi::OpenApi {
     let mut document = Base::openapi();
     document.info.version = env!("CARGO_PKG_VERSION").into();
@@ -47,39 +48,38 @@ pub(super) fn document() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The finished document as text: every operation may also answer with a
-/// problem.
+/// The finished document as text. Adds the error response to every operation.
 pub(super) fn render(mut document: utoipa::openapi::OpenApi) -> String {
     let problem = RefOr::Ref(Ref::from_schema_name("Problem"));
     let response = ResponseBuilder::new()
-        .description("Why it was not done.")
+        .description("Why the request failed.")
         .content("application/json", ContentBuilder::new().schema(Some(problem)).build())
         .build();
     for operation in operations(&mut document) {
         operation.responses.responses.entry("default".into()).or_insert_with(|| response.clone().into());
     }
-    // Of our own types, which all have names for keys.
+    // Cannot fail, because all keys are strings.
     document.to_pretty_json().unwrap_or_default()
 }
 
-/// Where the document is found, and the pages that show it.
+/// The routes of the document and of the pages that show it.
 pub(super) fn routes() -> Vec<UtoipaMethodRouter<Server>> {
-    #[cfg_attr(not(feature = "swagger"), expect(unused_mut, reason = "there are no pages"))]
+    #[cfg_attr(not(feature = "swagger"), expect(unused_mut, reason = "only the pages are added"))]
     let mut routes = vec![routes!(openapi_json)];
     #[cfg(feature = "swagger")]
     {
         use super::swagger;
-        routes.extend([routes!(swagger::index), routes!(swagger::page), routes!(swagger::part)]);
+        routes.extend([routes!(swagger::index), routes!(swagger::page), routes!(swagger::asset)]);
     }
     routes
 }
 
-/// This document.
+/// Returns this document.
 #[utoipa::path(
     get,
     path = "/api-docs/openapi.json",
     tag = "documentation",
-    responses((status = 200, description = "OpenAPI 3.1.", body = serde_json::Value)),
+    responses((status = 200, description = "The document, as OpenAPI 3.1.", body = serde_json::Value)),
 )]
 pub(super) async fn openapi_json(State(server): State<Server>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], server.document.clone()).into_response()

@@ -1,4 +1,4 @@
-//! Queues, workers, sweeps and dead letters.
+//! Routes for operators: queues, workers, sweeps and dead letters.
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
@@ -22,12 +22,12 @@ use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord
 
 // ---- queues ----------------------------------------------------------------
 
-/// Queues that have settings or live jobs.
+/// Lists queues that have settings or unfinished jobs, sorted by name.
 #[utoipa::path(
     get,
     path = "/queues",
     tag = "queues",
-    responses((status = 200, description = "By name.", body = Vec<QueueSchema>)),
+    responses((status = 200, description = "The queues that the token covers.", body = Vec<QueueSchema>)),
 )]
 pub(super) async fn queues(
     State(server): State<Server>,
@@ -38,13 +38,13 @@ pub(super) async fn queues(
     Ok(Json(queues))
 }
 
-/// Stops claims from a queue; running jobs go on.
+/// Pauses a queue: no more jobs are claimed from it. Running jobs continue.
 #[utoipa::path(
     post,
     path = "/queues/{name}/pause",
     tag = "queues",
-    params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
-    responses((status = 200, description = "As it is now.", body = QueueSchema)),
+    params(("name" = String, Path, description = "The name of the queue.", min_length = 1, max_length = 128)),
+    responses((status = 200, description = "The queue after the change.", body = QueueSchema)),
 )]
 pub(super) async fn pause(
     State(server): State<Server>,
@@ -56,13 +56,13 @@ pub(super) async fn pause(
     queue(&server, name).await
 }
 
-/// Lets claims from a queue go on.
+/// Resumes a paused queue.
 #[utoipa::path(
     post,
     path = "/queues/{name}/resume",
     tag = "queues",
-    params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
-    responses((status = 200, description = "As it is now.", body = QueueSchema)),
+    params(("name" = String, Path, description = "The name of the queue.", min_length = 1, max_length = 128)),
+    responses((status = 200, description = "The queue after the change.", body = QueueSchema)),
 )]
 pub(super) async fn resume(
     State(server): State<Server>,
@@ -74,27 +74,28 @@ pub(super) async fn resume(
     queue(&server, name).await
 }
 
-/// How many of a queue's jobs may run at once.
+/// The concurrency limit of a queue.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LimitRequest {
-    /// In all processes together; 1 makes it serial, null lifts the limit.
-    // Absent is not null: whoever forgets it must not lift the limit.
+    /// How many jobs of the queue may run at once, over all processes. 1 makes the queue
+    /// serial; null removes the limit.
+    // Required, so that a request that forgets it does not remove the limit.
     #[serde(deserialize_with = "Option::deserialize")]
     #[schema(required, minimum = 1, maximum = 2147483647)]
     limit: Option<u32>,
 }
 
-/// Limits how many of a queue's jobs run at once, in all processes together.
+/// Limits how many jobs of a queue run at once, over all processes.
 #[utoipa::path(
     put,
     path = "/queues/{name}/limit",
     tag = "queues",
-    params(("name" = String, Path, description = "The queue.", min_length = 1, max_length = 128)),
+    params(("name" = String, Path, description = "The name of the queue.", min_length = 1, max_length = 128)),
     request_body = LimitRequest,
     responses(
-        (status = 200, description = "As it is now.", body = QueueSchema),
-        (status = 422, description = "Not 1 or more.", body = ProblemBody),
+        (status = 200, description = "The queue after the change.", body = QueueSchema),
+        (status = 422, description = "The limit is less than 1.", body = ProblemBody),
     ),
 )]
 pub(super) async fn limit(
@@ -108,6 +109,7 @@ pub(super) async fn limit(
     queue(&server, name).await
 }
 
+/// The queue; a default record if it has no settings and no jobs.
 async fn queue(server: &Server, name: String) -> ApiResult<Json<QueueRecord>> {
     let queues = server.client.queues().await?;
     let found = queues.into_iter().find(|queue| queue.name == name);
@@ -123,23 +125,23 @@ async fn queue(server: &Server, name: String) -> ApiResult<Json<QueueRecord>> {
 
 // ---- workers ---------------------------------------------------------------
 
-/// Whose silence counts as death.
+/// When a worker counts as stale.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WorkersQuery {
-    /// Overrides each worker's own threshold in deciding who is stale.
+    /// Overrides each worker's own threshold when deciding whether it is stale.
     #[param(minimum = 0)]
     threshold_seconds: Option<f64>,
 }
 
-/// Worker processes, newest first.
+/// Lists worker processes, newest first.
 #[utoipa::path(
     get,
     path = "/workers",
     tag = "workers",
     params(WorkersQuery),
-    responses((status = 200, description = "Live and dead ones.", body = Vec<WorkerSchema>)),
+    responses((status = 200, description = "Live and dead workers.", body = Vec<WorkerSchema>)),
 )]
 pub(super) async fn workers(
     State(server): State<Server>,
@@ -151,40 +153,40 @@ pub(super) async fn workers(
     Ok(Json(server.client.workers(threshold.transpose()?).await?))
 }
 
-/// How to sweep; the defaults are those of a worker.
+/// Options of a sweep. The defaults are those of a worker.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct SweepRequest {
-    /// Overrides every worker's own threshold.
+    /// Overrides each worker's own threshold.
     #[schema(minimum = 0, maximum = 315360000)]
     threshold_seconds: Option<f64>,
-    /// How long recovered jobs wait; 5 by default.
+    /// How long recovered jobs wait before they are due; 5 by default.
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
-    /// Say what would be done and change nothing.
+    /// Only report what would be done; change nothing.
     dry_run: bool,
 }
 
-/// What a sweep did, or would do.
+/// What a sweep did, or would do in a dry run.
 #[derive(Serialize, ToSchema)]
 pub(super) struct SweepResponse {
-    /// The workers whose leases were taken, and those newly declared dead.
+    /// The workers whose leases were taken or that were newly declared dead.
     workers: Vec<Uuid>,
     /// How many jobs were recovered.
     recovered: u64,
-    /// How many were left alone.
+    /// How many jobs were skipped.
     skipped: u64,
-    /// Whether nothing was changed.
+    /// Whether this was a dry run.
     dry_run: bool,
 }
 
-/// Recovers the jobs of dead workers and hung handlers, now.
+/// Recovers the jobs of dead workers and hung handlers now.
 #[utoipa::path(
     post,
     path = "/sweep",
     tag = "workers",
     request_body = Option<SweepRequest>,
-    responses((status = 200, description = "What was done.", body = SweepResponse)),
+    responses((status = 200, description = "What the sweep did.", body = SweepResponse)),
 )]
 pub(super) async fn sweep(
     State(server): State<Server>,
@@ -211,32 +213,33 @@ pub(super) async fn sweep(
 
 // ---- dead letters ------------------------------------------------------------
 
-/// Which dead letters.
+/// Filters and paging.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DeadQuery {
-    /// Of this kind.
+    /// Only jobs of this kind.
     kind: Option<String>,
-    /// Of this queue.
+    /// Only jobs of this queue.
     queue: Option<String>,
-    /// How many, 1 to 200; others are clamped. 50 by default.
+    /// The page size, clamped to 1 to 200. 50 by default.
     limit: Option<i64>,
-    /// Past so many matches, up to 10,000; then use `cursor`.
+    /// Skip this many matches, at most 10,000. Beyond that, use `cursor`.
     #[param(minimum = 0, maximum = 10000)]
     offset: Option<u64>,
-    /// Older than this job.
+    /// Only jobs older than this one. The `Link` header contains the cursor of the next
+    /// page.
     cursor: Option<Uuid>,
 }
 
-/// Jobs that failed for good, newest first.
+/// Lists dead letters, newest first: jobs that failed permanently.
 #[utoipa::path(
     get,
     path = "/dead-letters",
     tag = "dead letters",
     params(DeadQuery),
     responses(
-        (status = 200, description = "A page. `Link` names the next one, if there is one; a page may be short.",
+        (status = 200, description = "A page of jobs, which may be shorter than `limit`. `Link` is the next page, if there is one.",
          body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
     ),
 )]
@@ -261,46 +264,46 @@ pub(super) async fn dead_letters(
     Ok(page_response(&page, &uri))
 }
 
-/// How many dead letters one request redrives at most.
+/// The maximum number of dead letters that one request redrives.
 const MAX_REDRIVEN: u32 = 5_000;
 
-/// Which dead letters to redrive.
+/// Selects the dead letters to redrive.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RedriveRequest {
-    /// Of this kind.
+    /// Only jobs of this kind.
     kind: Option<String>,
-    /// Of this queue.
+    /// Only jobs of this queue.
     queue: Option<String>,
-    /// How many at most; 1,000 by default.
+    /// The maximum number of jobs to redrive; 1,000 by default.
     #[schema(minimum = 1, maximum = 5000)]
     limit: Option<u32>,
-    /// After this job: the `next` of the answer before.
+    /// Redrive only jobs newer than this one: the `next` of the previous response.
     after: Option<Uuid>,
 }
 
-/// What a redrive did.
+/// The result of a redrive.
 #[derive(ToSchema)]
 #[schema(as = RedriveResponse)]
 #[expect(dead_code, reason = "describes what `Redriven` serialises to")]
 pub(super) struct RedrivenSchema {
-    /// How many wait again.
+    /// How many jobs wait to run again.
     redriven: u64,
-    /// How many were passed over: their unique key meanwhile belongs to another
-    /// job, or somebody else redrove them.
+    /// How many jobs were skipped, because another job has their unique key or another
+    /// request redrove them first.
     skipped: u64,
-    /// Where to go on, if there may be more.
+    /// The `after` to continue with; null if there are no more.
     #[schema(required)]
     next: Option<Uuid>,
 }
 
-/// Lets dead letters run again with a fresh budget, oldest first.
+/// Redrives dead letters, oldest first: they run again with a fresh attempt budget.
 #[utoipa::path(
     post,
     path = "/dead-letters/redrive",
     tag = "dead letters",
     request_body = RedriveRequest,
-    responses((status = 200, description = "How many.", body = RedrivenSchema)),
+    responses((status = 200, description = "How many jobs were redriven and skipped.", body = RedrivenSchema)),
 )]
 pub(super) async fn redrive_all(
     State(server): State<Server>,
@@ -314,16 +317,16 @@ pub(super) async fn redrive_all(
     Ok(Json(server.client.redrive_some(&filter).await?))
 }
 
-/// Lets one dead letter run again with a fresh budget.
+/// Redrives one dead letter: it runs again with a fresh attempt budget.
 #[utoipa::path(
     post,
     path = "/dead-letters/{id}/redrive",
     tag = "dead letters",
-    params(("id" = Uuid, Path, description = "The job.")),
+    params(("id" = Uuid, Path, description = "The id of the job.")),
     responses(
-        (status = 200, description = "The job as it stands now.", body = JobSchema),
-        (status = 404, description = "No such job.", body = ProblemBody),
-        (status = 409, description = "It is no dead letter.", body = ProblemBody),
+        (status = 200, description = "The job after the change.", body = JobSchema),
+        (status = 404, description = "There is no such job.", body = ProblemBody),
+        (status = 409, description = "The job is not a dead letter.", body = ProblemBody),
     ),
 )]
 pub(super) async fn redrive(

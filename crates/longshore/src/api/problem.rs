@@ -1,5 +1,5 @@
-//! What a refused request is told: one shape, a slug for programs and a message
-//! for people. Faults of ours show the request's id and nothing else.
+//! Error responses. All have the same shape: a slug for programs and a message for
+//! people. Server errors reveal nothing but the request id.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use utoipa::ToSchema;
 
 use crate::error::Error;
 
-/// What every handler returns.
+/// The result of every handler.
 pub(super) type ApiResult<T> = std::result::Result<T, Problem>;
 
-/// Why a request was not carried out.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) struct Problem {
     slug: Slug,
@@ -24,9 +24,9 @@ pub(super) struct Problem {
     cause: Option<Cause>,
 }
 
-/// The error behind an answer of the router, in the response's extensions. It
-/// never goes over the wire: it is for a program that calls the router in its own
-/// process and may know what a stranger may not.
+/// The error behind a response of the router, in the response's extensions. It is
+/// never sent to clients. It is for programs that call the router in their own process
+/// and may see details that clients may not.
 ///
 /// ```
 /// # use longshore::{Client, api::{Api, Cause}};
@@ -51,16 +51,17 @@ impl Deref for Cause {
     }
 }
 
-/// What a [`Problem`] looks like on the wire.
+/// An error response.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub(super) struct ProblemBody {
-    /// A word for programs.
+    /// A slug for programs.
     error: Slug,
-    /// A sentence for people.
+    /// A text for people.
     message: String,
 }
 
+/// The kind of error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ErrorSlug)]
@@ -120,14 +121,14 @@ impl Problem {
         self
     }
 
-    /// The same of one of many: `items[3]: …`.
-    pub(super) fn at(mut self, place: impl std::fmt::Display) -> Self {
-        self.message = format!("{place}: {}", self.message);
+    /// Adds the location to the message: `items[3]: …`.
+    pub(super) fn at(mut self, location: impl std::fmt::Display) -> Self {
+        self.message = format!("{location}: {}", self.message);
         self
     }
 
-    /// What was wrong with a query string or a path is the request's shape, not
-    /// its contents.
+    /// An invalid value in a query string or a path is a bad request (400), not a
+    /// validation error (422).
     pub(super) fn in_url(error: Error) -> Self {
         if error.is_invalid() {
             Problem::bad_request(error.to_string()).with_cause(error)
@@ -161,18 +162,18 @@ impl From<Error> for Problem {
         if error.is_conflict() {
             return Problem::new(Slug::Conflict, error.to_string()).with_cause(error);
         }
-        // The log has the words ([`RequestLayer`](super::middleware::RequestLayer)); a stranger must not
-        // read of hosts and tables.
+        // The details may name hosts and tables, so only the log gets them (see
+        // `middleware`).
         if error.is_unavailable() || error.is_read_only() || error.is_schema() {
-            let after = HeaderValue::from_static("1");
+            let retry_after = HeaderValue::from_static("1");
             return Problem::new(
                 Slug::Unavailable,
-                "the database cannot serve this now; try again in a moment, the log has the reason",
+                "the database cannot serve this request now; try again in a moment; the server log has the reason",
             )
-            .with_header(header::RETRY_AFTER, after)
+            .with_header(header::RETRY_AFTER, retry_after)
             .with_cause(error);
         }
-        Problem::new(Slug::Internal, "something went wrong here; the log has it under this request's id")
+        Problem::new(Slug::Internal, "internal error; the server log has the reason under this request id")
             .with_cause(error)
     }
 }

@@ -1,4 +1,4 @@
-//! The metrics of requests: how many, and how long they took.
+//! Metrics of HTTP requests: their number and duration by method, path and status.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,12 +9,12 @@ use metrics::{Key, Label, Level, Metadata};
 
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-/// What is counted under which labels, kept by path: to put labels together
-/// costs more than to count.
+/// The metric keys in use, by path. They are kept because building the labels costs
+/// more than recording a value.
 #[derive(Debug, Default)]
 pub(super) struct RequestMetrics(RwLock<HashMap<String, Vec<Arc<Series>>>>);
 
-/// One method, one path, one status.
+/// The metric keys for one method, path and status.
 #[derive(Debug)]
 struct Series {
     method: &'static str,
@@ -24,8 +24,9 @@ struct Series {
 }
 
 impl RequestMetrics {
-    pub(super) fn count(&self, method: &Method, path: &str, status: StatusCode, took: Duration) {
-        let method = known(method);
+    /// Records one request.
+    pub(super) fn record(&self, method: &Method, path: &str, status: StatusCode, took: Duration) {
+        let method = method_label(method);
         let series = self.find(method, path, status).unwrap_or_else(|| self.add(method, path, status));
         metrics::with_recorder(|recorder| {
             recorder.register_counter(&series.requests, &METADATA).increment(1);
@@ -35,11 +36,11 @@ impl RequestMetrics {
 
     fn find(&self, method: &str, path: &str, status: StatusCode) -> Option<Arc<Series>> {
         let paths = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |series: &&Arc<Series>| series.method == method && series.status == status;
-        paths.get(path)?.iter().find(is_it).cloned()
+        let matches = |series: &&Arc<Series>| series.method == method && series.status == status;
+        paths.get(path)?.iter().find(matches).cloned()
     }
 
-    /// Paths are those of routes, so there is an end to what is kept.
+    /// The path is that of a route, so the number of series is bounded.
     fn add(&self, method: &'static str, path: &str, status: StatusCode) -> Arc<Series> {
         let labels = || {
             vec![
@@ -60,8 +61,9 @@ impl RequestMetrics {
     }
 }
 
-/// Anybody can make up methods; each would be a series of its own.
-fn known(method: &Method) -> &'static str {
+/// The label of a method. Unknown methods share one label, because clients can invent
+/// any number of them.
+fn method_label(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
     KNOWN.into_iter().find(|known| method == known).unwrap_or("other")
 }

@@ -1,5 +1,5 @@
-//! How routes are put together: each under a scope, which guards it and is
-//! written into the OpenAPI document in one go.
+//! Assembles the routes. Every route is added either under a scope or as public; the
+//! same call guards the route and writes the scope into the OpenAPI document.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::store::Scope;
 /// The name of the token scheme in the OpenAPI document.
 pub(super) const TOKEN: &str = "token";
 
-/// Routes so far.
+/// The routes added so far.
 pub(super) struct RouteTable {
     guard: Arc<Guard>,
     router: OpenApiRouter<Server>,
@@ -25,7 +25,7 @@ impl RouteTable {
         RouteTable { guard, router: OpenApiRouter::with_openapi(document) }
     }
 
-    /// Routes for who has this scope.
+    /// Adds routes that require this scope.
     pub(super) fn scoped(
         self,
         scope: Scope,
@@ -37,7 +37,7 @@ impl RouteTable {
         }
         for operation in operations(group.get_openapi_mut()) {
             let token = SecurityRequirement::new(TOKEN, [scope.as_str()]);
-            // An open server says that it does without.
+            // An open server also accepts requests without a token.
             let none = (!self.guard.requires_tokens()).then(SecurityRequirement::default);
             operation.security = Some(none.into_iter().chain([token]).collect());
         }
@@ -45,7 +45,7 @@ impl RouteTable {
         RouteTable { router: self.router.merge(guarded), ..self }
     }
 
-    /// Routes for everybody. Each is a decision of its own.
+    /// Adds routes that require no token.
     pub(super) fn public(self, routes: impl IntoIterator<Item = UtoipaMethodRouter<Server>>) -> Self {
         let mut group = OpenApiRouter::new();
         for route in routes {
@@ -62,6 +62,7 @@ impl RouteTable {
     }
 }
 
+/// Every operation of an OpenAPI document.
 pub(super) fn operations(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = &mut Operation> {
     document.paths.paths.values_mut().flat_map(|item| {
         let methods = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];

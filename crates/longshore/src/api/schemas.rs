@@ -1,31 +1,31 @@
-//! What jobs look like on the wire, for the OpenAPI document. The bytes come from
-//! the library's own records; a test keeps the two alike.
+//! OpenAPI schemas of the library's own records. The records are serialized elsewhere;
+//! these types only describe the result, and a test compares the fields of the two.
 
 use chrono::{DateTime, Utc};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// A job: what was asked, where it stands and what has happened so far.
+/// A job: the request, its status and its history.
 #[derive(ToSchema)]
 #[schema(as = Job)]
 #[expect(dead_code, reason = "describes what `JobRecord` serialises to")]
 pub(super) struct JobSchema {
-    /// Its id, a UUID v7.
+    /// A UUID v7.
     id: Uuid,
-    /// Which handler runs it.
+    /// Which handler runs the job.
     #[schema(max_length = 128)]
     kind: String,
-    /// The queue it waits in.
+    /// The queue of the job.
     #[schema(max_length = 128)]
     queue: String,
     status: StatusSchema,
     /// Higher runs first.
     #[schema(minimum = -32768, maximum = 32767)]
     priority: i32,
-    /// Attempts charged so far, the running one included.
+    /// Attempts charged so far, including the running one.
     #[schema(minimum = 0)]
     attempts: i32,
-    /// How many attempts it may have.
+    /// The maximum number of attempts that the job may have.
     #[schema(minimum = 1)]
     max_attempts: i32,
     /// The newest error, kept after a later success.
@@ -33,20 +33,20 @@ pub(super) struct JobSchema {
     last_error: Option<String>,
     #[schema(required)]
     last_failed_at: Option<DateTime<Utc>>,
-    /// Exactly as it was given.
+    /// The payload, exactly as it was sent.
     payload: serde_json::Value,
     /// What the handler returned.
     #[schema(required, nullable)]
     result: Option<serde_json::Value>,
-    /// When it may next start, or was asked to.
+    /// When a waiting job is due. For other jobs, the requested time.
     run_at: DateTime<Utc>,
     /// When the live lease was taken.
     #[schema(required)]
     locked_at: Option<DateTime<Utc>>,
-    /// Who holds the live lease.
+    /// The worker that holds the live lease.
     #[schema(required)]
     locked_by: Option<Uuid>,
-    /// Whether a cancel waits for the handler's next safe point.
+    /// Whether cancellation was requested.
     cancel_requested: bool,
     #[schema(required)]
     idempotency_key: Option<String>,
@@ -54,25 +54,26 @@ pub(super) struct JobSchema {
     unique_key: Option<String>,
     tags: Vec<String>,
     flags: Vec<String>,
-    /// Why it was enqueued.
+    /// Why the job was enqueued.
     #[schema(required)]
     context: Option<String>,
-    /// The enqueuer's own data.
+    /// The caller's own data.
     #[schema(required, nullable)]
     metadata: Option<serde_json::Value>,
     /// What the running handler last reported.
     #[schema(required, nullable)]
     progress: Option<serde_json::Value>,
-    /// How long one attempt may take; null means for ever.
+    /// How long one attempt may take; null means no limit.
     #[schema(required)]
     timeout_seconds: Option<f64>,
-    /// The retry policy, when it is not the default.
+    /// The retry policy; null means the default.
     #[schema(required, nullable)]
     retry: Option<RetrySchema>,
-    /// How often a worker died holding it.
+    /// How often a worker died while it held this job.
     #[schema(minimum = 0)]
     interruptions: i32,
-    /// How often it has been claimed: the fence.
+    /// How often the job has been claimed. Each claim has its own number, which fences
+    /// off older ones.
     #[schema(minimum = 0)]
     lease_no: i32,
     created_at: DateTime<Utc>,
@@ -85,7 +86,7 @@ pub(super) struct JobSchema {
     errors: Vec<AttemptSchema>,
 }
 
-/// Where a job stands.
+/// The status of a job.
 #[derive(ToSchema)]
 #[schema(as = Status, rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes what `Status` serialises to")]
@@ -98,25 +99,25 @@ pub(super) enum StatusSchema {
     Cancelled,
 }
 
-/// How a request came by its job.
+/// Whether a request created its job.
 #[derive(ToSchema)]
 #[schema(as = EnqueuedAs, rename_all = "snake_case")]
 #[expect(dead_code, reason = "describes `EnqueuedAs`")]
 pub(super) enum EnqueuedAsSchema {
-    /// It is new.
+    /// The job was created.
     Created,
-    /// It was there already, by its key, and is as it was.
+    /// A job with this key already existed and is unchanged.
     Existing,
-    /// It was there already, by its key, and has the new contents.
+    /// A waiting job with this key already existed and has the new contents.
     Replaced,
 }
 
-/// One attempt that ended without success.
+/// An attempt that did not succeed.
 #[derive(ToSchema)]
 #[schema(as = Attempt)]
 #[expect(dead_code, reason = "describes what `AttemptRecord` serialises to")]
 pub(super) struct AttemptSchema {
-    /// Which attempt it was; 1 is the first.
+    /// The number of the attempt, from 1.
     attempt: i32,
     lease_no: i32,
     #[schema(required)]
@@ -129,14 +130,15 @@ pub(super) struct AttemptSchema {
     error: Option<String>,
 }
 
-/// How long a failed attempt waits.
+/// How long a job waits after a failed attempt.
 #[derive(ToSchema)]
 #[schema(as = Retry)]
 #[serde(tag = "policy", rename_all = "snake_case")]
 #[derive(serde::Serialize)]
 #[expect(dead_code, reason = "describes what `RetryPolicy` serialises to")]
 pub(super) enum RetrySchema {
-    /// Uniform between `base_ms` and the smaller of `cap_ms` and `base_ms · 3^attempt`.
+    /// A random time between `base_ms` and the smaller of `cap_ms` and
+    /// `base_ms · 3^attempt`, uniformly distributed.
     Jitter {
         #[schema(maximum = 315360000000_i64)]
         base_ms: u64,
@@ -148,14 +150,14 @@ pub(super) enum RetrySchema {
         #[schema(maximum = 315360000000_i64)]
         cap_ms: u64,
     },
-    /// Always the same.
+    /// Always `delay_ms`.
     Fixed {
         #[schema(maximum = 315360000000_i64)]
         delay_ms: u64,
     },
-    /// One after the other; the last one repeats.
+    /// One delay after the other; the last one repeats.
     List { delays_ms: Vec<u64> },
-    /// The first failure is final.
+    /// No retry: the first failure is permanent.
     None,
 }
 
@@ -165,16 +167,16 @@ pub(super) enum RetrySchema {
 #[expect(dead_code, reason = "describes what `QueueRecord` serialises to")]
 pub(super) struct QueueSchema {
     name: String,
-    /// Whether claims leave it alone.
+    /// Whether the queue is paused: no jobs are claimed from it.
     paused: bool,
-    /// How many of its jobs may run at once.
+    /// How many jobs may run at once; null means no limit.
     #[schema(required)]
     limit: Option<u32>,
-    /// How many wait.
+    /// How many jobs wait.
     waiting: u64,
-    /// Whether `waiting` is an estimate, because there are very many.
+    /// Whether `waiting` is an estimate, because very many jobs wait.
     waiting_estimated: bool,
-    /// How many run.
+    /// How many jobs run.
     running: u64,
 }
 
@@ -183,30 +185,30 @@ pub(super) struct QueueSchema {
 #[schema(as = Worker)]
 #[expect(dead_code, reason = "describes what `WorkerRecord` serialises to")]
 pub(super) struct WorkerSchema {
-    /// This boot's id.
+    /// A new id for each start of the process.
     id: Uuid,
     name: String,
     queues: Vec<String>,
-    /// The kinds it handles; null means any.
+    /// The kinds that the worker handles; null means any.
     #[schema(required)]
     kinds: Option<Vec<String>>,
-    /// How many jobs it runs at once.
+    /// How many jobs the worker runs at once.
     concurrency: u32,
-    /// Without a sign of life for this long it is dead.
+    /// The worker is stale if its last heartbeat is older than this.
     stale_after_seconds: f64,
     started_at: DateTime<Utc>,
-    /// Its last sign of life.
+    /// When the last heartbeat arrived.
     heartbeat_at: DateTime<Utc>,
-    /// When it was declared dead.
+    /// When the worker signed off or was declared dead.
     #[schema(required)]
     dead_at: Option<DateTime<Utc>>,
-    /// Whether its heartbeat is older than the threshold.
+    /// Whether the last heartbeat is older than the threshold.
     stale: bool,
-    /// How many leases name it.
+    /// How many leases the worker holds.
     running: u64,
 }
 
-/// How many jobs of a queue and kind are in a status.
+/// The number of jobs of one queue and kind with one status.
 #[derive(ToSchema)]
 #[schema(as = JobCount)]
 #[expect(dead_code, reason = "describes what `Count` serialises to")]
@@ -215,6 +217,6 @@ pub(super) struct CountSchema {
     queue: String,
     kind: String,
     jobs: u64,
-    /// Whether that is an estimate, because very many wait.
+    /// Whether `jobs` is an estimate, because very many jobs wait.
     estimated: bool,
 }

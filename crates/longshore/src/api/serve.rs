@@ -1,5 +1,5 @@
-//! Runs a router: connections with limits, so that slow or many clients cannot
-//! take the server, and an end in good order.
+//! Serves a router over TCP. Limits connections, so that slow or many clients cannot
+//! exhaust the server, and shuts down gracefully.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use tokio::sync::Semaphore;
 
 use super::write_timeout::WriteTimeout;
 
-/// What connections may take.
+/// Limits on connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// How many at once; further ones wait to be accepted. 1,024 by default.
+    /// The maximum number of open connections; further ones wait to be accepted. 1,024 by default.
     pub connections: usize,
-    /// How long a client may take to send a request's headers, the time between
-    /// two requests included; 10 s by default.
+    /// How long a client may take to send the headers of a request, including the time
+    /// between two requests; 10 s by default.
     pub headers: Duration,
-    /// How long a client may take nothing of an answer; 30 s by default.
+    /// How long a client may stop reading a response; 30 s by default.
     pub reading: Duration,
-    /// How long open requests may go on after the end was asked for; 5 s by
+    /// How long open requests may continue after `stop` completes; 5 s by
     /// default.
     pub grace: Duration,
 }
@@ -40,10 +40,10 @@ impl Default for Limits {
     }
 }
 
-/// After an `accept` that failed, say for want of file descriptors.
-const AFTER_ERROR: Duration = Duration::from_millis(100);
+/// The pause after a failed `accept`, for example when file descriptors run out.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
-/// Serves until `stop` completes, then lets open requests end.
+/// Serves until `stop` completes, then waits for open requests to complete.
 pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: impl Future<Output = ()>) {
     let slots = Arc::new(Semaphore::new(limits.connections.max(1)));
     let open = GracefulShutdown::new();
@@ -52,7 +52,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
     tokio::pin!(stop);
     loop {
         let accepted = async {
-            // Never closed.
+            // Cannot fail: the semaphore is never closed.
             let slot = slots.clone().acquire_owned().await.ok();
             (slot, listener.accept().await)
         };
@@ -61,14 +61,14 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
                 Ok((stream, _)) => (slot, stream),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection; trying again");
-                    tokio::time::sleep(AFTER_ERROR).await;
+                    tokio::time::sleep(PAUSE_AFTER_ERROR).await;
                     continue;
                 }
             },
             () = &mut stop => break,
         };
-        // Answers are small and complete; waiting to fill a packet only delays
-        // them.
+        // Responses are written in one piece, so waiting to fill a packet would only
+        // delay them.
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(router.clone());
         let stream = TokioIo::new(WriteTimeout::new(stream, limits.reading));
@@ -82,6 +82,6 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
     }
     drop(listener);
     if tokio::time::timeout(limits.grace, open.shutdown()).await.is_err() {
-        tracing::warn!("stopped before every request was answered");
+        tracing::warn!("stopped before all open requests were complete");
     }
 }

@@ -1,4 +1,5 @@
-//! Counts, rates and latencies, without counting jobs one by one.
+//! Statistics: counts, rates and run times. They come from tallies, so no request
+//! counts jobs one by one.
 
 use std::collections::BTreeMap;
 
@@ -16,56 +17,53 @@ use super::schemas::CountSchema;
 use crate::job::Outcome;
 use crate::store::{Count, Tallied};
 
-/// How far back one may ask.
+/// The longest time range of a request.
 const MAX_MINUTES: i64 = 24 * 60;
-/// How far back the rate looks.
+/// The time range of the rate.
 const RATE_MINUTES: i64 = 5;
 
-/// How far back, and of what.
+/// Time range and filters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct StatsQuery {
-    /// How many minutes to look back, 1 to 1,440; others are clamped. 60 by
-    /// default.
+    /// The time range in minutes, clamped to 1 to 1,440. 60 by default.
     minutes: Option<i64>,
-    /// Of this queue only.
+    /// Only jobs of this queue.
     queue: Option<String>,
-    /// Of this kind only.
+    /// Only jobs of this kind.
     kind: Option<String>,
 }
 
-/// How the queue does.
+/// Counts, rates and run times.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Stats {
-    /// By the database's clock.
+    /// The time of the statistics, by the database's clock.
     at: DateTime<Utc>,
-    /// How many jobs are in each status, by queue and kind.
+    /// The number of jobs by status, queue and kind.
     #[schema(value_type = Vec<CountSchema>)]
     counts: Vec<Count>,
-    /// How many ended in each minute, oldest first; minutes without any are left
-    /// out. What is older than some hours may be by the hour.
+    /// The jobs that ended in each minute, oldest first. Minutes without any are left
+    /// out. Minutes that are some hours old may be combined into hours.
     series: Vec<MinuteStats>,
-    /// How long attempts ran, over all minutes.
+    /// How long attempts ran, over the whole time range.
     run_seconds: Percentiles,
-    /// Jobs that ended in a second, over the last five minutes, however many
-    /// minutes were asked for.
+    /// Jobs that ended per second over the last five minutes, whatever the time range.
     per_second: f64,
 }
 
-/// One minute.
+/// The jobs that ended in one minute.
 #[derive(Serialize, ToSchema)]
 pub(super) struct MinuteStats {
     minute: DateTime<Utc>,
     succeeded: u64,
     failed_permanent: u64,
     cancelled: u64,
-    /// How long successes ran.
+    /// How long successful attempts ran.
     run_seconds: Percentiles,
 }
 
-/// Half, nearly all, all but one in a hundred; null where there was none. Within a
-/// fifth of the true value.
+/// Percentiles, within 20 % of the true value; null if there was no attempt.
 #[derive(Default, Serialize, ToSchema)]
 pub(super) struct Percentiles {
     #[schema(required)]
@@ -76,13 +74,13 @@ pub(super) struct Percentiles {
     p99: Option<f64>,
 }
 
-/// Counts, rates and latencies.
+/// Returns counts, rates and run times.
 #[utoipa::path(
     get,
     path = "/stats",
     tag = "monitoring",
     params(StatsQuery),
-    responses((status = 200, description = "How the queue does.", body = Stats)),
+    responses((status = 200, description = "The statistics.", body = Stats)),
 )]
 pub(super) async fn stats(
     State(server): State<Server>,
@@ -95,10 +93,10 @@ pub(super) async fn stats(
     let mut counts = server.client.counts().await?;
     let mut tallied = server.client.tallied(at - Duration::minutes(minutes)).await?;
     let mut recent = server.client.tallied(at - Duration::minutes(RATE_MINUTES)).await?;
-    let wanted = |filter: &Option<String>, value: &str| filter.as_ref().is_none_or(|filter| filter == value);
-    counts.retain(|count| wanted(&query.queue, &count.queue) && wanted(&query.kind, &count.kind));
+    let matches = |filter: &Option<String>, value: &str| filter.as_ref().is_none_or(|filter| filter == value);
+    counts.retain(|count| matches(&query.queue, &count.queue) && matches(&query.kind, &count.kind));
     for tallies in [&mut tallied, &mut recent] {
-        tallies.retain(|tally| wanted(&query.queue, &tally.queue) && wanted(&query.kind, &tally.kind));
+        tallies.retain(|tally| matches(&query.queue, &tally.queue) && matches(&query.kind, &tally.kind));
     }
     Ok(Json(Stats {
         at,
@@ -109,27 +107,29 @@ pub(super) async fn stats(
     }))
 }
 
+/// One entry per minute in which jobs ended.
 fn series(tallied: &[Tallied]) -> Vec<MinuteStats> {
     let mut minutes: BTreeMap<DateTime<Utc>, Vec<&Tallied>> = BTreeMap::new();
     for tally in tallied {
         minutes.entry(tally.minute).or_default().push(tally);
     }
     let point = |(minute, tallies): (DateTime<Utc>, Vec<&Tallied>)| {
-        let of = |outcome: Outcome| {
+        let count = |outcome: Outcome| {
             tallies.iter().filter(|tally| tally.outcome == outcome).map(|tally| tally.jobs).sum()
         };
         let successes = tallies.iter().copied().filter(|tally| tally.outcome == Outcome::Succeeded);
         MinuteStats {
             minute,
-            succeeded: of(Outcome::Succeeded),
-            failed_permanent: of(Outcome::FailedPermanent),
-            cancelled: of(Outcome::Cancelled),
+            succeeded: count(Outcome::Succeeded),
+            failed_permanent: count(Outcome::FailedPermanent),
+            cancelled: count(Outcome::Cancelled),
             run_seconds: percentiles(successes),
         }
     };
     minutes.into_iter().map(point).collect()
 }
 
+/// Jobs that ended per second.
 fn rate(tallied: &[Tallied], at: DateTime<Utc>) -> f64 {
     let since = at - Duration::minutes(RATE_MINUTES);
     let ended: u64 = tallied.iter().filter(|tally| tally.minute >= since).map(|tally| tally.jobs).sum();
@@ -141,11 +141,11 @@ fn percentiles<'a>(tallied: impl Iterator<Item = &'a Tallied>) -> Percentiles {
     buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
     let total: u64 = buckets.iter().map(|(_, jobs)| jobs).sum();
     let at = |share: f64| {
-        let wanted = (total as f64 * share).ceil().max(1.0) as u64;
+        let rank = (total as f64 * share).ceil().max(1.0) as u64;
         let mut seen = 0;
         buckets.iter().find_map(|(bound, jobs)| {
             seen += jobs;
-            (seen >= wanted).then_some(bound / 1000.0)
+            (seen >= rank).then_some(bound / 1000.0)
         })
     };
     Percentiles { p50: at(0.5), p95: at(0.95), p99: at(0.99) }

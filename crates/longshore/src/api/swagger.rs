@@ -1,5 +1,5 @@
-//! Pages to read and try the API by, out of this binary: nothing is fetched from
-//! elsewhere.
+//! Swagger UI: pages to read and try the API. All files are in this binary; nothing is
+//! loaded from another host.
 
 use std::sync::Arc;
 
@@ -10,55 +10,55 @@ use utoipa_swagger_ui::Config;
 
 use super::problem::{ApiResult, Problem, Slug};
 
-/// Swagger UI puts styles into elements; scripts come from this server only.
+/// Swagger UI needs inline styles. Scripts come only from this server.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
                       img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'";
 
-/// To the folder, so that the page finds its parts beside it.
+/// Redirects to `/docs/`, so that relative links on the page work.
 #[utoipa::path(
     get,
     path = "/docs",
     tag = "documentation",
-    responses((status = 308, description = "To /docs/.")),
+    responses((status = 308, description = "Redirect to `/docs/`.")),
 )]
 pub(super) async fn index(OriginalUri(uri): OriginalUri) -> Redirect {
     Redirect::permanent(&format!("{}/", uri.path()))
 }
 
-/// The page.
+/// Returns the Swagger UI page.
 #[utoipa::path(
     get,
     path = "/docs/",
     tag = "documentation",
-    responses((status = 200, description = "A page.", body = String, content_type = "text/html")),
+    responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
 pub(super) async fn page() -> ApiResult<Response> {
     file("")
 }
 
-/// Its parts.
+/// Returns a file of the Swagger UI page.
 #[utoipa::path(
     get,
     path = "/docs/{file}",
     tag = "documentation",
-    params(("file" = String, Path, description = "A file of the page.")),
+    params(("file" = String, Path, description = "The name of the file.")),
     responses(
         (status = 200, description = "The file.", body = String, content_type = "*/*"),
-        (status = 404, description = "No such file."),
+        (status = 404, description = "There is no such file."),
     ),
 )]
-pub(super) async fn part(Path(name): Path<String>) -> ApiResult<Response> {
+pub(super) async fn asset(Path(name): Path<String>) -> ApiResult<Response> {
     file(&name)
 }
 
 fn file(name: &str) -> ApiResult<Response> {
-    // Relative to the page, so that it works under any prefix.
+    // Relative to the page, so that it works when the router is nested under a prefix.
     let config = Arc::new(Config::from("../api-docs/openapi.json"));
     let found = utoipa_swagger_ui::serve(name, config).map_err(|error| {
-        tracing::error!(%error, "the documentation's page is broken");
-        Problem::new(Slug::Internal, "the page cannot be shown")
+        tracing::error!(%error, "could not build the Swagger UI page");
+        Problem::new(Slug::Internal, "the page could not be built; the server log has the reason")
     })?;
-    let found = found.ok_or_else(|| Problem::new(Slug::NotFound, "there is no such file"))?;
+    let found = found.ok_or_else(|| Problem::new(Slug::NotFound, format!("there is no file `{name}`")))?;
     let headers = [
         (header::CONTENT_TYPE, found.content_type.as_str()),
         (header::CONTENT_SECURITY_POLICY, POLICY),

@@ -1,5 +1,5 @@
-//! A connection whose other end must read: one that takes nothing for too long
-//! is over, or those who never read would hold every slot for ever.
+//! A TCP stream with a write timeout. Without it, clients that never read could hold
+//! every connection slot forever.
 
 use std::future::Future;
 use std::io;
@@ -11,31 +11,33 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+/// Fails writes after the other end has read nothing for `timeout`.
 pub(super) struct WriteTimeout {
     stream: TcpStream,
-    patience: Duration,
-    /// Runs while something waits to be taken.
+    timeout: Duration,
+    /// When the pending write fails. Only meaningful while `is_pending`.
     deadline: Pin<Box<Sleep>>,
-    waits: bool,
+    /// Whether a write waits for the other end to read.
+    is_pending: bool,
 }
 
 impl WriteTimeout {
-    pub(super) fn new(stream: TcpStream, patience: Duration) -> Self {
-        WriteTimeout { stream, patience, deadline: Box::pin(tokio::time::sleep(patience)), waits: false }
+    pub(super) fn new(stream: TcpStream, timeout: Duration) -> Self {
+        WriteTimeout { stream, timeout, deadline: Box::pin(tokio::time::sleep(timeout)), is_pending: false }
     }
 
-    /// What a write came to, unless nothing has been taken for too long.
-    fn bounded<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// Passes the result of a write on, or fails if it has been pending for too long.
+    fn with_timeout<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
-            self.waits = false;
+            self.is_pending = false;
             return write;
         }
-        if !self.waits {
-            self.waits = true;
-            self.deadline.as_mut().reset(Instant::now() + self.patience);
+        if !self.is_pending {
+            self.is_pending = true;
+            self.deadline.as_mut().reset(Instant::now() + self.timeout);
         }
         ready!(self.deadline.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the other end takes nothing")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client stopped reading the response")))
     }
 }
 
@@ -52,7 +54,7 @@ impl AsyncRead for WriteTimeout {
 impl AsyncWrite for WriteTimeout {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let write = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.bounded(cx, write)
+        self.with_timeout(cx, write)
     }
 
     fn poll_write_vectored(
@@ -61,7 +63,7 @@ impl AsyncWrite for WriteTimeout {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let write = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.bounded(cx, write)
+        self.with_timeout(cx, write)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,6 +1,6 @@
-//! What happens, as it happens: server-sent events. Somebody looks at the queue
-//! again and again while anybody listens, and what has changed goes into a ring
-//! that every listener reads at its own pace.
+//! Live events over server-sent events. While there are listeners, one task takes a
+//! snapshot of the queue about once a second and puts the changes into a ring. Every
+//! listener reads the ring at its own pace.
 
 mod ring;
 mod snapshot;
@@ -25,46 +25,48 @@ use crate::store::Scope;
 use ring::{Event, Position, Ring};
 use snapshot::Snapshot;
 
-/// How often somebody looks; less often where a look takes long.
+/// The pause between snapshots; longer if a snapshot takes long.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
-/// A look may take this part of the time.
+/// The pause is at least this many times as long as the snapshot took, so that
+/// snapshots use less than a tenth of the time.
 const MIN_PAUSE_FACTOR: u32 = 10;
-/// How long the ring is kept when nobody listens any more: long enough to come
-/// back.
+/// How long the ring is kept after the last listener left, so that a listener can
+/// reconnect.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many events the ring holds.
 const RING_CAPACITY: usize = 2000;
-/// How many may listen at once.
+/// The maximum number of listeners at a time.
 const MAX_LISTENERS: usize = 256;
-/// Silence is broken this often, so that both ends notice when the other has gone.
+/// An idle stream gets a comment this often, so that both ends notice when the other
+/// is gone.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Whether the token still holds is asked this often.
+/// How often a listener's token is checked again.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// How long the first look may take.
+/// How long a new listener waits for the first snapshot.
 const FIRST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
-/// What a client that lost its connection should wait, in milliseconds.
+/// How long a client should wait before it reconnects, in milliseconds.
 const RECONNECT_DELAY_MS: u32 = 2000;
 
-/// Who listens, and to what.
+/// The listeners of this server and the ring they read.
 #[derive(Default)]
 pub(super) struct Hub {
     state: Mutex<HubState>,
-    /// Counts the looks that brought news.
-    news: watch::Sender<u64>,
+    /// Counts the snapshots that brought changes, to wake the listeners.
+    changes: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct HubState {
-    /// There is one from the first look on.
+    /// Exists after the first snapshot.
     ring: Option<Ring>,
-    /// Whether somebody looks.
+    /// Whether the snapshot task is running.
     polling: bool,
     listeners: usize,
-    /// When the last one left.
+    /// When the last listener left.
     idle_since: Option<Instant>,
 }
 
-/// One of those who listen, until it is dropped.
+/// A registered listener. Dropping it removes it from the hub.
 struct Listener(Server);
 
 impl Hub {
@@ -72,7 +74,7 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts in what happened; the first look only begins the ring.
+    /// Adds events to the ring, which the first call creates, and wakes the listeners.
     fn publish(&self, events: Vec<Event>) {
         let is_first = {
             let mut state = self.state();
@@ -82,37 +84,40 @@ impl Hub {
             is_first
         };
         if is_first || !events.is_empty() {
-            self.news.send_modify(|looks| *looks += 1);
+            self.changes.send_modify(|count| *count += 1);
         }
     }
 
-    /// Whether everybody has been gone for long; if so, all is forgotten, and
-    /// whoever comes next begins anew.
+    /// Resets the hub if there has been no listener for [`IDLE_TIMEOUT`]. Returns
+    /// whether it did; the next listener starts a new ring.
     fn reset_if_idle(&self) -> bool {
         let mut state = self.state();
-        let over =
+        let is_idle =
             state.listeners == 0 && state.idle_since.is_none_or(|since| since.elapsed() >= IDLE_TIMEOUT);
-        if over {
+        if is_idle {
             *state = HubState::default();
         }
-        over
+        is_idle
     }
 }
 
 impl Listener {
     fn new(server: Server) -> ApiResult<Self> {
-        let starts = {
+        let start_polling = {
             let mut state = server.hub.state();
             if state.listeners >= MAX_LISTENERS {
                 return Err(Problem::new(
                     Slug::Unavailable,
-                    format!("{MAX_LISTENERS} listen already; come back later, or ask another server"),
+                    format!(
+                        "this server already has {MAX_LISTENERS} event listeners; try again later, or use \
+                         another server"
+                    ),
                 ));
             }
             state.listeners += 1;
             !std::mem::replace(&mut state.polling, true)
         };
-        if starts {
+        if start_polling {
             tokio::spawn(take_snapshots(Arc::downgrade(&server.0)));
         }
         Ok(Listener(server))
@@ -129,46 +134,50 @@ impl Drop for Listener {
     }
 }
 
-/// Looks until nobody has listened for a while, or the server is gone.
+/// Takes snapshots until there has been no listener for a while or the server is
+/// dropped.
 async fn take_snapshots(server: Weak<Shared>) {
-    let mut before: Option<Snapshot> = None;
+    let mut previous: Option<Snapshot> = None;
     loop {
         let took = {
             let Some(server) = server.upgrade().map(Server) else { return };
             if server.hub.reset_if_idle() {
                 return;
             }
-            let began = Instant::now();
-            let known = before.get_or_insert_default();
-            match Snapshot::take(&server.client, known).await {
-                Ok(seen) => {
+            let started = Instant::now();
+            let before = previous.get_or_insert_default();
+            match Snapshot::take(&server.client, before).await {
+                Ok(now) => {
                     let is_first = server.hub.state().ring.is_none();
-                    server.hub.publish(if is_first { Vec::new() } else { seen.changes_since(known) });
-                    before = Some(seen);
+                    server.hub.publish(if is_first { Vec::new() } else { now.changes_since(before) });
+                    previous = Some(now);
                 }
-                Err(error) => tracing::warn!(%error, "cannot see what happens; trying again"),
+                Err(error) => tracing::warn!(%error, "cannot read changes for event listeners; trying again"),
             }
-            began.elapsed()
+            started.elapsed()
         };
         tokio::time::sleep(SNAPSHOT_INTERVAL.max(took * MIN_PAUSE_FACTOR)).await;
     }
 }
 
-/// What happens, as it happens.
+/// Streams changes as server-sent events.
 ///
-/// An endless answer of server-sent events: `job` (a job as it is now), `job_removed`, `queue` and
-/// `worker`. They are found by looking once a second, at the newest and the running jobs; of others the
-/// counts of their `queue` tell. `gap` means that more jobs were made than are told of one by one, `reset`
-/// that this listener missed some: read again what you show. With `Last-Event-ID` it goes on after that
-/// event, or with a `reset` if it cannot.
+/// The response never ends. The events are `job` (the current state of a job), `job_removed`, `queue` and
+/// `worker`. The server compares snapshots that it takes about once a second. A snapshot covers the newest
+/// and the running jobs; changes of other jobs show only in the counts of their `queue`. `gap` means that
+/// more jobs were created than are reported one by one. `reset` means that this listener missed events: load
+/// what you show again. With `Last-Event-ID` the stream continues after that event, or starts with a `reset`
+/// if it cannot.
 #[utoipa::path(
     get,
     path = "/events",
     tag = "monitoring",
-    params(("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event that was seen.")),
+    params(("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event received.")),
     responses(
-        (status = 200, description = "Events, without end.", body = String, content_type = "text/event-stream"),
-        (status = 503, description = "Too many listen, or the database does not answer.", body = ProblemBody),
+        (status = 200, description = "An endless stream of events.",
+         body = String, content_type = "text/event-stream"),
+        (status = 503, description = "There are too many listeners, or the database does not reply.",
+         body = ProblemBody),
     ),
 )]
 pub(super) async fn events(
@@ -176,62 +185,62 @@ pub(super) async fn events(
     caller: Caller,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let mut news = server.hub.news.subscribe();
+    let mut changes = server.hub.changes.subscribe();
     let listener = Listener::new(server.clone())?;
-    let there = async { while server.hub.state().ring.is_none() && news.changed().await.is_ok() {} };
-    if tokio::time::timeout(FIRST_SNAPSHOT_TIMEOUT.min(server.timeout / 2), there).await.is_err() {
-        return Err(Problem::new(Slug::Unavailable, "the database does not answer"));
+    let ring_exists = async { while server.hub.state().ring.is_none() && changes.changed().await.is_ok() {} };
+    if tokio::time::timeout(FIRST_SNAPSHOT_TIMEOUT.min(server.timeout / 2), ring_exists).await.is_err() {
+        return Err(Problem::new(Slug::Unavailable, "the database does not reply; try again in a moment"));
     }
-    let asked = headers.get("last-event-id").map(|id| id.to_str().ok().and_then(Position::parse));
+    let start = headers.get("last-event-id").map(|id| id.to_str().ok().and_then(Position::parse));
     let (out, body) = mpsc::channel(16);
-    let feed = EventStream { listener, news, out, queues: caller.queues().map(<[String]>::to_vec) };
-    tokio::spawn(feed.run(asked, headers));
+    let stream = EventStream { listener, changes, out, queues: caller.queues().map(<[String]>::to_vec) };
+    tokio::spawn(stream.run(start, headers));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, Body::new(ChannelBody(body))).into_response())
 }
 
-/// What one listener gets.
+/// Writes the events for one listener.
 struct EventStream {
     listener: Listener,
-    news: watch::Receiver<u64>,
+    changes: watch::Receiver<u64>,
     out: mpsc::Sender<Bytes>,
-    /// The only queues it may see.
+    /// The queues that the token covers; `None` means all.
     queues: Option<Vec<String>>,
 }
 
-/// The other end has gone.
+/// The client has closed the connection.
 struct Disconnected;
 
 impl EventStream {
-    /// Feeds until the listener leaves, may no longer listen, or the server ends.
-    /// `asked` is where it wants to go on, if it said so; a place that is none can
-    /// not be gone on from.
-    async fn run(mut self, asked: Option<Option<Position>>, headers: HeaderMap) {
+    /// Writes until the client disconnects, its token is revoked, or the server stops.
+    /// `start` is the position to continue from: `None` if the client sent none,
+    /// `Some(None)` if it sent an invalid one.
+    async fn run(mut self, start: Option<Option<Position>>, headers: HeaderMap) {
         let server = self.listener.0.clone();
-        let gone = self.out.clone();
+        let client = self.out.clone();
         tokio::select! {
-            Disconnected = self.feed(asked) => {}
-            () = gone.closed() => {}
-            () = server.ends() => {}
+            Disconnected = self.write_events(start) => {}
+            () = client.closed() => {}
+            () = server.stopping() => {}
             () = until_refused(&server.guard, &headers) => {}
         }
     }
 
-    async fn feed(&mut self, asked: Option<Option<Position>>) -> Disconnected {
-        let mut place = asked.unwrap_or_else(|| self.end());
-        if let Err(left) = self.write(format!("retry: {RECONNECT_DELAY_MS}\n\n")).await {
-            return left;
+    async fn write_events(&mut self, start: Option<Option<Position>>) -> Disconnected {
+        let mut position = start.unwrap_or_else(|| self.end());
+        if let Err(disconnected) = self.write(format!("retry: {RECONNECT_DELAY_MS}\n\n")).await {
+            return disconnected;
         }
         loop {
-            place = match self.catch_up(place).await {
-                Ok(place) => place,
-                Err(left) => return left,
+            position = match self.catch_up(position).await {
+                Ok(position) => position,
+                Err(disconnected) => return disconnected,
             };
-            let news = tokio::time::timeout(KEEP_ALIVE_INTERVAL, self.news.changed()).await;
-            if news.is_err()
-                && let Err(left) = self.write(":\n\n".into()).await
+            let changed = tokio::time::timeout(KEEP_ALIVE_INTERVAL, self.changes.changed()).await;
+            if changed.is_err()
+                && let Err(disconnected) = self.write(":\n\n".into()).await
             {
-                return left;
+                return disconnected;
             }
         }
     }
@@ -240,11 +249,12 @@ impl EventStream {
         self.listener.0.hub.state().ring.as_ref().map(Ring::end)
     }
 
-    /// Writes what came after `place`; where it is now.
-    async fn catch_up(&self, place: Option<Position>) -> Result<Option<Position>, Disconnected> {
+    /// Writes the events after `position` and returns the new position. Writes a
+    /// `reset` if the ring does not hold all of them.
+    async fn catch_up(&self, position: Option<Position>) -> Result<Option<Position>, Disconnected> {
         let missed = {
             let state = self.listener.0.hub.state();
-            state.ring.as_ref().zip(place).and_then(|(ring, place)| ring.after(place))
+            state.ring.as_ref().zip(position).and_then(|(ring, position)| ring.after(position))
         };
         let Some(missed) = missed else {
             let end = self.end();
@@ -252,17 +262,17 @@ impl EventStream {
             self.write(format!("{id}event: reset\ndata: {{}}\n\n")).await?;
             return Ok(end);
         };
-        let mut at = place;
-        for (place, event) in missed {
-            at = Some(place);
-            if self.queues.as_ref().is_none_or(|queues| event.is_of(queues)) {
-                // Of our own types, which all have names for keys. One line: JSON
-                // escapes what would end it.
+        let mut last = position;
+        for (position, event) in missed {
+            last = Some(position);
+            if self.queues.as_ref().is_none_or(|queues| event.is_visible_to(queues)) {
+                // Cannot fail, because all keys are strings. It is a single line, because
+                // JSON escapes newlines.
                 let data = serde_json::to_string(&*event).unwrap_or_default();
-                self.write(format!("id: {place}\nevent: {}\ndata: {data}\n\n", event.name())).await?;
+                self.write(format!("id: {position}\nevent: {}\ndata: {data}\n\n", event.name())).await?;
             }
         }
-        Ok(at)
+        Ok(last)
     }
 
     async fn write(&self, text: String) -> Result<(), Disconnected> {
@@ -270,11 +280,11 @@ impl EventStream {
     }
 }
 
-/// A token may be revoked while its bearer listens.
+/// Waits until the token of a listener is no longer accepted.
 async fn until_refused(guard: &Guard, headers: &HeaderMap) {
     loop {
         tokio::time::sleep(TOKEN_CHECK_INTERVAL).await;
-        // A database that does not answer refuses nobody.
+        // If the database does not reply, the listener keeps its access.
         if let Err(problem) = guard.admit(headers, Scope::Read).await
             && matches!(problem.slug(), Slug::Unauthorized | Slug::Forbidden)
         {
@@ -283,7 +293,7 @@ async fn until_refused(guard: &Guard, headers: &HeaderMap) {
     }
 }
 
-/// An answer that comes in pieces.
+/// A response body that sends what arrives on a channel.
 struct ChannelBody(mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for ChannelBody {

@@ -1,6 +1,6 @@
-//! The newest events, and no more than so many of them. An event has a number;
-//! whoever knows the last number it saw can go on from there, as long as the
-//! ring still holds what came after it.
+//! The events and a ring buffer of the newest ones. Events are numbered. A listener
+//! that knows the last number it received can continue from there, as long as the
+//! ring still holds the events after it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,22 +12,23 @@ use uuid::Uuid;
 use crate::job::{JobId, WorkerId};
 use crate::store::{Glance, QueueRecord, WorkerRecord};
 
-/// What has changed.
+/// A change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(super) enum Event {
-    /// A job as it is now.
+    /// A new or changed job.
     Job(Glance),
-    /// A job that was deleted, or is past its time.
+    /// A job that was deleted or whose retention ended.
     Removed(RemovedJob),
-    /// A queue as it is now.
+    /// A changed queue.
     Queue(QueueRecord),
+    /// A new, changed or removed worker.
     Worker(WorkerChange),
-    /// More jobs were made than one look sees.
+    /// More jobs were created than one snapshot covers.
     Gap {},
 }
 
-/// A job that is no more.
+/// A job that no longer exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct RemovedJob {
     pub(super) id: JobId,
@@ -41,7 +42,7 @@ impl From<&Glance> for RemovedJob {
     }
 }
 
-/// A worker as it is now.
+/// The current state of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct WorkerChange {
     pub(super) id: WorkerId,
@@ -54,10 +55,10 @@ pub(super) struct WorkerChange {
 #[serde(rename_all = "snake_case")]
 pub(super) enum WorkerState {
     Alive,
-    /// Silent for longer than its threshold.
+    /// Its last heartbeat is older than its threshold.
     Stale,
     Dead,
-    /// It signed off, or was forgotten.
+    /// It signed off, or its row was removed.
     Gone,
 }
 
@@ -73,6 +74,7 @@ impl From<&WorkerRecord> for WorkerChange {
 }
 
 impl Event {
+    /// The event name in the stream.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Event::Job(_) => "job",
@@ -83,9 +85,9 @@ impl Event {
         }
     }
 
-    /// Whether it concerns these queues and no others. Who works is told to those
-    /// who may see every queue.
-    pub(super) fn is_of(&self, queues: &[String]) -> bool {
+    /// Whether a token that covers only these queues may see the event. Such tokens
+    /// never see workers.
+    pub(super) fn is_visible_to(&self, queues: &[String]) -> bool {
         match self {
             Event::Job(job) => queues.contains(&job.queue),
             Event::Removed(job) => queues.contains(&job.queue),
@@ -96,66 +98,67 @@ impl Event {
     }
 }
 
-/// Where somebody is in the events of one ring.
+/// A listener's position in one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Which ring.
-    of: u64,
-    /// The number of the last event that was seen; 0 is before the first.
+    /// The id of the ring.
+    ring: u64,
+    /// The number of the last event received; 0 is before the first.
     number: u64,
 }
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}-{}", self.of, self.number)
+        write!(f, "{:x}-{}", self.ring, self.number)
     }
 }
 
 impl Position {
-    /// As [`Display`](fmt::Display) wrote it.
+    /// Parses what [`Display`](fmt::Display) wrote.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let (of, number) = text.split_once('-')?;
-        Some(Position { of: u64::from_str_radix(of, 16).ok()?, number: number.parse().ok()? })
+        let (ring, number) = text.split_once('-')?;
+        Some(Position { ring: u64::from_str_radix(ring, 16).ok()?, number: number.parse().ok()? })
     }
 }
 
+/// The newest events, up to a capacity.
 pub(super) struct Ring {
     id: u64,
     events: VecDeque<Arc<Event>>,
     /// The number of the newest event.
     newest: u64,
-    most: usize,
+    capacity: usize,
 }
 
 impl Ring {
-    pub(super) fn new(most: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         // The low half of a UUID is random.
-        Ring { id: Uuid::now_v7().as_u64_pair().1, events: VecDeque::new(), newest: 0, most }
+        Ring { id: Uuid::now_v7().as_u64_pair().1, events: VecDeque::new(), newest: 0, capacity }
     }
 
     pub(super) fn push(&mut self, event: Event) {
-        if self.events.len() == self.most {
+        if self.events.len() == self.capacity {
             self.events.pop_front();
         }
         self.events.push_back(Arc::new(event));
         self.newest += 1;
     }
 
-    /// Where who has seen everything is.
+    /// The position after the newest event.
     pub(super) fn end(&self) -> Position {
-        Position { of: self.id, number: self.newest }
+        Position { ring: self.id, number: self.newest }
     }
 
-    /// What came after, each with its place; `None` where some of it is no longer
-    /// here, or never was.
-    pub(super) fn after(&self, place: Position) -> Option<Vec<(Position, Arc<Event>)>> {
+    /// The events after a position, each with its own position. `None` if the ring no
+    /// longer holds all of them, or if the position is not in this ring.
+    pub(super) fn after(&self, position: Position) -> Option<Vec<(Position, Arc<Event>)>> {
         let first = self.newest - self.events.len() as u64;
-        if place.of != self.id || !(first..=self.newest).contains(&place.number) {
+        if position.ring != self.id || !(first..=self.newest).contains(&position.number) {
             return None;
         }
-        let missed = (place.number - first) as usize;
-        let numbered = (place.number + 1..).zip(self.events.iter().skip(missed));
-        Some(numbered.map(|(number, event)| (Position { of: self.id, number }, event.clone())).collect())
+        let received = (position.number - first) as usize;
+        let numbered = (position.number + 1..).zip(self.events.iter().skip(received));
+        Some(numbered.map(|(number, event)| (Position { ring: self.id, number }, event.clone())).collect())
     }
 }
 
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fell_behind_gets_what_is_left_or_is_told_that_some_is_gone() {
+    fn late_listener_gets_the_remaining_events_or_learns_that_some_are_gone() {
         let mut ring = Ring::new(3);
         let start = ring.end();
         assert_eq!(ring.after(start), Some(Vec::new()));
@@ -186,20 +189,20 @@ mod tests {
         assert_eq!(ring.after(all[1].0).unwrap(), all[2..]);
         assert_eq!(ring.after(ring.end()), Some(Vec::new()));
         ring.push(event(4));
-        assert_eq!(ring.after(start), None, "the first is gone");
+        assert_eq!(ring.after(start), None, "the first event is gone");
         assert_eq!(ring.after(all[0].0).unwrap().len(), 3);
     }
 
     #[test]
-    fn places_of_other_rings_and_of_the_future_are_nowhere() {
+    fn positions_of_other_rings_and_future_positions_are_unknown() {
         let (mut ring, other) = (Ring::new(3), Ring::new(3));
         assert_eq!(ring.after(other.end()), None);
         ring.push(event(1));
         let end = ring.end();
         assert_eq!(Position::parse(&end.to_string()), Some(end));
         assert_eq!(ring.after(Position { number: 2, ..end }), None);
-        for nonsense in ["", "-", "1", "x-1", "1-x", "1--1"] {
-            assert_eq!(Position::parse(nonsense), None, "{nonsense:?}");
+        for invalid in ["", "-", "1", "x-1", "1-x", "1--1"] {
+            assert_eq!(Position::parse(invalid), None, "{invalid:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A worker asks for jobs: registered on its first call, given what is due, or
-//! kept waiting until something is.
+//! Leases due jobs to HTTP workers: registers a worker on its first call, claims for
+//! it, and waits for work if the worker requests it.
 
 use std::time::{Duration, Instant};
 
@@ -19,84 +19,86 @@ use crate::client::Client;
 use crate::enqueue::DEFAULT_QUEUE;
 use crate::store::{ClaimCursor, ClaimRequest, Claimed, NewKind, NewWorker, Suspects};
 
-/// How many jobs one call leases at most.
+/// The maximum number of jobs that one call leases.
 const MAX_LEASES: u32 = 100;
-/// How long a call waits for work at most; shorter than a request may take.
+/// The longest time that a call waits for work; shorter than the request timeout.
 const MAX_WAIT: Duration = Duration::from_secs(20);
-/// How soon a waiting call looks for work that nobody announced.
+/// How often a waiting call polls for work without a wake-up.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// A call is never longer under way than this before it arrives.
+/// The longest time that a call is assumed to spend between the worker and the
+/// server.
 const MAX_DELIVERY_TIME: Duration = Duration::from_secs(2);
-/// The threshold of a worker that names none, and the least and most it may name.
+/// The default and the range of `stale_after_seconds`.
 const STALE_AFTER: Duration = Duration::from_secs(60);
 const MIN_STALE_AFTER: Duration = Duration::from_secs(3);
 const MAX_STALE_AFTER: Duration = Duration::from_secs(3600);
 
-/// What a worker asks for.
+/// A worker's request for jobs.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::api) struct LeaseRequest {
-    /// As the first call returned it; absent on the first.
+    /// The id that the first call returned; absent on the first call.
     worker_id: Option<Uuid>,
-    /// A name for people; read on the first call.
+    /// A display name. Only the first call sets it.
     #[schema(min_length = 1, max_length = 128)]
     name: Option<String>,
-    /// `["default"]` if absent.
+    /// The queues to lease from; `["default"]` if absent.
     #[schema(min_items = 1, max_items = 64)]
     queues: Option<Vec<String>>,
-    /// The kinds it handles; any if absent.
+    /// The kinds that the worker handles; any if absent.
     #[schema(max_items = 1000)]
     kinds: Option<Vec<String>>,
-    /// How many jobs at most, 1 by default.
+    /// The maximum number of jobs to lease; 1 by default.
     #[schema(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// How long to wait for the first one, up to 20; 0 by default.
+    /// How long to wait for the first job, up to 20; 0 by default.
     #[schema(minimum = 0, maximum = 20)]
     wait_seconds: Option<f64>,
-    /// Without a call for this long the worker is dead and its jobs are given
-    /// to others; read on the first call. 60 by default.
+    /// Without a call for this long, the worker is declared dead and its jobs are
+    /// recovered. Only the first call sets it. 60 by default.
     #[schema(minimum = 3, maximum = 3600)]
     stale_after_seconds: Option<f64>,
-    /// The leases it still holds. What it was given more than two seconds before
-    /// this call and does not name is given back: the answer was lost.
+    /// The leases the worker still holds. A lease that it got more than two seconds
+    /// before this call and does not list is released, because the response that
+    /// contained it was lost.
     #[serde(default, deserialize_with = "optional_objects")]
     #[schema(max_items = 1000)]
     held: Option<Vec<LeaseRef>>,
 }
 
-/// What a worker gets.
+/// The leased jobs.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct LeaseResponse {
-    /// To be named in every further call.
+    /// The worker's id, to send in every further call.
     worker_id: Uuid,
-    /// Call, or renew, at least this often.
+    /// Renew or make another call at least this often.
     renew_within_seconds: f64,
-    /// In the order in which they should start; empty if none was due.
+    /// The jobs, in the order in which to start them; empty if none was due.
     jobs: Vec<LeasedJob>,
 }
 
-/// A leased job: all that is needed to run it.
+/// A leased job with everything needed to run it.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct LeasedJob {
     id: Uuid,
-    /// To be named when it is renewed or settled.
+    /// The number of the lease, to send when renewing or settling it.
     lease_no: i32,
     kind: String,
     queue: String,
     priority: i16,
     #[schema(value_type = serde_json::Value)]
     payload: Box<RawValue>,
-    /// Which attempt this is; 1 is the first.
+    /// The number of this attempt, from 1.
     attempt: u16,
     max_attempts: u16,
-    /// How often a worker died holding it.
+    /// How often a worker died while it held this job.
     interruptions: u16,
-    /// How long this attempt may take; null means for ever.
+    /// How long this attempt may take; null means no limit.
     #[schema(required)]
     timeout_seconds: Option<f64>,
     flags: Vec<String>,
     tags: Vec<String>,
-    /// W3C trace context of the enqueuer.
+    /// The W3C trace context of the enqueue.
     #[schema(required)]
     traceparent: Option<String>,
     run_at: DateTime<Utc>,
@@ -126,17 +128,17 @@ impl From<Claimed> for LeasedJob {
     }
 }
 
-/// Leases due jobs, waiting for some if asked to.
+/// Leases due jobs. Waits up to `wait_seconds` for the first one.
 #[utoipa::path(
     post,
     path = "/leases",
     tag = "leases",
     request_body = LeaseRequest,
     responses(
-        (status = 200, description = "Jobs to run, or none.", body = LeaseResponse),
-        (status = 409, description = "The worker was declared dead: stop what it runs and call without `worker_id`.",
+        (status = 200, description = "The leased jobs; none if no job was due.", body = LeaseResponse),
+        (status = 409, description = "The worker was declared dead. Stop its jobs and call again without `worker_id`.",
          body = ProblemBody),
-        (status = 422, description = "A value out of range.", body = ProblemBody),
+        (status = 422, description = "A value is out of range.", body = ProblemBody),
     ),
 )]
 pub(in crate::api) async fn lease(
@@ -147,7 +149,7 @@ pub(in crate::api) async fn lease(
     let arrived = tokio::time::Instant::now();
     let queues = body.queues.clone().unwrap_or_else(|| vec![DEFAULT_QUEUE.into()]);
     if queues.is_empty() || queues.len() > 64 {
-        return Err(Problem::validation("queues: name 1 to 64, or leave it out for `default`"));
+        return Err(Problem::validation("queues: list 1 to 64 queues, or leave it out for `default`"));
     }
     for queue in &queues {
         caller.may_use(queue)?;
@@ -157,9 +159,9 @@ pub(in crate::api) async fn lease(
     check_names("queues", &queues)?;
     check_names("kinds", body.kinds.as_deref().unwrap_or_default())?;
     let limit = check_range("limit", body.limit.unwrap_or(1), MAX_LEASES)?;
-    // Well within the time that a request has.
-    let longest = MAX_WAIT.min(server.timeout * 2 / 3);
-    let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(longest);
+    // Leave enough of the request timeout for the claim itself.
+    let max_wait = MAX_WAIT.min(server.timeout * 2 / 3);
+    let wait = duration("wait_seconds", body.wait_seconds.unwrap_or(0.0))?.min(max_wait);
     let stale_after = stale_after(body.stale_after_seconds)?;
     let worker = match body.worker_id {
         Some(id) => {
@@ -169,13 +171,13 @@ pub(in crate::api) async fn lease(
         None => register(&server, &body, &queues, stale_after, WorkerId::new()).await?,
     };
     let session = server.sessions.of(worker);
-    // One call of a worker at a time; who waits for another of its own waits no
-    // longer than it asked to.
+    // A worker has one claim at a time. A second call waits for the first, but no
+    // longer than its own `wait_seconds`.
     let Ok(mut session) = tokio::time::timeout_at(arrived + wait, session.lock()).await else {
         let renew_within_seconds = (registered_stale_after(&server, worker).await? / 4).as_secs_f64();
         return Ok(Json(LeaseResponse { worker_id: worker.0, renew_within_seconds, jobs: Vec::new() }));
     };
-    // What it said when it registered holds, not what it says now.
+    // The value from the registration counts, not the one in this call.
     let stale_after = match (body.worker_id, session.stale_after) {
         (None, _) => stale_after,
         (Some(_), Some(registered)) => registered,
@@ -183,15 +185,15 @@ pub(in crate::api) async fn lease(
     };
     session.stale_after = Some(stale_after);
     if let Some(held) = &body.held {
-        let held: Vec<Lease> = held.iter().map(|lease| lease.of(worker)).collect();
-        // Another call may have been answered since this one was written.
-        let since = arrived.elapsed() + MAX_DELIVERY_TIME;
-        release_unknown(&server.client, worker, &held, since).await?;
+        let held: Vec<Lease> = held.iter().map(|lease| lease.held_by(worker)).collect();
+        // Another call may have returned leases after this one was sent.
+        let min_age = arrived.elapsed() + MAX_DELIVERY_TIME;
+        release_unknown(&server.client, worker, &held, min_age).await?;
     }
     let filter = (queues, body.kinds.clone());
     if session.filter != filter {
         if body.worker_id.is_some() {
-            // What it takes is shown to operators, and explains why jobs wait.
+            // Operators see the queues and kinds, and `explain` uses them.
             register(&server, &body, &filter.0, stale_after, worker).await?;
         }
         *session = Session {
@@ -202,11 +204,11 @@ pub(in crate::api) async fn lease(
         };
     }
     let renew_within = stale_after / 4;
-    let found = wait_for_jobs(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
+    let leased = wait_for_jobs(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
     Ok(Json(LeaseResponse {
         worker_id: worker.0,
         renew_within_seconds: renew_within.as_secs_f64(),
-        jobs: found.into_delivered().into_iter().map(LeasedJob::from).collect(),
+        jobs: leased.into_delivered().into_iter().map(LeasedJob::from).collect(),
     }))
 }
 
@@ -258,14 +260,15 @@ async fn register(
     Ok(id)
 }
 
-/// Leases that the caller has not been told of. If it goes before it is, they are
-/// given back.
+/// Leases that are not yet in a response. If the caller disconnects first, this is
+/// dropped and releases them.
 struct Undelivered {
     client: Client,
     jobs: Vec<Claimed>,
 }
 
 impl Undelivered {
+    /// The jobs, for the response. They are no longer released on drop.
     fn into_delivered(mut self) -> Vec<Claimed> {
         std::mem::take(&mut self.jobs)
     }
@@ -280,19 +283,26 @@ impl Drop for Undelivered {
         let client = self.client.clone();
         tokio::spawn(async move {
             if let Err(error) = client.release(&leases).await {
-                tracing::warn!(%error, jobs = leases.len(), "could not release the jobs of a disconnected caller; recovery will");
+                tracing::warn!(
+                    %error,
+                    jobs = leases.len(),
+                    "could not release the jobs of a disconnected caller; recovery will"
+                );
             }
         });
     }
 }
 
-/// The threshold of a worker that registered with another server, or long ago.
+/// The `stale_after` that a worker registered with, for a worker that this server has
+/// no session of.
 async fn registered_stale_after(server: &Server, worker: WorkerId) -> ApiResult<Duration> {
     let workers = server.client.workers(None).await?;
     let found = workers.into_iter().find(|record| record.id == worker);
     found.map(|record| record.stale_after).ok_or_else(|| dead_worker(server, worker))
 }
 
+/// Claims jobs until there are some, `until` has passed, or the server stops. Sends
+/// the worker's heartbeat in between.
 async fn wait_for_jobs(
     server: &Server,
     session: &mut Session,
@@ -302,22 +312,23 @@ async fn wait_for_jobs(
     beat_every: Duration,
 ) -> ApiResult<Undelivered> {
     let client = &server.client;
-    let mut beaten = Instant::now();
+    let mut last_beat = Instant::now();
     let mut suspects = suspect_limit(client, session, worker).await?;
-    // Before the first look: a job enqueued in between would wait otherwise.
+    // Subscribe before the first claim: a job enqueued between the two would otherwise
+    // wait a full poll interval.
     let mut wakeups =
         if until > tokio::time::Instant::now() { Some(client.subscribe().await?) } else { None };
     loop {
-        let began = Instant::now();
+        let started = Instant::now();
         let mut found = claim(client, session, worker, limit, suspects).await?;
-        if found.jobs.is_empty() && session.cursor.head_due(began, false).is_some() {
-            // What was given back may lie behind the cursor, and nobody looks
-            // again soon.
+        if found.jobs.is_empty() && session.cursor.head_due(started, false).is_some() {
+            // Released jobs may be behind the cursor. Start from the head, because the
+            // next claim may not come soon.
             session.cursor = ClaimCursor::default();
             found = claim(client, session, worker, limit, suspects).await?;
         }
         let Some(wakeups) = wakeups.as_mut().filter(|_| found.jobs.is_empty()) else { return Ok(found) };
-        let look = tokio::time::Instant::now() + POLL_INTERVAL;
+        let next_poll = tokio::time::Instant::now() + POLL_INTERVAL;
         loop {
             tokio::select! {
                 queue = wakeups.next() => {
@@ -326,8 +337,8 @@ async fn wait_for_jobs(
                         break;
                     }
                 }
-                () = tokio::time::sleep_until(look.min(until)) => break,
-                () = server.ends() => return Ok(found),
+                () = tokio::time::sleep_until(next_poll.min(until)) => break,
+                () = server.stopping() => return Ok(found),
             }
         }
         if tokio::time::Instant::now() >= until {
@@ -336,16 +347,16 @@ async fn wait_for_jobs(
         if suspects == Suspects::Leave {
             suspects = suspect_limit(client, session, worker).await?;
         }
-        // Who waits here cannot renew: on its first call it has no id yet.
-        if beaten.elapsed() >= beat_every {
+        // A waiting worker cannot renew: on its first call it has no id yet.
+        if last_beat.elapsed() >= beat_every {
             heartbeat(server, worker).await?;
-            beaten = Instant::now();
+            last_beat = Instant::now();
         }
     }
 }
 
-/// Whether one that was interrupted before may be given: not while the worker holds
-/// one, from whichever server.
+/// Whether the worker may get a suspect, which is a job that was interrupted before:
+/// not while it already holds one, leased from any server.
 async fn suspect_limit(client: &Client, session: &mut Session, worker: WorkerId) -> ApiResult<Suspects> {
     let leases = client.leases(worker).await?;
     session.held.retain(|lease, _| leases.contains(lease));
@@ -357,7 +368,7 @@ async fn suspect_limit(client: &Client, session: &mut Session, worker: WorkerId)
     Ok(if session.held.values().any(|is_suspect| *is_suspect) { Suspects::Leave } else { Suspects::One })
 }
 
-/// A lease, and whether its job was interrupted before.
+/// A lease, and whether its job is a suspect.
 fn lease_and_suspect(job: &Claimed) -> (Lease, bool) {
     (job.lease(), job.interruptions() > 0)
 }
@@ -374,7 +385,8 @@ async fn claim(
     let claims = client.claim(&request, &mut session.cursor).await?;
     let found = Undelivered { client: client.clone(), jobs: claims.jobs };
     session.held.extend(found.jobs.iter().map(lease_and_suspect));
-    // It begins as soon as the answer arrives, and nobody says so.
+    // Mark a suspect as started now: its handler starts when the response arrives, and
+    // no call reports that.
     if let Some(suspect) = found.jobs.iter().find(|job| job.interruptions() > 0) {
         let _ = client.mark_started(&suspect.lease()).await?;
     }

@@ -1,6 +1,6 @@
-//! Workers in any language: lease jobs, renew the leases, settle them. The same
-//! fence, recovery and cancellation as for workers in Rust: the first call
-//! registers, every call is a heartbeat.
+//! Workers in any language: they lease jobs, renew the leases and settle them over
+//! HTTP. Fence, recovery and cancellation are the same as for workers in Rust. A
+//! worker's first call registers it, and every call is a heartbeat.
 
 mod lease;
 mod renew;
@@ -22,27 +22,27 @@ use crate::client::Client;
 use crate::job::{JobId, WorkerId};
 use crate::store::{Beat, Lease};
 
-// With what the macros made beside them, which routes are built from.
+// Glob imports, because `routes!` also needs the items that `utoipa::path` generates.
 pub(super) use lease::*;
 pub(super) use renew::*;
 pub(super) use sessions::Sessions;
 pub(super) use settle::*;
 
-/// How many leases one call renews or settles at most.
+/// The maximum number of leases that one call renews or settles.
 const MAX_ITEMS: usize = 1000;
 
-/// One lease.
+/// Identifies a lease.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LeaseRef {
-    /// The job.
+    /// The id of the job.
     id: Uuid,
-    /// Which lease of the job: the fence.
+    /// The number of the lease; every claim of the job has a new one.
     lease_no: i32,
 }
 
 impl LeaseRef {
-    fn of(self, worker: WorkerId) -> Lease {
+    fn held_by(self, worker: WorkerId) -> Lease {
         Lease { id: JobId(self.id), lease_no: self.lease_no, worker }
     }
 }
@@ -53,7 +53,7 @@ impl From<&Lease> for LeaseRef {
     }
 }
 
-/// Refuses a token for some queues that speaks for a worker of others.
+/// Refuses a token that does not cover all queues of the worker.
 async fn check_worker_access(server: &Server, caller: &Caller, worker: WorkerId) -> ApiResult<()> {
     if caller.queues().is_none() {
         return Ok(());
@@ -63,7 +63,7 @@ async fn check_worker_access(server: &Server, caller: &Caller, worker: WorkerId)
     queues.try_for_each(|queue| caller.may_access(queue))
 }
 
-/// A call is a sign of life; one of a dead worker comes too late.
+/// Records a call of the worker as its heartbeat. Refuses a dead worker.
 async fn heartbeat(server: &Server, worker: WorkerId) -> ApiResult<WorkerId> {
     match server.client.beat(worker, &[]).await? {
         Beat::Alive { .. } => Ok(worker),
@@ -72,12 +72,12 @@ async fn heartbeat(server: &Server, worker: WorkerId) -> ApiResult<WorkerId> {
 }
 
 fn dead_worker(server: &Server, worker: WorkerId) -> Problem {
-    server.sessions.forget(worker);
+    server.sessions.remove(worker);
     Problem::new(
         Slug::Conflict,
         format!(
-            "worker {worker} was declared dead or never lived; stop what it runs, and call again without \
-             worker_id to begin anew"
+            "worker {worker} was declared dead or never registered; stop its jobs, then call POST /leases \
+             without worker_id to register again"
         ),
     )
 }
@@ -97,32 +97,35 @@ async fn release_unknown(
     Ok(())
 }
 
+/// Refuses a list with too many items.
 fn check_count(field: &str, items: usize) -> ApiResult<()> {
     if items > MAX_ITEMS {
-        Err(Problem::validation(format!("{field}: {items} of them; send at most {MAX_ITEMS} at a time")))
+        Err(Problem::validation(format!("{field}: {items} items; send at most {MAX_ITEMS} in one call")))
     } else {
         Ok(())
     }
 }
 
-/// Signs a worker off. What it still holds is given back at once, uncharged.
+/// Signs a worker off. The leases it still holds are released at once, and their
+/// attempts are not charged.
 #[utoipa::path(
     delete,
     path = "/leases/{worker_id}",
     tag = "leases",
-    params(("worker_id" = Uuid, Path, description = "As the first call returned it.")),
-    responses((status = 204, description = "It is gone.")),
+    params(("worker_id" = Uuid, Path, description = "The id that the worker's first call returned.")),
+    responses((status = 204, description = "The worker is signed off.")),
 )]
 pub(super) async fn sign_off(
     State(server): State<Server>,
     caller: Caller,
     worker: Result<Path<Uuid>, axum::extract::rejection::PathRejection>,
 ) -> ApiResult<StatusCode> {
-    let Path(worker) = worker.map_err(|_| Problem::bad_request("worker_id: not a UUID"))?;
+    let Path(worker) = worker
+        .map_err(|_| Problem::bad_request("worker_id: not a UUID; use the id that POST /leases returned"))?;
     let worker = WorkerId(worker);
     check_worker_access(&server, &caller, worker).await?;
     release_unknown(&server.client, worker, &[], Duration::ZERO).await?;
     server.client.retire(worker).await?;
-    server.sessions.forget(worker);
+    server.sessions.remove(worker);
     Ok(StatusCode::NO_CONTENT)
 }

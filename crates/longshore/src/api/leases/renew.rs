@@ -1,4 +1,5 @@
-//! A worker says that it lives and what it holds, and learns what it has lost.
+//! The heartbeat of an HTTP worker: it sends the leases it holds, and receives those
+//! it has lost and those to cancel.
 
 use std::time::Duration;
 
@@ -13,55 +14,58 @@ use super::*;
 use crate::api::extract::{Body, objects, optional_objects};
 use crate::api::problem::ProblemBody;
 
-/// An answer that has not arrived by now was lost: no request takes longer.
+/// A lease older than this that the worker does not list was in a response that got
+/// lost: no request takes longer.
 const RESPONSE_LOST_AFTER: Duration = Duration::from_secs(30);
 
-/// What a worker still holds.
+/// The heartbeat of a worker.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::api) struct RenewRequest {
     worker_id: Uuid,
-    /// The leases it holds, all of them. One that is not named half a minute after
-    /// it was given is given back: the answer that brought it was lost. Absent
-    /// says nothing about leases.
+    /// All leases the worker holds. A lease that is older than 30 seconds and not
+    /// listed is released, because the response that contained it was lost. If the
+    /// field is absent, no lease is released.
     #[serde(default, deserialize_with = "optional_objects")]
     #[schema(max_items = 1000)]
     leases: Option<Vec<LeaseRef>>,
-    /// What handlers report meanwhile.
+    /// Progress of running jobs.
     #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 1000)]
     progress: Vec<ProgressItem>,
 }
 
-/// What one handler reports.
+/// The progress of one running job.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::api) struct ProgressItem {
     id: Uuid,
     lease_no: i32,
-    /// Any JSON up to 64 KiB.
+    /// Any JSON value up to 64 KiB.
     #[schema(value_type = serde_json::Value)]
     progress: Box<RawValue>,
 }
 
-/// What a worker must know about its leases.
+/// The leases that need the worker's attention.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct RenewResponse {
-    /// No longer its own: stop these, their ends will not be stored.
+    /// Leases that the worker has lost. Stop their jobs; they cannot be settled.
     lost: Vec<LeaseRef>,
-    /// To be cancelled: stop these and settle them as `cancelled`.
+    /// Leases whose jobs are to be cancelled. Stop these jobs and settle them as
+    /// `cancelled`.
     cancel: Vec<LeaseRef>,
 }
 
-/// The worker's heartbeat.
+/// Sends a worker's heartbeat and the leases it holds.
 #[utoipa::path(
     post,
     path = "/leases/renew",
     tag = "leases",
     request_body = RenewRequest,
     responses(
-        (status = 200, description = "Leases that are lost, and leases to cancel.", body = RenewResponse),
-        (status = 409, description = "The worker was declared dead: stop everything and begin anew.", body = ProblemBody),
+        (status = 200, description = "The leases that are lost and those to cancel.", body = RenewResponse),
+        (status = 409, description = "The worker was declared dead. Stop its jobs and register again.",
+         body = ProblemBody),
     ),
 )]
 pub(in crate::api) async fn renew(
@@ -69,28 +73,28 @@ pub(in crate::api) async fn renew(
     caller: Caller,
     Body(body): Body<RenewRequest>,
 ) -> ApiResult<Json<RenewResponse>> {
-    let named = body.leases.as_deref().unwrap_or_default();
-    check_count("leases", named.len())?;
+    let listed = body.leases.as_deref().unwrap_or_default();
+    check_count("leases", listed.len())?;
     check_count("progress", body.progress.len())?;
     let worker = WorkerId(body.worker_id);
     check_worker_access(&server, &caller, worker).await?;
     let mut reports = Vec::with_capacity(body.progress.len());
     for ProgressItem { id, lease_no, progress } in body.progress {
         crate::enqueue::check_json("progress", progress.get(), 64 * 1024)?;
-        reports.push((LeaseRef { id, lease_no }.of(worker), progress));
+        reports.push((LeaseRef { id, lease_no }.held_by(worker), progress));
     }
-    let held: Vec<Lease> = named.iter().map(|lease| lease.of(worker)).collect();
+    let held: Vec<Lease> = listed.iter().map(|lease| lease.held_by(worker)).collect();
     let (lost, cancel) = match server.client.beat(worker, &held).await? {
         Beat::Alive { lost, cancel } => (lost, cancel),
         Beat::Dead => return Err(dead_worker(&server, worker)),
     };
     if !reports.is_empty() {
-        // Whose lease is lost is told above.
+        // Lost leases are already in `lost`.
         let _ = server.client.progress(&reports).await?;
     }
     if body.leases.is_some() {
         release_unknown(&server.client, worker, &held, RESPONSE_LOST_AFTER).await?;
     }
-    let name = |leases: &[Lease]| leases.iter().map(LeaseRef::from).collect();
-    Ok(Json(RenewResponse { lost: name(&lost), cancel: name(&cancel) }))
+    let refs = |leases: &[Lease]| leases.iter().map(LeaseRef::from).collect();
+    Ok(Json(RenewResponse { lost: refs(&lost), cancel: refs(&cancel) }))
 }

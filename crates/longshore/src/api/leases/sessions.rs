@@ -1,4 +1,5 @@
-//! What a server remembers of the workers that call it.
+//! What this server keeps in memory about HTTP workers. It only makes calls faster:
+//! any other server can handle the next call without it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,30 +8,32 @@ use std::time::{Duration, Instant};
 use crate::job::WorkerId;
 use crate::store::{ClaimCursor, Lease};
 
-/// What is remembered of workers that have not called for so long is dropped.
+/// The session of a worker that has not called for this long is dropped.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What this server remembers of the workers that call it. Nothing of it is
-/// needed: another server would do as well, only slower.
+/// The sessions of the workers that call this server.
 #[derive(Default)]
-pub(in crate::api) struct Sessions(Mutex<HashMap<WorkerId, Known>>);
+pub(in crate::api) struct Sessions(Mutex<HashMap<WorkerId, Entry>>);
 
-/// When a worker last called, and what is remembered of it.
-type Known = (Instant, Arc<tokio::sync::Mutex<Session>>);
+/// When a worker last called, and its session.
+type Entry = (Instant, Arc<tokio::sync::Mutex<Session>>);
 
+/// What is remembered of one worker.
 #[derive(Default)]
 pub(super) struct Session {
-    /// Where the last claim stopped, and for which queues and kinds.
+    /// Where the last claim stopped.
     pub(super) cursor: ClaimCursor,
+    /// The queues and kinds of the last claim.
     pub(super) filter: (Vec<String>, Option<Vec<String>>),
-    /// What it holds, as far as is known here, and which of it was interrupted
-    /// before.
+    /// The leases the worker holds, as far as this server knows, and whether each job
+    /// is a suspect: interrupted before.
     pub(super) held: HashMap<Lease, bool>,
-    /// As the worker registered it.
+    /// The value the worker registered with.
     pub(super) stale_after: Option<Duration>,
 }
 
 impl Sessions {
+    /// The session of a worker, created on its first call.
     pub(super) fn of(&self, worker: WorkerId) -> Arc<tokio::sync::Mutex<Session>> {
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|_, (called, _)| called.elapsed() < IDLE_TIMEOUT);
@@ -39,7 +42,7 @@ impl Sessions {
         session.clone()
     }
 
-    pub(super) fn forget(&self, worker: WorkerId) {
+    pub(super) fn remove(&self, worker: WorkerId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker);
     }
 }

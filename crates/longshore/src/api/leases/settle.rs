@@ -1,4 +1,4 @@
-//! A worker says how attempts ended.
+//! Settles attempts of HTTP workers.
 
 use axum::Json;
 use axum::extract::State;
@@ -15,7 +15,7 @@ use crate::enqueue::ValidJob;
 use crate::lifecycle::Ending;
 use crate::store::{Claimed, Fenced, Scope};
 
-/// How attempts ended.
+/// The results of attempts.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::api) struct SettleRequest {
@@ -25,29 +25,30 @@ pub(in crate::api) struct SettleRequest {
     items: Vec<SettleItem>,
 }
 
-/// How one attempt ended.
+/// The result of one attempt.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::api) struct SettleItem {
     id: Uuid,
     lease_no: i32,
     outcome: AttemptOutcome,
-    /// What the handler returned, if it succeeded.
+    /// What the handler returned. Only for the outcome `succeeded`.
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
-    /// What went wrong, or why it was cancelled.
+    /// What went wrong, or why the job was cancelled.
     error: Option<String>,
-    /// After a failure: exactly this long instead of what the job's policy says.
+    /// Retry after exactly this time instead of following the retry policy. Only for
+    /// the outcome `failed`.
     #[schema(minimum = 0, maximum = 315360000)]
     retry_after_seconds: Option<f64>,
-    /// After a failure: never again.
+    /// Do not retry. Only for the outcome `failed`.
     #[serde(default)]
     permanent: bool,
-    /// When snoozed: how much later.
+    /// How much later to run the job. Only for the outcome `snoozed`, which needs it.
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
-    /// Jobs that exist only if this success is stored. Takes the scope `enqueue` as
-    /// well.
+    /// Jobs to enqueue with this success; they exist only if it is stored. Only for the
+    /// outcome `succeeded`. Also requires the scope `enqueue`.
     #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 1000)]
     follow_ups: Vec<NewJobBody>,
@@ -57,25 +58,26 @@ pub(in crate::api) struct SettleItem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::api) enum AttemptOutcome {
-    /// Done.
+    /// The job is done.
     Succeeded,
-    /// Charged; tried again by the job's policy.
+    /// The attempt failed and is charged. The job is retried if attempts are left.
     Failed,
-    /// Ended by request.
+    /// The job stopped because it was cancelled.
     Cancelled,
-    /// Run later; not charged.
+    /// The job runs again later. The attempt is not charged.
     Snoozed,
-    /// Given back unfinished; not charged, due at once.
+    /// The job was not completed and is due again at once. The attempt is not charged.
     Released,
 }
 
-/// What became of each.
+/// The result of a settle call.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct SettleResponse {
-    /// In the order given.
+    /// One result per item, in the order of the request.
     items: Vec<SettledItem>,
 }
 
+/// Whether one attempt was settled.
 #[derive(Serialize, ToSchema)]
 pub(in crate::api) struct SettledItem {
     id: Uuid,
@@ -83,26 +85,28 @@ pub(in crate::api) struct SettledItem {
     settled: SettleResult,
 }
 
-/// Whether an end was stored.
+/// Whether the outcome of an attempt was stored.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::api) enum SettleResult {
-    /// It is in the database, now or since an earlier try.
+    /// The outcome is stored, by this call or by an earlier one.
     Stored,
-    /// Somebody else owns the job now, or it has ended; nothing changed.
+    /// Another lease owns the job now, or the job has ended. Nothing changed.
     LeaseLost,
 }
 
-/// Ends attempts, each answered by itself. May be repeated when an answer was
-/// lost.
+/// Settles attempts, each independently of the others.
+///
+/// If the response is lost, repeat the call: an outcome that is already stored counts
+/// as `stored`.
 #[utoipa::path(
     post,
     path = "/leases/settle",
     tag = "leases",
     request_body = SettleRequest,
     responses(
-        (status = 200, description = "What became of each, in the order given.", body = SettleResponse),
-        (status = 422, description = "An item that cannot be; nothing was stored.", body = ProblemBody),
+        (status = 200, description = "One result per item, in the order of the request.", body = SettleResponse),
+        (status = 422, description = "An item is invalid; nothing was stored.", body = ProblemBody),
     ),
 )]
 pub(in crate::api) async fn settle(
@@ -113,20 +117,20 @@ pub(in crate::api) async fn settle(
     check_count("items", body.items.len())?;
     let worker = WorkerId(body.worker_id);
     check_worker_access(&server, &caller, worker).await?;
-    let names: Vec<LeaseRef> =
+    let refs: Vec<LeaseRef> =
         body.items.iter().map(|item| LeaseRef { id: item.id, lease_no: item.lease_no }).collect();
-    let leases: Vec<Lease> = names.iter().map(|name| name.of(worker)).collect();
+    let leases: Vec<Lease> = refs.iter().map(|lease| lease.held_by(worker)).collect();
     let claims = server.client.claims(&leases).await?;
     let mut reports = Vec::with_capacity(leases.len());
     for (i, ((mut item, lease), claimed)) in body.items.into_iter().zip(leases).zip(claims).enumerate() {
-        let wrong = |problem: Problem| problem.at(format_args!("items[{i}]"));
+        let in_item = |problem: Problem| problem.at(format_args!("items[{i}]"));
         let follow_ups = follow_ups(&server, &caller, item.outcome, std::mem::take(&mut item.follow_ups))
             .await
-            .map_err(wrong)?;
-        reports.push((lease, ending(item, claimed.as_ref()).map_err(wrong)?, follow_ups));
+            .map_err(in_item)?;
+        reports.push((lease, ending(item, claimed.as_ref()).map_err(in_item)?, follow_ups));
     }
     let stored = server.client.settle_leases(reports).await?;
-    let items = names.into_iter().zip(stored).map(|(LeaseRef { id, lease_no }, fenced)| SettledItem {
+    let items = refs.into_iter().zip(stored).map(|(LeaseRef { id, lease_no }, fenced)| SettledItem {
         id,
         lease_no,
         settled: match fenced {
@@ -137,36 +141,39 @@ pub(in crate::api) async fn settle(
     Ok(Json(SettleResponse { items: items.collect() }))
 }
 
+/// Converts an item. `claimed` has the retry policy of the job.
 fn ending(item: SettleItem, claimed: Option<&Claimed>) -> ApiResult<Ending> {
-    let only = |given: bool, field: &str, with: &str| {
-        if given {
-            Err(Problem::validation(format!("{field}: is for the outcome {with}; leave it out")))
+    let refuse = |misplaced: bool, field: &str, outcome: &str| {
+        if misplaced {
+            Err(Problem::validation(format!(
+                "{field}: only allowed with the outcome `{outcome}`; leave it out"
+            )))
         } else {
             Ok(())
         }
     };
     let outcome = item.outcome;
-    only(item.result.is_some() && outcome != AttemptOutcome::Succeeded, "result", "succeeded")?;
-    only(item.permanent && outcome != AttemptOutcome::Failed, "permanent", "failed")?;
-    only(
+    refuse(item.result.is_some() && outcome != AttemptOutcome::Succeeded, "result", "succeeded")?;
+    refuse(item.permanent && outcome != AttemptOutcome::Failed, "permanent", "failed")?;
+    refuse(
         item.retry_after_seconds.is_some() && outcome != AttemptOutcome::Failed,
         "retry_after_seconds",
         "failed",
     )?;
-    only(item.delay_seconds.is_some() && outcome != AttemptOutcome::Snoozed, "delay_seconds", "snoozed")?;
+    refuse(item.delay_seconds.is_some() && outcome != AttemptOutcome::Snoozed, "delay_seconds", "snoozed")?;
     Ok(match outcome {
         AttemptOutcome::Succeeded => Ending::Succeeded { result: item.result },
         AttemptOutcome::Failed => Ending::Failed {
-            error: item.error.unwrap_or_else(|| "the worker named no error".into()),
+            error: item.error.unwrap_or_else(|| "the worker reported no error message".into()),
             retry_in: match (item.permanent, item.retry_after_seconds) {
                 (true, Some(_)) => {
                     return Err(Problem::validation(
-                        "permanent: retry_after_seconds is given as well; give one of the two",
+                        "permanent: retry_after_seconds is also set; set only one of the two",
                     ));
                 }
                 (true, None) => None,
                 (false, Some(seconds)) => Some(duration("retry_after_seconds", seconds)?),
-                // A lease that is lost has no policy, and needs none.
+                // A lost lease has no claim, and its settle is not stored anyway.
                 (false, None) => claimed.and_then(Claimed::backoff),
             },
         },
@@ -174,13 +181,16 @@ fn ending(item: SettleItem, claimed: Option<&Claimed>) -> ApiResult<Ending> {
         AttemptOutcome::Snoozed => match item.delay_seconds {
             Some(seconds) => Ending::Snoozed { delay: duration("delay_seconds", seconds)? },
             None => {
-                return Err(Problem::validation("delay_seconds: is needed when snoozed; say how much later"));
+                return Err(Problem::validation(
+                    "delay_seconds: required with the outcome `snoozed`; set how much later to run",
+                ));
             }
         },
         AttemptOutcome::Released => Ending::Released,
     })
 }
 
+/// Checks the follow-up jobs of an item as any other new job.
 async fn follow_ups(
     server: &Server,
     caller: &Caller,
@@ -188,7 +198,9 @@ async fn follow_ups(
     bodies: Vec<NewJobBody>,
 ) -> ApiResult<Vec<ValidJob>> {
     if !bodies.is_empty() && outcome != AttemptOutcome::Succeeded {
-        return Err(Problem::validation("follow_ups: are for the outcome succeeded; leave them out"));
+        return Err(Problem::validation(
+            "follow_ups: only allowed with the outcome `succeeded`; leave them out",
+        ));
     }
     if !bodies.is_empty() {
         caller.must_have(Scope::Enqueue)?;
