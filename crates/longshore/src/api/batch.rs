@@ -51,8 +51,9 @@ struct Item {
     job: ApiResult<NewJobBody>,
 }
 
-/// Enqueues many jobs in one commit. Invalid jobs are refused one by one; the others
-/// are stored.
+/// Enqueues many jobs in one commit.
+///
+/// Invalid jobs are refused one by one; the others are stored.
 #[utoipa::path(
     post,
     path = "/jobs/batch",

@@ -21,7 +21,7 @@ use crate::enqueue::Edit;
 use crate::job::{JobId, JobRecord};
 use crate::store::{ListFilter, Page};
 
-/// Returns a job with the history of its attempts.
+/// Returns a job, including the attempts that did not succeed.
 #[utoipa::path(
     get,
     path = "/jobs/{id}",

@@ -106,8 +106,9 @@ fn check_count(field: &str, items: usize) -> ApiResult<()> {
     }
 }
 
-/// Signs a worker off. The leases it still holds are released at once, and their
-/// attempts are not charged.
+/// Signs a worker off.
+///
+/// The leases it still holds are released at once, and their attempts are not charged.
 #[utoipa::path(
     delete,
     path = "/leases/{worker_id}",
