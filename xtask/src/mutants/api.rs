@@ -32,10 +32,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: return the results of a batch at wrong positions",
         file: BATCH,
-        after: "pub(super) async fn enqueue(",
-        old: "positions.push(position);",
-        new: "positions.push(jobs.len() - 1);",
-        red: &[
+        anchor: "pub(super) async fn enqueue(",
+        find: "places.push(place);",
+        replace: "places.push(jobs.len() - 1);",
+        caught_by: &[
             "postgres::http::a_batch_stores_the_good_and_names_the_bad",
             "sqlite::http::a_batch_stores_the_good_and_names_the_bad",
         ],
@@ -89,10 +89,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: explain a worker as lost only after it was declared dead",
         file: EXPLAIN,
-        after: "fn lost_reason(",
-        old: "worker.stale.then_some(no_heartbeat)",
-        new: "worker.dead_at.map(|_| no_heartbeat)",
-        red: &[
+        anchor: "fn how_it_was_lost(",
+        find: "worker.stale.then_some(silent)",
+        replace: "worker.dead_at.map(|_| silent)",
+        caught_by: &[
             "postgres::http::a_job_of_a_lost_worker_waits_for_a_sweep",
             "sqlite::http::a_job_of_a_lost_worker_waits_for_a_sweep",
         ],
@@ -123,10 +123,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: send events of all queues to a token for some queues",
         file: EVENTS,
-        after: "async fn catch_up(",
-        old: "event.is_visible_to(queues)",
-        new: "event.is_visible_to(queues) || !queues.is_empty()",
-        red: &[
+        anchor: "async fn catch_up(",
+        find: "event.is_of(queues)",
+        replace: "event.is_of(queues) || !queues.is_empty()",
+        caught_by: &[
             "postgres::http::a_token_for_some_queues_hears_of_no_others",
             "sqlite::http::a_token_for_some_queues_hears_of_no_others",
         ],
@@ -146,10 +146,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: ignore the position of a client that resumes an event stream",
         file: EVENTS,
-        after: "async fn write_events(",
-        old: "start.unwrap_or_else(|| self.end())",
-        new: "self.end()",
-        red: &[
+        anchor: "async fn feed(",
+        find: "asked.unwrap_or_else(|| self.end())",
+        replace: "self.end()",
+        caught_by: &[
             "postgres::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
             "sqlite::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
         ],
@@ -157,10 +157,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: accept an event position of another server's ring",
         file: RING,
-        after: "pub(super) fn after(",
-        old: "position.ring != self.id ||",
-        new: "",
-        red: &[
+        anchor: "pub(super) fn after(",
+        find: "place.of != self.id ||",
+        replace: "",
+        caught_by: &[
             "postgres::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
             "sqlite::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
         ],
@@ -191,10 +191,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "api: release leases that another call of the worker has just received",
         file: LEASE,
-        after: "// Another call may have returned leases",
-        old: "arrived.elapsed() + MAX_DELIVERY_TIME",
-        new: "(arrived.elapsed() + MAX_DELIVERY_TIME) * 0",
-        red: &[
+        anchor: "// Another call may have been answered",
+        find: "arrived.elapsed() + WRITTEN_BEFORE",
+        replace: "(arrived.elapsed() + WRITTEN_BEFORE) * 0",
+        caught_by: &[
             "postgres::http::leases_whose_answer_was_lost_are_given_back",
             "postgres::http::two_calls_of_one_worker_share_nothing",
             "sqlite::http::leases_whose_answer_was_lost_are_given_back",
