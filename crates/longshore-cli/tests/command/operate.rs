@@ -178,11 +178,11 @@ fn kinds_are_registered_listed_and_removed(fixture: &Fixture) {
     let job = fixture.run(&format!("jobs show {} --json", id.as_str().unwrap())).json();
     assert_eq!(job["queue"], "slow", "the kind's default applies");
 
-    bench.run("kinds put report --schema {oops").refused(2, &["schema", "not JSON"]);
-    bench.words(&["kinds", "put", "report", "--schema", r#"{"type":7}"#]).refused(2, &["schema"]);
-    bench
-        .words(&["kinds", "put", "report", "--defaults", r#"{"colour":1}"#])
-        .refused(2, &["defaults", "colour"]);
-    assert_eq!(bench.run("kinds remove report").ok().out, "removed report\n");
-    bench.run("kinds remove report").refused(3, &["is not registered"]);
+    fixture.run("kinds put report --schema {oops").fails_with(2, &["schema", "not JSON"]);
+    fixture.run_args(&["kinds", "put", "report", "--schema", r#"{"type":7}"#]).fails_with(2, &["schema"]);
+    fixture
+        .run_args(&["kinds", "put", "report", "--defaults", r#"{"colour":1}"#])
+        .fails_with(2, &["defaults", "colour"]);
+    assert_eq!(fixture.run("kinds remove report").ok().out, "removed report\n");
+    fixture.run("kinds remove report").fails_with(3, &["is not registered"]);
 }

@@ -212,43 +212,46 @@ async fn a_missing_worker_is_explained_before_a_full_queue(fixture: Fixture) {
     assert_eq!(explain(&http, id).await["reason"], "queue_limit");
 }
 
-pub(crate) async fn a_job_of_a_lost_worker_waits_for_a_sweep(bench: Bench) {
-    let web = Web::new(&bench);
-    let id = bench.add(job("greet")).await;
-    let worker = bench.worker_with(10 * SECOND).await;
-    bench.claim_one(worker).await;
-    let last_sign = bench.now().await.to_string();
-    bench.advance(10 * SECOND).await;
-    assert_eq!(explain(&web, id).await["reason"], "running");
-    bench.advance(SECOND).await;
-    let told = explain(&web, id).await;
-    assert_eq!((&told["reason"], &told["status"]), (&json!("worker_lost"), &json!("running")));
-    let since = format!("no heartbeat since {last_sign}");
-    assert_says(&told, &[&worker.to_string(), &since, "the next sweep returns it", "`longshore sweep`"]);
-    bench.cancel(id).await.expect("cancel");
-    let told = explain(&web, id).await;
-    assert_eq!(told["reason"], "worker_lost");
-    assert_says(&told, &["the next sweep ends it as cancelled"]);
-    assert_eq!(bench.sweep_now().await.recovered, 1);
-    assert_eq!(explain(&web, id).await["reason"], "finished");
+async fn explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet")).await;
+    let worker = fixture.worker_with(10 * SECOND).await;
+    fixture.claim_one(worker).await;
+    let last_heartbeat = fixture.now().await.to_string();
+    fixture.advance(10 * SECOND).await;
+    assert_eq!(explain(&http, id).await["reason"], "running");
+    fixture.advance(SECOND).await;
+    let explained = explain(&http, id).await;
+    assert_eq!((&explained["reason"], &explained["status"]), (&json!("worker_lost"), &json!("running")));
+    let since = format!("no heartbeat since {last_heartbeat}");
+    assert_message(
+        &explained,
+        &[&worker.to_string(), &since, "the next sweep returns it", "`longshore sweep`"],
+    );
+    fixture.cancel(id).await.expect("cancel");
+    let explained = explain(&http, id).await;
+    assert_eq!(explained["reason"], "worker_lost");
+    assert_message(&explained, &["the next sweep ends it as cancelled"]);
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    assert_eq!(explain(&http, id).await["reason"], "finished");
 }
 
-pub(crate) async fn a_job_whose_worker_signed_off_waits_for_a_sweep(bench: Bench) {
-    let web = Web::new(&bench);
-    let plain = bench.add(job("greet")).await;
-    let tough = bench.add(job("greet").flags(["infrastructure_resilient"])).await;
-    let worker = bench.worker().await;
-    assert_eq!(bench.claim(worker, 2).await.len(), 2);
-    bench.advance(SECOND).await;
-    bench.store().retire(worker).await.expect("retire");
-    let told = explain(&web, plain).await;
-    assert_eq!(told["reason"], "worker_lost");
-    let left = format!("signed off or was declared dead at {}", bench.now().await);
-    assert_says(&told, &[&left, "the next sweep returns it"]);
-    assert_says(&explain(&web, tough).await, &[&left, "its flags allow 180 s"]);
-    bench.sweep_now().await;
-    assert_eq!(explain(&web, plain).await["status"], "retrying");
-    assert_eq!(explain(&web, tough).await["reason"], "worker_lost");
+async fn explain_says_that_a_job_whose_worker_signed_off_waits_for_a_sweep(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let plain = fixture.add(job("greet")).await;
+    let resilient = fixture.add(job("greet").flags(["infrastructure_resilient"])).await;
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 2).await.len(), 2);
+    fixture.advance(SECOND).await;
+    fixture.store().retire(worker).await.expect("retire");
+    let explained = explain(&http, plain).await;
+    assert_eq!(explained["reason"], "worker_lost");
+    let since = format!("signed off or was declared dead at {}", fixture.now().await);
+    assert_message(&explained, &[&since, "the next sweep returns it"]);
+    assert_message(&explain(&http, resilient).await, &[&since, "its flags allow 180 s"]);
+    fixture.sweep_now().await;
+    assert_eq!(explain(&http, plain).await["status"], "retrying");
+    assert_eq!(explain(&http, resilient).await["reason"], "worker_lost");
 }
 
 async fn stats_contain_counts_and_rates(fixture: Fixture) {

@@ -221,12 +221,16 @@ async fn a_silent_worker_is_declared_dead_and_can_change_nothing(fixture: Fixtur
     assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", json!({}))).await, "lease_lost");
     http.post("/leases/renew", &json!({ "worker_id": worker_id, "leases": [lease] }))
         .await
-        .is_problem(409, "conflict", "dead");
-    web.post("/leases", &json!({ "worker_id": me })).await.is_problem(409, "conflict", "register again");
-    bench.advance(MINUTE).await;
-    let anew = web.post("/leases", &json!({})).await.is(200);
-    assert_eq!(anew.json()["jobs"][0]["interruptions"], 1);
-    assert_eq!(anew.json()["jobs"][0]["lease_no"], 2);
+        .expect_problem(409, "conflict", "dead");
+    http.post("/leases", &json!({ "worker_id": worker_id })).await.expect_problem(
+        409,
+        "conflict",
+        "register again",
+    );
+    fixture.advance(MINUTE).await;
+    let again = http.post("/leases", &json!({})).await.expect_status(200);
+    assert_eq!(again.json()["jobs"][0]["interruptions"], 1);
+    assert_eq!(again.json()["jobs"][0]["lease_no"], 2);
 }
 
 async fn every_call_is_a_heartbeat(fixture: Fixture) {
