@@ -5,7 +5,8 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
 use longshore::Client;
-use longshore::api::{Api, UnknownKinds};
+use longshore::UnknownKinds;
+use longshore::api::Api;
 use tower::ServiceExt;
 
 fn app(jobs: Client) -> Router {

@@ -79,6 +79,14 @@ impl Error {
         self
     }
 
+    /// The same error about item `i` of the list `list`, if it names a field.
+    pub(crate) fn in_item(self, list: &str, i: usize) -> Self {
+        match self.field() {
+            Some(field) => Error::invalid(format!("{list}[{i}].{field}"), format!("{list}[{i}]: {self}")),
+            None => self,
+        }
+    }
+
     /// A copy of the error for another caller that shared the same statement.
     pub(crate) fn shared(&self) -> Self {
         let mut copy = Error::new(self.0.kind, self.to_string());

@@ -31,11 +31,17 @@
 #[cfg(feature = "api")]
 pub mod api;
 pub mod client;
-#[cfg(feature = "worker")]
+#[cfg(feature = "cron")]
 pub mod cron;
 pub mod enqueue;
 pub mod error;
 pub mod job;
+#[cfg(feature = "schema")]
+#[path = "json_schema/enabled.rs"]
+mod json_schema;
+#[cfg(not(feature = "schema"))]
+#[path = "json_schema/disabled.rs"]
+mod json_schema;
 #[doc(hidden)]
 pub mod keys;
 pub mod lifecycle;
@@ -54,8 +60,8 @@ mod wake;
 #[cfg(feature = "worker")]
 pub mod worker;
 
-pub use client::{CallerTransaction, Cancelled, Client, Enqueueing, Redriven, Report};
-#[cfg(feature = "worker")]
+pub use client::{CallerTransaction, Cancelled, Client, Enqueueing, Redriven, Report, UnknownKinds};
+#[cfg(feature = "cron")]
 pub use cron::{CronLine, FiredReport, Missed, NewSchedule};
 pub use enqueue::{Edit, Enqueued, EnqueuedAs, NewJob, UniqueMode, ValidJob};
 pub use error::{Error, Result};

@@ -6,7 +6,8 @@
 use std::path::Path;
 
 use longshore::Client;
-use longshore::api::{self, Access, Admission, Api, UnknownKinds};
+use longshore::UnknownKinds;
+use longshore::api::{self, Access, Admission, Api};
 use longshore::worker::{Builder, Settings, Signals, Summary, Worker};
 use tokio::net::TcpListener;
 

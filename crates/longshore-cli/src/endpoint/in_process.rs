@@ -11,7 +11,8 @@ use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::http::{self, Method, header};
 use axum::response::Response;
 use longshore::Client;
-use longshore::api::{Api, Cause, UnknownKinds};
+use longshore::UnknownKinds;
+use longshore::api::{Api, Cause};
 use tower::ServiceExt;
 
 use super::{LAST_EVENT_ID, Reply, error_response};

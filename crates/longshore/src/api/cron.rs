@@ -13,6 +13,7 @@ use super::Server;
 use super::auth::Caller;
 use super::enqueue::NewJobBody;
 use super::extract::{Body, NamePath, object};
+use super::kinds::defaults_of;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::EnqueuedAsSchema;
 use crate::cron::NewSchedule;
@@ -127,8 +128,8 @@ pub(super) async fn put(
     Body(body): Body<NewScheduleBody>,
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
-    let kind = server.kinds.check_payload(&server.client, body.job.kind(), body.job.payload()).await?;
-    let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&kind.defaults)?);
+    let kind = server.client.check_job(body.job.kind(), body.job.payload()).await?;
+    let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&defaults_of(&kind))?);
     if let Some(zone) = body.zone {
         schedule = schedule.zone(zone);
     }

@@ -1,9 +1,7 @@
 //! Enqueues one job: the request body, its checks and the response.
 //!
-//! The rule for kinds and payloads is [`KindRegistry::check_payload`]; the rules for
-//! the other fields are in [`crate::enqueue`].
-//!
-//! [`KindRegistry::check_payload`]: super::kinds::KindRegistry::check_payload
+//! The client checks kinds and payloads; the rules for the other fields are in
+//! [`crate::enqueue`].
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};
@@ -18,9 +16,10 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::extract::{Body, JobHeaders, duration, optional_object};
-use super::kinds::{Defaults, Kind};
+use super::kinds::{Defaults, defaults_of};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::{EnqueuedAsSchema, RetrySchema, StatusSchema};
+use crate::client::kinds::Kind;
 use crate::enqueue::{Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob};
 use crate::job::Status;
 use crate::lifecycle::When;
@@ -232,7 +231,7 @@ impl NewJobBody {
 
     /// Checks every field, and that the caller may enqueue this job.
     fn validate(self, kind: &Kind, caller: &Caller) -> ApiResult<ValidJob> {
-        let job = self.into_job(&kind.defaults)?.validate()?;
+        let job = self.into_job(&defaults_of(kind))?.validate()?;
         caller.may_use(job.queue())?;
         caller.may_use_key(&job)?;
         Ok(job)
@@ -319,7 +318,7 @@ pub(super) async fn enqueue(
             Some(key.map_err(|_| Problem::bad_request("Idempotency-Key: not UTF-8; send UTF-8"))?.into());
     }
     body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
-    let kind = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
+    let kind = server.client.check_job(body.kind(), body.payload()).await?;
     let job = body.validate(&kind, &caller)?;
     server.limiter.check_depth(&server.client, job.queue()).await?;
     let created = EnqueuedJob {
@@ -350,7 +349,7 @@ pub(super) async fn enqueue(
 /// Checks a requested job: the payload against its kind, every field, and that the
 /// caller may enqueue it.
 pub(super) async fn validate_job(server: &Server, caller: &Caller, body: NewJobBody) -> ApiResult<ValidJob> {
-    let kind = server.kinds.check_payload(&server.client, body.kind(), body.payload()).await?;
+    let kind = server.client.check_job(body.kind(), body.payload()).await?;
     body.validate(&kind, caller)
 }
 

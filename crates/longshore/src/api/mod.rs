@@ -20,7 +20,7 @@ use std::time::Duration;
 use axum::Router;
 use utoipa_axum::routes;
 
-use crate::client::Client;
+use crate::client::{Client, UnknownKinds};
 use crate::store::Scope;
 
 mod admission;
@@ -63,27 +63,10 @@ pub struct Api {
     access: Access,
     admission: Admission,
     hosts: Option<Vec<String>>,
-    check: Option<Arc<CheckPayload>>,
-    unknown_kinds: UnknownKinds,
     metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     public: Vec<Public>,
     timeout: Duration,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
-}
-
-/// Checks the payload of a kind that is built into the program. Takes the kind and
-/// the payload. Returns `None` for a kind it does not know, and otherwise whether
-/// the payload is valid or what is wrong with it.
-pub type CheckPayload = dyn Fn(&str, &str) -> Option<Result<(), String>> + Send + Sync;
-
-/// What happens to new jobs of a kind that is not registered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UnknownKinds {
-    /// They are refused, because a job with a misspelt kind would wait forever.
-    #[default]
-    Refuse,
-    /// They are accepted and wait until a worker handles the kind.
-    Allow,
 }
 
 /// What can be read without a token, in addition to `/health`.
@@ -96,15 +79,13 @@ pub enum Public {
 }
 
 impl Api {
-    /// An API that requires no token.
+    /// An API that requires no token and refuses jobs of unknown kinds.
     pub fn new(client: Client) -> Self {
         Api {
-            client,
+            client: client.unknown_kinds(UnknownKinds::Refuse),
             access: Access::Open,
             admission: Admission::default(),
             hosts: None,
-            check: None,
-            unknown_kinds: UnknownKinds::Refuse,
             metrics: None,
             public: Vec::new(),
             timeout: Duration::from_secs(30),
@@ -137,13 +118,13 @@ impl Api {
         mut self,
         check: impl Fn(&str, &str) -> Option<Result<(), String>> + Send + Sync + 'static,
     ) -> Self {
-        self.check = Some(Arc::new(check));
+        self.client = self.client.check_payloads(check);
         self
     }
 
     /// Sets what happens to new jobs of a kind that is not registered.
     pub fn unknown_kinds(mut self, unknown: UnknownKinds) -> Self {
-        self.unknown_kinds = unknown;
+        self.client = self.client.unknown_kinds(unknown);
         self
     }
 
@@ -180,7 +161,6 @@ impl Api {
         let layer = middleware::RequestLayer::new(self.hosts, self.timeout);
         let server = Server(Arc::new(Shared {
             client: self.client,
-            kinds: kinds::KindRegistry::new(self.check, self.unknown_kinds),
             metrics: self.metrics,
             document: openapi::render(document),
             sessions: leases::Sessions::default(),
@@ -270,7 +250,6 @@ struct Server(Arc<Shared>);
 
 struct Shared {
     client: Client,
-    kinds: kinds::KindRegistry,
     metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     document: String,
     sessions: leases::Sessions,

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 
 use super::Client;
 use crate::enqueue::{Enqueued, NewJob, UniqueMode, ValidJob};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::JobId;
 use crate::retry::RetryPolicy;
 use crate::store::{KeyWait, Store};
@@ -37,7 +37,9 @@ impl Client {
         &self,
         jobs: impl IntoIterator<Item = J>,
     ) -> Result<Vec<Enqueued>> {
-        self.store_all(&validate_all(jobs)?).await
+        let jobs = validate_all(jobs)?;
+        self.check_jobs(&jobs).await?;
+        self.store_all(&jobs).await
     }
 
     /// As [`enqueue`](Self::enqueue), for a job that has been checked.
@@ -58,7 +60,9 @@ impl Client {
         transaction: impl CallerTransaction,
         jobs: impl IntoIterator<Item = impl Into<NewJob>>,
     ) -> Result<Vec<Enqueued>> {
-        transaction.enqueue(&*self.store, &validate_all(jobs)?).await
+        let jobs = validate_all(jobs)?;
+        self.check_jobs(&jobs).await?;
+        transaction.enqueue(&*self.store, &jobs).await
     }
 
     /// Waits until workers have been notified of every job that is due so far. For
@@ -169,17 +173,19 @@ impl<'a> IntoFuture for Enqueueing<'a> {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<Enqueued>> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.client.store_one(self.job.validate()?).await })
+        Box::pin(async move {
+            let job = self.job.validate()?;
+            self.client.check_job(&job.kind, &job.payload).await?;
+            self.client.store_one(job).await
+        })
     }
 }
 
 /// Checks a batch, naming the job that is wrong by its place.
 fn validate_all(jobs: impl IntoIterator<Item = impl Into<NewJob>>) -> Result<Vec<ValidJob>> {
-    let checked = jobs.into_iter().enumerate().map(|(i, job)| {
-        job.into().validate().map_err(|error| match error.field() {
-            Some(field) => Error::invalid(format!("jobs[{i}].{field}"), format!("jobs[{i}]: {error}")),
-            None => error,
-        })
-    });
+    let checked = jobs
+        .into_iter()
+        .enumerate()
+        .map(|(i, job)| job.into().validate().map_err(|error| error.in_item("jobs", i)));
     checked.collect()
 }

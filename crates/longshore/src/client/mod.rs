@@ -15,14 +15,16 @@ use crate::error::Result;
 use crate::store::{Migrated, Store};
 use crate::wake::Notifier;
 
-mod access;
 mod enqueue;
 mod inspect;
+pub(crate) mod kinds;
 mod lease;
 mod operate;
 pub(crate) mod settle;
+mod tokens;
 
 pub use enqueue::{CallerTransaction, Enqueueing};
+pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
 pub use settle::Report;
 
@@ -46,6 +48,7 @@ pub struct Client {
     store: Arc<dyn Store>,
     lanes: Arc<Lanes>,
     notifier: Notifier,
+    kind_rules: Arc<kinds::KindRules>,
 }
 
 impl Client {
@@ -57,7 +60,8 @@ impl Client {
     /// A client of an engine opened elsewhere.
     pub fn new(store: Arc<dyn Store>) -> Self {
         let notifier = Notifier::new(store.clone());
-        Client { lanes: Arc::new(Lanes::new(store.clone(), notifier.clone())), store, notifier }
+        let lanes = Arc::new(Lanes::new(store.clone(), notifier.clone()));
+        Client { store, lanes, notifier, kind_rules: Arc::default() }
     }
 
     /// The engine, for the project's own tests and benchmarks.

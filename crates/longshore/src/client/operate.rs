@@ -59,6 +59,11 @@ impl Client {
     /// Changes a waiting job: a claim gets the old job whole or the new one.
     pub async fn edit(&self, id: JobId, edit: Edit) -> Result<()> {
         let edit = edit.validate()?;
+        if let Some(payload) = &edit.payload {
+            for job in self.store.glance(0, &[id]).await? {
+                self.check_job(&job.kind, payload).await?;
+            }
+        }
         // A higher priority or an earlier time may let the job start now.
         self.chase(id, &Command::Edit(edit)).await?;
         self.notify_queues_of(&[id]).await;

@@ -103,6 +103,8 @@ impl Client {
     /// zone differs. In that case the new line applies from now on, and ticks of the old line
     /// that have not fired are dropped.
     pub async fn put_schedule(&self, schedule: NewSchedule) -> Result<Schedule> {
+        let job = schedule.job.clone().validate()?;
+        self.check_job(&job.kind, &job.payload).await?;
         let schedule = schedule.into_stored(self.store().now().await?)?;
         self.store().put_schedule(&schedule).await
     }

@@ -22,7 +22,7 @@ use super::ClaimRequest;
 
 const HEAD_EVERY: Duration = Duration::from_millis(250);
 const HEAD_SHARE: u32 = 10;
-#[cfg(feature = "worker")]
+#[cfg(any(feature = "api", feature = "worker"))]
 const HEAD_AFTER_WORK: Duration = Duration::from_millis(5);
 /// How long after it was dated a job may be committed and still be found without
 /// a head scan.
@@ -134,7 +134,7 @@ impl ClaimCursor {
     }
 
     /// Work was announced, and is likely to lie where the last was found.
-    #[cfg(feature = "worker")]
+    #[cfg(any(feature = "api", feature = "worker"))]
     pub(crate) fn announce(&mut self) {
         self.announced = true;
     }
@@ -159,7 +159,7 @@ impl ClaimCursor {
     /// When the head should be looked at again, if it has not been since `began`:
     /// what was announced meanwhile may lie there unseen. That is less likely
     /// after a claim that found `some`.
-    #[cfg(feature = "worker")]
+    #[cfg(any(feature = "api", feature = "worker"))]
     pub(crate) fn head_due(&self, began: Instant, some: bool) -> Option<Instant> {
         let head = self.head.filter(|head| head.ended < began)?;
         let due = head.ended + head.took * HEAD_SHARE;
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "worker")]
+    #[cfg(any(feature = "api", feature = "worker"))]
     fn what_was_announced_is_looked_for_in_the_only_place_once() {
         let (mut cursor, t0) = (ClaimCursor::default(), Instant::now());
         cursor.start(&request(), t0);

@@ -51,6 +51,7 @@ mod limits;
 mod locks;
 mod migrate;
 mod operate;
+mod payloads;
 mod races;
 mod random_operations;
 mod recovery;

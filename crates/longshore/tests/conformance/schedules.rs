@@ -480,7 +480,7 @@ async fn a_manual_run_does_not_affect_the_ticks(fixture: Fixture) {
     assert_eq!([first.how, second.how], [EnqueuedAs::Created; 2]);
     let job = fixture.job(second.id).await;
     assert_eq!((job.kind.as_str(), job.run_at, job.idempotency_key), ("report", start(), None));
-    assert_eq!(job.context.as_deref(), Some("schedule `ten` was run by hand"));
+    assert_eq!(job.context.as_deref(), Some("manual run of schedule `ten`"));
     assert_eq!(job.metadata.expect("metadata").get().replace(' ', ""), r#"{"cron":{"schedule":"ten"}}"#);
     fixture.resume_schedule("ten").await.expect("resume");
     assert_eq!(stored(&fixture, "ten").await, before);

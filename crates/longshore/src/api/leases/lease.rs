@@ -255,7 +255,6 @@ async fn register(
     if let Some(kinds) = &body.kinds {
         let kinds: Vec<NewKind> = kinds.iter().map(NewKind::new).collect();
         client.put_kinds(&kinds).await?;
-        server.kinds.invalidate();
     }
     Ok(id)
 }

@@ -124,14 +124,14 @@ impl Pool {
     }
 }
 
-#[cfg(feature = "worker")]
+#[cfg(feature = "metrics")]
 fn measure(in_use: usize, most: usize) {
     metrics::gauge!("longshore_pool_connections_in_use").set(in_use as f64);
     metrics::gauge!("longshore_pool_connections_max").set(most as f64);
 }
 
 /// The metrics come with the worker.
-#[cfg(not(feature = "worker"))]
+#[cfg(not(feature = "metrics"))]
 fn measure(_: usize, _: usize) {}
 
 /// The right to one connection, or to open one.

@@ -1,7 +1,8 @@
 //! Tokens and scopes: which requests a token allows. `tokens.rs` tests how tokens are
 //! stored.
 
-use longshore::api::{Access, Api, Public, UnknownKinds, hash_token};
+use longshore::UnknownKinds;
+use longshore::api::{Access, Api, Public, hash_token};
 use longshore::store::{NewToken, Scope};
 use longshore::{Outcome, Status};
 use serde_json::{Value, json};

@@ -1,6 +1,7 @@
 //! Request bodies that serde would accept silently, or that clients often get wrong.
 
-use longshore::api::{Admission, Api, UnknownKinds};
+use longshore::UnknownKinds;
+use longshore::api::{Admission, Api};
 use longshore::store::NewKind;
 use serde_json::json;
 

@@ -3,7 +3,8 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use longshore::api::{Api, Limits, UnknownKinds};
+use longshore::UnknownKinds;
+use longshore::api::{Api, Limits};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

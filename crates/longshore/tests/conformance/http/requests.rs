@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use longshore::Client;
-use longshore::api::{Admission, Api, Limits, UnknownKinds};
+use longshore::UnknownKinds;
+use longshore::api::{Admission, Api, Limits};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -1,14 +1,12 @@
-//! Who may call the server, and what is known of each kind of job.
+//! API tokens.
 
 use uuid::Uuid;
 
 use super::Client;
 use crate::error::Result;
-use crate::store::{KindRecord, NewKind, NewToken, TokenRecord};
+use crate::store::{NewToken, TokenRecord};
 
 impl Client {
-    // ---- tokens ----------------------------------------------------------
-
     /// Stores a token, of which only the hash is known here. The same one again
     /// changes nothing; an id or a hash that belongs to another is a conflict.
     ///
@@ -49,35 +47,5 @@ impl Client {
     /// Ends a token for good; says whether there is one of that id.
     pub async fn revoke_token(&self, id: Uuid) -> Result<bool> {
         self.store.revoke_token(id).await
-    }
-
-    // ---- kinds -----------------------------------------------------------
-
-    /// Says what is known of kinds of jobs. What is left out stays as it was.
-    ///
-    /// ```
-    /// # use longshore::{Client, store::NewKind};
-    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// # let client = Client::connect("sqlite::memory:").await?;
-    /// # client.migrate().await?;
-    /// let schema = serde_json::value::to_raw_value(&serde_json::json!({ "type": "object" })).unwrap();
-    /// client.put_kinds(&[NewKind { schema: Some(schema), ..NewKind::new("mail") }]).await?;
-    /// client.put_kinds(&[NewKind::new("mail")]).await?;
-    /// assert!(client.kinds().await?[0].schema.is_some());
-    /// # Ok::<(), longshore::Error>(())
-    /// # }).unwrap();
-    /// ```
-    pub async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()> {
-        self.store.put_kinds(kinds).await
-    }
-
-    /// All kinds by name.
-    pub async fn kinds(&self) -> Result<Vec<KindRecord>> {
-        self.store.kinds().await
-    }
-
-    /// Forgets a kind; says whether there was one. Its jobs stay.
-    pub async fn remove_kind(&self, name: &str) -> Result<bool> {
-        self.store.remove_kind(name).await
     }
 }

@@ -1,0 +1,242 @@
+//! The checks of what a caller enqueues, and their limits. Both engines can store
+//! everything that passes.
+
+use chrono::Datelike;
+
+use super::Options;
+use crate::error::{Error, Result};
+use crate::lifecycle::When;
+use crate::retry::MAX_DELAY;
+
+/// The largest payload, in bytes of JSON.
+pub const MAX_PAYLOAD: usize = 1024 * 1024;
+
+/// The deepest nesting of arrays and objects in a payload.
+pub const MAX_DEPTH: usize = 64;
+
+/// The longest kind or queue name, in bytes.
+pub const MAX_NAME: usize = 128;
+
+/// The longest idempotency or unique key, in bytes.
+pub const MAX_KEY: usize = 512;
+
+const MAX_CONTEXT: usize = 16 * 1024;
+
+const MAX_METADATA: usize = 64 * 1024;
+
+const MAX_LABELS: usize = 64;
+
+pub(super) const MAX_ATTEMPTS_LIMIT: u16 = i16::MAX as u16;
+
+pub(crate) fn check_name(field: &'static str, name: &str) -> Result<()> {
+    check_text(field, name, MAX_NAME)
+}
+
+pub(super) fn check_text(field: &'static str, text: &str, most: usize) -> Result<()> {
+    if text.is_empty() {
+        return Err(Error::invalid(field, format!("{field}: is empty; give 1 to {most} bytes")));
+    }
+    check_long_text(field, text, most)
+}
+
+fn check_long_text(field: &'static str, text: &str, most: usize) -> Result<()> {
+    if text.len() > most {
+        return Err(Error::invalid(
+            field,
+            format!("{field}: {} bytes long; at most {most} are kept", text.len()),
+        ));
+    }
+    if text.contains('\0') {
+        return Err(Error::invalid(
+            field,
+            format!("{field}: contains a NUL character, which Postgres cannot store; remove it"),
+        ));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_labels(field: &'static str, labels: &[String]) -> Result<()> {
+    if labels.len() > MAX_LABELS {
+        return Err(Error::invalid(
+            field,
+            format!("{field}: {} of them; at most {MAX_LABELS} are kept", labels.len()),
+        ));
+    }
+    labels.iter().try_for_each(|label| check_name(field, label))
+}
+
+pub(super) fn check_options(options: &Options) -> Result<()> {
+    check_labels("tags", &options.tags)?;
+    if let Some(policy) = &options.retry {
+        policy.validate()?;
+    }
+    if let Some(context) = &options.context {
+        check_long_text("context", context, MAX_CONTEXT)?;
+    }
+    if let Some(trace) = &options.trace {
+        check_text("trace", trace, MAX_KEY)?;
+    }
+    if let Some(metadata) = &options.metadata {
+        check_json("metadata", metadata.get(), MAX_METADATA)?;
+    }
+    Ok(())
+}
+
+pub(super) fn check_when(when: &When) -> Result<()> {
+    match when {
+        When::After(delay) if *delay > MAX_DELAY => {
+            Err(Error::invalid("delay", format!("delay: {delay:?} is too long; at most ten years")))
+        }
+        When::At(at) if !(1970..=9999).contains(&at.year()) => Err(Error::invalid(
+            "run_at",
+            format!("run_at: year {} is out of range; use 1970 to 9999", at.year()),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what a database could choke on after the job was accepted: too
+/// much, too deep, NUL, half a surrogate pair. `text` is known to be JSON.
+pub(crate) fn check_json(field: &'static str, text: &str, most: usize) -> Result<()> {
+    let refuse = |message: String| Err(Error::invalid(field, format!("{field}: {message}")));
+    if text.len() > most {
+        return refuse(format!(
+            "{} bytes of JSON; at most {most} are kept, so store the data elsewhere and enqueue a reference",
+            text.len()
+        ));
+    }
+    let mut depth = 0usize;
+    let mut in_string = false;
+    let mut high_surrogate = false;
+    let mut bytes = text.bytes().enumerate();
+    while let Some((at, byte)) = bytes.next() {
+        if high_surrogate && byte != b'\\' {
+            return refuse("half a surrogate pair in a string; send the whole character".into());
+        }
+        match (in_string, byte) {
+            (false, b'[' | b'{') => {
+                depth += 1;
+                if depth > MAX_DEPTH {
+                    return refuse(format!("nested more than {MAX_DEPTH} deep; flatten it"));
+                }
+            }
+            (false, b']' | b'}') => depth -= 1,
+            (_, b'"') => in_string = !in_string,
+            (true, b'\\') => {
+                let code = match bytes.next() {
+                    Some((_, b'u')) => u16::from_str_radix(text.get(at + 2..at + 6).unwrap_or(""), 16).ok(),
+                    _ => None,
+                };
+                match code {
+                    Some(0) => {
+                        return refuse("a string contains a NUL character (\\u0000); remove it".into());
+                    }
+                    Some(0xdc00..=0xdfff) if high_surrogate => high_surrogate = false,
+                    Some(0xd800..=0xdbff) if !high_surrogate => high_surrogate = true,
+                    Some(0xd800..=0xdfff) => {
+                        return refuse("half a surrogate pair in a string; send the whole character".into());
+                    }
+                    _ if high_surrogate => {
+                        return refuse("half a surrogate pair in a string; send the whole character".into());
+                    }
+                    _ => {}
+                }
+                if code.is_some() {
+                    bytes.nth(3);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use chrono::{DateTime, Utc};
+
+    use super::*;
+    use crate::enqueue::{NewJob, UniqueMode};
+    use crate::retry::RetryPolicy;
+
+    fn refused(job: NewJob) -> String {
+        job.validate().unwrap_err().field().unwrap().to_owned()
+    }
+
+    fn job() -> NewJob {
+        NewJob::new("greet", &serde_json::json!({ "name": "Ada" }))
+    }
+
+    #[test]
+    fn every_bad_field_is_refused_by_name() {
+        let long = "x".repeat(MAX_NAME + 1);
+        let key = "k".repeat(MAX_KEY + 1);
+        assert_eq!(refused(NewJob::new("", &1)), "kind");
+        assert_eq!(refused(NewJob::new(long.as_str(), &1)), "kind");
+        assert_eq!(refused(NewJob::new("a\0b", &1)), "kind");
+        assert_eq!(refused(job().queue("")), "queue");
+        assert_eq!(refused(job().queue(long.as_str())), "queue");
+        assert_eq!(refused(job().max_attempts(0)), "max_attempts");
+        assert_eq!(refused(job().max_attempts(-1)), "max_attempts");
+        assert_eq!(refused(job().max_attempts(40_000)), "max_attempts");
+        assert_eq!(refused(job().priority(32_768)), "priority");
+        assert_eq!(refused(job().priority(-32_769)), "priority");
+        assert_eq!(refused(job().idempotency_key("")), "idempotency_key");
+        assert_eq!(refused(job().idempotency_key(key.as_str())), "idempotency_key");
+        assert_eq!(refused(job().unique_key("", UniqueMode::Dedupe)), "unique_key");
+        assert_eq!(refused(job().unique_key(key.as_str(), UniqueMode::Dedupe)), "unique_key");
+        assert_eq!(refused(job().timeout(Some(Duration::ZERO))), "timeout");
+        assert_eq!(refused(job().flags([""])), "flags");
+        assert_eq!(refused(job().tags([long.as_str()])), "tags");
+        assert_eq!(refused(job().context("x\0")), "context");
+        assert_eq!(refused(job().delay(Duration::MAX)), "delay");
+        assert_eq!(refused(job().run_at(DateTime::<Utc>::MAX_UTC)), "run_at");
+        assert_eq!(refused(job().retry(RetryPolicy::list([]))), "retry");
+        assert_eq!(refused(NewJob::from_json("greet", "{oops")), "payload");
+    }
+
+    #[test]
+    fn the_limits_themselves_are_accepted() {
+        let name = "x".repeat(MAX_NAME);
+        let key = "k".repeat(MAX_KEY);
+        let payload = format!("\"{}\"", "p".repeat(MAX_PAYLOAD - 2));
+        NewJob::from_json(name.as_str(), &payload)
+            .queue(name)
+            .priority(i16::MIN.into())
+            .max_attempts(MAX_ATTEMPTS_LIMIT.into())
+            .idempotency_key(key.as_str())
+            .unique_key(key, UniqueMode::Replace)
+            .validate()
+            .unwrap();
+    }
+
+    #[test]
+    fn payloads_the_database_could_choke_on_are_refused() {
+        let deep = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
+        let bad = [
+            format!("\"{}\"", "p".repeat(MAX_PAYLOAD - 1)),
+            deep(MAX_DEPTH + 1),
+            r#"{"a":"x\u0000y"}"#.into(),
+            r#"{"a\u0000":1}"#.into(),
+            r#""\ud800""#.into(),
+            r#""\ud800x""#.into(),
+            r#""\ud800\n""#.into(),
+            r#""\ud800\ud800""#.into(),
+            r#""\udc00""#.into(),
+        ];
+        for payload in bad {
+            assert_eq!(refused(NewJob::from_json("greet", &payload)), "payload", "{payload:.40}");
+        }
+        let good = [
+            deep(MAX_DEPTH),
+            r#""\\u0000""#.into(),
+            r#""[[[\"{{""#.into(),
+            r#""\ud83d\ude00 \u00e9""#.into(),
+        ];
+        for payload in good {
+            NewJob::from_json("greet", &payload).validate().unwrap();
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! What a caller enqueues: [`NewJob`], its checks, and the lanes in which concurrent
+//! enqueues share commits.
+//!
+//! | File | Owns |
+//! |---|---|
+//! | `new_job` | what a caller can set, and the job that has passed every check |
+//! | `edit` | what an operator can change while a job waits |
+//! | `check` | the checks and their limits |
+//! | `lanes` | group commit |
+
+use serde::Serialize;
+
+use crate::job::JobId;
+
+mod check;
+mod edit;
+pub(crate) mod lanes;
+mod new_job;
+
+pub use check::{MAX_DEPTH, MAX_KEY, MAX_NAME, MAX_PAYLOAD};
+pub(crate) use check::{check_json, check_labels, check_name};
+pub use edit::{Edit, ValidEdit};
+pub(crate) use new_job::Options;
+pub use new_job::{DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, NewJob, UniqueMode, ValidJob};
+
+/// What became of an enqueue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Enqueued {
+    /// The job that stands for the request.
+    pub id: JobId,
+    /// Whether it was there before.
+    pub how: EnqueuedAs,
+}
+
+/// Whether an enqueue made a job or found one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnqueuedAs {
+    /// A new job.
+    Created,
+    /// The job that already had the key, unchanged.
+    Existing,
+    /// The waiting job that already had the key, with the new contents.
+    Replaced,
+}
