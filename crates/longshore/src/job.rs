@@ -169,6 +169,7 @@ impl Outcome {
 
 /// A job as shown to people and programs: the request, its status and its history.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct JobRecord {
     /// The job's id.
     pub id: JobId,
@@ -238,6 +239,7 @@ pub struct JobRecord {
 
 /// One attempt that ended without success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct AttemptRecord {
     /// Which attempt it was; 1 is the first.
     pub attempt: u16,
@@ -258,6 +260,7 @@ pub struct AttemptRecord {
 /// How an attempt ended when it did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum AttemptEnd {
     /// The handler failed; charged.
     Failed,

@@ -1,41 +1,69 @@
-//! A background job queue on Postgres and SQLite: what was asked is written
-//! once, where a job stands is which table holds its id, and nothing is lost.
+//! A background job queue on Postgres and SQLite.
 //!
-//! # Map, in reading order
+//! A program enqueues jobs through a [`Client`], and workers run them. An enqueue that
+//! returned is never lost: a job runs at least once, and its result is stored exactly
+//! once. Everything that most programs need is at the root of the crate.
+//!
+//! ```
+//! # #[cfg(all(feature = "sqlite", feature = "worker"))]
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> longshore::Result<()> {
+//! use longshore::{Client, Context, Failure, NewJob, Worker};
+//!
+//! async fn greet(name: String, _: Context) -> Result<(), Failure> {
+//!     println!("hello, {name}");
+//!     Ok(())
+//! }
+//!
+//! let client = Client::connect("sqlite::memory:").await?;
+//! client.migrate().await?;
+//! client.enqueue(NewJob::new("greet", "Ada")).await?;
+//! let done = Worker::builder(client).function("greet", greet).build()?.drain().await?;
+//! assert_eq!(done.succeeded, 1);
+//! # Ok(()) }
+//! # #[cfg(not(all(feature = "sqlite", feature = "worker")))] fn main() {}
+//! ```
+//!
+//! # Modules
 //!
 //! | Module | Owns |
 //! |---|---|
-//! | [`job`] | ids, the words for where a job stands, the record people see |
-//! | [`lifecycle`] | the state machine: every next-state rule, pure |
-//! | [`retry`] | how long a failed attempt waits, pure |
-//! | [`enqueue`] | what a caller asks for, its checks, group commit |
-//! | [`client`] | the one door: enqueue, settle, cancel, retry, inspect |
-//! | [`recovery`] | jobs of dead workers |
-//! | `cron` | schedules: when they tick, and one job for each tick |
 //! | `worker` | the runtime: claim, execute, settle, heartbeat, upkeep |
+//! | `cron` | schedules, and one job per tick |
 //! | `api` | the HTTP API as a router, and a server for it |
 //! | `testing` | a queue in memory for the tests of your own program |
-//! | [`store`] | the storage contract and its engines |
-//! | [`error`] | the one error type |
+//!
+//! Inside the crate, in reading order: `job` (ids, statuses, records), `lifecycle` and
+//! `keys` (every next-state rule, pure), `retry` (backoff, pure), `enqueue` (what a
+//! caller can set, its checks, group commit), `client` (the entry point), `wake`
+//! (notifying workers), `recovery` (jobs of dead workers), `store` (the storage contract
+//! and its two engines), `error`. `ARCHITECTURE.md` explains how they work together.
 //!
 //! # Features
 //!
-//! `postgres` (default) and `sqlite` choose engines; `worker` (default) brings
-//! the runtime and schedules; `api` (default) the HTTP API, `swagger` pages to read
-//! it by; `otel` carries trace context from enqueue to run;
-//! `tls` encrypts connections to Postgres.
+//! | Feature | Adds |
+//! |---|---|
+//! | `postgres` (default) | the Postgres engine |
+//! | `sqlite` | the embedded SQLite engine |
+//! | `worker` (default) | the worker runtime |
+//! | `api` (default) | the HTTP API |
+//! | `swagger` | Swagger UI at `/docs` |
+//! | `cron` | schedules; part of `worker` and `api` |
+//! | `schema` | checks payloads against JSON Schemas; part of `api` |
+//! | `metrics` | metrics through the `metrics` crate; part of `worker` and `api` |
+//! | `otel` | propagates the trace context from enqueue to run |
+//! | `tls` | encrypts connections to Postgres |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-// Without an engine nothing reads what the engines would store.
+// Without an engine, nothing reads what the engines would store.
 #![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "api")]
 pub mod api;
-pub mod client;
+mod client;
 #[cfg(feature = "cron")]
 pub mod cron;
-pub mod enqueue;
-pub mod error;
-pub mod job;
+mod enqueue;
+mod error;
+mod job;
 #[cfg(feature = "schema")]
 #[path = "json_schema/enabled.rs"]
 mod json_schema;
@@ -44,9 +72,11 @@ mod json_schema;
 mod json_schema;
 #[doc(hidden)]
 pub mod keys;
+#[doc(hidden)]
 pub mod lifecycle;
-pub mod recovery;
-pub mod retry;
+mod recovery;
+mod retry;
+#[doc(hidden)]
 pub mod store;
 #[cfg(all(feature = "worker", feature = "sqlite"))]
 pub mod testing;
@@ -60,17 +90,29 @@ mod wake;
 #[cfg(feature = "worker")]
 pub mod worker;
 
-pub use client::{CallerTransaction, Cancelled, Client, Enqueueing, Redriven, Report, UnknownKinds};
+#[doc(hidden)]
+pub use client::Report;
+pub use client::{CallerTransaction, Cancelled, CheckPayload, Client, Enqueueing, Redriven, UnknownKinds};
 #[cfg(feature = "cron")]
 pub use cron::{CronLine, FiredReport, Missed, NewSchedule};
-pub use enqueue::{Edit, Enqueued, EnqueuedAs, NewJob, UniqueMode, ValidJob};
+pub use enqueue::{
+    DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, Edit, Enqueued, EnqueuedAs, MAX_DEPTH, MAX_KEY,
+    MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
+};
 pub use error::{Error, Result};
 pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
-pub use lifecycle::{Ending, Interruption, When};
+#[doc(hidden)]
+pub use lifecycle::Ending;
+pub use lifecycle::{Interruption, When};
 pub use recovery::{
     Decision, INFRASTRUCTURE_RESILIENT_FLAG, RecoveryHook, SweepMode, SweepOptions, SweepReport,
 };
-pub use retry::RetryPolicy;
+pub use retry::{MAX_DELAY, RetryPolicy};
+pub use store::{
+    CheckReport, Count, DeadFilter, Interrupted, Interruptor, KindRecord, Lease, ListFilter, Migrated,
+    NewKind, NewToken, Page, QueueRecord, Retention, SCHEMA_VERSION, Schedule, Scope, SweepScope, Tallied,
+    TokenRecord, WorkerRecord,
+};
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};
 

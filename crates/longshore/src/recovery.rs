@@ -100,6 +100,7 @@ impl<F: FnMut(&Interrupted) -> Decision + Send> RecoveryHook for F {
 
 /// The result of a sweep; for a dry run, what it would do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct SweepReport {
     /// The workers whose leases were taken, and those newly declared dead.
     pub workers: BTreeSet<WorkerId>,

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use longshore::Client;
 use longshore::api::{Access, Api, Limits, hash_token, serve};
-use longshore::store::{NewKind, NewToken};
+use longshore::{NewKind, NewToken};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use serde_json::{json, value::to_raw_value};
 use tokio::net::TcpListener;

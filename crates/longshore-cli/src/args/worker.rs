@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use longshore::store::Retention;
+use longshore::Retention;
 use longshore::worker::{RecoverySettings, Settings};
 
 use super::builtin::Builtin;
@@ -61,7 +61,7 @@ pub(crate) struct Work {
         long,
         value_name = "A,B",
         value_delimiter = ',',
-        default_value = longshore::enqueue::DEFAULT_QUEUE,
+        default_value = longshore::DEFAULT_QUEUE,
         env = "LONGSHORE_QUEUES"
     )]
     queues: Vec<String>,

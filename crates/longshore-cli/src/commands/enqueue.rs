@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use chrono::{DateTime, Utc};
-use longshore::enqueue::MAX_PAYLOAD;
+use longshore::MAX_PAYLOAD;
 use longshore::{JobId, RetryPolicy, UniqueMode, When};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

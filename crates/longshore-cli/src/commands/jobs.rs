@@ -3,7 +3,7 @@
 mod record;
 
 use chrono::{DateTime, Utc};
-use longshore::store::ListFilter;
+use longshore::ListFilter;
 use longshore::{JobId, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

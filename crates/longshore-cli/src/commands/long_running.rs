@@ -42,7 +42,7 @@ fn print_summary(summary: &Summary, out: &Out) {
     if out.json {
         return out.document(summary);
     }
-    let Summary { succeeded, retrying, failed_permanent, cancelled, put_back } = summary;
+    let Summary { succeeded, retrying, failed_permanent, cancelled, put_back, .. } = summary;
     out.line(format_args!(
         "succeeded {succeeded}, retrying {retrying}, failed_permanent {failed_permanent}, \
          cancelled {cancelled}, released {put_back}"

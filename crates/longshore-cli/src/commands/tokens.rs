@@ -5,7 +5,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::{DateTime, Utc};
 use longshore::Client;
 use longshore::api::hash_token;
-use longshore::store::{NewToken, TokenRecord};
+use longshore::{NewToken, TokenRecord};
 use serde_json::json;
 use uuid::Uuid;
 

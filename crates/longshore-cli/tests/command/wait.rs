@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use longshore::Ending;
-use longshore::store::ListFilter;
+use longshore::ListFilter;
 use serde_json::json;
 
 use crate::fixture::{CommandOutput, Fixture, on_every_target};

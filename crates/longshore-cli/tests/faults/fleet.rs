@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use longshore::store::ListFilter;
+use longshore::ListFilter;
 use longshore::{Client, JobId, JobRecord, NewJob, Status};
 use sqlx::Connection;
 

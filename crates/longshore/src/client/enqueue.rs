@@ -1,4 +1,4 @@
-//! Enqueue: one job with a shared commit, many at once, or inside the caller's own
+//! Enqueue: one job in a shared commit, many jobs at once, or jobs in the caller's own
 //! transaction.
 
 use std::future::{Future, IntoFuture};
@@ -15,7 +15,7 @@ use crate::retry::RetryPolicy;
 use crate::store::{KeyWait, Store};
 
 impl Client {
-    /// Asks for one job, which is stored durably when this is awaited.
+    /// Enqueues one job. When the returned value is awaited, the job is stored durably.
     /// Concurrent callers share a commit.
     ///
     /// ```
@@ -31,8 +31,8 @@ impl Client {
         Enqueueing { client: self, job: job.into() }
     }
 
-    /// Stores many jobs in one commit: all or none. One answer per job, in
-    /// the order given.
+    /// Stores many jobs in one commit, all or none. Returns one result per job, in the
+    /// order given.
     pub async fn enqueue_many<J: Into<NewJob>>(
         &self,
         jobs: impl IntoIterator<Item = J>,
@@ -42,19 +42,32 @@ impl Client {
         self.store_all(&jobs).await
     }
 
-    /// As [`enqueue`](Self::enqueue), for a job that has been checked.
+    /// As [`enqueue`](Self::enqueue), for a job whose payload has been checked.
     pub(crate) fn store_one(&self, job: ValidJob) -> impl Future<Output = Result<Enqueued>> + use<> {
         self.lanes.enqueue(job)
     }
 
-    /// As [`enqueue_many`](Self::enqueue_many), for jobs that have been checked.
+    /// As [`enqueue_many`](Self::enqueue_many), for jobs whose payloads have been
+    /// checked.
     pub(crate) async fn store_all(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         let enqueued = self.store.enqueue(jobs, KeyWait::Long).await?;
         self.notifier.notify_enqueued(jobs);
         Ok(enqueued)
     }
 
-    /// Stores jobs inside the caller's own transaction.
+    /// Stores jobs in the caller's own transaction: they exist if and only if it
+    /// commits.
+    ///
+    /// ```no_run
+    /// # async fn example(client: longshore::Client, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use longshore::NewJob;
+    ///
+    /// let mut tx = pool.begin().await?;
+    /// sqlx::query("insert into orders (id) values (7)").execute(&mut *tx).await?;
+    /// client.enqueue_in(&mut tx, [NewJob::new("confirm_order", &7)]).await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn enqueue_in(
         &self,
         transaction: impl CallerTransaction,
@@ -72,18 +85,17 @@ impl Client {
     }
 }
 
-/// A caller's own transaction, in which jobs become visible when it commits
-/// and never exist if it rolls back. `&mut PgConnection` (what `&mut *tx` of a
-/// sqlx transaction is) and `&rusqlite::Connection` (what a rusqlite
-/// transaction derefs to) are such.
-#[expect(async_fn_in_trait, reason = "implemented by the engines only")]
+/// The caller's own transaction: `&mut sqlx::Transaction` or `&mut sqlx::PgConnection` for
+/// Postgres, `&rusqlite::Transaction` or `&rusqlite::Connection` for SQLite. Only the
+/// engines implement this trait.
+#[expect(async_fn_in_trait, reason = "only the engines implement it")]
 pub trait CallerTransaction {
-    /// Stores the jobs by the caller's connection.
+    /// Stores the jobs on the caller's connection.
     #[doc(hidden)]
     async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>>;
 }
 
-/// One job on its way; await it to store it.
+/// One job to enqueue. Await it to store the job.
 #[must_use = "nothing is stored until this is awaited"]
 pub struct Enqueueing<'a> {
     client: &'a Client,
@@ -91,13 +103,13 @@ pub struct Enqueueing<'a> {
 }
 
 impl<'a> Enqueueing<'a> {
-    /// Stores it inside the caller's own transaction instead.
+    /// Stores the job in the caller's own transaction instead.
     pub async fn in_tx(self, transaction: impl CallerTransaction) -> Result<Enqueued> {
-        let mut answers = self.client.enqueue_in(transaction, [self.job]).await?;
-        Ok(answers.remove(0))
+        let mut results = self.client.enqueue_in(transaction, [self.job]).await?;
+        Ok(results.remove(0))
     }
 
-    /// Changes anything that a [`NewJob`] lets one say.
+    /// Changes anything that [`NewJob`] has a method for.
     pub fn with(self, change: impl FnOnce(NewJob) -> NewJob) -> Self {
         Enqueueing { job: change(self.job), ..self }
     }
@@ -181,7 +193,7 @@ impl<'a> IntoFuture for Enqueueing<'a> {
     }
 }
 
-/// Checks a batch, naming the job that is wrong by its place.
+/// Checks a batch. An error names the invalid job by its index.
 fn validate_all(jobs: impl IntoIterator<Item = impl Into<NewJob>>) -> Result<Vec<ValidJob>> {
     let checked = jobs
         .into_iter()

@@ -1,4 +1,4 @@
-//! Looking: jobs, counts, what has ended, workers, queues, and the proof that nothing is lost.
+//! Reading: jobs, counts, what has ended, workers, queues, and the consistency check.
 
 use std::time::Duration;
 
@@ -11,31 +11,30 @@ use crate::lifecycle::State;
 use crate::store::{Ahead, CheckReport, Count, Glance, ListFilter, Page, QueueRecord, Tallied, WorkerRecord};
 
 impl Client {
-    /// One job with its history.
+    /// Reads one job with its history.
     pub async fn get(&self, id: JobId) -> Result<JobRecord> {
         let job = self.store.get(id).await?;
         job.ok_or_else(|| Error::not_found(format!("job {id} does not exist, or is no longer kept")))
     }
 
-    /// A page of jobs, newest first.
+    /// Reads a page of jobs, newest first.
     pub async fn list(&self, filter: &ListFilter) -> Result<Page> {
         self.store.list(filter).await
     }
 
-    /// How many jobs are in each status, by queue and kind.
+    /// Counts jobs by status, queue and kind.
     pub async fn counts(&self) -> Result<Vec<Count>> {
         self.store.counts().await
     }
 
-    /// For how long the job that has been due the longest has been, by queue; of
-    /// queues where one is due.
+    /// Age of the oldest due job, per queue. Queues without a due job are left out.
     pub async fn overdue(&self) -> Result<Vec<(String, Duration)>> {
         self.store.overdue().await
     }
 
-    /// How many jobs of the same queue would be claimed before this waiting one
-    /// by a worker that takes any kind, of those that are due when it is; looks at
-    /// no more than `most`. `None` if it does not wait.
+    /// Counts the jobs of the same queue that would be claimed before this waiting job,
+    /// by a worker that handles every kind. Examines at most `limit` jobs. Returns `None`
+    /// if the job is not waiting.
     ///
     /// ```
     /// # use longshore::{Client, NewJob};
@@ -48,44 +47,50 @@ impl Client {
     /// # Ok::<(), longshore::Error>(())
     /// # }).unwrap();
     /// ```
-    pub async fn ahead(&self, id: JobId, most: u32) -> Result<Option<u32>> {
-        Ok(self.ahead_among(id, None, most).await?.map(|ahead| ahead.jobs))
+    pub async fn ahead(&self, id: JobId, limit: u32) -> Result<Option<u32>> {
+        Ok(self.ahead_among(id, None, limit).await?.map(|ahead| ahead.jobs))
     }
 
-    /// What ended since then, by minute (by hour where minutes have been added
-    /// up), queue, kind and outcome, oldest first.
+    /// Numbers of jobs that ended since then, by minute (older ones by hour), queue, kind
+    /// and outcome, oldest first.
     pub async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {
         self.store.tallied(since).await
     }
 
-    /// Proves that every job is in exactly one place.
+    /// Checks that every job is in exactly one table, that keys belong to live jobs and
+    /// that the tallies match the rows.
     pub async fn check(&self) -> Result<CheckReport> {
         self.store.check().await
     }
 
-    /// All workers, newest first; `threshold` overrides each worker's own in
-    /// deciding who is stale.
+    /// Lists all workers, newest first. `threshold` overrides each worker's own when
+    /// deciding which are stale.
     pub async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
         self.store.workers(threshold).await
     }
 
-    /// Queues that have settings or live jobs.
+    /// Lists the queues that have settings or live jobs.
     pub async fn queues(&self) -> Result<Vec<QueueRecord>> {
         self.store.queues().await
     }
 }
 
-/// What the API's `explain` and `events` read.
+/// For the API's `explain` and `events`.
 #[doc(hidden)]
 impl Client {
-    /// The state of a job as the rules see it; `None` if it does not exist.
+    /// The state of a job as the lifecycle rules see it; `None` if it does not exist.
     pub async fn locate(&self, id: JobId) -> Result<Option<State>> {
         self.store.locate(id).await
     }
 
     /// As [`ahead`](Client::ahead), counting only jobs of these kinds (`None`: any).
-    pub async fn ahead_among(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
-        self.store.ahead(id, kinds, most).await
+    pub async fn ahead_among(
+        &self,
+        id: JobId,
+        kinds: Option<&[String]>,
+        limit: u32,
+    ) -> Result<Option<Ahead>> {
+        self.store.ahead(id, kinds, limit).await
     }
 
     /// Up to `limit` newest jobs, up to `limit` running ones, and `also`, oldest

@@ -94,7 +94,7 @@ impl Client {
         let claims = self.store.claims(leases).await?;
         let report = |claimed| Report { claimed, ending: Ending::Released, follow_ups: Vec::new() };
         let reports: Vec<Report<'_>> = claims.iter().flatten().map(report).collect();
-        let kept = self.settle_as(&reports).await?;
+        let kept = self.settle_reports(&reports).await?;
         Ok(kept.into_iter().filter(|kept| *kept != Kept::LeaseLost).count())
     }
 

@@ -1,10 +1,16 @@
-//! The one door. Programs, the API, the CLI and the dashboard reach the queue
-//! through [`Client`] and nothing else.
+//! The entry point. Programs, workers, the API and the command reach the queue through
+//! [`Client`] only.
 //!
-//! What it can do is told along a job's life: `enqueue`, `settle`, `operate` (what
-//! operators want of jobs and queues), `inspect` (looking) and `access` (who may
-//! call, and what is known of kinds). Recovery and schedules are in modules of
-//! their own.
+//! | File | Owns |
+//! |---|---|
+//! | `enqueue` | storing new jobs |
+//! | `lease` | what workers do with leases: claim, heartbeat, progress, release |
+//! | `settle` | how attempts end |
+//! | `operate` | operators' commands on jobs and queues |
+//! | `inspect` | reading jobs, numbers, workers and queues |
+//! | `kinds`, `tokens` | registered kinds and the check of new jobs; API tokens |
+//!
+//! Recovery and cron schedules add their methods in `recovery` and `cron`.
 
 use std::sync::Arc;
 
@@ -28,8 +34,8 @@ pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
 pub use settle::Report;
 
-/// A handle to one queue database. Cheap to clone; clones share the lanes in
-/// which concurrent enqueues commit together.
+/// A handle to one queue database. Cheap to clone: clones share connections and commit
+/// concurrent enqueues together.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -52,12 +58,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to `postgres://…` or `sqlite:…`.
+    /// Connects to `postgres://user@host/database` or `sqlite:path/to/file.db`
+    /// (`sqlite::memory:` for tests). A missing SQLite file is created; call
+    /// [`migrate`](Self::migrate) to create the tables.
+    ///
+    /// A Postgres URL may set `schema`, `max_connections` and `notify` (`on` or `off`):
+    /// `postgres://user@host/database?schema=jobs&max_connections=20`.
     pub async fn connect(url: &str) -> Result<Self> {
         Ok(Client::new(crate::store::open(url).await?))
     }
 
-    /// A client of an engine opened elsewhere.
+    /// A client of an engine that is already open.
+    #[doc(hidden)]
     pub fn new(store: Arc<dyn Store>) -> Self {
         let notifier = Notifier::new(store.clone());
         let lanes = Arc::new(Lanes::new(store.clone(), notifier.clone()));

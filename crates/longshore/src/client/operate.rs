@@ -1,8 +1,8 @@
-//! What operators want of jobs and queues.
+//! Operators' commands on jobs and queues.
 //!
-//! A moving job is chased: an operation looks where the job stands, asks
-//! [`lifecycle`] what follows, and stores that only if the
-//! job still stands there; otherwise it looks again.
+//! A job may change while a command runs. So a command reads the job's state, lets
+//! [`lifecycle`] decide, and stores the decision only if the state is still the same;
+//! otherwise it starts over.
 
 use serde::Serialize;
 
@@ -13,50 +13,52 @@ use crate::job::JobId;
 use crate::lifecycle::{self, Event, State, Transition, When};
 use crate::store::{DeadFilter, Operated, Operation, QueueChange, Retained, Retention};
 
-/// How often a moving job is looked for again before giving up.
-const ROUNDS: usize = 5;
+/// How often a command starts over before it gives up.
+const MAX_ROUNDS: usize = 5;
 
-/// What a cancel did.
+/// The result of a cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// The job waited and is cancelled.
+    /// The job was waiting and is cancelled.
     Now,
-    /// The job runs; its handler has been told.
+    /// The job is running; its handler is asked to stop.
     Pending,
 }
 
-/// What a step of a redrive did.
+/// The result of one step of a redrive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Redriven {
-    /// How many wait again.
+    /// Number of jobs that wait again.
     pub redriven: u64,
-    /// How many were passed over.
+    /// Number of jobs that were skipped.
     pub skipped: u64,
-    /// Where the next step begins; `None` at the end.
+    /// Where the next step starts; `None` at the end.
     pub next: Option<JobId>,
 }
 
 impl Client {
     // ---- jobs ------------------------------------------------------------
 
-    /// Cancels a waiting job at once and tells a running one to stop. A job
-    /// that has ended is a conflict, an unknown one is not found.
+    /// Cancels a waiting job at once, or asks a running job to stop. Returns a conflict
+    /// error if the job has ended, and a not-found error if it does not exist.
     pub async fn cancel(&self, id: JobId) -> Result<Cancelled> {
-        match self.chase(id, &Command::Cancel).await? {
+        match self.command(id, &Command::Cancel).await? {
             Operation::RequestCancel => Ok(Cancelled::Pending),
             _ => Ok(Cancelled::Now),
         }
     }
 
-    /// Lets a finished job run again with a fresh budget, and a waiting one
-    /// run now. A running job is a conflict.
+    /// Runs a finished job again with a fresh attempt budget, or makes a waiting job due
+    /// now. Returns a conflict error if the job is running.
     pub async fn retry(&self, id: JobId) -> Result<()> {
-        self.chase(id, &Command::Retry).await?;
+        self.command(id, &Command::Retry).await?;
         self.notify_queues_of(&[id]).await;
         Ok(())
     }
 
-    /// Changes a waiting job: a claim gets the old job whole or the new one.
+    /// Changes a waiting job. A concurrent claim gets either the old or the new version,
+    /// never a mixture.
     pub async fn edit(&self, id: JobId, edit: Edit) -> Result<()> {
         let edit = edit.validate()?;
         if let Some(payload) = &edit.payload {
@@ -65,26 +67,26 @@ impl Client {
             }
         }
         // A higher priority or an earlier time may let the job start now.
-        self.chase(id, &Command::Edit(edit)).await?;
+        self.command(id, &Command::Edit(edit)).await?;
         self.notify_queues_of(&[id]).await;
         Ok(())
     }
 
-    /// Removes a finished job and its history.
+    /// Deletes a finished job and its history.
     pub async fn delete(&self, id: JobId) -> Result<()> {
-        self.chase(id, &Command::Delete).await.map(|_| ())
+        self.command(id, &Command::Delete).await.map(|_| ())
     }
 
-    /// Lets a dead letter run again with a fresh budget.
+    /// Runs a dead letter again with a fresh attempt budget.
     pub async fn redrive(&self, id: JobId) -> Result<()> {
-        self.chase(id, &Command::Redrive).await?;
+        self.command(id, &Command::Redrive).await?;
         self.notify_queues_of(&[id]).await;
         Ok(())
     }
 
-    /// Redrives up to `filter.limit` dead letters, oldest first; how many. Ones
-    /// whose unique key meanwhile belongs to another job, or that somebody else
-    /// redrives, are passed over.
+    /// Redrives up to `filter.limit` dead letters, oldest first. Returns how many. Skips
+    /// jobs whose unique key now belongs to another job, and jobs that another operator
+    /// redrives at the same time.
     pub async fn redrive_all(&self, filter: &DeadFilter) -> Result<u64> {
         const STEP: u32 = 500;
         let (mut redriven, mut left) = (0, filter.limit);
@@ -102,8 +104,8 @@ impl Client {
         Ok(redriven)
     }
 
-    /// As [`redrive_all`](Client::redrive_all), in one step that says where the
-    /// next begins: for who wants to tell how far it is.
+    /// As [`redrive_all`](Client::redrive_all), but one step at a time, for callers that
+    /// show progress.
     ///
     /// ```
     /// # use longshore::{Client, store::DeadFilter};
@@ -124,7 +126,7 @@ impl Client {
         let ids = self.store.dead_letters(filter).await?;
         let (mut step, mut redriven, mut failed) = (Redriven::default(), Vec::new(), None);
         for id in &ids {
-            match self.chase(*id, &Command::Redrive).await {
+            match self.command(*id, &Command::Redrive).await {
                 Ok(_) => redriven.push(*id),
                 Err(error) if error.is_conflict() || error.is_not_found() => step.skipped += 1,
                 Err(error) => {
@@ -142,23 +144,24 @@ impl Client {
         Ok(step)
     }
 
-    async fn chase(&self, id: JobId, command: &Command) -> Result<Operation> {
-        for _ in 0..ROUNDS {
+    /// Carries out a command on a job that may change at any time.
+    async fn command(&self, id: JobId, command: &Command) -> Result<Operation> {
+        for _ in 0..MAX_ROUNDS {
             let Some(state) = self.store.locate(id).await? else {
                 return Err(Error::not_found(format!("job {id} does not exist, or is no longer kept")));
             };
-            let operation = command.follow(&state).map_err(|refusal| refusal.into_error(id))?;
+            let operation = command.decide(&state).map_err(|refusal| refusal.into_error(id))?;
             match self.store.operate(id, &state, &operation).await? {
                 Operated::Done => return Ok(operation),
                 Operated::Moved => {}
                 Operated::KeyTaken(holder) => {
                     return Err(Error::conflict(format!(
-                        "job {id}: its unique key belongs to live job {holder}; cancel that, or wait for it to end"
+                        "job {id}: its unique key belongs to job {holder}; cancel that job, or wait for it to end"
                     )));
                 }
             }
         }
-        Err(Error::unavailable(format!("job {id} kept moving; try again")))
+        Err(Error::unavailable(format!("job {id} kept changing its state; try again")))
     }
 
     /// Notifies workers of jobs that an operation may have made due.
@@ -174,25 +177,28 @@ impl Client {
 
     // ---- queues ----------------------------------------------------------
 
-    /// Stops claims from a queue; running jobs go on.
+    /// Pauses a queue: workers claim none of its jobs. Running jobs continue.
     pub async fn pause(&self, queue: &str) -> Result<()> {
         self.set_queue(queue, QueueChange { paused: Some(true), ..QueueChange::default() }).await
     }
 
-    /// Lets claims from a queue go on.
+    /// Resumes a paused queue.
     pub async fn resume(&self, queue: &str) -> Result<()> {
         self.set_queue(queue, QueueChange { paused: Some(false), ..QueueChange::default() }).await?;
         self.notifier.notify([(queue, When::NOW)]);
         Ok(())
     }
 
-    /// Lets at most `limit` jobs of a queue run at once, in all processes
-    /// together; 1 makes it serial, `None` lifts the limit.
+    /// Limits how many jobs of a queue run at once, in all processes together. 1 makes the
+    /// queue serial; `None` removes the limit.
     pub async fn limit(&self, queue: &str, limit: Option<u32>) -> Result<()> {
         if limit.is_some_and(|limit| i32::try_from(limit).is_err()) {
             return Err(Error::invalid(
                 "limit",
-                format!("queue `{queue}`: limit must be at most {}; lift it to let any number run", i32::MAX),
+                format!(
+                    "queue `{queue}`: limit must be at most {}; remove the limit to let any number run",
+                    i32::MAX
+                ),
             ));
         }
         if limit == Some(0) {
@@ -213,7 +219,7 @@ impl Client {
     }
 }
 
-/// What upkeep runs in bounded steps.
+/// Upkeep, in bounded steps.
 #[doc(hidden)]
 impl Client {
     /// Removes finished jobs whose retention time has passed; examines up to `step`
@@ -228,7 +234,7 @@ impl Client {
     }
 }
 
-/// What an operator wants of a job.
+/// An operator's command.
 enum Command {
     Cancel,
     Retry,
@@ -248,7 +254,7 @@ impl Command {
         }
     }
 
-    fn follow(&self, state: &State) -> Result<Operation, lifecycle::Refusal> {
+    fn decide(&self, state: &State) -> Result<Operation, lifecycle::Refusal> {
         Ok(match (lifecycle::next(state, self.event())?, self) {
             (Transition::Finish(finish), _) => Operation::Cancel { attempts: finish.attempts },
             (Transition::RequestCancel, _) => Operation::RequestCancel,
@@ -257,7 +263,7 @@ impl Command {
             (Transition::Rewrite, Command::Edit(edit)) => Operation::Rewrite(edit.clone()),
             (Transition::Remove, _) => Operation::Remove,
             (Transition::Rewrite | Transition::Lease { .. } | Transition::Requeue(_), _) => {
-                unreachable!("no operator's command leads there")
+                unreachable!("no operator's command leads to this transition")
             }
         })
     }

@@ -1,5 +1,5 @@
-//! Settle: what the holders of leases report, decided by
-//! [`lifecycle`] and stored under the fence.
+//! Settle: the holders of leases report how attempts ended, [`lifecycle`] decides what
+//! becomes of the jobs, and the store applies it under the fence.
 
 use super::Client;
 use crate::enqueue::ValidJob;
@@ -8,7 +8,7 @@ use crate::job::{AttemptEnd, Outcome};
 use crate::lifecycle::{self, Ending, Flags, Leave, Running, When};
 use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, keepable};
 
-/// How an attempt ended, in its holder's words.
+/// How an attempt ended, as its holder reports it.
 #[derive(Debug)]
 pub struct Report<'a> {
     /// The attempt.
@@ -19,21 +19,22 @@ pub struct Report<'a> {
     pub follow_ups: Vec<ValidJob>,
 }
 
+#[doc(hidden)]
 impl Client {
-    /// Ends attempts, in one batch, each answered by itself. What becomes of a
-    /// job that was cancelled meanwhile is decided from the flag that the
-    /// database holds when the end is stored.
+    /// Ends attempts in one batch, with one result each. If a job was cancelled in the
+    /// meantime, the flag in the database decides.
     pub async fn settle(&self, reports: Vec<Report<'_>>) -> Result<Vec<Fenced>> {
         let fenced = |kept| if kept == Kept::LeaseLost { Fenced::LeaseLost } else { Fenced::Held };
-        Ok(self.settle_as(&reports).await?.into_iter().map(fenced).collect())
+        Ok(self.settle_reports(&reports).await?.into_iter().map(fenced).collect())
     }
 
-    /// As [`settle`](Self::settle), and says what became of each job.
-    pub(crate) async fn settle_as(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
-        let mut answers = vec![Kept::LeaseLost; reports.len()];
+    /// As [`settle`](Self::settle), but returns what became of each job.
+    pub(crate) async fn settle_reports(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
+        let mut results = vec![Kept::LeaseLost; reports.len()];
         let mut due: Vec<(&str, When)> = Vec::new();
         let mut open: Vec<(usize, Flags)> = (0..reports.len()).map(|i| (i, Flags::default())).collect();
-        // Both flags only ever rise, so an item is decided at most three times.
+        // Each flag is only ever set, never cleared, so an item is decided at most three
+        // times.
         while !open.is_empty() {
             let batch: Vec<Settlement> = open.iter().map(|(i, flags)| decide(&reports[*i], *flags)).collect();
             let settled = self.store.settle(&batch).await?;
@@ -41,7 +42,7 @@ impl Client {
             for (((i, _), settled), settlement) in open.into_iter().zip(settled).zip(&batch) {
                 match settled {
                     Settled::Stored => {
-                        answers[i] = Kept::from(&settlement.leave);
+                        results[i] = Kept::from(&settlement.leave);
                         let requeued_for = settlement.leave.requeued_for();
                         due.extend(requeued_for.map(|when| (reports[i].claimed.queue(), when)));
                     }
@@ -55,14 +56,13 @@ impl Client {
             self.notifier.notify_enqueued(&report.follow_ups);
         }
         self.notifier.notify(due);
-        Ok(answers)
+        Ok(results)
     }
 
-    /// As [`settle`](Self::settle), for holders that keep nothing but their leases:
-    /// workers in other processes, whose words arrive over a wire. Each report is
-    /// the lease, how the attempt ended, and jobs that exist only if this is
-    /// stored. One that was stored before, and whose answer was lost, is `Held`
-    /// again.
+    /// As [`settle`](Self::settle), for holders that keep only their leases, such as
+    /// workers that call the API. A report is the lease, how the attempt ended, and jobs
+    /// that exist only if the report is stored. A repeated report, whose first reply was
+    /// lost, returns `Held` again.
     ///
     /// ```
     /// # use longshore::store::{ClaimCursor, ClaimRequest, Fenced, NewWorker};
@@ -70,7 +70,7 @@ impl Client {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let client = Client::connect("sqlite::memory:").await?;
     /// # client.migrate().await?;
-    /// # let worker = NewWorker::new("far away");
+    /// # let worker = NewWorker::new("remote");
     /// # client.register(&worker).await?;
     /// client.enqueue(NewJob::new("greet", "Ada")).await?;
     /// let request = ClaimRequest::new(worker.id, 1);
@@ -95,17 +95,18 @@ impl Client {
             }
         }
         let (of, live): (Vec<usize>, Vec<Report<'_>>) = live.into_iter().unzip();
-        let kept = self.settle_as(&live).await?;
+        let kept = self.settle_reports(&live).await?;
         for ((i, report), kept) in of.into_iter().zip(live).zip(kept) {
             match kept {
-                // It may be that the same report, sent twice, came in twice at once.
+                // The same report may have been sent twice and arrived at the same time.
                 Kept::LeaseLost => ended.push((i, report.claimed.lease(), report.ending)),
                 _ => answers[i] = Fenced::Held,
             }
         }
-        // A lease that has ended stays so: this can only find its traces.
+        // The lease has ended, so this stores nothing; it only finds out whether this
+        // report ended it.
         let traces = ended.into_iter().flat_map(|(i, lease, ending)| {
-            may_have_been(lease, ending).map(move |settlement| (i, settlement))
+            possible_settlements(lease, ending).map(move |settlement| (i, settlement))
         });
         let (of, traces): (Vec<usize>, Vec<Settlement>) = traces.unzip();
         if !traces.is_empty() {
@@ -119,7 +120,7 @@ impl Client {
     }
 }
 
-/// What became of a job whose attempt was settled.
+/// What became of a job after its attempt was settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     Finished(Outcome),
@@ -154,11 +155,10 @@ fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
     }
 }
 
-/// What this report has come to, if it was stored before. Where the job stood then
-/// is not known any more; but only in these three places do the rules leave traces
-/// that differ: a job that had nothing against it, one that had lost its unique
-/// key, and one at its last interruption.
-fn may_have_been(lease: Lease, ending: Ending) -> impl Iterator<Item = Settlement> {
+/// The settlements that this report can have become if it was stored before. The job's
+/// state at that time is unknown, but only three states lead to different stored rows: a
+/// plain running job, one that had lost its unique key, and one at its last interruption.
+fn possible_settlements(lease: Lease, ending: Ending) -> impl Iterator<Item = Settlement> {
     let plain = Running {
         lease_no: lease.lease_no,
         worker: lease.worker,
@@ -168,15 +168,15 @@ fn may_have_been(lease: Lease, ending: Ending) -> impl Iterator<Item = Settlemen
         started: true,
         flags: Flags::default(),
     };
-    let mut stood = vec![plain.clone()];
+    let mut states = vec![plain.clone()];
     match &ending {
         Ending::Snoozed { .. } | Ending::Released => {
             let flags = Flags { superseded: true, ..Flags::default() };
-            stood.push(Running { flags, ..plain });
+            states.push(Running { flags, ..plain });
         }
         Ending::Interrupted(how) => {
             let interruptions = how.max_interruptions.saturating_sub(1);
-            stood.push(Running { interruptions, ..plain });
+            states.push(Running { interruptions, ..plain });
         }
         Ending::Succeeded { .. } | Ending::Failed { .. } | Ending::Cancelled { .. } => {}
     }
@@ -184,8 +184,8 @@ fn may_have_been(lease: Lease, ending: Ending) -> impl Iterator<Item = Settlemen
         lease,
         seen: Some(running.flags),
         leave: lifecycle::settle(&running, ending.clone()),
-        // Stored with the end, or not at all.
+        // They were stored together with the end.
         follow_ups: Vec::new(),
     };
-    stood.into_iter().map(settlement)
+    states.into_iter().map(settlement)
 }

@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::store::{NewToken, TokenRecord};
 
 impl Client {
-    /// Stores a token, of which only the hash is known here. The same one again
-    /// changes nothing; an id or a hash that belongs to another is a conflict.
+    /// Stores a token by the hash of its secret. Storing the same token again changes
+    /// nothing. Returns a conflict error if the id or the hash belongs to another token.
     ///
     /// ```
     /// # use longshore::{Client, store::NewToken};
@@ -34,17 +34,17 @@ impl Client {
         self.store.put_token(token).await
     }
 
-    /// The token of this hash, if it is neither revoked nor expired.
+    /// Finds the token with this hash, if it is neither revoked nor expired.
     pub async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
         self.store.token(hash).await
     }
 
-    /// All tokens, newest first, dead ones included.
+    /// Lists all tokens, newest first, including revoked and expired ones.
     pub async fn tokens(&self) -> Result<Vec<TokenRecord>> {
         self.store.tokens().await
     }
 
-    /// Ends a token for good; says whether there is one of that id.
+    /// Revokes a token. Returns whether it exists.
     pub async fn revoke_token(&self, id: Uuid) -> Result<bool> {
         self.store.revoke_token(id).await
     }

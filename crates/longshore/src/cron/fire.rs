@@ -41,6 +41,7 @@ impl<F: FnMut(&Schedule, DateTime<Utc>, NewJob) -> Tick + Send> TickHook for F {
 
 /// The result of one pass over the schedules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct FiredReport {
     /// The ticks that this pass fired, by schedule, oldest first.
     pub fired: Vec<Fired>,
@@ -53,6 +54,7 @@ pub struct FiredReport {
 
 /// One tick that fired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Fired {
     /// The schedule's name.
     pub schedule: String,

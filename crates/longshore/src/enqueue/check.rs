@@ -8,16 +8,16 @@ use crate::error::{Error, Result};
 use crate::lifecycle::When;
 use crate::retry::MAX_DELAY;
 
-/// The largest payload, in bytes of JSON.
+/// Maximum size of a payload, in bytes of JSON.
 pub const MAX_PAYLOAD: usize = 1024 * 1024;
 
-/// The deepest nesting of arrays and objects in a payload.
+/// Maximum nesting of arrays and objects in a payload.
 pub const MAX_DEPTH: usize = 64;
 
-/// The longest kind or queue name, in bytes.
+/// Maximum length of a kind or queue name, in bytes.
 pub const MAX_NAME: usize = 128;
 
-/// The longest idempotency or unique key, in bytes.
+/// Maximum length of an idempotency key or unique key, in bytes.
 pub const MAX_KEY: usize = 512;
 
 const MAX_CONTEXT: usize = 16 * 1024;
@@ -32,18 +32,18 @@ pub(crate) fn check_name(field: &'static str, name: &str) -> Result<()> {
     check_text(field, name, MAX_NAME)
 }
 
-pub(super) fn check_text(field: &'static str, text: &str, most: usize) -> Result<()> {
+pub(super) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
     if text.is_empty() {
-        return Err(Error::invalid(field, format!("{field}: is empty; give 1 to {most} bytes")));
+        return Err(Error::invalid(field, format!("{field}: is empty; use 1 to {limit} bytes")));
     }
-    check_long_text(field, text, most)
+    check_long_text(field, text, limit)
 }
 
-fn check_long_text(field: &'static str, text: &str, most: usize) -> Result<()> {
-    if text.len() > most {
+fn check_long_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
+    if text.len() > limit {
         return Err(Error::invalid(
             field,
-            format!("{field}: {} bytes long; at most {most} are kept", text.len()),
+            format!("{field}: {} bytes are too long; use at most {limit}", text.len()),
         ));
     }
     if text.contains('\0') {
@@ -59,7 +59,7 @@ pub(crate) fn check_labels(field: &'static str, labels: &[String]) -> Result<()>
     if labels.len() > MAX_LABELS {
         return Err(Error::invalid(
             field,
-            format!("{field}: {} of them; at most {MAX_LABELS} are kept", labels.len()),
+            format!("{field}: {} are too many; use at most {MAX_LABELS}", labels.len()),
         ));
     }
     labels.iter().try_for_each(|label| check_name(field, label))
@@ -85,7 +85,7 @@ pub(super) fn check_options(options: &Options) -> Result<()> {
 pub(super) fn check_when(when: &When) -> Result<()> {
     match when {
         When::After(delay) if *delay > MAX_DELAY => {
-            Err(Error::invalid("delay", format!("delay: {delay:?} is too long; at most ten years")))
+            Err(Error::invalid("delay", format!("delay: {delay:?} is too long; use at most ten years")))
         }
         When::At(at) if !(1970..=9999).contains(&at.year()) => Err(Error::invalid(
             "run_at",
@@ -95,13 +95,13 @@ pub(super) fn check_when(when: &When) -> Result<()> {
     }
 }
 
-/// Refuses what a database could choke on after the job was accepted: too
-/// much, too deep, NUL, half a surrogate pair. `text` is known to be JSON.
-pub(crate) fn check_json(field: &'static str, text: &str, most: usize) -> Result<()> {
+/// Refuses JSON that a database could fail to store: too large, nested too deeply, with NUL
+/// characters or unpaired surrogates. `text` must be valid JSON.
+pub(crate) fn check_json(field: &'static str, text: &str, limit: usize) -> Result<()> {
     let refuse = |message: String| Err(Error::invalid(field, format!("{field}: {message}")));
-    if text.len() > most {
+    if text.len() > limit {
         return refuse(format!(
-            "{} bytes of JSON; at most {most} are kept, so store the data elsewhere and enqueue a reference",
+            "{} bytes of JSON exceed the limit of {limit}; store the data elsewhere and enqueue a reference",
             text.len()
         ));
     }
@@ -111,13 +111,13 @@ pub(crate) fn check_json(field: &'static str, text: &str, most: usize) -> Result
     let mut bytes = text.bytes().enumerate();
     while let Some((at, byte)) = bytes.next() {
         if high_surrogate && byte != b'\\' {
-            return refuse("half a surrogate pair in a string; send the whole character".into());
+            return refuse("a string contains half a surrogate pair; send both halves".into());
         }
         match (in_string, byte) {
             (false, b'[' | b'{') => {
                 depth += 1;
                 if depth > MAX_DEPTH {
-                    return refuse(format!("nested more than {MAX_DEPTH} deep; flatten it"));
+                    return refuse(format!("nested more than {MAX_DEPTH} levels deep; flatten it"));
                 }
             }
             (false, b']' | b'}') => depth -= 1,
@@ -134,10 +134,10 @@ pub(crate) fn check_json(field: &'static str, text: &str, most: usize) -> Result
                     Some(0xdc00..=0xdfff) if high_surrogate => high_surrogate = false,
                     Some(0xd800..=0xdbff) if !high_surrogate => high_surrogate = true,
                     Some(0xd800..=0xdfff) => {
-                        return refuse("half a surrogate pair in a string; send the whole character".into());
+                        return refuse("a string contains half a surrogate pair; send both halves".into());
                     }
                     _ if high_surrogate => {
-                        return refuse("half a surrogate pair in a string; send the whole character".into());
+                        return refuse("a string contains half a surrogate pair; send both halves".into());
                     }
                     _ => {}
                 }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_themselves_are_accepted() {
+    fn values_at_the_limits_are_accepted() {
         let name = "x".repeat(MAX_NAME);
         let key = "k".repeat(MAX_KEY);
         let payload = format!("\"{}\"", "p".repeat(MAX_PAYLOAD - 2));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_the_database_could_choke_on_are_refused() {
+    fn payloads_that_a_database_could_fail_to_store_are_refused() {
         let deep = |n: usize| format!("{}{}", "[".repeat(n), "]".repeat(n));
         let bad = [
             format!("\"{}\"", "p".repeat(MAX_PAYLOAD - 1)),

@@ -4,7 +4,7 @@ use super::NewJob;
 use crate::error::Result;
 use crate::lifecycle::When;
 
-/// What an operator may change while a job waits; absent fields stay.
+/// What an operator changes about a waiting job. Fields that are not set stay.
 ///
 /// ```
 /// let edit = longshore::Edit::default().priority(5);
@@ -17,25 +17,25 @@ pub struct Edit {
 }
 
 impl Edit {
-    /// Another priority.
+    /// Sets the priority.
     pub fn priority(mut self, priority: i64) -> Self {
         self.priority = Some(priority);
         self
     }
 
-    /// Another time.
+    /// Sets when the job is due.
     pub fn when(mut self, when: When) -> Self {
         self.when = Some(when);
         self
     }
 
-    /// Another payload, as JSON text.
+    /// Sets the payload, as JSON text.
     pub fn payload(mut self, json: impl Into<String>) -> Self {
         self.payload = Some(json.into());
         self
     }
 
-    /// Checks the new values as [`NewJob::validate`] does.
+    /// Checks the new values with the rules of [`NewJob::validate`].
     pub fn validate(self) -> Result<ValidEdit> {
         let mut probe = match &self.payload {
             Some(payload) => NewJob::from_json("edit", payload),

@@ -19,27 +19,29 @@ mod new_job;
 
 pub use check::{MAX_DEPTH, MAX_KEY, MAX_NAME, MAX_PAYLOAD};
 pub(crate) use check::{check_json, check_labels, check_name};
-pub use edit::{Edit, ValidEdit};
+pub use edit::Edit;
+pub(crate) use edit::ValidEdit;
 pub(crate) use new_job::Options;
 pub use new_job::{DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, NewJob, UniqueMode, ValidJob};
 
-/// What became of an enqueue.
+/// The result of an enqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Enqueued {
-    /// The job that stands for the request.
+    /// The id of the job: the new one, or the one that already had the key.
     pub id: JobId,
-    /// Whether it was there before.
+    /// Whether the job was created or already existed.
     pub how: EnqueuedAs,
 }
 
-/// Whether an enqueue made a job or found one.
+/// Whether an enqueue created a job or found an existing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum EnqueuedAs {
     /// A new job.
     Created,
-    /// The job that already had the key, unchanged.
+    /// An existing job with the same key, unchanged.
     Existing,
-    /// The waiting job that already had the key, with the new contents.
+    /// A waiting job with the same key, which now has the new contents.
     Replaced,
 }

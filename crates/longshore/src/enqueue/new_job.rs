@@ -15,17 +15,17 @@ use crate::job::JobId;
 use crate::lifecycle::When;
 use crate::retry::{MAX_DELAY, RetryPolicy};
 
-/// The queue of jobs that name none.
+/// The queue of a job that does not set one.
 pub const DEFAULT_QUEUE: &str = "default";
 
-/// How long one attempt may take when the job does not say.
+/// How long one attempt may take if the job does not set a timeout.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// How many attempts a job may have when it does not say.
+/// How many attempts a job has if it does not set a number.
 pub const DEFAULT_MAX_ATTEMPTS: u16 = 3;
 
-/// A job to be enqueued. Only the kind and the payload are needed; the rest
-/// has the defaults that the field's documentation names.
+/// A job to enqueue. Only the kind and the payload are required; the methods name the
+/// defaults of everything else.
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,13 +56,13 @@ pub struct NewJob {
 }
 
 impl NewJob {
-    /// A job of `kind` with `payload` as its JSON.
+    /// A job of this kind. The payload is serialized to JSON.
     pub fn new(kind: impl Into<String>, payload: &(impl Serialize + ?Sized)) -> Self {
         let payload = serde_json::to_string(payload).map_err(|error| error.to_string());
         NewJob::with_payload(kind.into(), payload)
     }
 
-    /// A job whose payload is already JSON text.
+    /// A job of this kind whose payload is already JSON text.
     pub fn from_json(kind: impl Into<String>, payload: &str) -> Self {
         let payload = serde_json::from_str::<&RawValue>(payload)
             .map(|raw| raw.get().to_owned())
@@ -87,119 +87,119 @@ impl NewJob {
         }
     }
 
-    /// Uses an id made earlier; by default a new one is made.
+    /// Sets the id. By default a new one is generated.
     pub fn id(mut self, id: JobId) -> Self {
         self.id = id;
         self
     }
 
-    /// The queue to wait in; `default` if never called.
+    /// Sets the queue; `default` by default.
     pub fn queue(mut self, queue: impl Into<String>) -> Self {
         self.queue = queue.into();
         self
     }
 
-    /// Higher runs first; 0 by default, -32768 to 32767.
+    /// Sets the priority, -32768 to 32767; 0 by default. Higher runs first.
     pub fn priority(mut self, priority: i64) -> Self {
         self.priority = priority;
         self
     }
 
-    /// How many attempts it may have, at least 1; 3 by default.
+    /// Sets the number of attempts, at least 1; 3 by default.
     pub fn max_attempts(mut self, max_attempts: i64) -> Self {
         self.max_attempts = max_attempts;
         self
     }
 
-    /// Not before this instant, by the database's clock.
+    /// Does not start the job before this instant, by the database's clock.
     pub fn run_at(mut self, at: DateTime<Utc>) -> Self {
         self.when = When::At(at);
         self
     }
 
-    /// Not before this long from now, by the database's clock.
+    /// Does not start the job before this much time has passed, by the database's clock.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.when = When::After(delay);
         self
     }
 
-    /// Not before this point, in either form.
+    /// Sets when the job is due, as an instant or a delay.
     pub fn when(mut self, when: When) -> Self {
         self.when = when;
         self
     }
 
-    /// A second enqueue with this key returns the first job, unchanged, for as
-    /// long as that is kept.
+    /// Sets an idempotency key: a second enqueue with the same key returns the first job,
+    /// unchanged, for as long as that job is kept.
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
         self
     }
 
-    /// At most one live job has this key; `mode` says what a second does.
+    /// Sets a unique key: at most one live job has it. `mode` says what a second enqueue
+    /// does.
     pub fn unique_key(mut self, key: impl Into<String>, mode: UniqueMode) -> Self {
         self.unique = Some((key.into(), mode));
         self
     }
 
-    /// How long one attempt may take; `None` means for ever, 2 h by default.
+    /// Sets how long one attempt may take; 2 h by default. `None` means no limit.
     pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// When failed attempts are tried again.
+    /// Sets the retry policy.
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
         self.more.retry = Some(policy);
         self
     }
 
-    /// Labels that workers and recovery act on.
+    /// Sets flags: labels that workers and recovery act on.
     pub fn flags<S: Into<String>>(mut self, flags: impl IntoIterator<Item = S>) -> Self {
         self.flags = flags.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Labels for people.
+    /// Sets tags: labels for people.
     pub fn tags<S: Into<String>>(mut self, tags: impl IntoIterator<Item = S>) -> Self {
         self.more.tags = tags.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Why it is enqueued.
+    /// Records why the job is enqueued.
     pub fn context(mut self, context: impl Into<String>) -> Self {
         self.more.context = Some(context.into());
         self
     }
 
-    /// The caller's own data, kept beside the payload.
+    /// Attaches the caller's own data, as JSON.
     pub fn metadata(mut self, metadata: Box<RawValue>) -> Self {
         self.more.metadata = Some(metadata);
         self
     }
 
-    /// W3C trace context of the caller.
+    /// Sets the W3C trace context (`traceparent`).
     pub fn trace(mut self, traceparent: impl Into<String>) -> Self {
         self.more.trace = Some(traceparent.into());
         self
     }
 
-    /// Checks everything that both engines rely on. The first thing that is
-    /// wrong is named, with what would be right. A job that names no trace
-    /// context gets that of the current span, where there is one.
+    /// Checks every field. The error names the first invalid field and the remedy. A job
+    /// without a trace context gets that of the current span, if there is one.
     pub fn validate(mut self) -> Result<ValidJob> {
         self.more.trace = self.more.trace.or_else(crate::trace::current);
-        // The ends of the range are where walks by id begin and end.
+        // Walks over all ids start at the nil UUID and end at the max UUID.
         if self.id.0.is_nil() || self.id.0.is_max() {
             return Err(Error::invalid(
                 "id",
-                "id: neither the nil nor the max UUID names a job; use JobId::new()",
+                "id: a job cannot have the nil or the max UUID; use JobId::new()",
             ));
         }
         check_name("kind", &self.kind)?;
         check_name("queue", &self.queue)?;
         let payload = self.payload.map_err(|error| {
-            Error::invalid("payload", format!("payload: not JSON: {error}; give any JSON value"))
+            Error::invalid("payload", format!("payload: not JSON: {error}; use any JSON value"))
         })?;
         check_json("payload", &payload, MAX_PAYLOAD)?;
         let priority = i16::try_from(self.priority).map_err(|_| {
@@ -261,7 +261,8 @@ impl NewJob {
     }
 }
 
-/// A job that has passed every check: what the engines store.
+/// A job that has passed every check. Only [`NewJob::validate`] creates one, so the engines
+/// need no checks of their own.
 #[derive(Clone, Debug)]
 pub struct ValidJob {
     pub(crate) id: JobId,
@@ -279,43 +280,43 @@ pub struct ValidJob {
 }
 
 impl ValidJob {
-    /// The id it will have.
+    /// The id of the job.
     pub fn id(&self) -> JobId {
         self.id
     }
 
-    /// Which handler will run it.
+    /// The kind of the job.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// The queue it will wait in.
+    /// The queue of the job.
     pub fn queue(&self) -> &str {
         &self.queue
     }
 
-    /// Whether another job may stand in for it.
+    /// Whether it has a key, so that an existing job may be returned instead.
     pub(crate) fn is_keyed(&self) -> bool {
         self.idempotency_key.is_some() || self.unique.is_some()
     }
 }
 
-/// What an enqueue does when its unique key belongs to a live job.
+/// What an enqueue does if its unique key belongs to a live job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UniqueMode {
-    /// The live job stands, waiting or running; the enqueue returns it.
+    /// Return the live job, whether it waits or runs.
     #[default]
     Dedupe,
-    /// A waiting job takes over the new contents and the new time. A running
-    /// one loses the key to a new job and does not wait again.
+    /// Give a waiting job the new contents and the new time. If the job is running, store
+    /// a new job that takes over the key; the running job is not retried.
     Replace,
-    /// As replace, but a waiting job keeps its time.
+    /// As `Replace`, but a waiting job keeps its time.
     PreserveRunAt,
 }
 
 impl UniqueMode {
-    /// The word used in API, SQL and CLI.
+    /// The name used in the API, in SQL and in the command.
     pub fn as_str(self) -> &'static str {
         match self {
             UniqueMode::Dedupe => "dedupe",
@@ -341,8 +342,8 @@ impl std::str::FromStr for UniqueMode {
     }
 }
 
-/// What is stored with a job but never steers a claim; one JSON column, absent
-/// when there is nothing in it.
+/// Options that are stored with a job but do not affect claims: one JSON column, null if
+/// no option is set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Options {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -369,8 +370,9 @@ impl Options {
     pub(crate) fn from_stored(text: Option<&str>) -> Result<Self> {
         match text {
             None => Ok(Options::default()),
-            Some(text) => serde_json::from_str(text)
-                .map_err(|error| Error::internal("a job's stored options do not decode").with_source(error)),
+            Some(text) => serde_json::from_str(text).map_err(|error| {
+                Error::internal("the stored options of a job cannot be decoded").with_source(error)
+            }),
         }
     }
 }

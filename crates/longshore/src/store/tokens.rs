@@ -53,7 +53,7 @@ impl std::str::FromStr for Scope {
 /// A token to be stored.
 ///
 /// ```
-/// use longshore::store::NewToken;
+/// use longshore::NewToken;
 ///
 /// let token = NewToken {
 ///     id: uuid::Uuid::now_v7(),

@@ -160,7 +160,7 @@ async fn store(shared: &Shared, batch: &[AttemptReport]) -> crate::Result<Vec<Ke
             follow_ups: item.follow_ups.clone(),
         })
         .collect();
-    shared.client.settle_as(&reports).await
+    shared.client.settle_reports(&reports).await
 }
 
 /// Turns a success into a failed attempt, because the database refuses its result or its

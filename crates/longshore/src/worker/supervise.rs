@@ -40,6 +40,7 @@ pub struct Worker {
 
 /// How a worker's attempts have ended since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Summary {
     /// Attempts that succeeded.
     pub succeeded: u64,

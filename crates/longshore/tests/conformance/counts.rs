@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::store::{ClaimRequest, Count, Tallied};
+use longshore::store::ClaimRequest;
+use longshore::{Count, Tallied};
 use longshore::{Ending, NewJob, Outcome, Status};
 
 use crate::fixture::*;
@@ -141,7 +142,7 @@ async fn counts_agree_with_the_list_after_random_operations(fixture: Fixture) {
         }
     }
     let mut listed = BTreeMap::new();
-    let mut filter = longshore::store::ListFilter { limit: 200, ..Default::default() };
+    let mut filter = longshore::ListFilter { limit: 200, ..Default::default() };
     loop {
         let page = fixture.list(&filter).await.expect("list");
         for job in page.jobs {

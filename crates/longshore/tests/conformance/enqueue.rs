@@ -125,7 +125,7 @@ async fn a_payload_is_stored_byte_for_byte(fixture: Fixture) {
 }
 
 async fn the_largest_payload_is_stored(fixture: Fixture) {
-    let text = format!("\"{}\"", "é".repeat(longshore::enqueue::MAX_PAYLOAD / 2 - 1));
+    let text = format!("\"{}\"", "é".repeat(longshore::MAX_PAYLOAD / 2 - 1));
     let id = fixture.add(NewJob::from_json("mail", &text)).await;
     assert_eq!(fixture.job(id).await.payload.get(), text);
 }

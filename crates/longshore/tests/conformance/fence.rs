@@ -1,8 +1,9 @@
 //! The fence: only the live lease can change a job. Each case makes a lease stale in
 //! another way and tries every operation that takes a lease.
 
-use longshore::store::{Beat, Claimed, Fenced, Interrupted, Lease, Settled};
+use longshore::store::{Beat, Claimed, Fenced, Settled};
 use longshore::{Decision, Ending, JobId, NewJob, Outcome, RetryPolicy, Status, SweepOptions};
+use longshore::{Interrupted, Lease};
 
 use crate::fixture::*;
 use crate::settle::settlement;

@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeZone, Utc};
 use longshore::lifecycle::State;
-use longshore::store::{
-    ClaimCursor, ClaimRequest, Claimed, Fenced, Lease, NewWorker, SweepScope, WorkerRecord,
-};
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, NewWorker};
 use longshore::{
     AttemptEnd, Client, Ending, Interruption, JobId, JobRecord, NewJob, Outcome, Report, Status,
     SweepOptions, SweepReport, WorkerId,
 };
+use longshore::{Lease, SweepScope, WorkerRecord};
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;

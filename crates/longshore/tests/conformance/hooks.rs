@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use longshore::store::{Claimed, Interrupted};
+use longshore::Interrupted;
+use longshore::store::Claimed;
 use longshore::worker::{Hooks, RecoverySettings};
 use longshore::{Context, Decision, Ending, Failure, Status};
 

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use longshore::store::{
-    ClaimRequest, DeadFilter, ListFilter, NewWorker, QueueChange, Retention, Schedule, SweepScope, Ticking,
-};
+use longshore::store::{ClaimRequest, NewWorker, QueueChange, Ticking};
 use longshore::{Client, Error, JobId, NewJob, Result, RetryPolicy, Status, UniqueMode};
+use longshore::{DeadFilter, ListFilter, Retention, Schedule, SweepScope};
 
 use uuid::Uuid;
 
@@ -78,16 +77,16 @@ async fn values_at_their_limits_are_stored(fixture: Fixture) {
                 .flags(vec![name.as_str(); 64])
                 .tags(vec![name.as_str(); 64])
                 .context("c".repeat(16 * 1024))
-                .timeout(Some(longshore::retry::MAX_DELAY))
-                .delay(longshore::retry::MAX_DELAY),
+                .timeout(Some(longshore::MAX_DELAY))
+                .delay(longshore::MAX_DELAY),
         )
         .await;
     let job = fixture.job(id).await;
     assert_eq!((job.kind, job.queue), (name.clone(), name));
     assert_eq!((job.max_attempts, job.flags.len(), job.tags.len()), (32_767, 64, 64));
     assert_eq!((job.idempotency_key.as_ref(), job.unique_key.as_ref()), (Some(&key), Some(&key)));
-    assert_eq!(job.timeout, Some(longshore::retry::MAX_DELAY));
-    assert_eq!(job.run_at, start() + longshore::retry::MAX_DELAY);
+    assert_eq!(job.timeout, Some(longshore::MAX_DELAY));
+    assert_eq!(job.run_at, start() + longshore::MAX_DELAY);
 }
 
 async fn the_earliest_and_the_latest_time_are_stored(fixture: Fixture) {

@@ -1,8 +1,9 @@
 //! Lists, the number of jobs ahead, `check` and the glance at jobs for event streams.
 
 use chrono::{DateTime, Utc};
-use longshore::store::{Ahead, ListFilter, Page};
+use longshore::store::Ahead;
 use longshore::{JobId, NewJob, Outcome, Status};
+use longshore::{ListFilter, Page};
 
 use crate::fixture::*;
 

@@ -2,8 +2,9 @@
 //! live job at a time).
 
 use longshore::lifecycle::{self, State};
-use longshore::store::{Fenced, KeyWait, ListFilter, Retention};
+use longshore::store::{Fenced, KeyWait};
 use longshore::{Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Status, UniqueMode, ValidJob};
+use longshore::{ListFilter, Retention};
 
 use crate::fixture::*;
 

@@ -1,7 +1,7 @@
 //! The kinds of job that the engine stores, with their payload schemas and defaults.
 
 use chrono::{DateTime, Utc};
-use longshore::store::{KindRecord, NewKind};
+use longshore::{KindRecord, NewKind};
 
 use crate::fixture::*;
 

@@ -4,7 +4,8 @@
 use std::future::Future;
 use std::time::Instant;
 
-use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, Retention};
+use longshore::Retention;
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced};
 use longshore::{Ending, EnqueuedAs, NewJob, Outcome, Report, Status, SweepOptions, UniqueMode, WorkerId};
 use sqlx::{AssertSqlSafe, PgConnection};
 

@@ -1,8 +1,8 @@
 //! Migrations, schema versions and the engine's clock.
 
 use chrono::Utc;
-use longshore::store::{Migrated, NewKind, SCHEMA_VERSION};
 use longshore::{Client, NewJob, Status};
+use longshore::{Migrated, NewKind, SCHEMA_VERSION};
 
 use crate::fixture::*;
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use longshore::store::{Retained, Retention};
+use longshore::Retention;
+use longshore::store::Retained;
 use longshore::{JobId, Outcome, Status};
 
 use crate::fixture::*;

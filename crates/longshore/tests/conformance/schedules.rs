@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, Utc};
 use longshore::cron::Tick;
-use longshore::store::{ListFilter, Schedule, Ticking};
+use longshore::store::Ticking;
 use longshore::{EnqueuedAs, FiredReport, JobRecord, Missed, NewJob, NewSchedule, Status, ValidJob};
+use longshore::{ListFilter, Schedule};
 
 use crate::fixture::*;
 

@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use longshore::ListFilter;
 use longshore::lifecycle::{self, Event, State, Transition};
-use longshore::store::{ClaimRequest, Fenced, ListFilter, NewWorker};
+use longshore::store::{ClaimRequest, Fenced, NewWorker};
 use longshore::{Client, JobId, NewJob, Outcome, Report, RetryPolicy, Status, UniqueMode};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
@@ -294,8 +295,8 @@ async fn the_function_accepts_every_valid_job_of_the_library(fixture: Fixture) {
     let policies = [
         RetryPolicy::default(),
         RetryPolicy::exponential(),
-        RetryPolicy::fixed(longshore::retry::MAX_DELAY),
-        RetryPolicy::list([Duration::ZERO, longshore::retry::MAX_DELAY]),
+        RetryPolicy::fixed(longshore::MAX_DELAY),
+        RetryPolicy::list([Duration::ZERO, longshore::MAX_DELAY]),
         RetryPolicy::None,
     ];
     for (n, policy) in policies.into_iter().enumerate() {

@@ -2,7 +2,7 @@
 //! expiry. `http/auth.rs` tests what a token allows.
 
 use chrono::{DateTime, Utc};
-use longshore::store::{NewToken, TokenRecord};
+use longshore::{NewToken, TokenRecord};
 use uuid::Uuid;
 
 use crate::fixture::*;
@@ -161,6 +161,6 @@ async fn an_invalid_token_is_refused_by_field(fixture: Fixture) {
         assert_eq!(error.field(), Some(field), "{error:?}");
     }
     assert_eq!(tokens(&fixture).await, []);
-    let scopes = longshore::store::Scope::ALL.map(|scope| scope.as_str().to_owned()).to_vec();
+    let scopes = longshore::Scope::ALL.map(|scope| scope.as_str().to_owned()).to_vec();
     put(&fixture, &NewToken { name: "x".repeat(128), scopes, ..token(1) }).await;
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use longshore::lifecycle::{self, Event, Recovery, Running, State, Transition};
-use longshore::store::{ClaimRequest, Fenced, Interruptor, Lease, Settled, Settlement};
+use longshore::store::{ClaimRequest, Fenced, Settled, Settlement};
 use longshore::{
     Cancelled, Edit, Ending, Interruption, JobId, JobRecord, NewJob, Outcome, Result, Status, SweepOptions,
     UniqueMode, When, WorkerId,
 };
+use longshore::{Interruptor, Lease};
 
 use crate::fixture::*;
 

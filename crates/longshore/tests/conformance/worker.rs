@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use longshore::NewKind;
 use longshore::cron::NewSchedule;
-use longshore::store::NewKind;
 use longshore::worker::{Batched, Builder, Executor, Settings, StopReason};
 use longshore::{
     AttemptEnd, Context, Ending, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode, Worker,

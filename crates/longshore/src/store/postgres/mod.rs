@@ -198,3 +198,10 @@ impl crate::client::CallerTransaction for &mut PgConnection {
         Ok(enqueue::enqueue_in(&mut Tx::new(&store.0, self), jobs).await?)
     }
 }
+
+impl crate::client::CallerTransaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
+    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        let connection: &mut PgConnection = self;
+        connection.enqueue(store, jobs).await
+    }
+}

@@ -129,3 +129,10 @@ impl crate::client::CallerTransaction for &Connection {
         Ok(enqueue::enqueue_in(&Tx::new(self), jobs)?)
     }
 }
+
+impl crate::client::CallerTransaction for &rusqlite::Transaction<'_> {
+    async fn enqueue(self, store: &dyn Store, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        let connection: &Connection = self;
+        connection.enqueue(store, jobs).await
+    }
+}

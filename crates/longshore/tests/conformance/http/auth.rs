@@ -3,7 +3,7 @@
 
 use longshore::UnknownKinds;
 use longshore::api::{Access, Api, Public, hash_token};
-use longshore::store::{NewToken, Scope};
+use longshore::{NewToken, Scope};
 use longshore::{Outcome, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;

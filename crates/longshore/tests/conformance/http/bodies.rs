@@ -1,8 +1,8 @@
 //! Request bodies that serde would accept silently, or that clients often get wrong.
 
+use longshore::NewKind;
 use longshore::UnknownKinds;
 use longshore::api::{Admission, Api};
-use longshore::store::NewKind;
 use serde_json::json;
 
 use super::client::HttpClient;
@@ -48,7 +48,7 @@ async fn an_array_is_not_accepted_in_place_of_an_object(fixture: Fixture) {
     }
     let batch = http.post("/jobs/batch", &json!([["greet", 1]])).await.expect_status(200).json();
     assert_eq!(batch["refused"], 1);
-    assert!(fixture.list(&longshore::store::ListFilter::default()).await.expect("list").jobs.is_empty());
+    assert!(fixture.list(&longshore::ListFilter::default()).await.expect("list").jobs.is_empty());
 }
 
 async fn an_error_in_a_nested_field_names_it(fixture: Fixture) {

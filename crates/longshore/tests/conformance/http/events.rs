@@ -2,9 +2,9 @@
 
 use axum::body::Body;
 use http_body_util::BodyExt;
+use longshore::Scope;
 use longshore::UnknownKinds;
 use longshore::api::{Access, Api, Limits};
-use longshore::store::Scope;
 use longshore::{NewJob, Status};
 use serde_json::{Value, json};
 

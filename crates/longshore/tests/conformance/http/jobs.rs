@@ -207,7 +207,7 @@ async fn an_invalid_job_is_refused_by_field(fixture: Fixture) {
         http.post("/jobs", &large(1024 * 1024)).await.expect_problem(413, "too_large", "payload");
         http.post("/jobs", &large(1024 * 1024 - 2)).await.expect_status(201);
         http.post("/jobs", &large(2 * 1024 * 1024)).await.expect_problem(413, "too_large", "larger than");
-        let stored = fixture.list(&longshore::store::ListFilter::default()).await.expect("list").jobs.len();
+        let stored = fixture.list(&longshore::ListFilter::default()).await.expect("list").jobs.len();
         assert!(stored == 2 || stored == 4, "{stored}");
     });
 }
