@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use longshore::ListFilter;
 use longshore::store::ClaimCursor;
 use longshore::store::postgres::PostgresStore;
-use longshore::{Client, JobId, Status};
+use longshore::{Client, JobId, ListFilter, Status};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

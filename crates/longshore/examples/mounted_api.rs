@@ -4,9 +4,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::get;
-use longshore::Client;
-use longshore::UnknownKinds;
 use longshore::api::Api;
+use longshore::{Client, UnknownKinds};
 use tower::ServiceExt;
 
 fn app(jobs: Client) -> Router {

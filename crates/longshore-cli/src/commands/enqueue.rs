@@ -8,8 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use chrono::{DateTime, Utc};
-use longshore::MAX_PAYLOAD;
-use longshore::{JobId, RetryPolicy, UniqueMode, When};
+use longshore::{JobId, MAX_PAYLOAD, RetryPolicy, UniqueMode, When};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;

@@ -3,8 +3,7 @@
 mod record;
 
 use chrono::{DateTime, Utc};
-use longshore::ListFilter;
-use longshore::{JobId, Status};
+use longshore::{JobId, ListFilter, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 

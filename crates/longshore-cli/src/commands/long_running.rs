@@ -5,10 +5,9 @@
 
 use std::path::Path;
 
-use longshore::Client;
-use longshore::UnknownKinds;
 use longshore::api::{self, Access, Admission, Api};
 use longshore::worker::{Builder, Settings, Signals, Summary, Worker};
+use longshore::{Client, UnknownKinds};
 use tokio::net::TcpListener;
 
 use super::telemetry::{self, by_flag};

@@ -21,8 +21,7 @@ mod workers;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-use longshore::Client;
-use longshore::SCHEMA_VERSION;
+use longshore::{Client, SCHEMA_VERSION};
 use serde_json::json;
 
 use crate::args::{ApiCommand, Cli, Command, Migrate};

@@ -3,9 +3,8 @@
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::{DateTime, Utc};
-use longshore::Client;
 use longshore::api::hash_token;
-use longshore::{NewToken, TokenRecord};
+use longshore::{Client, NewToken, TokenRecord};
 use serde_json::json;
 use uuid::Uuid;
 

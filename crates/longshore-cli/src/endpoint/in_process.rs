@@ -10,9 +10,8 @@ use axum::Router;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::http::{self, Method, header};
 use axum::response::Response;
-use longshore::Client;
-use longshore::UnknownKinds;
 use longshore::api::{Api, Cause};
+use longshore::{Client, UnknownKinds};
 use tower::ServiceExt;
 
 use super::{LAST_EVENT_ID, Reply, error_response};

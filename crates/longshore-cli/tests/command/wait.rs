@@ -3,8 +3,7 @@
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use longshore::Ending;
-use longshore::ListFilter;
+use longshore::{Ending, ListFilter};
 use serde_json::json;
 
 use crate::fixture::{CommandOutput, Fixture, on_every_target};

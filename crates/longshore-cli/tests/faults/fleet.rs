@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use longshore::ListFilter;
-use longshore::{Client, JobId, JobRecord, NewJob, Status};
+use longshore::{Client, JobId, JobRecord, ListFilter, NewJob, Status};
 use sqlx::Connection;
 
 use crate::worker::{Event, EventKind, WorkerConfig};

@@ -136,8 +136,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- wake-ups ---------------------------------------------------------
 
     /// Notifies subscribers in this process that these queues have due jobs.
-    /// Returns whether there is any subscriber. Call it through
-    /// [`wake`](crate::wake) only.
+    /// Returns whether there is any subscriber. Only `wake.rs` calls it.
     fn notify_local(&self, queues: &[String]) -> bool;
 
     /// Notifies subscribers in other processes. A hint: it may be lost, and then

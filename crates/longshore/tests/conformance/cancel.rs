@@ -1,8 +1,7 @@
 //! Cancel, in every state and against every ending.
 
-use longshore::lifecycle;
 use longshore::store::Beat;
-use longshore::{AttemptEnd, Cancelled, Ending, JobId, Outcome, Status};
+use longshore::{AttemptEnd, Cancelled, Ending, JobId, Outcome, Status, lifecycle};
 
 use crate::fixture::*;
 

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use longshore::store::ClaimRequest;
-use longshore::{Count, Tallied};
-use longshore::{Ending, NewJob, Outcome, Status};
+use longshore::{Count, Ending, NewJob, Outcome, Status, Tallied};
 
 use crate::fixture::*;
 

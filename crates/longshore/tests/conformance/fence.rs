@@ -2,8 +2,9 @@
 //! another way and tries every operation that takes a lease.
 
 use longshore::store::{Beat, Claimed, Fenced, Settled};
-use longshore::{Decision, Ending, JobId, NewJob, Outcome, RetryPolicy, Status, SweepOptions};
-use longshore::{Interrupted, Lease};
+use longshore::{
+    Decision, Ending, Interrupted, JobId, Lease, NewJob, Outcome, RetryPolicy, Status, SweepOptions,
+};
 
 use crate::fixture::*;
 use crate::settle::settlement;

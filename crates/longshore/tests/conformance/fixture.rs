@@ -13,10 +13,9 @@ use chrono::{DateTime, TimeZone, Utc};
 use longshore::lifecycle::State;
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, NewWorker};
 use longshore::{
-    AttemptEnd, Client, Ending, Interruption, JobId, JobRecord, NewJob, Outcome, Report, Status,
-    SweepOptions, SweepReport, WorkerId,
+    AttemptEnd, Client, Ending, Interruption, JobId, JobRecord, Lease, NewJob, Outcome, Report, Status,
+    SweepOptions, SweepReport, SweepScope, WorkerId, WorkerRecord,
 };
-use longshore::{Lease, SweepScope, WorkerRecord};
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use longshore::Interrupted;
 use longshore::store::Claimed;
 use longshore::worker::{Hooks, RecoverySettings};
-use longshore::{Context, Decision, Ending, Failure, Status};
+use longshore::{Context, Decision, Ending, Failure, Interrupted, Status};
 
 use crate::fixture::*;
 use crate::worker::{nothing, until, until_status, worker};

@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use longshore::store::{ClaimRequest, NewWorker, QueueChange, Ticking};
-use longshore::{Client, Error, JobId, NewJob, Result, RetryPolicy, Status, UniqueMode};
-use longshore::{DeadFilter, ListFilter, Retention, Schedule, SweepScope};
+use longshore::{
+    Client, DeadFilter, Error, JobId, ListFilter, NewJob, Result, Retention, RetryPolicy, Schedule, Status,
+    SweepScope, UniqueMode,
+};
 
 use uuid::Uuid;
 

@@ -2,8 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use longshore::store::Ahead;
-use longshore::{JobId, NewJob, Outcome, Status};
-use longshore::{ListFilter, Page};
+use longshore::{JobId, ListFilter, NewJob, Outcome, Page, Status};
 
 use crate::fixture::*;
 

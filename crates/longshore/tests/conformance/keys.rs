@@ -3,8 +3,9 @@
 
 use longshore::lifecycle::{self, State};
 use longshore::store::{Fenced, KeyWait};
-use longshore::{Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Status, UniqueMode, ValidJob};
-use longshore::{ListFilter, Retention};
+use longshore::{
+    Ending, Enqueued, EnqueuedAs, JobId, ListFilter, NewJob, Outcome, Retention, Status, UniqueMode, ValidJob,
+};
 
 use crate::fixture::*;
 

@@ -4,9 +4,10 @@
 use std::future::Future;
 use std::time::Instant;
 
-use longshore::Retention;
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced};
-use longshore::{Ending, EnqueuedAs, NewJob, Outcome, Report, Status, SweepOptions, UniqueMode, WorkerId};
+use longshore::{
+    Ending, EnqueuedAs, NewJob, Outcome, Report, Retention, Status, SweepOptions, UniqueMode, WorkerId,
+};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::fixture::*;

@@ -1,8 +1,7 @@
 //! Migrations, schema versions and the engine's clock.
 
 use chrono::Utc;
-use longshore::{Client, NewJob, Status};
-use longshore::{Migrated, NewKind, SCHEMA_VERSION};
+use longshore::{Client, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status};
 
 use crate::fixture::*;
 

@@ -1,10 +1,9 @@
 //! Operator commands: retry, redrive, edit and delete, in every state. `cancel.rs` tests
 //! cancel.
 
-use longshore::DeadFilter;
 use longshore::lifecycle::State;
 use longshore::store::{Operated, Operation};
-use longshore::{Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode, When};
+use longshore::{DeadFilter, Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode, When};
 
 use crate::fixture::*;
 

@@ -1,8 +1,7 @@
 //! The client checks the kind and the payload of every new job, whichever way it is
 //! enqueued, and before it looks up a key.
 
-use longshore::NewKind;
-use longshore::{Edit, Error, NewJob, NewSchedule, Status, UnknownKinds};
+use longshore::{Edit, Error, NewJob, NewKind, NewSchedule, Status, UnknownKinds};
 
 use crate::fixture::*;
 

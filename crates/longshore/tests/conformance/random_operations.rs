@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::SweepScope;
 use longshore::lifecycle::{self, Event, Finished, Flags, Recovery, Running, State, Transition, Waiting};
 use longshore::store::{ClaimRequest, Claimed, Fenced};
-use longshore::{Edit, Ending, Interruption, JobId, NewJob, SweepOptions, When, WorkerId};
+use longshore::{Edit, Ending, Interruption, JobId, NewJob, SweepOptions, SweepScope, When, WorkerId};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

@@ -7,10 +7,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use longshore::lifecycle::{self, Recovery};
 use longshore::store::{Beat, Claimed, Fenced, Settled, Settlement};
 use longshore::{
-    AttemptEnd, Decision, Interruption, JobId, NewJob, RetryPolicy, Status, SweepMode, SweepOptions,
-    When, WorkerId,
+    AttemptEnd, Decision, Interrupted, Interruption, Interruptor, JobId, NewJob, RetryPolicy, Status,
+    SweepMode, SweepOptions, SweepReport, SweepScope, When, WorkerId,
 };
-use longshore::{Interrupted, Interruptor, SweepScope};
 
 use crate::fixture::*;
 
@@ -92,7 +91,7 @@ async fn a_dead_workers_job_returns_to_the_queue(fixture: Fixture) {
     let (id, worker) = (claimed.lease().id, claimed.lease().worker);
     fixture.advance(61 * SECOND).await;
     let report = fixture.sweep_now().await;
-    assert_eq!((report.workers, report.recovered, report.skipped), ([worker].into(), 1, 0));
+    assert_eq!((&report.workers, report.recovered, report.skipped), (&[worker].into(), 1, 0));
     let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1));
     assert_eq!(job.run_at, start() + 66 * SECOND);
@@ -230,7 +229,7 @@ async fn a_dry_run_reports_what_a_sweep_would_do_and_changes_nothing(fixture: Fi
     let before = snapshot(&fixture.job(claimed[0].lease().id).await);
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
     let report = fixture.sweep(&dry).await.expect("sweep");
-    assert_eq!((report.workers, report.recovered, report.skipped), ([stale].into(), 2, 0));
+    assert_eq!((&report.workers, report.recovered, report.skipped), (&[stale].into(), 2, 0));
     assert_eq!(snapshot(&fixture.job(claimed[0].lease().id).await), before);
     assert_eq!(fixture.worker_record(stale).await.expect("worker").dead_at, None);
     assert_eq!(fixture.sweep_now().await, report);
@@ -241,7 +240,7 @@ async fn a_dry_run_names_dead_workers_without_leases(fixture: Fixture) {
     fixture.advance(61 * SECOND).await;
     let dry = SweepOptions { mode: SweepMode::DryRun, ..SweepOptions::default() };
     let report = fixture.sweep(&dry).await.expect("sweep");
-    assert_eq!((report.workers, report.recovered, report.skipped), ([stale].into(), 0, 0));
+    assert_eq!((&report.workers, report.recovered, report.skipped), (&[stale].into(), 0, 0));
     assert_eq!(fixture.worker_record(stale).await.expect("worker").dead_at, None);
     assert_eq!(fixture.sweep_now().await, report);
 }

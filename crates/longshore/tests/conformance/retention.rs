@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use longshore::Retention;
 use longshore::store::Retained;
-use longshore::{JobId, Outcome, Status};
+use longshore::{JobId, Outcome, Retention, Status};
 
 use crate::fixture::*;
 

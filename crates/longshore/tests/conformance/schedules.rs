@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use chrono::{DateTime, Utc};
 use longshore::cron::Tick;
 use longshore::store::Ticking;
-use longshore::{EnqueuedAs, FiredReport, JobRecord, Missed, NewJob, NewSchedule, Status, ValidJob};
-use longshore::{ListFilter, Schedule};
+use longshore::{
+    EnqueuedAs, FiredReport, JobRecord, ListFilter, Missed, NewJob, NewSchedule, Schedule, Status, ValidJob,
+};
 
 use crate::fixture::*;
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use longshore::Lease;
 use longshore::lifecycle::{self, Flags, State};
 use longshore::store::{Claimed, Fenced, Settled, Settlement};
-use longshore::{AttemptEnd, Ending, Interruption, JobId, NewJob, Report, RetryPolicy, Status, WorkerId};
+use longshore::{
+    AttemptEnd, Ending, Interruption, JobId, Lease, NewJob, Report, RetryPolicy, Status, WorkerId,
+};
 
 use crate::fixture::*;
 

@@ -1,10 +1,9 @@
 //! Settling by lease, for workers that keep only their lease and not the whole claim. The
 //! effect is the same as in `settle.rs`.
 
-use longshore::Lease;
 use longshore::lifecycle::Flags;
 use longshore::store::{Claimed, Fenced};
-use longshore::{Ending, Interruption, JobId, NewJob, Status, UniqueMode, ValidJob};
+use longshore::{Ending, Interruption, JobId, Lease, NewJob, Status, UniqueMode, ValidJob};
 
 use crate::fixture::*;
 

@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::ListFilter;
 use longshore::lifecycle::{self, Event, State, Transition};
 use longshore::store::{ClaimRequest, Fenced, NewWorker};
-use longshore::{Client, JobId, NewJob, Outcome, Report, RetryPolicy, Status, UniqueMode};
+use longshore::{Client, JobId, ListFilter, NewJob, Outcome, Report, RetryPolicy, Status, UniqueMode};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 

@@ -7,10 +7,9 @@ use chrono::{DateTime, Utc};
 use longshore::lifecycle::{self, Event, Recovery, Running, State, Transition};
 use longshore::store::{ClaimRequest, Fenced, Settled, Settlement};
 use longshore::{
-    Cancelled, Edit, Ending, Interruption, JobId, JobRecord, NewJob, Outcome, Result, Status, SweepOptions,
-    UniqueMode, When, WorkerId,
+    Cancelled, Edit, Ending, Interruption, Interruptor, JobId, JobRecord, Lease, NewJob, Outcome, Result,
+    Status, SweepOptions, UniqueMode, When, WorkerId,
 };
-use longshore::{Interruptor, Lease};
 
 use crate::fixture::*;
 

@@ -6,13 +6,11 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use longshore::When;
 use longshore::store::{ClaimCursor, ClaimRequest, KeyWait};
 use longshore::worker::{RunningWorker, Settings, Worker};
-use longshore::{DeadFilter, SweepScope};
 use longshore::{
-    Decision, Edit, Ending, Interruption, JobId, NewJob, NewSchedule, Outcome, Report, Status, SweepOptions,
-    UniqueMode,
+    DeadFilter, Decision, Edit, Ending, Interruption, JobId, NewJob, NewSchedule, Outcome, Report, Status,
+    SweepOptions, SweepScope, UniqueMode, When,
 };
 use sqlx::Connection as _;
 

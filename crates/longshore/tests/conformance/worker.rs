@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use longshore::NewKind;
 use longshore::cron::NewSchedule;
 use longshore::worker::{Batched, Builder, Executor, Settings, StopReason};
 use longshore::{
-    AttemptEnd, Context, Ending, Failure, Job, JobId, NewJob, RetryPolicy, Status, UniqueMode, Worker,
+    AttemptEnd, Context, Ending, Failure, Job, JobId, NewJob, NewKind, RetryPolicy, Status, UniqueMode,
+    Worker,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;

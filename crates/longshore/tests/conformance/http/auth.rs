@@ -1,10 +1,8 @@
 //! Tokens and scopes: which requests a token allows. `tokens.rs` tests how tokens are
 //! stored.
 
-use longshore::UnknownKinds;
 use longshore::api::{Access, Api, Public, hash_token};
-use longshore::{NewToken, Scope};
-use longshore::{Outcome, Status};
+use longshore::{NewToken, Outcome, Scope, Status, UnknownKinds};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

@@ -1,8 +1,7 @@
 //! Request bodies that serde would accept silently, or that clients often get wrong.
 
-use longshore::NewKind;
-use longshore::UnknownKinds;
 use longshore::api::{Admission, Api};
+use longshore::{NewKind, UnknownKinds};
 use serde_json::json;
 
 use super::client::HttpClient;

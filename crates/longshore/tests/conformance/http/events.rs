@@ -2,10 +2,8 @@
 
 use axum::body::Body;
 use http_body_util::BodyExt;
-use longshore::Scope;
-use longshore::UnknownKinds;
 use longshore::api::{Access, Api, Limits};
-use longshore::{NewJob, Status};
+use longshore::{NewJob, Scope, Status, UnknownKinds};
 use serde_json::{Value, json};
 
 use super::auth::token;

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use longshore::Client;
-use longshore::UnknownKinds;
 use longshore::api::{Admission, Api, Limits};
+use longshore::{Client, UnknownKinds};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
