@@ -6,7 +6,7 @@ use crate::enqueue::ValidJob;
 use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome};
 use crate::lifecycle::{self, Ending, Flags, Leave, Running, When};
-use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, keepable};
+use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, storable_result};
 
 /// How an attempt ended, as its holder reports it.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
     };
     let running = Running { flags, ..report.claimed.running() };
     let ending = match report.ending.clone() {
-        Ending::Succeeded { result } => Ending::Succeeded { result: result.map(keepable) },
+        Ending::Succeeded { result } => Ending::Succeeded { result: result.map(storable_result) },
         ending => ending,
     };
     Settlement {

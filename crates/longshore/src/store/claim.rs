@@ -1,5 +1,5 @@
-//! What a worker requests and what it gets: leases, with everything needed to run
-//! the jobs.
+//! A claim: what a worker requests, and the leased jobs it gets, with everything
+//! needed to run them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,27 +12,27 @@ use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Flags, Running};
 use crate::retry::RetryPolicy;
 
-/// What a worker asks for.
+/// A worker's request for jobs.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
-    /// Who asks.
+    /// The worker.
     pub worker: WorkerId,
-    /// From which queues.
+    /// The queues to claim from.
     pub queues: Vec<String>,
-    /// Which kinds it has handlers for; `None` means any.
+    /// The kinds that the worker has handlers for; `None` means any.
     pub kinds: Option<Vec<String>>,
-    /// Only jobs with at least one of these flags; empty means any job.
+    /// If not empty, claim only jobs with at least one of these flags.
     pub accept_flags: Vec<String>,
-    /// No job with any of these flags.
+    /// Do not claim jobs with any of these flags.
     pub forbid_flags: Vec<String>,
-    /// How many at most.
+    /// The maximum number of jobs.
     pub limit: u32,
-    /// Whether one suspect may be among them.
+    /// Whether one of the jobs may be a suspect.
     pub suspects: Suspects,
 }
 
 impl ClaimRequest {
-    /// Any kind from the default queue, one suspect allowed.
+    /// A request for jobs of any kind from the default queue, one suspect allowed.
     pub fn new(worker: WorkerId, limit: u32) -> Self {
         ClaimRequest {
             worker,
@@ -46,26 +46,26 @@ impl ClaimRequest {
     }
 }
 
-/// Whether a claim may include a job that was interrupted before.
+/// Whether a claim may include a suspect: a job that was interrupted before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspects {
-    /// One of them.
+    /// At most one.
     One,
-    /// None: this process is running one already.
+    /// None, because this process already runs one.
     Leave,
 }
 
-/// What a claim brought.
+/// The result of a claim.
 #[derive(Debug)]
 pub struct Claims {
     /// The leased jobs, in the order in which they should start.
     pub jobs: Vec<Claimed>,
-    /// Whether there may be more right now: ask again without waiting.
+    /// Whether more jobs may be due: claim again without waiting.
     pub more: bool,
 }
 
-/// The text, sharing memory with the last one if that was the same: the jobs of
-/// a claim are mostly of few kinds.
+/// Returns `text`, sharing the memory of `last` if they are equal: the jobs of a claim
+/// have few distinct kinds and queues.
 pub(crate) fn shared(last: &mut Arc<str>, text: &str) -> Arc<str> {
     if **last != *text {
         *last = text.into();
@@ -73,7 +73,7 @@ pub(crate) fn shared(last: &mut Arc<str>, text: &str) -> Arc<str> {
     last.clone()
 }
 
-/// A leased job: all that is needed to run it. Only a claim makes one.
+/// A leased job, with everything needed to run it. Only the store creates one.
 #[derive(Debug)]
 pub struct Claimed {
     pub(crate) lease: Lease,
@@ -97,12 +97,12 @@ impl Claimed {
         self.lease
     }
 
-    /// Which handler runs it.
+    /// Its kind, which selects the handler.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// The queue it came from.
+    /// Its queue.
     pub fn queue(&self) -> &str {
         &self.queue
     }
@@ -122,37 +122,37 @@ impl Claimed {
         self.attempt
     }
 
-    /// How many it may have.
+    /// The maximum number of attempts.
     pub fn max_attempts(&self) -> u16 {
         self.max_attempts
     }
 
-    /// How often a worker died holding it; above 0 it is a suspect.
+    /// How often it was interrupted: its worker died or hung. Above 0 it is a suspect.
     pub fn interruptions(&self) -> u16 {
         self.interruptions
     }
 
-    /// How long this attempt may take.
+    /// How long this attempt may take; `None` means no limit.
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
-    /// Labels that workers and recovery act on.
+    /// Its flags: labels that workers and recovery act on.
     pub fn flags(&self) -> &[String] {
         &self.flags
     }
 
-    /// Labels for people.
+    /// Its tags: labels for filtering and display.
     pub fn tags(&self) -> &[String] {
         &self.options.tags
     }
 
-    /// W3C trace context of the enqueuer.
+    /// The W3C trace context of the caller that enqueued it.
     pub fn trace(&self) -> Option<&str> {
         self.options.trace.as_deref()
     }
 
-    /// When it was due.
+    /// When it became due.
     pub fn run_at(&self) -> DateTime<Utc> {
         self.run_at
     }
@@ -162,13 +162,13 @@ impl Claimed {
         self.claimed_at
     }
 
-    /// How long the next attempt waits if this one fails; `None` if the job's
-    /// policy allows no other.
+    /// The delay before the next attempt if this one fails; `None` if the job's retry
+    /// policy allows no further attempt.
     pub fn backoff(&self) -> Option<Duration> {
         backoff(self.options.retry.as_ref(), self.lease.id, self.attempt)
     }
 
-    /// The row in `running`, seen by a holder whose handler has begun.
+    /// The state as the holder knows it: its handler has started and no flag is raised.
     pub(crate) fn running(&self) -> Running {
         Running {
             lease_no: self.lease.lease_no,
@@ -182,8 +182,8 @@ impl Claimed {
     }
 }
 
-/// The delay after a failed attempt, seeded by the job so that it is the same
-/// whoever works it out.
+/// The delay after a failed attempt. It is seeded by the job's id, so that every
+/// process computes the same one.
 pub(crate) fn backoff(policy: Option<&RetryPolicy>, id: JobId, attempt: u16) -> Option<Duration> {
     let (_, seed) = id.0.as_u64_pair();
     match policy {

@@ -1,16 +1,41 @@
-//! Where a claimer left off. Pure bookkeeping, shared by both engines.
+//! The claim cursor: how far a claimer has read, so that its next claim resumes there
+//! instead of starting over. Pure bookkeeping, shared by both engines; it knows
+//! nothing about SQL and is tested without a database.
 //!
-//! A claim that always begins at the head of the ready index pays again and
-//! again for what lies there and cannot be claimed: index entries of jobs long
-//! claimed while some transaction pins the vacuum horizon, and jobs of kinds
-//! the worker does not handle. So each claimer remembers, for every (queue,
-//! priority) it knows of, how far it has looked, and resumes there. What
-//! arrives behind that point (late commits, retries, a new priority) is found
-//! by starting at the head again: at once when a claim comes back short, and
-//! otherwise every 250 ms; but never so often that head scans take more than
-//! about a tenth of the time. A claim that comes back short leaves its cursor a
-//! little behind the present, so that a job which was dated before the scan and
-//! committed after it needs no head scan.
+//! # Why
+//!
+//! A claim reads due jobs from an index on (queue, priority, run_at, id). Entries that
+//! it cannot claim collect at the head of that index: jobs of kinds that this worker
+//! does not handle and, on Postgres, entries of jobs that were claimed long ago, which
+//! vacuum cannot remove while any transaction pins the vacuum horizon. A claim that
+//! always starts at the head reads all of them again every time.
+//!
+//! # How
+//!
+//! The waiting jobs of one queue with one priority form a *segment* of the index. For
+//! every segment the cursor keeps a *position* (run_at, id): everything at or before
+//! it has been claimed or skipped. A claim normally **resumes**: it reads each segment
+//! from its position on.
+//!
+//! A job can appear behind a position (its transaction committed late, a retry became
+//! due) or in a segment that the cursor does not have (a new priority). A **head scan**
+//! finds those: it lists the segments again and reads each from its first due job. It
+//! happens
+//!
+//! - after a short claim, one that found fewer jobs than it wanted,
+//! - and otherwise every 250 ms,
+//! - but never sooner than ten times its own duration after the last one, so that head
+//!   scans take at most about a tenth of the time, however expensive they are.
+//!
+//! Two rules make head scans rare when jobs arrive one by one:
+//!
+//! - A short claim has read everything that was due when it ran. It still leaves the
+//!   positions 100 ms before that time, because a job with an earlier `run_at` may be
+//!   committed just after the claim. Resuming finds such a job; a position at the
+//!   time of the claim would hide it until the next head scan.
+//! - After a wake-up the new job is most likely in the segment where the last one was
+//!   found. If the cursor has only that segment, the claim **probes** it first and
+//!   makes a head scan only if it finds nothing.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,31 +45,41 @@ use uuid::Uuid;
 
 use super::ClaimRequest;
 
-const HEAD_EVERY: Duration = Duration::from_millis(250);
-const HEAD_SHARE: u32 = 10;
+/// The time between head scans while claims find all the jobs they want.
+const HEAD_SCAN_INTERVAL: Duration = Duration::from_millis(250);
+/// The minimum pause after a head scan, as a multiple of its duration.
+const HEAD_SCAN_PAUSE: u32 = 10;
+/// How long a worker waits for a head scan after a claim that found jobs.
 #[cfg(any(feature = "api", feature = "worker"))]
-const HEAD_AFTER_WORK: Duration = Duration::from_millis(5);
-/// How long after it was dated a job may be committed and still be found without
-/// a head scan.
+const HEAD_SCAN_AFTER_WORK: Duration = Duration::from_millis(5);
+/// A job that is committed up to this long after its `run_at` is found without a head
+/// scan.
 const LATE_COMMIT: TimeDelta = TimeDelta::milliseconds(100);
 
-/// A claimer's memory; one per worker, handed to every [`claim`].
+/// How far one claimer has read. Keep one per worker and pass it to every [`claim`].
 ///
 /// [`claim`]: super::Store::claim
 #[derive(Debug, Default)]
 pub struct ClaimCursor {
-    asked: Option<Asked>,
-    places: Vec<Place>,
-    head: Option<Head>,
-    suspects: bool,
-    short: bool,
-    announced: bool,
+    /// What the segments were found for.
+    filter: Option<Filter>,
+    /// The segments with waiting jobs, highest priority first.
+    segments: Vec<Segment>,
+    last_head_scan: Option<HeadScan>,
+    /// Whether suspects were waiting at the last head scan.
+    saw_suspects: bool,
+    /// Whether the last claim found fewer jobs than it wanted.
+    was_short: bool,
+    /// Whether a wake-up arrived since the last claim.
+    woken: bool,
+    /// Whether to ignore the positions.
     always_head: bool,
 }
 
-/// What the places were found for; a cursor of another question is worthless.
+/// The part of a request that decides which jobs match. For another filter, the
+/// positions are worthless: they may have skipped jobs that match it.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct Filter {
     queues: Vec<String>,
     kinds: Option<Vec<String>>,
     accept_flags: Vec<String>,
@@ -52,29 +87,31 @@ struct Asked {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Head {
+struct HeadScan {
     ended: Instant,
     took: Duration,
 }
 
-/// One (queue, priority) with waiting jobs, and how far it has been claimed.
+/// A segment of the claim index: the waiting jobs of one queue with one priority.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Segment {
     pub(crate) queue: String,
     pub(crate) priority: i16,
-    /// Whether the queue has a limit, so that jobs may be left behind unseen.
+    /// Whether the queue has a limit, so that a claim may leave due jobs unread.
     pub(crate) limited: bool,
+    /// Everything at or before this position has been claimed or skipped. `None`
+    /// means that nothing has been read yet.
     pub(crate) after: Option<Position>,
 }
 
-/// A point in the order in which jobs of one place are claimed.
+/// A position in the order in which the jobs of one segment are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     pub(crate) run_at: DateTime<Utc>,
     pub(crate) id: Uuid,
 }
 
-/// A job that was just claimed, as far as the cursor cares.
+/// A job that was just claimed: its segment and its position there.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken<'a> {
     pub(crate) queue: &'a str,
@@ -82,35 +119,37 @@ pub(crate) struct Taken<'a> {
     pub(crate) at: Position,
 }
 
+/// Where a claim starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Look whether what was announced lies in the one known place, unless some
-    /// of a higher priority wait; then at the head.
+    /// Resume in the only known segment, unless a job with a higher priority waits. If
+    /// that finds nothing, start at the head.
     Probe,
-    /// Find the places anew and claim each from its first due job.
+    /// Find the segments again and read each from its first due job.
     Head,
-    /// Go on in the known places.
+    /// Read each known segment from its position on.
     Resume,
 }
 
 impl ClaimCursor {
-    /// A cursor that never resumes: every claim starts at the head. For
-    /// comparison in benchmarks.
+    /// A cursor that never resumes: every claim starts at the head. For comparison in
+    /// benchmarks and tests.
     pub fn always_head() -> Self {
         ClaimCursor { always_head: true, ..ClaimCursor::default() }
     }
 
-    /// Where this claim begins.
+    /// Decides where this claim starts. A request with another filter resets the
+    /// cursor.
     pub(crate) fn start(&mut self, request: &ClaimRequest, now: Instant) -> Start {
-        let same = self.asked.as_ref().is_some_and(|asked| {
-            asked.queues == request.queues
-                && asked.kinds == request.kinds
-                && asked.accept_flags == request.accept_flags
-                && asked.forbid_flags == request.forbid_flags
+        let same_filter = self.filter.as_ref().is_some_and(|filter| {
+            filter.queues == request.queues
+                && filter.kinds == request.kinds
+                && filter.accept_flags == request.accept_flags
+                && filter.forbid_flags == request.forbid_flags
         });
-        if !same {
+        if !same_filter {
             *self = ClaimCursor {
-                asked: Some(Asked {
+                filter: Some(Filter {
                     queues: request.queues.clone(),
                     kinds: request.kinds.clone(),
                     accept_flags: request.accept_flags.clone(),
@@ -120,116 +159,121 @@ impl ClaimCursor {
                 ..ClaimCursor::default()
             };
         }
-        let announced = std::mem::take(&mut self.announced);
-        let Some(head) = self.head else { return Start::Head };
-        if announced && self.short && !self.always_head && self.knows_the_only_place(request) {
+        let woken = std::mem::take(&mut self.woken);
+        let Some(last) = self.last_head_scan else { return Start::Head };
+        if woken && self.was_short && !self.always_head && self.has_only_segment(request) {
             return Start::Probe;
         }
-        let due = now.duration_since(head.ended) >= HEAD_EVERY;
-        if self.always_head || ((self.short || due) && self.may_scan_head(now)) {
+        let interval_passed = now.duration_since(last.ended) >= HEAD_SCAN_INTERVAL;
+        if self.always_head || ((self.was_short || interval_passed) && self.may_scan_head(now)) {
             Start::Head
         } else {
             Start::Resume
         }
     }
 
-    /// Work was announced, and is likely to lie where the last was found.
+    /// Records a wake-up: a new job is due, most likely in the segment where the last
+    /// one was found.
     #[cfg(any(feature = "api", feature = "worker"))]
-    pub(crate) fn announce(&mut self) {
-        self.announced = true;
+    pub(crate) fn note_wake_up(&mut self) {
+        self.woken = true;
     }
 
-    /// Whether a queue that was found has a limit, so that more may wait there
-    /// than could be claimed.
+    /// Whether a known segment belongs to a queue with a limit, where more jobs may be
+    /// due than could be claimed.
     #[cfg(feature = "worker")]
-    pub(crate) fn knows_a_limit(&self) -> bool {
-        self.places.iter().any(|place| place.limited)
+    pub(crate) fn has_limited_queue(&self) -> bool {
+        self.segments.iter().any(|segment| segment.limited)
     }
 
-    fn knows_the_only_place(&self, request: &ClaimRequest) -> bool {
-        let single = matches!(&self.places[..], [place] if !place.limited);
-        single && request.queues.len() == 1 && !self.suspects
+    /// Whether the cursor has exactly one segment, and nothing else can come before it:
+    /// no other queue, no limit, no suspect.
+    fn has_only_segment(&self, request: &ClaimRequest) -> bool {
+        let single = matches!(&self.segments[..], [segment] if !segment.limited);
+        single && request.queues.len() == 1 && !self.saw_suspects
     }
 
-    /// Whether another head scan now would keep their share of time small.
+    /// Whether enough time has passed since the last head scan, so that head scans take
+    /// only a small share of the time.
     pub(crate) fn may_scan_head(&self, now: Instant) -> bool {
-        self.head.is_none_or(|head| now.duration_since(head.ended) >= head.took * HEAD_SHARE)
+        self.last_head_scan.is_none_or(|last| now.duration_since(last.ended) >= last.took * HEAD_SCAN_PAUSE)
     }
 
-    /// When the head should be looked at again, if it has not been since `began`:
-    /// what was announced meanwhile may lie there unseen. That is less likely
-    /// after a claim that found `some`.
+    /// The time of the next head scan, if a claim that began at `began` made none: a job
+    /// that caused a wake-up since then may be behind the position. That is less likely
+    /// if the claim `found_jobs`, so the scan can wait a little longer.
     #[cfg(any(feature = "api", feature = "worker"))]
-    pub(crate) fn head_due(&self, began: Instant, some: bool) -> Option<Instant> {
-        let head = self.head.filter(|head| head.ended < began)?;
-        let due = head.ended + head.took * HEAD_SHARE;
-        Some(if some { due.max(began + HEAD_AFTER_WORK) } else { due })
+    pub(crate) fn head_due(&self, began: Instant, found_jobs: bool) -> Option<Instant> {
+        let last = self.last_head_scan.filter(|last| last.ended < began)?;
+        let due = last.ended + last.took * HEAD_SCAN_PAUSE;
+        Some(if found_jobs { due.max(began + HEAD_SCAN_AFTER_WORK) } else { due })
     }
 
-    /// The places to claim from, highest priority first.
-    pub(crate) fn places(&self) -> &[Place] {
-        &self.places
+    /// The segments to claim from, highest priority first.
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
     }
 
-    /// Whether jobs that were interrupted before waited when the places were
-    /// found.
+    /// Whether suspects were waiting at the last head scan.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite looks for them in every claim"))]
     pub(crate) fn saw_suspects(&self) -> bool {
-        self.suspects
+        self.saw_suspects
     }
 
-    /// Begins at the head with these places, which were found at `now`. If there
-    /// are none, the old ones stay: what comes next will most likely lie there,
-    /// and is then found without another look at the head.
-    pub(crate) fn set_places(&mut self, mut places: Vec<Place>, suspects: bool, now: DateTime<Utc>) {
-        self.suspects = suspects;
-        if places.is_empty() {
-            self.places.retain(|place| !place.limited);
-            self.places.iter_mut().for_each(|place| place.after = place.after.max(Some(exhausted(now))));
+    /// Replaces the segments by those that a head scan found at `now`, to be read from
+    /// their heads. If it found none, the old segments stay, at the position after a
+    /// scan that found nothing: the next job most likely arrives there and is then found
+    /// without a head scan.
+    pub(crate) fn set_segments(&mut self, mut segments: Vec<Segment>, suspects: bool, now: DateTime<Utc>) {
+        self.saw_suspects = suspects;
+        if segments.is_empty() {
+            self.segments.retain(|segment| !segment.limited);
+            let exhausted = Some(exhausted_at(now));
+            self.segments.iter_mut().for_each(|segment| segment.after = segment.after.max(exhausted));
             return;
         }
-        places.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
-        self.places = places;
+        segments.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
+        self.segments = segments;
     }
 
-    /// A head scan ended at `now`.
+    /// Records a head scan that ended at `now`.
     pub(crate) fn head_scanned(&mut self, began: Instant, now: Instant) {
-        self.head = Some(Head { ended: now, took: now.duration_since(began) });
+        self.last_head_scan = Some(HeadScan { ended: now, took: now.duration_since(began) });
     }
 
-    /// Moves on after a claim from [`places`](Self::places). `taken` is in
-    /// claim order; `full` says that it was cut by the limit, so that there may
-    /// be more; `scanned_at` is the engine's time of the scan, if known.
+    /// Moves the positions after a claim from [`segments`](Self::segments). `taken` is
+    /// in claim order. `full` means that the claim got as many jobs as it wanted, so
+    /// that more may be due. `scanned_at` is the engine's time of the claim, if known.
     pub(crate) fn advance(&mut self, taken: &[Taken<'_>], full: bool, scanned_at: Option<DateTime<Utc>>) {
-        self.short = !full;
-        let mut own = HashMap::<(&str, i16), Position>::new();
+        self.was_short = !full;
+        let mut last_taken = HashMap::<(&str, i16), Position>::new();
         for job in taken {
-            let last = own.entry((job.queue, job.priority)).or_insert(job.at);
+            let last = last_taken.entry((job.queue, job.priority)).or_insert(job.at);
             *last = job.at.max(*last);
         }
-        // In claim order nothing due before the last job of a full claim was
-        // left: places above its priority are exhausted, places of its
-        // priority are exhausted up to it.
-        let last = taken.last().filter(|_| full);
-        let exhausted = scanned_at.map(exhausted);
-        for place in &mut self.places {
-            let reached = own.get(&(place.queue.as_str(), place.priority)).copied();
-            // What this claim took is gone, but others may still come before it.
-            let reached = if full || place.limited { reached } else { reached.min(exhausted) };
-            let passed = match last {
-                _ if place.limited => None,
+        // A full claim took everything that comes before its last job in claim order.
+        // Segments of a higher priority are therefore exhausted, and segments of the
+        // same priority are exhausted up to that job.
+        let last_of_full = taken.last().filter(|_| full);
+        let exhausted = scanned_at.map(exhausted_at);
+        for segment in &mut self.segments {
+            let own = last_taken.get(&(segment.queue.as_str(), segment.priority)).copied();
+            // After a short claim, jobs may still be committed before the last one taken.
+            let own = if full || segment.limited { own } else { own.min(exhausted) };
+            let passed = match last_of_full {
+                _ if segment.limited => None,
                 None => exhausted,
-                Some(last) if place.priority > last.priority => exhausted,
-                Some(last) if place.priority == last.priority => Some(last.at),
+                Some(last) if segment.priority > last.priority => exhausted,
+                Some(last) if segment.priority == last.priority => Some(last.at),
                 Some(_) => None,
             };
-            place.after = place.after.max(reached).max(passed);
+            segment.after = segment.after.max(own).max(passed);
         }
     }
 }
 
-/// How far a place is done with after a scan at `now` that took all there was.
-fn exhausted(now: DateTime<Utc>) -> Position {
+/// The position after a scan at `now` that took everything due.
+fn exhausted_at(now: DateTime<Utc>) -> Position {
     Position { run_at: now - LATE_COMMIT, id: Uuid::nil() }
 }
 
@@ -242,24 +286,24 @@ mod tests {
         Position { run_at: DateTime::from_timestamp(second, 0).unwrap(), id: Uuid::from_u128(second as u128) }
     }
 
-    fn place(queue: &str, priority: i16) -> Place {
-        Place { queue: queue.into(), priority, limited: false, after: None }
+    fn segment(queue: &str, priority: i16) -> Segment {
+        Segment { queue: queue.into(), priority, limited: false, after: None }
     }
 
     fn taken(queue: &str, priority: i16, second: i64) -> Taken<'_> {
         Taken { queue, priority, at: at(second) }
     }
 
-    fn cursor(places: Vec<Place>) -> ClaimCursor {
+    fn cursor(segments: Vec<Segment>) -> ClaimCursor {
         let mut cursor = ClaimCursor::default();
-        cursor.set_places(places, false, NOW);
+        cursor.set_segments(segments, false, NOW);
         cursor
     }
 
     const NOW: DateTime<Utc> = DateTime::UNIX_EPOCH;
 
     fn after(cursor: &ClaimCursor) -> Vec<Option<i64>> {
-        cursor.places().iter().map(|place| place.after.map(|at| at.run_at.timestamp())).collect()
+        cursor.segments().iter().map(|segment| segment.after.map(|at| at.run_at.timestamp())).collect()
     }
 
     fn request() -> ClaimRequest {
@@ -269,55 +313,58 @@ mod tests {
     const TOOK: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_full_claim_passes_higher_places_and_leaves_lower_ones() {
-        let mut cursor = cursor(vec![place("a", 0), place("a", 5), place("b", 5), place("a", 9)]);
+    fn a_full_claim_exhausts_higher_priorities_and_leaves_lower_ones() {
+        let mut cursor = cursor(vec![segment("a", 0), segment("a", 5), segment("b", 5), segment("a", 9)]);
         let now = DateTime::from_timestamp(100, 0);
         cursor.advance(&[taken("a", 5, 20), taken("b", 5, 30)], true, now);
         assert_eq!(after(&cursor), [Some(99), Some(30), Some(30), None]);
     }
 
     #[test]
-    fn a_short_claim_passes_every_place_up_to_shortly_before_the_scan() {
-        let mut cursor = cursor(vec![place("a", 0), place("a", 5)]);
+    fn a_short_claim_moves_every_position_to_shortly_before_the_scan() {
+        let mut cursor = cursor(vec![segment("a", 0), segment("a", 5)]);
         cursor.advance(&[taken("a", 5, 20)], false, DateTime::from_timestamp(100, 0));
         let late = Position { run_at: DateTime::from_timestamp_millis(99_900).unwrap(), id: Uuid::nil() };
-        assert_eq!(cursor.places().iter().map(|place| place.after).collect::<Vec<_>>(), [Some(late); 2]);
-        // What was dated before the last job that it took may be committed later.
+        assert_eq!(
+            cursor.segments().iter().map(|segment| segment.after).collect::<Vec<_>>(),
+            [Some(late); 2]
+        );
+        // A job that is due before the last one taken may be committed later.
         cursor.advance(&[taken("a", 5, 200)], false, DateTime::from_timestamp(200, 0));
         assert_eq!(after(&cursor), [Some(199), Some(199)]);
     }
 
     #[test]
-    fn a_limited_queue_is_passed_only_up_to_what_was_taken() {
-        let limited = Place { limited: true, ..place("serial", 9) };
-        let mut cursor = cursor(vec![limited, place("a", 0)]);
+    fn the_position_in_a_limited_queue_moves_only_to_the_last_job_taken() {
+        let limited = Segment { limited: true, ..segment("serial", 9) };
+        let mut cursor = cursor(vec![limited, segment("a", 0)]);
         cursor.advance(&[taken("serial", 9, 20), taken("a", 0, 30)], false, DateTime::from_timestamp(100, 0));
         assert_eq!(after(&cursor), [Some(20), Some(99)]);
     }
 
     #[test]
-    fn a_place_is_remembered_while_nothing_waits_anywhere() {
-        let limited = Place { limited: true, ..place("serial", 9) };
-        let mut cursor = cursor(vec![limited, place("a", 0)]);
+    fn segments_are_kept_while_no_job_waits() {
+        let limited = Segment { limited: true, ..segment("serial", 9) };
+        let mut cursor = cursor(vec![limited, segment("a", 0)]);
         cursor.advance(&[taken("a", 0, 50)], false, DateTime::from_timestamp(60, 0));
         let now = DateTime::from_timestamp(70, 0).unwrap();
-        cursor.set_places(Vec::new(), false, now);
-        assert_eq!(cursor.places(), [Place { after: Some(exhausted(now)), ..place("a", 0) }]);
-        cursor.set_places(vec![place("b", 0)], false, now);
-        assert_eq!(cursor.places(), [place("b", 0)], "and no longer");
+        cursor.set_segments(Vec::new(), false, now);
+        assert_eq!(cursor.segments(), [Segment { after: Some(exhausted_at(now)), ..segment("a", 0) }]);
+        cursor.set_segments(vec![segment("b", 0)], false, now);
+        assert_eq!(cursor.segments(), [segment("b", 0)], "a head scan that finds segments replaces them");
     }
 
     #[test]
-    fn a_position_never_goes_back() {
-        let mut cursor = cursor(vec![place("a", 0)]);
+    fn a_position_never_moves_back() {
+        let mut cursor = cursor(vec![segment("a", 0)]);
         cursor.advance(&[taken("a", 0, 50)], true, None);
         cursor.advance(&[taken("a", 0, 40)], true, None);
         assert_eq!(after(&cursor), [Some(50)]);
     }
 
     #[test]
-    fn full_claims_resume_until_a_quarter_second_has_passed() {
-        let (mut cursor, t0) = (cursor(vec![place("a", 0)]), Instant::now());
+    fn full_claims_resume_until_250_ms_have_passed() {
+        let (mut cursor, t0) = (cursor(vec![segment("a", 0)]), Instant::now());
         assert_eq!(cursor.start(&request(), t0), Start::Head);
         cursor.head_scanned(t0, t0 + TOOK);
         cursor.advance(&[taken("a", 0, 1)], true, None);
@@ -326,8 +373,8 @@ mod tests {
     }
 
     #[test]
-    fn a_short_claim_starts_at_the_head_unless_that_is_dear() {
-        let (mut cursor, t0) = (cursor(vec![place("a", 0)]), Instant::now());
+    fn a_head_scan_follows_a_short_claim_unless_head_scans_are_expensive() {
+        let (mut cursor, t0) = (cursor(vec![segment("a", 0)]), Instant::now());
         assert_eq!(cursor.start(&request(), t0), Start::Head);
         cursor.head_scanned(t0, t0 + 100 * TOOK);
         cursor.advance(&[], false, None);
@@ -337,35 +384,39 @@ mod tests {
 
     #[test]
     #[cfg(any(feature = "api", feature = "worker"))]
-    fn what_was_announced_is_looked_for_in_the_only_place_once() {
+    fn a_wake_up_after_a_short_claim_probes_the_only_segment_once() {
         let (mut cursor, t0) = (ClaimCursor::default(), Instant::now());
         cursor.start(&request(), t0);
-        cursor.set_places(vec![place("default", 0)], false, NOW);
+        cursor.set_segments(vec![segment("default", 0)], false, NOW);
         cursor.head_scanned(t0, t0 + TOOK);
         cursor.advance(&[taken("default", 0, 1)], true, None);
-        cursor.announce();
-        assert_eq!(cursor.start(&request(), t0 + 20 * TOOK), Start::Resume, "there was more anyway");
+        cursor.note_wake_up();
+        assert_eq!(cursor.start(&request(), t0 + 20 * TOOK), Start::Resume, "the last claim was full");
         cursor.advance(&[], false, DateTime::from_timestamp(100, 0));
-        cursor.announce();
+        cursor.note_wake_up();
         assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Probe);
         assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head);
-        cursor.set_places(vec![place("default", 0), place("default", 9)], false, NOW);
-        cursor.announce();
-        assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head, "it may lie in either");
-        cursor.set_places(vec![place("default", 0)], true, NOW);
-        cursor.announce();
+        cursor.set_segments(vec![segment("default", 0), segment("default", 9)], false, NOW);
+        cursor.note_wake_up();
+        assert_eq!(
+            cursor.start(&request(), t0 + 400 * TOOK),
+            Start::Head,
+            "the job may be in either segment"
+        );
+        cursor.set_segments(vec![segment("default", 0)], true, NOW);
+        cursor.note_wake_up();
         assert_eq!(cursor.start(&request(), t0 + 400 * TOOK), Start::Head, "a suspect may come first");
     }
 
     #[test]
-    fn another_question_starts_at_the_head() {
-        let (mut cursor, t0) = (cursor(vec![place("a", 0)]), Instant::now());
+    fn another_filter_starts_at_the_head() {
+        let (mut cursor, t0) = (cursor(vec![segment("a", 0)]), Instant::now());
         cursor.start(&request(), t0);
         cursor.head_scanned(t0, t0 + TOOK);
         cursor.advance(&[taken("a", 0, 1)], true, None);
         let mut other = request();
         other.kinds = Some(vec!["mail".into()]);
         assert_eq!(cursor.start(&other, t0 + 2 * TOOK), Start::Head);
-        assert!(cursor.places().is_empty());
+        assert!(cursor.segments().is_empty());
     }
 }

@@ -8,57 +8,58 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Status};
 
-/// A job at a glance: where it stands, and nothing of what it carries.
+/// A short summary of a job, without its payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Glance {
     /// Its id.
     pub id: JobId,
-    /// Which handler runs it.
+    /// Its kind.
     pub kind: String,
-    /// Where it waits or waited.
+    /// Its queue.
     pub queue: String,
-    /// Where it stands.
+    /// Its status.
     pub status: Status,
-    /// How many attempts have begun or been charged.
+    /// The number of attempts, including one in progress.
     pub attempts: u16,
-    /// Whether it was told to stop.
+    /// Whether its cancellation was requested.
     pub cancel_requested: bool,
 }
 
-/// Which jobs to list.
+/// Which jobs to list. A job must match every field that is set.
 #[derive(Clone, Debug)]
 pub struct ListFilter {
-    /// In this status.
+    /// Jobs in this status.
     pub status: Option<Status>,
-    /// Of this kind.
+    /// Jobs of this kind.
     pub kind: Option<String>,
-    /// Of this queue.
+    /// Jobs of this queue.
     pub queue: Option<String>,
-    /// With this tag.
+    /// Jobs with this tag.
     pub tag: Option<String>,
-    /// With this idempotency key.
+    /// The job with this idempotency key.
     pub idempotency_key: Option<String>,
-    /// With this unique key (live jobs only).
+    /// The live job with this unique key.
     pub unique_key: Option<String>,
-    /// Made before this instant, to the millisecond, as its id says.
+    /// Jobs created before this instant. The time is taken from the job's id and has
+    /// millisecond precision.
     pub older_than: Option<DateTime<Utc>>,
-    /// Made at this instant or later, to the millisecond, as its id says.
+    /// Jobs created at this instant or later, by the same time.
     pub newer_than: Option<DateTime<Utc>>,
-    /// Older than this job.
+    /// Continue after this job: jobs with lower ids.
     pub cursor: Option<JobId>,
-    /// Past this many matches, up to 10,000.
+    /// Skip this many matches; at most 10,000.
     pub offset: u32,
-    /// How many, 1 to 200.
+    /// The maximum number of jobs, 1 to 200.
     pub limit: u32,
 }
 
 impl ListFilter {
-    /// How far `offset` reaches; past it, use `cursor`.
+    /// The largest `offset`. To list further jobs, use `cursor`.
     pub const MAX_OFFSET: u32 = 10_000;
-    /// How many jobs a page holds at most.
+    /// The maximum number of jobs on a page.
     pub const MAX_LIMIT: u32 = 200;
-    /// How many rows a page examines at most; four times as many with an `offset`,
-    /// which has to be counted up to.
+    /// The maximum number of rows examined for a page. With an `offset`, four times
+    /// as many, because the skipped matches are counted one by one.
     pub const MAX_EXAMINED: u32 = 5_000;
 }
 
@@ -67,41 +68,38 @@ impl ListFilter {
         if self.offset > ListFilter::MAX_OFFSET {
             return Err(Error::invalid(
                 "offset",
-                format!("offset: {} is past {}; use `cursor` to go on", self.offset, ListFilter::MAX_OFFSET),
+                format!("offset: {} is above {}; use `cursor` instead", self.offset, ListFilter::MAX_OFFSET),
             ));
         }
         Ok(())
     }
 
-    /// The ids that the list is about: all before the first, from the second up.
-    /// Ids begin with the time they were made, so a time bounds the walk.
+    /// The range of ids to list: the upper bound (exclusive) and the lower bound
+    /// (inclusive). Ids start with their creation time, so a time is a bound on ids.
     pub(crate) fn id_bounds(&self) -> (Option<Uuid>, Option<Uuid>) {
         let cursor = self.cursor.map(|id| id.0);
         let before = self.older_than.and_then(first_id_of).into_iter().chain(cursor).min();
         (before, self.newer_than.map(|at| first_id_of(at).unwrap_or(Uuid::max())))
     }
 
-    /// Whether a job's request must be read to tell whether it fits.
-    pub(crate) fn names_what_was_asked(&self) -> bool {
+    /// Whether the filter needs columns of the request (the row in `jobs`).
+    pub(crate) fn needs_request(&self) -> bool {
         self.kind.is_some() || self.queue.is_some() || self.tag.is_some()
     }
 
-    /// How many rows this page examines at most.
-    pub(crate) fn most_examined(&self) -> u32 {
-        match self.offset {
-            0 => ListFilter::MAX_EXAMINED,
-            _ => 4 * ListFilter::MAX_EXAMINED,
-        }
+    /// The maximum number of rows examined for this page.
+    pub(crate) fn max_examined(&self) -> u32 {
+        if self.offset == 0 { ListFilter::MAX_EXAMINED } else { 4 * ListFilter::MAX_EXAMINED }
     }
 
-    /// The page's size, within its bounds.
+    /// `limit`, clamped to 1..=200.
     pub(crate) fn page_size(&self) -> u32 {
         self.limit.clamp(1, ListFilter::MAX_LIMIT)
     }
 }
 
-/// The lowest id that can have been made in this millisecond; `None` past the
-/// last one that ids can tell.
+/// The lowest possible id created in this millisecond; `None` if the time is too
+/// late to fit in an id.
 fn first_id_of(at: DateTime<Utc>) -> Option<Uuid> {
     let millis = u128::try_from(at.timestamp_millis()).unwrap_or(0);
     (millis < 1 << 48).then(|| Uuid::from_u128(millis << 80))
@@ -130,7 +128,7 @@ impl Default for ListFilter {
 pub struct Page {
     /// The jobs, newest first.
     pub jobs: Vec<JobRecord>,
-    /// Where the next page begins; `None` at the end.
+    /// The `cursor` of the next page; `None` on the last page.
     pub next: Option<JobId>,
 }
 
@@ -149,7 +147,7 @@ mod tests {
         let (before, from) =
             (id("00000001-0000-0000-0000-000000000000"), id("00000000-abcd-0000-0000-000000000000"));
         assert_eq!(both.id_bounds(), (before, from));
-        // A cursor within them goes on from there, one past them changes nothing.
+        // A cursor inside the bounds replaces the upper one; one outside changes nothing.
         let within = Uuid::from_u128(0xffff << 80);
         let cursor = |id| ListFilter { cursor: Some(JobId(id)), ..both.clone() };
         assert_eq!(cursor(within).id_bounds(), (Some(within), from));
@@ -157,18 +155,18 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_within_the_millisecond_it_was_made_in() {
+    fn an_id_is_within_the_bounds_of_its_creation_millisecond() {
         let id = Uuid::now_v7();
         let (seconds, nanos) = id.get_timestamp().unwrap().to_unix();
-        let made = DateTime::from_timestamp(seconds as i64, nanos).unwrap();
-        let next = made + chrono::TimeDelta::milliseconds(1);
-        assert!(first_id_of(made).unwrap() <= id && id < first_id_of(next).unwrap());
+        let created = DateTime::from_timestamp(seconds as i64, nanos).unwrap();
+        let next = created + chrono::TimeDelta::milliseconds(1);
+        assert!(first_id_of(created).unwrap() <= id && id < first_id_of(next).unwrap());
     }
 
     #[test]
-    fn times_that_no_id_can_tell_are_before_or_after_all_ids() {
-        let past = |at| ListFilter { older_than: Some(at), newer_than: Some(at), ..ListFilter::default() };
-        assert_eq!(past(DateTime::<Utc>::MIN_UTC).id_bounds(), (Some(Uuid::nil()), Some(Uuid::nil())));
-        assert_eq!(past(DateTime::<Utc>::MAX_UTC).id_bounds(), (None, Some(Uuid::max())));
+    fn times_outside_the_range_of_ids_are_before_or_after_all_ids() {
+        let bounded = |at| ListFilter { older_than: Some(at), newer_than: Some(at), ..ListFilter::default() };
+        assert_eq!(bounded(DateTime::<Utc>::MIN_UTC).id_bounds(), (Some(Uuid::nil()), Some(Uuid::nil())));
+        assert_eq!(bounded(DateTime::<Utc>::MAX_UTC).id_bounds(), (None, Some(Uuid::max())));
     }
 }

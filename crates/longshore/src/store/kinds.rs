@@ -9,22 +9,22 @@ use serde_json::value::RawValue;
 use crate::enqueue::{check_json, check_name};
 use crate::error::Result;
 
-/// The longest schema or defaults of a kind, in bytes of JSON.
+/// The maximum size of a kind's schema and of its defaults, in bytes of JSON.
 pub const MAX_SCHEMA: usize = 64 * 1024;
 
-/// What somebody says about a kind of job.
+/// A kind of job to create or update.
 #[derive(Clone, Debug)]
 pub struct NewKind {
     /// Its name.
     pub name: String,
-    /// A JSON schema of its payload; `None` says nothing about it.
+    /// The JSON schema of its payload; `None` leaves the stored one unchanged.
     pub schema: Option<Box<RawValue>>,
-    /// What an enqueue of it begins with, as JSON; `None` says nothing about it.
+    /// Default options for its jobs, as JSON; `None` leaves the stored ones unchanged.
     pub defaults: Option<Box<RawValue>>,
 }
 
 impl NewKind {
-    /// Says only that the kind exists.
+    /// A kind without a schema or defaults.
     pub fn new(name: impl Into<String>) -> Self {
         NewKind { name: name.into(), schema: None, defaults: None }
     }
@@ -41,27 +41,27 @@ impl NewKind {
     }
 }
 
-/// What is said about each kind, by name: one order for the rows to be locked
-/// in. Of two words about the same thing the last one counts.
+/// Merges kinds by name: if one is given twice, its last schema and its last defaults
+/// win. Sorted, so that every process locks the rows in the same order.
 pub(crate) fn by_name(kinds: &[NewKind]) -> BTreeMap<&str, (Option<&str>, Option<&str>)> {
-    let mut said = BTreeMap::<&str, (Option<&str>, Option<&str>)>::new();
+    let mut merged = BTreeMap::<&str, (Option<&str>, Option<&str>)>::new();
     for kind in kinds {
-        let (schema, defaults) = said.entry(&kind.name).or_default();
+        let (schema, defaults) = merged.entry(&kind.name).or_default();
         *schema = kind.schema.as_deref().map(RawValue::get).or(*schema);
         *defaults = kind.defaults.as_deref().map(RawValue::get).or(*defaults);
     }
-    said
+    merged
 }
 
-/// A kind of job as it is known.
+/// A stored kind of job.
 #[derive(Clone, Debug, Serialize)]
 pub struct KindRecord {
     /// Its name.
     pub name: String,
-    /// A JSON schema of its payload.
+    /// The JSON schema of its payload.
     pub schema: Option<Box<RawValue>>,
-    /// What an enqueue of it begins with.
+    /// Default options for its jobs.
     pub defaults: Option<Box<RawValue>>,
-    /// When somebody last said something about it.
+    /// When it was last updated.
     pub updated_at: DateTime<Utc>,
 }

@@ -4,24 +4,26 @@ use serde::Serialize;
 
 use crate::job::{JobId, WorkerId};
 
-/// The right to run one attempt of one job: the fence. A claim makes it; from
-/// then on every word about the attempt names it.
+/// The right to run one attempt of one job. A claim creates it. Every later operation
+/// on the attempt names it, and changes nothing if it is no longer live: the lease is
+/// the fence against stale workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Lease {
     /// The job.
     pub id: JobId,
-    /// Which lease of the job; rises by one with every claim, for ever.
+    /// The number of the lease. Every claim of the job increases it by one; it never
+    /// decreases.
     pub lease_no: i32,
-    /// Who holds it.
+    /// The worker that holds it.
     pub worker: WorkerId,
 }
 
-/// Whether a lease was still live when something was done in its name.
+/// Whether the lease was live when an operation ran under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Fenced {
-    /// It was; the thing is done.
+    /// The lease was live, and the operation is done.
     Held,
-    /// It was not; nothing changed.
+    /// The lease was not live, and nothing changed.
     LeaseLost,
 }

@@ -1,13 +1,15 @@
-//! The storage contract: what an engine promises, verb by verb, in the order
-//! of a job's life. Two engines keep it, and one conformance suite holds them
-//! to it.
+//! The storage contract: the operations that every engine implements, in the order
+//! of a job's life. There are two engines, Postgres and SQLite, and one conformance
+//! suite that runs against both.
 //!
-//! An engine stores moves; it does not choose them. What follows from what is
-//! decided in [`lifecycle`](crate::lifecycle), and every move names what it was
-//! decided from, so that an engine can refuse one whose ground is gone.
+//! An engine stores transitions; it does not choose them.
+//! [`lifecycle`](crate::lifecycle) decides what happens to a job. Every transition
+//! names the state it was decided from, and the engine refuses it if the job is no
+//! longer in that state.
 //!
-//! The sections of the trait name files: `claim.rs` here has the arguments and
-//! results of a claim, `postgres/claim.rs` and `sqlite/claim.rs` store it.
+//! The sections of the trait name the files: `claim.rs` in this folder has the
+//! arguments and results of a claim, `postgres/claim.rs` and `sqlite/claim.rs` store
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,15 +63,15 @@ pub use workers::{Beat, NewWorker, WorkerRecord};
 
 pub(crate) use claim::shared;
 pub(crate) use kinds::by_name;
-pub(crate) use settle::{EndedBy, clean, keepable};
+pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
-/// The newest schema this build knows; both engines count the same numbers.
+/// The newest schema version that this build supports, the same on both engines.
 pub const SCHEMA_VERSION: i64 = 2;
 
-/// Opens the engine that `url` names: `postgres://…` or `sqlite:PATH`
-/// (`sqlite::memory:` for tests). Nothing is created or migrated, except that
-/// a missing SQLite file is made.
+/// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
+/// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
+/// tables: call [`Store::migrate`] for those.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     let scheme = url.split(':').next().unwrap_or_default();
     match scheme {
@@ -79,7 +81,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
         "sqlite" => return Ok(Arc::new(sqlite::SqliteStore::open(url).await?)),
         _ => {}
     }
-    // The rest of the URL may hold a password and is not repeated.
+    // The message does not repeat the URL, which may contain a password.
     Err(Error::invalid(
         "url",
         match scheme {
@@ -92,8 +94,8 @@ pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     ))
 }
 
-/// Tables of a later build: this one might not see what they hold.
-pub(crate) fn newer(found: i64) -> Error {
+/// The error for tables of a later version: this build could misread them.
+pub(crate) fn schema_too_new(found: i64) -> Error {
     Error::schema(format!(
         "the database has schema version {found}, newer than this build's {SCHEMA_VERSION}; upgrade longshore"
     ))
@@ -101,36 +103,39 @@ pub(crate) fn newer(found: i64) -> Error {
 
 /// A database that holds the queue.
 ///
-/// Every verb is one statement or one short transaction. "Now" is always the
-/// engine's clock. Batches answer item by item, in the order given.
+/// Every operation is one statement or one short transaction. "Now" always means the
+/// engine's clock. An operation on a batch returns one result per item, in the order
+/// of the items.
 #[async_trait]
 pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- migrate ----------------------------------------------------------
 
-    /// Brings the tables to [`SCHEMA_VERSION`]; does nothing when they are
-    /// there. Safe to run again after being killed, and from several processes
-    /// at once. Refuses a schema newer than this build.
+    /// Migrates the tables to [`SCHEMA_VERSION`] and returns the versions before and
+    /// after. Does nothing if they are at that version. It can be interrupted and run
+    /// again, and several processes can run it at the same time. Fails if the schema
+    /// is newer than this build.
     async fn migrate(&self) -> Result<Migrated>;
 
-    /// The version the tables are at; 0 when there are none.
+    /// Returns the version of the tables, or 0 if there are none.
     async fn schema_version(&self) -> Result<i64>;
 
-    /// The engine's clock.
+    /// Returns the time on the engine's clock.
     async fn now(&self) -> Result<DateTime<Utc>>;
 
-    /// Stops the engine's clock at an instant, or lets it run again. For
-    /// tests: every process that uses these tables sees the pinned time.
+    /// Stops the engine's clock at `at`; `None` makes it run again. For tests: every
+    /// process that uses these tables sees the pinned time.
     async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()>;
 
-    /// The same tables through a connection of its own, for heartbeats that must
-    /// not wait behind other work.
+    /// Returns a store for the same tables with a connection of its own, for
+    /// heartbeats, which must not wait behind other operations.
     fn with_own_connection(&self) -> Arc<dyn Store>;
 
     // ---- enqueue ----------------------------------------------------------
 
-    /// Stores jobs in one commit. A repeated id, a taken idempotency key or a
-    /// live unique key is an answer, never an error, and never harms its
-    /// neighbours in the batch.
+    /// Stores jobs in one commit and returns, per job, whether it was created, already
+    /// existed or replaced the contents of a waiting job. A repeated id, a taken
+    /// idempotency key or a live unique key is a result, not an error, and does not
+    /// affect the other jobs of the batch.
     async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>>;
 
     // ---- wake-ups ---------------------------------------------------------
@@ -150,174 +155,175 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- claim ------------------------------------------------------------
 
-    /// Leases up to `request.limit` due jobs to a live worker, highest
-    /// priority first across its queues, then by `run_at`. Paused queues are
-    /// left alone, limited queues are never overdrawn, and at most one job
-    /// that was interrupted before is among them. A worker that is unknown or
-    /// was declared dead gets nothing.
+    /// Leases up to `request.limit` due jobs to a live worker and returns them,
+    /// ordered by priority across the worker's queues (highest first), then by
+    /// `run_at`. Takes nothing from paused queues, never exceeds the limit of a
+    /// queue, and takes at most one job that was interrupted before. Returns no jobs
+    /// to a worker that is unknown or was declared dead.
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims>;
 
     // ---- lease ------------------------------------------------------------
 
-    /// The claims behind live leases, as [`claim`](Store::claim) gave them, for
-    /// workers that keep none in memory; `None` where the lease is not live. Only
-    /// `run_at` may differ: when a retry was due is forgotten once it is claimed,
-    /// so this is when the job was first asked to run.
+    /// Returns the claim behind each lease, as [`claim`](Store::claim) returned it,
+    /// for callers that do not keep claims in memory; `None` if the lease is not
+    /// live. Only `run_at` may differ: the due time of a retry is deleted when the
+    /// job is claimed, so this is the time the job was enqueued for.
     async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>>;
 
-    /// Records that the handler of a suspect job is about to begin, so that an
-    /// interruption from here on counts. `LeaseLost` if the lease is gone.
+    /// Records that the handler of a suspect job is about to start, so that later
+    /// interruptions of this attempt count.
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced>;
 
     /// Replaces the progress shown for running jobs.
     async fn progress(&self, reports: &[(Lease, Box<RawValue>)]) -> Result<Vec<Fenced>>;
 
-    /// Saves a job's checkpoint, which outlives the attempt.
+    /// Saves a job's checkpoint. It is kept when the attempt ends.
     async fn save_checkpoint(&self, lease: &Lease, data: &RawValue) -> Result<Fenced>;
 
-    /// The newest checkpoint of a job.
+    /// Returns the newest checkpoint of a job.
     async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>>;
 
-    /// Whether this lease is live now.
+    /// Returns whether a lease is live now.
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced>;
 
     // ---- settle -----------------------------------------------------------
 
-    /// Ends leases. Each item is stored only if its lease is live and its
-    /// flags are as they were when the move was decided; follow-up jobs are
-    /// stored in the same transaction or not at all. An item whose own
-    /// (id, lease, worker) was stored before, because the answer was lost,
-    /// says `Stored` again.
+    /// Ends leases. An item is stored only if its lease is live and the job's flags
+    /// are those the item was decided from. Follow-up jobs are stored in the same
+    /// transaction or not at all. The call may be repeated when its reply was lost:
+    /// an item that was stored before, under the same id, lease number and worker,
+    /// returns `Stored` again.
     ///
-    /// An error means that some item could not be stored, say because the
-    /// database refused a follow-up. That one has changed nothing, its
-    /// neighbours may be stored: to learn which, ask again, one by one.
+    /// An error means that at least one item could not be stored, for example because
+    /// the database refused a follow-up job. That item has changed nothing; the
+    /// others may be stored. To learn which, settle the items one by one.
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>>;
 
     // ---- workers ----------------------------------------------------------
 
-    /// Adds a worker, alive from now on. One that lives already tells by this
-    /// what it takes from now on; one declared dead stays so.
+    /// Adds a worker, alive from now on. Registering again updates the worker's
+    /// queues, kinds and concurrency; a worker that was declared dead stays dead.
     async fn register(&self, worker: &NewWorker) -> Result<()>;
 
-    /// Refreshes a worker and tells it which of the leases it holds are lost
-    /// and which it should cancel. A worker declared dead stays dead.
+    /// Refreshes a worker's heartbeat. Returns which of the leases it holds are lost
+    /// and which jobs it must cancel. A worker that was declared dead stays dead.
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
 
-    /// Every live lease that names this worker, by id: how one whose claim's
-    /// answer was lost finds out what it holds.
+    /// Returns every live lease of a worker, ordered by job id, so that a worker can
+    /// find what it holds after the reply to a claim was lost.
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>>;
 
-    /// Removes a worker that stopped in good order; if leases still name it,
-    /// it is declared dead instead and recovery takes them.
+    /// Removes a worker that has shut down. If it still holds leases, it is declared
+    /// dead instead, and recovery takes them.
     async fn retire(&self, worker: WorkerId) -> Result<()>;
 
-    /// All workers, newest first; `threshold` overrides each worker's own
-    /// `stale_after` in deciding who is stale.
+    /// Lists all workers, newest first. A worker is stale if its heartbeat is older
+    /// than `threshold` or, without one, than the worker's own `stale_after`.
     async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>>;
 
     // ---- recover ----------------------------------------------------------
 
-    /// Declares dead every live worker whose heartbeat is older than
-    /// `threshold` or else its own `stale_after`, and forgets dead workers
-    /// that no lease names. Returns the newly dead.
+    /// Declares dead every live worker whose heartbeat is older than `threshold` or,
+    /// without one, than the worker's own `stale_after`. Returns those workers. Also
+    /// deletes workers that have been dead for an hour and hold no lease.
     async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>>;
 
-    /// Leases that may be taken from their holders, by id, without locking.
-    /// Workers that are stale but not yet declared dead count too, so that a
-    /// dry run sees what a sweep would.
+    /// Lists leases that may be taken from their holders, ordered by job id, without
+    /// locking them. Includes leases of workers that are stale but not yet declared
+    /// dead, so that a dry run lists what a sweep would take.
     async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>>;
 
-    /// Takes leases from their holders. As [`settle`](Store::settle), and
-    /// besides, unless the handler hung, only from a worker that is declared
-    /// dead or unknown at that moment.
+    /// Takes leases from their holders. Works like [`settle`](Store::settle), with
+    /// one more condition: unless the handler hung, the holder must be dead or
+    /// unknown when the item is stored.
     async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>>;
 
     // ---- operate ----------------------------------------------------------
 
-    /// Where a job stands, from one snapshot; `None` if it does not exist.
+    /// Returns a job's state, read from one snapshot; `None` if the job does not
+    /// exist.
     async fn locate(&self, id: JobId) -> Result<Option<State>>;
 
-    /// Carries out an operator's move, if the job still stands where `from`
-    /// saw it; otherwise says so and changes nothing.
+    /// Carries out an operator's command if the job is still in the state `from`.
+    /// Otherwise changes nothing and returns [`Operated::Moved`].
     async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated>;
 
-    /// Ids of dead letters, oldest first, after `after`.
+    /// Lists the ids of dead letters, oldest first.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
 
     // ---- queues -----------------------------------------------------------
 
-    /// Changes a queue's settings; fields left out stay.
+    /// Changes a queue's settings. Fields that are `None` stay as they are.
     async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()>;
 
-    /// Queues that have settings or waiting or running jobs, by name.
+    /// Lists the queues that have settings, waiting jobs or running jobs, ordered by
+    /// name.
     async fn queues(&self) -> Result<Vec<QueueRecord>>;
 
     // ---- inspect ----------------------------------------------------------
 
-    /// One job with its history.
+    /// Returns one job with its history.
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>>;
 
-    /// A page of jobs, newest first. Examines a bounded number of rows, so a
-    /// page may be short and still have a next one.
+    /// Lists a page of jobs, newest first. Examines a bounded number of rows, so a
+    /// page may be short although there is a next one.
     async fn list(&self, filter: &ListFilter) -> Result<Page>;
 
-    /// The `most` newest jobs, as many of those that run, and these besides,
-    /// without what they carry, oldest first. What does not exist is left out.
-    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>>;
+    /// Lists up to `limit` newest jobs, up to `limit` running ones, and `also`,
+    /// without payloads. Each job is listed once, oldest first; ids in `also` that do
+    /// not exist are left out.
+    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>>;
 
     // ---- stats ------------------------------------------------------------
 
-    /// How many jobs are in each status, by queue and kind.
+    /// Counts the jobs in each status, per queue and kind.
     async fn counts(&self) -> Result<Vec<Count>>;
 
-    /// For how long the job that has been due the longest has been, by queue;
-    /// of queues where one is due. Costs a probe for each priority, not for each
-    /// job. Interrupted jobs, which wait apart, are left out.
+    /// Returns the age of the oldest due job, per queue. Queues without a due job are
+    /// left out, and so are interrupted jobs, which have an index of their own. Costs
+    /// one index probe per (queue, priority), however many jobs wait.
     async fn overdue(&self) -> Result<Vec<(String, Duration)>>;
 
-    /// How many jobs of the same queue and of these kinds (`None`: of any) would be
-    /// claimed before this waiting one, of those that are due when it is; `None` if
-    /// it does not wait. Looks at no more than `most` jobs, whether they count or
-    /// not.
-    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>>;
+    /// Counts the jobs that would be claimed before this waiting one: jobs of the
+    /// same queue and of these kinds (`None`: any kind) that are due by the time it
+    /// is. Examines at most `limit` jobs, including those that do not count. Returns
+    /// `None` if the job is not waiting.
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>>;
 
-    /// What ended since then, by minute (or by hour where upkeep has already
-    /// added minutes up), queue, kind and outcome, oldest first. Begins with the
-    /// whole minute or hour that `since` falls into. Bounded by the tallies,
-    /// never reads jobs.
+    /// Counts the jobs that ended since `since`, per minute, queue, kind and outcome,
+    /// oldest first. Older minutes are already folded into hours and are counted per
+    /// hour. Starts with the whole minute or hour that contains `since`. Reads only
+    /// the tallies, never jobs.
     async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>>;
 
     // ---- check ------------------------------------------------------------
 
-    /// Proves, in one snapshot, that every job is in exactly one place, that
-    /// keys belong to live jobs and that the tallies agree with the rows.
+    /// Verifies, in one snapshot, that every job is in exactly one table, that keys
+    /// belong to live jobs and that the tallies match the rows.
     async fn check(&self) -> Result<CheckReport>;
 
     // ---- schedules --------------------------------------------------------
 
-    /// Creates a schedule, or gives the one of that name another line, policy
-    /// or template. One that exists keeps its last tick and whether it is
-    /// paused, and, unless the line or the zone differs, its next tick: many
-    /// processes may put the same schedule at any time and disturb nothing.
-    /// Returns what is stored.
+    /// Creates a schedule, or replaces the expression, policy and template of the one
+    /// with that name. An existing schedule keeps its last tick and stays paused or
+    /// active. It also keeps its next tick, unless the expression or the time zone
+    /// changes, so that many processes can store the same schedule at any time
+    /// without effect. Returns the stored schedule.
     async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule>;
 
-    /// All schedules by name.
+    /// Lists all schedules, ordered by name.
     async fn schedules(&self) -> Result<Vec<Schedule>>;
 
-    /// Holds a schedule's ticks back or lets them come again; says whether
-    /// there is one of that name.
+    /// Pauses or resumes a schedule. Returns whether it exists.
     async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool>;
 
-    /// Removes a schedule; says whether there was one.
+    /// Removes a schedule. Returns whether it existed.
     async fn remove_schedule(&self, name: &str) -> Result<bool>;
 
-    /// Moves a schedule on from the tick it was seen with to the one at
-    /// `next` and enqueues `jobs`, in one transaction, if it is not paused and
-    /// nobody has moved or changed it since. `fired` is the newest tick with a
-    /// job among these, or none if they were all let go. Exactly one caller
-    /// gets an answer for a tick, the others get `None`.
+    /// Moves a schedule from the tick in `seen` to `next` and enqueues `jobs`, in one
+    /// transaction. `fired` is the newest tick that has a job in `jobs`, or `None` if
+    /// all ticks were skipped. Returns `None` and changes nothing if the schedule is
+    /// paused or is no longer as `seen`, so exactly one caller fires each tick.
     async fn fire(
         &self,
         seen: &Schedule,
@@ -328,40 +334,41 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- retain -----------------------------------------------------------
 
-    /// Removes finished jobs that are past their time, walking by id from
-    /// where the last call stopped; looks at up to `step` rows.
+    /// Removes finished jobs whose retention has passed. Walks the finished jobs by
+    /// id, continues where the last call stopped, and examines up to `step` rows.
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained>;
 
-    /// Adds up old tallies so that counting stays fast; up to `step` rows.
+    /// Folds up to `step` rows of old tallies into fewer rows, so that counting stays
+    /// fast. Returns how many rows were folded.
     async fn fold_tallies(&self, step: u32) -> Result<u64>;
 
     // ---- tokens -----------------------------------------------------------
 
-    /// Stores a token. The same one again changes nothing; an id or a hash that
-    /// belongs to another is a conflict.
+    /// Stores a token. Storing the same token again changes nothing. Fails with a
+    /// conflict if the id or the hash belongs to another token.
     async fn put_token(&self, token: &NewToken) -> Result<()>;
 
-    /// The live token of this hash: neither revoked nor expired by the engine's
-    /// clock.
+    /// Returns the token with this hash, unless it is revoked or, by the engine's
+    /// clock, expired.
     async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>>;
 
-    /// All tokens, newest first, dead ones included.
+    /// Lists all tokens, newest first, including revoked and expired ones.
     async fn tokens(&self) -> Result<Vec<TokenRecord>>;
 
-    /// Ends a token for good; says whether there is one of that id. One that was
-    /// revoked before stays revoked since then.
+    /// Revokes a token. Returns whether it exists. A token that was revoked before
+    /// keeps its first revocation time.
     async fn revoke_token(&self, id: Uuid) -> Result<bool>;
 
     // ---- kinds ------------------------------------------------------------
 
-    /// Creates or replaces what is known of kinds. What is left out stays: a
-    /// worker that only says that it handles a kind must not wipe its schema.
+    /// Creates or updates kinds. Fields that are `None` stay as they are: a worker
+    /// that registers a kind without a schema must not delete the stored schema.
     async fn put_kinds(&self, kinds: &[NewKind]) -> Result<()>;
 
-    /// All kinds by name.
+    /// Lists all kinds, ordered by name.
     async fn kinds(&self) -> Result<Vec<KindRecord>>;
 
-    /// Forgets a kind; says whether there was one.
+    /// Removes a kind. Returns whether it existed.
     async fn remove_kind(&self, name: &str) -> Result<bool>;
 }
 
@@ -369,57 +376,58 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 /// holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyWait {
-    /// Seconds: the batch is stored whole or not at all.
+    /// Several seconds: the caller needs the batch stored as a whole.
     Long,
     /// A fraction of a second: the caller can split the batch and try again.
     Short,
 }
 
 impl KeyWait {
-    /// For a caller that stores the jobs one by one if the batch fails.
+    /// For callers that can store the jobs one by one if the batch fails.
     pub(crate) fn for_splittable_batch(jobs: usize) -> Self {
         if jobs > 1 { KeyWait::Short } else { KeyWait::Long }
     }
 }
 
-/// What [`Store::migrate`] did.
+/// The result of [`Store::migrate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Migrated {
-    /// The version found.
+    /// The version before.
     pub from: i64,
-    /// The version left.
+    /// The version after.
     pub to: i64,
 }
 
-/// Wake-ups as they arrive. Lost ones are no harm: polling finds the work.
+/// A subscription to wake-ups. A lost wake-up does no harm: polling finds the jobs.
 #[derive(Debug)]
 pub struct Wakeups(pub(crate) broadcast::Receiver<String>);
 
 impl Wakeups {
-    /// Sent in place of a queue's name when every queue should be looked at.
-    pub(crate) const EVERYWHERE: &'static str = "";
+    /// Sent instead of a queue's name when any queue may have due jobs.
+    pub(crate) const ANY_QUEUE: &'static str = "";
 
-    /// Waits for the next one; the name of the queue, or `None` when some were
-    /// missed or the source is gone for now and every queue should be looked at.
+    /// Waits for the next wake-up. Returns the name of the queue, or `None` if any
+    /// queue may have due jobs: some wake-ups were missed, or the source was
+    /// disconnected for a while.
     pub async fn next(&mut self) -> Option<String> {
         match self.0.recv().await {
-            Ok(queue) if queue == Wakeups::EVERYWHERE => None,
+            Ok(queue) if queue == Wakeups::ANY_QUEUE => None,
             Ok(queue) => Some(queue),
             Err(broadcast::error::RecvError::Lagged(_)) => None,
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }
     }
 
-    /// Forgets those that have arrived: whoever looks now sees what they are
-    /// about.
+    /// Discards the wake-ups that have arrived. A claim that starts now sees their
+    /// jobs.
     #[cfg(feature = "worker")]
-    pub(crate) fn forget_arrived(&mut self) {
+    pub(crate) fn discard_arrived(&mut self) {
         while let Ok(_) | Err(broadcast::error::TryRecvError::Lagged(_)) = self.0.try_recv() {}
     }
 }
 
-/// A duration as both engines store it and reckon with it: within ten years,
-/// past which nothing differs.
+/// A duration in the unit that both engines store, capped at ten years. Longer ones
+/// would make no difference.
 pub(crate) fn millis(duration: Duration) -> i64 {
     duration.min(MAX_DELAY).as_millis().max(1) as i64
 }

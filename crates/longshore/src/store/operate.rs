@@ -1,48 +1,48 @@
-//! Operators' commands on jobs, and what became of them.
+//! Operators' commands on single jobs, and their results.
 
 use crate::enqueue::ValidEdit;
 use crate::job::JobId;
 
-/// An operator's move, as [`lifecycle`](crate::lifecycle) decided it.
+/// An operator's command, as [`lifecycle`](crate::lifecycle) decided it.
 #[derive(Clone, Debug)]
 pub enum Operation {
-    /// A waiting job ends as cancelled with these attempts charged.
+    /// A waiting job becomes `cancelled`.
     Cancel {
-        /// See there.
+        /// The number of attempts charged so far.
         attempts: u16,
     },
-    /// A running job is told to stop.
+    /// The cancellation of a running job is requested.
     RequestCancel,
-    /// A finished job waits again with a fresh budget.
+    /// A finished job returns to the queue with a fresh attempt budget.
     Reopen,
-    /// A waiting job is due now.
+    /// A waiting job becomes due now.
     RunNow,
-    /// A waiting job gets other contents.
+    /// A waiting job's request is edited.
     Rewrite(ValidEdit),
     /// A finished job is removed.
     Remove,
 }
 
-/// What became of an operator's move.
+/// The result of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operated {
-    /// Done.
+    /// It is done.
     Done,
-    /// The job has moved since it was located: look again.
+    /// Nothing changed: the job's state has changed since it was read. Read it again.
     Moved,
-    /// The job's unique key belongs to another live job.
+    /// Nothing changed: the job's unique key belongs to this other live job.
     KeyTaken(JobId),
 }
 
-/// Which dead letters.
+/// Which dead letters to list.
 #[derive(Clone, Debug, Default)]
 pub struct DeadFilter {
-    /// Of this kind.
+    /// Jobs of this kind.
     pub kind: Option<String>,
-    /// Of this queue.
+    /// Jobs of this queue.
     pub queue: Option<String>,
-    /// After this id.
+    /// Jobs with ids after this one.
     pub after: Option<JobId>,
-    /// How many at most.
+    /// The maximum number of ids.
     pub limit: u32,
 }

@@ -1,14 +1,14 @@
-//! Queues: settings, and what operators see.
+//! Queues: their settings, and the list that operators see.
 
 use serde::Serialize;
 
-/// What to change about a queue.
+/// A change to a queue's settings.
 #[derive(Clone, Debug, Default)]
 pub struct QueueChange {
-    /// Whether claims leave it alone.
+    /// Whether the queue is paused: no jobs are claimed from it.
     pub paused: Option<bool>,
-    /// How many of its jobs may run at once, in all processes together; the
-    /// inner `None` lifts the limit.
+    /// The maximum number of its jobs that run at once, in all processes together;
+    /// the inner `None` removes the limit.
     pub limit: Option<Option<u32>>,
 }
 
@@ -17,20 +17,20 @@ pub struct QueueChange {
 pub struct QueueRecord {
     /// Its name.
     pub name: String,
-    /// Whether claims leave it alone.
+    /// Whether it is paused: no jobs are claimed from it.
     pub paused: bool,
-    /// How many of its jobs may run at once.
+    /// The maximum number of its jobs that run at once; `None` means no limit.
     pub limit: Option<u32>,
-    /// How many wait.
+    /// The number of waiting jobs.
     pub waiting: u64,
-    /// Whether `waiting` is an estimate, because there are very many.
+    /// Whether `waiting` is an estimate, because too many jobs wait to count them.
     pub waiting_estimated: bool,
-    /// How many run.
+    /// The number of running jobs.
     pub running: u64,
 }
 
 impl QueueRecord {
-    /// One without settings or live jobs.
+    /// A queue without settings and without jobs.
     pub fn empty(name: &str) -> Self {
         QueueRecord {
             name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! Recovery: which leases a sweep considers, and the ones it may take.
+//! Recovery: which leases a sweep examines, and those it may take.
 
 use std::time::Duration;
 
@@ -12,21 +12,22 @@ use crate::lifecycle::Running;
 use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
 use crate::retry::RetryPolicy;
 
-/// Which leases a sweep looks at.
+/// Which leases a sweep examines.
 #[derive(Clone, Debug)]
 pub struct SweepScope {
-    /// Overrides every worker's own threshold.
+    /// Replaces every worker's own `stale_after`.
     pub threshold: Option<Duration>,
-    /// The threshold for leases whose worker has no row, and the margin past
-    /// a job's timeout after which its handler counts as hung.
+    /// The threshold for leases whose worker has no row. Also the time after a job's
+    /// timeout at which its handler counts as hung.
     pub orphan_after: Duration,
-    /// Jobs with one of these flags get `resilient_factor` times the threshold.
+    /// For jobs with one of these flags, thresholds are multiplied by
+    /// `resilient_factor`.
     pub resilient_flags: Vec<String>,
-    /// See there.
+    /// The factor for jobs with one of `resilient_flags`.
     pub resilient_factor: u32,
     /// Only leases of jobs after this id.
     pub after: Option<JobId>,
-    /// How many at most.
+    /// The maximum number of leases.
     pub limit: u32,
 }
 
@@ -56,7 +57,7 @@ pub struct Interrupted {
     pub flags: Vec<String>,
     /// Its retry policy, when it is not the default.
     pub retry: Option<RetryPolicy>,
-    /// The lease, its holder and what has been asked of it.
+    /// The row in `running`: the lease, its holder and its flags.
     pub running: Running,
     /// When the lease was taken.
     pub claimed_at: DateTime<Utc>,
@@ -70,7 +71,8 @@ impl Interrupted {
         Lease { id: self.id, lease_no: self.running.lease_no, worker: self.running.worker }
     }
 
-    /// How long the next attempt waits if this one is charged.
+    /// The delay before the next attempt if this one is charged; `None` if the job's
+    /// retry policy allows no further attempt.
     pub fn backoff(&self) -> Option<Duration> {
         backoff(self.retry.as_ref(), self.id, self.running.attempt)
     }
@@ -82,8 +84,8 @@ impl Interrupted {
 pub enum Interruptor {
     /// The worker's heartbeat is older than its threshold.
     DeadWorker,
-    /// No such worker is known.
+    /// The worker has no row.
     UnknownWorker,
-    /// The worker lives, but the job's timeout and the threshold have passed.
+    /// The worker is alive, but the job's timeout and the threshold have passed.
     HungHandler,
 }

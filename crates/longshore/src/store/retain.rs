@@ -1,17 +1,17 @@
-//! How long finished jobs are kept.
+//! Retention: how long finished jobs are kept.
 
 use std::time::Duration;
 
 use crate::job::Outcome;
 
-/// How long finished jobs are kept; `None` keeps them for ever.
+/// How long finished jobs are kept; `None` means forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Successes.
+    /// For jobs that succeeded.
     pub succeeded: Option<Duration>,
-    /// Cancelled jobs.
+    /// For cancelled jobs.
     pub cancelled: Option<Duration>,
-    /// Dead letters.
+    /// For dead letters.
     pub failed_permanent: Option<Duration>,
 }
 
@@ -33,11 +33,11 @@ impl Default for Retention {
     }
 }
 
-/// What one step of retention did.
+/// The result of one retention step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retained {
-    /// How many jobs were removed.
+    /// The number of jobs removed.
     pub removed: u64,
-    /// Whether the walk has reached its end and will begin anew.
+    /// Whether the walk reached the end. The next call starts again from the beginning.
     pub done: bool,
 }

@@ -6,24 +6,24 @@ use serde::Serialize;
 use crate::enqueue::{MAX_PAYLOAD, check_json, check_name};
 use crate::error::Result;
 
-/// A stored schedule. What the expression means is the scheduler's business;
-/// the engine keeps the next tick and gives it to one caller.
+/// A stored schedule. The engine stores the next tick and lets one caller fire it; the
+/// scheduler (`cron`) interprets the expression.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Schedule {
     /// Its name.
     pub name: String,
-    /// The cron line.
+    /// The cron expression.
     pub expression: String,
-    /// An IANA time zone.
+    /// The IANA time zone of the expression.
     pub zone: String,
-    /// What happens to missed ticks, as the scheduler wrote it down.
+    /// The policy for missed ticks, as the scheduler encodes it.
     pub missed: String,
-    /// The job each tick enqueues, as the scheduler wrote it down: JSON text.
+    /// The job that each tick enqueues, as the scheduler encodes it: JSON text.
     pub template: String,
-    /// Whether ticks are held back.
+    /// Whether the schedule is paused: its ticks do not fire.
     pub paused: bool,
-    /// The next tick. While the schedule is paused, or nobody is there to fire
-    /// it, this stays at the first one that did not.
+    /// The next tick. While the schedule is paused, or no process fires it, this stays
+    /// at the first tick that did not fire.
     pub next_at: DateTime<Utc>,
     /// The last tick that fired.
     pub last_at: Option<DateTime<Utc>>,
@@ -39,11 +39,11 @@ impl Schedule {
     }
 }
 
-/// Whether a schedule's ticks come.
+/// Whether a schedule's ticks fire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ticking {
-    /// They come.
+    /// They fire.
     Running,
-    /// They are held back: the schedule is paused.
+    /// They do not fire: the schedule is paused.
     Held,
 }

@@ -1,4 +1,4 @@
-//! How a lease ends: the decision, what it was made from, and what became of it.
+//! How a lease ends: the decision, the flags it was made from, and its result.
 
 use std::borrow::Cow;
 
@@ -8,62 +8,60 @@ use super::{Interruptor, Lease};
 use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
 use crate::lifecycle::{Flags, Leave};
 
-/// The end of one lease, and what it was decided from.
+/// A decision to end one lease.
 #[derive(Clone, Debug)]
 pub struct Settlement {
-    /// Whose end it is.
+    /// The lease to end.
     pub lease: Lease,
-    /// The flags it was decided from; `None` if they make no difference.
+    /// The flags that the decision was made from; `None` if it does not depend on
+    /// them.
     pub seen: Option<Flags>,
-    /// What becomes of the job.
+    /// Whether the job finishes or returns to the queue, with the details to store.
     pub leave: Leave,
-    /// Jobs that exist only if this is stored.
+    /// Jobs to enqueue in the same transaction.
     pub follow_ups: Vec<ValidJob>,
 }
 
-/// What became of a settlement.
+/// The result of a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It is in the database, now or since an earlier try.
+    /// It is stored, by this call or by an earlier one whose reply was lost.
     Stored,
-    /// The lease lives, but these flags have been raised: decide again.
+    /// Nothing changed: the lease is live, but its flags are now these. Decide again.
     Flagged(Flags),
-    /// Somebody else owns the job now, or it has ended; nothing changed.
+    /// Nothing changed: another worker owns the job, or the job has finished.
     LeaseLost,
 }
 
-/// Who ends a lease.
+/// Which side ends a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndedBy {
     /// The worker that holds it.
     Holder,
-    /// Recovery, for this reason.
+    /// A sweeper, for this reason.
     Recovery(Interruptor),
 }
 
 impl EndedBy {
-    /// Whether the lease may only be ended if its holder is dead.
+    /// Whether the holder must be dead for the lease to end.
     pub(crate) fn requires_dead_holder(self) -> bool {
         matches!(self, EndedBy::Recovery(why) if why != Interruptor::HungHandler)
     }
 }
 
-/// The longest error text that is kept, in bytes.
+/// The maximum length of a stored error, in bytes. Longer ones are cut.
 pub(crate) const MAX_ERROR: usize = 64 * 1024;
 
-/// Text from a handler, as both engines can store it, without NUL and cut:
-/// content can never break settling.
+/// Makes text from a handler storable in both engines: cuts it and removes NUL
+/// characters. An error message must never make a settle fail.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     let cut = &text[..text.floor_char_boundary(MAX_ERROR)];
-    match cut.contains('\0') {
-        true => Cow::Owned(cut.replace('\0', "")),
-        false => Cow::Borrowed(cut),
-    }
+    if cut.contains('\0') { Cow::Owned(cut.replace('\0', "")) } else { Cow::Borrowed(cut) }
 }
 
-/// A handler's result, as it may be stored; one that cannot be is replaced by
-/// the reason, because the success itself must not be lost.
-pub(crate) fn keepable(result: Box<RawValue>) -> Box<RawValue> {
+/// Returns a handler's result, or the reason why it cannot be stored (for example, it
+/// is too large). The attempt still counts as a success.
+pub(crate) fn storable_result(result: Box<RawValue>) -> Box<RawValue> {
     match check_json("result", result.get(), MAX_PAYLOAD) {
         Ok(()) => result,
         Err(error) => {
@@ -78,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_cleaned_and_cut_on_a_character() {
+    fn error_text_loses_nul_and_is_cut_at_a_character_boundary() {
         let long = format!("x{}", "é".repeat(40_000));
         assert_eq!(clean(&long).len(), 64 * 1024 - 1);
         assert_eq!(clean("a\0b"), "ab");

@@ -1,5 +1,5 @@
-//! Numbers: jobs by status, jobs ahead of one, what has ended when, and the result of
-//! the consistency check.
+//! Statistics: jobs per status, jobs ahead of a job, jobs that ended per minute, and
+//! the result of the consistency check.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::job::{Outcome, Status};
 use crate::lifecycle::FAR_FUTURE;
 
-/// How many jobs of a queue and kind are in a status.
+/// The number of jobs of one queue and kind in one status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Count {
     /// The status.
@@ -18,42 +18,42 @@ pub struct Count {
     pub queue: String,
     /// The kind.
     pub kind: String,
-    /// How many.
+    /// The number of jobs.
     pub jobs: u64,
-    /// Whether that is an estimate, because very many wait.
+    /// Whether `jobs` is an estimate, because too many jobs wait to count them.
     pub estimated: bool,
 }
 
-/// How many jobs come before another.
+/// The number of jobs that would be claimed before another job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {
-    /// How many of those looked at.
+    /// The number of jobs ahead, among those examined.
     pub jobs: u32,
-    /// Whether there may be more: as many were looked at as might be.
+    /// Whether there may be more, because the limit of jobs to examine was reached.
     pub or_more: bool,
 }
 
-/// What ended in a minute or an hour, of one queue, kind and outcome.
+/// The jobs of one queue, kind and outcome that ended in one minute or hour.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tallied {
-    /// When the minute began, or the hour where minutes have been added up.
+    /// The start of the minute, or of the hour if its minutes were folded.
     pub minute: DateTime<Utc>,
     /// The queue.
     pub queue: String,
     /// The kind.
     pub kind: String,
-    /// How they ended.
+    /// The outcome.
     pub outcome: Outcome,
-    /// How many ends there were; a job that was retried and ended again counts
-    /// again.
+    /// The number of ends. A finished job that an operator retried and that ended
+    /// again counts twice.
     pub jobs: u64,
-    /// How long the last attempts took: the upper bound of each bucket in
-    /// milliseconds, ascending, and how many jobs are in it. Jobs that were
-    /// cancelled while they waited are in the first.
+    /// A histogram of how long the last attempts took: for each bucket, its upper
+    /// bound in milliseconds and its number of jobs, in ascending order. Jobs that
+    /// were cancelled while they waited are in the first bucket.
     pub run_ms: Vec<(f64, u64)>,
 }
 
-/// What ended, as a row of the tallies says it.
+/// One row of the tallies.
 pub(crate) struct Tally {
     pub(crate) minute: DateTime<Utc>,
     pub(crate) queue: String,
@@ -63,12 +63,12 @@ pub(crate) struct Tally {
     pub(crate) ended: i64,
 }
 
-/// One item for each minute, queue, kind and outcome, in that order.
+/// Groups rows by minute, queue, kind and outcome, and sorts them in that order.
 pub(crate) fn add_up(tallies: impl IntoIterator<Item = Tally>) -> Vec<Tallied> {
     let mut sums = BTreeMap::<_, BTreeMap<i32, u64>>::new();
     for tally in tallies {
-        let of = (tally.minute, tally.queue, tally.kind, tally.outcome);
-        *sums.entry(of).or_default().entry(tally.run_bucket).or_default() += tally.ended.unsigned_abs();
+        let group = (tally.minute, tally.queue, tally.kind, tally.outcome);
+        *sums.entry(group).or_default().entry(tally.run_bucket).or_default() += tally.ended.unsigned_abs();
     }
     let tallied = |((minute, queue, kind, outcome), buckets): (_, BTreeMap<i32, u64>)| Tallied {
         minute,
@@ -76,30 +76,31 @@ pub(crate) fn add_up(tallies: impl IntoIterator<Item = Tally>) -> Vec<Tallied> {
         kind,
         outcome,
         jobs: buckets.values().sum(),
-        run_ms: buckets.into_iter().map(|(bucket, jobs)| (longest_ms(bucket), jobs)).collect(),
+        run_ms: buckets.into_iter().map(|(bucket, jobs)| (bucket_end_ms(bucket), jobs)).collect(),
     };
     sums.into_iter().map(tallied).collect()
 }
 
-/// Where a bucket ends: there are four to an octave of 1 + milliseconds.
-fn longest_ms(run_bucket: i32) -> f64 {
+/// The upper bound of a bucket. Buckets are logarithmic: four per doubling of
+/// 1 + milliseconds.
+fn bucket_end_ms(run_bucket: i32) -> f64 {
     ((f64::from(run_bucket) + 1.0) / 4.0).exp2() - 1.0
 }
 
-/// Where the minute or the hour, `seconds` long, that holds this instant begins;
-/// no earlier and no later than both engines can store.
+/// The start of the period of `seconds` (a minute or an hour) that contains `at`,
+/// clamped to the range that both engines store.
 pub(crate) fn start_of(seconds: i64, at: DateTime<Utc>) -> DateTime<Utc> {
     let at = at.clamp(DateTime::UNIX_EPOCH, FAR_FUTURE).timestamp();
     DateTime::from_timestamp(at - at.rem_euclid(seconds), 0).unwrap_or_default()
 }
 
-/// What [`Store::check`](super::Store::check) found.
+/// The result of [`Store::check`](super::Store::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CheckReport {
-    /// How many jobs were looked at.
+    /// The number of jobs checked.
     pub jobs: u64,
-    /// What is wrong, one sentence each; empty when all is well. Lists stop at
-    /// a hundred of a kind.
+    /// The problems found, one sentence each, at most a hundred of each type. Empty
+    /// if the tables are consistent.
     pub problems: Vec<String>,
 }
 
@@ -108,16 +109,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_ends_where_the_next_begins() {
+    fn a_bucket_ends_where_the_next_starts() {
         let bucket_of = |ms: f64| (4.0 * (1.0 + ms).log2()).floor() as i32;
         for bucket in [0, 1, 7, 40, 100] {
-            assert_eq!(bucket_of(longest_ms(bucket) * 0.999), bucket);
-            assert_eq!(bucket_of(longest_ms(bucket) * 1.001), bucket + 1);
+            assert_eq!(bucket_of(bucket_end_ms(bucket) * 0.999), bucket);
+            assert_eq!(bucket_of(bucket_end_ms(bucket) * 1.001), bucket + 1);
         }
     }
 
     #[test]
-    fn an_instant_is_in_the_minute_and_the_hour_that_began_before_it() {
+    fn start_of_rounds_down_to_the_minute_or_hour_and_clamps() {
         let at = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
         assert_eq!(start_of(60, at("2031-05-06T07:08:09.5Z")), at("2031-05-06T07:08:00Z"));
         assert_eq!(start_of(3600, at("2031-05-06T07:08:09Z")), at("2031-05-06T07:00:00Z"));

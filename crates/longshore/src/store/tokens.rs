@@ -1,5 +1,5 @@
-//! API tokens. The secret is created and shown elsewhere; only its hash is stored,
-//! and no operation returns it.
+//! API tokens and their scopes. Only the hash of a secret is stored, and no operation
+//! returns it. Creating secrets is not part of the store.
 
 use chrono::{DateTime, Datelike, Utc};
 use serde::Serialize;
@@ -8,26 +8,26 @@ use uuid::Uuid;
 use crate::enqueue::{check_labels, check_name};
 use crate::error::{Error, Result};
 
-/// What a token may be for. `admin` may do everything.
+/// What a token permits. `admin` permits everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// Enqueue jobs.
     Enqueue,
     /// Lease and settle jobs, as a worker.
     Work,
-    /// See everything.
+    /// Read everything.
     Read,
-    /// Cancel, retry, edit, delete; queues, schedules, sweeps.
+    /// Cancel, retry, edit and delete jobs; change queues and schedules; run sweeps.
     Operate,
-    /// Kinds, and all of the above.
+    /// Change kinds, and everything above.
     Admin,
 }
 
 impl Scope {
-    /// All of them.
+    /// All scopes.
     pub const ALL: [Scope; 5] = [Scope::Enqueue, Scope::Work, Scope::Read, Scope::Operate, Scope::Admin];
 
-    /// The word.
+    /// The scope's name in the API and in the database.
     pub fn as_str(self) -> &'static str {
         match self {
             Scope::Enqueue => "enqueue",
@@ -42,15 +42,15 @@ impl Scope {
 impl std::str::FromStr for Scope {
     type Err = Error;
 
-    fn from_str(word: &str) -> Result<Self> {
-        Scope::ALL.into_iter().find(|scope| scope.as_str() == word).ok_or_else(|| {
-            let words = Scope::ALL.map(Scope::as_str).join(", ");
-            Error::invalid("scopes", format!("scopes: `{word}` does not exist; use {words}"))
+    fn from_str(name: &str) -> Result<Self> {
+        Scope::ALL.into_iter().find(|scope| scope.as_str() == name).ok_or_else(|| {
+            let names = Scope::ALL.map(Scope::as_str).join(", ");
+            Error::invalid("scopes", format!("scopes: `{name}` does not exist; use {names}"))
         })
     }
 }
 
-/// A token to be stored.
+/// A token to store.
 ///
 /// ```
 /// use longshore::NewToken;
@@ -66,17 +66,17 @@ impl std::str::FromStr for Scope {
 /// ```
 #[derive(Clone, Debug)]
 pub struct NewToken {
-    /// Its id: what people revoke it by.
+    /// Its id, used to revoke it.
     pub id: Uuid,
-    /// A name for people, 1 to 128 bytes.
+    /// A name for display, 1 to 128 bytes.
     pub name: String,
-    /// The hash of the secret: what it is found by.
+    /// The hash of the secret, used to find the token.
     pub hash: [u8; 32],
-    /// What it allows; words of [`Scope`].
+    /// The names of its [scopes](Scope).
     pub scopes: Vec<String>,
-    /// The queues that it is good for; `None` means all.
+    /// The queues it may be used for; `None` means all.
     pub queues: Option<Vec<String>>,
-    /// When it ceases to be good; `None` means never.
+    /// When it expires; `None` means never.
     pub expires_at: Option<DateTime<Utc>>,
 }
 
@@ -84,8 +84,8 @@ impl NewToken {
     pub(crate) fn validate(&self) -> Result<()> {
         check_name("name", &self.name)?;
         if self.scopes.is_empty() {
-            let words = Scope::ALL.map(Scope::as_str).join(", ");
-            return Err(Error::invalid("scopes", format!("scopes: none given; use {words}")));
+            let names = Scope::ALL.map(Scope::as_str).join(", ");
+            return Err(Error::invalid("scopes", format!("scopes: the list is empty; use {names}")));
         }
         check_labels("scopes", &self.scopes)?;
         for scope in &self.scopes {
@@ -93,7 +93,10 @@ impl NewToken {
         }
         if let Some(queues) = &self.queues {
             if queues.is_empty() {
-                return Err(Error::invalid("queues", "queues: none named; leave the list out to mean all"));
+                return Err(Error::invalid(
+                    "queues",
+                    "queues: the list is empty; leave it out to allow all queues",
+                ));
             }
             check_labels("queues", queues)?;
         }
@@ -106,10 +109,10 @@ impl NewToken {
         }
     }
 
-    /// The refusal of one that would take another's place.
-    pub(crate) fn taken(&self) -> Error {
+    /// The error if the id or the hash belongs to another token.
+    pub(crate) fn conflict(&self) -> Error {
         Error::conflict(format!(
-            "token `{}`: its id or its secret belongs to another token; make a new one",
+            "token `{}`: its id or its secret belongs to another token; create a new one",
             self.name
         ))
     }
@@ -118,18 +121,18 @@ impl NewToken {
 /// A token as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TokenRecord {
-    /// Its id: what people revoke it by.
+    /// Its id, used to revoke it.
     pub id: Uuid,
-    /// A name for people.
+    /// A name for display.
     pub name: String,
-    /// What it allows.
+    /// The names of its scopes.
     pub scopes: Vec<String>,
-    /// The queues that it is good for; absent means all.
+    /// The queues it may be used for; absent means all.
     pub queues: Option<Vec<String>>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
-    /// When it ceases to be good.
+    /// When it expires; absent means never.
     pub expires_at: Option<DateTime<Utc>>,
-    /// When it was revoked.
+    /// When it was revoked; absent if it was not.
     pub revoked_at: Option<DateTime<Utc>>,
 }

@@ -1,5 +1,5 @@
-//! Worker processes: what they register with, what operators see, and the reply to
-//! a heartbeat.
+//! Worker processes: registration, the list that operators see, and the reply to a
+//! heartbeat.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use super::Lease;
 use crate::enqueue::DEFAULT_QUEUE;
 use crate::job::WorkerId;
 
-/// A worker process that begins.
+/// A worker process to register.
 #[derive(Clone, Debug)]
 pub struct NewWorker {
-    /// This boot's id.
+    /// Its id, new at every start.
     pub id: WorkerId,
-    /// A name for people.
+    /// A name for display.
     pub name: String,
     /// The queues it claims from.
     pub queues: Vec<String>,
     /// The kinds it handles; `None` means any.
     pub kinds: Option<Vec<String>>,
-    /// How many jobs it runs at once.
+    /// The number of jobs it runs at once.
     pub concurrency: u32,
-    /// Without a heartbeat for this long it is dead.
+    /// The worker is dead after this time without a heartbeat.
     pub stale_after: Duration,
 }
 
 impl NewWorker {
-    /// A worker of the default queue with the default threshold of 60 s.
+    /// A worker for the default queue that is stale after the default of 60 s.
     pub fn new(name: impl Into<String>) -> Self {
         NewWorker {
             id: WorkerId::new(),
@@ -44,28 +44,28 @@ impl NewWorker {
 /// A worker as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkerRecord {
-    /// This boot's id.
+    /// Its id, new at every start.
     pub id: WorkerId,
-    /// A name for people.
+    /// A name for display.
     pub name: String,
     /// The queues it claims from.
     pub queues: Vec<String>,
     /// The kinds it handles; absent means any.
     pub kinds: Option<Vec<String>>,
-    /// How many jobs it runs at once.
+    /// The number of jobs it runs at once.
     pub concurrency: u32,
-    /// Its threshold.
+    /// The time without a heartbeat after which it is dead.
     #[serde(rename = "stale_after_seconds", serialize_with = "in_seconds")]
     pub stale_after: Duration,
     /// When it registered.
     pub started_at: DateTime<Utc>,
-    /// Its last sign of life.
+    /// The time of its last heartbeat.
     pub heartbeat_at: DateTime<Utc>,
-    /// When it was declared dead.
+    /// When it was declared dead; `None` while it is alive.
     pub dead_at: Option<DateTime<Utc>>,
     /// Whether its heartbeat is older than the threshold.
     pub stale: bool,
-    /// How many leases name it.
+    /// The number of leases it holds.
     pub running: u64,
 }
 
@@ -73,16 +73,17 @@ fn in_seconds<S: serde::Serializer>(duration: &Duration, out: S) -> Result<S::Ok
     out.serialize_f64(duration.as_secs_f64())
 }
 
-/// The answer to a heartbeat.
+/// The reply to a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beat {
-    /// Alive; mind these.
+    /// The worker is alive.
     Alive {
         /// Held leases that are no longer live.
         lost: Vec<Lease>,
         /// Held leases whose handlers should stop.
         cancel: Vec<Lease>,
     },
-    /// Declared dead, or unknown: stop everything and register anew.
+    /// The worker was declared dead or is unknown. It must stop its handlers and
+    /// register again under a new id.
     Dead,
 }

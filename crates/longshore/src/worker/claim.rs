@@ -48,7 +48,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             claimer.restart_at_head();
         }
         if let Some(wakeups) = &mut wakeups {
-            wakeups.forget_arrived();
+            wakeups.discard_arrived();
         }
         // Registered before the claim: jobs settled during the claim may free slots.
         let settled = shared.held.settled.notified();
@@ -276,7 +276,7 @@ impl Claimer {
                     } else {
                         shared.buffer.push(attempts);
                     }
-                    self.capped |= group.cursor.knows_a_limit() || queue_room.is_some();
+                    self.capped |= group.cursor.has_limited_queue() || queue_room.is_some();
                     self.head_due = self.head_due.into_iter().chain(head_due).min();
                 }
                 Err(error) => {
@@ -300,7 +300,7 @@ impl Claimer {
     /// Handles a wake-up: there is work again.
     fn on_wakeup(&mut self) {
         self.last_poll_delay = None;
-        self.groups.iter_mut().for_each(|group| group.cursor.announce());
+        self.groups.iter_mut().for_each(|group| group.cursor.note_wake_up());
     }
 
     /// Resets the cursors, so that the next claim sees every due job: it decides whether the

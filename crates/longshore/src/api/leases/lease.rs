@@ -332,7 +332,7 @@ async fn wait_for_jobs(
             tokio::select! {
                 queue = wakeups.next() => {
                     if queue.is_none_or(|queue| session.filter.0.contains(&queue)) {
-                        session.cursor.announce();
+                        session.cursor.note_wake_up();
                         break;
                     }
                 }

@@ -4,9 +4,10 @@
 use super::tx::{Sql, Tx};
 use crate::store::CheckReport;
 
-/// Each finds rows that must not exist and says so in a sentence.
+/// Each statement returns one sentence per problem. The sentences are the same as those
+/// of the SQLite engine.
 const CHECKS: &[&str] = &[
-    "select format('job %s is in %s places, not one', j.id,
+    "select format('job %s is in %s of the tables ready, running and finished, not in exactly one', j.id,
                    (w.id is not null)::int + (r.id is not null)::int + (f.id is not null)::int)
        from longshore.jobs j
        left join longshore.ready w on w.id = j.id
@@ -14,15 +15,15 @@ const CHECKS: &[&str] = &[
        left join longshore.finished f on f.id = j.id
       where (w.id is not null)::int + (r.id is not null)::int + (f.id is not null)::int <> 1
       limit 100",
-    "select format('job %s is in %s but nothing says what was asked', p.id, p.place)
-       from (select id, 'ready' as place from longshore.ready
+    "select format('job %s is in %s but not in jobs', s.id, s.table_name)
+       from (select id, 'ready' as table_name from longshore.ready
              union all
              select id, 'running' from longshore.running
              union all
-             select id, 'finished' from longshore.finished) p
-      where not exists (select 1 from longshore.jobs j where j.id = p.id)
+             select id, 'finished' from longshore.finished) s
+      where not exists (select 1 from longshore.jobs j where j.id = s.id)
       limit 100",
-    "select format('waiting job %s differs from what was asked in its queue, kind, priority or attempts', w.id)
+    "select format('waiting job %s differs from its row in jobs in queue, kind, priority, max_attempts or unique key', w.id)
        from longshore.ready w
        join longshore.jobs j on j.id = w.id
       where (w.queue, w.kind, w.priority, w.max_attempts, w.keyed)
@@ -39,7 +40,7 @@ const CHECKS: &[&str] = &[
                  and j.unique_key = k.key
                  and (w.id is not null or r.id is not null))
       limit 100",
-    "select format('live job %s does not own its unique key', j.id)
+    "select format('job %s is live but does not own its unique key `%s`', j.id, j.unique_key)
        from longshore.jobs j
        left join longshore.ready w on w.id = j.id
        left join longshore.running r on r.id = j.id and not r.superseded
@@ -47,7 +48,7 @@ const CHECKS: &[&str] = &[
         and (w.id is not null or r.id is not null)
         and not exists (select 1 from longshore.keys k where k.job = j.id and k.key = j.unique_key)
       limit 100",
-    "select format('tallies say %s %s jobs of kind `%s` in queue `%s`, the rows say %s',
+    "select format('the tallies count %s %s jobs of kind `%s` in queue `%s`, but there are %s',
                    coalesce(t.n, 0), coalesce(t.outcome, f.outcome), coalesce(t.kind, f.kind),
                    coalesce(t.queue, f.queue), coalesce(f.n, 0))
        from (select outcome, queue, kind, sum(kept) as n
@@ -67,7 +68,8 @@ const CHECKS: &[&str] = &[
 pub(super) async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    // One snapshot for all, or a moving job would be seen twice.
+    // All checks need the same snapshot: a job that moves between two statements would
+    // be seen twice or not at all.
     sqlx::query("set transaction isolation level repeatable read, read only")
         .execute(&mut *tx.connection)
         .await?;

@@ -12,12 +12,14 @@ use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::claim_sql::{COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, TAKE, TAKE_FREE, TAKE_FROM_ONE};
+use super::claim_sql::{
+    COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, TAKE, TAKE_FROM_ONE, TAKE_UNLOCKED,
+};
 use super::tx::{Fault, Query, Sql, Tx, translate};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
-use crate::store::cursor::{ClaimCursor, Place, Position, Start, Taken};
+use crate::store::cursor::{ClaimCursor, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
 
 pub(super) async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
@@ -28,12 +30,12 @@ pub(super) async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut 
     }
     let start = cursor.start(request, Instant::now());
     if start != Start::Head {
-        let limited = cursor.places().iter().any(|place| place.limited);
+        let limited = cursor.segments().iter().any(|segment| segment.limited);
         let more = take_any(tx, request, cursor, &mut jobs, start, limited).await?;
-        let head = cursor.may_scan_head(Instant::now());
-        // What was found need not wait for another look at the head.
-        if more || !jobs.is_empty() || !head {
-            return Ok(Claims { jobs, more: more || head });
+        let may_scan_head = cursor.may_scan_head(Instant::now());
+        // Return the jobs found so far before a head scan; the next claim can make it.
+        if more || !jobs.is_empty() || !may_scan_head {
+            return Ok(Claims { jobs, more: more || may_scan_head });
         }
     }
     let more = claim_from_head(tx, request, cursor, &mut jobs).await?;
@@ -58,25 +60,30 @@ async fn claim_from_head(
     Ok(more)
 }
 
+/// The result of looking for segments.
 struct Discovered {
     now: DateTime<Utc>,
+    /// Whether a requested queue has a limit.
     limited: bool,
-    /// Whether anything waits at all.
+    /// Whether any job waits.
     any: bool,
 }
 
 async fn discover(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Discovered> {
     let rows = sqlx::query(tx.sql(DISCOVER)).bind(&request.queues).fetch_all(&mut *tx.connection).await?;
-    let first = rows.first().ok_or_else(|| Error::internal("the discovery of queues gave no answer"))?;
+    let first = rows
+        .first()
+        .ok_or_else(|| Error::internal("the statement that finds waiting queues returned no row"))?;
     let (now, suspects, limited) = (first.try_get(0)?, first.try_get(1)?, first.try_get(2)?);
-    let mut places = Vec::with_capacity(rows.len());
+    let mut segments = Vec::with_capacity(rows.len());
     for row in &rows {
         if let Some(queue) = row.try_get::<Option<String>, _>(3)? {
-            places.push(Place { queue, limited: row.try_get(4)?, priority: row.try_get(5)?, after: None });
+            let (limited, priority) = (row.try_get(4)?, row.try_get(5)?);
+            segments.push(Segment { queue, limited, priority, after: None });
         }
     }
-    let any = suspects || !places.is_empty();
-    cursor.set_places(places, suspects, now);
+    let any = suspects || !segments.is_empty();
+    cursor.set_segments(segments, suspects, now);
     Ok(Discovered { now, limited, any })
 }
 
@@ -88,15 +95,17 @@ async fn take_any(
     start: Start,
     limited: bool,
 ) -> Sql<bool> {
-    match limited {
-        false => take(tx, request, cursor, jobs, start, Vec::new()).await,
-        true => take_limited(tx, request, cursor, jobs, start).await,
+    if limited {
+        take_limited(tx, request, cursor, jobs, start).await
+    } else {
+        take(tx, request, cursor, jobs, start, Vec::new()).await
     }
 }
 
-/// Limited queues are never overdrawn: whoever holds the queue's row counts
-/// what runs, in a statement of its own that sees the last holder's
-/// commit, and takes the rest. Others pass the queue over meanwhile.
+/// Takes jobs without exceeding the limits of queues. The claim that locks the row of a
+/// limited queue counts the queue's running jobs and takes only the rest. The count is a
+/// separate statement, so that it sees the commit of the previous claim. Other claims
+/// skip the queue meanwhile.
 async fn take_limited(
     tx: &mut Tx<'_>,
     request: &ClaimRequest,
@@ -125,8 +134,9 @@ async fn take_limited(
     Ok(more)
 }
 
-/// Takes what the limit leaves room for from the cursor's places; says
-/// whether there may be more.
+/// Takes up to the requested number of jobs from the cursor's segments. `caps` has the
+/// number of jobs that each limited queue may still start. Returns whether more jobs may
+/// be due.
 async fn take(
     tx: &mut Tx<'_>,
     request: &ClaimRequest,
@@ -138,32 +148,33 @@ async fn take(
     let before = jobs.len();
     let wanted = (request.limit as usize).min(MAX_CLAIM) - before;
     let suspect = may_take_suspect(request, jobs);
-    let single = match cursor.places() {
-        [place] if caps.is_empty() && !(suspect && cursor.saw_suspects()) => Some(place),
+    let single = match cursor.segments() {
+        [segment] if caps.is_empty() && !(suspect && cursor.saw_suspects()) => Some(segment),
         _ => None,
     };
     let query = match single {
-        Some(place) => {
+        Some(segment) => {
             let probe = start == Start::Probe;
-            bind_take_from_one(sqlx::query(tx.sql(TAKE_FROM_ONE)), request, place, wanted, probe)
+            bind_take_from_one(sqlx::query(tx.sql(TAKE_FROM_ONE)), request, segment, wanted, probe)
         }
         None => bind_take(sqlx::query(tx.sql(TAKE)), request, cursor, &caps, wanted, suspect),
     };
     let rows = query.fetch_all(&mut *tx.connection).await?;
-    let Looked { at, chosen } = read_taken(&rows, request.worker, single, jobs)?;
+    let Scan { at, chosen } = read_taken(&rows, request.worker, single, jobs)?;
     let missing = wanted - (jobs.len() - before);
     let mut full = chosen >= wanted;
-    // Others hold some of what was chosen, perhaps for long. If that is not
-    // all there is, what comes after it must not wait for them.
-    let cut = full || !caps.is_empty() || (suspect && cursor.saw_suspects());
-    if wanted - missing < chosen && cut {
+    // Other transactions have locked some of the chosen rows, perhaps for long. If the
+    // choice was limited, more jobs may be due after them, which must not wait.
+    let limited = full || !caps.is_empty() || (suspect && cursor.saw_suspects());
+    if wanted - missing < chosen && limited {
         for (queue, left) in &mut caps {
             *left -= jobs[before..].iter().filter(|job| *job.queue == **queue).count() as i32;
         }
         let suspect = may_take_suspect(request, jobs);
-        let query = bind_take(sqlx::query(tx.sql(TAKE_FREE)), request, cursor, &caps, missing, suspect);
-        // The first step is stored: another round of both, after a fault that
-        // may pass, would forget its leases. The caller asks for them.
+        let query = bind_take(sqlx::query(tx.sql(TAKE_UNLOCKED)), request, cursor, &caps, missing, suspect);
+        // The first statement is already stored. A retry of both after a transient fault
+        // would lose its leases, so the fault is not retried here; the caller asks for
+        // the worker's leases.
         let rows =
             query.fetch_all(&mut *tx.connection).await.map_err(|error| Fault::Ours(translate(error)))?;
         full = read_taken(&rows, request.worker, None, jobs)?.chosen >= missing;
@@ -174,7 +185,7 @@ async fn take(
     Ok(full)
 }
 
-/// One suspect at a time, counting one that this call took already.
+/// Whether this call may take a suspect: one at a time, including one it already took.
 fn may_take_suspect(request: &ClaimRequest, jobs: &[Claimed]) -> bool {
     request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0)
 }
@@ -182,15 +193,15 @@ fn may_take_suspect(request: &ClaimRequest, jobs: &[Claimed]) -> bool {
 fn bind_take_from_one<'q>(
     query: Query<'q>,
     request: &ClaimRequest,
-    place: &Place,
+    segment: &Segment,
     wanted: usize,
     probe: bool,
 ) -> Query<'q> {
     query
-        .bind(place.queue.clone())
-        .bind(place.priority)
-        .bind(place.after.map(|after| after.run_at))
-        .bind(place.after.map(|after| after.id))
+        .bind(segment.queue.clone())
+        .bind(segment.priority)
+        .bind(segment.after.map(|after| after.run_at))
+        .bind(segment.after.map(|after| after.id))
         .bind(request.kinds.clone())
         .bind((!request.accept_flags.is_empty()).then(|| request.accept_flags.clone()))
         .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
@@ -199,7 +210,7 @@ fn bind_take_from_one<'q>(
         .bind(probe)
 }
 
-/// The twelve parameters of [`TAKE`] and [`TAKE_FREE`].
+/// Binds the twelve parameters of [`TAKE`] and [`TAKE_UNLOCKED`].
 fn bind_take<'q>(
     query: Query<'q>,
     request: &ClaimRequest,
@@ -209,15 +220,15 @@ fn bind_take<'q>(
     suspect: bool,
 ) -> Query<'q> {
     let cap = |queue: &String| caps.iter().find(|(name, _)| name == queue).map(|(_, left)| *left);
-    let places = cursor.places().iter();
+    let segments = cursor.segments().iter();
     query
         .bind(request.queues.clone())
         .bind(request.queues.iter().map(cap).collect::<Vec<_>>())
         .bind(request.worker.0)
-        .bind(places.clone().map(|place| place.queue.clone()).collect::<Vec<_>>())
-        .bind(places.clone().map(|place| place.priority).collect::<Vec<_>>())
-        .bind(places.clone().map(|place| place.after.map(|after| after.run_at)).collect::<Vec<_>>())
-        .bind(places.map(|place| place.after.map(|after| after.id)).collect::<Vec<_>>())
+        .bind(segments.clone().map(|segment| segment.queue.clone()).collect::<Vec<_>>())
+        .bind(segments.clone().map(|segment| segment.priority).collect::<Vec<_>>())
+        .bind(segments.clone().map(|segment| segment.after.map(|after| after.run_at)).collect::<Vec<_>>())
+        .bind(segments.map(|segment| segment.after.map(|after| after.id)).collect::<Vec<_>>())
         .bind(request.kinds.clone())
         .bind((!request.accept_flags.is_empty()).then(|| request.accept_flags.clone()))
         .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
@@ -233,20 +244,21 @@ fn taken(job: &Claimed) -> Taken<'_> {
     }
 }
 
-/// What a claim statement says beside the jobs.
-struct Looked {
+/// What a claim statement returns in addition to the jobs.
+struct Scan {
+    /// The engine's time of the statement.
     at: DateTime<Utc>,
-    /// How many were there to take, whether or not others had locked them.
+    /// The number of jobs chosen, including those that others had locked.
     chosen: usize,
 }
 
 fn read_taken(
     rows: &[PgRow],
     worker: WorkerId,
-    single: Option<&Place>,
+    single: Option<&Segment>,
     jobs: &mut Vec<Claimed>,
-) -> Sql<Looked> {
-    let first = rows.first().ok_or_else(|| Error::internal("a claim gave no answer"))?;
+) -> Sql<Scan> {
+    let first = rows.first().ok_or_else(|| Error::internal("a claim statement returned no row"))?;
     let mut reader = Reader::new(worker, first.try_get(0)?, single);
     let before = jobs.len();
     jobs.reserve(rows.len());
@@ -256,26 +268,26 @@ fn read_taken(
         }
     }
     let chosen = match single {
-        // Looks and locks in one.
+        // This statement chooses and locks in one step.
         Some(_) => jobs.len() - before,
         None => first.try_get::<i64, _>(14)? as usize,
     };
-    Ok(Looked { at: reader.claimed_at, chosen })
+    Ok(Scan { at: reader.claimed_at, chosen })
 }
 
-/// Reads the rows of a claim. Names that repeat from row to row are shared.
+/// Reads the rows of a claim. Kinds and queues that repeat from row to row share memory.
 pub(super) struct Reader {
     worker: WorkerId,
     claimed_at: DateTime<Utc>,
-    /// Queue and priority, where all rows have the same.
+    /// The queue and priority of a claim from a single segment, whose rows lack them.
     single: Option<(Arc<str>, i16)>,
     queue: Arc<str>,
     kind: Arc<str>,
 }
 
 impl Reader {
-    pub(super) fn new(worker: WorkerId, claimed_at: DateTime<Utc>, single: Option<&Place>) -> Self {
-        let single = single.map(|place| (Arc::from(place.queue.as_str()), place.priority));
+    pub(super) fn new(worker: WorkerId, claimed_at: DateTime<Utc>, single: Option<&Segment>) -> Self {
+        let single = single.map(|segment| (Arc::from(segment.queue.as_str()), segment.priority));
         Reader { worker, claimed_at, single, queue: "".into(), kind: "".into() }
     }
 
@@ -305,9 +317,9 @@ impl Reader {
             run_at: row.try_get(8)?,
             claimed_at: self.claimed_at,
             payload: row.try_get(9)?,
-            // The claim is committed: one bad row must not take its neighbours with it.
+            // The claim is committed: one bad row must not affect the others.
             options: Options::from_stored(row.try_get(10)?).unwrap_or_else(|error| {
-                tracing::error!(job_id = %id, %error, "running the job without its options");
+                tracing::error!(job_id = %id, %error, "cannot read the options of the job; running it without them");
                 Options::default()
             }),
         })
@@ -315,8 +327,8 @@ impl Reader {
 }
 
 impl PostgresStore {
-    /// The plan, with costs and buffers, by which Postgres would run this claim now
-    /// from the head. Runs the claim and rolls it back. For benchmarks and tests.
+    /// Returns the plan, with costs and buffers, of this claim from the head. Runs the
+    /// claim and rolls it back. For benchmarks and tests.
     #[doc(hidden)]
     pub async fn explain_claim(&self, request: &ClaimRequest) -> Result<String> {
         self.run(request.clone(), |tx, request| Box::pin(explain(tx, request))).await

@@ -1,42 +1,42 @@
 //! The statements of a claim.
 //!
-//! Every one reads its places through a sub-select with a literal limit, so that the
-//! planner knows how little will be read and uses the index. Parameters are passed
-//! through sub-selects, so that a plan for their actual values promises no gain and
-//! the statement is planned once. What the statements have in common is in the macros
-//! below, because a constant can only be put together from literals.
+//! Each statement reads its [segments](crate::store::cursor) through a sub-select with a
+//! literal limit, so that the planner knows how little will be read and uses the index.
+//! Parameters are passed through sub-selects, so that the planner expects no gain from
+//! planning for their values and plans each statement once. The parts that the statements
+//! share are macros, because a constant can only be concatenated from literals.
 
-/// No claim takes more jobs than this; the literal limit of the statements is the same.
+/// The maximum number of jobs per claim, and the literal limit in the statements.
 pub(super) const MAX_CLAIM: usize = 1000;
 
-/// Which (queue, priority) have waiting jobs: one index probe each, however
-/// many jobs wait there and whenever they are due.
+/// Finds the segments, that is, each (queue, priority) with waiting jobs. Costs one index
+/// probe per segment, however many jobs wait there and whenever they are due.
 pub(super) const DISCOVER: &str = "
-    with recursive asked as (
-      select q.queue, s.max_running is not null as limited
-        from unnest((select $1::text[])) as q(queue)
-        left join longshore.queues s on s.name = q.queue
+    with recursive requested as (
+      select n.queue, s.max_running is not null as limited
+        from unnest((select $1::text[])) as n(queue)
+        left join longshore.queues s on s.name = n.queue
        where s.paused is not true),
-    places as (
-      select a.queue, a.limited, (
+    segments as (
+      select q.queue, q.limited, (
                select r.priority
                  from longshore.ready r
-                where r.queue = a.queue
+                where r.queue = q.queue
                   and r.interruptions = 0
                 order by r.priority desc
                 limit 1) as priority
-        from asked a
+        from requested q
       union all
-      select p.queue, p.limited, (
+      select seg.queue, seg.limited, (
                select r.priority
                  from longshore.ready r
-                where r.queue = p.queue
+                where r.queue = seg.queue
                   and r.interruptions = 0
-                  and r.priority < p.priority
+                  and r.priority < seg.priority
                 order by r.priority desc
                 limit 1)
-        from places p
-       where p.priority is not null)
+        from segments seg
+       where seg.priority is not null)
     select longshore.clock(),
            exists (
              select 1
@@ -45,11 +45,11 @@ pub(super) const DISCOVER: &str = "
                 and r.interruptions > 0),
            exists (
              select 1
-               from asked a
-              where a.limited),
-           p.queue, p.limited, p.priority
-      from (select 1) as always
-      left join places p on p.priority is not null";
+               from requested q
+              where q.limited),
+           seg.queue, seg.limited, seg.priority
+      from (select 1) as one_row
+      left join segments seg on seg.priority is not null";
 
 pub(super) const LOCK_LIMITED: &str = "
     select name, max_running
@@ -65,34 +65,34 @@ pub(super) const COUNT_LIMITED: &str = "
      where queue = any($1)
      group by queue";
 
-/// The queues that may be claimed from, each with how many jobs it may still start,
-/// and their places. Empty unless the worker is alive.
-macro_rules! queues_and_places {
+/// The queues that may be claimed from, each with the number of jobs it may still start
+/// (`cap`), and their segments. Empty unless the worker is alive.
+macro_rules! queues_and_segments {
     () => {
         "
     with requested as (
-      select q.queue, q.cap
-        from unnest((select $1::text[]), (select $2::int4[])) as q(queue, cap)
-        left join longshore.queues s on s.name = q.queue
+      select n.queue, n.cap
+        from unnest((select $1::text[]), (select $2::int4[])) as n(queue, cap)
+        left join longshore.queues s on s.name = n.queue
        where s.paused is not true
-         and (s.max_running is null or q.cap is not null)
+         and (s.max_running is null or n.cap is not null)
          and exists (
                select 1
                  from longshore.workers w
                 where w.id = $3
                   and w.dead_at is null)),
-    place as materialized (
-      select p.queue, p.priority, a.cap,
-             coalesce(p.run_at, '-infinity') as after_run_at,
-             coalesce(p.id, '00000000-0000-0000-0000-000000000000') as after_id
+    segment as materialized (
+      select seg.queue, seg.priority, q.cap,
+             coalesce(seg.run_at, '-infinity') as after_run_at,
+             coalesce(seg.id, '00000000-0000-0000-0000-000000000000') as after_id
         from unnest((select $4::text[]), (select $5::int2[]), (select $6::timestamptz[]), (select $7::uuid[]))
-          as p(queue, priority, run_at, id)
-        join requested a on a.queue = p.queue
-       order by p.priority desc),"
+          as seg(queue, priority, run_at, id)
+        join requested q on q.queue = seg.queue
+       order by seg.priority desc),"
     };
 }
 
-/// Whether the worker handles a job of `ready` (as `r`): its kind and its flags.
+/// Whether the worker takes a job of `ready` (as `r`), by its kind and flags.
 macro_rules! is_handled {
     ($kinds:literal, $accept:literal, $forbid:literal) => {
         concat!(
@@ -116,18 +116,18 @@ macro_rules! is_handled {
     };
 }
 
-/// The due jobs of one place (as `p`), in claim order, from where the cursor says.
-macro_rules! due_in_place {
+/// The due jobs of one segment (as `seg`), in claim order, after the cursor's position.
+macro_rules! due_in_segment {
     ($columns:literal, $lock:literal) => {
         concat!(
             "(select ",
             $columns,
             "
                          from longshore.ready r
-                        where r.queue = p.queue
-                          and r.priority = p.priority
+                        where r.queue = seg.queue
+                          and r.priority = seg.priority
                           and r.interruptions = 0
-                          and (r.run_at, r.id) > (p.after_run_at, p.after_id)
+                          and (r.run_at, r.id) > (seg.after_run_at, seg.after_id)
                           and r.run_at <= longshore.clock()
                           and ",
             is_handled!("$8", "$9", "$10"),
@@ -135,12 +135,12 @@ macro_rules! due_in_place {
                         order by r.run_at, r.id
                         limit 1000",
             $lock,
-            ") as n"
+            ") as due"
         )
     };
 }
 
-/// The due suspects of one queue (as `a`), in claim order.
+/// The due suspects of one queue (as `q`), in claim order.
 macro_rules! due_suspects {
     ($columns:literal, $lock:literal) => {
         concat!(
@@ -148,21 +148,22 @@ macro_rules! due_suspects {
             $columns,
             "
                  from longshore.ready r
-                where r.queue = a.queue
+                where r.queue = q.queue
                   and r.interruptions > 0
                   and r.run_at <= longshore.clock()
                   and ",
             is_handled!("$8", "$9", "$10"),
             "
                 order by r.priority desc, r.run_at, r.id
-                limit least((select $12::int4), a.cap)",
+                limit least((select $12::int4), q.cap)",
             $lock,
             ") c"
         )
     };
 }
 
-/// Leases the deleted rows (`taken`) to the worker and returns them.
+/// Leases the deleted rows (`taken`) to the worker and returns them. If there are none,
+/// returns one row with the time.
 macro_rules! lease_taken {
     ($worker:literal, $more_columns:literal) => {
         concat!(
@@ -176,126 +177,127 @@ macro_rules! lease_taken {
         from taken t)
     select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
            t.run_at, j.payload::text, j.options::text", $more_columns, "
-      from (select 1) as always
+      from (select 1) as one_row
       left join (taken t join longshore.jobs j on j.id = t.id) on true"
         )
     };
 }
 
-/// Reads first and locks afterwards. `look` merges the places in claim order without
-/// locks (lazily, from the highest priority down, so that lower ones are not read if
-/// higher ones suffice), which says how many jobs to take from each place. `picked`
-/// takes that many from each place and skips rows that others have locked. Rows of
-/// `ready` are never updated, so a locked row can be found by its `ctid`, which saves
-/// an index lookup.
+/// Reads first and locks afterwards. `candidates` merges the segments in claim order
+/// without locks. It does so lazily, from the highest priority down, so that lower ones
+/// are not read if higher ones suffice. `chosen` applies the limits and so determines how
+/// many jobs to take from each segment. `picked` takes that many and skips rows that
+/// other transactions have locked.
+/// Rows of `ready` are never updated, so a locked row can be found by its `ctid`, which
+/// saves an index lookup.
 pub(super) const TAKE: &str = concat!(
-    queues_and_places!(),
+    queues_and_segments!(),
     "
-    look as materialized (
-      select p.queue, p.priority, c.run_at, c.id, p.cap, false as suspect
-        from (select * from place order by priority desc) p
+    candidates as materialized (
+      select seg.queue, seg.priority, c.run_at, c.id, seg.cap, false as is_suspect
+        from (select * from segment order by priority desc) seg
        cross join lateral (
-               select n.run_at, n.id
+               select due.run_at, due.id
                  from ",
-    due_in_place!("r.run_at, r.id", ""),
+    due_in_segment!("r.run_at, r.id", ""),
     "
-                limit least((select $11::int4), p.cap)) c
-       order by p.priority desc
+                limit least((select $11::int4), seg.cap)) c
+       order by seg.priority desc
        fetch first (select $11::int8) rows with ties),
-    suspect as (
-      select a.queue, c.priority, c.run_at, c.id, a.cap, true as suspect
-        from requested a
+    suspects as (
+      select q.queue, c.priority, c.run_at, c.id, q.cap, true as is_suspect
+        from requested q
        cross join lateral ",
     due_suspects!("r.priority, r.run_at, r.id", ""),
     "
        order by c.priority desc, c.run_at, c.id
        limit (select $12::int8)),
     chosen as materialized (
-      select queue, priority, run_at, id, suspect
+      select queue, priority, run_at, id, is_suspect
         from (select *,
                      row_number() over (partition by queue order by priority desc, run_at, id) as nth
-                from (select * from look
+                from (select * from candidates
                       union all
-                      select * from suspect) as seen) as ranked
+                      select * from suspects) as found) as ranked
        where cap is null or nth <= cap
        order by priority desc, run_at, id
        limit (select $11::int8)),
     picked as (
-      select c.place
+      select c.row_id
         from (select queue, priority, count(*) as n
                 from chosen
-               where not suspect
+               where not is_suspect
                group by queue, priority) as quota
-        join place p using (queue, priority)
+        join segment seg using (queue, priority)
        cross join lateral (
-               select n.place
+               select due.row_id
                  from ",
-    due_in_place!("r.ctid as place", " for update skip locked"),
+    due_in_segment!("r.ctid as row_id", " for update skip locked"),
     "
                 limit quota.n) c),
     picked_suspect as (
-      select r.ctid as place
+      select r.ctid as row_id
         from longshore.ready r
-       where r.id = (select id from chosen where suspect)
+       where r.id = (select id from chosen where is_suspect)
          for update skip locked),
     taken as (
       delete from longshore.ready
-       where ctid = any(array(select place from picked) || array(select place from picked_suspect))
+       where ctid = any(array(select row_id from picked) || array(select row_id from picked_suspect))
       returning *),",
     lease_taken!("$3", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
 );
 
-/// As [`TAKE`], but locks while it reads, and so sees only rows that are free. For
-/// when others have locked what [`TAKE`] chose: they may hold it for as long as their
-/// transaction lasts. If several queues share the last priority that it reaches, it
-/// locks some rows that it then leaves alone, so it is not used otherwise.
-pub(super) const TAKE_FREE: &str = concat!(
-    queues_and_places!(),
+/// As [`TAKE`], but locks while it reads, and so finds only unlocked rows. Used when
+/// others have locked rows that [`TAKE`] chose, which they may hold for as long as their
+/// transaction lasts. Not used otherwise: if several queues share the last priority that
+/// it reaches, it locks some rows that it does not take.
+pub(super) const TAKE_UNLOCKED: &str = concat!(
+    queues_and_segments!(),
     "
-    free as materialized (
-      select p.queue, p.priority, c.run_at, c.id, p.cap, c.place
-        from (select * from place order by priority desc) p
+    unlocked as materialized (
+      select seg.queue, seg.priority, c.run_at, c.id, seg.cap, c.row_id
+        from (select * from segment order by priority desc) seg
        cross join lateral (
-               select n.run_at, n.id, n.place
+               select due.run_at, due.id, due.row_id
                  from ",
-    due_in_place!("r.run_at, r.id, r.ctid as place", " for update skip locked"),
+    due_in_segment!("r.run_at, r.id, r.ctid as row_id", " for update skip locked"),
     "
-                limit least((select $11::int4), p.cap)) c
-       order by p.priority desc
+                limit least((select $11::int4), seg.cap)) c
+       order by seg.priority desc
        fetch first (select $11::int8) rows with ties),
-    free_suspect as materialized (
-      select a.queue, c.priority, c.run_at, c.id, a.cap, c.place
-        from requested a
+    unlocked_suspects as materialized (
+      select q.queue, c.priority, c.run_at, c.id, q.cap, c.row_id
+        from requested q
        cross join lateral ",
-    due_suspects!("r.priority, r.run_at, r.id, r.ctid as place", " for update skip locked"),
+    due_suspects!("r.priority, r.run_at, r.id, r.ctid as row_id", " for update skip locked"),
     "
        order by c.priority desc, c.run_at, c.id
        limit (select $12::int8)),
     chosen as materialized (
-      select place
+      select row_id
         from (select *,
                      row_number() over (partition by queue order by priority desc, run_at, id) as nth
-                from (select * from free
+                from (select * from unlocked
                       union all
-                      select * from free_suspect) as seen) as ranked
+                      select * from unlocked_suspects) as found) as ranked
        where cap is null or nth <= cap
        order by priority desc, run_at, id
        limit (select $11::int8)),
     taken as (
       delete from longshore.ready
-       where ctid = any(array(select place from chosen))
+       where ctid = any(array(select row_id from chosen))
       returning *),",
     lease_taken!("$3", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
 );
 
-/// As [`TAKE`], if there is only one place: the common case, at half the cost. The
-/// columns that all its rows share (queue, priority, no interruptions) are not
-/// returned. A probe (`$10`) takes nothing while a job of a higher priority waits.
+/// As [`TAKE`], for a single segment: the common case, at half the cost. The columns
+/// that are the same in all rows (queue, priority, no interruptions) are not returned. A
+/// probe (`$10`) takes nothing while a job of a higher priority waits.
 pub(super) const TAKE_FROM_ONE: &str = concat!(
     "
     with picked as (
-      select place
-        from (select r.ctid as place
+      select row_id
+        from (select r.ctid as row_id
                 from longshore.ready r
                where r.queue = (select $1::text)
                  and r.priority = (select $2::int2)
@@ -328,7 +330,7 @@ pub(super) const TAKE_FROM_ONE: &str = concat!(
        limit (select $9::int8)),
     taken as (
       delete from longshore.ready
-       where ctid = any(array(select place from picked))
+       where ctid = any(array(select row_id from picked))
       returning *),",
     lease_taken!("$8", ""),
 );

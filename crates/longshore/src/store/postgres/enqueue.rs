@@ -16,8 +16,8 @@ use crate::keys::{self, Decision, Holders, Owner, RunAt};
 use crate::lifecycle::When;
 use crate::store::{KeyWait, millis};
 
-/// Rows per insert: enough to make the round trip cheap, few enough to keep the
-/// statement small.
+/// The number of rows per insert: large enough to make the round trip cheap, small
+/// enough to keep the statement small.
 const INSERT_STEP: usize = 5000;
 /// How often the owner of a unique key may change before an enqueue gives up.
 const MAX_ROUNDS: usize = 10;
@@ -25,7 +25,7 @@ const MAX_ROUNDS: usize = 10;
 pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], wait: KeyWait) -> Sql<Vec<Enqueued>> {
     if jobs.iter().all(|job| !job.is_keyed()) {
         match insert_plain(tx, jobs).await {
-            // An id exists already: an earlier try was stored after all.
+            // An id already exists: an earlier try was stored, but its reply was lost.
             Err(fault) if fault.is_duplicate() => {}
             done => return done.map(|()| jobs.iter().map(created).collect()),
         }
@@ -54,8 +54,8 @@ pub(super) async fn enqueue_in(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<En
     Ok(results)
 }
 
-/// Stores any mixture of jobs. Keys are taken in sorted order, so that two batches
-/// never wait for each other.
+/// Stores jobs with and without keys. Keys are taken in sorted order, so that two
+/// batches never wait for each other.
 pub(super) async fn insert_any(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
     let mut results: Vec<Option<Enqueued>> = vec![None; jobs.len()];
     let (mut simple, mut unique): (Vec<usize>, Vec<usize>) =
@@ -134,7 +134,7 @@ const INSERT_NEW: &str = "
         from input
           on conflict do nothing
       returning id, run_at, timeout_ms, priority, max_attempts, kind, queue, flags),
-    waiting as (
+    enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
@@ -148,8 +148,8 @@ const BY_KEY_OR_ID: &str = "
      where idempotency_key = any($1::text[])
         or id = any($2::uuid[])";
 
-/// Stores the jobs of one step that have no unique key, as far as neither their
-/// ids nor their idempotency keys exist.
+/// Stores the jobs of one step, which have no unique key. Skips those whose id or
+/// idempotency key already exists.
 async fn insert_new(
     tx: &mut Tx<'_>,
     jobs: &[ValidJob],
@@ -191,7 +191,7 @@ async fn insert_new(
             Decision::Existing(id) => Enqueued { id, how: EnqueuedAs::Existing },
             Decision::Insert | Decision::Replace(..) | Decision::Supersede(_) => {
                 return Err(Error::unavailable(
-                    "the holder of an idempotency key was removed at this moment; try again",
+                    "idempotency_key: the job that held the key was just removed; try again",
                 )
                 .into());
             }
@@ -219,11 +219,11 @@ async fn enqueue_unique(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
             return Ok(Enqueued { id, how });
         }
     }
-    Err(Error::unavailable("unique_key: the state of its owner keeps changing; try again").into())
+    Err(Error::unavailable("unique_key: the job that owns the key keeps changing state; try again").into())
 }
 
-/// A key whose owner is superseded but not moved yet has no owner for a moment;
-/// then the row of `keys` decides again.
+/// If the owner of the key is in neither table, the result has no owner. The insert then
+/// finds the key taken, and the holders are read again.
 const HOLDERS: &str = "
     select exists (
              select 1
@@ -241,10 +241,10 @@ const HOLDERS: &str = "
              select 1
                from longshore.running r
               where r.id = k.job) as running
-      from (select 1) as always
+      from (select 1) as one_row
       left join longshore.keys k on k.key = $3";
 
-/// Who holds the id and the keys of this job.
+/// Finds the jobs that have the id or the keys of this job.
 async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Holders> {
     let row = sqlx::query(tx.sql(HOLDERS))
         .bind(job.id.0)
@@ -266,8 +266,8 @@ async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Holders> {
     })
 }
 
-/// Stores nothing if another job owns the key. If the id or the idempotency key
-/// was taken at this moment, the statement fails and is tried again.
+/// Stores nothing if another job owns the key. If the id or the idempotency key was
+/// taken meanwhile, the statement fails and is retried.
 const INSERT_OWNER: &str = "
     with owned as (
       insert into longshore.keys (key, job)
@@ -282,7 +282,7 @@ const INSERT_OWNER: &str = "
              $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12
         from owned o
       returning *),
-    waiting as (
+    enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
@@ -300,7 +300,7 @@ async fn insert(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<bool> {
 /// lease number stays, so that earlier holders of a lease remain fenced off. The
 /// idempotency key is stored too, so that a repeated request finds this job.
 const REPLACE: &str = "
-    with gone as (
+    with deleted as (
       delete from longshore.ready
        where id = $1
       returning id, run_at, lease_no),
@@ -317,21 +317,21 @@ const REPLACE: &str = "
              flags = $10,
              options = $11::text::json,
              idempotency_key = coalesce(j.idempotency_key, $13)
-        from gone g
-       where j.id = g.id
+        from deleted d
+       where j.id = d.id
          and j.unique_key = $12),
-    waiting as (
+    enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
-      select g.id,
-             case when $14 then g.run_at else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
-             longshore.clock(), $9, g.lease_no, $4, 0, $5, 0, true, $2, $3, $10
-        from gone g)
-    select count(*) from gone";
+      select d.id,
+             case when $14 then d.run_at else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
+             longshore.clock(), $9, d.lease_no, $4, 0, $5, 0, true, $2, $3, $10
+        from deleted d)
+    select count(*) from deleted";
 
-/// Gives the waiting owner of the key the new contents. Returns whether it was
-/// still waiting.
+/// Replaces the contents of the waiting owner of the key. Returns whether it was still
+/// waiting.
 async fn replace(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<bool> {
     let query = bind(sqlx::query(tx.sql(REPLACE)), job, owner).bind(run_at == RunAt::Preserved);
     Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
@@ -360,7 +360,7 @@ const SUPERSEDE: &str = "
              $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12
         from moved m
       returning *),
-    waiting as (
+    enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
@@ -375,7 +375,7 @@ async fn supersede(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId) -> Sql<bool> {
     Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
 }
 
-/// The thirteen parameters of a job with a unique key, stored under `id`.
+/// Binds the thirteen parameters of a job with a unique key, stored under `id`.
 fn bind<'q>(query: Query<'q>, job: &'q ValidJob, id: JobId) -> Query<'q> {
     let (run_at, delay_us) = split(job.when);
     query
@@ -450,8 +450,8 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// A point in time as the statements take it: an instant, or microseconds from
-/// the engine's current time.
+/// A point in time as the statements take it: an instant, or a number of microseconds
+/// from now.
 pub(super) fn split(when: When) -> (Option<DateTime<Utc>>, Option<i64>) {
     match when {
         When::At(at) => (Some(at), None),

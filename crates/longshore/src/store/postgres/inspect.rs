@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::store::{Glance, ListFilter, Page};
 
-/// What a [`JobRecord`] is made of; `from` gives a row `e(id)` per job.
+/// The columns of a [`JobRecord`]; `{from}` is a row `e(id)` per job.
 const JOB: &str = "
     select j.id, j.kind, j.queue, j.priority, j.max_attempts, j.payload::text, j.flags, j.options::text,
            j.idempotency_key, j.unique_key, j.timeout_ms, j.created_at, j.run_at,
@@ -51,7 +51,7 @@ pub(super) async fn get(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
 }
 
 fn record(row: &PgRow) -> Sql<JobRecord> {
-    // What cannot be read is left out; the rest of the job is still worth seeing.
+    // Options that cannot be read are left out, so that the rest of the job is shown.
     let options = Options::from_stored(row.try_get(7)?).unwrap_or_default();
     let created_at = row.try_get(11)?;
     let mut job = JobRecord {
@@ -92,11 +92,11 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         finished_at: None,
         errors: Vec::new(),
     };
-    let small = |i: usize| row.try_get::<i16, _>(i).map(|n| n as u16);
+    let number = |i: usize| row.try_get::<i16, _>(i).map(|n| n as u16);
     if let Some(run_at) = row.try_get(13)? {
         job.run_at = run_at;
         job.updated_at = row.try_get(14)?;
-        (job.attempts, job.interruptions) = (small(15)?, small(16)?);
+        (job.attempts, job.interruptions) = (number(15)?, number(16)?);
         job.lease_no = row.try_get(17)?;
         if job.attempts > 0 || job.interruptions > 0 {
             job.status = Status::Retrying;
@@ -107,7 +107,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         job.started_at = Some(claimed_at);
         job.locked_at = Some(claimed_at);
         job.locked_by = Some(WorkerId(row.try_get(19)?));
-        (job.attempts, job.interruptions) = (small(20)?, small(21)?);
+        (job.attempts, job.interruptions) = (number(20)?, number(21)?);
         job.lease_no = row.try_get(22)?;
         job.cancel_requested = row.try_get(23)?;
         job.progress = row.try_get::<Option<String>, _>(24)?.map(raw).transpose()?;
@@ -116,7 +116,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         job.started_at = row.try_get::<Option<_>, _>(26)?.or(job.started_at);
         job.updated_at = row.try_get(27)?;
         job.finished_at = Some(job.updated_at);
-        (job.attempts, job.interruptions) = (small(28)?, small(29)?);
+        (job.attempts, job.interruptions) = (number(28)?, number(29)?);
         job.lease_no = row.try_get(30)?;
         job.last_error = row.try_get::<Option<_>, _>(31)?.or(job.last_error);
         job.result = row.try_get::<Option<String>, _>(32)?.map(raw).transpose()?;
@@ -151,11 +151,10 @@ async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
 pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     let driver = driver(filter);
     let (before, from) = filter.id_bounds();
-    // What was asked is read for those filters only that need it, and row by row:
-    // the planner, who cannot know how soon a page is full, would rather read all
-    // jobs once.
-    let (asked, fits) = match filter.names_what_was_asked() {
-        true => (
+    // The request is read only if the filter needs it, and row by row (`offset 0`): the
+    // planner does not know how soon a page is full and would read all jobs instead.
+    let (request, matches) = if filter.needs_request() {
+        (
             "cross join lateral (
                select kind, queue, options
                  from longshore.jobs
@@ -167,17 +166,18 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
                    select 1
                      from json_array_elements_text(j.options -> 'tags') as tag
                     where tag = $6) end)",
-        ),
-        false => ("", "$4::text is null and $5::text is null and $6::text is null"),
+        )
+    } else {
+        ("", "$4::text is null and $5::text is null and $6::text is null")
     };
-    // The page is chosen before anything is joined to it. Where it ends is not
-    // told to the walk: of a range with two ends the planner believes that it is
-    // short, and reads it whole.
+    // The page is chosen before the other tables are joined. The lower bound of the ids
+    // is tested outside the walk: the planner assumes that a range with two bounds is
+    // short, and would read all of it.
     let page = format!(
         "(select e.id
             from {driver}
-            {asked}
-           where {fits}
+            {request}
+           where {matches}
              and ($9::uuid is null or e.id >= $9)
            order by e.id desc
           offset $7
@@ -186,7 +186,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     let text = JOB.replace("{from}", &page) + " order by e.id desc";
     let rows = sqlx::query(AssertSqlSafe(tx.fill(&text)))
         .bind(before)
-        .bind(i64::from(filter.most_examined()))
+        .bind(i64::from(filter.max_examined()))
         .bind(filter.unique_key.as_ref().or(filter.idempotency_key.as_ref()))
         .bind(&filter.kind)
         .bind(&filter.queue)
@@ -198,7 +198,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
         .await?;
     let mut jobs: Vec<JobRecord> = rows.iter().map(record).collect::<Sql<_>>()?;
     if filter.unique_key.is_some() || filter.idempotency_key.is_some() {
-        // A key names one job at most; the other conditions are tested on it.
+        // A key has at most one job; the other conditions are tested on it.
         jobs.retain(|job| {
             filter.status.is_none_or(|status| job.status == status)
                 && (filter.idempotency_key.is_none() || job.idempotency_key == filter.idempotency_key)
@@ -210,11 +210,12 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
         let next = jobs.last().map(|job| job.id);
         return Ok(Page { jobs, next });
     }
-    // A short page: the end, or the bound on rows examined?
+    // The page is short: either there are no more jobs, or the maximum number of rows was
+    // examined.
     let text = format!("select e.id from {driver} offset $2 - 1 limit 1");
     let next: Option<Uuid> = sqlx::query_scalar(AssertSqlSafe(tx.fill(&text)))
         .bind(before)
-        .bind(i64::from(filter.most_examined()))
+        .bind(i64::from(filter.max_examined()))
         .bind(filter.unique_key.as_ref().or(filter.idempotency_key.as_ref()))
         .fetch_optional(&mut *tx.connection)
         .await?;
@@ -222,9 +223,8 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     Ok(Page { jobs, next: next.map(JobId) })
 }
 
-/// The rows a list walks, newest first and bounded: those of the one table
-/// that holds jobs of the wanted status. `$1` is the cursor, `$2` the bound,
-/// `$3` a key.
+/// The rows that a list examines, newest first: those of the table that has the jobs of
+/// the wanted status. `$1` is the cursor, `$2` the maximum number of rows, `$3` a key.
 fn driver(filter: &ListFilter) -> &'static str {
     if filter.unique_key.is_some() {
         return "(select job as id from longshore.keys
@@ -286,13 +286,13 @@ const GLANCE: &str = "
             union
             select unnest($2::uuid[])) e
       join longshore.job_status s on s.id = e.id
-     where s.status is not null   -- out of place: `check` finds it
+     where s.status is not null   -- in no table: `check` reports it
      order by s.id";
 
-pub(super) async fn glance(tx: &mut Tx<'_>, most: u32, also: &[JobId]) -> Sql<Vec<Glance>> {
+pub(super) async fn glance(tx: &mut Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>> {
     let also: Vec<Uuid> = also.iter().map(|id| id.0).collect();
     let rows =
-        sqlx::query(tx.sql(GLANCE)).bind(i64::from(most)).bind(also).fetch_all(&mut *tx.connection).await?;
+        sqlx::query(tx.sql(GLANCE)).bind(i64::from(limit)).bind(also).fetch_all(&mut *tx.connection).await?;
     let glance = |row: sqlx::postgres::PgRow| {
         Ok(Glance {
             id: JobId(row.try_get(0)?),
@@ -307,6 +307,7 @@ pub(super) async fn glance(tx: &mut Tx<'_>, most: u32, also: &[JobId]) -> Sql<Ve
 }
 
 pub(super) fn raw(text: String) -> Result<Box<RawValue>> {
-    RawValue::from_string(text)
-        .map_err(|error| Error::internal("the database holds text that is not JSON").with_source(error))
+    RawValue::from_string(text).map_err(|error| {
+        Error::internal("a JSON column of the database contains text that is not JSON").with_source(error)
+    })
 }

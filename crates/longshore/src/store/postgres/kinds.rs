@@ -18,18 +18,18 @@ const PUT_KINDS: &str = "
            updated_at = excluded.updated_at";
 
 pub(super) async fn put_kinds(tx: &mut Tx<'_>, kinds: &[NewKind]) -> Sql<()> {
-    let said = by_name(kinds);
+    let merged = by_name(kinds);
     sqlx::query(tx.sql(PUT_KINDS))
-        .bind(said.keys().copied().collect::<Vec<_>>())
-        .bind(said.values().map(|(schema, _)| *schema).collect::<Vec<_>>())
-        .bind(said.values().map(|(_, defaults)| *defaults).collect::<Vec<_>>())
+        .bind(merged.keys().copied().collect::<Vec<_>>())
+        .bind(merged.values().map(|(schema, _)| *schema).collect::<Vec<_>>())
+        .bind(merged.values().map(|(_, defaults)| *defaults).collect::<Vec<_>>())
         .execute(&mut *tx.connection)
         .await?;
     Ok(())
 }
 
 const KINDS: &str = "
-    select name, schema::text, defaults::text, updated_at
+    select name, schema::text as schema, defaults::text as defaults, updated_at
       from longshore.kinds
      order by name collate \"C\"";
 
@@ -39,21 +39,21 @@ pub(super) async fn kinds(tx: &mut Tx<'_>) -> Sql<Vec<KindRecord>> {
 }
 
 pub(super) async fn remove_kind(tx: &mut Tx<'_>, name: &str) -> Sql<bool> {
-    let gone = sqlx::query(tx.sql("delete from longshore.kinds where name = $1"))
+    let deleted = sqlx::query(tx.sql("delete from longshore.kinds where name = $1"))
         .bind(name)
         .execute(&mut *tx.connection)
         .await?;
-    Ok(gone.rows_affected() > 0)
+    Ok(deleted.rows_affected() > 0)
 }
 
 fn read_kind(row: &PgRow) -> Sql<KindRecord> {
-    let json = |column: usize| -> Sql<Option<Box<RawValue>>> {
+    let json = |column: &str| -> Sql<Option<Box<RawValue>>> {
         Ok(row.try_get::<Option<String>, _>(column)?.map(raw).transpose()?)
     };
     Ok(KindRecord {
-        name: row.try_get(0)?,
-        schema: json(1)?,
-        defaults: json(2)?,
-        updated_at: row.try_get(3)?,
+        name: row.try_get("name")?,
+        schema: json("schema")?,
+        defaults: json("defaults")?,
+        updated_at: row.try_get("updated_at")?,
     })
 }

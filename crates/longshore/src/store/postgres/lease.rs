@@ -1,5 +1,5 @@
-//! Live leases: what a lease stands for, progress and checkpoints, and whether the
-//! lease is still held. How leases end is in `settle`.
+//! Live leases: the claims behind them, progress, checkpoints, and whether a lease is
+//! still held. How leases end is in `settle`.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use super::tx::{Sql, Tx};
 use crate::job::JobId;
 use crate::store::{Claimed, Fenced, Lease};
 
-/// One probe a lease, whatever the planner believes of the table. The columns are
-/// those of a claim, then which lease it is about.
+/// Makes one index probe per lease, whatever the planner assumes about the table. The
+/// columns are those of a claim, followed by the position of the lease in the input.
 const CLAIMS: &str = "
     select r.claimed_at, r.id, r.kind, r.attempt::int4, r.max_attempts, r.lease_no, r.timeout_ms, r.flags,
            j.run_at, j.payload::text, j.options::text,
@@ -45,8 +45,9 @@ pub(super) async fn claims(tx: &mut Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<
     Ok(claims)
 }
 
-/// Here as in `settle`, nobody waits long for a row that a transaction of the
-/// user's own has locked: a statement that is given up on waits on in the server.
+/// Like the statements of `settle`, this waits only 2 s for a row that the user's own
+/// transaction has locked: after a client gives up, its statement keeps waiting in the
+/// server.
 const MARK_STARTED: &str = "
     update longshore.running
        set started_at = coalesce(started_at, longshore.clock())   -- the first start counts
@@ -84,7 +85,7 @@ const PROGRESS: &str = "
     returning r.id, r.lease_no";
 
 pub(super) async fn progress(tx: &mut Tx<'_>, reports: &[(Lease, Box<RawValue>)]) -> Sql<Vec<Fenced>> {
-    // The last report of a lease stands; an update touches a row once.
+    // Only the last report of each lease: one statement can update a row only once.
     let newest: BTreeMap<Lease, &str> =
         reports.iter().map(|(lease, progress)| (*lease, progress.get())).collect();
     let rows = sqlx::query(tx.sql(PROGRESS))
@@ -101,8 +102,8 @@ pub(super) async fn progress(tx: &mut Tx<'_>, reports: &[(Lease, Box<RawValue>)]
     Ok(reports.iter().map(|(lease, _)| fenced(held.contains(&(lease.id.0, lease.lease_no)))).collect())
 }
 
-/// The lease's row is locked against being taken, so a checkpoint of a lost
-/// lease cannot land on top of its successor's.
+/// Locks the lease's row so that the lease cannot be taken meanwhile. A checkpoint of a
+/// lost lease can therefore not overwrite one of the next lease.
 const SAVE_CHECKPOINT: &str = "
     with held as (
       select id, lease_no

@@ -1,4 +1,5 @@
-//! Wake-ups by `LISTEN`: a hint beside polling, never relied on.
+//! Wake-ups by `LISTEN` and `NOTIFY`. They are a hint in addition to polling; nothing
+//! relies on them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,32 +16,32 @@ use crate::error::Result;
 use crate::lifecycle::When;
 use crate::store::Wakeups;
 
-/// How long a listener may hear nothing before it is probed.
+/// A listening connection that receives nothing for this long is probed.
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const CAPACITY: usize = 256;
 
-/// How long a connection may take to come about.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Between tries while none comes about.
-const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause between tries to connect.
+const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 
-/// One listening connection per store, made when somebody first subscribes.
+/// One listening connection per store, opened for the first subscriber.
 ///
-/// Who enqueues in a process that also works need not wait for the server to
-/// say so: subscribers of the same store are told at once, and the server's
-/// echo of our own announcement is passed over.
+/// A process that both enqueues and works does not need the server for its own
+/// wake-ups: subscribers of the same store are notified directly, and the copies of
+/// these notifications that come back from the server are dropped.
 #[derive(Debug)]
 pub(super) struct Listener {
     channel: String,
     options: PgConnectOptions,
-    ears: Arc<Slot>,
-    /// One subscriber connects; the others wait until it has.
+    subscribers: Arc<Subscribers>,
+    /// One subscriber connects; the others wait for it.
     connecting: tokio::sync::Mutex<()>,
 }
 
 impl Listener {
     pub(super) fn new(channel: String, options: PgConnectOptions) -> Self {
-        Listener { channel, options, ears: Arc::default(), connecting: tokio::sync::Mutex::default() }
+        Listener { channel, options, subscribers: Arc::default(), connecting: tokio::sync::Mutex::default() }
     }
 
     /// A listener for the same channel that has no connection yet.
@@ -50,196 +51,204 @@ impl Listener {
 
     /// Notifies subscribers in this process. Returns whether there is one.
     pub(super) fn notify_local(&self, queues: &[String]) -> bool {
-        self.ears.tell(queues)
+        self.subscribers.notify(queues)
     }
 
     pub(super) async fn subscribe(&self) -> Result<Wakeups> {
         let _connecting = self.connecting.lock().await;
-        if let Some(receiver) = self.ears.join() {
+        if let Some(receiver) = self.subscribers.join() {
             return Ok(Wakeups(receiver));
         }
         let (sender, receiver) = broadcast::channel(CAPACITY);
-        // What this process announces while the connection comes about is heard.
-        let echoes = self.ears.open(&sender);
+        // Opened before connecting, so that notifications from this process arrive
+        // meanwhile.
+        let own = self.subscribers.open(&sender);
         let first = connect(&self.options, &self.channel).await.ok();
-        echoes.listening(first.is_some());
+        own.set_listening(first.is_some());
         let (options, channel) = (self.options.clone(), self.channel.clone());
-        tokio::spawn(listen(first, options, channel, sender, self.ears.clone(), echoes));
+        tokio::spawn(listen(first, options, channel, sender, self.subscribers.clone(), own));
         Ok(Wakeups(receiver))
     }
 }
 
-/// Who listens in this process. Locked for moments only and never while
-/// something is awaited: an announcement must not pass a listener by because
-/// another one is just being made.
+/// The subscribers in this process. The lock is held only for moments and never across
+/// an await, so that a notification cannot miss a listener while another one is being
+/// opened.
 #[derive(Debug, Default)]
-struct Slot(Mutex<Option<Ears>>);
+struct Subscribers(Mutex<Option<LocalChannel>>);
 
+/// The channel from the listening task to its subscribers.
 #[derive(Debug)]
-struct Ears {
+struct LocalChannel {
     sender: broadcast::WeakSender<String>,
-    echoes: Arc<Echoes>,
+    own: Arc<OwnNotifications>,
 }
 
-impl Slot {
-    fn lock(&self) -> MutexGuard<'_, Option<Ears>> {
+impl Subscribers {
+    fn lock(&self) -> MutexGuard<'_, Option<LocalChannel>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self, sender: &broadcast::Sender<String>) -> Arc<Echoes> {
-        let echoes = Arc::<Echoes>::default();
-        *self.lock() = Some(Ears { sender: sender.downgrade(), echoes: echoes.clone() });
-        echoes
+    fn open(&self, sender: &broadcast::Sender<String>) -> Arc<OwnNotifications> {
+        let own = Arc::<OwnNotifications>::default();
+        *self.lock() = Some(LocalChannel { sender: sender.downgrade(), own: own.clone() });
+        own
     }
 
+    /// Subscribes to the open channel, if there is one.
     fn join(&self) -> Option<broadcast::Receiver<String>> {
         let sender = self.lock().as_ref()?.sender.upgrade()?;
         Some(sender.subscribe())
     }
 
-    /// Whether somebody still listens. If not, the next subscriber begins anew.
-    fn in_use(&self, sender: &broadcast::Sender<String>) -> bool {
-        let mut slot = self.lock();
-        let in_use = sender.receiver_count() > 0;
-        if !in_use {
-            *slot = None;
+    /// Closes the channel if it has no subscribers left; the next subscriber opens a new
+    /// one. Returns whether it closed the channel.
+    fn close_if_unused(&self, sender: &broadcast::Sender<String>) -> bool {
+        let mut channel = self.lock();
+        let is_unused = sender.receiver_count() == 0;
+        if is_unused {
+            *channel = None;
         }
-        in_use
+        is_unused
     }
 
-    /// Tells subscribers in this process, if there are any.
-    fn tell(&self, queues: &[String]) -> bool {
-        let sender = self.lock().as_ref().and_then(|ears| ears.sender.upgrade());
-        let tell = |sender: broadcast::Sender<String>| {
+    /// Notifies subscribers. Returns whether there is one.
+    fn notify(&self, queues: &[String]) -> bool {
+        let sender = self.lock().as_ref().and_then(|channel| channel.sender.upgrade());
+        let notify = |sender: broadcast::Sender<String>| {
             queues.iter().filter(|queue| sender.send(String::clone(queue)).is_ok()).count() > 0
         };
-        sender.is_some_and(tell)
+        sender.is_some_and(notify)
     }
 
-    /// What subscribers in this process were told, the server need not tell them
-    /// again.
-    fn echoes(&self) -> Option<Arc<Echoes>> {
-        let slot = self.lock();
-        let ears = slot.as_ref()?;
-        ears.sender.upgrade().map(|_| ears.echoes.clone())
+    /// The notifications to drop when they come back from the server; `None` without a
+    /// channel.
+    fn own_notifications(&self) -> Option<Arc<OwnNotifications>> {
+        let channel = self.lock();
+        let channel = channel.as_ref()?;
+        channel.sender.upgrade().map(|_| channel.own.clone())
     }
 }
 
-/// How many of our own announcements the listening connection will still hear.
-/// Announcements carry nothing but their queue, so this is a matter of counting:
-/// if another process's comes first, it is passed over in place of ours, and
-/// ours does its service a moment later.
+/// Counts, per queue, the notifications that this process sent and the listening
+/// connection has yet to receive. A notification contains only its queue, so counting
+/// suffices: if one from another process arrives first, it is dropped in place of ours,
+/// and ours is delivered a moment later.
 #[derive(Debug, Default)]
-struct Echoes(Mutex<Expected>);
+struct OwnNotifications(Mutex<Expected>);
 
 #[derive(Debug, Default)]
 struct Expected {
     listening: bool,
-    from: HashMap<String, usize>,
+    per_queue: HashMap<String, usize>,
 }
 
-impl Echoes {
+impl OwnNotifications {
     fn lock(&self) -> MutexGuard<'_, Expected> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was expected of a connection that is gone will never come.
-    fn listening(&self, listening: bool) {
-        *self.lock() = Expected { listening, from: HashMap::new() };
+    /// Records that a connection was opened or lost. The notifications expected from the
+    /// previous connection will never arrive.
+    fn set_listening(&self, listening: bool) {
+        *self.lock() = Expected { listening, per_queue: HashMap::new() };
     }
 
-    fn expect<'q>(self: Arc<Self>, queues: &'q [String]) -> Awaited<'q> {
+    /// Call before sending a notification, and [confirm](Sending::confirm) it after.
+    fn expect<'q>(self: Arc<Self>, queues: &'q [String]) -> Sending<'q> {
         let mut expected = self.lock();
         if expected.listening {
-            // The server says the same thing once in a transaction.
+            // The server sends equal notifications of one transaction only once.
             for queue in queues.iter().collect::<HashSet<_>>() {
-                *expected.from.entry(queue.clone()).or_default() += 1;
+                *expected.per_queue.entry(queue.clone()).or_default() += 1;
             }
         }
         drop(expected);
-        Awaited { echoes: self, queues }
+        Sending { own: self, queues }
     }
 
-    /// It is not certain whether anything was announced. An echo too many wakes
-    /// somebody for nothing; one that is missed would swallow another's word.
-    fn give_up(&self, queues: &[String]) {
+    /// Stops expecting notifications of these queues, because it is unknown whether they
+    /// were sent. Delivering one of our own wakes a worker needlessly; expecting one that
+    /// was never sent would drop one from another process.
+    fn stop_expecting(&self, queues: &[String]) {
         let mut expected = self.lock();
-        expected.from.retain(|queue, _| !queues.contains(queue));
+        expected.per_queue.retain(|queue, _| !queues.contains(queue));
     }
 
-    fn is_ours(&self, queue: &str) -> bool {
+    /// Whether a notification that arrived is one of our own.
+    fn is_own(&self, queue: &str) -> bool {
         let mut expected = self.lock();
-        match expected.from.get_mut(queue) {
+        match expected.per_queue.get_mut(queue) {
             Some(count) if *count > 1 => {
                 *count -= 1;
                 true
             }
-            Some(_) => expected.from.remove(queue).is_some(),
+            Some(_) => expected.per_queue.remove(queue).is_some(),
             None => false,
         }
     }
 }
 
-/// Echoes of an announcement under way. Given up unless it is known to have
-/// gone through, also when the announcer goes away in the middle.
-struct Awaited<'q> {
-    echoes: Arc<Echoes>,
+/// A notification in flight. Unless it is confirmed, it is no longer expected; that
+/// includes a sender that is dropped while it waits.
+struct Sending<'q> {
+    own: Arc<OwnNotifications>,
     queues: &'q [String],
 }
 
-impl Awaited<'_> {
-    fn announced(mut self) {
+impl Sending<'_> {
+    fn confirm(mut self) {
         self.queues = &[];
     }
 }
 
-impl Drop for Awaited<'_> {
+impl Drop for Sending<'_> {
     fn drop(&mut self) {
-        self.echoes.give_up(self.queues);
+        self.own.stop_expecting(self.queues);
     }
 }
 
-/// Passes notifications on until nobody listens any more. A connection that
-/// is lost, or answers no probe, is replaced; whoever waits is told to look
-/// everywhere, because wake-ups may have been missed meanwhile.
+/// Passes notifications to the subscribers until there are none. Replaces a connection
+/// that is lost or does not reply to a probe, and then wakes the subscribers for all
+/// queues, because wake-ups may have been missed meanwhile.
 async fn listen(
     mut listener: Option<PgListener>,
     options: PgConnectOptions,
     channel: String,
     sender: broadcast::Sender<String>,
-    ears: Arc<Slot>,
-    echoes: Arc<Echoes>,
+    subscribers: Arc<Subscribers>,
+    own: Arc<OwnNotifications>,
 ) {
-    while ears.in_use(&sender) {
+    while !subscribers.close_if_unused(&sender) {
         let Some(open) = listener.as_mut() else {
-            tokio::time::sleep(AGAIN_AFTER).await;
+            tokio::time::sleep(RECONNECT_AFTER).await;
             listener = connect(&options, &channel).await.ok();
             if listener.is_some() {
-                tracing::info!("listening for new work again");
-                echoes.listening(true);
-                let _ = sender.send(Wakeups::EVERYWHERE.into());
+                tracing::info!("listening for new jobs again");
+                own.set_listening(true);
+                let _ = sender.send(Wakeups::ANY_QUEUE.into());
             }
             continue;
         };
         match tokio::time::timeout(PROBE_EVERY, open.try_recv()).await {
-            Ok(Ok(Some(notification))) if echoes.is_ours(notification.payload()) => {}
+            Ok(Ok(Some(notification))) if own.is_own(notification.payload()) => {}
             Ok(Ok(Some(notification))) => {
                 let _ = sender.send(notification.payload().to_owned());
             }
-            Err(_) if alive(open).await => {}
+            Err(_) if is_alive(open).await => {}
             Ok(Ok(None) | Err(_)) | Err(_) => {
-                tracing::warn!("cannot listen for new work; polling finds it meanwhile");
-                echoes.listening(false);
+                tracing::warn!("lost the listening connection; polling finds new jobs until it is restored");
+                own.set_listening(false);
                 listener = None;
             }
         }
     }
 }
 
-/// The driver lends a listener its connection from a pool, and a lost one may
-/// keep its place there for ever; so each has a pool of its own.
+/// The driver takes a listener's connection from a pool, and a lost one may occupy the
+/// pool forever. So each listener has a pool of its own.
 async fn connect(options: &PgConnectOptions, channel: &str) -> sqlx::Result<PgListener> {
-    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_WITHIN);
+    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT);
     let pool = pool.connect_lazy_with(options.clone());
     let listening = async {
         let mut listener = PgListener::connect_with(&pool).await?;
@@ -247,19 +256,19 @@ async fn connect(options: &PgConnectOptions, channel: &str) -> sqlx::Result<PgLi
         listener.listen(channel).await?;
         Ok(listener)
     };
-    tokio::time::timeout(CONNECT_WITHIN, listening).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    tokio::time::timeout(CONNECT_TIMEOUT, listening).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
-async fn alive(listener: &mut PgListener) -> bool {
+async fn is_alive(listener: &mut PgListener) -> bool {
     let probe = sqlx::query("select 1").execute(&mut *listener);
-    tokio::time::timeout(Duration::from_secs(5), probe).await.is_ok_and(|answer| answer.is_ok())
+    tokio::time::timeout(Duration::from_secs(5), probe).await.is_ok_and(|reply| reply.is_ok())
 }
 
 const NOTIFY: &str = "
     select pg_notify('longshore.wake', queue)
       from unnest($1::text[]) as queue";
 
-/// Once per queue with a job that is due now.
+/// Sends one notification per queue with a job that is due now.
 const NOTIFY_DUE: &str = "
     select pg_notify('longshore.wake', due.queue)
       from (select distinct i.queue
@@ -273,10 +282,11 @@ impl PostgresStore {
         if !self.0.notify || queues.is_empty() {
             return Ok(());
         }
-        let awaited = self.0.listener.ears.echoes().map(|echoes| echoes.expect(queues));
+        let own = self.0.listener.subscribers.own_notifications();
+        let sending = own.map(|own| own.expect(queues));
         self.run_quick(queues.to_vec(), |tx, queues| Box::pin(notify(tx, queues))).await?;
-        if let Some(awaited) = awaited {
-            awaited.announced();
+        if let Some(sending) = sending {
+            sending.confirm();
         }
         Ok(())
     }
@@ -315,59 +325,59 @@ mod tests {
     }
 
     #[test]
-    fn as_many_echoes_are_passed_over_as_were_sent_while_somebody_listened() {
-        let echoes = Arc::<Echoes>::default();
-        let announce = || echoes.clone().expect(&mail()).announced();
-        announce();
-        assert!(!echoes.is_ours("mail"), "nobody was listening");
-        echoes.listening(true);
-        announce();
-        announce();
-        assert!(!echoes.is_ours("other"));
-        assert_eq!([(); 3].map(|()| echoes.is_ours("mail")), [true, true, false]);
-        announce();
-        echoes.listening(true);
-        assert!(!echoes.is_ours("mail"), "another connection does not hear it");
+    fn own_notifications_are_dropped_once_each_while_listening() {
+        let own = Arc::<OwnNotifications>::default();
+        let send = || own.clone().expect(&mail()).confirm();
+        send();
+        assert!(!own.is_own("mail"), "no connection was listening");
+        own.set_listening(true);
+        send();
+        send();
+        assert!(!own.is_own("other"));
+        assert_eq!([(); 3].map(|()| own.is_own("mail")), [true, true, false]);
+        send();
+        own.set_listening(true);
+        assert!(!own.is_own("mail"), "a new connection does not receive earlier notifications");
     }
 
     #[test]
-    fn a_queue_named_twice_is_echoed_once() {
-        let echoes = Arc::<Echoes>::default();
-        echoes.listening(true);
-        echoes.clone().expect(&[mail(), mail()].concat()).announced();
-        assert_eq!([(); 2].map(|()| echoes.is_ours("mail")), [true, false]);
+    fn a_queue_named_twice_in_one_notification_is_expected_once() {
+        let own = Arc::<OwnNotifications>::default();
+        own.set_listening(true);
+        own.clone().expect(&[mail(), mail()].concat()).confirm();
+        assert_eq!([(); 2].map(|()| own.is_own("mail")), [true, false]);
     }
 
     #[test]
-    fn an_announcement_that_is_dropped_expects_no_echo() {
-        let echoes = Arc::<Echoes>::default();
-        echoes.listening(true);
-        drop(echoes.clone().expect(&mail()));
-        assert!(!echoes.is_ours("mail"), "it may never have been sent");
+    fn an_unconfirmed_notification_is_not_expected() {
+        let own = Arc::<OwnNotifications>::default();
+        own.set_listening(true);
+        drop(own.clone().expect(&mail()));
+        assert!(!own.is_own("mail"), "it may never have been sent");
     }
 
     #[test]
-    fn an_echo_belongs_to_us_only_if_somebody_here_was_told() {
-        let ears = Slot::default();
-        assert!(!ears.tell(&mail()), "nobody ever listened");
+    fn notify_returns_whether_there_is_a_subscriber() {
+        let subscribers = Subscribers::default();
+        assert!(!subscribers.notify(&mail()), "no channel was opened");
         let (sender, mut receiver) = broadcast::channel(CAPACITY);
-        ears.open(&sender);
-        assert!(ears.tell(&mail()));
+        subscribers.open(&sender);
+        assert!(subscribers.notify(&mail()));
         assert_eq!(receiver.try_recv(), Ok("mail".into()));
         drop(receiver);
-        assert!(!ears.tell(&mail()), "nobody listens any more");
+        assert!(!subscribers.notify(&mail()), "the subscriber is gone");
     }
 
     #[test]
-    fn a_subscriber_joins_a_listener_or_finds_none_but_never_one_that_has_ended() {
-        let ears = Slot::default();
+    fn a_subscriber_never_joins_a_channel_that_was_closed() {
+        let subscribers = Subscribers::default();
         let (sender, receiver) = broadcast::channel(CAPACITY);
-        ears.open(&sender);
+        subscribers.open(&sender);
         drop(receiver);
-        let joined = ears.join();
-        assert!(joined.is_some() && ears.in_use(&sender), "it goes on for the one who came");
+        let joined = subscribers.join();
+        assert!(joined.is_some() && !subscribers.close_if_unused(&sender), "the channel stays open for it");
         drop(joined);
-        assert!(!ears.in_use(&sender));
-        assert!(ears.join().is_none());
+        assert!(subscribers.close_if_unused(&sender));
+        assert!(subscribers.join().is_none());
     }
 }

@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
-use crate::store::{Migrated, SCHEMA_VERSION, newer};
+use crate::store::{Migrated, SCHEMA_VERSION, schema_too_new};
 
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/postgres/0001_queue.sql")),
@@ -20,21 +20,21 @@ pub(super) const DEFAULT_SCHEMA: &str = "longshore";
 pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
     let from = schema_version(tx).await?;
     if from > SCHEMA_VERSION {
-        return Err(newer(from).into());
+        return Err(schema_too_new(from).into());
     }
     if from == SCHEMA_VERSION {
         return Ok(Migrated { from, to: from });
     }
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    // One process migrates; the others wait and find it done. The lock ends with
-    // the transaction, so it works behind a transaction pooler.
+    // One process migrates; the others wait and then find nothing to do. The lock ends
+    // with the transaction, so it works behind a transaction pooler.
     sqlx::query("select pg_advisory_xact_lock(hashtextextended($1, 0))")
         .bind(tx.fill("longshore.migrations"))
         .execute(&mut *tx.connection)
         .await?;
-    // Checked first: creating a schema needs a right on the database that a role
-    // with a schema of its own may not have.
+    // `create schema if not exists` would need a privilege on the database that a role
+    // with a schema of its own may not have, even if the schema exists.
     let name = &tx.store.schema.name;
     let exists: bool = sqlx::query_scalar("select exists (select 1 from pg_namespace where nspname = $1)")
         .bind(name)
@@ -53,7 +53,7 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
     sqlx::raw_sql(AssertSqlSafe(history)).execute(&mut *tx.connection).await?;
     let from = schema_version(tx).await?;
     if from > SCHEMA_VERSION {
-        return Err(newer(from).into());
+        return Err(schema_too_new(from).into());
     }
     for (version, script) in MIGRATIONS.iter().filter(|(version, _)| *version > from) {
         sqlx::raw_sql(AssertSqlSafe(tx.fill(script))).execute(&mut *tx.connection).await?;
@@ -108,14 +108,14 @@ pub(super) struct Schema {
 impl Schema {
     pub(super) fn new(name: &str) -> Result<Self> {
         let first = |c: char| c.is_ascii_lowercase() || c == '_';
-        let good = name.len() <= 63
+        let is_valid = name.len() <= 63
             && name.starts_with(first)
             && !name.starts_with("pg_")   // reserved by Postgres
             && name.chars().all(|c| first(c) || c.is_ascii_digit());
-        if !good {
+        if !is_valid {
             return Err(Error::invalid(
                 "schema",
-                "schema: use a lowercase letter or underscore, then letters, digits and underscores; at most 63 characters, and not starting with pg_",
+                "schema: start with a lowercase letter or an underscore, then use lowercase letters, digits and underscores; at most 63 characters, and not starting with pg_",
             ));
         }
         Ok(Schema { name: name.into(), filled: Arc::default() })
@@ -127,8 +127,8 @@ impl Schema {
         if self.name == DEFAULT_SCHEMA {
             return text.into_sql_str();
         }
-        let known = self.filled.read().unwrap_or_else(PoisonError::into_inner).get(text).cloned();
-        let filled = known.unwrap_or_else(|| {
+        let cached = self.filled.read().unwrap_or_else(PoisonError::into_inner).get(text).cloned();
+        let filled = cached.unwrap_or_else(|| {
             let filled: Arc<str> = self.fill(text).into();
             self.filled.write().unwrap_or_else(PoisonError::into_inner).insert(text, filled.clone());
             filled

@@ -10,18 +10,18 @@
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim`, `claim_sql` | leasing due jobs; the statements of a claim |
 //! | `lease` | live leases: progress, checkpoints |
-//! | `settle` | how attempts end |
+//! | `settle` | storing how attempts end |
 //! | `workers` | registration, heartbeats |
 //! | `recover` | dead workers and their leases |
 //! | `operate`, `queues` | operators' commands on jobs; queue settings |
-//! | `inspect`, `stats`, `check` | reading jobs; numbers; the consistency check |
+//! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `schedules`, `retain` | cron; retention and tallies |
-//! | `tokens`, `kinds` | who may call the server; what is known about kinds |
+//! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
 //! | `tx`, `run`, `pool`, `listen` | a connection and its errors; deadlines and retries; the pool; `LISTEN` |
 //!
 //! The engine relies on no session state: no session locks, no temporary tables, no
-//! `search_path`, and `LISTEN` only as a hint. But the driver names the statements
-//! it prepares, so PgBouncer in transaction mode must track them
+//! `search_path`, and `LISTEN` only as a hint. The driver, however, uses named prepared
+//! statements, so PgBouncer in transaction mode must track them
 //! (`max_prepared_statements`, version 1.21 or newer).
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
 
-use super::{Fenced, Lease, SCHEMA_VERSION, Store, newer};
+use super::{Fenced, Lease, SCHEMA_VERSION, Store, schema_too_new};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use migrate::{DEFAULT_SCHEMA, Schema};
@@ -71,17 +71,17 @@ struct Inner {
     notify: bool,
 }
 
-/// How to reach the tables.
+/// Connection settings that a Postgres URL does not have.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
     /// The schema that holds the tables; `longshore` by default.
     pub schema: String,
-    /// How many connections the pool may open; 10 by default.
+    /// The maximum number of pooled connections; 10 by default.
     pub max_connections: u32,
     /// How long to wait for a connection; 10 s by default.
     pub acquire_timeout: Duration,
-    /// Whether new work is announced by `NOTIFY`; on by default. Where it is
-    /// off, or cannot pass (PgBouncer in transaction mode), polling finds it.
+    /// Whether to send wake-ups by `NOTIFY`; on by default. If it is off, or `NOTIFY`
+    /// does not get through (PgBouncer in transaction mode), polling finds new jobs.
     pub notify: bool,
 }
 
@@ -97,9 +97,9 @@ impl Default for PostgresOptions {
 }
 
 impl PostgresStore {
-    /// Connects to `postgres://user@host/database`. The parameters `schema`,
-    /// `max_connections` and `notify` (`on` or `off`) of the URL are ours; the
-    /// rest are Postgres's.
+    /// Connects to `postgres://user@host/database`. The URL parameters `schema`,
+    /// `max_connections` and `notify` (`on` or `off`) set the [options](PostgresOptions);
+    /// the driver reads the others.
     pub async fn open(url: &str) -> Result<Self> {
         let mut options = PostgresOptions::default();
         let url = take_parameter(url, "schema", |value| {
@@ -108,7 +108,10 @@ impl PostgresStore {
         })?;
         let url = take_parameter(&url, "max_connections", |value| {
             options.max_connections = value.parse().ok().filter(|n| *n >= 2).ok_or_else(|| {
-                Error::invalid("max_connections", "database URL: max_connections must be a number from 2 up")
+                Error::invalid(
+                    "max_connections",
+                    "database URL: max_connections must be a number, at least 2",
+                )
             })?;
             Ok(())
         })?;
@@ -116,37 +119,37 @@ impl PostgresStore {
             options.notify = match value {
                 "on" => true,
                 "off" => false,
-                _ => return Err(Error::invalid("notify", "database URL: notify is `on` or `off`")),
+                _ => return Err(Error::invalid("notify", "database URL: notify must be `on` or `off`")),
             };
             Ok(())
         })?;
         PostgresStore::open_with(&url, options).await
     }
 
-    /// Connects with settings that a URL does not carry.
+    /// Connects with the given options.
     pub async fn open_with(url: &str, options: PostgresOptions) -> Result<Self> {
         let schema = Schema::new(&options.schema)?;
-        // The parse error repeats the URL, password included: leave it out.
+        // The parse error contains the URL with its password, so it is left out.
         let connect: PgConnectOptions = url.parse().map_err(|_| {
             Error::invalid(
                 "url",
-                "database URL: not understood; use postgres://user:password@host:5432/database",
+                "database URL: not a valid Postgres URL; use postgres://user:password@host:5432/database",
             )
         })?;
-        // A wrong host or password should be told here, in its own words, and
-        // not by the first job when the pool has timed out.
+        // Connect once now: a wrong host or password is reported at once and precisely,
+        // not by the first operation after the pool's timeout.
         let target = format!("{}:{}", connect.get_host(), connect.get_port());
         let probe = tokio::time::timeout(options.acquire_timeout, PgConnection::connect_with(&connect)).await;
         match probe {
             Ok(Ok(connection)) => drop(connection.close().await),
             Ok(Err(error)) => {
-                let told = translate(error);
-                return Err(Error::unavailable(format!("{target}: {told}")).with_source(told));
+                let error = translate(error);
+                return Err(Error::unavailable(format!("{target}: {error}")).with_source(error));
             }
             Err(_) => {
-                let patience = options.acquire_timeout;
                 return Err(Error::unavailable(format!(
-                    "{target}: the database did not answer within {patience:?}"
+                    "{target}: the database did not reply within {:?}",
+                    options.acquire_timeout
                 )));
             }
         }
@@ -154,7 +157,7 @@ impl PostgresStore {
         let pool = pool::Pool::new(connect, options.max_connections, options.acquire_timeout);
         let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify: options.notify }));
         match store.schema_version().await? {
-            found if found > SCHEMA_VERSION => Err(newer(found)),
+            found if found > SCHEMA_VERSION => Err(schema_too_new(found)),
             _ => Ok(store),
         }
     }
@@ -164,15 +167,15 @@ impl PostgresStore {
         &self.0.schema.name
     }
 
-    /// Whether a lease is live, inside the caller's own transaction. Until that
-    /// transaction ends, nobody can take the lease, so everything it commits was done
-    /// by the job's only owner.
+    /// Returns whether a lease is live, inside the caller's own transaction. Until that
+    /// transaction ends, the lease cannot be taken away, so everything it commits was
+    /// done by the job's only owner.
     pub async fn assert_lease_in(&self, connection: &mut PgConnection, lease: &Lease) -> Result<Fenced> {
         Ok(lease::assert_lease(&mut Tx::new(&self.0, connection), lease).await?)
     }
 }
 
-/// Takes one parameter out of a URL's query.
+/// Removes one parameter from a URL's query and passes its value to `take`.
 fn take_parameter(url: &str, name: &str, mut take: impl FnMut(&str) -> Result<()>) -> Result<String> {
     let Some((base, query)) = url.split_once('?') else { return Ok(url.into()) };
     let mut rest = Vec::new();
@@ -192,7 +195,7 @@ impl crate::client::CallerTransaction for &mut PgConnection {
         let store = any.downcast_ref::<PostgresStore>().ok_or_else(|| {
             Error::invalid(
                 "transaction",
-                "transaction: a Postgres transaction, but this client uses another engine",
+                "transaction: this is a Postgres transaction, but the client uses another engine",
             )
         })?;
         Ok(enqueue::enqueue_in(&mut Tx::new(&store.0, self), jobs).await?)

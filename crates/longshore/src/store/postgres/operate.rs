@@ -12,12 +12,14 @@ use crate::job::{JobId, Outcome, WorkerId};
 use crate::lifecycle::{Finished, Flags, Running, State, Waiting, When};
 use crate::store::{DeadFilter, Operated, Operation};
 
-/// One statement, one snapshot: a job is seen in exactly one place.
+/// One statement, and so one snapshot: the job is in exactly one of the tables.
 const LOCATE: &str = "
-    select w.lease_no, w.attempt, w.max_attempts, w.interruptions,
-           r.lease_no, r.worker, r.attempt, r.max_attempts, r.interruptions, r.started_at is not null,
-           r.cancel_requested, r.superseded,
-           f.lease_no, f.outcome::text
+    select w.lease_no as waiting_lease_no, r.lease_no as running_lease_no, f.lease_no as finished_lease_no,
+           coalesce(w.attempt, r.attempt) as attempt,
+           coalesce(w.max_attempts, r.max_attempts) as max_attempts,
+           coalesce(w.interruptions, r.interruptions) as interruptions,
+           r.worker, r.started_at is not null as started, r.cancel_requested, r.superseded,
+           f.outcome::text as outcome
       from longshore.jobs j
       left join longshore.ready w on w.id = j.id
       left join longshore.running r on r.id = j.id
@@ -28,102 +30,109 @@ pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
     let Some(row) = sqlx::query(tx.sql(LOCATE)).bind(id.0).fetch_optional(&mut *tx.connection).await? else {
         return Ok(None);
     };
-    let small = |i: usize| row.try_get::<i16, _>(i).map(|n| n as u16);
-    if let Some(lease_no) = row.try_get(0)? {
-        let (attempts, max_attempts, interruptions) = (small(1)?, small(2)?, small(3)?);
-        return Ok(Some(State::Waiting(Waiting { lease_no, attempts, max_attempts, interruptions })));
-    }
-    if let Some(lease_no) = row.try_get(4)? {
-        return Ok(Some(State::Running(Running {
+    let number = |column: &str| row.try_get::<i16, _>(column).map(|n| n as u16);
+    if let Some(lease_no) = row.try_get("waiting_lease_no")? {
+        return Ok(Some(State::Waiting(Waiting {
             lease_no,
-            worker: WorkerId(row.try_get(5)?),
-            attempt: small(6)?,
-            max_attempts: small(7)?,
-            interruptions: small(8)?,
-            started: row.try_get(9)?,
-            flags: Flags { cancel_requested: row.try_get(10)?, superseded: row.try_get(11)? },
+            attempts: number("attempt")?,
+            max_attempts: number("max_attempts")?,
+            interruptions: number("interruptions")?,
         })));
     }
-    if let Some(lease_no) = row.try_get(12)? {
-        let outcome = Outcome::from_stored(row.try_get(13)?)?;
+    if let Some(lease_no) = row.try_get("running_lease_no")? {
+        return Ok(Some(State::Running(Running {
+            lease_no,
+            worker: WorkerId(row.try_get("worker")?),
+            attempt: number("attempt")?,
+            max_attempts: number("max_attempts")?,
+            interruptions: number("interruptions")?,
+            started: row.try_get("started")?,
+            flags: Flags {
+                cancel_requested: row.try_get("cancel_requested")?,
+                superseded: row.try_get("superseded")?,
+            },
+        })));
+    }
+    if let Some(lease_no) = row.try_get("finished_lease_no")? {
+        let outcome = Outcome::from_stored(row.try_get("outcome")?)?;
         return Ok(Some(State::Finished(Finished { lease_no, outcome })));
     }
     Err(Error::internal(format!("job {id} is in no table; run `longshore check`")).into())
 }
 
 const CANCEL: &str = "
-    with gone as (
+    with deleted as (
       delete from longshore.ready
        where id = $1
          and lease_no = $2
-         and attempt = $3   -- a replaced job begins anew under the same lease number
+         and attempt = $3   -- a replaced job has the same lease number and a fresh budget
       returning *),
-    ended as (
+    finished_job as (
       insert into longshore.finished
              (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
-      select g.id, longshore.clock(), g.lease_no, 'cancelled', $3::int2, g.max_attempts, g.interruptions, (
+      select d.id, longshore.clock(), d.lease_no, 'cancelled', $3::int2, d.max_attempts, d.interruptions, (
                select a.error
                  from longshore.attempts a
-                where a.job = g.id
+                where a.job = d.id
                   and a.error is not null
                 order by a.lease_no desc
                 limit 1)
-        from gone g),
-    freed as (
+        from deleted d),
+    deleted_keys as (
       delete from longshore.keys
-       where job = any(array(select id from gone where keyed))),
-    counted as (
+       where job = any(array(select id from deleted where keyed))),
+    tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), 1, 1, 'cancelled', 0, queue, kind
-        from gone)
-    select count(*) from gone";
+        from deleted)
+    select count(*) from deleted";
 
 const REQUEST_CANCEL: &str = "
-    with told as (
+    with updated as (
       update longshore.running
          set cancel_requested = true
        where id = $1
          and lease_no = $2
       returning id)
-    select count(*) from told";
+    select count(*) from updated";
 
 const RUN_NOW: &str = "
-    with gone as (
+    with deleted as (
       delete from longshore.ready
        where id = $1
          and lease_no = $2
       returning *),
-    waiting as (
+    requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
       select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
              attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from gone)
-    select count(*) from gone";
+        from deleted)
+    select count(*) from deleted";
 
 const REMOVE: &str = "
-    with gone as (
+    with deleted as (
       delete from longshore.finished
        where id = $1
          and lease_no = $2
       returning id, outcome),
-    forgotten as (
+    deleted_jobs as (
       delete from longshore.jobs
-       where id = any(array(select id from gone))
+       where id = any(array(select id from deleted))
       returning id, queue, kind),
-    history as (
+    deleted_attempts as (
       delete from longshore.attempts
-       where job = any(array(select id from gone))),
-    saved as (
+       where job = any(array(select id from deleted))),
+    deleted_checkpoints as (
       delete from longshore.checkpoints
-       where job = any(array(select id from gone))),
-    uncounted as (
+       where job = any(array(select id from deleted))),
+    tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), 0, -1, g.outcome, 0, j.queue, j.kind
-        from gone g
-        join forgotten j on j.id = g.id)
-    select count(*) from gone";
+      select date_trunc('minute', longshore.clock()), 0, -1, d.outcome, 0, j.queue, j.kind
+        from deleted d
+        join deleted_jobs j on j.id = d.id)
+    select count(*) from deleted";
 
 pub(super) async fn operate(tx: &mut Tx<'_>, id: JobId, from: &State, to: &Operation) -> Sql<Operated> {
     let lease_no = match from {
@@ -148,20 +157,20 @@ pub(super) async fn operate(tx: &mut Tx<'_>, id: JobId, from: &State, to: &Opera
 }
 
 const REWRITE: &str = "
-    with gone as (
+    with deleted as (
       delete from longshore.ready
        where id = $1
          and lease_no = $2
       returning *),
-    changed as (
+    updated as (
       update longshore.jobs j
          set priority = coalesce($3::int2, j.priority),
              run_at = case when $7 then coalesce($4::timestamptz, longshore.clock() + $5 * interval '1 microsecond')
                            else j.run_at end,
              payload = coalesce($6::text::json, j.payload)
-        from gone g
-       where j.id = g.id),
-    waiting as (
+        from deleted d
+       where j.id = d.id),
+    requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
@@ -170,8 +179,8 @@ const REWRITE: &str = "
                   else run_at end,
              since, timeout_ms, lease_no, coalesce($3::int2, priority),
              attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from gone)
-    select count(*) from gone";
+        from deleted)
+    select count(*) from deleted";
 
 async fn rewrite(tx: &mut Tx<'_>, id: JobId, lease_no: i32, edit: &ValidEdit) -> Sql<Operated> {
     let (run_at, delay_us) = split(edit.when.unwrap_or(When::NOW));
@@ -188,8 +197,8 @@ async fn rewrite(tx: &mut Tx<'_>, id: JobId, lease_no: i32, edit: &ValidEdit) ->
     Ok(operated(done))
 }
 
-/// The finished row is locked first and deleted after the key is won, so that
-/// two retries of one job cannot both think they did it.
+/// Locks the finished row first; it is deleted once the key is taken. So two retries of
+/// one job cannot both succeed.
 const LOCK_FINISHED: &str = "
     select j.unique_key
       from longshore.finished f
@@ -206,25 +215,25 @@ const TAKE_KEY: &str = "
 const KEY_HOLDER: &str = "select job from longshore.keys where key = $1";
 
 const REOPEN: &str = "
-    with gone as (
+    with deleted as (
       delete from longshore.finished
        where id = $1
          and lease_no = $2
       returning id, lease_no, outcome),
-    uncounted as (
+    tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), 0, -1, g.outcome, 0, j.queue, j.kind
-        from gone g
-        join longshore.jobs j on j.id = g.id),
-    waiting as (
+      select date_trunc('minute', longshore.clock()), 0, -1, d.outcome, 0, j.queue, j.kind
+        from deleted d
+        join longshore.jobs j on j.id = d.id),
+    requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
-      select g.id, longshore.clock(), longshore.clock(), j.timeout_ms, g.lease_no, j.priority, 0, j.max_attempts,
+      select d.id, longshore.clock(), longshore.clock(), j.timeout_ms, d.lease_no, j.priority, 0, j.max_attempts,
              0, j.unique_key is not null, j.kind, j.queue, j.flags
-        from gone g
-        join longshore.jobs j on j.id = g.id)
-    select count(*) from gone";
+        from deleted d
+        join longshore.jobs j on j.id = d.id)
+    select count(*) from deleted";
 
 async fn reopen(tx: &mut Tx<'_>, id: JobId, lease_no: i32) -> Sql<Operated> {
     let mut transaction = tx.begin().await?;
@@ -236,11 +245,12 @@ async fn reopen(tx: &mut Tx<'_>, id: JobId, lease_no: i32) -> Sql<Operated> {
         .await?;
     let Some((unique_key,)) = locked else { return Ok(Operated::Moved) };
     if let Some(key) = unique_key {
-        let won = sqlx::query(tx.sql(TAKE_KEY)).bind(&key).bind(id.0).execute(&mut *tx.connection).await?;
-        if won.rows_affected() == 0 {
+        let taken = sqlx::query(tx.sql(TAKE_KEY)).bind(&key).bind(id.0).execute(&mut *tx.connection).await?;
+        if taken.rows_affected() == 0 {
             let holder: Option<Uuid> =
                 sqlx::query_scalar(tx.sql(KEY_HOLDER)).bind(&key).fetch_optional(&mut *tx.connection).await?;
-            // The holder may have ended in between: then look again.
+            // The holder may have finished in between; then the caller reads the state
+            // again.
             return Ok(holder.map_or(Operated::Moved, |holder| Operated::KeyTaken(JobId(holder))));
         }
     }

@@ -1,7 +1,7 @@
-//! The connections: the one used last is used next, so that few stay warm, and
-//! going back costs nothing. A pool that takes turns spreads the work over cold
-//! sessions, and one that asks a connection how it is on every return pays a
-//! round trip for each statement.
+//! The connection pool. It is a stack: the connection that was released last is used
+//! next, so that a few connections stay warm. A pool that rotates spreads the work over
+//! cold sessions. Releasing costs nothing: a pool that pings a connection on every
+//! release pays a round trip for each statement.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,30 +14,32 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::tx::{Fault, Sql};
 use crate::error::Error;
 
-/// A connection that idled this long is asked whether it still lives.
+/// A connection that was idle for this long is pinged before use.
 const PROBE_AFTER: Duration = Duration::from_secs(15);
-const PROBE_PATIENCE: Duration = Duration::from_secs(2);
-/// One that nobody wanted for so long is closed.
-const IDLE_FOR: Duration = Duration::from_secs(5 * 60);
-/// Sessions gather memory, and proxies cut what lasts too long.
-const LIFETIME: Duration = Duration::from_secs(30 * 60);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A connection that was idle for longer is closed.
+const MAX_IDLE: Duration = Duration::from_secs(5 * 60);
+/// An older connection is closed: sessions accumulate memory, and proxies drop
+/// connections that last too long.
+const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
 
 #[derive(Debug)]
 pub(super) struct Pool {
     options: PgConnectOptions,
-    patience: Duration,
-    most: usize,
+    acquire_timeout: Duration,
+    max_connections: usize,
     permits: Arc<Semaphore>,
+    /// The idle connections, the one released last at the end.
     idle: Mutex<Vec<Idle>>,
-    shown: Shown,
+    metrics: Metrics,
 }
 
-/// Whether the metrics tell of this pool.
+/// Whether the metrics include this pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shown {
-    Yes,
-    /// It has one user and says nothing of how busy the process is.
-    No,
+enum Metrics {
+    Included,
+    /// The pool has a single user, so its use does not show how busy the process is.
+    Excluded,
 }
 
 #[derive(Debug)]
@@ -48,28 +50,37 @@ struct Idle {
 }
 
 impl Pool {
-    pub(super) fn new(options: PgConnectOptions, max_connections: u32, patience: Duration) -> Arc<Self> {
-        Pool::build(options, max_connections as usize, patience, Shown::Yes)
+    pub(super) fn new(
+        options: PgConnectOptions,
+        max_connections: u32,
+        acquire_timeout: Duration,
+    ) -> Arc<Self> {
+        Pool::build(options, max_connections as usize, acquire_timeout, Metrics::Included)
     }
 
-    fn build(options: PgConnectOptions, most: usize, patience: Duration, shown: Shown) -> Arc<Self> {
-        let permits = Arc::new(Semaphore::new(most));
-        Arc::new(Pool { options, patience, most, permits, idle: Mutex::default(), shown })
+    fn build(
+        options: PgConnectOptions,
+        max_connections: usize,
+        acquire_timeout: Duration,
+        metrics: Metrics,
+    ) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(max_connections));
+        Arc::new(Pool { options, acquire_timeout, max_connections, permits, idle: Mutex::default(), metrics })
     }
 
     /// A pool of one connection to the same server.
-    pub(super) fn of_one(&self) -> Arc<Self> {
-        Pool::build(self.options.clone(), 1, self.patience, Shown::No)
+    pub(super) fn single_connection(&self) -> Arc<Self> {
+        Pool::build(self.options.clone(), 1, self.acquire_timeout, Metrics::Excluded)
     }
 
-    /// A connection to use and [`give back`](PooledConnection::give_back); one that is
-    /// dropped instead is closed.
+    /// Returns a connection. [Release](PooledConnection::release) it after use; a
+    /// connection that is dropped instead is closed.
     pub(super) async fn acquire(self: &Arc<Self>) -> Sql<PooledConnection> {
-        match tokio::time::timeout(self.patience, self.find()).await {
+        match tokio::time::timeout(self.acquire_timeout, self.find()).await {
             Ok(found) => found,
             Err(_) => Err(Error::unavailable(format!(
-                "no connection to the database within {:?}; all are in use or it does not answer",
-                self.patience
+                "no database connection within {:?}: all are in use, or the database does not reply",
+                self.acquire_timeout
             ))
             .into()),
         }
@@ -77,31 +88,39 @@ impl Pool {
 
     async fn find(self: &Arc<Self>) -> Sql<PooledConnection> {
         let permit = self.permits.clone().acquire_owned().await;
-        let permit = permit.map_err(|closed| Error::internal("the pool is closed").with_source(closed))?;
+        let permit =
+            permit.map_err(|closed| Error::internal("the connection pool is closed").with_source(closed))?;
         let permit = Permit { permit: Some(permit), pool: self.clone() };
-        self.show();
+        self.report_use();
         while let Some(mut idle) = self.pop() {
-            if idle.since.elapsed() < PROBE_AFTER || answers(&mut idle.connection).await {
-                return Ok(self.held(idle.connection, idle.opened, permit));
+            if idle.since.elapsed() < PROBE_AFTER || responds(&mut idle.connection).await {
+                return Ok(self.checked_out(idle.connection, idle.opened, permit));
             }
             self.clear();
         }
         let mut connection = PgConnection::connect_with(&self.options).await?;
-        // Ours are short statements, and some look long to the planner: compiling
-        // one took forty times as long as running it.
+        // Our statements are short, but the planner overestimates some: compiling one
+        // took forty times as long as running it.
         sqlx::raw_sql("set jit = off").execute(&mut connection).await?;
-        Ok(self.held(connection, Instant::now(), permit))
+        Ok(self.checked_out(connection, Instant::now(), permit))
     }
 
-    fn held(self: &Arc<Self>, connection: PgConnection, opened: Instant, permit: Permit) -> PooledConnection {
+    fn checked_out(
+        self: &Arc<Self>,
+        connection: PgConnection,
+        opened: Instant,
+        permit: Permit,
+    ) -> PooledConnection {
         PooledConnection { connection, opened, pool: self.clone(), _permit: permit }
     }
 
-    /// Tells the metrics how many connections are in use. Set, not counted up
-    /// and down: the recorder may come while some are out.
-    fn show(&self) {
-        if self.shown == Shown::Yes {
-            measure(self.most.saturating_sub(self.permits.available_permits()), self.most);
+    /// Reports to the metrics how many connections are in use. Sets the gauge instead
+    /// of counting up and down, because a recorder may be installed while some are in
+    /// use.
+    fn report_use(&self) {
+        if self.metrics == Metrics::Included {
+            let in_use = self.max_connections.saturating_sub(self.permits.available_permits());
+            set_gauges(in_use, self.max_connections);
         }
     }
 
@@ -109,8 +128,8 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    /// What broke one connection has probably broken the others: better to open
-    /// a fresh one than to find out one by one.
+    /// Closes all idle connections. What broke one connection has probably broken the
+    /// others, and opening a new one is faster than testing them one by one.
     fn clear(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -118,23 +137,23 @@ impl Pool {
     fn push(&self, connection: PgConnection, opened: Instant) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.push(Idle { connection, opened, since: Instant::now() });
-        // The longest idle lies at the bottom.
-        let stale = idle.iter().take_while(|idle| idle.since.elapsed() > IDLE_FOR).count();
+        // The connections that were idle longest come first.
+        let stale = idle.iter().take_while(|idle| idle.since.elapsed() > MAX_IDLE).count();
         idle.drain(..stale);
     }
 }
 
 #[cfg(feature = "metrics")]
-fn measure(in_use: usize, most: usize) {
+fn set_gauges(in_use: usize, max: usize) {
     metrics::gauge!("longshore_pool_connections_in_use").set(in_use as f64);
-    metrics::gauge!("longshore_pool_connections_max").set(most as f64);
+    metrics::gauge!("longshore_pool_connections_max").set(max as f64);
 }
 
-/// The metrics come with the worker.
+/// Metrics need the feature `worker`.
 #[cfg(not(feature = "metrics"))]
-fn measure(_: usize, _: usize) {}
+fn set_gauges(_: usize, _: usize) {}
 
-/// The right to one connection, or to open one.
+/// The right to use or open one connection.
 struct Permit {
     permit: Option<OwnedSemaphorePermit>,
     pool: Arc<Pool>,
@@ -143,7 +162,7 @@ struct Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         drop(self.permit.take());
-        self.pool.show();
+        self.pool.report_use();
     }
 }
 
@@ -162,20 +181,20 @@ impl PooledConnection {
         if fault.is_some_and(Fault::is_broken_connection) {
             return self.pool.clear();
         }
-        if self.opened.elapsed() > LIFETIME {
+        if self.opened.elapsed() > MAX_LIFETIME {
             return;
         }
-        // A transaction that was dropped is rolled back by intention only: the
-        // word must go out, or its locks stay.
-        let settled = fault.is_none() && !self.connection.should_flush();
-        if settled || answers(&mut self.connection).await {
+        // The driver only queues the rollback of a dropped transaction. The ping sends
+        // it; otherwise the transaction would keep its locks.
+        let is_clean = fault.is_none() && !self.connection.should_flush();
+        if is_clean || responds(&mut self.connection).await {
             self.pool.push(self.connection, self.opened);
         }
     }
 }
 
-async fn answers(connection: &mut PgConnection) -> bool {
-    tokio::time::timeout(PROBE_PATIENCE, connection.ping()).await.is_ok_and(|answer| answer.is_ok())
+async fn responds(connection: &mut PgConnection) -> bool {
+    tokio::time::timeout(PROBE_TIMEOUT, connection.ping()).await.is_ok_and(|reply| reply.is_ok())
 }
 
 impl Deref for PooledConnection {

@@ -26,8 +26,8 @@ pub(super) async fn set_queue(tx: &mut Tx<'_>, name: &str, change: &QueueChange)
 
 const COUNT_BOUND: i64 = 10_000;
 
-/// Waiting jobs are counted up to a bound per queue; past it, the number is
-/// the bound and marked. Suspects are few and wait in an index of their own.
+/// Counts the waiting jobs of each queue up to a bound. Above it, the number is the
+/// bound, marked as an estimate. Suspects are few and have an index of their own.
 const QUEUES: &str = "
     with recursive waiting_queues as (
       (select queue
@@ -62,14 +62,14 @@ const QUEUES: &str = "
       select queue from suspects
       union
       select queue from running)
-    select n.name, coalesce(s.paused, false), s.max_running, coalesce(p.n, 0) + (
+    select n.name, coalesce(s.paused, false) as paused, s.max_running, coalesce(p.n, 0) + (
              select count(*)
                from (select 1
                        from longshore.ready r
                       where r.queue = n.name
                         and r.interruptions = 0
-                      limit $1 + 1) as bounded),
-           coalesce(r.n, 0)
+                      limit $1 + 1) as bounded) as waiting,
+           coalesce(r.n, 0) as running
       from names n
       left join longshore.queues s on s.name = n.name
       left join suspects p on p.queue = n.name
@@ -80,14 +80,14 @@ pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     let rows = sqlx::query(tx.sql(QUEUES)).bind(COUNT_BOUND).fetch_all(&mut *tx.connection).await?;
     let mut queues = Vec::with_capacity(rows.len());
     for row in rows {
-        let waiting: i64 = row.try_get(3)?;
+        let waiting: i64 = row.try_get("waiting")?;
         queues.push(QueueRecord {
-            name: row.try_get(0)?,
-            paused: row.try_get(1)?,
-            limit: row.try_get::<Option<i32>, _>(2)?.map(|limit| limit as u32),
+            name: row.try_get("name")?,
+            paused: row.try_get("paused")?,
+            limit: row.try_get::<Option<i32>, _>("max_running")?.map(|limit| limit as u32),
             waiting: waiting.min(COUNT_BOUND) as u64,
             waiting_estimated: waiting > COUNT_BOUND,
-            running: row.try_get::<i64, _>(4)? as u64,
+            running: row.try_get::<i64, _>("running")? as u64,
         });
     }
     Ok(queues)

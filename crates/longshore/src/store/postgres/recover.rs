@@ -26,7 +26,7 @@ const MARK_DEAD: &str = "
                 for update skip locked))
     returning id";
 
-/// The dead stay visible for a while, and for as long as a lease names them.
+/// Dead workers stay listed for an hour, and for as long as they hold a lease.
 const FORGET_DEAD: &str = "
     delete from longshore.workers w
      where w.dead_at < longshore.clock() - interval '1 hour'
@@ -46,34 +46,34 @@ pub(super) async fn mark_dead(tx: &mut Tx<'_>, threshold: Option<Duration>) -> S
 
 const INTERRUPTED: &str = "
     select r.id, r.kind, r.queue, r.flags, r.lease_no, r.worker, r.attempt, r.max_attempts, r.interruptions,
-           r.started_at is not null, r.cancel_requested, r.superseded, r.claimed_at, j.options::text, why.word
+           r.started_at is not null, r.cancel_requested, r.superseded, r.claimed_at, j.options::text, reason.name
       from longshore.running r
       join longshore.jobs j on j.id = r.id
       left join longshore.workers w on w.id = r.worker
      cross join lateral (
-             select coalesce(r.flags && $3::text[], false) as resilient) as job_is
+             select coalesce(r.flags && $3::text[], false) as is_resilient) as job
      cross join lateral (
-             select case when job_is.resilient then $4::float8 else 1 end as factor) as slow
-     cross join lateral (   -- ten years at the most: past that nothing differs, and clocks end
-             select least(coalesce($1::int8, w.stale_after_ms) * slow.factor, 315360000000)
-                      * interval '1 millisecond' as silence,
-                    least(coalesce($1::int8, $2::int8) * slow.factor, 315360000000)
-                      * interval '1 millisecond' as margin) as patience
+             select case when job.is_resilient then $4::float8 else 1 end as factor) as resilience
+     cross join lateral (   -- at most ten years: more makes no difference and may overflow
+             select least(coalesce($1::int8, w.stale_after_ms) * resilience.factor, 315360000000)
+                      * interval '1 millisecond' as stale_after,
+                    least(coalesce($1::int8, $2::int8) * resilience.factor, 315360000000)
+                      * interval '1 millisecond' as orphan_after) as threshold
      cross join lateral (
              select case
                       when w.id is null
-                       and r.claimed_at < longshore.clock() - patience.margin
+                       and r.claimed_at < longshore.clock() - threshold.orphan_after
                       then 'unknown'
-                      when w.heartbeat_at < longshore.clock() - patience.silence
-                        or (w.dead_at is not null and not job_is.resilient)
+                      when w.heartbeat_at < longshore.clock() - threshold.stale_after
+                        or (w.dead_at is not null and not job.is_resilient)
                       then 'dead'
                       when w.dead_at is null
                        and w.id is not null
-                       and r.claimed_at < longshore.clock() - patience.margin
+                       and r.claimed_at < longshore.clock() - threshold.orphan_after
                                             - r.timeout_ms * interval '1 millisecond'
                       then 'hung'
-                    end as word) as why
-     where why.word is not null
+                    end as name) as reason
+     where reason.name is not null
        and r.id > coalesce($5, '00000000-0000-0000-0000-000000000000')
      order by r.id
      limit $6";

@@ -1,5 +1,5 @@
-//! Retention: removing finished jobs whose time has passed, and folding tallies.
-//! Both walk in bounded steps by key. A row lock decides which process walks.
+//! Retention: removing finished jobs whose retention has passed, and folding tallies.
+//! Both work in bounded steps. A row lock ensures that one process at a time does so.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -8,7 +8,7 @@ use super::tx::{Sql, Tx};
 use crate::error::Error;
 use crate::store::{Retained, Retention, millis};
 
-/// Whoever holds the row walks; others find nothing to do.
+/// The process that locks the row continues the walk; others find no row and do nothing.
 const BEGIN_WALK: &str = "
     select cursor
       from longshore.upkeep
@@ -22,7 +22,7 @@ const RETAIN: &str = "
        where id > coalesce($1, '00000000-0000-0000-0000-000000000000')
        order by id
        limit $2),
-    gone as (
+    deleted as (
       delete from longshore.finished
        where id = any(array(
                select f.id
@@ -37,31 +37,31 @@ const RETAIN: &str = "
                                      when 'failed_permanent' then $5::int8
                                    end))
                 order by f.id
-                  for update skip locked))   -- somebody's retry: next time
+                  for update skip locked))   -- locked by an operator's retry: skip it this time
       returning id, outcome),
-    forgotten as (
+    deleted_jobs as (
       delete from longshore.jobs
-       where id = any(array(select id from gone))
+       where id = any(array(select id from deleted))
       returning id, queue, kind),
-    history as (
+    deleted_attempts as (
       delete from longshore.attempts
-       where job = any(array(select id from gone))),
-    saved as (
+       where job = any(array(select id from deleted))),
+    deleted_checkpoints as (
       delete from longshore.checkpoints
-       where job = any(array(select id from gone))),
-    uncounted as (
+       where job = any(array(select id from deleted))),
+    tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), 0, -count(*), g.outcome, 0, j.queue, j.kind
-        from gone g
-        join forgotten j on j.id = g.id
-       group by g.outcome, j.queue, j.kind),
-    walked as (
+      select date_trunc('minute', longshore.clock()), 0, -count(*), d.outcome, 0, j.queue, j.kind
+        from deleted d
+        join deleted_jobs j on j.id = d.id
+       group by d.outcome, j.queue, j.kind),
+    moved_cursor as (
       update longshore.upkeep
          set cursor = (
                select case when count(*) = $2 then (array_agg(id order by id desc))[1] end
                  from page)
        where name = 'retain')
-    select (select count(*) from gone), (select count(*) from page)";
+    select (select count(*) from deleted), (select count(*) from page)";
 
 pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
     let mut transaction = tx.begin().await?;
@@ -69,7 +69,7 @@ pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sq
     let walk: Option<(Option<Uuid>,)> =
         sqlx::query_as(tx.sql(BEGIN_WALK)).bind("retain").fetch_optional(&mut *tx.connection).await?;
     let Some((cursor,)) = walk else { return Ok(Retained { removed: 0, done: true }) };
-    let (removed, seen): (i64, i64) = sqlx::query_as(tx.sql(RETAIN))
+    let (removed, examined): (i64, i64) = sqlx::query_as(tx.sql(RETAIN))
         .bind(cursor)
         .bind(i64::from(step))
         .bind(policy.succeeded.map(millis))
@@ -78,12 +78,12 @@ pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sq
         .fetch_one(&mut *tx.connection)
         .await?;
     transaction.commit().await?;
-    Ok(Retained { removed: removed as u64, done: seen < i64::from(step) })
+    Ok(Retained { removed: removed as u64, done: examined < i64::from(step) })
 }
 
-/// Raw rows of past minutes become one row a minute, minutes of two hours ago
-/// hours, and hours of a week ago one row for all time. `kept` adds up to the
-/// same at every instant, because each step is one statement.
+/// Folds tallies of one level into the next. The rows of a past minute become one row;
+/// minutes more than two hours ago become hours; hours more than a week ago become one
+/// row for all time. The sum of `kept` never changes, because each step is one statement.
 const FOLD: &str = "
     with old as (
       select ctid
@@ -93,7 +93,7 @@ const FOLD: &str = "
        order by minute
        limit $3
          for update skip locked),
-    gone as (
+    deleted as (
       delete from longshore.tallies
        where ctid = any(array(select ctid from old))
       returning *),
@@ -102,13 +102,13 @@ const FOLD: &str = "
       select case $1 when 0 then minute when 1 then date_trunc('hour', minute) else 'epoch' end,
              case when $1 < 2 then sum(ended) else 0 end, sum(kept), outcome,
              case when $1 < 2 then run_bucket else 0 end, $1 + 1, queue, kind
-        from gone
+        from deleted
        group by 1, 4, 5, queue, kind)
-    select count(*) from gone";
+    select count(*) from deleted";
 
-/// All time is one row a (queue, kind, outcome): merge what the last step added.
+/// Merges the rows for all time, so that there is one per queue, kind and outcome.
 const FOLD_BASE: &str = "
-    with gone as (
+    with deleted as (
       delete from longshore.tallies t
        where t.level = 3
          and (t.queue, t.kind, t.outcome) in (
@@ -120,7 +120,7 @@ const FOLD_BASE: &str = "
       returning *)
     insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, level, queue, kind)
     select 'epoch', 0, sum(kept), outcome, 0, 3, queue, kind
-      from gone
+      from deleted
      group by outcome, queue, kind
     having sum(kept) <> 0";
 
@@ -144,7 +144,8 @@ pub(super) async fn fold_tallies(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
             .bind(i64::from(step))
             .fetch_one(&mut *tx.connection)
             .await?;
-        folded += u64::try_from(rows).map_err(|_| Error::internal("a count below zero"))?;
+        folded += u64::try_from(rows)
+            .map_err(|_| Error::internal("the database returned a negative number of folded tallies"))?;
         if level == 2 && rows > 0 {
             sqlx::query(tx.sql(FOLD_BASE)).execute(&mut *tx.connection).await?;
         }

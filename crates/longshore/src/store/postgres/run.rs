@@ -1,5 +1,5 @@
 //! How an operation runs: in which task, with which deadline, and how often it is
-//! tried.
+//! retried.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,19 +10,19 @@ use super::PostgresStore;
 use super::tx::{Fault, Sql, Tx};
 use crate::error::{Error, Result};
 
-/// No operation except `check` may hold a connection longer than this.
+/// The default deadline. No operation except `check` may hold a connection longer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
-/// The deadline of operations that touch a few rows, which workers run all the
-/// time. If one of them gets no reply for this long, the connection is dead,
-/// whatever TCP reports.
+/// The deadline of the operations that workers run all the time and that touch few
+/// rows. If one gets no reply for this long, the connection is dead, whatever TCP
+/// reports.
 pub(super) const QUICK: Duration = Duration::from_secs(10);
 /// How long a heartbeat or a registration may take in total, unless its caller
 /// gives up earlier.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How often an operation that lost a race is tried.
+/// How often an operation that keeps losing a race is tried.
 const MAX_TRIES: u32 = 6;
 
-/// An operation: its body, the connection and its arguments.
+/// The body of an operation: a function of the connection and its arguments.
 pub(super) type Work<A, T> = for<'c, 't> fn(&'c mut Tx<'t>, &'c A) -> Working<'c, T>;
 pub(super) type Working<'c, T> = Pin<Box<dyn Future<Output = Sql<T>> + Send + 'c>>;
 
@@ -66,14 +66,14 @@ impl PostgresStore {
     {
         let task = tokio::spawn(self.clone().retry(deadline, args, work));
         task.await.unwrap_or_else(|error| {
-            Err(Error::internal("database work ended early: it panicked, or its runtime ended")
+            Err(Error::internal("a database operation ended early: it panicked, or its runtime ended")
                 .with_source(error))
         })
     }
 
     /// As [`run`](Self::run), but in the caller's task for as long as the caller
-    /// waits, which saves two thread switches. For the operations that lanes and
-    /// workers run all the time.
+    /// waits, which saves two thread switches. For the operations that enqueue lanes
+    /// and workers run all the time.
     pub(super) async fn run_here<A, T>(&self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,

@@ -63,16 +63,16 @@ pub(super) async fn set_ticking(tx: &mut Tx<'_>, name: &str, ticking: Ticking) -
 }
 
 pub(super) async fn remove_schedule(tx: &mut Tx<'_>, name: &str) -> Sql<bool> {
-    let gone = sqlx::query(tx.sql("delete from longshore.schedules where name = $1"))
+    let deleted = sqlx::query(tx.sql("delete from longshore.schedules where name = $1"))
         .bind(name)
         .execute(&mut *tx.connection)
         .await?;
-    Ok(gone.rows_affected() > 0)
+    Ok(deleted.rows_affected() > 0)
 }
 
-/// Compare and set: of all the processes that see this tick, one moves it on.
-/// The rest of what it was decided from is compared too, because a tick after
-/// an old line would be none of the new one's.
+/// Compare and set: of all processes that see this tick, one moves the schedule on. The
+/// expression and the other fields are compared too: a next tick computed from an old
+/// expression would be wrong for a new one.
 const FIRE: &str = "
     update longshore.schedules
        set next_at = $3,
@@ -115,13 +115,13 @@ pub(super) async fn fire(
 
 fn read_schedule(row: &PgRow) -> Sql<Schedule> {
     Ok(Schedule {
-        name: row.try_get(0)?,
-        expression: row.try_get(1)?,
-        zone: row.try_get(2)?,
-        missed: row.try_get(3)?,
-        template: row.try_get(4)?,
-        paused: row.try_get(5)?,
-        next_at: row.try_get(6)?,
-        last_at: row.try_get(7)?,
+        name: row.try_get("name")?,
+        expression: row.try_get("expression")?,
+        zone: row.try_get("zone")?,
+        missed: row.try_get("missed")?,
+        template: row.try_get("template")?,
+        paused: row.try_get("paused")?,
+        next_at: row.try_get("next_at")?,
+        last_at: row.try_get("last_at")?,
     })
 }

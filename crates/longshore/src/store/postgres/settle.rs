@@ -1,4 +1,4 @@
-//! Settle: how attempts end, in batches, each under its own lease. Recovery ends
+//! Settle: stores how attempts end, in batches, each under its own lease. Recovery ends
 //! other workers' leases with the same statements.
 
 use std::borrow::Cow;
@@ -14,25 +14,25 @@ use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::lifecycle::{Finish, Flags, Leave, Requeue};
 use crate::store::{EndedBy, Settled, Settlement, clean};
 
-/// The item of a settle statement (as `i`) with the place of its lease. Each lease is
-/// found by its primary key, one lookup per item whatever the planner assumes about
-/// the table, and the row is then deleted by its `ctid`. A row that was found by id,
-/// lease number and worker stays that lease until it is deleted; only its flags may
+/// The items of a settle statement (as `i`), each with the `ctid` of its lease. Each
+/// lease is found by its primary key, one lookup per item whatever the planner assumes
+/// about the table, and the row is then deleted by its `ctid`. A row that was found by
+/// id, lease number and worker stays that lease until it is deleted. Only its flags may
 /// change, so they are tested on the row that is deleted.
 ///
-/// The settle statements wait 2 s for a locked row: a transaction of the user's that
+/// The settle statements wait only 2 s for a locked row: a user's transaction that
 /// asserts a lease, or takes its unique key, must not delay other leases. The setting
 /// ends with the statement.
 macro_rules! held_leases {
     ($columns:literal, $names:literal) => {
         concat!(
-            "(select i.*, held.place
+            "(select i.*, held.row_id
                 from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''),
                             (select $2::int4[]), (select $3::uuid[]), (select $4::int2[]), (select $5::int2[]), ",
             $columns, ")
                   as i(id, lease_no, worker, attempts, interruptions, ", $names, ")
                cross join lateral (
-                       select h.ctid as place
+                       select h.ctid as row_id
                          from longshore.running h
                         where h.id = i.id
                           and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
@@ -42,8 +42,8 @@ macro_rules! held_leases {
     };
 }
 
-/// Whether the flags are as they were when the end was decided and, for recovery,
-/// whether the holder is dead.
+/// Whether the flags are those that the end was decided from and, for recovery, whether
+/// the holder is dead.
 macro_rules! is_as_decided {
     ($cancel_seen:literal, $superseded_seen:literal, $recovers_dead:literal) => {
         concat!(
@@ -80,21 +80,21 @@ macro_rules! earlier_error {
     };
 }
 
-/// Frees the unique keys of the leases that ended for good and counts their outcome.
-macro_rules! free_and_count {
+/// Frees the unique keys of the jobs that finished and counts their outcome.
+macro_rules! free_keys_and_tally {
     ($outcome:literal) => {
         concat!(
             "
-    freed as (
+    deleted_keys as (
       delete from longshore.keys
        where job = any(array(select t.id from taken t where t.keyed))),
-    counted as (
+    tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), sum(t.n), sum(t.n), ",
             $outcome,
             "::text::longshore.outcome,
              longshore.run_bucket(t.claimed_at, longshore.clock()), t.queue, t.kind
-        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few claim times
+        from (select claimed_at, queue, kind, count(*) as n   -- a batch has few distinct claim times
                 from taken
                group by claimed_at, queue, kind) as t
        group by 5, 6, 7)
@@ -118,9 +118,9 @@ macro_rules! record_attempts {
     };
 }
 
-/// Attempts that ended alike, most often successes: one lease number, one worker and
-/// nothing to record. The fence needs no join then.
-const FINISH_ALIKE: &str = concat!(
+/// Finishes attempts that differ only in their job, most often successes: the same lease
+/// number, worker and outcome, and nothing to record. The fence then needs no join.
+const FINISH_UNIFORM: &str = concat!(
     "
     with taken as (
       delete from longshore.running r
@@ -130,7 +130,7 @@ const FINISH_ALIKE: &str = concat!(
          and ($4::bool is null or r.cancel_requested = $4)
          and ($5::bool is null or r.superseded = $5)
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.max_attempts, r.keyed, r.kind, r.queue),
-    ended as (
+    finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
               interruptions, last_error)
@@ -140,10 +140,10 @@ const FINISH_ALIKE: &str = concat!(
     earlier_error!(),
     " end
         from taken t),",
-    free_and_count!("$6"),
+    free_keys_and_tally!("$6"),
 );
 
-/// Any attempts that end for good.
+/// Finishes any attempts.
 const FINISH: &str = concat!(
     "
     with taken as (
@@ -151,13 +151,13 @@ const FINISH: &str = concat!(
        using ",
     held_leases!("(select $6::text[]), (select $7::text[]), (select $8::text[])", "error, result, history"),
     "
-       where r.ctid = i.place
+       where r.ctid = i.row_id
          and ",
     is_as_decided!("$9", "$10", "$11"),
     "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.attempt, r.max_attempts, r.keyed, r.kind, r.queue,
                 i.attempts, i.interruptions, i.error, i.result, i.history),
-    ended as (
+    finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
               interruptions, last_error, result)
@@ -173,10 +173,10 @@ const FINISH: &str = concat!(
         from taken t),",
     record_attempts!("\n       where t.history is not null"),
     ",",
-    free_and_count!("$12"),
+    free_keys_and_tally!("$12"),
 );
 
-/// Any attempts after which the job returns to the queue.
+/// Ends attempts after which the job returns to the queue.
 const REQUEUE: &str = concat!(
     "
     with taken as (
@@ -187,15 +187,15 @@ const REQUEUE: &str = concat!(
         "error, history, run_at, delay_us"
     ),
     "
-       where r.ctid = i.place
+       where r.ctid = i.row_id
          and ", is_as_decided!("$10", "$11", "$12"), "
-      returning r.*, i.attempts, i.interruptions as counted, i.error, i.history, i.run_at, i.delay_us),
+      returning r.*, i.attempts, i.interruptions as new_interruptions, i.error, i.history, i.run_at, i.delay_us),
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
       select t.id, coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond'), longshore.clock(),
-             t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.counted,
+             t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.new_interruptions,
              t.keyed, t.kind, t.queue, t.flags
         from taken t),",
     record_attempts!(""),
@@ -203,9 +203,10 @@ const REQUEUE: &str = concat!(
     select array_agg(id), array_agg(lease_no) from taken",
 );
 
-/// Why settlements found no lease: it lives with other flags, or this very end
-/// was stored before and the answer lost, or it is gone. The error is compared,
-/// too: a sweeper may have charged the attempt in the holder's name.
+/// Finds out why a settlement found no matching lease: the lease is live with other
+/// flags, the same end was stored before and the reply was lost, or the lease is lost.
+/// The error is compared too, because a sweeper may have charged the attempt in the
+/// holder's name.
 const DIAGNOSE: &str = "
     select i.nth, r.cancel_requested, r.superseded,
            exists (
@@ -230,7 +231,7 @@ const DIAGNOSE: &str = "
        and r.lease_no = i.lease_no
        and r.worker = i.worker";
 
-/// One settlement, and the place of its result.
+/// One settlement, and the index of its result.
 struct Item<'a> {
     nth: usize,
     settlement: &'a Settlement,
@@ -247,63 +248,63 @@ pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Set
     end_leases(tx, batch.iter().map(|settlement| (EndedBy::Holder, settlement))).await
 }
 
-/// Ends leases, each if it is live. An error means that at least one could not be
-/// stored now; the others are, and say so when the call is repeated.
+/// Ends each lease that is live. An error means that at least one could not be stored.
+/// The others are stored, and return `Stored` when the call is repeated.
 pub(super) async fn end_leases<'s>(
     tx: &mut Tx<'_>,
     ends: impl Iterator<Item = (EndedBy, &'s Settlement)>,
 ) -> Sql<Vec<Settled>> {
     let items: Vec<Item<'_>> =
         ends.enumerate().map(|(nth, (by, settlement))| Item { nth, settlement, by }).collect();
-    let mut answers = vec![Settled::LeaseLost; items.len()];
+    let mut results = vec![Settled::LeaseLost; items.len()];
     let (alone, mut together): (Vec<_>, Vec<_>) =
         items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
-    // Rows are locked in the order of their ids, here as everywhere.
+    // Lock rows in the order of their ids, as everywhere.
     together.sort_by_key(|item| item.settlement.lease.id);
     let mut refused = None;
-    match within(QUICK, end_together(tx, &together, &mut answers)).await {
+    match within(QUICK, end_together(tx, &together, &mut results)).await {
         Err(fault) if fault.is_lock_timeout() && together.len() > 1 => {
             for item in &together {
-                let done = within(QUICK, end_together(tx, &[*item], &mut answers)).await;
-                refused = keep_refusal(done.map(drop), refused)?;
+                let done = within(QUICK, end_together(tx, &[*item], &mut results)).await;
+                refused = remember_refusal(done.map(drop), refused)?;
             }
         }
         done => drop(done?),
     }
     for item in alone {
-        let done = within(QUICK, end_with_follow_ups(tx, item, &mut answers)).await;
-        refused = keep_refusal(done, refused)?;
+        let done = within(QUICK, end_with_follow_ups(tx, item, &mut results)).await;
+        refused = remember_refusal(done, refused)?;
     }
-    // What could be stored is; asked again, it says so.
-    refused.map_or(Ok(answers), Err)
+    refused.map_or(Ok(results), Err)
 }
 
-async fn end_with_follow_ups(tx: &mut Tx<'_>, item: &Item<'_>, answers: &mut [Settled]) -> Sql<()> {
+async fn end_with_follow_ups(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    // Where the lease had ended before and only the answer was lost, the
-    // follow-ups were stored then.
-    if end_together(tx, &[item], answers).await? > 0 {
+    // If an earlier call ended the lease and its reply was lost, that call also stored
+    // the follow-up jobs.
+    if end_together(tx, &[item], results).await? > 0 {
         insert_any(tx, &item.settlement.follow_ups).await?;
     }
     transaction.commit().await
 }
 
-/// Says how many leases this call ended.
-async fn end_together(tx: &mut Tx<'_>, items: &[&Item<'_>], answers: &mut [Settled]) -> Sql<usize> {
+/// Ends leases in batches, without storing follow-up jobs. Returns how many leases this
+/// call ended.
+async fn end_together(tx: &mut Tx<'_>, items: &[&Item<'_>], results: &mut [Settled]) -> Sql<usize> {
     let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
     let mut leases = HashSet::with_capacity(items.len());
     for item in items {
-        // The same lease twice in one batch: the first word counts, the
-        // second finds the lease gone.
+        // If a lease is twice in one batch, the first item ends it, and the second finds
+        // it gone.
         if leases.insert(item.lease_key()) {
             batches.entry(Condition::of(item)).or_default().add(item);
         }
     }
     let mut stored = Vec::with_capacity(items.len());
     for (condition, batch) in &mut batches {
-        for (alike, ids) in batch.take_alike() {
-            stored.extend(finish_alike(tx, condition, &alike, ids).await?);
+        for (end, ids) in batch.take_uniform() {
+            stored.extend(finish_uniform(tx, condition, &end, ids).await?);
         }
         for (outcome, finishes) in &batch.finishes {
             stored.extend(finish(tx, condition, *outcome, finishes).await?);
@@ -313,34 +314,34 @@ async fn end_together(tx: &mut Tx<'_>, items: &[&Item<'_>], answers: &mut [Settl
         }
     }
     if stored.len() == items.len() {
-        items.iter().for_each(|item| answers[item.nth] = Settled::Stored);
+        items.iter().for_each(|item| results[item.nth] = Settled::Stored);
         return Ok(stored.len());
     }
     let ended = stored.len();
     let mut stored: HashSet<(Uuid, i32)> = stored.into_iter().collect();
     let (done, missed): (Vec<&Item<'_>>, Vec<&Item<'_>>) =
         items.iter().partition(|item| stored.remove(&item.lease_key()));
-    done.iter().for_each(|item| answers[item.nth] = Settled::Stored);
-    diagnose(tx, &missed, answers).await?;
+    done.iter().for_each(|item| results[item.nth] = Settled::Stored);
+    diagnose(tx, &missed, results).await?;
     Ok(ended)
 }
 
-async fn finish_alike(
+async fn finish_uniform(
     tx: &mut Tx<'_>,
     condition: &Condition,
-    alike: &Alike,
+    end: &UniformEnd,
     ids: Vec<Uuid>,
 ) -> Sql<Vec<(Uuid, i32)>> {
-    let query: LeaseQuery<'_> = sqlx::query_as(tx.sql(FINISH_ALIKE));
+    let query: LeaseQuery<'_> = sqlx::query_as(tx.sql(FINISH_UNIFORM));
     let taken = query
         .bind(ids)
-        .bind(alike.lease_no)
-        .bind(alike.worker.0)
+        .bind(end.lease_no)
+        .bind(end.worker.0)
         .bind(condition.cancel_seen)
         .bind(condition.superseded_seen)
-        .bind(alike.outcome.as_str())
-        .bind(alike.attempts as i16)
-        .bind(alike.interruptions as i16)
+        .bind(end.outcome.as_str())
+        .bind(end.attempts as i16)
+        .bind(end.interruptions as i16)
         .fetch_one(&mut *tx.connection)
         .await?;
     Ok(pairs(taken))
@@ -357,9 +358,9 @@ async fn finish(
     let taken = query
         .bind(finishes().map(|f| f.attempts as i16).collect::<Vec<_>>())
         .bind(finishes().map(|f| f.interruptions as i16).collect::<Vec<_>>())
-        .bind(column(finishes().map(|f| f.error.as_deref().map(clean).map(Cow::into_owned))))
-        .bind(column(finishes().map(|f| f.result.as_ref().map(|result| result.get().to_owned()))))
-        .bind(column(finishes().map(|f| f.history.map(AttemptEnd::as_str))))
+        .bind(sparse_column(finishes().map(|f| f.error.as_deref().map(clean).map(Cow::into_owned))))
+        .bind(sparse_column(finishes().map(|f| f.result.as_ref().map(|result| result.get().to_owned()))))
+        .bind(sparse_column(finishes().map(|f| f.history.map(AttemptEnd::as_str))))
         .bind(condition.cancel_seen)
         .bind(condition.superseded_seen)
         .bind(condition.recovers_dead)
@@ -380,7 +381,7 @@ async fn requeue(
     let taken = query
         .bind(requeues().map(|r| r.attempts as i16).collect::<Vec<_>>())
         .bind(requeues().map(|r| r.interruptions as i16).collect::<Vec<_>>())
-        .bind(column(requeues().map(|r| r.error.as_deref().map(clean).map(Cow::into_owned))))
+        .bind(sparse_column(requeues().map(|r| r.error.as_deref().map(clean).map(Cow::into_owned))))
         .bind(requeues().map(|r| r.history.as_str()).collect::<Vec<_>>())
         .bind(run_ats)
         .bind(delays)
@@ -392,29 +393,29 @@ async fn requeue(
     Ok(pairs(taken))
 }
 
-async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], answers: &mut [Settled]) -> Sql<()> {
+async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]) -> Sql<()> {
     let leases = || missed.iter().map(|item| &item.settlement.lease);
-    let traces: Vec<Trace> = missed.iter().map(|item| Trace::of(item)).collect();
+    let ends: Vec<StoredEnd> = missed.iter().map(|item| StoredEnd::of(item)).collect();
     let rows = sqlx::query(tx.sql(DIAGNOSE))
         .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
         .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
-        .bind(traces.iter().map(|trace| trace.outcome).collect::<Vec<_>>())
-        .bind(traces.iter().map(|trace| trace.history).collect::<Vec<_>>())
-        .bind(traces.into_iter().map(|trace| trace.error).collect::<Vec<_>>())
+        .bind(ends.iter().map(|end| end.outcome).collect::<Vec<_>>())
+        .bind(ends.iter().map(|end| end.history).collect::<Vec<_>>())
+        .bind(ends.into_iter().map(|end| end.error).collect::<Vec<_>>())
         .fetch_all(&mut *tx.connection)
         .await?;
     for row in rows {
         let item = missed[row.try_get::<i64, _>(0)? as usize - 1];
         let flags = row.try_get::<Option<bool>, _>(1)?.zip(row.try_get::<Option<bool>, _>(2)?);
-        answers[item.nth] = match flags {
+        results[item.nth] = match flags {
             Some((cancel_requested, superseded))
                 if item.by == EndedBy::Holder || flags_differ(item, flags) =>
             {
                 Settled::Flagged(Flags { cancel_requested, superseded })
             }
-            // The lease lives, with the flags as seen: its holder is not
-            // dead, and keeps it.
+            // The lease is live with the flags as seen: its holder is not dead and keeps
+            // it.
             Some(_) => Settled::LeaseLost,
             None if item.by == EndedBy::Holder && row.try_get(3)? => Settled::Stored,
             None => Settled::LeaseLost,
@@ -427,22 +428,22 @@ fn flags_differ(item: &Item<'_>, found: Option<(bool, bool)>) -> bool {
     item.settlement.seen.map(|seen| (seen.cancel_requested, seen.superseded)) != found
 }
 
-/// What a stored settlement leaves behind: its outcome, its history entry.
-struct Trace {
+/// What a settlement leaves in the tables: its outcome and its history entry.
+struct StoredEnd {
     outcome: Option<&'static str>,
     history: Option<&'static str>,
     error: Option<String>,
 }
 
-impl Trace {
+impl StoredEnd {
     fn of(item: &Item<'_>) -> Self {
         match &item.settlement.leave {
-            Leave::Finish(finish) => Trace {
+            Leave::Finish(finish) => StoredEnd {
                 outcome: Some(finish.outcome.as_str()),
                 history: finish.history.map(AttemptEnd::as_str),
                 error: finish.error.as_deref().map(|error| clean(error).into_owned()),
             },
-            Leave::Requeue(requeue) => Trace {
+            Leave::Requeue(requeue) => StoredEnd {
                 outcome: None,
                 history: Some(requeue.history.as_str()),
                 error: requeue.error.as_deref().map(|error| clean(error).into_owned()),
@@ -451,9 +452,9 @@ impl Trace {
     }
 }
 
-/// Remembers why the database refused one, so that its neighbours still have
-/// their turn, and passes on any other failure.
-fn keep_refusal(done: Sql<()>, before: Option<Fault>) -> Sql<Option<Fault>> {
+/// Keeps the first refusal by the database, so that the remaining items are still tried.
+/// Returns any other failure.
+fn remember_refusal(done: Sql<()>, before: Option<Fault>) -> Sql<Option<Fault>> {
     match done {
         Ok(()) => Ok(before),
         Err(fault) if fault.code().is_some() => Ok(before.or(Some(fault))),
@@ -461,12 +462,12 @@ fn keep_refusal(done: Sql<()>, before: Option<Fault>) -> Sql<Option<Fault>> {
     }
 }
 
-/// On what condition a statement takes leases; one statement has one.
+/// The condition under which a statement ends its leases.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Condition {
     cancel_seen: Option<bool>,
     superseded_seen: Option<bool>,
-    /// `None` if the holder ends it; otherwise whether the holder must be dead.
+    /// `None` if the holder ends the lease; otherwise whether the holder must be dead.
     recovers_dead: Option<bool>,
 }
 
@@ -483,7 +484,7 @@ impl Condition {
     }
 }
 
-/// Settlements under one condition.
+/// The settlements with one condition.
 #[derive(Default)]
 struct Batch<'a> {
     finishes: BTreeMap<Outcome, Vec<(&'a Item<'a>, &'a Finish)>>,
@@ -499,9 +500,10 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// What attempts that ended alike have in common.
+/// What a group of finished attempts has in common, so that one short statement can
+/// store them all.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Alike {
+struct UniformEnd {
     outcome: Outcome,
     lease_no: i32,
     worker: WorkerId,
@@ -509,12 +511,12 @@ struct Alike {
     interruptions: u16,
 }
 
-impl Alike {
-    /// None for what leaves an error, a result or a history entry behind, and
-    /// for a sweeper's word.
+impl UniformEnd {
+    /// `None` if the end has an error, a result or a history entry, or comes from a
+    /// sweeper.
     fn of(item: &Item<'_>, finish: &Finish) -> Option<Self> {
         let plain = finish.error.is_none() && finish.result.is_none() && finish.history.is_none();
-        (plain && item.by == EndedBy::Holder).then_some(Alike {
+        (plain && item.by == EndedBy::Holder).then_some(UniformEnd {
             outcome: finish.outcome,
             lease_no: item.settlement.lease.lease_no,
             worker: item.settlement.lease.worker,
@@ -525,24 +527,24 @@ impl Alike {
 }
 
 impl Batch<'_> {
-    /// A statement each is worth it for the few largest groups only.
-    const MOST_ALIKE: usize = 3;
+    /// A separate statement is worth it only for the largest few groups.
+    const MAX_UNIFORM_GROUPS: usize = 3;
 
-    /// Takes out what ended alike, group by group.
-    fn take_alike(&mut self) -> BTreeMap<Alike, Vec<Uuid>> {
-        let mut groups = BTreeMap::<Alike, Vec<Uuid>>::new();
+    /// Removes the largest groups of uniform ends from the batch and returns them.
+    fn take_uniform(&mut self) -> BTreeMap<UniformEnd, Vec<Uuid>> {
+        let mut groups = BTreeMap::<UniformEnd, Vec<Uuid>>::new();
         for (item, finish) in self.finishes.values().flatten() {
-            if let Some(alike) = Alike::of(item, finish) {
-                groups.entry(alike).or_default().push(item.settlement.lease.id.0);
+            if let Some(end) = UniformEnd::of(item, finish) {
+                groups.entry(end).or_default().push(item.settlement.lease.id.0);
             }
         }
         let mut sizes: Vec<usize> = groups.values().map(Vec::len).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
-        let least = sizes.get(Batch::MOST_ALIKE).map_or(0, |size| size + 1);
-        groups.retain(|_, ids| ids.len() >= least);
+        let min_size = sizes.get(Batch::MAX_UNIFORM_GROUPS).map_or(0, |size| size + 1);
+        groups.retain(|_, ids| ids.len() >= min_size);
         for finishes in self.finishes.values_mut() {
             finishes.retain(|(item, finish)| {
-                Alike::of(item, finish).is_none_or(|alike| !groups.contains_key(&alike))
+                UniformEnd::of(item, finish).is_none_or(|end| !groups.contains_key(&end))
             });
         }
         self.finishes.retain(|_, finishes| !finishes.is_empty());
@@ -554,7 +556,7 @@ type Leases = (Option<Vec<Uuid>>, Option<Vec<i32>>);
 
 type LeaseQuery<'q> = sqlx::query::QueryAs<'q, sqlx::Postgres, Leases, sqlx::postgres::PgArguments>;
 
-/// The three arrays that both settle statements begin with: whose lease.
+/// Binds the first three arrays of [`FINISH`] and [`REQUEUE`]: the leases.
 fn bind_leases<'q, 'i>(
     query: LeaseQuery<'q>,
     items: impl Iterator<Item = &'i Item<'i>> + Clone,
@@ -566,9 +568,9 @@ fn bind_leases<'q, 'i>(
         .bind(leases.map(|lease| lease.worker.0).collect::<Vec<_>>())
 }
 
-/// A column that is mostly absent: an array without elements stands for one of
-/// nothing but nulls, because `unnest` fills up the shorter ones.
-fn column<T>(values: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
+/// A column that is usually null in all rows. Then it is sent as an empty array, which
+/// `unnest` pads with nulls.
+fn sparse_column<T>(values: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
     let values: Vec<Option<T>> = values.collect();
     if values.iter().all(Option::is_none) { Vec::new() } else { values }
 }

@@ -1,5 +1,5 @@
-//! Numbers: jobs by status, how long due jobs have waited, how many jobs are ahead
-//! of one, and what has ended when.
+//! Statistics: jobs per status, the age of the oldest due jobs, jobs ahead of a job, and
+//! jobs that ended per minute.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ const COUNT_RUNNING: &str = "
       from longshore.running
      group by queue, kind";
 
-/// Counted up to a bound; past it, the sample is scaled to what the planner
-/// believes the table holds.
+/// Counts waiting jobs up to a bound. Above it, the counts are a sample, which is scaled
+/// to the planner's estimate of the table's size.
 const COUNT_WAITING: &str = "
     select s.queue, s.kind, s.fresh, count(*), (
              select greatest(c.reltuples, 0)::int8
@@ -53,16 +53,19 @@ pub(super) async fn counts(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
         .bind(tx.fill("longshore.ready"))
         .fetch_all(&mut *tx.connection)
         .await?;
-    let mut seen = 0i64;
+    let mut total = 0i64;
     for row in &waiting {
-        seen += row.try_get::<i64, _>(3)?;
+        total += row.try_get::<i64, _>(3)?;
     }
     for row in &waiting {
-        let estimated = seen > COUNT_BOUND;
-        let believed = row.try_get::<i64, _>(4)?.max(seen);
+        let estimated = total > COUNT_BOUND;
+        let table_size = row.try_get::<i64, _>(4)?.max(total);
         let sampled = row.try_get::<i64, _>(3)?;
-        let jobs =
-            if estimated { (sampled as f64 / seen as f64 * believed as f64) as u64 } else { sampled as u64 };
+        let jobs = if estimated {
+            (sampled as f64 / total as f64 * table_size as f64) as u64
+        } else {
+            sampled as u64
+        };
         let status = if row.try_get(2)? { Status::Queued } else { Status::Retrying };
         counts.push(Count { status, queue: row.try_get(0)?, kind: row.try_get(1)?, jobs, estimated });
     }
@@ -70,8 +73,8 @@ pub(super) async fn counts(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
     Ok(counts)
 }
 
-/// Which (queue, priority) have waiting jobs, and the first of each: one index
-/// probe a place, as claims discover them.
+/// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
+/// each. Costs one index probe per (queue, priority).
 const OVERDUE: &str = "
     with recursive waiting_queues as (
       (select queue
@@ -89,7 +92,7 @@ const OVERDUE: &str = "
                 limit 1)
         from waiting_queues w
        where w.queue is not null),
-    places as (
+    priorities as (
       select w.queue, (
                select r.priority
                  from longshore.ready r
@@ -108,9 +111,9 @@ const OVERDUE: &str = "
                   and r.priority < p.priority
                 order by r.priority desc
                 limit 1)
-        from places p
+        from priorities p
        where p.priority is not null),
-    firsts as (
+    first_jobs as (
       select p.queue, longshore.clock() - (
                select r.run_at
                  from longshore.ready r
@@ -119,10 +122,10 @@ const OVERDUE: &str = "
                   and r.interruptions = 0
                 order by r.run_at
                 limit 1) as due_for
-        from places p
+        from priorities p
        where p.priority is not null)
     select queue, extract(epoch from max(due_for))::float8
-      from firsts
+      from first_jobs
      where due_for >= interval '0'
      group by queue
      order by queue";
@@ -136,18 +139,18 @@ pub(super) async fn overdue(tx: &mut Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     rows.collect()
 }
 
-/// In the order of a claim. Jobs that were interrupted before wait in an index of
-/// their own. Each part is read in the order of its index, which the planner would
-/// else read whole into a bitmap, and all together no further than `$2`: those that
-/// do not count must cost no more than those that do.
+/// Reads the jobs that come before the job `m` in claim order. Suspects have an index of
+/// their own, so there are four parts. Each is read in the order of its index; otherwise
+/// the planner would read all of it into a bitmap. All parts together read at most `$2`
+/// entries, including jobs that do not count.
 const AHEAD: &str = "
-    select counted.jobs, counted.looked_at
+    select counted.jobs, counted.examined
       from longshore.ready m
      cross join lateral (
              select count(*) filter (
                       where ($3::text[] is null or earlier.kind = any($3::text[]))
                         and earlier.run_at <= greatest((select longshore.clock()), m.run_at)) as jobs,
-                    count(*) as looked_at
+                    count(*) as examined
                from (select *
                        from ((select r.kind, r.run_at
                                 from longshore.ready r
@@ -189,15 +192,15 @@ pub(super) async fn ahead(
     tx: &mut Tx<'_>,
     id: JobId,
     kinds: Option<&[String]>,
-    most: u32,
+    limit: u32,
 ) -> Sql<Option<Ahead>> {
     let counted: Option<(i64, i64)> = sqlx::query_as(tx.sql(AHEAD))
         .bind(id.0)
-        .bind(i64::from(most))
+        .bind(i64::from(limit))
         .bind(kinds)
         .fetch_optional(&mut *tx.connection)
         .await?;
-    Ok(counted.map(|(jobs, looked_at)| Ahead { jobs: jobs as u32, or_more: looked_at == i64::from(most) }))
+    Ok(counted.map(|(jobs, examined)| Ahead { jobs: jobs as u32, or_more: examined == i64::from(limit) }))
 }
 
 const TALLIED: &str = "
@@ -205,7 +208,7 @@ const TALLIED: &str = "
       from longshore.tallies
      where ended > 0
        and ((level in (0, 1) and minute >= $1)
-         or (level = 2 and minute >= $2))   -- an hour, added up
+         or (level = 2 and minute >= $2))   -- minutes folded into an hour
      group by minute, queue, kind, outcome, run_bucket";
 
 pub(super) async fn tallied(tx: &mut Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Tallied>> {

@@ -44,7 +44,7 @@ impl Store for PostgresStore {
 
     fn with_own_connection(&self) -> Arc<dyn Store> {
         Arc::new(PostgresStore(Arc::new(Inner {
-            pool: self.0.pool.of_one(),
+            pool: self.0.pool.single_connection(),
             schema: self.0.schema.clone(),
             listener: self.0.listener.unconnected(),
             notify: self.0.notify,
@@ -117,7 +117,8 @@ impl Store for PostgresStore {
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
         let work: Work<_, _> = |tx, settlements: &Vec<Settlement>| Box::pin(settle::settle(tx, settlements));
-        // Each of its statements is quick; of many locked leases, each has its turn.
+        // Each statement has a short deadline of its own. If many leases are locked,
+        // they are ended one by one.
         self.run_here(DEADLINE, settlements.to_vec(), work).await
     }
 
@@ -201,8 +202,9 @@ impl Store for PostgresStore {
         self.run(filter.clone(), |tx, filter| Box::pin(inspect::list(tx, filter))).await
     }
 
-    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>> {
-        self.run((most, also.to_vec()), |tx, (most, also)| Box::pin(inspect::glance(tx, *most, also))).await
+    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+        self.run((limit, also.to_vec()), |tx, (limit, also)| Box::pin(inspect::glance(tx, *limit, also)))
+            .await
     }
 
     // ---- stats ------------------------------------------------------------
@@ -215,9 +217,9 @@ impl Store for PostgresStore {
         self.run((), |tx, ()| Box::pin(stats::overdue(tx))).await
     }
 
-    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
-        self.run((id, kinds.map(<[_]>::to_vec), most), |tx, (id, kinds, most)| {
-            Box::pin(stats::ahead(tx, *id, kinds.as_deref(), *most))
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>> {
+        self.run((id, kinds.map(<[_]>::to_vec), limit), |tx, (id, kinds, limit)| {
+            Box::pin(stats::ahead(tx, *id, kinds.as_deref(), *limit))
         })
         .await
     }
@@ -229,7 +231,7 @@ impl Store for PostgresStore {
     // ---- check ------------------------------------------------------------
 
     async fn check(&self) -> Result<CheckReport> {
-        // Reads everything there is.
+        // It reads all tables.
         const MAX_TIME: Duration = Duration::from_secs(60 * 60);
         self.run_within(MAX_TIME, (), |tx, ()| Box::pin(check::check(tx))).await
     }

@@ -12,7 +12,7 @@ const PUT_TOKEN: &str = "
     values ($1, $2, $3, $4, $5, longshore.clock(), $6)
         on conflict do nothing";
 
-/// Whether it was stored before, and only the answer was lost.
+/// Whether an earlier call stored this token and only its reply was lost.
 const IS_STORED: &str = "
     select exists (
              select 1
@@ -38,7 +38,7 @@ pub(super) async fn put_token(tx: &mut Tx<'_>, token: &NewToken) -> Sql<()> {
         .bind(token.hash.as_slice())
         .fetch_one(&mut *tx.connection)
         .await?;
-    if stored { Ok(()) } else { Err(token.taken().into()) }
+    if stored { Ok(()) } else { Err(token.conflict().into()) }
 }
 
 const LIVE_TOKEN: &str = "
@@ -76,12 +76,12 @@ pub(super) async fn revoke_token(tx: &mut Tx<'_>, id: Uuid) -> Sql<bool> {
 
 fn read_token(row: &PgRow) -> Sql<TokenRecord> {
     Ok(TokenRecord {
-        id: row.try_get(0)?,
-        name: row.try_get(1)?,
-        scopes: row.try_get(2)?,
-        queues: row.try_get(3)?,
-        created_at: row.try_get(4)?,
-        expires_at: row.try_get(5)?,
-        revoked_at: row.try_get(6)?,
+        id: row.try_get("id")?,
+        name: row.try_get("name")?,
+        scopes: row.try_get("scopes")?,
+        queues: row.try_get("queues")?,
+        created_at: row.try_get("created_at")?,
+        expires_at: row.try_get("expires_at")?,
+        revoked_at: row.try_get("revoked_at")?,
     })
 }

@@ -1,5 +1,5 @@
-//! What one operation runs on: a connection with the schema's name filled into its
-//! statements, and how the driver's errors become ours.
+//! What one operation runs on: a connection, its statements with the schema's name
+//! filled in, and the translation of driver errors into ours.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ impl<'c> Tx<'c> {
         Tx { store, connection }
     }
 
-    /// One of our statements, for the schema in use.
+    /// A statement with the name of the schema in use.
     pub(super) fn sql(&self, text: &'static str) -> SqlStr {
         self.store.schema.sql(text)
     }
 
-    /// The same for a statement that is put together at run time.
+    /// The same for a statement that is built at run time.
     pub(super) fn fill(&self, text: &str) -> String {
         self.store.schema.fill(text)
     }
@@ -60,12 +60,12 @@ pub(super) type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgre
 /// The result of database work.
 pub(super) type Sql<T> = std::result::Result<T, Fault>;
 
-/// Why database work failed. Kept apart from [`Error`] so that no driver type
-/// enters the public API.
+/// Why database work failed. Separate from [`Error`], so that no driver type enters
+/// the public API.
 pub(super) enum Fault {
     /// The driver's error.
     Driver(sqlx::Error),
-    /// One of our own.
+    /// One of our own errors.
     Ours(Error),
     /// The database did not reply in this time. The connection is in the middle of
     /// a reply and cannot be used again.
@@ -73,7 +73,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// Whether another try may succeed: this one lost a race.
+    /// Whether a retry may succeed, because this try lost a race.
     pub(super) fn is_lost_race(&self) -> bool {
         // 23505: two callers inserted the same key at the same time; the next try
         // finds the other caller's job.

@@ -40,7 +40,7 @@ const BEAT: &str = "
          and dead_at is null
       returning id)
     select exists (select 1 from alive), h.nth, r.id is null
-      from (select 1) as always
+      from (select 1) as one_row
       left join (unnest((select $2::uuid[]), (select $3::int4[])) with ordinality as h(id, lease_no, nth)
                  left join longshore.running r
                    on r.id = h.id
@@ -92,8 +92,8 @@ const DECLARE_DEAD: &str = "
        and dead_at is null";
 
 pub(super) async fn retire(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<()> {
-    let gone = sqlx::query(tx.sql(RETIRE)).bind(worker.0).execute(&mut *tx.connection).await?;
-    if gone.rows_affected() == 0 {
+    let deleted = sqlx::query(tx.sql(RETIRE)).bind(worker.0).execute(&mut *tx.connection).await?;
+    if deleted.rows_affected() == 0 {
         sqlx::query(tx.sql(DECLARE_DEAD)).bind(worker.0).execute(&mut *tx.connection).await?;
     }
     Ok(())
@@ -102,8 +102,8 @@ pub(super) async fn retire(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<()> {
 const WORKERS: &str = "
     select w.id, w.name, w.queues, w.kinds, w.concurrency, w.stale_after_ms, w.started_at, w.heartbeat_at, w.dead_at,
            w.heartbeat_at < longshore.clock()
-             - coalesce($1::int8, w.stale_after_ms) * interval '1 millisecond',
-           (select count(*) from longshore.running r where r.worker = w.id)
+             - coalesce($1::int8, w.stale_after_ms) * interval '1 millisecond' as stale,
+           (select count(*) from longshore.running r where r.worker = w.id) as running
       from longshore.workers w
      order by w.id desc";
 
@@ -112,17 +112,17 @@ pub(super) async fn workers(tx: &mut Tx<'_>, threshold: Option<Duration>) -> Sql
         sqlx::query(tx.sql(WORKERS)).bind(threshold.map(millis)).fetch_all(&mut *tx.connection).await?;
     let record = |row: &PgRow| -> Sql<WorkerRecord> {
         Ok(WorkerRecord {
-            id: WorkerId(row.try_get(0)?),
-            name: row.try_get(1)?,
-            queues: row.try_get(2)?,
-            kinds: row.try_get(3)?,
-            concurrency: row.try_get::<i32, _>(4)? as u32,
-            stale_after: Duration::from_millis(row.try_get::<i64, _>(5)? as u64),
-            started_at: row.try_get(6)?,
-            heartbeat_at: row.try_get(7)?,
-            dead_at: row.try_get(8)?,
-            stale: row.try_get(9)?,
-            running: row.try_get::<i64, _>(10)? as u64,
+            id: WorkerId(row.try_get("id")?),
+            name: row.try_get("name")?,
+            queues: row.try_get("queues")?,
+            kinds: row.try_get("kinds")?,
+            concurrency: row.try_get::<i32, _>("concurrency")? as u32,
+            stale_after: Duration::from_millis(row.try_get::<i64, _>("stale_after_ms")? as u64),
+            started_at: row.try_get("started_at")?,
+            heartbeat_at: row.try_get("heartbeat_at")?,
+            dead_at: row.try_get("dead_at")?,
+            stale: row.try_get("stale")?,
+            running: row.try_get::<i64, _>("running")? as u64,
         })
     };
     rows.iter().map(record).collect()

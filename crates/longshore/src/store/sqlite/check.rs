@@ -4,18 +4,18 @@
 use super::tx::{Columns, Sql, Tx};
 use crate::store::CheckReport;
 
-/// How many problems of a kind `check` lists.
-const PROBLEMS: u32 = 100;
+/// The maximum number of problems listed of each type.
+const MAX_PROBLEMS: u32 = 100;
 
 pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
     const JOBS: &str = "
         select count(*)
           from jobs";
-    const PLACES: &str = "
+    const NOT_IN_ONE_TABLE: &str = "
         select j.id,
-               (select count(*) from ready w where w.id = j.id),
-               (select count(*) from running r where r.id = j.id),
-               (select count(*) from finished f where f.id = j.id)
+               (select count(*) from ready w where w.id = j.id)
+                 + (select count(*) from running r where r.id = j.id)
+                 + (select count(*) from finished f where f.id = j.id)
           from jobs j
          where 1 <> (select count(*) from ready w where w.id = j.id)
                   + (select count(*) from running r where r.id = j.id)
@@ -28,7 +28,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
          union all
         select 'finished', id from finished where id not in (select id from jobs)
          limit ?1";
-    const STRAYED: &str = "
+    const DIFFERENT: &str = "
         select w.id
           from ready w
           join jobs j on j.id = w.id
@@ -38,7 +38,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             or w.max_attempts <> j.max_attempts
             or w.keyed <> (j.unique_key is not null)
          limit ?1";
-    const IDLE_KEYS: &str = "
+    const KEYS_WITHOUT_OWNER: &str = "
         select k.key,
                k.job
           from keys k
@@ -47,7 +47,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             or (not exists (select 1 from ready w where w.id = k.job)
                 and not exists (select 1 from running r where r.id = k.job and not r.superseded))
          limit ?1";
-    const KEYLESS: &str = "
+    const JOBS_WITHOUT_KEY: &str = "
         select j.id,
                j.unique_key
           from (select id, keyed from ready
@@ -62,52 +62,52 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
         select queue,
                kind,
                outcome,
-               sum(told),
+               sum(tallied),
                sum(found)
-          from (select queue, kind, outcome, kept as told, 0 as found
+          from (select queue, kind, outcome, kept as tallied, 0 as found
                   from tallies
                  union all
                 select j.queue, j.kind, f.outcome, 0, 1
                   from finished f
                   join jobs j on j.id = f.id)
          group by queue, kind, outcome
-        having sum(told) <> sum(found)
+        having sum(tallied) <> sum(found)
          limit ?1";
     let jobs = tx.row(JOBS, [], |row| row.get::<_, i64>(0))?.unwrap_or(0);
-    let mut problems = tx.rows(PLACES, [PROBLEMS], |row| {
-        let (ready, running, finished): (u32, u32, u32) = (row.get(1)?, row.get(2)?, row.get(3)?);
+    let mut problems = tx.rows(NOT_IN_ONE_TABLE, [MAX_PROBLEMS], |row| {
         Ok(format!(
-            "job {} is in ready {ready}, in running {running} and in finished {finished} times; it should be in one, once",
-            row.job(0)?
+            "job {} is in {} of the tables ready, running and finished, not in exactly one",
+            row.job(0)?,
+            row.get::<_, u32>(1)?
         ))
     })?;
-    problems.extend(tx.rows(ORPHANS, [PROBLEMS], |row| {
+    problems.extend(tx.rows(ORPHANS, [MAX_PROBLEMS], |row| {
         Ok(format!("job {} is in {} but not in jobs", row.job(1)?, row.get::<_, String>(0)?))
     })?);
-    problems.extend(tx.rows(STRAYED, [PROBLEMS], |row| {
+    problems.extend(tx.rows(DIFFERENT, [MAX_PROBLEMS], |row| {
         Ok(format!(
-            "waiting job {} differs from what was asked in its queue, kind, priority or attempts",
+            "waiting job {} differs from its row in jobs in queue, kind, priority, max_attempts or unique key",
             row.job(0)?
         ))
     })?);
-    problems.extend(tx.rows(IDLE_KEYS, [PROBLEMS], |row| {
+    problems.extend(tx.rows(KEYS_WITHOUT_OWNER, [MAX_PROBLEMS], |row| {
         Ok(format!(
             "unique key `{}` belongs to job {}, which is not live or has another key",
             row.get::<_, String>(0)?,
             row.job(1)?
         ))
     })?);
-    problems.extend(tx.rows(KEYLESS, [PROBLEMS], |row| {
+    problems.extend(tx.rows(JOBS_WITHOUT_KEY, [MAX_PROBLEMS], |row| {
         let key = row.get::<_, Option<String>>(1)?.unwrap_or_default();
         Ok(format!("job {} is live but does not own its unique key `{key}`", row.job(0)?))
     })?);
-    problems.extend(tx.rows(MISCOUNTED, [PROBLEMS], |row| {
+    problems.extend(tx.rows(MISCOUNTED, [MAX_PROBLEMS], |row| {
         Ok(format!(
-            "the tallies of queue `{}`, kind `{}` say {} {} jobs, but there are {}",
-            row.get::<_, String>(0)?,
-            row.get::<_, String>(1)?,
+            "the tallies count {} {} jobs of kind `{}` in queue `{}`, but there are {}",
             row.get::<_, i64>(3)?,
             row.get::<_, String>(2)?,
+            row.get::<_, String>(1)?,
+            row.get::<_, String>(0)?,
             row.get::<_, i64>(4)?
         ))
     })?);

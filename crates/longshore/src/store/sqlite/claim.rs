@@ -1,8 +1,8 @@
 //! Claim: moves due jobs from `ready` to `running`, in order, never one job twice.
 //!
-//! A claim visits every (queue, priority) once, from the highest priority down, and
-//! reads only what is due there, from where the [cursor](ClaimCursor) says. It stops
-//! as soon as it has enough, so lower priorities are not read at all.
+//! A claim visits every [segment](crate::store::cursor) once, from the highest priority
+//! down, and reads the due jobs after the cursor's position. It stops as soon as it has
+//! enough jobs, so it may not read lower priorities at all.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -16,30 +16,30 @@ use uuid::Uuid;
 use super::tx::{Columns, Sql, Tx, instant};
 use crate::enqueue::Options;
 use crate::job::{JobId, WorkerId};
-use crate::store::cursor::{ClaimCursor, Place, Position, Start, Taken};
+use crate::store::cursor::{ClaimCursor, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
 
-/// Leases due jobs to a live worker, all in the transaction it is called in.
+/// Leases due jobs to a live worker, in the caller's transaction.
 pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
-    let mut hunt = match worker_is_alive(tx, request.worker)? {
-        true if request.limit > 0 => Hunt::begin(tx, request)?,
-        _ => return Ok(Claims { jobs: Vec::new(), more: false }),
-    };
+    if request.limit == 0 || !worker_is_alive(tx, request.worker)? {
+        return Ok(Claims { jobs: Vec::new(), more: false });
+    }
+    let mut run = ClaimRun::begin(tx, request)?;
     let mut start = cursor.start(request, Instant::now());
-    // The head is near enough to do without a probe.
-    if start == Start::Probe || !hunt.still_fits(cursor.places()) {
+    // A head scan is so cheap here that a probe saves nothing.
+    if start == Start::Probe || !run.segments_are_current(cursor.segments()) {
         start = Start::Head;
     }
     if start == Start::Resume {
-        hunt.take(cursor)?;
-        if !hunt.is_full() && cursor.may_scan_head(Instant::now()) {
+        run.take(cursor)?;
+        if !run.is_full() && cursor.may_scan_head(Instant::now()) {
             start = Start::Head;
         }
     }
     if start == Start::Head {
-        hunt.take_from_head(cursor)?;
+        run.take_from_head(cursor)?;
     }
-    Ok(hunt.end())
+    Ok(run.into_claims())
 }
 
 fn worker_is_alive(tx: &Tx<'_>, worker: WorkerId) -> Sql<bool> {
@@ -51,7 +51,7 @@ fn worker_is_alive(tx: &Tx<'_>, worker: WorkerId) -> Sql<bool> {
     Ok(tx.row(ALIVE, [worker.0.as_bytes()], |_| Ok(()))?.is_some())
 }
 
-/// The due range of one place, read from the index alone.
+/// The due jobs of one segment after a position, read from the index only.
 pub(super) const NEXT_DUE: &str = "
     select run_at,
            id,
@@ -64,27 +64,27 @@ pub(super) const NEXT_DUE: &str = "
        and run_at <= ?5
      order by run_at, id";
 
-/// What looking at one index entry takes at most.
-const LOOK: Duration = Duration::from_micros(5);
+/// The maximum time counted for examining one index entry.
+const MAX_TIME_PER_ENTRY: Duration = Duration::from_micros(5);
 
 /// One claim in progress.
-struct Hunt<'a> {
+struct ClaimRun<'a> {
     tx: &'a Tx<'a>,
     request: &'a ClaimRequest,
     kinds: Option<HashSet<&'a str>>,
     now: i64,
-    /// The queues that may be claimed from, and how many more of their jobs
-    /// may run; `None` means any number. Paused queues are not here.
+    /// The queues that may be claimed from, each with the number of jobs it may still
+    /// start; `None` means any number. Paused queues are left out.
     slots: HashMap<&'a str, Option<u32>>,
     /// The first due suspect of each queue, until one is taken.
     suspects: Vec<Candidate<'a>>,
     wanted: usize,
     leased: Vec<Claimed>,
-    /// How many index entries it has looked at.
-    looks: Cell<u32>,
+    /// The number of index entries examined.
+    examined: Cell<u32>,
 }
 
-/// A due job, as the index knows it.
+/// A due job, as read from the index.
 #[derive(Clone, Debug)]
 struct Candidate<'a> {
     queue: &'a str,
@@ -105,9 +105,9 @@ impl Candidate<'_> {
     }
 }
 
-impl<'a> Hunt<'a> {
+impl<'a> ClaimRun<'a> {
     fn begin(tx: &'a Tx<'a>, request: &'a ClaimRequest) -> Sql<Self> {
-        let mut hunt = Hunt {
+        let mut run = ClaimRun {
             tx,
             request,
             kinds: request.kinds.as_ref().map(|kinds| kinds.iter().map(String::as_str).collect()),
@@ -116,32 +116,32 @@ impl<'a> Hunt<'a> {
             suspects: Vec::new(),
             wanted: request.limit as usize,
             leased: Vec::new(),
-            looks: Cell::new(0),
+            examined: Cell::new(0),
         };
         for queue in &request.queues {
             if let Some(slots) = free_slots(tx, queue)? {
-                hunt.slots.insert(queue, slots);
+                run.slots.insert(queue, slots);
             }
         }
         if request.suspects == Suspects::One {
-            for queue in hunt.slots.keys().copied().collect::<Vec<_>>() {
-                hunt.suspects.extend(hunt.first_suspect(queue)?);
+            for queue in run.slots.keys().copied().collect::<Vec<_>>() {
+                run.suspects.extend(run.first_suspect(queue)?);
             }
         }
-        Ok(hunt)
+        Ok(run)
     }
 
-    /// Whether known places can be trusted: a queue that was paused or limited
-    /// since they were found is read from the head.
-    fn still_fits(&self, places: &[Place]) -> bool {
-        places.iter().all(|place| {
-            let slots = self.slots.get(place.queue.as_str());
-            slots.is_some_and(|slots| slots.is_some() == place.limited)
+    /// Whether the cursor's segments can still be used. If a queue was paused, or its limit
+    /// was set or removed, since they were found, the claim starts at the head.
+    fn segments_are_current(&self, segments: &[Segment]) -> bool {
+        segments.iter().all(|segment| {
+            let slots = self.slots.get(segment.queue.as_str());
+            slots.is_some_and(|slots| slots.is_some() == segment.limited)
         })
     }
 
-    fn look(&self) {
-        self.looks.set(self.looks.get().saturating_add(1));
+    fn count_entry(&self) {
+        self.examined.set(self.examined.get().saturating_add(1));
     }
 
     fn is_full(&self) -> bool {
@@ -150,23 +150,24 @@ impl<'a> Hunt<'a> {
 
     fn take_from_head(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
         let began = Instant::now();
-        cursor.set_places(self.find_places()?, !self.suspects.is_empty(), instant(self.now));
-        let picked = self.pick(cursor.places())?;
-        // Leasing is work done, not time spent looking; nor is waiting for a
-        // processor, which can make a scan of three rows look dear.
+        cursor.set_segments(self.find_segments()?, !self.suspects.is_empty(), instant(self.now));
+        let picked = self.pick(cursor.segments())?;
+        // The duration of the scan does not include leasing the jobs. It is also limited
+        // by the number of entries examined: waiting for a processor can make a scan of
+        // three rows seem expensive.
         let ended = Instant::now();
-        let looked = ended.checked_sub(LOOK * self.looks.get()).unwrap_or(began);
-        cursor.head_scanned(began.max(looked), ended);
+        let latest_began = ended.checked_sub(MAX_TIME_PER_ENTRY * self.examined.get()).unwrap_or(began);
+        cursor.head_scanned(began.max(latest_began), ended);
         self.lease(&picked, cursor)
     }
 
     fn take(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
-        let picked = self.pick(cursor.places())?;
+        let picked = self.pick(cursor.segments())?;
         self.lease(&picked, cursor)
     }
 
-    /// The (queue, priority) pairs with waiting jobs: one probe for each.
-    fn find_places(&self) -> Sql<Vec<Place>> {
+    /// Finds the segments with waiting jobs, with one index probe each.
+    fn find_segments(&self) -> Sql<Vec<Segment>> {
         const NEXT_PRIORITY: &str = "
             select priority
               from ready indexed by ready_claim
@@ -175,39 +176,44 @@ impl<'a> Hunt<'a> {
                and priority < ?2
              order by priority desc
              limit 1";
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         let mut probe = self.tx.prepare(NEXT_PRIORITY)?;
         for (&queue, slots) in &self.slots {
             let mut below = i32::from(i16::MAX) + 1;
             while let Some(priority) =
                 probe.query_row(params![queue, below], |row| row.get::<_, i16>(0)).optional()?
             {
-                places.push(Place { queue: queue.into(), priority, limited: slots.is_some(), after: None });
+                segments.push(Segment {
+                    queue: queue.into(),
+                    priority,
+                    limited: slots.is_some(),
+                    after: None,
+                });
                 below = priority.into();
-                self.look();
+                self.count_entry();
             }
-            self.look();
+            self.count_entry();
         }
-        Ok(places)
+        Ok(segments)
     }
 
-    /// What this claim takes from these places, in claim order.
-    fn pick(&mut self, places: &[Place]) -> Sql<Vec<Candidate<'a>>> {
-        let mut levels = BTreeMap::<Reverse<i16>, Vec<&Place>>::new();
-        for place in places {
-            levels.entry(Reverse(place.priority)).or_default().push(place);
+    /// Picks the jobs to take from these segments, in claim order.
+    fn pick(&mut self, segments: &[Segment]) -> Sql<Vec<Candidate<'a>>> {
+        let mut levels = BTreeMap::<Reverse<i16>, Vec<&Segment>>::new();
+        for segment in segments {
+            levels.entry(Reverse(segment.priority)).or_default().push(segment);
         }
         for suspect in &self.suspects {
             levels.entry(Reverse(suspect.priority)).or_default();
         }
         let mut picked = Vec::new();
-        for (Reverse(priority), places) in levels {
+        for (Reverse(priority), segments) in levels {
             if self.is_full() {
                 break;
             }
             let mut found = Vec::new();
-            for place in places {
-                self.next_due(place, &mut found)?;
+            for segment in segments {
+                self.next_due(segment, &mut found)?;
             }
             found.extend(self.suspects.iter().filter(|suspect| suspect.priority == priority).cloned());
             found.sort_unstable_by_key(Candidate::order);
@@ -216,26 +222,26 @@ impl<'a> Hunt<'a> {
         Ok(picked)
     }
 
-    /// Adds to `found`, which is sorted, what is due in one more queue of the
-    /// same priority; no more than could still be among those wanted.
-    fn next_due(&self, place: &Place, found: &mut Vec<Candidate<'a>>) -> Sql<()> {
-        let Some((&queue, slots)) = self.slots.get_key_value(place.queue.as_str()) else { return Ok(()) };
-        let most = slots.map_or(self.wanted, |slots| self.wanted.min(slots as usize));
-        if most == 0 {
+    /// Adds the due jobs of one more segment of the same priority to `found`, which is
+    /// sorted. Adds only jobs that can still be among those wanted.
+    fn next_due(&self, segment: &Segment, found: &mut Vec<Candidate<'a>>) -> Sql<()> {
+        let Some((&queue, slots)) = self.slots.get_key_value(segment.queue.as_str()) else { return Ok(()) };
+        let limit = slots.map_or(self.wanted, |slots| self.wanted.min(slots as usize));
+        if limit == 0 {
             return Ok(());
         }
-        let (after, after_id) = match place.after {
+        let (after, after_id) = match segment.after {
             Some(position) => (position.run_at.timestamp_micros(), position.id.as_bytes().to_vec()),
             None => (i64::MIN, Vec::new()),
         };
         let furthest = found.get(self.wanted).map(Candidate::order);
-        let mut own = 0;
+        let mut added = 0;
         let mut statement = self.tx.prepare(NEXT_DUE)?;
-        let mut rows = statement.query(params![queue, place.priority, after, after_id, self.now])?;
+        let mut rows = statement.query(params![queue, segment.priority, after, after_id, self.now])?;
         while let Some(row) = rows.next()? {
             let candidate = Candidate {
                 queue,
-                priority: place.priority,
+                priority: segment.priority,
                 run_at: row.get(0)?,
                 id: row.uuid(1)?,
                 is_suspect: false,
@@ -245,8 +251,8 @@ impl<'a> Hunt<'a> {
             }
             if self.handles(row.get_ref(2)?.as_str()?, candidate.id)? {
                 found.push(candidate);
-                own += 1;
-                if own == most {
+                added += 1;
+                if added == limit {
                     break;
                 }
             }
@@ -255,7 +261,7 @@ impl<'a> Hunt<'a> {
         Ok(())
     }
 
-    /// The suspect of this queue that is first in claim order.
+    /// The first due suspect of this queue, in claim order.
     fn first_suspect(&self, queue: &'a str) -> Sql<Option<Candidate<'a>>> {
         const NEXT_PRIORITY: &str = "
             select priority
@@ -292,14 +298,14 @@ impl<'a> Hunt<'a> {
         Ok(None)
     }
 
-    /// Whether this worker has a handler for the kind and wants the flags.
-    /// Tested here rather than in SQL, where it could cost the plan its index.
+    /// Whether this worker takes the job, by its kind and flags. Tested here and not in
+    /// SQL, where it could keep the planner from using the index.
     fn handles(&self, kind: &str, id: Uuid) -> Sql<bool> {
         const FLAGS: &str = "
             select flags
               from ready
              where id = ?1";
-        self.look();
+        self.count_entry();
         if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(kind)) {
             return Ok(false);
         }
@@ -312,7 +318,7 @@ impl<'a> Hunt<'a> {
         Ok(wanted && !flags.iter().any(|flag| forbid_flags.contains(flag)))
     }
 
-    /// Decides, in claim order, whether one more fits.
+    /// Decides whether a candidate is taken, and counts it. Call in claim order.
     fn admit(&mut self, candidate: &Candidate<'a>) -> bool {
         let Some(slots) = self.slots.get_mut(candidate.queue) else { return false };
         if self.wanted == 0 || *slots == Some(0) {
@@ -329,10 +335,10 @@ impl<'a> Hunt<'a> {
         true
     }
 
-    /// Moves what was picked from `ready` to `running`, and the cursor past it.
+    /// Moves the picked jobs from `ready` to `running` and advances the cursor.
     fn lease(&mut self, picked: &[Candidate<'a>], cursor: &mut ClaimCursor) -> Sql<()> {
-        // Read, then delete: `returning` would build and drop a temporary
-        // table for every row, at twice the cost.
+        // Read, then delete: `returning` would create and drop a temporary table for
+        // every row, at twice the cost.
         const WAITING: &str = "
             select j.payload,
                    j.options,
@@ -366,8 +372,11 @@ impl<'a> Hunt<'a> {
             let id = candidate.id.as_bytes();
             let mut rows = waiting.query([id])?;
             let Some(row) = rows.next()? else {
-                // One bad row must not stop the queue; `check` names it.
-                tracing::error!(job_id = %candidate.id, "a waiting job has no row in jobs; left alone");
+                // One bad row must not stop the queue.
+                tracing::error!(
+                    job_id = %candidate.id,
+                    "skipped a waiting job that has no row in jobs; run `longshore check`"
+                );
                 continue;
             };
             let claimed = self.claimed(candidate, row)?;
@@ -419,8 +428,9 @@ impl<'a> Hunt<'a> {
         })
     }
 
-    fn end(mut self) -> Claims {
-        // A head scan after a resumed one may have found jobs that come first.
+    fn into_claims(mut self) -> Claims {
+        // If this claim resumed and then scanned the head, the head may have had jobs that
+        // come before the first ones.
         self.leased.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
         Claims { jobs: self.leased, more: self.wanted == 0 }
     }
@@ -429,12 +439,12 @@ impl<'a> Hunt<'a> {
 pub(super) fn read_options(row: &Row<'_>, column: usize, id: JobId) -> Sql<Options> {
     let options = Options::from_stored(row.get_ref(column)?.as_str_or_null()?);
     Ok(options.unwrap_or_else(|error| {
-        tracing::error!(job_id = %id, %error, "running the job without its options");
+        tracing::error!(job_id = %id, %error, "cannot read the options of the job; running it without them");
         Options::default()
     }))
 }
 
-/// How many more jobs of a queue may run: `None` if it is paused, `Some(None)`
+/// The number of jobs that a queue may still start: `None` if it is paused, `Some(None)`
 /// if it has no limit.
 fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<Option<u32>>> {
     const SETTINGS: &str = "
@@ -451,9 +461,9 @@ fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<Option<u32>>> {
     Ok(match settings {
         Some((true, _)) => None,
         None | Some((false, None)) => Some(None),
-        Some((false, Some(most))) => {
+        Some((false, Some(limit))) => {
             let running = tx.row(RUNNING, [queue], |row| row.get::<_, u32>(0))?.unwrap_or(0);
-            Some(Some(most.saturating_sub(running)))
+            Some(Some(limit.saturating_sub(running)))
         }
     })
 }

@@ -1,10 +1,10 @@
-//! The threads behind the engine: one that writes, a few that read.
+//! The threads of the engine: one that writes, a few that read.
 //!
-//! SQLite lets one connection write at a time, and a commit costs a sync of the
-//! disk. So one thread owns the writing connection and commits what has queued
-//! up meanwhile together: while one commit is under way the next group gathers.
-//! A caller alone waits for nobody. Work runs on these threads to its end
-//! whether or not its caller still waits, so a dropped future harms nothing.
+//! SQLite lets one connection write at a time, and a commit costs a sync of the disk. So
+//! one thread owns the writing connection and commits calls in groups: while one commit
+//! is in progress, the next group collects. A single caller waits for no other. A call
+//! that has started runs to its end even if its caller no longer waits, so dropping a
+//! future does no harm.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,62 +19,63 @@ use tokio::sync::{broadcast, oneshot};
 
 use super::tx::{Fault, Tx};
 use crate::error::{Error, Result};
+use crate::store::Wakeups;
 
-/// How long a write waits for another process before it is `unavailable`.
+/// How long a write waits for another process before it fails as `unavailable`.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the writer looks whether another process has written.
+/// How often the writer checks whether another process has written.
 const FOREIGN_WRITES_EVERY: Duration = Duration::from_millis(100);
-/// How many calls share one commit at most.
-const GROUP: usize = 256;
+/// The maximum number of calls that share one commit.
+const MAX_GROUP: usize = 256;
 const READERS: usize = 3;
-const STATEMENTS: usize = 160;
-/// A larger log is checkpointed less often, and pages written again and again
-/// (the heads of the indexes) are copied back once.
+const CACHED_STATEMENTS: usize = 160;
+/// A larger log is checkpointed less often, and pages that are written again and again
+/// (the heads of the indexes) are copied back only once.
 const CHECKPOINT_PAGES: u32 = 4000;
-const LOG_BYTES: u32 = 64 * 1024 * 1024;
-/// No more: a commit that balanced a tree walks the whole cache (measured, one
-/// caller: 30,000 commits/s with 16 MiB, 8,000 with 64), and the system's own
-/// cache holds the rest.
+const MAX_LOG_BYTES: u32 = 64 * 1024 * 1024;
+/// Not larger, because a commit that balanced a tree walks the whole cache (measured
+/// with one caller: 30,000 commits/s with 16 MiB, 8,000 with 64 MiB). The operating
+/// system caches the rest.
 const WRITER_CACHE_KIB: u32 = 16 * 1024;
 const READER_CACHE_KIB: u32 = 8 * 1024;
 
 /// Where the tables are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Location {
     /// In a file.
     File(PathBuf),
-    /// In memory, seen by this store alone.
+    /// In memory, visible to this store only.
     Memory,
 }
 
-/// Hands work to the threads. When the last handle is dropped, they end.
+/// Sends calls to the threads. They end when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Engine {
     writer: Sender<Message>,
-    /// None in memory: there the writer reads, too.
+    /// `None` for a database in memory, where the writer also reads.
     readers: Option<Sender<Box<dyn Task>>>,
     wakeups: broadcast::Sender<String>,
 }
 
 enum Message {
     Work(Box<dyn Task>),
-    /// Somebody subscribed: begin to look for other processes' writes.
+    /// There is a subscriber: start checking for writes by other processes.
     Subscribed,
 }
 
 impl Engine {
-    pub(super) async fn open(place: Place) -> Result<Self> {
+    pub(super) async fn open(location: Location) -> Result<Self> {
         let (writer, inbox) = channel();
         let (wakeups, _) = broadcast::channel(256);
         let (opened, is_open) = oneshot::channel();
-        let (at, hints) = (place.clone(), wakeups.clone());
+        let (at, sender) = (location.clone(), wakeups.clone());
         spawn("longshore-write", move || {
-            // The file is opened here, as it may take long (another process
-            // may be recovering the log).
+            // Opened on this thread, because it may take long: another process may be
+            // recovering the log.
             match open_writer(&at) {
                 Ok(conn) => {
                     let _ = opened.send(Ok(()));
-                    write_until_closed(&conn, &inbox, &hints);
+                    write_until_closed(&conn, &inbox, &sender);
                 }
                 Err(error) => {
                     let _ = opened.send(Err(error));
@@ -82,36 +83,36 @@ impl Engine {
             }
         })?;
         is_open.await.map_err(|_| ended())??;
-        let readers = match place {
-            Place::Memory => None,
-            Place::File(path) => Some(spawn_readers(&path)?),
+        let readers = match location {
+            Location::Memory => None,
+            Location::File(path) => Some(spawn_readers(&path)?),
         };
         Ok(Engine { writer, readers, wakeups })
     }
 
-    /// Runs `work` in a write transaction; answers once it is on disk.
+    /// Runs `work` in a write transaction. Returns once it is on disk.
     pub(super) async fn write<T, F>(&self, work: F) -> Result<T>
     where
         T: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
     {
-        let (reply, answer) = oneshot::channel();
-        let call = Call { work: Some(work), result: None, reply, mode: Mode::Write };
+        let (caller, reply) = oneshot::channel();
+        let call = Call { work: Some(work), result: None, caller, mode: Mode::Write };
         self.writer.send(Message::Work(Box::new(call))).map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
+        reply.await.map_err(|_| ended())?
     }
 
-    /// Runs `work` on one snapshot, which holds everything answered before.
+    /// Runs `work` on one snapshot, which includes every write that has returned.
     pub(super) async fn read<T, F>(&self, work: F) -> Result<T>
     where
         T: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send + 'static,
     {
         let Some(readers) = &self.readers else { return self.write(work).await };
-        let (reply, answer) = oneshot::channel();
-        let call = Call { work: Some(work), result: None, reply, mode: Mode::Read };
+        let (caller, reply) = oneshot::channel();
+        let call = Call { work: Some(work), result: None, caller, mode: Mode::Read };
         readers.send(Box::new(call)).map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
+        reply.await.map_err(|_| ended())?
     }
 
     /// Notifies subscribers in this process. Returns whether there is one.
@@ -126,26 +127,27 @@ impl Engine {
     }
 }
 
-/// A call on its way through a thread.
+/// A call, with the types of its work erased.
 trait Task: Send {
-    /// Says whether what it did may stay.
+    /// Runs the work. Returns whether to keep its changes.
     fn run(&mut self, tx: &Tx<'_>) -> bool;
-    fn answer(self: Box<Self>, fate: Result<(), &Error>);
+    /// Replies to the caller, given the result of the whole transaction.
+    fn reply(self: Box<Self>, committed: Result<(), &Error>);
 }
 
 struct Call<T, F> {
     work: Option<F>,
-    /// `None` before it ran, and for a read whose caller has gone.
+    /// `None` before it ran, and for a read that was skipped.
     result: Option<Result<T>>,
-    reply: oneshot::Sender<Result<T>>,
+    caller: oneshot::Sender<Result<T>>,
     mode: Mode,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Runs to its end even if its caller has gone.
+    /// Runs even if its caller no longer waits.
     Write,
-    /// Is skipped if its caller has gone.
+    /// Is skipped if its caller no longer waits.
     Read,
 }
 
@@ -155,11 +157,11 @@ where
     F: FnOnce(&Tx<'_>) -> Result<T, Fault> + Send,
 {
     fn run(&mut self, tx: &Tx<'_>) -> bool {
-        if self.mode == Mode::Read && self.reply.is_closed() {
+        if self.mode == Mode::Read && self.caller.is_closed() {
             return false;
         }
         let Some(work) = self.work.take() else { return false };
-        // One call's panic must not end the thread that serves all.
+        // A panic in one call must not end the thread, which serves all callers.
         let result = catch_unwind(AssertUnwindSafe(|| work(tx)))
             .unwrap_or_else(|_| Err(Error::internal("the SQLite engine panicked; this is a bug").into()));
         let keep = result.is_ok();
@@ -167,25 +169,25 @@ where
         keep
     }
 
-    fn answer(self: Box<Self>, fate: Result<(), &Error>) {
-        let result = match (self.result, fate) {
+    fn reply(self: Box<Self>, committed: Result<(), &Error>) {
+        let result = match (self.result, committed) {
             (Some(Err(own)), _) => Err(own),
             (_, Err(error)) => Err(error.shared()),
             (Some(Ok(done)), Ok(())) => Ok(done),
             (None, Ok(())) => return,
         };
-        let _ = self.reply.send(result);
+        let _ = self.caller.send(result);
     }
 }
 
 fn write_until_closed(conn: &Connection, inbox: &Receiver<Message>, wakeups: &broadcast::Sender<String>) {
-    let mut foreign = ForeignWrites { seen: None, looked: Instant::now() };
+    let mut foreign = ForeignWrites { version: None, checked: Instant::now() };
     loop {
         let first = if wakeups.receiver_count() == 0 {
-            foreign.seen = None;
+            foreign.version = None;
             inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
-            foreign.look(conn, wakeups);
+            foreign.check(conn, wakeups);
             inbox.recv_timeout(FOREIGN_WRITES_EVERY)
         };
         let first = match first {
@@ -197,19 +199,19 @@ fn write_until_closed(conn: &Connection, inbox: &Receiver<Message>, wakeups: &br
             Message::Work(task) => Some(task),
             Message::Subscribed => None,
         });
-        commit_together(conn, std::iter::once(first).chain(waiting).take(GROUP).collect());
+        commit_together(conn, std::iter::once(first).chain(waiting).take(MAX_GROUP).collect());
     }
 }
 
-/// Runs calls in one transaction, each in a savepoint of its own, so that one
-/// that fails is undone alone. Nobody is answered before the commit.
+/// Runs calls in one transaction, each in a savepoint of its own, so that a call that
+/// fails is undone without the others. Replies only after the commit.
 fn commit_together(conn: &Connection, mut group: Vec<Box<dyn Task>>) {
-    let fate = run_group(conn, &mut group).map_err(Error::from);
-    if fate.is_err() && !conn.is_autocommit() {
+    let committed = run_group(conn, &mut group).map_err(Error::from);
+    if committed.is_err() && !conn.is_autocommit() {
         let _ = run(conn, "rollback");
     }
     for task in group {
-        task.answer(fate.as_ref().copied());
+        task.reply(committed.as_ref().copied());
     }
 }
 
@@ -217,13 +219,13 @@ fn run_group(conn: &Connection, group: &mut [Box<dyn Task>]) -> Result<(), Fault
     run(conn, "begin immediate")?;
     if let [task] = group {
         let keep = task.run(&Tx::new(conn));
-        still_open(conn)?;
+        check_still_open(conn)?;
         return run(conn, if keep { "commit" } else { "rollback" });
     }
     for task in group {
         run(conn, "savepoint call")?;
         let keep = task.run(&Tx::new(conn));
-        still_open(conn)?;
+        check_still_open(conn)?;
         if !keep {
             run(conn, "rollback to call")?;
         }
@@ -232,12 +234,13 @@ fn run_group(conn: &Connection, group: &mut [Box<dyn Task>]) -> Result<(), Fault
     run(conn, "commit")
 }
 
-/// A full disk or a failed read makes SQLite roll back everything by itself.
-fn still_open(conn: &Connection) -> Result<(), Fault> {
-    match conn.is_autocommit() {
-        true => Err(Error::unavailable("the database gave up the transaction; try again").into()),
-        false => Ok(()),
+/// Fails if SQLite has rolled back the transaction by itself, as it does when the disk is
+/// full or a read fails.
+fn check_still_open(conn: &Connection) -> Result<(), Fault> {
+    if conn.is_autocommit() {
+        return Err(Error::unavailable("the database rolled back the transaction; try again").into());
     }
+    Ok(())
 }
 
 fn run(conn: &Connection, sql: &str) -> Result<(), Fault> {
@@ -245,28 +248,29 @@ fn run(conn: &Connection, sql: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Notices when another process (or another connection of this one) has
-/// written, which may have brought work to any queue.
+/// Detects writes by another process, or by another connection of this one. They may
+/// have made jobs of any queue due.
 struct ForeignWrites {
-    seen: Option<i64>,
-    looked: Instant,
+    /// The `data_version` at the last check.
+    version: Option<i64>,
+    checked: Instant,
 }
 
 impl ForeignWrites {
-    fn look(&mut self, conn: &Connection, wakeups: &broadcast::Sender<String>) {
-        if self.seen.is_some() && self.looked.elapsed() < FOREIGN_WRITES_EVERY {
+    fn check(&mut self, conn: &Connection, wakeups: &broadcast::Sender<String>) {
+        if self.version.is_some() && self.checked.elapsed() < FOREIGN_WRITES_EVERY {
             return;
         }
-        self.looked = Instant::now();
-        // Asked of the writing connection, whose own commits do not change it.
+        self.checked = Instant::now();
+        // Read on the writing connection, whose own commits do not change it.
         let version = conn
             .prepare_cached("pragma data_version")
             .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
             .ok();
-        if version.is_some() && self.seen.is_some() && version != self.seen {
-            let _ = wakeups.send(String::new());
+        if version.is_some() && self.version.is_some() && version != self.version {
+            let _ = wakeups.send(Wakeups::ANY_QUEUE.into());
         }
-        self.seen = version.or(self.seen);
+        self.version = version.or(self.version);
     }
 }
 
@@ -280,8 +284,8 @@ fn spawn_readers(path: &Path) -> Result<Sender<Box<dyn Task>>> {
             loop {
                 let next = inbox.lock().map(|inbox| inbox.recv());
                 let Ok(Ok(mut task)) = next else { return };
-                let fate = read_once(&mut conn, &path, task.as_mut()).map_err(Error::from);
-                task.answer(fate.as_ref().copied());
+                let done = read_once(&mut conn, &path, task.as_mut()).map_err(Error::from);
+                task.reply(done.as_ref().copied());
             }
         })?;
     }
@@ -295,49 +299,49 @@ fn read_once(conn: &mut Option<Connection>, path: &Path, task: &mut dyn Task) ->
     };
     run(conn, "begin")?;
     task.run(&Tx::new(conn));
-    still_open(conn)?;
+    check_still_open(conn)?;
     run(conn, "rollback")
 }
 
-fn open_writer(place: &Place) -> Result<Connection> {
-    let conn = match place {
-        Place::Memory => Connection::open_in_memory().map_err(Fault::from)?,
-        Place::File(path) => {
+fn open_writer(location: &Location) -> Result<Connection> {
+    let conn = match location {
+        Location::Memory => Connection::open_in_memory().map_err(Fault::from)?,
+        Location::File(path) => {
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
                 | OpenFlags::SQLITE_OPEN_CREATE
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let conn = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, error))?;
-            settle_in(&conn, WRITER_CACHE_KIB).map_err(|error| cannot_open(path, error))?;
+            configure(&conn, WRITER_CACHE_KIB).map_err(|error| cannot_open(path, error))?;
             switch_to_wal(&conn, path)?;
             return Ok(conn);
         }
     };
-    settle_in(&conn, WRITER_CACHE_KIB).map_err(Fault::from)?;
+    configure(&conn, WRITER_CACHE_KIB).map_err(Fault::from)?;
     Ok(conn)
 }
 
 fn open_reader(path: &Path) -> Result<Connection, Fault> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags)?;
-    settle_in(&conn, READER_CACHE_KIB)?;
+    configure(&conn, READER_CACHE_KIB)?;
     conn.pragma_update(None, "query_only", true)?;
     Ok(conn)
 }
 
-fn settle_in(conn: &Connection, cache_kib: u32) -> rusqlite::Result<()> {
+fn configure(conn: &Connection, cache_kib: u32) -> rusqlite::Result<()> {
     conn.busy_handler(Some(wait_for_others))?;
-    conn.set_prepared_statement_cache_capacity(STATEMENTS);
+    conn.set_prepared_statement_cache_capacity(CACHED_STATEMENTS);
     conn.execute_batch(&format!(
         "pragma synchronous = full;
          pragma temp_store = memory;
          pragma cache_size = -{cache_kib};
          pragma wal_autocheckpoint = {CHECKPOINT_PAGES};
-         pragma journal_size_limit = {LOG_BYTES};"
+         pragma journal_size_limit = {MAX_LOG_BYTES};"
     ))
 }
 
-/// Like SQLite's own busy timeout, but with short naps: write transactions
-/// here take about a millisecond, and its own naps grow to a hundred.
+/// Like SQLite's own busy timeout, but with shorter pauses: our write transactions take
+/// about a millisecond, and SQLite's pauses grow to a hundred.
 fn wait_for_others(round: i32) -> bool {
     thread_local! { static SINCE: Cell<Option<Instant>> = const { Cell::new(None) } }
     let now = Instant::now();
@@ -358,10 +362,10 @@ fn switch_to_wal(conn: &Connection, path: &Path) -> Result<()> {
         match mode {
             Ok(_) => return Ok(()),
             Err(error) => match error.sqlite_error_code() {
-                // A file that cannot be written may still be looked at.
+                // A file that cannot be written can still be read.
                 Some(rusqlite::ErrorCode::ReadOnly) => return Ok(()),
-                // SQLite does not wait here by itself when several processes
-                // open a new file at once.
+                // SQLite does not wait by itself if several processes open a new file at
+                // the same time.
                 Some(rusqlite::ErrorCode::DatabaseBusy) if began.elapsed() < BUSY_TIMEOUT => {
                     thread::sleep(Duration::from_millis(5));
                 }
@@ -376,11 +380,11 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Error {
     match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::NotADatabase) => Error::invalid(
             "url",
-            format!("database URL: `{path}` is not an SQLite database; name another file or move it away"),
+            format!("database URL: `{path}` is not an SQLite database; use another file name or move the file away"),
         ),
         Some(rusqlite::ErrorCode::CannotOpen | rusqlite::ErrorCode::PermissionDenied) => Error::invalid(
             "url",
-            format!("database URL: `{path}` cannot be opened; is it a file, and may this user write there?"),
+            format!("database URL: `{path}` cannot be opened; use a file in a folder that this user can write to"),
         ),
         _ => return Fault::from(error).into(),
     }
@@ -388,11 +392,10 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Error {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
-    thread::Builder::new()
-        .name(name.into())
-        .spawn(body)
-        .map(drop)
-        .map_err(|error| Error::unavailable("cannot start a thread for the database").with_source(error))
+    thread::Builder::new().name(name.into()).spawn(body).map(drop).map_err(|error| {
+        Error::unavailable("cannot start a thread for the database; check the limit of threads")
+            .with_source(error)
+    })
 }
 
 fn ended() -> Error {

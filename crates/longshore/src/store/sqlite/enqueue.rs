@@ -17,7 +17,7 @@ pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
 
 /// Stores jobs in the caller's own transaction, all or none.
 pub(super) fn enqueue_in(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
-    // On a connection without a transaction, the savepoint is one.
+    // On a connection without a transaction, the savepoint starts one.
     let run = |sql| tx.conn.execute_batch(sql).map_err(Fault::from);
     run("savepoint longshore_enqueue")?;
     let done = enqueue(tx, jobs);
@@ -52,7 +52,7 @@ fn enqueue_keyed(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
     }
 }
 
-/// Who holds the id and the keys of this job.
+/// Finds the jobs that have the id or the keys of this job.
 fn holders(tx: &Tx<'_>, job: &ValidJob) -> Sql<Holders> {
     const SAME_ID: &str = "
         select 1
@@ -76,7 +76,7 @@ fn holders(tx: &Tx<'_>, job: &ValidJob) -> Sql<Holders> {
         holders.idempotency = tx.row(IDEMPOTENCY, [key], |row| row.job(0))?;
     }
     if let Some((key, _)) = &job.unique {
-        // A key belongs to a live job, so an owner that does not wait is running.
+        // A key belongs to a live job, so an owner that is not waiting is running.
         holders.unique = tx.row(UNIQUE, [key], |row| {
             Ok((row.job(0)?, if row.get(1)? { Owner::Waiting } else { Owner::Running }))
         })?;
@@ -116,7 +116,7 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
         ],
     )?;
     if inserted == 0 {
-        // An earlier try stored it; by now it may be in any state.
+        // An earlier try stored it; it may be in any state by now.
         return Ok(());
     }
     if let Some(key) = unique_key {
@@ -125,8 +125,8 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
     Ready::of(tx, job.id, job, flags.as_deref())?.store(tx)
 }
 
-/// Gives the waiting owner of the key the new contents and a fresh budget. The lease
-/// number stays, so that earlier holders of a lease remain fenced off.
+/// Replaces the contents of the waiting owner of the key and resets its attempts. The
+/// lease number stays, so that earlier holders of a lease remain fenced off.
 fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> {
     const LEAVE_READY: &str = "
         delete from ready

@@ -18,7 +18,7 @@ pub(super) fn get(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
     Ok(Some(record))
 }
 
-/// A job without its history; `None` if there is none.
+/// A job without its history; `None` if it does not exist.
 fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
     const RECORD: &str = "
         select j.kind,
@@ -118,14 +118,14 @@ fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
     })?;
     let Some(found) = found else { return Ok(None) };
     let Some(mut record) = found else {
-        tracing::error!(job_id = %id, "the job is in none of ready, running and finished; run `longshore check`");
+        tracing::error!(job_id = %id, "the job is in none of the tables ready, running and finished; run `longshore check`");
         return Ok(None);
     };
     if record.lease_no > 0 {
         let newest =
             tx.row(NEWEST_ERROR, [id.0.as_bytes()], |row| Ok((row.get::<_, String>(0)?, row.time(1)?)))?;
         record.last_failed_at = match (&record.last_error, &newest) {
-            // Its end brought an error of its own, such as why it was cancelled.
+            // The job finished with an error of its own, such as the reason it was cancelled.
             (Some(last), newest) if newest.as_ref().is_none_or(|(error, _)| error != last) => {
                 record.finished_at
             }
@@ -174,12 +174,12 @@ pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     Ok(Page { jobs, next })
 }
 
-/// The ids of one page, and where the next begins. Walks the table that the
-/// status names, newest first, and filters while it walks.
+/// The ids of one page, and the cursor of the next. Walks the table that has the jobs of
+/// the wanted status, newest first, and filters row by row.
 fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, Option<JobId>)> {
     let (walk, outcome) = walk(filter);
-    // Past every id: these are 16 bytes long.
     let (before, from) = filter.id_bounds();
+    // Without an upper bound, 17 bytes of 0xff: greater than every id, which has 16 bytes.
     let before = before.map_or(vec![0xff; 17], |id| id.as_bytes().to_vec());
     let from = from.unwrap_or_default().into_bytes();
     let mut statement = tx.prepare(walk)?;
@@ -198,15 +198,15 @@ fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, 
                 ids.push(id);
             }
         }
-        if ids.len() == limit || examined == filter.most_examined() {
+        if ids.len() == limit || examined == filter.max_examined() {
             return Ok((ids, Some(id)));
         }
     }
     Ok((ids, None))
 }
 
-/// The statement that yields the ids of candidates; one that walks `jobs` itself
-/// yields what was asked as well, where a filter is about that.
+/// The statement that returns the ids of candidates. If it walks `jobs` and the filter
+/// needs the request, it also returns those columns.
 fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
     const ALL: &str = "
         select id
@@ -215,7 +215,7 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
            and id >= ?3
            and ?2 is null
          order by id desc";
-    const ALL_WITH_WHAT_WAS_ASKED: &str = "
+    const ALL_WITH_REQUEST: &str = "
         select id,
                queue,
                kind,
@@ -283,7 +283,7 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
         return (BY_UNIQUE_KEY, None);
     }
     match filter.status {
-        None if filter.names_what_was_asked() => (ALL_WITH_WHAT_WAS_ASKED, None),
+        None if filter.needs_request() => (ALL_WITH_REQUEST, None),
         None => (ALL, None),
         Some(Status::Queued) => (QUEUED, None),
         Some(Status::Retrying) => (RETRYING, None),
@@ -293,39 +293,41 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
     }
 }
 
-/// Whether a candidate passes what its walk did not test. What was asked is read
-/// for those filters only that need it.
+/// Tests the parts of the filter that the walk did not. Reads the request only if the
+/// filter needs it.
 fn matches(tx: &Tx<'_>, filter: &ListFilter, candidate: &Row<'_>, id: JobId) -> Sql<bool> {
-    const ASKED: &str = "
+    const REQUEST: &str = "
         select id,
                queue,
                kind,
                options
           from jobs
          where id = ?1";
-    if filter.names_what_was_asked() {
+    if filter.needs_request() {
         let passes = |row: &Row<'_>| {
-            let is = |wanted: &Option<String>, column| -> rusqlite::Result<bool> {
+            let equals = |wanted: &Option<String>, column| -> rusqlite::Result<bool> {
                 let text = row.get_ref(column)?.as_str()?;
                 Ok(wanted.as_deref().is_none_or(|wanted| wanted == text))
             };
-            if !is(&filter.queue, 1)? || !is(&filter.kind, 2)? {
+            if !equals(&filter.queue, 1)? || !equals(&filter.kind, 2)? {
                 return Ok(false);
             }
             let Some(tag) = &filter.tag else { return Ok(true) };
             let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
             Ok(options.tags.contains(tag))
         };
-        let fits = match candidate.as_ref().column_count() {
-            1 => tx.row(ASKED, [id.0.as_bytes()], passes)?.unwrap_or(false),
-            _ => passes(candidate)?,
+        let has_request = candidate.as_ref().column_count() > 1;
+        let is_match = if has_request {
+            passes(candidate)?
+        } else {
+            tx.row(REQUEST, [id.0.as_bytes()], passes)?.unwrap_or(false)
         };
-        if !fits {
+        if !is_match {
             return Ok(false);
         }
     }
-    // A walk by a key finds one job, whatever its status; and its keys are
-    // still to be compared if both were asked for.
+    // A walk by key finds one job in any status. If both keys were given, the other one
+    // must still be compared.
     if filter.idempotency_key.is_none() && filter.unique_key.is_none() {
         return Ok(true);
     }
@@ -335,7 +337,7 @@ fn matches(tx: &Tx<'_>, filter: &ListFilter, candidate: &Row<'_>, id: JobId) -> 
         && (filter.unique_key.is_none() || (filter.unique_key == record.unique_key && is_live)))
 }
 
-pub(super) fn glance(tx: &Tx<'_>, most: u32, also: &[JobId]) -> Sql<Vec<Glance>> {
+pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>> {
     const NEWEST: &str = "
         select id, kind, queue, status, attempts, cancel_requested
           from job_status
@@ -358,11 +360,11 @@ pub(super) fn glance(tx: &Tx<'_>, most: u32, also: &[JobId]) -> Sql<Vec<Glance>>
             cancel_requested: row.get(5)?,
         })
     };
-    let mut seen = tx.rows(NEWEST, [most], read)?;
-    seen.extend(tx.rows(RUNNING, [most], read)?);
+    let mut found = tx.rows(NEWEST, [limit], read)?;
+    found.extend(tx.rows(RUNNING, [limit], read)?);
     for id in also {
-        seen.extend(tx.row(ONE, params![id.0.as_bytes()], read)?);
+        found.extend(tx.row(ONE, params![id.0.as_bytes()], read)?);
     }
-    let once: BTreeMap<JobId, Glance> = seen.into_iter().map(|job| (job.id, job)).collect();
-    Ok(once.into_values().collect())
+    let by_id: BTreeMap<JobId, Glance> = found.into_iter().map(|job| (job.id, job)).collect();
+    Ok(by_id.into_values().collect())
 }

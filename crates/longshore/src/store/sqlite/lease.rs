@@ -1,5 +1,5 @@
-//! Live leases: what a lease stands for, progress and checkpoints, and whether the
-//! lease is still held. How leases end is in `settle`.
+//! Live leases: the claims behind them, progress, checkpoints, and whether a lease is
+//! still held. How leases end is in `settle`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,6 @@ use crate::job::JobId;
 use crate::lifecycle::Flags;
 use crate::store::{Claimed, Fenced, Lease, shared};
 
-/// The claims behind live leases.
 pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {
     const HELD: &str = "
         select j.payload,
@@ -118,7 +117,7 @@ pub(super) fn assert_lease(tx: &Tx<'_>, lease: &Lease) -> Sql<Fenced> {
     })
 }
 
-/// What has been asked of a job under this lease; `None` if it is not live.
+/// The flags raised for this lease; `None` if it is not live.
 pub(super) fn raised_flags(tx: &Tx<'_>, lease: &Lease) -> Sql<Option<Flags>> {
     const FLAGS: &str = "
         select cancel_requested,
@@ -134,8 +133,5 @@ pub(super) fn raised_flags(tx: &Tx<'_>, lease: &Lease) -> Sql<Option<Flags>> {
 }
 
 fn fenced(changed: usize) -> Fenced {
-    match changed {
-        0 => Fenced::LeaseLost,
-        _ => Fenced::Held,
-    }
+    if changed > 0 { Fenced::Held } else { Fenced::LeaseLost }
 }

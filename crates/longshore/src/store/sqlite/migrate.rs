@@ -4,16 +4,16 @@ use chrono::{DateTime, Utc};
 use rusqlite::params;
 
 use super::tx::{Sql, Tx, host_clock, instant};
-use crate::store::{Migrated, SCHEMA_VERSION, newer};
+use crate::store::{Migrated, SCHEMA_VERSION, schema_too_new};
 
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/sqlite/0001_queue.sql")),
     (2, include_str!("../../../migrations/sqlite/0002_server.sql")),
 ];
 
-/// Runs what is missing, in the transaction it is called in.
+/// Runs the missing migrations, in the caller's transaction.
 pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
-    const LEDGER: &str = "
+    const CREATE_HISTORY: &str = "
         create table if not exists migrations (
             version          integer primary key,
             applied_at       integer not null
@@ -23,9 +23,9 @@ pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
         values (?1, ?2)";
     let from = schema_version(tx)?;
     if from > SCHEMA_VERSION {
-        return Err(newer(from).into());
+        return Err(schema_too_new(from).into());
     }
-    tx.conn.execute_batch(LEDGER)?;
+    tx.conn.execute_batch(CREATE_HISTORY)?;
     for (version, script) in MIGRATIONS {
         if version > from {
             tx.conn.execute_batch(script)?;
@@ -36,7 +36,7 @@ pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
 }
 
 pub(super) fn schema_version(tx: &Tx<'_>) -> Sql<i64> {
-    const HAS_LEDGER: &str = "
+    const HAS_HISTORY: &str = "
         select 1
           from sqlite_master
          where type = 'table'
@@ -44,7 +44,7 @@ pub(super) fn schema_version(tx: &Tx<'_>) -> Sql<i64> {
     const NEWEST: &str = "
         select coalesce(max(version), 0)
           from migrations";
-    if tx.row(HAS_LEDGER, [], |_| Ok(()))?.is_none() {
+    if tx.row(HAS_HISTORY, [], |_| Ok(()))?.is_none() {
         return Ok(0);
     }
     Ok(tx.row(NEWEST, [], |row| row.get(0))?.unwrap_or(0))

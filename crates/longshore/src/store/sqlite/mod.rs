@@ -11,23 +11,23 @@
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim` | leasing due jobs |
 //! | `lease` | live leases: progress, checkpoints |
-//! | `settle` | how attempts end |
+//! | `settle` | storing how attempts end |
 //! | `workers` | registration, heartbeats |
 //! | `recover` | dead workers and their leases |
 //! | `operate`, `queues` | operators' commands on jobs; queue settings |
-//! | `inspect`, `stats`, `check` | reading jobs; numbers; the consistency check |
+//! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `schedules`, `retain` | cron; retention and tallies |
-//! | `tokens`, `kinds` | who may call the server; what is known about kinds |
+//! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
 //! | `tx`, `engine` | a transaction and its errors; the writing and the reading threads |
 
 use std::path::PathBuf;
 
 use rusqlite::Connection;
 
-use super::{SCHEMA_VERSION, Store, newer};
+use super::{SCHEMA_VERSION, Store, schema_too_new};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
-use engine::{Engine, Place};
+use engine::{Engine, Location};
 use tx::Tx;
 
 mod check;
@@ -53,21 +53,21 @@ mod workers;
 #[cfg(test)]
 mod tests;
 
-/// Older ones have a bug that can lose commits in WAL mode.
+/// Older versions have a bug that can lose commits in WAL mode.
 const OLDEST_SQLITE: i32 = 3_051_003;
 
-/// The queue in an SQLite file. Cheap to share behind an `Arc`; its threads
-/// end when it is dropped.
+/// The queue in an SQLite file. Cheap to clone; clones share their threads, which end
+/// when the last clone is dropped.
 ///
 /// ```
 /// use longshore::NewJob;
-/// use longshore::store::{Store, sqlite::SqliteStore};
+/// use longshore::store::{KeyWait, Store, sqlite::SqliteStore};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// let store = SqliteStore::open("sqlite::memory:").await?;
 /// store.migrate().await?;
 /// let job = NewJob::new("greet", "Ada").validate()?;
-/// store.enqueue(std::slice::from_ref(&job)).await?;
+/// store.enqueue(std::slice::from_ref(&job), KeyWait::Long).await?;
 /// assert!(store.get(job.id()).await?.is_some());
 /// # Ok::<(), longshore::Error>(())
 /// # }).unwrap();
@@ -78,42 +78,42 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens `sqlite:PATH`, `sqlite://PATH` or `sqlite::memory:`. A missing
-    /// file is made; nothing is migrated.
+    /// Opens `sqlite:PATH`, `sqlite://PATH` or `sqlite::memory:`. Creates a file that does
+    /// not exist, but no tables: call [`Store::migrate`] for those.
     pub async fn open(url: &str) -> Result<Self> {
         if rusqlite::version_number() < OLDEST_SQLITE {
             return Err(Error::schema(format!(
-                "SQLite {} is too old; build with the bundled one, or link 3.51.3 or newer",
+                "SQLite {} is too old; build with the bundled version, or link version 3.51.3 or newer",
                 rusqlite::version()
             )));
         }
-        let store = SqliteStore { engine: Engine::open(place(url)?).await? };
+        let store = SqliteStore { engine: Engine::open(location(url)?).await? };
         match store.schema_version().await? {
-            found if found > SCHEMA_VERSION => Err(newer(found)),
+            found if found > SCHEMA_VERSION => Err(schema_too_new(found)),
             _ => Ok(store),
         }
     }
 }
 
-fn place(url: &str) -> Result<Place> {
+fn location(url: &str) -> Result<Location> {
     let refuse = |message: String| Err(Error::invalid("url", format!("database URL: {message}")));
     let path = url.strip_prefix("sqlite:").unwrap_or(url);
     let path = path.strip_prefix("//").unwrap_or(path);
     if path == ":memory:" {
-        return Ok(Place::Memory);
+        return Ok(Location::Memory);
     }
     if path.is_empty() {
-        return refuse("names no file; use sqlite:path/to/file.db or sqlite::memory:".into());
+        return refuse("the path is missing; use sqlite:path/to/file.db or sqlite::memory:".into());
     }
     if path.contains('?') {
-        return refuse("SQLite takes no parameters after `?`; use sqlite:path/to/file.db".into());
+        return refuse("SQLite URLs have no parameters after `?`; use sqlite:path/to/file.db".into());
     }
     let path = PathBuf::from(path);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
         return refuse(format!("the folder `{}` does not exist; create it first", folder.display()));
     }
-    Ok(Place::File(path))
+    Ok(Location::File(path))
 }
 
 /// Stores jobs on the caller's connection, in whatever transaction is open on it.
@@ -123,7 +123,7 @@ impl crate::client::CallerTransaction for &Connection {
         any.downcast_ref::<SqliteStore>().ok_or_else(|| {
             Error::invalid(
                 "transaction",
-                "transaction: an SQLite transaction, but this client uses another engine",
+                "transaction: this is an SQLite transaction, but the client uses another engine",
             )
         })?;
         Ok(enqueue::enqueue_in(&Tx::new(self), jobs)?)

@@ -6,7 +6,7 @@ use rusqlite::params;
 use uuid::Uuid;
 
 use super::enqueue::Ready;
-use super::retain::forget;
+use super::retain::delete_request;
 use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
 use super::tx::{Columns, Sql, Tx};
 use crate::enqueue::ValidEdit;
@@ -29,7 +29,7 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
                attempt,
                max_attempts,
                interruptions,
-               started_at is not null,
+               started_at is not null as started,
                cancel_requested,
                superseded
           from running
@@ -42,10 +42,10 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
     let id = id.0.as_bytes();
     let waiting = tx.row(WAITING, [id], |row| {
         Ok(State::Waiting(Waiting {
-            lease_no: row.get(0)?,
-            attempts: row.get(1)?,
-            max_attempts: row.get(2)?,
-            interruptions: row.get(3)?,
+            lease_no: row.get("lease_no")?,
+            attempts: row.get("attempt")?,
+            max_attempts: row.get("max_attempts")?,
+            interruptions: row.get("interruptions")?,
         }))
     })?;
     if waiting.is_some() {
@@ -53,20 +53,23 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
     }
     let running = tx.row(RUNNING, [id], |row| {
         Ok(State::Running(Running {
-            lease_no: row.get(0)?,
-            worker: row.worker(1)?,
-            attempt: row.get(2)?,
-            max_attempts: row.get(3)?,
-            interruptions: row.get(4)?,
-            started: row.get(5)?,
-            flags: Flags { cancel_requested: row.get(6)?, superseded: row.get(7)? },
+            lease_no: row.get("lease_no")?,
+            worker: row.worker("worker")?,
+            attempt: row.get("attempt")?,
+            max_attempts: row.get("max_attempts")?,
+            interruptions: row.get("interruptions")?,
+            started: row.get("started")?,
+            flags: Flags {
+                cancel_requested: row.get("cancel_requested")?,
+                superseded: row.get("superseded")?,
+            },
         }))
     })?;
     if running.is_some() {
         return Ok(running);
     }
     tx.row(FINISHED, [id], |row| {
-        Ok(State::Finished(Finished { lease_no: row.get(0)?, outcome: row.outcome(1)? }))
+        Ok(State::Finished(Finished { lease_no: row.get("lease_no")?, outcome: row.outcome("outcome")? }))
     })
 }
 
@@ -79,7 +82,8 @@ pub(super) fn operate(tx: &Tx<'_>, id: JobId, from: &State, to: &Operation) -> S
         (State::Finished(seen), Operation::Reopen) => reopen(tx, id, seen),
         (State::Finished(seen), Operation::Remove) => remove(tx, id, seen),
         (from, to) => {
-            Err(Error::internal(format!("no operator's move leads from {from:?} to {to:?}")).into())
+            Err(Error::internal(format!("the operation {to:?} does not apply to a job in state {from:?}"))
+                .into())
         }
     }
 }
@@ -130,7 +134,7 @@ fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Oper
     Ok(Operated::Done)
 }
 
-/// The row that was in `ready`.
+/// The row deleted from `ready`.
 struct WasReady {
     run_at: i64,
     timeout_ms: Option<i64>,
@@ -164,8 +168,8 @@ impl WasReady {
     }
 }
 
-/// Takes a job out of `ready`, if it stands there as it was seen. The budget is
-/// compared, too: a key replacement renews it under the same lease number.
+/// Deletes a job from `ready` if it is still as `seen`. The attempts are compared too: a
+/// replacement by key resets them under the same lease number.
 fn leave_ready(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Option<WasReady>> {
     const LEAVE: &str = "
         delete from ready
@@ -201,15 +205,14 @@ fn request_cancel(tx: &Tx<'_>, id: JobId, seen: &Running) -> Sql<Operated> {
            set cancel_requested = 1
          where id = ?1
            and lease_no = ?2";
-    Ok(match tx.execute(REQUEST, params![id.0.as_bytes(), seen.lease_no])? {
-        0 => Operated::Moved,
-        _ => Operated::Done,
-    })
+    let updated = tx.execute(REQUEST, params![id.0.as_bytes(), seen.lease_no])?;
+    Ok(if updated > 0 { Operated::Done } else { Operated::Moved })
 }
 
-/// Back to `ready` with a fresh budget, unless another live job has its key.
+/// Moves a job back to `ready` with a fresh attempt budget, unless another live job owns
+/// its key.
 fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
-    const ASKED: &str = "
+    const REQUEST: &str = "
         select j.unique_key,
                k.job,
                j.timeout_ms,
@@ -224,8 +227,8 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     const OWN: &str = "
         insert into keys (key, job)
         values (?1, ?2)";
-    let asked = tx.row(ASKED, [id.0.as_bytes()], |row| {
-        let was = WasReady {
+    let request = tx.row(REQUEST, [id.0.as_bytes()], |row| {
+        let ready = WasReady {
             run_at: 0,
             timeout_ms: row.get(2)?,
             lease_no: seen.lease_no,
@@ -239,11 +242,15 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
             flags: row.get(7)?,
         };
         let owner = row.get::<_, Option<[u8; 16]>>(1)?.map(|id| JobId(Uuid::from_bytes(id)));
-        Ok((row.get::<_, Option<String>>(0)?, owner, was))
+        Ok((row.get::<_, Option<String>>(0)?, owner, ready))
     })?;
-    let Some((key, owner, asked)) = asked else { return Ok(Operated::Moved) };
+    let Some((key, owner, ready)) = request else { return Ok(Operated::Moved) };
     if let Some(owner) = owner {
-        return Ok(if stands_finished(tx, id, seen)? { Operated::KeyTaken(owner) } else { Operated::Moved });
+        return Ok(if is_still_finished(tx, id, seen)? {
+            Operated::KeyTaken(owner)
+        } else {
+            Operated::Moved
+        });
     }
     if !leave_finished(tx, id, seen)? {
         return Ok(Operated::Moved);
@@ -251,8 +258,8 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     if let Some(key) = &key {
         tx.execute(OWN, params![key, id.0.as_bytes()])?;
     }
-    tally(tx, &asked.queue, &asked.kind, seen.outcome, 0, 0, -1)?;
-    Ready { run_at: tx.now()?, keyed: key.is_some(), ..asked.as_ready(id) }.store(tx)?;
+    tally(tx, &ready.queue, &ready.kind, seen.outcome, 0, 0, -1)?;
+    Ready { run_at: tx.now()?, keyed: key.is_some(), ..ready.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
 }
 
@@ -260,18 +267,19 @@ fn remove(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     if !leave_finished(tx, id, seen)? {
         return Ok(Operated::Moved);
     }
-    forget(tx, id, seen.outcome)?;
+    delete_request(tx, id, seen.outcome)?;
     Ok(Operated::Done)
 }
 
-fn stands_finished(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
-    const STANDS: &str = "
+fn is_still_finished(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<bool> {
+    const STILL_FINISHED: &str = "
         select 1
           from finished
          where id = ?1
            and lease_no = ?2
            and outcome = ?3";
-    let found = tx.row(STANDS, params![id.0.as_bytes(), seen.lease_no, seen.outcome.as_str()], |_| Ok(()))?;
+    let found =
+        tx.row(STILL_FINISHED, params![id.0.as_bytes(), seen.lease_no, seen.outcome.as_str()], |_| Ok(()))?;
     Ok(found.is_some())
 }
 
@@ -290,7 +298,7 @@ pub(super) fn dead_letters(tx: &Tx<'_>, filter: &DeadFilter) -> Sql<Vec<JobId>> 
           from finished f indexed by finished_unsuccessful
           join jobs j on j.id = f.id
          where f.outcome = 'failed_permanent'
-           and f.outcome <> 'succeeded'   -- what the partial index asks for
+           and f.outcome <> 'succeeded'   -- required to use the partial index
            and f.id > ?1
            and (?2 is null or j.kind = ?2)
            and (?3 is null or j.queue = ?3)

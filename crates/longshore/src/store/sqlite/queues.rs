@@ -10,8 +10,8 @@ use crate::enqueue::check_name;
 use crate::error::Error;
 use crate::store::{QueueChange, QueueRecord};
 
-/// How many waiting jobs are counted one by one; beyond that, the number is
-/// estimated.
+/// The maximum number of waiting jobs that are counted one by one. Above it, the numbers
+/// are estimated.
 const MAX_COUNTED: u32 = 50_000;
 
 pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
@@ -39,7 +39,7 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
           from queues";
     const RUNNING: &str = "
         select queue,
-               count(*)
+               count(*) as running
           from running
          group by queue";
     let waiting = waiting(tx, MAX_COUNTED)?;
@@ -47,14 +47,14 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
         queues.entry(name.to_owned()).or_insert_with(|| QueueRecord::empty(name))
     }
-    for (name, paused, limit) in
-        tx.rows(SETTINGS, [], |row| Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?)))?
-    {
+    for (name, paused, limit) in tx.rows(SETTINGS, [], |row| {
+        Ok((row.get::<_, String>("name")?, row.get("paused")?, row.get("max_running")?))
+    })? {
         let queue = entry(&mut queues, &name);
         (queue.paused, queue.limit) = (paused, limit);
     }
     for (name, running) in
-        tx.rows(RUNNING, [], |row| Ok((row.get::<_, String>(0)?, row.get::<_, u32>(1)?)))?
+        tx.rows(RUNNING, [], |row| Ok((row.get::<_, String>("queue")?, row.get::<_, u32>("running")?)))?
     {
         entry(&mut queues, &name).running = running.into();
     }
@@ -69,7 +69,7 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     Ok(queues.into_values().collect())
 }
 
-/// The queues with waiting jobs, however many those are: one probe for each.
+/// The queues with waiting jobs. Costs one index probe per queue, however many jobs wait.
 fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
     const NEXT: [&str; 2] = [
         "

@@ -21,8 +21,8 @@ pub(super) fn mark_dead(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Wor
          where dead_at is null
            and heartbeat_at < ?1 - coalesce(?2, stale_after_ms * 1000)
         returning id";
-    // The freshly dead stay for people to see.
-    const FORGET: &str = "
+    // Dead workers stay listed for an hour, and for as long as they hold a lease.
+    const DELETE_DEAD: &str = "
         delete from workers
          where dead_at < ?1
            and not exists (
@@ -31,7 +31,7 @@ pub(super) fn mark_dead(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Wor
                 where r.worker = workers.id)";
     let now = tx.now()?;
     let newly_dead = tx.rows(DECLARE, params![now, threshold.map(micros)], |row| row.worker(0))?;
-    tx.execute(FORGET, [now - HOUR])?;
+    tx.execute(DELETE_DEAD, [now - HOUR])?;
     Ok(newly_dead)
 }
 
@@ -92,27 +92,29 @@ pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupte
     Ok(found)
 }
 
-/// Why the lease in this row of `interrupted` may be taken from its holder.
+/// Why the lease in this row of [`interrupted`] may be taken from its holder; `None` if it
+/// may not.
 fn may_be_taken(row: &Row<'_>, flags: &[String], scope: &SweepScope, now: i64) -> Sql<Option<Interruptor>> {
     let is_resilient = flags.iter().any(|flag| scope.resilient_flags.contains(flag));
     let factor = if is_resilient { i64::from(scope.resilient_factor.max(1)) } else { 1 };
-    let patience = |own: i64| scope.threshold.map_or(own, micros).saturating_mul(factor);
-    let has_passed = |since: i64, patience: i64| now.saturating_sub(since) > patience;
+    let threshold = |own: i64| scope.threshold.map_or(own, micros).saturating_mul(factor);
+    let has_passed = |since: i64, threshold: i64| now.saturating_sub(since) > threshold;
 
     let claimed_at = row.get::<_, i64>(4)?;
-    let margin = patience(micros(scope.orphan_after));
+    let orphan_after = threshold(micros(scope.orphan_after));
     let Some(heartbeat_at) = row.get::<_, Option<i64>>(14)? else {
-        return Ok(has_passed(claimed_at, margin).then_some(Interruptor::UnknownWorker));
+        return Ok(has_passed(claimed_at, orphan_after).then_some(Interruptor::UnknownWorker));
     };
-    let is_silent = has_passed(heartbeat_at, patience(row.get(15)?));
+    let is_stale = has_passed(heartbeat_at, threshold(row.get(15)?));
     let is_dead = row.get::<_, bool>(16)?;
-    // One that is declared dead has been judged already; only its resilient
-    // jobs are given longer.
-    if is_silent || (is_dead && !is_resilient) {
+    // A worker that is already declared dead loses its leases at once, except those of
+    // resilient jobs.
+    if is_stale || (is_dead && !is_resilient) {
         return Ok(Some(Interruptor::DeadWorker));
     }
-    let overdue = row.get::<_, Option<i64>>(5)?.map(|ms| ms.saturating_mul(1000).saturating_add(margin));
-    let is_hung = !is_dead && overdue.is_some_and(|overdue| has_passed(claimed_at, overdue));
+    let timeout = row.get::<_, Option<i64>>(5)?.map(|ms| ms.saturating_mul(1000));
+    let is_hung = !is_dead
+        && timeout.is_some_and(|timeout| has_passed(claimed_at, timeout.saturating_add(orphan_after)));
     Ok(is_hung.then_some(Interruptor::HungHandler))
 }
 
@@ -122,7 +124,7 @@ fn retry_policy(tx: &Tx<'_>, id: JobId) -> Sql<Option<RetryPolicy>> {
           from jobs
          where id = ?1";
     let options = tx.row(OPTIONS, [id.0.as_bytes()], |row| row.get::<_, Option<String>>(0))?.flatten();
-    // Options that do not decode must not stop a sweep.
+    // One bad row must not stop the recovery of the others.
     Ok(Options::from_stored(options.as_deref()).unwrap_or_default().retry)
 }
 

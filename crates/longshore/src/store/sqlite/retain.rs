@@ -1,5 +1,5 @@
-//! Retention: removing finished jobs whose time has passed, and folding tallies.
-//! Both walk in bounded steps by key.
+//! Retention: removing finished jobs whose retention has passed, and folding tallies.
+//! Both work in bounded steps.
 
 use std::time::Duration;
 
@@ -20,64 +20,64 @@ pub(super) fn retain(tx: &Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained
          order by id
          limit ?2";
     let clock = tx.clock()?;
-    let horizon = Horizon::of(policy, clock);
+    let recent = RecentIds::of(policy, clock);
     let mut cursor = read_cursor(tx, "retain")?;
-    let mut left = step.max(1);
+    let mut remaining = step.max(1);
     let mut removed = 0;
     loop {
-        let rows = tx.rows(NEXT, params![cursor, left], |row| {
+        let rows = tx.rows(NEXT, params![cursor, remaining], |row| {
             Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?))
         })?;
-        let at_end = rows.len() < left as usize;
-        left -= rows.len() as u32;
-        let mut leap = None;
+        let at_end = rows.len() < remaining as usize;
+        remaining -= rows.len() as u32;
+        let mut skip_to = None;
         for (id, outcome, finished_at) in rows {
-            leap = horizon.as_ref().and_then(|horizon| horizon.leap_from(id));
-            if leap.is_some() {
+            skip_to = recent.as_ref().and_then(|recent| recent.skip_from(id));
+            if skip_to.is_some() {
                 break;
             }
             cursor = id.0.as_bytes().to_vec();
-            let is_past = |kept: Duration| finished_at < clock.now.saturating_sub(micros(kept));
-            if policy.of(outcome).is_some_and(is_past) {
+            let is_expired = |kept: Duration| finished_at < clock.now.saturating_sub(micros(kept));
+            if policy.of(outcome).is_some_and(is_expired) {
                 remove(tx, id, outcome)?;
                 removed += 1;
             }
         }
-        let done = leap.is_none() && at_end;
-        if let Some(leap) = leap {
-            cursor = leap;
+        let done = skip_to.is_none() && at_end;
+        if let Some(position) = skip_to {
+            cursor = position;
         }
-        if done || left == 0 {
+        if done || remaining == 0 {
             write_cursor(tx, "retain", if done { &[] } else { &cursor })?;
             return Ok(Retained { removed, done });
         }
     }
 }
 
-/// Ids begin with the time they were made, so most of what is within every
-/// kept age can be leapt over unread. A day of margin is left on both sides for
-/// enqueuers whose clocks are off; a pinned clock has nothing to do with ids.
-struct Horizon {
-    young_ms: i64,
-    future_ms: i64,
+/// The ids of jobs that are too recent to be removed. Ids start with their creation time,
+/// so the walk can skip this range without reading it. Both bounds have a day of margin,
+/// because the clocks of enqueuing hosts may be wrong. There is no range while the clock is
+/// pinned, because ids follow the real time.
+struct RecentIds {
+    from_ms: i64,
+    to_ms: i64,
 }
 
-impl Horizon {
+impl RecentIds {
     fn of(policy: &Retention, clock: Clock) -> Option<Self> {
         let shortest = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min();
         let shortest = shortest.map_or(i64::MAX, micros);
-        (!clock.pinned).then(|| Horizon {
-            young_ms: clock.now.saturating_sub(shortest).saturating_add(DAY) / 1000,
-            future_ms: (clock.now + DAY) / 1000,
+        (!clock.pinned).then(|| RecentIds {
+            from_ms: clock.now.saturating_sub(shortest).saturating_add(DAY) / 1000,
+            to_ms: (clock.now + DAY) / 1000,
         })
     }
 
-    /// Where to go on if this id is young enough to leap.
-    fn leap_from(&self, id: JobId) -> Option<Vec<u8>> {
+    /// The position after the range, if it contains this id.
+    fn skip_from(&self, id: JobId) -> Option<Vec<u8>> {
         let (seconds, nanos) = id.0.get_timestamp().filter(|_| id.0.get_version_num() == 7)?.to_unix();
-        let made_ms = i64::try_from(seconds).ok()? * 1000 + i64::from(nanos / 1_000_000);
-        (self.young_ms < made_ms && made_ms < self.future_ms)
-            .then(|| self.future_ms.to_be_bytes()[2..].to_vec())
+        let created_ms = i64::try_from(seconds).ok()? * 1000 + i64::from(nanos / 1_000_000);
+        (self.from_ms < created_ms && created_ms < self.to_ms).then(|| self.to_ms.to_be_bytes()[2..].to_vec())
     }
 }
 
@@ -86,11 +86,12 @@ fn remove(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
         delete from finished
          where id = ?1";
     tx.execute(FINISHED, [id.0.as_bytes()])?;
-    forget(tx, id, outcome)
+    delete_request(tx, id, outcome)
 }
 
-/// Removes what is left of a job that is no longer in `finished`.
-pub(super) fn forget(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
+/// Deletes the request, the history and the checkpoint of a job that is no longer in
+/// `finished`, and updates the tallies.
+pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
     const JOB: &str = "
         delete from jobs
          where id = ?1
@@ -102,10 +103,10 @@ pub(super) fn forget(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
         delete from checkpoints
          where job = ?1";
     let id = id.0.as_bytes();
-    let was = tx.row(JOB, [id], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
+    let deleted = tx.row(JOB, [id], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
     tx.execute(ATTEMPTS, [id])?;
     tx.execute(CHECKPOINT, [id])?;
-    match was {
+    match deleted {
         Some((queue, kind)) => tally(tx, &queue, &kind, outcome, 0, 0, -1),
         None => Ok(()),
     }
@@ -128,9 +129,8 @@ fn write_cursor(tx: &Tx<'_>, name: &str, cursor: &[u8]) -> Sql<()> {
     Ok(())
 }
 
-/// After two hours minutes fold into their hour; after seven days everything
-/// folds into one row per queue, kind and outcome, which says how many of those
-/// jobs are kept.
+/// Minutes more than two hours ago become hours; hours more than a week ago become one
+/// row per queue, kind and outcome with the number of jobs kept.
 pub(super) fn fold_tallies(tx: &Tx<'_>, step: u32) -> Sql<u64> {
     const OLD: &str = "
         select minute,
@@ -188,7 +188,7 @@ pub(super) fn fold_tallies(tx: &Tx<'_>, step: u32) -> Sql<u64> {
     Ok(rows.len() as u64)
 }
 
-/// Minutes before this instant are added up to hours.
+/// Minutes before this instant are folded into hours.
 pub(super) fn minutes_fold_before(now: i64) -> i64 {
     hour_of(now - 2 * HOUR)
 }

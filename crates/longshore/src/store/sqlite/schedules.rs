@@ -77,9 +77,9 @@ pub(super) fn fire(
     fired: Option<DateTime<Utc>>,
     jobs: &[ValidJob],
 ) -> Sql<Option<Vec<Enqueued>>> {
-    // Compare and set: of all who saw this tick, one moves it. The rest of
-    // what it was decided from is compared too, because a tick after an old
-    // line would be none of the new one's.
+    // Compare and set: of all processes that see this tick, one moves the schedule on. The
+    // expression and the other fields are compared too: a next tick computed from an old
+    // expression would be wrong for a new one.
     const MOVE_ON: &str = "
         update schedules
            set next_at = ?3,
@@ -104,21 +104,18 @@ pub(super) fn fire(
             seen.template,
         ],
     )?;
-    match moved {
-        0 => Ok(None),
-        _ => enqueue(tx, jobs).map(Some),
-    }
+    if moved > 0 { enqueue(tx, jobs).map(Some) } else { Ok(None) }
 }
 
 fn read_schedule(row: &Row<'_>) -> rusqlite::Result<Schedule> {
     Ok(Schedule {
-        name: row.get(0)?,
-        expression: row.get(1)?,
-        zone: row.get(2)?,
-        missed: row.get(3)?,
-        template: row.get(4)?,
-        paused: row.get(5)?,
-        next_at: row.time(6)?,
-        last_at: row.maybe_time(7)?,
+        name: row.get("name")?,
+        expression: row.get("expression")?,
+        zone: row.get("zone")?,
+        missed: row.get("missed")?,
+        template: row.get("template")?,
+        paused: row.get("paused")?,
+        next_at: row.time("next_at")?,
+        last_at: row.maybe_time("last_at")?,
     })
 }

@@ -1,5 +1,5 @@
-//! Settle: how attempts end, each under its own lease. Recovery ends other workers'
-//! leases with the same statements.
+//! Settle: stores how attempts end, each under its own lease. Recovery ends other
+//! workers' leases with the same statements.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,36 +19,35 @@ pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<
     end_leases(tx, settlements.iter().map(|settlement| (EndedBy::Holder, settlement)))
 }
 
-/// Ends leases, each if it is live; the tallies are written once for all.
+/// Ends each lease that is live. The tallies are written once for the whole batch.
 ///
-/// The inner error says that the follow-ups of an item could not be stored.
-/// That item is undone and the others stay, so the call may be repeated: those
-/// others answer `Stored` again.
+/// The inner error means that the follow-up jobs of an item could not be stored. That
+/// item is undone and the others stay, so the call may be repeated: the others return
+/// `Stored` again.
 pub(super) fn end_leases<'s>(
     tx: &Tx<'_>,
     ends: impl Iterator<Item = (EndedBy, &'s Settlement)>,
 ) -> Sql<Result<Vec<Settled>>> {
     let mut tallies = Tallies::default();
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     let mut refused = None;
     for (by, settlement) in ends {
-        let end = match settlement.follow_ups.is_empty() {
-            true => end_lease(tx, by, settlement)?,
-            false => {
-                tx.conn.execute_batch("savepoint item")?;
-                let end = end_with_follow_ups(tx, by, settlement);
-                let undo = if end.is_err() { "rollback to item; release item" } else { "release item" };
-                tx.conn.execute_batch(undo)?;
-                match end {
-                    Ok(end) => end,
-                    Err(fault) => {
-                        refused = refused.or(Some(Error::from(fault)));
-                        continue;
-                    }
+        let end = if settlement.follow_ups.is_empty() {
+            end_lease(tx, by, settlement)?
+        } else {
+            tx.conn.execute_batch("savepoint item")?;
+            let end = end_with_follow_ups(tx, by, settlement);
+            let close = if end.is_err() { "rollback to item; release item" } else { "release item" };
+            tx.conn.execute_batch(close)?;
+            match end {
+                Ok(end) => end,
+                Err(fault) => {
+                    refused = refused.or(Some(Error::from(fault)));
+                    continue;
                 }
             }
         };
-        answers.push(end.settled());
+        results.push(end.settled());
         if let End::Finished { held, outcome } = end {
             let bucket = run_bucket(held.claimed_at, tx.now()?);
             tallies.add(held.queue, held.kind, outcome, bucket);
@@ -57,18 +56,18 @@ pub(super) fn end_leases<'s>(
     tallies.store(tx)?;
     Ok(match refused {
         Some(error) => Err(error),
-        None => Ok(answers),
+        None => Ok(results),
     })
 }
 
-/// How ending a lease went.
+/// The result of ending a lease.
 enum End {
     Finished {
         held: TakenLease,
         outcome: Outcome,
     },
     Requeued,
-    /// The lease was not there to end.
+    /// This call did not end the lease.
     Other(Settled),
 }
 
@@ -81,7 +80,7 @@ impl End {
     }
 }
 
-/// The row that was in `running`.
+/// The row deleted from `running`.
 struct TakenLease {
     queue: String,
     kind: String,
@@ -96,7 +95,8 @@ struct TakenLease {
 
 fn end_with_follow_ups(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
     let end = end_lease(tx, by, settlement)?;
-    // If it had been stored before, so had they.
+    // If an earlier call ended the lease and its reply was lost, that call also stored
+    // the follow-up jobs.
     if !matches!(end, End::Other(_)) {
         enqueue(tx, &settlement.follow_ups)?;
     }
@@ -118,16 +118,16 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
             finish(tx, by, lease, &held, end, error)?;
             Ok(End::Finished { held, outcome })
         }
-        Leave::Requeue(back) => {
-            let error = back.error.as_deref().map(clean);
-            record_attempt(tx, lease, &held, back.history, error.as_deref())?;
-            requeue(tx, lease, &held, back)?;
+        Leave::Requeue(end) => {
+            let error = end.error.as_deref().map(clean);
+            record_attempt(tx, lease, &held, end.history, error.as_deref())?;
+            requeue(tx, lease, &held, end)?;
             Ok(End::Requeued)
         }
     }
 }
 
-/// Takes the row out of `running` if the fence lets it.
+/// Deletes the row from `running` if the lease is live and is as decided.
 fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<TakenLease>> {
     const HELD: &str = "
         select queue,
@@ -149,8 +149,8 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
                   from workers w
                  where w.id = ?3
                    and w.dead_at is null))";
-    // Apart from the read, as in a claim: `returning` costs twice as much, and
-    // nobody can come in between.
+    // Separate from the read, as in a claim: `returning` costs twice as much, and nothing
+    // can change in between.
     const LEAVE: &str = "
         delete from running
          where id = ?1";
@@ -239,7 +239,7 @@ fn finish(
     if held.keyed { free_key(tx, lease.id) } else { Ok(()) }
 }
 
-/// A row of `finished` on its way in.
+/// A row to insert into `finished`.
 pub(super) struct Ended<'a> {
     pub(super) id: JobId,
     pub(super) started_at: Option<i64>,
@@ -293,7 +293,7 @@ pub(super) fn newest_error(tx: &Tx<'_>, id: JobId) -> Sql<Option<String>> {
     tx.row(NEWEST, [id.0.as_bytes()], |row| row.get(0))
 }
 
-/// Frees the unique key of a job that ends. One that was superseded has none.
+/// Frees the unique key of a job that finishes. A superseded job no longer owns one.
 pub(super) fn free_key(tx: &Tx<'_>, owner: JobId) -> Sql<()> {
     const FREE: &str = "
         delete from keys
@@ -320,8 +320,8 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> 
     ready.store(tx)
 }
 
-/// Why there was no such lease to end: flags were raised, this very move was
-/// stored before its answer got lost, or somebody else was first.
+/// Finds out why a settlement found no matching lease: the lease is live with other
+/// flags, the same end was stored before and the reply was lost, or the lease is lost.
 fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
     const FINISHED: &str = "
         select 1
@@ -330,8 +330,8 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
            and lease_no = ?2
            and finished_by is ?3
            and outcome = ?4";
-    // The error is compared, too: a sweeper may have charged the attempt in
-    // the holder's name.
+    // The error is compared too, because a sweeper may have charged the attempt in the
+    // holder's name.
     const ATTEMPTED: &str = "
         select 1
           from attempts
@@ -342,11 +342,11 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
            and error is ?5";
     let Settlement { lease, seen, leave, .. } = settlement;
     if let Some(flags) = raised_flags(tx, lease)? {
-        // Unchanged flags mean that its holder, thought dead, is alive.
+        // Unchanged flags mean that its holder is not dead.
         return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
     }
     if by != EndedBy::Holder {
-        // Another sweeper was first; the job is recovered, but not by us.
+        // Another sweeper has already recovered the job.
         return Ok(Settled::LeaseLost);
     }
     let (id, worker) = (lease.id.0.as_bytes(), lease.worker.0.as_bytes());
@@ -368,7 +368,7 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
     })
 }
 
-/// What ended in this transaction, added up by what it was.
+/// The jobs that finished in this transaction, per queue, kind, outcome and bucket.
 #[derive(Default)]
 struct Tallies(HashMap<(String, String, Outcome, i32), i64>);
 
@@ -385,7 +385,8 @@ impl Tallies {
     }
 }
 
-/// Counts `ended` jobs, and by how much the number of those kept changed.
+/// Adds to the tallies: `ended` jobs finished, and the number of finished jobs kept
+/// changed by `kept`.
 pub(super) fn tally(
     tx: &Tx<'_>,
     queue: &str,
@@ -411,7 +412,8 @@ pub(super) fn add_tally(tx: &Tx<'_>, row: &[&dyn rusqlite::ToSql]) -> Sql<()> {
     Ok(())
 }
 
-/// Four buckets an octave of milliseconds: within a fifth of the truth.
+/// The histogram bucket of a duration: four per doubling of milliseconds, so a bucket is
+/// within a fifth of the duration.
 fn run_bucket(started: i64, ended: i64) -> i32 {
     let ms = (ended - started).max(0) as f64 / 1000.0;
     (4.0 * (1.0 + ms).log2()).floor() as i32

@@ -1,5 +1,5 @@
-//! Numbers: jobs by status, how long due jobs have waited, how many jobs are ahead
-//! of one, and what has ended when.
+//! Statistics: jobs per status, the age of the oldest due jobs, jobs ahead of a job, and
+//! jobs that ended per minute.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::tx::{Columns, Sql, Tx, json_list};
 use crate::job::{JobId, Outcome, Status};
 use crate::store::{Ahead, Count, Tallied, Tally, add_up, start_of};
 
-/// How many waiting jobs are counted one by one; beyond that, the number is
-/// estimated.
+/// The maximum number of waiting jobs that are counted one by one. Above it, the numbers
+/// are estimated.
 const MAX_COUNTED: u32 = 50_000;
 
 pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
@@ -23,7 +23,7 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
                count(*)
           from running
          group by queue, kind";
-    // Added up here: `group by` would sort all rows to make a few sums of them.
+    // Summed here: `group by` would sort all rows to compute a few sums.
     const FINISHED: &str = "
         select queue,
                kind,
@@ -44,8 +44,8 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
     let mut statement = tx.prepare(FINISHED)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
-        let of = (row.get(0)?, row.get(1)?, row.outcome(2)?);
-        *finished.entry(of).or_default() += row.get::<_, i64>(3)?;
+        let group = (row.get(0)?, row.get(1)?, row.outcome(2)?);
+        *finished.entry(group).or_default() += row.get::<_, i64>(3)?;
     }
     for ((queue, kind, outcome), kept) in finished {
         if let Ok(jobs @ 1..) = u64::try_from(kept) {
@@ -56,10 +56,10 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
     Ok(counts)
 }
 
-/// What waits, by queue, kind and status: counted up to `most`, else estimated
-/// from the oldest and the newest. How many wait in all is known either way,
-/// because SQLite counts rows without reading them.
-pub(super) fn waiting(tx: &Tx<'_>, most: u32) -> Sql<Vec<Count>> {
+/// The waiting jobs per queue, kind and status: counted up to `limit`, above it estimated
+/// from the oldest and the newest jobs. Their total is exact either way, because SQLite
+/// counts rows without reading them.
+pub(super) fn waiting(tx: &Tx<'_>, limit: u32) -> Sql<Vec<Count>> {
     const ALL: &str = "
         select count(*)
           from ready";
@@ -77,15 +77,14 @@ pub(super) fn waiting(tx: &Tx<'_>, most: u32) -> Sql<Vec<Count>> {
           from ready
          order by id desc
          limit ?1";
-    let all: u32 = tx.row(ALL, [], |row| row.get(0))?.unwrap_or(0);
-    let samples: &[(&str, u32)] = match all > most {
-        true => &[(OLDEST, most / 2), (NEWEST, most / 2)],
-        false => &[(OLDEST, most)],
-    };
+    let total: u32 = tx.row(ALL, [], |row| row.get(0))?.unwrap_or(0);
+    let estimated = total > limit;
+    let samples: &[(&str, u32)] =
+        if estimated { &[(OLDEST, limit / 2), (NEWEST, limit / 2)] } else { &[(OLDEST, limit)] };
     let mut counted = HashMap::<(String, String, bool), u64>::new();
-    for (sample, limit) in samples {
+    for (sample, size) in samples {
         let mut statement = tx.prepare(sample)?;
-        let mut rows = statement.query([limit])?;
+        let mut rows = statement.query([size])?;
         while let Some(row) = rows.next()? {
             *counted.entry((row.get(0)?, row.get(1)?, row.get(2)?)).or_default() += 1;
         }
@@ -95,14 +94,14 @@ pub(super) fn waiting(tx: &Tx<'_>, most: u32) -> Sql<Vec<Count>> {
         status: if is_fresh { Status::Queued } else { Status::Retrying },
         queue,
         kind,
-        jobs: jobs * u64::from(all) / sampled,
-        estimated: all > most,
+        jobs: jobs * u64::from(total) / sampled,
+        estimated,
     };
     Ok(counted.into_iter().map(count).collect())
 }
 
-/// Which (queue, priority) have waiting jobs, and the first of each: one index
-/// probe a place, as claims discover them.
+/// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
+/// each. Costs one index probe per (queue, priority).
 pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     const OVERDUE: &str = "
         with recursive waiting_queues as (
@@ -117,7 +116,7 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
                       and r.queue > w.queue)
             from waiting_queues w
            where w.queue is not null),
-        places as (
+        priorities as (
           select w.queue, (
                    select max(r.priority)
                      from ready r indexed by ready_claim
@@ -132,20 +131,20 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
                     where r.queue = p.queue
                       and r.interruptions = 0
                       and r.priority < p.priority)
-            from places p
+            from priorities p
            where p.priority is not null),
-        firsts as (
+        first_jobs as (
           select p.queue, (
                    select min(r.run_at)
                      from ready r indexed by ready_claim
                     where r.queue = p.queue
                       and r.priority = p.priority
                       and r.interruptions = 0) as run_at
-            from places p
+            from priorities p
            where p.priority is not null)
         select queue,
                ?1 - min(run_at)
-          from firsts
+          from first_jobs
          where run_at <= ?1
          group by queue
          order by queue";
@@ -154,10 +153,10 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     })
 }
 
-/// In the order of a claim. Jobs that were interrupted before wait in an index of
-/// their own; each index is read from its head, all together up to `most` entries:
-/// those that do not count must cost no more than those that do.
-pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, most: u32) -> Sql<Option<Ahead>> {
+/// Reads the jobs that come before this one in claim order. Suspects have an index of
+/// their own, so there are four parts, each read from the head of its index. All parts
+/// together read at most `limit` entries, including jobs that do not count.
+pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32) -> Sql<Option<Ahead>> {
     const WAITING: &str = "
         select queue,
                priority,
@@ -201,14 +200,14 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, most: u32)
     })?;
     let Some((queue, priority, run_at)) = waiting else { return Ok(None) };
     let kinds = kinds.map(json_list).transpose()?;
-    tx.row(AHEAD, params![queue, priority, run_at, id, most, kinds, tx.now()?], |row| {
-        Ok(Ahead { jobs: row.get(0)?, or_more: row.get::<_, u32>(1)? == most })
+    tx.row(AHEAD, params![queue, priority, run_at, id, limit, kinds, tx.now()?], |row| {
+        Ok(Ahead { jobs: row.get(0)?, or_more: row.get::<_, u32>(1)? == limit })
     })
 }
 
 pub(super) fn tallied(tx: &Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Tallied>> {
-    // A row of the full hour may be its first minute or all of it: there are
-    // whole hours only as far back as minutes fold.
+    // A row at a full hour may be that minute or the whole hour. It is the whole hour only
+    // if it is old enough for its minutes to be folded.
     const ENDED: &str = "
         select minute,
                queue,

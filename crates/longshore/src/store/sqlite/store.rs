@@ -26,7 +26,7 @@ impl Store for SqliteStore {
     // ---- migrate ----------------------------------------------------------
 
     async fn migrate(&self) -> Result<Migrated> {
-        // Most calls find nothing to do; those need not wait for a writer.
+        // Most calls find nothing to do and need not wait for the writing thread.
         let found = self.schema_version().await?;
         if found == SCHEMA_VERSION {
             return Ok(Migrated { from: found, to: found });
@@ -66,7 +66,7 @@ impl Store for SqliteStore {
     }
 
     async fn notify_others(&self, _: &[String]) -> Result<()> {
-        // Other processes notice the commit by themselves: `data_version` changes.
+        // Other processes detect the commit by themselves: `data_version` changes.
         Ok(())
     }
 
@@ -206,9 +206,9 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| inspect::list(tx, &filter)).await
     }
 
-    async fn glance(&self, most: u32, also: &[JobId]) -> Result<Vec<Glance>> {
+    async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
         let also = also.to_vec();
-        self.engine.read(move |tx| inspect::glance(tx, most, &also)).await
+        self.engine.read(move |tx| inspect::glance(tx, limit, &also)).await
     }
 
     // ---- stats ------------------------------------------------------------
@@ -221,9 +221,9 @@ impl Store for SqliteStore {
         self.engine.read(stats::overdue).await
     }
 
-    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, most: u32) -> Result<Option<Ahead>> {
+    async fn ahead(&self, id: JobId, kinds: Option<&[String]>, limit: u32) -> Result<Option<Ahead>> {
         let kinds = kinds.map(<[_]>::to_vec);
-        self.engine.read(move |tx| stats::ahead(tx, id, kinds.as_deref(), most)).await
+        self.engine.read(move |tx| stats::ahead(tx, id, kinds.as_deref(), limit)).await
     }
 
     async fn tallied(&self, since: DateTime<Utc>) -> Result<Vec<Tallied>> {

@@ -1,6 +1,6 @@
-//! What can only be seen from inside: calls that share a commit, readers beside
-//! the writer, the file's locks, the plan of a claim. What the verbs promise is
-//! asked in the conformance suite, of both engines.
+//! Tests of this engine's internals: calls that share a commit, reads during a write, the
+//! file's locks, the plan of a claim. The conformance suite tests the operations, on both
+//! engines.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -13,7 +13,7 @@ use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{self, Ending};
 use crate::store::*;
 
-/// A folder that goes when the test ends.
+/// A folder that is deleted when the test ends.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -78,7 +78,7 @@ fn run_async(test: impl Future<Output = ()>) {
         .block_on(test);
 }
 
-/// Sends a call to its thread, and does not wait for the answer.
+/// Sends a call to its thread without waiting for the reply.
 fn begin<T>(call: Pin<&mut (impl Future<Output = T> + ?Sized)>) {
     assert!(call.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
@@ -95,7 +95,7 @@ fn unlock(other: Connection) {
 }
 
 #[test]
-fn opening_tells_what_is_wrong() {
+fn open_errors_name_the_problem() {
     run_async(async {
         let folder = Folder::new();
         let missing = format!("sqlite:{}/none/queue.db", folder.0.display());
@@ -111,11 +111,11 @@ fn opening_tells_what_is_wrong() {
 }
 
 #[test]
-fn a_failing_call_is_undone_alone() {
+fn a_failed_call_is_undone_without_the_others_of_its_commit() {
     run_async(async {
         let folder = Folder::new();
         let store = folder.store().await;
-        // While the lock is held the calls gather, and then share a commit.
+        // While the lock is held the calls collect; then they share a commit.
         let other = lock(&folder);
         let mut calls: Vec<_> = (0..20)
             .map(|n| {
@@ -142,7 +142,7 @@ fn a_failing_call_is_undone_alone() {
 }
 
 #[test]
-fn while_another_process_writes_readers_go_on_and_writers_give_up_in_the_end() {
+fn while_another_process_holds_the_write_lock_reads_succeed_and_writes_time_out() {
     run_async(async {
         let folder = Folder::new();
         let store = folder.store().await;
@@ -155,7 +155,7 @@ fn while_another_process_writes_readers_go_on_and_writers_give_up_in_the_end() {
 }
 
 #[test]
-fn the_claims_walk_their_indexes() {
+fn a_claim_reads_due_jobs_from_its_index_without_scan_or_sort() {
     run_async(async {
         let store = memory().await;
         let plan = store.engine.write(|tx| {
@@ -165,12 +165,12 @@ fn the_claims_walk_their_indexes() {
         });
         let plan = plan.await.unwrap();
         let range = "COVERING INDEX ready_claim (queue=? AND priority=? AND (run_at,id)>(?,?) AND run_at<?)";
-        assert!(plan.len() == 1 && plan[0].contains(range), "no scan, no sorting: {plan:?}");
+        assert!(plan.len() == 1 && plan[0].contains(range), "{plan:?}");
     });
 }
 
 #[test]
-fn retention_leaps_over_what_is_young_by_its_id() {
+fn retention_skips_jobs_with_recent_ids() {
     run_async(async {
         let store = memory().await;
         let old = JobId("01800000-0000-7000-8000-000000000001".parse().unwrap());
@@ -189,27 +189,27 @@ fn retention_leaps_over_what_is_young_by_its_id() {
         let age = "update finished set finished_at = 1000";
         store.engine.write(move |tx| tx.execute(age, [])).await.unwrap();
         let retained = store.retain(&Retention::default(), 100).await.unwrap();
-        assert_eq!(retained, Retained { removed: 2, done: true }, "the young one was never looked at");
+        assert_eq!(retained, Retained { removed: 2, done: true }, "the job with the recent id was skipped");
         assert_eq!(store.check().await.unwrap().problems, Vec::<String>::new());
     });
 }
 
 #[test]
-fn past_the_bound_what_waits_is_estimated_from_both_ends_and_its_sum_is_right() {
+fn above_the_limit_waiting_jobs_are_estimated_from_both_ends_with_an_exact_total() {
     run_async(async {
         let store = memory().await;
         for kind in ["old", "old", "old", "unseen", "new", "new"] {
             add(&store, job(kind)).await;
         }
-        let counted = |most| store.engine.read(move |tx| super::stats::waiting(tx, most));
+        let counted = |limit| store.engine.read(move |tx| super::stats::waiting(tx, limit));
         let mut exact = counted(6).await.unwrap();
         exact.sort_by_key(|count| count.jobs);
         assert_eq!(exact.iter().map(|count| count.jobs).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(exact.iter().all(|count| !count.estimated));
         let mut estimated = counted(4).await.unwrap();
-        estimated.sort_by(|one, other| one.kind.cmp(&other.kind));
-        let told: Vec<_> = estimated.iter().map(|count| (count.kind.as_str(), count.jobs)).collect();
-        assert_eq!(told, [("new", 3), ("old", 3)]);
+        estimated.sort_by(|a, b| a.kind.cmp(&b.kind));
+        let jobs: Vec<_> = estimated.iter().map(|count| (count.kind.as_str(), count.jobs)).collect();
+        assert_eq!(jobs, [("new", 3), ("old", 3)]);
         assert!(estimated.iter().all(|count| count.estimated));
     });
 }

@@ -11,7 +11,7 @@ pub(super) fn put_token(tx: &Tx<'_>, token: &NewToken) -> Sql<()> {
         insert into tokens (id, name, hash, scopes, queues, created_at, expires_at)
         values (?1, ?2, ?3, ?4, ?5, ?6, ?7)
             on conflict do nothing";
-    // Whether it was stored before, and only the answer was lost.
+    // Whether an earlier call stored this token and only its reply was lost.
     const IS_STORED: &str = "
         select 1
           from tokens
@@ -31,7 +31,7 @@ pub(super) fn put_token(tx: &Tx<'_>, token: &NewToken) -> Sql<()> {
     }
     match tx.row(IS_STORED, params![token.id.as_bytes(), token.hash], |_| Ok(()))? {
         Some(()) => Ok(()),
-        None => Err(token.taken().into()),
+        None => Err(token.conflict().into()),
     }
 }
 
@@ -75,12 +75,12 @@ pub(super) fn revoke_token(tx: &Tx<'_>, id: Uuid) -> Sql<bool> {
 
 fn read_token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
     Ok(TokenRecord {
-        id: row.uuid(0)?,
-        name: row.get(1)?,
-        scopes: row.list(2)?,
-        queues: row.maybe_list(3)?,
-        created_at: row.time(4)?,
-        expires_at: row.maybe_time(5)?,
-        revoked_at: row.maybe_time(6)?,
+        id: row.uuid("id")?,
+        name: row.get("name")?,
+        scopes: row.list("scopes")?,
+        queues: row.maybe_list("queues")?,
+        created_at: row.time("created_at")?,
+        expires_at: row.maybe_time("expires_at")?,
+        revoked_at: row.maybe_time("revoked_at")?,
     })
 }

@@ -1,5 +1,5 @@
-//! What one operation runs on: a transaction with its time, reading columns as the
-//! domain's types, and how the driver's errors become ours.
+//! What one operation runs on: a transaction with its time, columns read as domain types,
+//! and the translation of driver errors into ours.
 
 use std::cell::Cell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +18,7 @@ const SECOND: i64 = 1_000_000;
 pub(super) const HOUR: i64 = 60 * 60 * SECOND;
 pub(super) const DAY: i64 = 24 * HOUR;
 
-/// A transaction on some connection, and its time.
+/// A transaction on a connection, and its time.
 pub(super) struct Tx<'c> {
     pub(super) conn: &'c Connection,
     clock: Cell<Option<Clock>>,
@@ -43,7 +43,7 @@ impl<'c> Tx<'c> {
         Ok(self.prepare(sql)?.execute(params)?)
     }
 
-    /// The only row, or none.
+    /// Runs a statement that returns at most one row.
     pub(super) fn row<T>(
         &self,
         sql: &str,
@@ -53,7 +53,7 @@ impl<'c> Tx<'c> {
         Ok(self.prepare(sql)?.query_row(params, read).optional()?)
     }
 
-    /// All rows.
+    /// Runs a statement and reads all its rows.
     pub(super) fn rows<T>(
         &self,
         sql: &str,
@@ -65,7 +65,7 @@ impl<'c> Tx<'c> {
         Ok(rows.collect::<rusqlite::Result<_>>()?)
     }
 
-    /// The engine's clock, the same throughout the transaction.
+    /// The engine's time in microseconds, the same throughout the transaction.
     pub(super) fn now(&self) -> Sql<i64> {
         Ok(self.clock()?.now)
     }
@@ -77,8 +77,8 @@ impl<'c> Tx<'c> {
         if let Some(clock) = self.clock.get() {
             return Ok(clock);
         }
-        // Read after the write lock was taken, so that of two processes the
-        // later writer also has the later time.
+        // Read after the write lock was taken, so that a later writer also has a later
+        // time.
         let pinned = self.row(PINNED, [], |row| row.get::<_, Option<i64>>(0))?.flatten();
         let clock = Clock { now: pinned.unwrap_or_else(host_clock), pinned: pinned.is_some() };
         self.clock.set(Some(clock));
@@ -106,7 +106,7 @@ pub(super) fn instant(micros: i64) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(micros).unwrap_or_default()
 }
 
-/// Reads columns as the domain knows them.
+/// Reads columns as domain types.
 pub(super) trait Columns {
     fn uuid(&self, column: impl RowIndex + Copy) -> rusqlite::Result<Uuid>;
     fn job(&self, column: impl RowIndex + Copy) -> rusqlite::Result<JobId>;
@@ -182,27 +182,28 @@ where
     decode(value.as_str()?).map_err(|error| rusqlite::types::FromSqlError::Other(Box::new(error)).into())
 }
 
-/// A list as its column holds it: JSON, or nothing.
+/// A list as it is stored: as JSON, or as null if it is empty.
 pub(super) fn stored_list(list: &[String]) -> Sql<Option<String>> {
-    match list.is_empty() {
-        true => Ok(None),
-        false => json_list(list).map(Some),
-    }
+    if list.is_empty() { Ok(None) } else { json_list(list).map(Some) }
 }
 
 pub(super) fn json_list(list: &[String]) -> Sql<String> {
     let json = serde_json::to_string(list);
-    json.map_err(|error| Error::internal("a list of strings does not encode").with_source(error).into())
+    json.map_err(|error| {
+        Error::internal("a list of strings cannot be encoded as JSON").with_source(error).into()
+    })
 }
 
-/// What a piece of work comes to inside the engine.
+/// The result of database work.
 pub(super) type Sql<T> = Result<T, Fault>;
 
-/// Why it failed: the driver's error, or already one of ours. Kept apart from
-/// [`Error`] so that no driver type enters the public API.
+/// Why database work failed. Separate from [`Error`], so that no driver type enters
+/// the public API.
 #[derive(Debug)]
 pub(super) enum Fault {
+    /// The driver's error.
     Driver(rusqlite::Error),
+    /// One of our own errors.
     Ours(Error),
 }
 
@@ -230,10 +231,10 @@ impl From<Fault> for Error {
             Fault::Driver(error) => error,
             Fault::Ours(error) => return error,
         };
-        let said = error.to_string();
-        let told = match error.sqlite_error_code() {
+        let message = error.to_string();
+        let translated = match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-                Error::unavailable("another process has kept the database locked for 5 s; try again")
+                Error::unavailable("another process has locked the database for 5 s; try again")
             }
             Some(ErrorCode::ReadOnly) => Error::read_only(
                 "the database file or its folder cannot be written; give this user write access to both",
@@ -242,19 +243,19 @@ impl From<Fault> for Error {
                 Error::unavailable("the disk that holds the database is full; free some space and try again")
             }
             Some(ErrorCode::CannotOpen | ErrorCode::SystemIoFailure | ErrorCode::OutOfMemory) => {
-                Error::unavailable(format!("the database file cannot be used ({said}); try again"))
+                Error::unavailable(format!("the database file cannot be used ({message}); try again"))
             }
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-                Error::internal(format!("the database file is damaged ({said}); restore it from a backup"))
+                Error::internal(format!("the database file is damaged ({message}); restore it from a backup"))
             }
-            _ if said.contains("no such table") => {
+            _ if message.contains("no such table") => {
                 Error::schema("the database has no queue tables; run `longshore migrate`")
             }
-            _ if said.contains("no such column") || said.contains("has no column") => {
-                Error::schema("the queue tables are of another version; run `longshore migrate`")
+            _ if message.contains("no such column") || message.contains("has no column") => {
+                Error::schema("the queue tables have another version; run `longshore migrate`")
             }
-            _ => Error::internal(format!("the database refused a statement: {said}")),
+            _ => Error::internal(format!("the database refused a statement: {message}")),
         };
-        told.with_source(error)
+        translated.with_source(error)
     }
 }

@@ -54,13 +54,13 @@ pub(super) fn beat(tx: &Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
 }
 
 pub(super) fn leases(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
-    const NAMING: &str = "
+    const HELD: &str = "
         select id,
                lease_no
           from running
          where worker = ?1
          order by id";
-    tx.rows(NAMING, [worker.0.as_bytes()], |row| Ok(Lease { id: row.job(0)?, lease_no: row.get(1)?, worker }))
+    tx.rows(HELD, [worker.0.as_bytes()], |row| Ok(Lease { id: row.job(0)?, lease_no: row.get(1)?, worker }))
 }
 
 pub(super) fn retire(tx: &Tx<'_>, worker: WorkerId) -> Sql<()> {
@@ -74,12 +74,12 @@ pub(super) fn retire(tx: &Tx<'_>, worker: WorkerId) -> Sql<()> {
            set dead_at = ?2
          where id = ?1
            and dead_at is null";
-    const FORGET: &str = "
+    const DELETE: &str = "
         delete from workers
          where id = ?1";
     match tx.row(HOLDS_LEASES, [worker.0.as_bytes()], |_| Ok(()))? {
         Some(()) => tx.execute(DECLARE_DEAD, params![worker.0.as_bytes(), tx.now()?])?,
-        None => tx.execute(FORGET, [worker.0.as_bytes()])?,
+        None => tx.execute(DELETE, [worker.0.as_bytes()])?,
     };
     Ok(())
 }
@@ -95,8 +95,8 @@ pub(super) fn workers(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Worke
                started_at,
                heartbeat_at,
                dead_at,
-               heartbeat_at < ?1 - coalesce(?2, stale_after_ms * 1000),
-               coalesce(held.leases, 0)
+               heartbeat_at < ?1 - coalesce(?2, stale_after_ms * 1000) as stale,
+               coalesce(held.leases, 0) as running
           from workers
           left join (
                select worker,
@@ -107,17 +107,17 @@ pub(super) fn workers(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Worke
          order by started_at desc, id desc";
     tx.rows(ALL, params![tx.now()?, threshold.map(micros)], |row| {
         Ok(WorkerRecord {
-            id: row.worker(0)?,
-            name: row.get(1)?,
-            queues: row.list(2)?,
-            kinds: row.maybe_list(3)?,
-            concurrency: row.get(4)?,
-            stale_after: row.timeout(5)?.unwrap_or_default(),
-            started_at: row.time(6)?,
-            heartbeat_at: row.time(7)?,
-            dead_at: row.maybe_time(8)?,
-            stale: row.get(9)?,
-            running: row.get::<_, u32>(10)?.into(),
+            id: row.worker("id")?,
+            name: row.get("name")?,
+            queues: row.list("queues")?,
+            kinds: row.maybe_list("kinds")?,
+            concurrency: row.get("concurrency")?,
+            stale_after: row.timeout("stale_after_ms")?.unwrap_or_default(),
+            started_at: row.time("started_at")?,
+            heartbeat_at: row.time("heartbeat_at")?,
+            dead_at: row.maybe_time("dead_at")?,
+            stale: row.get("stale")?,
+            running: row.get::<_, u32>("running")?.into(),
         })
     })
 }
