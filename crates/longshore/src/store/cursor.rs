@@ -1,6 +1,6 @@
 //! The claim cursor: how far a claimer has read, so that its next claim resumes there
-//! instead of starting over. Pure bookkeeping, shared by both engines; it knows
-//! nothing about SQL and is tested without a database.
+//! instead of starting over. Pure bookkeeping without SQL, shared by both engines and
+//! tested without a database.
 //!
 //! # Why
 //!
@@ -19,13 +19,13 @@
 //!
 //! A job can appear behind a position (its transaction committed late, a retry became
 //! due) or in a segment that the cursor does not have (a new priority). A **head scan**
-//! finds those: it lists the segments again and reads each from its first due job. It
-//! happens
+//! finds those: it lists the segments again and reads each from its first due job. Head
+//! scans happen
 //!
-//! - after a short claim, one that found fewer jobs than it wanted,
+//! - after a short claim, that is, one that found fewer jobs than it wanted,
 //! - and otherwise every 250 ms,
-//! - but never sooner than ten times its own duration after the last one, so that head
-//!   scans take at most about a tenth of the time, however expensive they are.
+//! - but only after a pause of at least ten times the duration of the last head scan, so
+//!   that they take at most about a tenth of the time, however expensive they are.
 //!
 //! Two rules make head scans rare when jobs arrive one by one:
 //!

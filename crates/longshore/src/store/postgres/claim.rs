@@ -173,8 +173,8 @@ async fn take(
         let suspect = may_take_suspect(request, jobs);
         let query = bind_take(sqlx::query(tx.sql(TAKE_UNLOCKED)), request, cursor, &caps, missing, suspect);
         // The first statement is already stored. A retry of both after a transient fault
-        // would lose its leases, so the fault is not retried here; the caller asks for
-        // the worker's leases.
+        // would lose its leases. So the fault is not retried; the caller finds the leases
+        // with `Store::leases`.
         let rows =
             query.fetch_all(&mut *tx.connection).await.map_err(|error| Fault::Ours(translate(error)))?;
         full = read_taken(&rows, request.worker, None, jobs)?.chosen >= missing;

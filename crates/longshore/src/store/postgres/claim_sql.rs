@@ -187,9 +187,8 @@ macro_rules! lease_taken {
 /// without locks. It does so lazily, from the highest priority down, so that lower ones
 /// are not read if higher ones suffice. `chosen` applies the limits and so determines how
 /// many jobs to take from each segment. `picked` takes that many and skips rows that
-/// other transactions have locked.
-/// Rows of `ready` are never updated, so a locked row can be found by its `ctid`, which
-/// saves an index lookup.
+/// other transactions have locked. Rows of `ready` are never updated, so a locked row can
+/// be found by its `ctid`, which saves an index lookup.
 pub(super) const TAKE: &str = concat!(
     queues_and_segments!(),
     "

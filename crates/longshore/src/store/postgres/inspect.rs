@@ -149,7 +149,7 @@ async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
 }
 
 pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
-    let driver = driver(filter);
+    let candidates = candidates(filter);
     let (before, from) = filter.id_bounds();
     // The request is read only if the filter needs it, and row by row (`offset 0`): the
     // planner does not know how soon a page is full and would read all jobs instead.
@@ -175,7 +175,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     // short, and would read all of it.
     let page = format!(
         "(select e.id
-            from {driver}
+            from {candidates}
             {request}
            where {matches}
              and ($9::uuid is null or e.id >= $9)
@@ -212,7 +212,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     }
     // The page is short: either there are no more jobs, or the maximum number of rows was
     // examined.
-    let text = format!("select e.id from {driver} offset $2 - 1 limit 1");
+    let text = format!("select e.id from {candidates} offset $2 - 1 limit 1");
     let next: Option<Uuid> = sqlx::query_scalar(AssertSqlSafe(tx.fill(&text)))
         .bind(before)
         .bind(i64::from(filter.max_examined()))
@@ -225,7 +225,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
 
 /// The rows that a list examines, newest first: those of the table that has the jobs of
 /// the wanted status. `$1` is the cursor, `$2` the maximum number of rows, `$3` a key.
-fn driver(filter: &ListFilter) -> &'static str {
+fn candidates(filter: &ListFilter) -> &'static str {
     if filter.unique_key.is_some() {
         return "(select job as id from longshore.keys
                   where key = $3 and job < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";

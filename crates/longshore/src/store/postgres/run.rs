@@ -19,7 +19,7 @@ pub(super) const QUICK: Duration = Duration::from_secs(10);
 /// How long a heartbeat or a registration may take in total, unless its caller
 /// gives up earlier.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How often an operation that keeps losing a race is tried.
+/// The maximum number of tries of an operation that keeps losing races.
 const MAX_TRIES: u32 = 6;
 
 /// The body of an operation: a function of the connection and its arguments.
@@ -38,7 +38,7 @@ impl PostgresStore {
         self.run_within(DEADLINE, args, work).await
     }
 
-    /// As [`run`](Self::run), for operations that take no time on a healthy
+    /// As [`run`](Self::run), for operations that are quick on a healthy
     /// database.
     pub(super) async fn run_quick<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
     where
@@ -81,7 +81,7 @@ impl PostgresStore {
     {
         let runtime = tokio::runtime::Handle::current();
         let work = Box::pin(self.clone().retry(deadline, args, work));
-        Here { runtime, work: Some(work) }.await
+        InCallersTask { runtime, work: Some(work) }.await
     }
 
     async fn retry<A, T>(self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
@@ -111,18 +111,18 @@ impl PostgresStore {
     }
 }
 
-/// Gives up on a database that does not reply.
+/// Fails if the database does not reply within the deadline.
 pub(super) async fn within<T>(deadline: Duration, work: impl Future<Output = Sql<T>>) -> Sql<T> {
     tokio::time::timeout(deadline, work).await.unwrap_or(Err(Fault::Timeout(deadline)))
 }
 
 /// Work that continues in a task of its own if its caller drops it.
-struct Here<T: Send + 'static> {
+struct InCallersTask<T: Send + 'static> {
     runtime: tokio::runtime::Handle,
     work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send>>>,
 }
 
-impl<T: Send + 'static> Future for Here<T> {
+impl<T: Send + 'static> Future for InCallersTask<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -133,7 +133,7 @@ impl<T: Send + 'static> Future for Here<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Here<T> {
+impl<T: Send + 'static> Drop for InCallersTask<T> {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else { return };
         // A future that panicked must not be polled again.

@@ -143,7 +143,7 @@ const FINISH_UNIFORM: &str = concat!(
     free_keys_and_tally!("$6"),
 );
 
-/// Finishes any attempts.
+/// Finishes attempts in general: with errors, results or history, or by recovery.
 const FINISH: &str = concat!(
     "
     with taken as (

@@ -25,14 +25,14 @@ const COUNT_RUNNING: &str = "
 /// Counts waiting jobs up to a bound. Above it, the counts are a sample, which is scaled
 /// to the planner's estimate of the table's size.
 const COUNT_WAITING: &str = "
-    select s.queue, s.kind, s.fresh, count(*), (
+    select s.queue, s.kind, s.is_fresh, count(*), (
              select greatest(c.reltuples, 0)::int8
                from pg_class c
               where c.oid = $2::regclass)
-      from (select queue, kind, attempt = 0 and interruptions = 0 as fresh
+      from (select queue, kind, attempt = 0 and interruptions = 0 as is_fresh
               from longshore.ready
              limit $1) as s
-     group by s.queue, s.kind, s.fresh";
+     group by s.queue, s.kind, s.is_fresh";
 
 const COUNT_BOUND: i64 = 50_000;
 
