@@ -141,7 +141,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     // ---- wake-ups ---------------------------------------------------------
 
     /// Notifies subscribers in this process that these queues have due jobs.
-    /// Returns whether there is any subscriber. Only `wake.rs` calls it.
+    /// Returns whether there is any subscriber. Only the module `wake` calls it, which
+    /// limits the rate of wake-ups.
     fn notify_local(&self, queues: &[String]) -> bool;
 
     /// Notifies subscribers in other processes. A hint: it may be lost, and then
