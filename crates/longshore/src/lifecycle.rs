@@ -70,13 +70,13 @@ pub struct Running {
     /// that were interrupted before.
     pub started: bool,
     /// The requests raised since the job was claimed.
-    pub flags: Flags,
+    pub flags: LeaseFlags,
 }
 
 /// Requests to a running job. Both flags only change from false to true, and only while the
 /// lease is live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Flags {
+pub struct LeaseFlags {
     /// Its cancellation was requested.
     pub cancel_requested: bool,
     /// A newer job took over its unique key: it may finish but may not be requeued.
@@ -408,7 +408,7 @@ pub fn recover(job: &Running, recovery: Recovery) -> Leave {
         Recovery::Fail { retry_in } => settle(job, Ending::Failed { error: WORKER_CRASHED.into(), retry_in }),
         Recovery::Reschedule { when, attempts, max_interruptions } => {
             let settings = Interruption { delay: Duration::ZERO, max_interruptions };
-            if job.flags != Flags::default() {
+            if job.flags != LeaseFlags::default() {
                 return settle(job, Ending::Interrupted(settings));
             }
             Leave::Requeue(Requeue {

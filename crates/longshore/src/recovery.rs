@@ -156,7 +156,7 @@ impl Client {
         hook: &mut dyn RecoveryHook,
         report: &mut SweepReport,
     ) -> Result<()> {
-        // A flag raised since the listing causes another round. Flags are never lowered, so
+        // A flag raised since the listing causes another round. LeaseFlags are never lowered, so
         // there are at most three rounds.
         while !found.is_empty() {
             let mut decided = Vec::with_capacity(found.len());

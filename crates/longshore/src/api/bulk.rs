@@ -17,7 +17,7 @@ use super::schemas::StatusSchema;
 use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::lifecycle::{self, Event, Finished, Flags, Running, Waiting};
+use crate::lifecycle::{self, Event, Finished, LeaseFlags, Running, Waiting};
 use crate::store::ListFilter;
 
 /// The maximum number of jobs that one request processes.
@@ -186,7 +186,7 @@ fn list_state(job: &JobRecord) -> lifecycle::State {
             max_attempts,
             interruptions,
             started: false,
-            flags: Flags { cancel_requested, superseded: false },
+            flags: LeaseFlags { cancel_requested, superseded: false },
         }),
         Status::Succeeded => finished(Outcome::Succeeded),
         Status::FailedPermanent => finished(Outcome::FailedPermanent),

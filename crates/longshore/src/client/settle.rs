@@ -5,7 +5,7 @@ use super::Client;
 use crate::enqueue::ValidJob;
 use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome};
-use crate::lifecycle::{self, Ending, Flags, Leave, Running, When};
+use crate::lifecycle::{self, Ending, LeaseFlags, Leave, Running, When};
 use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, storable_result};
 
 /// How an attempt ended, as its holder reports it.
@@ -32,7 +32,8 @@ impl Client {
     pub(crate) async fn settle_reports(&self, reports: &[Report<'_>]) -> Result<Vec<Kept>> {
         let mut results = vec![Kept::LeaseLost; reports.len()];
         let mut due: Vec<(&str, When)> = Vec::new();
-        let mut open: Vec<(usize, Flags)> = (0..reports.len()).map(|i| (i, Flags::default())).collect();
+        let mut open: Vec<(usize, LeaseFlags)> =
+            (0..reports.len()).map(|i| (i, LeaseFlags::default())).collect();
         // Each flag is only ever set, never cleared, so an item is decided at most three
         // times.
         while !open.is_empty() {
@@ -137,7 +138,7 @@ impl From<&Leave> for Kept {
     }
 }
 
-fn decide(report: &Report<'_>, flags: Flags) -> Settlement {
+fn decide(report: &Report<'_>, flags: LeaseFlags) -> Settlement {
     let seen = match report.ending {
         Ending::Succeeded { .. } => None,
         _ => Some(flags),
@@ -166,12 +167,12 @@ fn possible_settlements(lease: Lease, ending: Ending) -> impl Iterator<Item = Se
         max_attempts: u16::MAX,
         interruptions: 0,
         started: true,
-        flags: Flags::default(),
+        flags: LeaseFlags::default(),
     };
     let mut states = vec![plain.clone()];
     match &ending {
         Ending::Snoozed { .. } | Ending::Released => {
-            let flags = Flags { superseded: true, ..Flags::default() };
+            let flags = LeaseFlags { superseded: true, ..LeaseFlags::default() };
             states.push(Running { flags, ..plain });
         }
         Ending::Interrupted(how) => {

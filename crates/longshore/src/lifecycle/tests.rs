@@ -16,7 +16,7 @@ fn running() -> Running {
         max_attempts: 5,
         interruptions: 0,
         started: false,
-        flags: Flags::default(),
+        flags: LeaseFlags::default(),
     }
 }
 
@@ -25,15 +25,15 @@ fn last_attempt() -> Running {
 }
 
 fn cancel_requested() -> Running {
-    Running { flags: Flags { cancel_requested: true, superseded: false }, ..running() }
+    Running { flags: LeaseFlags { cancel_requested: true, superseded: false }, ..running() }
 }
 
 fn superseded_job() -> Running {
-    Running { flags: Flags { cancel_requested: false, superseded: true }, ..running() }
+    Running { flags: LeaseFlags { cancel_requested: false, superseded: true }, ..running() }
 }
 
 fn both_flags() -> Running {
-    Running { flags: Flags { cancel_requested: true, superseded: true }, ..running() }
+    Running { flags: LeaseFlags { cancel_requested: true, superseded: true }, ..running() }
 }
 
 fn suspect(interruptions: u16, started: bool) -> Running {

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use super::Lease;
 use crate::enqueue::{DEFAULT_QUEUE, Options};
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{Flags, Running};
+use crate::lifecycle::{LeaseFlags, Running};
 use crate::retry::RetryPolicy;
 
 /// A worker's request for jobs.
@@ -177,7 +177,7 @@ impl Claimed {
             max_attempts: self.max_attempts,
             interruptions: self.interruptions,
             started: true,
-            flags: Flags::default(),
+            flags: LeaseFlags::default(),
         }
     }
 }

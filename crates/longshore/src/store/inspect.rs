@@ -125,6 +125,7 @@ impl Default for ListFilter {
 
 /// One page of a list.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Page {
     /// The jobs, newest first.
     pub jobs: Vec<JobRecord>,

@@ -55,6 +55,7 @@ pub(crate) fn by_name(kinds: &[NewKind]) -> BTreeMap<&str, (Option<&str>, Option
 
 /// A stored kind of job.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct KindRecord {
     /// Its name.
     pub name: String,

@@ -14,6 +14,7 @@ pub struct QueueChange {
 
 /// A queue as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct QueueRecord {
     /// Its name.
     pub name: String,

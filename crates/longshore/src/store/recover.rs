@@ -46,6 +46,7 @@ impl Default for SweepScope {
 
 /// A lease that may be taken from its holder.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Interrupted {
     /// The job.
     pub id: JobId,
@@ -81,6 +82,7 @@ impl Interrupted {
 /// Why a lease may be taken from its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Interruptor {
     /// The worker's heartbeat is older than its threshold.
     DeadWorker,

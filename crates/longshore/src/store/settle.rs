@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::{Interruptor, Lease};
 use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
-use crate::lifecycle::{Flags, Leave};
+use crate::lifecycle::{LeaseFlags, Leave};
 
 /// A decision to end one lease.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct Settlement {
     pub lease: Lease,
     /// The flags that the decision was made from; `None` if it does not depend on
     /// them.
-    pub seen: Option<Flags>,
+    pub seen: Option<LeaseFlags>,
     /// Whether the job finishes or returns to the queue, with the details to store.
     pub leave: Leave,
     /// Jobs to enqueue in the same transaction.
@@ -28,7 +28,7 @@ pub enum Settled {
     /// It is stored, by this call or by an earlier one whose reply was lost.
     Stored,
     /// Nothing changed: the lease is live, but its flags are now these. Decide again.
-    Flagged(Flags),
+    Flagged(LeaseFlags),
     /// Nothing changed: another worker owns the job, or the job has finished.
     LeaseLost,
 }

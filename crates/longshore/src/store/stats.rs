@@ -11,6 +11,7 @@ use crate::lifecycle::FAR_FUTURE;
 
 /// The number of jobs of one queue and kind in one status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Count {
     /// The status.
     pub status: Status,
@@ -35,6 +36,7 @@ pub struct Ahead {
 
 /// The jobs of one queue, kind and outcome that ended in one minute or hour.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Tallied {
     /// The start of the minute, or of the hour if its minutes were folded.
     pub minute: DateTime<Utc>,
@@ -96,6 +98,7 @@ pub(crate) fn start_of(seconds: i64, at: DateTime<Utc>) -> DateTime<Utc> {
 
 /// The result of [`Store::check`](super::Store::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct CheckReport {
     /// The number of jobs checked.
     pub jobs: u64,

@@ -43,6 +43,7 @@ impl NewWorker {
 
 /// A worker as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct WorkerRecord {
     /// Its id, new at every start.
     pub id: WorkerId,

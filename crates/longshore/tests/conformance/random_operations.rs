@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::lifecycle::{self, Event, Finished, Flags, Recovery, Running, State, Transition, Waiting};
+use longshore::lifecycle::{
+    self, Event, Finished, LeaseFlags, Recovery, Running, State, Transition, Waiting,
+};
 use longshore::store::{ClaimRequest, Claimed, Fenced};
 use longshore::{Edit, Ending, Interruption, JobId, NewJob, SweepOptions, SweepScope, When, WorkerId};
 use proptest::prelude::*;
@@ -213,7 +215,7 @@ impl Model {
                 max_attempts: waiting.max_attempts,
                 interruptions: waiting.interruptions,
                 started: false,
-                flags: Flags::default(),
+                flags: LeaseFlags::default(),
             });
             self.held.push(claimed);
         }

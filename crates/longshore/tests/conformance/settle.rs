@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use longshore::lifecycle::{self, Flags, State};
+use longshore::lifecycle::{self, LeaseFlags, State};
 use longshore::store::{Claimed, Fenced, Settled, Settlement};
 use longshore::{
     AttemptEnd, Ending, Interruption, JobId, Lease, NewJob, Report, RetryPolicy, Status, WorkerId,
@@ -58,7 +58,7 @@ fn report(claimed: &Claimed, ending: Ending) -> Report<'_> {
 }
 
 /// A settlement for the store, for cases that act as a stale client.
-pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Option<Flags>) -> Settlement {
+pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Option<LeaseFlags>) -> Settlement {
     let running = lifecycle::Running {
         lease_no: lease.lease_no,
         worker: lease.worker,
@@ -551,11 +551,11 @@ async fn results_and_errors_of_a_batch_stay_with_their_jobs(fixture: Fixture) {
 async fn a_settle_decided_without_a_raised_flag_returns_flagged(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
-    let flags = Flags { cancel_requested: true, superseded: false };
+    let flags = LeaseFlags { cancel_requested: true, superseded: false };
     let endings =
         [failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released, interrupted()];
     for ending in endings.into_iter().chain([observed_cancel_without_reason()]) {
-        let outdated = settlement(claimed.lease(), 1, ending.clone(), Some(Flags::default()));
+        let outdated = settlement(claimed.lease(), 1, ending.clone(), Some(LeaseFlags::default()));
         let settled = fixture.store().settle(&[outdated]).await.expect("settle");
         assert_eq!(settled, [Settled::Flagged(flags)], "{ending:?}");
     }
@@ -577,7 +577,7 @@ async fn a_follow_up_of_a_settle_that_returns_flagged_is_not_stored(fixture: Fix
     let id = follow_up.id();
     let outdated = Settlement {
         follow_ups: vec![follow_up],
-        ..settlement(claimed.lease(), 1, failed(), Some(Flags::default()))
+        ..settlement(claimed.lease(), 1, failed(), Some(LeaseFlags::default()))
     };
     let settled = fixture.store().settle(&[outdated]).await.expect("settle");
     assert!(matches!(settled[..], [Settled::Flagged(_)]), "{settled:?}");

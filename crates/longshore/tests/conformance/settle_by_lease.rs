@@ -1,7 +1,7 @@
 //! Settling by lease, for workers that keep only their lease and not the whole claim. The
 //! effect is the same as in `settle.rs`.
 
-use longshore::lifecycle::Flags;
+use longshore::lifecycle::LeaseFlags;
 use longshore::store::{Claimed, Fenced};
 use longshore::{Ending, Interruption, JobId, Lease, NewJob, Status, UniqueMode, ValidJob};
 
@@ -33,7 +33,7 @@ async fn summary(fixture: &Fixture, id: JobId) -> String {
 }
 
 /// A running job with these flags.
-async fn running_with(fixture: &Fixture, flags: Flags) -> Claimed {
+async fn running_with(fixture: &Fixture, flags: LeaseFlags) -> Claimed {
     let key = JobId::new().to_string();
     let keyed =
         |queue: &str| job("mail").queue(queue).max_attempts(2).unique_key(key.as_str(), UniqueMode::Replace);
@@ -47,9 +47,9 @@ async fn running_with(fixture: &Fixture, flags: Flags) -> Claimed {
     claimed
 }
 
-fn all_flags() -> [Flags; 4] {
+fn all_flags() -> [LeaseFlags; 4] {
     [(false, false), (true, false), (false, true), (true, true)]
-        .map(|(cancel_requested, superseded)| Flags { cancel_requested, superseded })
+        .map(|(cancel_requested, superseded)| LeaseFlags { cancel_requested, superseded })
 }
 
 /// Empties the default queue for the next round.

@@ -9,7 +9,7 @@ use super::tx::{Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome, WorkerId};
-use crate::lifecycle::{Finished, Flags, Running, State, Waiting, When};
+use crate::lifecycle::{Finished, LeaseFlags, Running, State, Waiting, When};
 use crate::store::{DeadFilter, Operated, Operation};
 
 /// One statement, and so one snapshot: the job is in exactly one of the tables.
@@ -47,7 +47,7 @@ pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
             max_attempts: number("max_attempts")?,
             interruptions: number("interruptions")?,
             started: row.try_get("started")?,
-            flags: Flags {
+            flags: LeaseFlags {
                 cancel_requested: row.try_get("cancel_requested")?,
                 superseded: row.try_get("superseded")?,
             },

@@ -11,7 +11,7 @@ use super::settle::end_leases;
 use super::tx::{Sql, Tx};
 use crate::enqueue::Options;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{Flags, Running};
+use crate::lifecycle::{LeaseFlags, Running};
 use crate::store::{EndedBy, Interrupted, Interruptor, Settled, Settlement, SweepScope, millis};
 
 const MARK_DEAD: &str = "
@@ -114,7 +114,7 @@ fn read_interrupted(row: &PgRow) -> Sql<Interrupted> {
             max_attempts: row.try_get::<i16, _>(7)? as u16,
             interruptions: row.try_get::<i16, _>(8)? as u16,
             started: row.try_get(9)?,
-            flags: Flags { cancel_requested: row.try_get(10)?, superseded: row.try_get(11)? },
+            flags: LeaseFlags { cancel_requested: row.try_get(10)?, superseded: row.try_get(11)? },
         },
         claimed_at: row.try_get(12)?,
         // One bad row must not stop the recovery of the others.

@@ -11,7 +11,7 @@ use super::enqueue::{insert_any, split};
 use super::run::{QUICK, within};
 use super::tx::{Fault, Sql, Tx};
 use crate::job::{AttemptEnd, Outcome, WorkerId};
-use crate::lifecycle::{Finish, Flags, Leave, Requeue};
+use crate::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
 use crate::store::{EndedBy, Settled, Settlement, clean};
 
 /// The items of a settle statement (as `i`), each with the `ctid` of its lease. Each
@@ -412,7 +412,7 @@ async fn diagnose(tx: &mut Tx<'_>, missed: &[&Item<'_>], results: &mut [Settled]
             Some((cancel_requested, superseded))
                 if item.by == EndedBy::Holder || flags_differ(item, flags) =>
             {
-                Settled::Flagged(Flags { cancel_requested, superseded })
+                Settled::Flagged(LeaseFlags { cancel_requested, superseded })
             }
             // The lease is live with the flags as seen: its holder is not dead and keeps
             // it.

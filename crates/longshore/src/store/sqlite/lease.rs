@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::claim::read_options;
 use super::tx::{Columns, Sql, Tx};
 use crate::job::JobId;
-use crate::lifecycle::Flags;
+use crate::lifecycle::LeaseFlags;
 use crate::store::{Claimed, Fenced, Lease, shared};
 
 pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {
@@ -118,7 +118,7 @@ pub(super) fn assert_lease(tx: &Tx<'_>, lease: &Lease) -> Sql<Fenced> {
 }
 
 /// The flags raised for this lease; `None` if it is not live.
-pub(super) fn raised_flags(tx: &Tx<'_>, lease: &Lease) -> Sql<Option<Flags>> {
+pub(super) fn raised_flags(tx: &Tx<'_>, lease: &Lease) -> Sql<Option<LeaseFlags>> {
     const FLAGS: &str = "
         select cancel_requested,
                superseded
@@ -128,7 +128,7 @@ pub(super) fn raised_flags(tx: &Tx<'_>, lease: &Lease) -> Sql<Option<Flags>> {
            and worker = ?3";
     let Lease { id, lease_no, worker } = lease;
     tx.row(FLAGS, params![id.0.as_bytes(), lease_no, worker.0.as_bytes()], |row| {
-        Ok(Flags { cancel_requested: row.get(0)?, superseded: row.get(1)? })
+        Ok(LeaseFlags { cancel_requested: row.get(0)?, superseded: row.get(1)? })
     })
 }
 

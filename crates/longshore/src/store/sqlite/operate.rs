@@ -12,7 +12,7 @@ use super::tx::{Columns, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome};
-use crate::lifecycle::{Finished, Flags, Running, State, Waiting};
+use crate::lifecycle::{Finished, LeaseFlags, Running, State, Waiting};
 use crate::store::{DeadFilter, Operated, Operation};
 
 pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
@@ -59,7 +59,7 @@ pub(super) fn locate(tx: &Tx<'_>, id: JobId) -> Sql<Option<State>> {
             max_attempts: row.get("max_attempts")?,
             interruptions: row.get("interruptions")?,
             started: row.get("started")?,
-            flags: Flags {
+            flags: LeaseFlags {
                 cancel_requested: row.get("cancel_requested")?,
                 superseded: row.get("superseded")?,
             },

@@ -10,7 +10,7 @@ use super::tx::{Columns, HOUR, Sql, Tx, micros};
 use crate::enqueue::Options;
 use crate::error::Result;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{Flags, Running};
+use crate::lifecycle::{LeaseFlags, Running};
 use crate::retry::RetryPolicy;
 use crate::store::{EndedBy, Interrupted, Interruptor, Settled, Settlement, SweepScope};
 
@@ -83,7 +83,7 @@ pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupte
                 max_attempts: row.get(9)?,
                 interruptions: row.get(10)?,
                 started: row.get(11)?,
-                flags: Flags { cancel_requested: row.get(12)?, superseded: row.get(13)? },
+                flags: LeaseFlags { cancel_requested: row.get(12)?, superseded: row.get(13)? },
             },
             claimed_at: row.time(4)?,
             why,
