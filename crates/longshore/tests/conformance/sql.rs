@@ -24,7 +24,7 @@ cases! {
     the_sql_enqueue_respects_keys,
     the_sql_enqueue_refuses_what_the_library_refuses,
     the_sql_enqueue_has_the_same_limits_as_the_library,
-    the_function_accepts_every_valid_job_of_the_library,
+    the_function_accepts_every_retry_policy_and_time_of_the_library,
     the_sql_enqueue_refuses_values_that_could_not_be_read_back,
     flags_of_any_shape_are_stored_as_one_list,
     the_sql_enqueue_accepts_the_same_payloads_as_the_library,
@@ -289,8 +289,7 @@ fn last_instant() -> DateTime<Utc> {
     "9999-12-31T23:59:59.999999Z".parse().expect("a time")
 }
 
-/// The library enqueues jobs with unique keys through the function.
-async fn the_function_accepts_every_valid_job_of_the_library(fixture: Fixture) {
+async fn the_function_accepts_every_retry_policy_and_time_of_the_library(fixture: Fixture) {
     let policies = [
         RetryPolicy::default(),
         RetryPolicy::exponential(),
@@ -298,10 +297,12 @@ async fn the_function_accepts_every_valid_job_of_the_library(fixture: Fixture) {
         RetryPolicy::list([Duration::ZERO, longshore::MAX_DELAY]),
         RetryPolicy::None,
     ];
-    for (n, policy) in policies.into_iter().enumerate() {
-        let keyed = job("mail").unique_key(n.to_string(), UniqueMode::Dedupe);
-        let id = fixture.add(keyed.retry(policy).run_at(last_instant())).await;
-        assert_eq!(fixture.job(id).await.run_at, last_instant());
+    for policy in policies {
+        let options = serde_json::json!({ "retry": policy });
+        let arguments = format!("'mail', options => '{options}', run_at => '{}'", last_instant());
+        let (id, _) = enqueue(&fixture, &arguments).await.expect("enqueue");
+        let job = fixture.job(id).await;
+        assert_eq!((job.run_at, job.retry), (last_instant(), Some(policy)));
     }
 }
 
