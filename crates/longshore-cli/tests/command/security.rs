@@ -3,32 +3,33 @@
 //!
 //! | Promise | Verified by |
 //! |---|---|
-//! | Loopback; elsewhere only with tokens | `serve::a_server_off_loopback_asks_for_tokens_or_does_not_start` |
-//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_taken_from_its_header_and_nowhere_else`]; `longshore/tests/conformance/http/auth.rs` |
-//! | 256 bits, shown once, a hash at rest | [`a_token_is_shown_once_and_kept_as_a_hash`] |
-//! | Compared in constant time | by construction: found by the SHA-256 of what was sent, in `longshore/src/api/auth.rs`, `Guard::look_up` |
+//! | Loopback; elsewhere only with tokens | `serve::a_server_off_loopback_requires_tokens_or_does_not_start` |
+//! | Bearer only, never in a URL; 401 with `WWW-Authenticate` | [`a_token_is_accepted_only_in_the_authorization_header`]; `longshore/tests/conformance/http/auth.rs` |
+//! | 256 bits, shown once, stored as a hash | [`a_token_is_shown_once_and_stored_as_a_hash`] |
+//! | Compared in constant time | by construction: found by the SHA-256 of the token in the request, in `longshore/src/api/auth.rs`, `Guard::look_up` |
 //! | Expiry | `longshore/tests/conformance/http/auth.rs`: `a_wrong_revoked_or_expired_token_is_refused` |
-//! | Revoked within 5 s, everywhere | [`a_revoked_token_is_refused_by_every_server`] |
+//! | Revoked within 2 s, everywhere | [`a_revoked_token_is_rejected_by_every_server`], which allows 5 s |
 //! | A route denies unless it declares its scope | `longshore/tests/conformance/http/auth.rs`: `every_route_requires_the_scope_that_its_document_names` |
-//! | Scopes for some queues | the same file: `a_token_limited_to_queues_…`, `a_limited_token_…` |
-//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_strangers_page_gets_nothing`]; `longshore/tests/conformance/http/requests.rs` |
+//! | Scopes limited to queues | the same file: `a_token_limited_to_queues_…`, `a_limited_token_…` |
+//! | Unknown Host 421, foreign Origin 403, no CORS | [`a_foreign_web_page_gets_nothing`]; `longshore/tests/conformance/http/requests.rs` |
 //! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `an_invalid_job_is_refused_by_field`, `a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others`; `http/connections.rs`; `http/bodies.rs` |
 //! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/connections.rs` |
 //! | 429 with `Retry-After` | `longshore/tests/conformance/http/requests.rs`: `too_many_requests_or_jobs_are_refused_with_retry_after`; `http/bodies.rs`: `follow_ups_are_subject_to_the_limit_on_waiting_jobs` |
-//! | Outbound calls | `longshore-cli/src/builtin/outbound.rs`: every sort of address, names that lie or change, redirects, proxies, long answers; the time in `unreached` there |
-//! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_what_arrives`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
+//! | Outbound calls | `longshore-cli/src/builtin/outbound/{address,rules,tests}.rs`: every category of address, names that resolve to internal or changing addresses, redirects, long responses; by construction in `outbound/mod.rs`: no proxy, 15 s |
+//! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_the_signatures`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
 //! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
-//! | Output that drives no terminal; JSON logs escape | `terminal::nothing_stored_drives_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
-//! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_valid_schema_name_…`, `a_reserved_or_invalid_schema_name_…`; [`a_schema_name_is_no_way_into_a_statement`] |
+//! | Output cannot control the terminal; JSON logs are escaped | `terminal::stored_text_cannot_control_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
+//! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_valid_schema_name_…`, `a_reserved_or_invalid_schema_name_…`; [`a_schema_name_cannot_inject_sql`] |
 //! | No unsafe code | [`every_crate_forbids_unsafe_code`]; licences and sources: `cargo xtask ci` |
 //! | Any request: no 5xx, only responses the OpenAPI document lists, nothing without a token | `cargo xtask schemathesis` |
 //!
-//! Encryption of payloads and the dashboard do not exist yet.
+//! Payload encryption and a dashboard do not exist yet.
 
 use std::path::Path;
 use std::time::Duration;
 
 use longshore::NewJob;
+use longshore::store::KeyWait;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
@@ -198,9 +199,10 @@ fn no_secret_reaches_a_log_even_at_trace(fixture: &Fixture) {
     ];
     let mut ids: Vec<String> =
         jobs.iter().map(|job| post(job).json(201)["id"].as_str().unwrap().to_owned()).collect();
-    // A payload that the handler cannot decode. The library does not validate built-in kinds.
-    let unreadable = NewJob::new("summarize_text", &MARK);
-    ids.push(fixture.with_client(async |client| client.enqueue(unreadable).await).id.to_string());
+    // A payload that the handler cannot decode. It is stored past the client, which would refuse it.
+    let unreadable = NewJob::new("summarize_text", &MARK).validate().unwrap();
+    ids.push(unreadable.id().to_string());
+    fixture.with_client(async |client| client.store().enqueue(&[unreadable], KeyWait::Long).await);
     // Requests that the API rejects.
     let wrong = json!({ "kind": "summarize_text", "payload": { "text": [MARK] } });
     assert_eq!(post(&wrong).status, 422);

@@ -98,9 +98,9 @@ fn a_worker_serves_metrics_and_stops_on_sigterm(fixture: &Fixture) {
 fn invalid_settings_are_reported_by_the_name_of_their_flag(fixture: &Fixture) {
     fixture.migrated();
     let cases = [
-        ("--sweep-threshold 20s", "--sweep-threshold: 20s is under three heartbeats"),
+        ("--sweep-threshold 20s", "--sweep-threshold: 20s is shorter than three heartbeats"),
         ("--concurrency 0", "--concurrency: must be at least 1"),
-        ("--heartbeat-interval 0s", "--heartbeat-interval: must be longer than nothing"),
+        ("--heartbeat-interval 0s", "--heartbeat-interval: must be longer than zero"),
         ("--max-poll-interval 1ms", "--max-poll-interval"),
         ("--queues a,,b", "--queues"),
         ("--log a=b=c", "RUST_LOG"),
@@ -113,5 +113,5 @@ fn invalid_settings_are_reported_by_the_name_of_their_flag(fixture: &Fixture) {
     let mut command = binary();
     command.env("DATABASE_URL", &fixture.url).env("LONGSHORE_SWEEP_THRESHOLD", "29s");
     let output = command.args(["worker", "--simulate", "--drain"]).output().unwrap();
-    crate::fixture::CommandOutput::of(output).fails_with(2, &["29s is under three heartbeats"]);
+    crate::fixture::CommandOutput::of(output).fails_with(2, &["29s is shorter than three heartbeats"]);
 }

@@ -25,7 +25,8 @@ impl JsonSchema {
         }
         match self.0.iter_errors(value).next() {
             None => Ok(()),
-            Some(error) => Err((error.instance_path.to_string(), error.to_string())),
+            // Masked: the message must not repeat the payload.
+            Some(error) => Err((error.instance_path.to_string(), error.masked().to_string())),
         }
     }
 }

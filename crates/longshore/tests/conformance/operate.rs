@@ -30,6 +30,8 @@ cases! {
     an_operation_decided_on_an_outdated_state_changes_nothing,
     an_operation_decided_before_another_run_changes_nothing,
     an_operation_decided_before_a_replacement_changes_nothing,
+    an_operation_decided_before_another_outcome_changes_nothing,
+    an_edit_updates_the_time_of_the_last_change,
 }
 
 fn assert_conflict(error: &Error, remedy: &str) {
@@ -330,8 +332,32 @@ async fn an_operation_decided_before_a_replacement_changes_nothing(fixture: Fixt
     let seen = fixture.state(id).await;
     fixture.enqueue(keyed("new").max_attempts(1)).await.expect("enqueue");
     let before = snapshot(&fixture.job(id).await);
-    let operated =
-        fixture.store().operate(id, &seen, &Operation::Cancel { attempts: 1 }).await.expect("operate");
-    assert_eq!(operated, Operated::Moved);
-    assert_eq!(snapshot(&fixture.job(id).await), before);
+    let edit = Edit::default().priority(7).validate().expect("valid");
+    for operation in [Operation::Cancel { attempts: 1 }, Operation::RunNow, Operation::Rewrite(edit)] {
+        let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
+        assert_eq!(operated, Operated::Moved, "{operation:?}");
+        assert_eq!(snapshot(&fixture.job(id).await), before, "{operation:?}");
+    }
+}
+
+/// A job that was retried and then cancelled while it waited has the lease number of its
+/// failure, but another outcome.
+async fn an_operation_decided_before_another_outcome_changes_nothing(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
+    let seen = fixture.state(id).await;
+    fixture.retry(id).await.expect("retry");
+    fixture.cancel(id).await.expect("cancel");
+    let before = snapshot(&fixture.job(id).await);
+    for operation in [Operation::Reopen, Operation::Remove] {
+        let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
+        assert_eq!(operated, Operated::Moved, "{operation:?}");
+        assert_eq!(snapshot(&fixture.job(id).await), before, "{operation:?}");
+    }
+}
+
+async fn an_edit_updates_the_time_of_the_last_change(fixture: Fixture) {
+    let id = fixture.add(job("mail").delay(DAY)).await;
+    fixture.advance(HOUR).await;
+    fixture.edit(id, Edit::default().priority(7)).await.expect("edit");
+    assert_eq!(fixture.job(id).await.updated_at, start() + HOUR);
 }

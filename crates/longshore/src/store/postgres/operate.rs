@@ -5,7 +5,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::enqueue::split;
-use super::tx::{Sql, Tx};
+use super::tx::{Query, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
 use crate::job::{JobId, Outcome, WorkerId};
@@ -60,17 +60,53 @@ pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
     Err(Error::internal(format!("job {id} is in no table; run `longshore check`")).into())
 }
 
-const CANCEL: &str = "
+pub(super) async fn operate(tx: &mut Tx<'_>, id: JobId, from: &State, to: &Operation) -> Sql<Operated> {
+    match (from, to) {
+        (State::Waiting(seen), Operation::Cancel { attempts }) => cancel(tx, id, seen, *attempts).await,
+        (State::Waiting(seen), Operation::RunNow) => run_now(tx, id, seen).await,
+        (State::Waiting(seen), Operation::Rewrite(edit)) => rewrite(tx, id, seen, edit).await,
+        (State::Running(seen), Operation::RequestCancel) => request_cancel(tx, id, seen).await,
+        (State::Finished(seen), Operation::Reopen) => reopen(tx, id, seen).await,
+        (State::Finished(seen), Operation::Remove) => remove(tx, id, seen).await,
+        (from, to) => {
+            Err(Error::internal(format!("the operation {to:?} does not apply to a job in state {from:?}"))
+                .into())
+        }
+    }
+}
+
+/// Deletes a job from `ready`, if it is there in the state that was seen. The budget is
+/// compared too: a key replacement renews it under the same lease number.
+macro_rules! delete_waiting {
+    () => {
+        "
     with deleted as (
       delete from longshore.ready
        where id = $1
          and lease_no = $2
-         and attempt = $3   -- a replaced job has the same lease number and a fresh budget
-      returning *),
+         and attempt = $3
+         and max_attempts = $4
+         and interruptions = $5
+      returning *),"
+    };
+}
+
+fn bind_waiting<'q>(query: Query<'q>, id: JobId, seen: &Waiting) -> Query<'q> {
+    query
+        .bind(id.0)
+        .bind(seen.lease_no)
+        .bind(seen.attempts as i16)
+        .bind(seen.max_attempts as i16)
+        .bind(seen.interruptions as i16)
+}
+
+const CANCEL: &str = concat!(
+    delete_waiting!(),
+    "
     finished_job as (
       insert into longshore.finished
              (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
-      select d.id, longshore.clock(), d.lease_no, 'cancelled', $3::int2, d.max_attempts, d.interruptions, (
+      select d.id, longshore.clock(), d.lease_no, 'cancelled', $6::int2, d.max_attempts, d.interruptions, (
                select a.error
                  from longshore.attempts a
                 where a.job = d.id
@@ -85,7 +121,65 @@ const CANCEL: &str = "
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), 1, 1, 'cancelled', 0, queue, kind
         from deleted)
-    select count(*) from deleted";
+    select count(*) from deleted"
+);
+
+async fn cancel(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sql<Operated> {
+    let query = bind_waiting(sqlx::query(tx.sql(CANCEL)), id, seen).bind(attempts as i16);
+    operated(query, tx).await
+}
+
+const RUN_NOW: &str = concat!(
+    delete_waiting!(),
+    "
+    requeued as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
+             attempt, max_attempts, interruptions, keyed, kind, queue, flags
+        from deleted)
+    select count(*) from deleted"
+);
+
+async fn run_now(tx: &mut Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Operated> {
+    operated(bind_waiting(sqlx::query(tx.sql(RUN_NOW)), id, seen), tx).await
+}
+
+const REWRITE: &str = concat!(
+    delete_waiting!(),
+    "
+    updated as (
+      update longshore.jobs j
+         set priority = coalesce($6::int2, j.priority),
+             run_at = case when $10 then coalesce($7::timestamptz, longshore.clock() + $8 * interval '1 microsecond')
+                           else j.run_at end,
+             payload = coalesce($9::text::json, j.payload)
+        from deleted d
+       where j.id = d.id),
+    requeued as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select id,
+             case when $10 then coalesce($7::timestamptz, longshore.clock() + $8 * interval '1 microsecond')
+                  else run_at end,
+             longshore.clock(), timeout_ms, lease_no, coalesce($6::int2, priority),
+             attempt, max_attempts, interruptions, keyed, kind, queue, flags
+        from deleted)
+    select count(*) from deleted"
+);
+
+async fn rewrite(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Operated> {
+    let (run_at, delay_us) = split(edit.when.unwrap_or(When::NOW));
+    let query = bind_waiting(sqlx::query(tx.sql(REWRITE)), id, seen)
+        .bind(edit.priority)
+        .bind(run_at)
+        .bind(delay_us)
+        .bind(edit.payload.clone())
+        .bind(edit.when.is_some());
+    operated(query, tx).await
+}
 
 const REQUEST_CANCEL: &str = "
     with updated as (
@@ -96,26 +190,86 @@ const REQUEST_CANCEL: &str = "
       returning id)
     select count(*) from updated";
 
-const RUN_NOW: &str = "
+async fn request_cancel(tx: &mut Tx<'_>, id: JobId, seen: &Running) -> Sql<Operated> {
+    operated(sqlx::query(tx.sql(REQUEST_CANCEL)).bind(id.0).bind(seen.lease_no), tx).await
+}
+
+/// Locks the finished row first; it is deleted once the key is taken. So two retries of
+/// one job cannot both succeed.
+const LOCK_FINISHED: &str = "
+    select j.unique_key
+      from longshore.finished f
+      join longshore.jobs j on j.id = f.id
+     where f.id = $1
+       and f.lease_no = $2
+       and f.outcome = $3::text::longshore.outcome
+       for update of f";
+
+const TAKE_KEY: &str = "
+    insert into longshore.keys (key, job)
+    values ($1, $2)
+        on conflict (key) do nothing";
+
+const KEY_HOLDER: &str = "
+    select job
+      from longshore.keys
+     where key = $1";
+
+const REOPEN: &str = "
     with deleted as (
-      delete from longshore.ready
+      delete from longshore.finished
        where id = $1
          and lease_no = $2
-      returning *),
+         and outcome = $3::text::longshore.outcome
+      returning id, lease_no, outcome),
+    tallied as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), 0, -1, d.outcome, 0, j.queue, j.kind
+        from deleted d
+        join longshore.jobs j on j.id = d.id),
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
-      select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from deleted)
+      select d.id, longshore.clock(), longshore.clock(), j.timeout_ms, d.lease_no, j.priority, 0, j.max_attempts,
+             0, j.unique_key is not null, j.kind, j.queue, j.flags
+        from deleted d
+        join longshore.jobs j on j.id = d.id)
     select count(*) from deleted";
+
+/// Returns the job to `ready` with a fresh budget, unless another live job owns its key.
+async fn reopen(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    let locked: Option<(Option<String>,)> = sqlx::query_as(tx.sql(LOCK_FINISHED))
+        .bind(id.0)
+        .bind(seen.lease_no)
+        .bind(seen.outcome.as_str())
+        .fetch_optional(&mut *tx.connection)
+        .await?;
+    let Some((unique_key,)) = locked else { return Ok(Operated::Moved) };
+    if let Some(key) = unique_key {
+        let taken = sqlx::query(tx.sql(TAKE_KEY)).bind(&key).bind(id.0).execute(&mut *tx.connection).await?;
+        if taken.rows_affected() == 0 {
+            let holder: Option<Uuid> =
+                sqlx::query_scalar(tx.sql(KEY_HOLDER)).bind(&key).fetch_optional(&mut *tx.connection).await?;
+            // The holder may have finished in between; then the caller reads the state
+            // again.
+            return Ok(holder.map_or(Operated::Moved, |holder| Operated::KeyTaken(JobId(holder))));
+        }
+    }
+    let query = sqlx::query(tx.sql(REOPEN)).bind(id.0).bind(seen.lease_no).bind(seen.outcome.as_str());
+    let done = operated(query, tx).await?;
+    transaction.commit().await?;
+    Ok(done)
+}
 
 const REMOVE: &str = "
     with deleted as (
       delete from longshore.finished
        where id = $1
          and lease_no = $2
+         and outcome = $3::text::longshore.outcome
       returning id, outcome),
     deleted_jobs as (
       delete from longshore.jobs
@@ -134,134 +288,15 @@ const REMOVE: &str = "
         join deleted_jobs j on j.id = d.id)
     select count(*) from deleted";
 
-pub(super) async fn operate(tx: &mut Tx<'_>, id: JobId, from: &State, to: &Operation) -> Sql<Operated> {
-    let lease_no = match from {
-        State::Waiting(job) => job.lease_no,
-        State::Running(job) => job.lease_no,
-        State::Finished(job) => job.lease_no,
-    };
-    let statement = match to {
-        Operation::Reopen => return reopen(tx, id, lease_no).await,
-        Operation::Rewrite(edit) => return rewrite(tx, id, lease_no, edit).await,
-        Operation::Cancel { .. } => CANCEL,
-        Operation::RequestCancel => REQUEST_CANCEL,
-        Operation::RunNow => RUN_NOW,
-        Operation::Remove => REMOVE,
-    };
-    let query = sqlx::query_scalar(tx.sql(statement)).bind(id.0).bind(lease_no);
-    let query = match to {
-        Operation::Cancel { attempts } => query.bind(*attempts as i16),
-        _ => query,
-    };
-    Ok(operated(query.fetch_one(&mut *tx.connection).await?))
+async fn remove(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
+    let query = sqlx::query(tx.sql(REMOVE)).bind(id.0).bind(seen.lease_no).bind(seen.outcome.as_str());
+    operated(query, tx).await
 }
 
-const REWRITE: &str = "
-    with deleted as (
-      delete from longshore.ready
-       where id = $1
-         and lease_no = $2
-      returning *),
-    updated as (
-      update longshore.jobs j
-         set priority = coalesce($3::int2, j.priority),
-             run_at = case when $7 then coalesce($4::timestamptz, longshore.clock() + $5 * interval '1 microsecond')
-                           else j.run_at end,
-             payload = coalesce($6::text::json, j.payload)
-        from deleted d
-       where j.id = d.id),
-    requeued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id,
-             case when $7 then coalesce($4::timestamptz, longshore.clock() + $5 * interval '1 microsecond')
-                  else run_at end,
-             since, timeout_ms, lease_no, coalesce($3::int2, priority),
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from deleted)
-    select count(*) from deleted";
-
-async fn rewrite(tx: &mut Tx<'_>, id: JobId, lease_no: i32, edit: &ValidEdit) -> Sql<Operated> {
-    let (run_at, delay_us) = split(edit.when.unwrap_or(When::NOW));
-    let done = sqlx::query_scalar(tx.sql(REWRITE))
-        .bind(id.0)
-        .bind(lease_no)
-        .bind(edit.priority)
-        .bind(run_at)
-        .bind(delay_us)
-        .bind(&edit.payload)
-        .bind(edit.when.is_some())
-        .fetch_one(&mut *tx.connection)
-        .await?;
-    Ok(operated(done))
-}
-
-/// Locks the finished row first; it is deleted once the key is taken. So two retries of
-/// one job cannot both succeed.
-const LOCK_FINISHED: &str = "
-    select j.unique_key
-      from longshore.finished f
-      join longshore.jobs j on j.id = f.id
-     where f.id = $1
-       and f.lease_no = $2
-       for update of f";
-
-const TAKE_KEY: &str = "
-    insert into longshore.keys (key, job)
-    values ($1, $2)
-        on conflict (key) do nothing";
-
-const KEY_HOLDER: &str = "select job from longshore.keys where key = $1";
-
-const REOPEN: &str = "
-    with deleted as (
-      delete from longshore.finished
-       where id = $1
-         and lease_no = $2
-      returning id, lease_no, outcome),
-    tallied as (
-      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      select date_trunc('minute', longshore.clock()), 0, -1, d.outcome, 0, j.queue, j.kind
-        from deleted d
-        join longshore.jobs j on j.id = d.id),
-    requeued as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select d.id, longshore.clock(), longshore.clock(), j.timeout_ms, d.lease_no, j.priority, 0, j.max_attempts,
-             0, j.unique_key is not null, j.kind, j.queue, j.flags
-        from deleted d
-        join longshore.jobs j on j.id = d.id)
-    select count(*) from deleted";
-
-async fn reopen(tx: &mut Tx<'_>, id: JobId, lease_no: i32) -> Sql<Operated> {
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    let locked: Option<(Option<String>,)> = sqlx::query_as(tx.sql(LOCK_FINISHED))
-        .bind(id.0)
-        .bind(lease_no)
-        .fetch_optional(&mut *tx.connection)
-        .await?;
-    let Some((unique_key,)) = locked else { return Ok(Operated::Moved) };
-    if let Some(key) = unique_key {
-        let taken = sqlx::query(tx.sql(TAKE_KEY)).bind(&key).bind(id.0).execute(&mut *tx.connection).await?;
-        if taken.rows_affected() == 0 {
-            let holder: Option<Uuid> =
-                sqlx::query_scalar(tx.sql(KEY_HOLDER)).bind(&key).fetch_optional(&mut *tx.connection).await?;
-            // The holder may have finished in between; then the caller reads the state
-            // again.
-            return Ok(holder.map_or(Operated::Moved, |holder| Operated::KeyTaken(JobId(holder))));
-        }
-    }
-    let done =
-        sqlx::query_scalar(tx.sql(REOPEN)).bind(id.0).bind(lease_no).fetch_one(&mut *tx.connection).await?;
-    transaction.commit().await?;
-    Ok(operated(done))
-}
-
-fn operated(rows: i64) -> Operated {
-    if rows > 0 { Operated::Done } else { Operated::Moved }
+/// Runs a statement that returns how many jobs it changed.
+async fn operated(query: Query<'_>, tx: &mut Tx<'_>) -> Sql<Operated> {
+    let changed: i64 = query.fetch_one(&mut *tx.connection).await?.try_get(0)?;
+    Ok(if changed > 0 { Operated::Done } else { Operated::Moved })
 }
 
 const DEAD_LETTERS: &str = "

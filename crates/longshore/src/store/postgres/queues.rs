@@ -74,7 +74,7 @@ const QUEUES: &str = "
       left join longshore.queues s on s.name = n.name
       left join suspects p on p.queue = n.name
       left join running r on r.queue = n.name
-     order by n.name";
+     order by n.name collate \"C\"";
 
 pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     let rows = sqlx::query(tx.sql(QUEUES)).bind(COUNT_BOUND).fetch_all(&mut *tx.connection).await?;

@@ -41,7 +41,7 @@ pub(super) async fn put_schedule(tx: &mut Tx<'_>, schedule: &Schedule) -> Sql<Sc
 const SCHEDULES: &str = "
     select name, expression, zone, missed, template, paused, next_at, last_at
       from longshore.schedules
-     order by name";
+     order by name collate \"C\"";
 
 pub(super) async fn schedules(tx: &mut Tx<'_>) -> Sql<Vec<Schedule>> {
     let rows = sqlx::query(tx.sql(SCHEDULES)).fetch_all(&mut *tx.connection).await?;

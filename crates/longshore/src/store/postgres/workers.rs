@@ -105,7 +105,7 @@ const WORKERS: &str = "
              - coalesce($1::int8, w.stale_after_ms) * interval '1 millisecond' as stale,
            (select count(*) from longshore.running r where r.worker = w.id) as running
       from longshore.workers w
-     order by w.id desc";
+     order by w.started_at desc, w.id desc";
 
 pub(super) async fn workers(tx: &mut Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<WorkerRecord>> {
     let rows =

@@ -342,8 +342,9 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
            and error is ?5";
     let Settlement { lease, seen, leave, .. } = settlement;
     if let Some(flags) = raised_flags(tx, lease)? {
-        // Unchanged flags mean that its holder is not dead.
-        return Ok(if *seen == Some(flags) { Settled::LeaseLost } else { Settled::Flagged(flags) });
+        // For recovery, unchanged flags mean that the holder is alive and keeps its lease.
+        let is_flagged = by == EndedBy::Holder || *seen != Some(flags);
+        return Ok(if is_flagged { Settled::Flagged(flags) } else { Settled::LeaseLost });
     }
     if by != EndedBy::Holder {
         // Another sweeper has already recovered the job.
