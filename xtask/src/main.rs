@@ -161,7 +161,7 @@ mod tests {
             Ok(Task::Bench(words("--help"))),
             "the benchmark prints its own help"
         );
-        assert_eq!(parsed("bench claim --jobs 7"), Ok(Task::Bench(words("claim --jobs 7"))));
+        assert_eq!(parsed("bench worker --only w1"), Ok(Task::Bench(words("worker --only w1"))));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The command line: every command, flag and help text, and how values are parsed.
-//! What the commands do is in [`commands`](crate::commands).
+//! See [`commands`](crate::commands) for what the commands do.
 
 mod api;
 mod builtin;
@@ -59,7 +59,7 @@ longshore.toml. A flag overrides the variable, and the variable overrides the fi
 Exit codes:
   0  done
   1  something is wrong: `check` found a problem, `migrate --check` found a pending
-     migration, or the command failed for a reason that has no code of its own
+     migration, or the command failed for a reason that no other code covers
   2  usage: the command line, or a value in it, is invalid
   3  not found: no such job, schedule or kind
   4  conflict: the job exists, but its state does not allow this
@@ -187,7 +187,7 @@ pub(crate) struct Repeat {
     pub(crate) interval: Option<Duration>,
 }
 
-/// A shorter interval would load the database and show a person nothing more.
+/// A shorter interval would only load the database; people cannot read that fast.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 fn interval(text: &str) -> Result<Duration, String> {

@@ -12,7 +12,7 @@ pub(crate) enum Code {
     /// Done.
     Done = 0,
     /// Something is wrong: a check found a problem, a migration is pending, or
-    /// the command failed for a reason with no code of its own.
+    /// the command failed for a reason that no other code covers.
     Problem = 1,
     /// The command line, or a value in it, is invalid.
     Usage = 2,

@@ -19,7 +19,7 @@ async fn index(documents: Vec<Batched<u64>>) -> Vec<Result<(), Failure>> {
     documents.iter().map(index_one).collect()
 }
 
-/// Handles every kind that has no handler of its own.
+/// Handles every kind that has no other handler.
 struct CatchAll;
 
 #[async_trait::async_trait]

@@ -1,4 +1,4 @@
-//! The HTTP API under a prefix of your own web service.
+//! The HTTP API under a prefix in your own web service.
 
 use axum::Router;
 use axum::body::Body;

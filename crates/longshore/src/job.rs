@@ -1,8 +1,8 @@
 //! What a job is: its id, its status, and the record that the API, the CLI and the dashboard
 //! show.
 //!
-//! This module owns no rules: what may happen to a job is in [`lifecycle`](crate::lifecycle), how
-//! a job is created in [`enqueue`](crate::enqueue).
+//! This module owns no rules: [`lifecycle`](crate::lifecycle) decides what may happen to a job,
+//! and [`enqueue`](crate::enqueue) checks new jobs.
 
 use std::fmt;
 use std::str::FromStr;

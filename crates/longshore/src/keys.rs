@@ -41,8 +41,8 @@ pub enum Decision {
     Insert,
     /// Give this waiting job the new contents and a fresh budget.
     Replace(JobId, RunAt),
-    /// Store the new job and move the unique key to it. This running job may
-    /// finish, but it may not wait again.
+    /// Store the new job and move the unique key to it. The running job may finish,
+    /// but is not requeued.
     Supersede(JobId),
 }
 
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_unique_key_lets_the_job_in() {
+    fn a_job_with_a_free_unique_key_is_inserted() {
         for mode in MODES {
             assert_eq!(decide(Holders::default(), mode), Decision::Insert);
         }

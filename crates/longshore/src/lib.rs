@@ -36,7 +36,8 @@
 //! `keys` (every next-state rule, pure), `retry` (backoff, pure), `enqueue` (what a
 //! caller can set, its checks, group commit), `client` (the entry point), `wake`
 //! (notifying workers), `recovery` (jobs of dead workers), `store` (the storage contract
-//! and its two engines), `error`. `ARCHITECTURE.md` explains how they work together.
+//! and its two engines), `json_schema` (payload schemas), `trace` (trace context),
+//! `error`. `ARCHITECTURE.md` explains how they work together.
 //!
 //! # Features
 //!
@@ -53,7 +54,7 @@
 //! | `otel` | propagates the trace context from enqueue to run |
 //! | `tls` | encrypts connections to Postgres |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
-// Without an engine, nothing reads what the engines would store.
+// Without an engine feature, code that only the engines use is dead.
 #![cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "api")]
@@ -116,7 +117,7 @@ pub use store::{
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};
 
-/// The documents' examples are compiled and run.
+/// Compiles and runs the examples in README.md and the guides.
 #[cfg(all(doctest, feature = "sqlite", feature = "postgres", feature = "worker"))]
 mod documents {
     #[doc = include_str!("../../../README.md")]

@@ -1,8 +1,10 @@
 //! The state machine. Pure: from a state and an event, it computes the transition.
 //!
-//! Every next-state rule of the queue is here and nowhere else. The engines store transitions;
-//! they do not choose them. `docs/lifecycle.md` draws the diagram, and the conformance suite
-//! checks both engines against [`next`].
+//! Every next-state rule of the queue is here. The SQL functions `cancel` and `retry`, the view
+//! `job_status` and the claim statement contain copies, which the conformance suite compares
+//! with this module. The engines store transitions; they do not choose them.
+//! `docs/lifecycle.md` draws the diagram, and the conformance suite checks both engines against
+//! [`next`].
 //!
 //! A decision is based on what one statement read. A second statement applies it only if that
 //! still holds (the lease number and the two flags of a running job). If it no longer holds, the

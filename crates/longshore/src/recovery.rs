@@ -4,8 +4,8 @@
 //! is stored only if the lease is still the same and its holder is still dead. Two sweepers may
 //! find the same job; the database lets only one of them recover it.
 //!
-//! This module owns what a sweep does. When a worker sweeps is in `worker::upkeep`; what happens
-//! to a recovered job is in [`lifecycle`].
+//! This module owns what a sweep does. `worker::upkeep` decides when to sweep; [`lifecycle`]
+//! decides what happens to a recovered job.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -156,8 +156,8 @@ impl Client {
         hook: &mut dyn RecoveryHook,
         report: &mut SweepReport,
     ) -> Result<()> {
-        // A flag raised since the listing causes another round. LeaseFlags are never lowered, so
-        // there are at most three rounds.
+        // If a flag was set since the listing, the job is decided again. Flags are never cleared,
+        // so there are at most three rounds.
         while !found.is_empty() {
             let mut decided = Vec::with_capacity(found.len());
             let mut batch: Vec<(Interruptor, Settlement)> = Vec::with_capacity(found.len());

@@ -1,7 +1,7 @@
 //! How long a job waits after a failed attempt. Pure: maps (policy, attempt, seed) to a delay.
 //!
-//! This module owns only the delay. Whether there is another attempt is decided in
-//! [`lifecycle`](crate::lifecycle).
+//! This module owns only the delay. [`lifecycle`](crate::lifecycle) decides whether there is
+//! another attempt.
 
 use std::time::Duration;
 

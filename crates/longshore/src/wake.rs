@@ -2,9 +2,9 @@
 //!
 //! Every code path that makes a job due notifies workers through [`Notifier`]:
 //! enqueue, release, requeue, recovery, an operator's retry, redrive or edit, a
-//! resumed queue, a raised limit and a cron tick. A wake-up is a hint: it may be
-//! lost, and then polling finds the job. How a wake-up reaches other processes is
-//! the engine's business ([`Store::notify_local`], [`Store::notify_others`]).
+//! resumed queue, a changed limit and a cron tick. A wake-up is a hint: it may be
+//! lost, and then polling finds the job. The engine delivers wake-ups
+//! ([`Store::notify_local`], [`Store::notify_others`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,7 @@ const MIN_PAUSE_WHEN_BUSY: Duration = Duration::from_millis(5);
 /// This many jobs in one round count as busy.
 pub(crate) const BUSY: usize = 8;
 /// Other processes get at most one wake-up per queue in this time, while this
-/// process has subscribers of its own.
+/// process has its own subscribers.
 const MIN_PAUSE_OTHERS: Duration = Duration::from_millis(10);
 
 /// Sends the wake-ups of one client. Cheap to clone; clones share one background
@@ -197,7 +197,7 @@ impl Round {
         }
         scheduled.retain(|queue, _| !queues.contains(queue));
         if !scheduled.is_empty() {
-            // Without the engine's clock, notify: a wake-up too many is harmless.
+            // Without the engine's clock, notify: an extra wake-up is harmless.
             let now = store.now().await.unwrap_or(DateTime::<Utc>::MAX_UTC);
             queues.extend(scheduled.into_iter().filter(|(_, at)| *at <= now).map(|(queue, _)| queue));
         }

@@ -1,7 +1,7 @@
-//! The two engines have the same files with the same functions in the same order, so
-//! that a diff of two files shows only dialect. Every difference is listed here with
-//! its reason. The test fails on a difference that is not listed, and on an entry that
-//! is no longer needed.
+//! The functions that both engines have are in the same files and in the same order, so
+//! that two files can be read side by side. The files and functions that only one engine
+//! has are listed here with a reason. The test fails on a difference that is not listed,
+//! and on an entry that is no longer needed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("postgres", "pool.rs", "connections to a server"),
     ("postgres", "run.rs", "deadlines and retries; SQLite runs operations on its threads, in engine.rs"),
     ("sqlite", "engine.rs", "one writing thread and a few readers"),
-    ("sqlite", "tests.rs", "what only shows from inside: shared commits, file locks"),
+    ("sqlite", "tests.rs", "tests of internals: shared commits, file locks"),
 ];
 
 /// Functions that one engine has and the other does not.
@@ -50,7 +50,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "from",
             "translate",
         ],
-        "the schema has a name, and operations begin transactions of their own",
+        "the schema has a name, and operations begin their own transactions",
     ),
     (
         "sqlite",

@@ -26,7 +26,17 @@ macro_rules! examples {
     };
 }
 
-examples!(axum_app, cancel_and_stop, cron, handlers, hooks, leave_behind, mounted_api, recovery, typed_job);
+examples!(
+    axum_app,
+    cancel_and_stop,
+    cron,
+    handlers,
+    hooks,
+    mounted_api,
+    progress_and_results,
+    recovery,
+    typed_job
+);
 
 #[test]
 fn every_example_is_listed() {

@@ -63,7 +63,8 @@ Examples:
   longshore workers list --watch
   longshore workers list --threshold 30s    # stale: no heartbeat for 30 seconds")]
     List {
-        /// Show a worker as stale after this time without a heartbeat, instead of its own threshold
+        /// Show a worker as stale after this long without a heartbeat; overrides each worker's own
+        /// threshold
         #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
         threshold: Option<Duration>,
 
@@ -78,7 +79,8 @@ pub(crate) struct Sweep {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Treat a worker as dead after this time without a heartbeat, instead of its own threshold
+    /// Treat a worker as dead after this long without a heartbeat; overrides each worker's own
+    /// threshold
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) threshold: Option<Duration>,
 

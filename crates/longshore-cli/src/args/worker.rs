@@ -101,7 +101,8 @@ pub(crate) struct Work {
           env = "LONGSHORE_RECOVERY_DELAY")]
     recovery_delay: Duration,
 
-    /// How many interruptions end a job as failed_permanent, because it may be what kills the workers
+    /// After this many interruptions a job ends as failed_permanent, because it may be what kills its
+    /// workers
     #[arg(long, value_name = "N", default_value_t = 3, env = "LONGSHORE_MAX_INTERRUPTIONS")]
     max_interruptions: u16,
 

@@ -222,7 +222,7 @@ struct Problem {
     message: String,
 }
 
-/// The failure that an error response stands for.
+/// Converts an error response into a failure.
 fn error_response(status: u16, text: &str) -> Failure {
     let Ok(Problem { error, message }) = serde_json::from_str(text) else {
         let code = if matches!(status, 502..=504) { Code::Unavailable } else { Code::Problem };

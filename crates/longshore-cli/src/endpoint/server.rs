@@ -87,7 +87,7 @@ impl Server {
         }
     }
 
-    /// The failure that an error response stands for.
+    /// Converts an error response into a failure.
     async fn failure(&self, response: reqwest::Response) -> Failure {
         let status = response.status();
         if status.is_redirection() {

@@ -1,5 +1,5 @@
 //! Checks the files in `packaging/` against the program: the program exports the metrics
-//! that they use and reads the variables that they set, and their timeouts suit its own.
+//! that they use and reads the variables that they set, and their timeouts are longer than the program's.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

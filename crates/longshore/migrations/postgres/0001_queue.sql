@@ -356,7 +356,7 @@ begin
     return 'options: a string contains a NUL character or half a surrogate pair; remove it';
   end if;
   if (select count(*) <> count(distinct each.key) from json_each(options) as each) then
-    return 'options: a part is given twice';
+    return 'options: a field is set twice';
   end if;
   for name, part in select * from json_each(options) loop
     case name
@@ -391,8 +391,8 @@ begin
 end
 $$;
 
--- Enqueue from SQL: from triggers, migrations or any language. The library also
--- calls it for jobs with a unique key, so the rules for those exist only here.
+-- Enqueue from SQL: from triggers, migrations or any language. Contains the same key
+-- rules as `keys.rs`; the conformance suite compares the two.
 create function longshore.enqueue(
     kind             text,
     payload          json default '{}',
@@ -414,28 +414,28 @@ language plpgsql
 as $$
 #variable_conflict use_column
 declare
-  new_id       uuid := coalesce(enqueue.id, longshore.new_id());
-  moment       timestamptz := longshore.clock();
-  mode         text := coalesce(enqueue.unique_mode, 'dedupe');
-  due          timestamptz;
-  patience_ms  bigint;
-  labels       text[];
-  wrong        text;
-  holder       uuid;
-  was          record;
+  new_id         uuid := coalesce(enqueue.id, longshore.new_id());
+  moment         timestamptz := longshore.clock();
+  mode           text := coalesce(enqueue.unique_mode, 'dedupe');
+  due            timestamptz;
+  timeout_in_ms  bigint;
+  labels         text[];
+  wrong          text;
+  holder         uuid;
+  was            record;
 begin
   -- The same checks as `NewJob::validate`, which also run before any key lookup.
   wrong := case
     when new_id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-      then 'id: neither the nil nor the max UUID names a job; leave it out and one is made'
+      then 'id: a job cannot have the nil or the max UUID; leave the id out to get a new one'
     when coalesce(octet_length(enqueue.kind), 0) not between 1 and 128
-      then 'kind: give 1 to 128 bytes'
+      then 'kind: must have 1 to 128 bytes'
     when coalesce(octet_length(enqueue.queue), 0) not between 1 and 128
-      then 'queue: give 1 to 128 bytes'
+      then 'queue: must have 1 to 128 bytes'
     when enqueue.payload is null
-      then 'payload: is null; give any JSON value'
+      then 'payload: must not be null; pass any JSON value (''null'' is one)'
     when octet_length(enqueue.payload::text) > 1048576
-      then format('payload: %s bytes of JSON; at most 1048576 are kept', octet_length(enqueue.payload::text))
+      then format('payload: %s bytes of JSON exceed the limit of 1048576', octet_length(enqueue.payload::text))
     when longshore.json_depth(enqueue.payload) > 64
       then 'payload: nested more than 64 deep; flatten it'
     when longshore.has_bad_characters(enqueue.payload)
@@ -449,9 +449,9 @@ begin
     when date_part('epoch', enqueue.delay) not between 0 and 315360000
       then format('delay: %s is out of range; use 0 to 3650 days', enqueue.delay)
     when octet_length(enqueue.idempotency_key) not between 1 and 512
-      then 'idempotency_key: give 1 to 512 bytes'
+      then 'idempotency_key: must have 1 to 512 bytes'
     when octet_length(enqueue.unique_key) not between 1 and 512
-      then 'unique_key: give 1 to 512 bytes'
+      then 'unique_key: must have 1 to 512 bytes'
     when mode not in ('dedupe', 'replace', 'preserve_run_at')
       then format('unique_mode: `%s` does not exist; use dedupe, replace or preserve_run_at', mode)
     when enqueue.timeout < '1 ms' or date_part('epoch', enqueue.timeout) > 315360000
@@ -465,7 +465,7 @@ begin
     raise exception '%', wrong using errcode = '22023';
   end if;
   due := coalesce(enqueue.run_at, moment + coalesce(enqueue.delay, '0'));
-  patience_ms := date_part('epoch', enqueue.timeout) * 1000;
+  timeout_in_ms := date_part('epoch', enqueue.timeout) * 1000;
   if enqueue.flags is not null then
     -- Normalise: the library cannot decode an array with several dimensions or
     -- with a lower bound other than 1.
@@ -517,10 +517,10 @@ begin
                  priority = enqueue.priority,
                  max_attempts = enqueue.max_attempts,
                  run_at = case when mode = 'preserve_run_at' then j.run_at else due end,
-                 timeout_ms = patience_ms,
+                 timeout_ms = timeout_in_ms,
                  flags = labels,
                  options = enqueue.options,
-                 -- a repeat of this request must find the job that now represents it
+                 -- a repeated request must find this job
                  idempotency_key = coalesce(j.idempotency_key, enqueue.idempotency_key)
            where j.id = holder;
           insert into longshore.ready
@@ -528,7 +528,7 @@ begin
                   interruptions, keyed, kind, queue, flags)
           values (holder,
                   case when mode = 'preserve_run_at' then was.run_at else due end,
-                  moment, patience_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
+                  moment, timeout_in_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
                   0, true, enqueue.kind, enqueue.queue, labels);
           if enqueue.wake then
             perform pg_notify('longshore.wake', enqueue.queue);
@@ -549,7 +549,7 @@ begin
          where k.key = enqueue.unique_key
            and k.job = holder;
         if not found then
-          raise exception 'unique_key: its owner changed hands; try again' using errcode = '40001';
+          raise exception 'unique_key: the key moved to another job; try again' using errcode = '40001';
         end if;
       end if;
     end if;
@@ -557,7 +557,7 @@ begin
     insert into longshore.jobs
            (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
             payload, flags, options, idempotency_key, unique_key)
-    values (new_id, moment, due, patience_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
+    values (new_id, moment, due, timeout_in_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
             enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key)
         on conflict do nothing;
     if not found then
@@ -577,7 +577,7 @@ begin
     insert into longshore.ready
            (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
             interruptions, keyed, kind, queue, flags)
-    values (new_id, due, moment, patience_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
+    values (new_id, due, moment, timeout_in_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
             0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue, labels);
     if enqueue.wake and due <= moment then
       perform pg_notify('longshore.wake', enqueue.queue);
@@ -585,7 +585,7 @@ begin
     return query select new_id, 'created'::text;
     return;
   end loop;
-  raise exception 'unique_key: its owner keeps moving; try again' using errcode = '40001';
+  raise exception 'unique_key: the job that owns the key keeps changing state; try again' using errcode = '40001';
 end
 $$;
 
@@ -641,7 +641,7 @@ begin
       return 'not_found';
     end if;
   end loop;
-  raise exception 'job % keeps moving; try again', cancel.id using errcode = '40001';
+  raise exception 'job % kept changing its state; try again', cancel.id using errcode = '40001';
 end
 $$;
 
@@ -654,21 +654,21 @@ as $$
 #variable_conflict use_column
 declare
   was longshore.finished;
-  asked longshore.jobs;
+  request longshore.jobs;
   finished boolean;
 begin
   for round in 1..5 loop
     select f.* into was from longshore.finished f where f.id = retry.id for update;
     finished := found;
     -- Read the request after taking the lock, when no other transaction can change it.
-    select j.* into asked from longshore.jobs j where j.id = retry.id;
+    select j.* into request from longshore.jobs j where j.id = retry.id;
     if not found then
       return 'not_found';
     end if;
     if finished then
-      if asked.unique_key is not null then
+      if request.unique_key is not null then
         insert into longshore.keys (key, job)
-        values (asked.unique_key, retry.id)
+        values (request.unique_key, retry.id)
             on conflict (key) do nothing;
         if not found then
           return 'key_taken';
@@ -676,13 +676,13 @@ begin
       end if;
       delete from longshore.finished f where f.id = retry.id;
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
-      values (date_trunc('minute', longshore.clock()), 0, -1, was.outcome, 0, asked.queue, asked.kind);
+      values (date_trunc('minute', longshore.clock()), 0, -1, was.outcome, 0, request.queue, request.kind);
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
-      values (retry.id, longshore.clock(), longshore.clock(), asked.timeout_ms, was.lease_no, asked.priority,
-              0, asked.max_attempts, 0, asked.unique_key is not null, asked.kind, asked.queue, asked.flags);
-      perform pg_notify('longshore.wake', asked.queue);
+      values (retry.id, longshore.clock(), longshore.clock(), request.timeout_ms, was.lease_no, request.priority,
+              0, request.max_attempts, 0, request.unique_key is not null, request.kind, request.queue, request.flags);
+      perform pg_notify('longshore.wake', request.queue);
       return 'queued';
     end if;
     with gone as (
@@ -696,7 +696,7 @@ begin
            g.attempt, g.max_attempts, g.interruptions, g.keyed, g.kind, g.queue, g.flags
       from gone g;
     if found then
-      perform pg_notify('longshore.wake', asked.queue);
+      perform pg_notify('longshore.wake', request.queue);
       return 'queued';
     end if;
     perform 1 from longshore.running r where r.id = retry.id;
@@ -704,7 +704,7 @@ begin
       return 'running';
     end if;
   end loop;
-  raise exception 'job % keeps moving; try again', retry.id using errcode = '40001';
+  raise exception 'job % kept changing its state; try again', retry.id using errcode = '40001';
 end
 $$;
 

@@ -70,7 +70,10 @@ impl Caller {
             let queues = self.queues().unwrap_or_default().join(", ");
             Problem::new(
                 Slug::Forbidden,
-                format!("this token covers only {queues}, and this belongs to another queue"),
+                format!(
+                    "this token covers only the queues {queues}; the job, schedule or worker belongs to another \
+                     queue"
+                ),
             )
         })
     }
@@ -111,7 +114,7 @@ impl Caller {
             Err(Problem::new(
                 Slug::Forbidden,
                 format!(
-                    "token `{}` does not have the scope `{}`, which this requires; use another token",
+                    "token `{}` does not have the scope `{}`, which this request requires; use another token",
                     token.name,
                     scope.as_str()
                 ),

@@ -129,7 +129,7 @@ pub(super) async fn put(
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
     let kind = server.client.check_job(body.job.kind(), body.job.payload()).await?;
-    let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&defaults_of(&kind))?);
+    let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&defaults_of(kind.as_deref()))?);
     if let Some(zone) = body.zone {
         schedule = schedule.zone(zone);
     }

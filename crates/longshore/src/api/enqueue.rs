@@ -230,7 +230,7 @@ impl NewJobBody {
     }
 
     /// Checks every field, and that the caller may enqueue this job.
-    fn validate(self, kind: &Kind, caller: &Caller) -> ApiResult<ValidJob> {
+    fn validate(self, kind: Option<&Kind>, caller: &Caller) -> ApiResult<ValidJob> {
         let job = self.into_job(&defaults_of(kind))?.validate()?;
         caller.may_use(job.queue())?;
         caller.may_use_key(&job)?;
@@ -291,7 +291,7 @@ pub(super) fn parse_when(
     responses(
         (status = 201, description = "The job was created.", body = EnqueuedJob,
          headers(("Location" = String, description = "The path of the job."))),
-        (status = 200, description = "A job with this key already existed. It is unchanged, or replaced if `unique_mode` says so.",
+        (status = 200, description = "A job with this key already existed. It is unchanged or replaced, depending on `unique_mode`.",
          body = EnqueuedJob),
         (status = 400, description = "The body is not JSON, or there are several `Idempotency-Key` headers.",
          body = ProblemBody),
@@ -319,7 +319,7 @@ pub(super) async fn enqueue(
     }
     body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
     let kind = server.client.check_job(body.kind(), body.payload()).await?;
-    let job = body.validate(&kind, &caller)?;
+    let job = body.validate(kind.as_deref(), &caller)?;
     server.limiter.check_depth(&server.client, job.queue()).await?;
     let created = EnqueuedJob {
         id: job.id().0,
@@ -350,7 +350,7 @@ pub(super) async fn enqueue(
 /// caller may enqueue it.
 pub(super) async fn validate_job(server: &Server, caller: &Caller, body: NewJobBody) -> ApiResult<ValidJob> {
     let kind = server.client.check_job(body.kind(), body.payload()).await?;
-    body.validate(&kind, caller)
+    body.validate(kind.as_deref(), caller)
 }
 
 /// The response for a key that already had a job.

@@ -369,14 +369,12 @@ fn waits_its_turn(job: &JobRecord, ahead: Ahead) -> (Reason, String) {
 }
 
 fn suspect_note(job: &JobRecord) -> Option<String> {
-    let times = match job.interruptions {
+    let died = match job.interruptions {
         0 => return None,
-        1 => "once".into(),
-        n => format!("{n} times"),
+        1 => "a worker died while it held".into(),
+        n => format!("workers died {n} times while they held"),
     };
-    Some(format!(
-        "a worker died {times} while it held this job, so a worker runs it only while it runs no other such job"
-    ))
+    Some(format!("{died} this job, so it is a suspect, and a worker runs one suspect at a time"))
 }
 
 fn ahead_note(ahead: Ahead) -> String {

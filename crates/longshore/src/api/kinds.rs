@@ -39,8 +39,8 @@ pub(super) struct Defaults {
 }
 
 /// The defaults of a registered kind.
-pub(super) fn defaults_of(kind: &Kind) -> Defaults {
-    let Some(stored) = &kind.defaults else { return Defaults::default() };
+pub(super) fn defaults_of(kind: Option<&Kind>) -> Defaults {
+    let Some(stored) = kind.and_then(|kind| kind.defaults.as_ref()) else { return Defaults::default() };
     serde_json::from_str(stored.get()).unwrap_or_else(|error| {
         tracing::warn!(%error, "the stored defaults of a kind are invalid and ignored");
         Defaults::default()

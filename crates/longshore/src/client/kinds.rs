@@ -100,7 +100,8 @@ impl Client {
     }
 
     /// Checks the kind and the payload of a job before it is stored.
-    pub(crate) async fn check_job(&self, kind: &str, payload: &str) -> Result<Arc<Kind>> {
+    /// Returns the registered kind, if there is one.
+    pub(crate) async fn check_job(&self, kind: &str, payload: &str) -> Result<Option<Arc<Kind>>> {
         self.kind_rules.check(&*self.store, kind, payload).await
     }
 
@@ -118,7 +119,7 @@ impl Client {
 pub(crate) struct KindRules {
     builtin: Option<Arc<CheckPayload>>,
     unknown: UnknownKinds,
-    cache: Mutex<Option<(Instant, Arc<KindMap>)>>,
+    cache: Mutex<Option<(Instant, KindMap)>>,
 }
 
 type KindMap = HashMap<String, Arc<Kind>>;
@@ -137,19 +138,20 @@ impl KindRules {
     /// A payload must pass the built-in check of its kind, if there is one, and match
     /// the schema of the registered kind, if there is one. A kind that is neither built
     /// in nor registered is refused, unless unknown kinds are allowed.
-    async fn check(&self, store: &dyn Store, kind: &str, payload: &str) -> Result<Arc<Kind>> {
+    async fn check(&self, store: &dyn Store, kind: &str, payload: &str) -> Result<Option<Arc<Kind>>> {
         let builtin = self.builtin.as_ref().and_then(|check| check(kind, payload));
         let registered = self.registered(store, kind).await?;
         match (builtin, registered) {
             (Some(Err(reason)), _) => Err(Error::invalid("payload", format!("payload: {reason}"))),
-            (_, Some(registered)) => registered.check_payload(kind, payload).map(|()| registered),
-            (Some(Ok(())), None) => Ok(Arc::default()),
-            (None, None) if self.unknown == UnknownKinds::Allow => Ok(Arc::default()),
+            (_, Some(registered)) => registered.check_payload(kind, payload).map(|()| Some(registered)),
+            (Some(Ok(())), None) => Ok(None),
+            (None, None) if self.unknown == UnknownKinds::Allow => Ok(None),
             (None, None) => Err(Error::invalid(
                 "kind",
                 format!(
                     "kind: `{}` is not registered; start a worker that handles it, register it with \
-                     `longshore kinds put` or PUT /kinds/{{kind}}, or allow unknown kinds on the server",
+                     `longshore kinds put` or PUT /kinds/{{kind}}, or allow unknown kinds \
+                     (`Client::unknown_kinds`, `--allow-unknown-kinds`)",
                     truncated(kind)
                 ),
             )),
@@ -158,25 +160,29 @@ impl KindRules {
 
     /// The registered kind of this name.
     async fn registered(&self, store: &dyn Store, kind: &str) -> Result<Option<Arc<Kind>>> {
-        let cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some((loaded_at, kinds)) = cached
-            && loaded_at.elapsed() < CACHE_TTL
-        {
-            return Ok(kinds.get(kind).cloned());
+        if let Some(cached) = self.cached(kind) {
+            return Ok(cached);
         }
         let kinds = match Box::pin(load(store)).await {
-            Ok(kinds) => Arc::new(kinds),
-            // The kinds are an extra here. If the database is unreachable, storing the
-            // job fails and says so.
+            Ok(kinds) => kinds,
+            // Here the registered kinds are optional. If the database is unreachable,
+            // storing the job fails with that error.
             Err(error) if self.unknown == UnknownKinds::Allow => {
-                tracing::warn!(%error, "could not read the registered kinds; payloads are not checked against their schemas");
-                Arc::default()
+                tracing::warn!(%error, kind, "could not read the registered kinds; payloads are not checked against their schemas");
+                KindMap::new()
             }
             Err(error) => return Err(error),
         };
         let found = kinds.get(kind).cloned();
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), kinds));
         Ok(found)
+    }
+
+    /// What the cache says about a kind; `None` if the cache is too old.
+    fn cached(&self, kind: &str) -> Option<Option<Arc<Kind>>> {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, kinds) = cache.as_ref().filter(|(loaded_at, _)| loaded_at.elapsed() < CACHE_TTL)?;
+        Some(kinds.get(kind).cloned())
     }
 
     /// Empties the cache, after this client has changed a kind.
@@ -194,8 +200,7 @@ async fn load(store: &dyn Store) -> Result<KindMap> {
         .collect())
 }
 
-/// A registered kind. The default has no schema and no defaults.
-#[derive(Default)]
+/// A registered kind.
 pub(crate) struct Kind {
     schema: Schema,
     /// What an enqueue over HTTP starts from, as JSON.
@@ -204,9 +209,7 @@ pub(crate) struct Kind {
 }
 
 /// The JSON Schema that payloads must match.
-#[derive(Default)]
 enum Schema {
-    #[default]
     None,
     Usable(JsonSchema),
     /// What is stored is not a valid schema. A worker's schema is stored without a

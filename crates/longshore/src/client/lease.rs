@@ -1,5 +1,5 @@
 //! What workers do with leases: register, claim, heartbeat, report progress,
-//! release. How attempts end is in `settle`.
+//! release. `settle` owns how attempts end.
 //!
 //! The worker runtime and the API's lease endpoints are built on these methods.
 //! Applications write handlers instead, so the methods are hidden from the
@@ -44,8 +44,8 @@ impl Client {
         self.store.subscribe().await
     }
 
-    /// A client of the same database with a connection of its own, for heartbeats
-    /// that must not wait behind other work.
+    /// A client of the same database with its own connection, for heartbeats that must
+    /// not wait behind other work.
     pub fn with_own_connection(&self) -> Client {
         Client::new(self.store.with_own_connection())
     }
@@ -149,8 +149,8 @@ impl Client {
 type Work = Pin<Box<dyn Future<Output = Result<(Claims, ClaimCursor)>> + Send>>;
 
 /// A claim in progress. It runs in the caller's task, which saves two thread
-/// switches. If the caller drops it, it completes in a task of its own and releases
-/// what it claimed, because nobody would run those jobs.
+/// switches. If the caller drops it, it completes in its own task and releases what
+/// it claimed, because nobody would run those jobs.
 struct Claiming {
     client: Client,
     runtime: tokio::runtime::Handle,

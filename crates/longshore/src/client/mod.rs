@@ -1,5 +1,6 @@
 //! The entry point. Programs, workers, the API and the command reach the queue through
-//! [`Client`] only.
+//! [`Client`] only. Callers without the library use the SQL functions of the Postgres
+//! migration instead.
 //!
 //! | File | Owns |
 //! |---|---|
@@ -82,8 +83,7 @@ impl Client {
         &self.store
     }
 
-    /// Notifies workers of due jobs: the one way for every code path that makes a
-    /// job due.
+    /// The notifier. Every code path that makes a job due notifies workers through it.
     pub(crate) fn notifier(&self) -> &Notifier {
         &self.notifier
     }

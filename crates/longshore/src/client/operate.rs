@@ -21,7 +21,7 @@ const MAX_ROUNDS: usize = 5;
 pub enum Cancelled {
     /// The job was waiting and is cancelled.
     Now,
-    /// The job is running; its handler is asked to stop.
+    /// The job is running; a stop is requested.
     Pending,
 }
 
@@ -40,8 +40,8 @@ pub struct Redriven {
 impl Client {
     // ---- jobs ------------------------------------------------------------
 
-    /// Cancels a waiting job at once, or asks a running job to stop. Returns a conflict
-    /// error if the job has ended, and a not-found error if it does not exist.
+    /// Cancels a waiting job at once, or requests that a running job stop. Returns a
+    /// conflict error if the job has ended, and a not-found error if it does not exist.
     pub async fn cancel(&self, id: JobId) -> Result<Cancelled> {
         match self.command(id, &Command::Cancel).await? {
             Operation::RequestCancel => Ok(Cancelled::Pending),

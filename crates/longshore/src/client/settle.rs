@@ -87,7 +87,7 @@ impl Client {
     pub async fn settle_leases(&self, reports: Vec<(Lease, Ending, Vec<ValidJob>)>) -> Result<Vec<Fenced>> {
         let leases: Vec<Lease> = reports.iter().map(|(lease, ..)| *lease).collect();
         let claims = self.store.claims(&leases).await?;
-        let mut answers = vec![Fenced::LeaseLost; reports.len()];
+        let mut results = vec![Fenced::LeaseLost; reports.len()];
         let (mut live, mut ended) = (Vec::new(), Vec::new());
         for (i, ((lease, ending, follow_ups), claimed)) in reports.into_iter().zip(&claims).enumerate() {
             match claimed {
@@ -101,23 +101,23 @@ impl Client {
             match kept {
                 // The same report may have been sent twice and arrived at the same time.
                 Kept::LeaseLost => ended.push((i, report.claimed.lease(), report.ending)),
-                _ => answers[i] = Fenced::Held,
+                _ => results[i] = Fenced::Held,
             }
         }
         // The lease has ended, so this stores nothing; it only finds out whether this
         // report ended it.
-        let traces = ended.into_iter().flat_map(|(i, lease, ending)| {
+        let candidates = ended.into_iter().flat_map(|(i, lease, ending)| {
             possible_settlements(lease, ending).map(move |settlement| (i, settlement))
         });
-        let (of, traces): (Vec<usize>, Vec<Settlement>) = traces.unzip();
-        if !traces.is_empty() {
-            for (i, settled) in of.into_iter().zip(self.store.settle(&traces).await?) {
+        let (of, candidates): (Vec<usize>, Vec<Settlement>) = candidates.unzip();
+        if !candidates.is_empty() {
+            for (i, settled) in of.into_iter().zip(self.store.settle(&candidates).await?) {
                 if settled == Settled::Stored {
-                    answers[i] = Fenced::Held;
+                    results[i] = Fenced::Held;
                 }
             }
         }
-        Ok(answers)
+        Ok(results)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Firing due ticks: one job for each tick, regardless of how many processes try. Which ticks
-//! get a job is decided in `missed`; the engine stores a tick only once.
+//! Firing due ticks: one job for each tick, regardless of how many processes try. `missed`
+//! decides which ticks get a job; the engine stores a tick only once.
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -60,7 +60,7 @@ pub struct Fired {
     pub schedule: String,
     /// The tick.
     pub tick: DateTime<Utc>,
-    /// The tick's job; an existing job if that one holds the template's unique key.
+    /// The tick's job, or the existing job that owns the template's unique key.
     pub job: Enqueued,
 }
 
@@ -138,8 +138,8 @@ impl Client {
             }
         }
         let enqueued = self.store().fire(schedule, due.next, ticks.last().copied(), &jobs).await?;
-        // None: another process has already fired these ticks, with the same line, so the
-        // next tick is the same.
+        // `None`: another process has already fired these ticks. It used the same cron line,
+        // so the next tick is the same.
         let Some(enqueued) = enqueued else { return Ok(due.next) };
         if due.ticks.is_empty() {
             tracing::info!(schedule = %schedule.name, since = %schedule.next_at, "dropped missed ticks");

@@ -41,10 +41,7 @@ pub(super) fn check_text(field: &'static str, text: &str, limit: usize) -> Resul
 
 fn check_long_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
     if text.len() > limit {
-        return Err(Error::invalid(
-            field,
-            format!("{field}: {} bytes are too long; use at most {limit}", text.len()),
-        ));
+        return Err(Error::invalid(field, format!("{field}: has {} bytes; use at most {limit}", text.len())));
     }
     if text.contains('\0') {
         return Err(Error::invalid(
@@ -59,7 +56,7 @@ pub(crate) fn check_labels(field: &'static str, labels: &[String]) -> Result<()>
     if labels.len() > MAX_LABELS {
         return Err(Error::invalid(
             field,
-            format!("{field}: {} are too many; use at most {MAX_LABELS}", labels.len()),
+            format!("{field}: has {} items; use at most {MAX_LABELS}", labels.len()),
         ));
     }
     labels.iter().try_for_each(|label| check_name(field, label))

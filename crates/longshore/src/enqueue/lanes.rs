@@ -6,8 +6,8 @@
 //! batches of half the size take longer than one. When a batch returns, its callers
 //! get their replies before the next batch is sent, so that they can join it; but
 //! if many callers are waiting already, the next batch is sent first (decision
-//! 0015). Jobs with keys use a lane of their own, because they may have to wait for
-//! a key that another transaction holds.
+//! 0015). Jobs with keys use their own lane, because they may have to wait for a key
+//! that another transaction holds.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -262,7 +262,7 @@ impl NewJob {
 }
 
 /// A job that has passed every check. Only [`NewJob::validate`] creates one, so the engines
-/// need no checks of their own.
+/// do not check it again.
 #[derive(Clone, Debug)]
 pub struct ValidJob {
     pub(crate) id: JobId,

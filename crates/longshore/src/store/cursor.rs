@@ -258,7 +258,8 @@ impl ClaimCursor {
         let exhausted = scanned_at.map(exhausted_at);
         for segment in &mut self.segments {
             let own = last_taken.get(&(segment.queue.as_str(), segment.priority)).copied();
-            // After a short claim, jobs may still be committed before the last one taken.
+            // After a short claim, jobs that sort before the last one taken may still be
+            // committed.
             let own = if full || segment.limited { own } else { own.min(exhausted) };
             let passed = match last_of_full {
                 _ if segment.limited => None,

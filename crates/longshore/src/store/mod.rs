@@ -7,9 +7,9 @@
 //! names the state it was decided from, and the engine refuses it if the job is no
 //! longer in that state.
 //!
-//! The sections of the trait name the files: `claim.rs` in this folder has the
-//! arguments and results of a claim, `postgres/claim.rs` and `sqlite/claim.rs` store
-//! it.
+//! The sections of the trait name the files: `postgres/claim.rs` and `sqlite/claim.rs`
+//! store a claim, and `claim.rs` in this folder has its arguments and results. A few
+//! types that belong to no file of their own are here: `KeyWait`, `Migrated`, `Wakeups`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +126,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// process that uses these tables sees the pinned time.
     async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()>;
 
-    /// Returns a store for the same tables with a connection of its own, for
+    /// Returns a store for the same tables with its own connection, for
     /// heartbeats, which must not wait behind other operations.
     fn with_own_connection(&self) -> Arc<dyn Store>;
 
@@ -281,7 +281,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn counts(&self) -> Result<Vec<Count>>;
 
     /// Returns the age of the oldest due job, per queue. Queues without a due job are
-    /// left out, and so are interrupted jobs, which have an index of their own. Costs
+    /// left out, and so are interrupted jobs, which have their own index. Costs
     /// one index probe per (queue, priority), however many jobs wait.
     async fn overdue(&self) -> Result<Vec<(String, Duration)>>;
 

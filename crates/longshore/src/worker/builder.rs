@@ -100,7 +100,7 @@ impl Builder {
         self
     }
 
-    /// Registers an [`Executor`] for every kind that has no handler of its own.
+    /// Registers an [`Executor`] for every kind that has no other handler.
     pub fn executor(mut self, executor: impl Executor) -> Self {
         self.entries.add_catch_all(Arc::new(handler::Dynamic(Arc::new(executor))));
         self

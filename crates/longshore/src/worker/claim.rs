@@ -217,7 +217,7 @@ impl Claimer {
         }
         let shared = self.shared.clone();
         if shared.contact.is_past_self_stop(&shared.settings) {
-            // The self-stop would stop any job claimed now at once.
+            // A job claimed now would be stopped immediately by the self-stop.
             return Found::Failed;
         }
         let mut room = self.room();
@@ -280,7 +280,12 @@ impl Claimer {
                     self.head_due = self.head_due.into_iter().chain(head_due).min();
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "could not claim; retrying");
+                    tracing::warn!(
+                        %error,
+                        worker_id = %request.worker,
+                        queues = ?request.queues,
+                        "could not claim; retrying"
+                    );
                     self.lost_claim_check_at = Some(began);
                     self.lost_claim_checks_left = 2;
                     return Found::Failed;
@@ -335,7 +340,7 @@ impl Claimer {
         match self.shared.client.release_unknown(worker_id, &held, Duration::ZERO).await {
             Ok(released) => {
                 if released > 0 {
-                    tracing::info!(jobs = released, "released jobs whose claim's reply was lost");
+                    tracing::info!(%worker_id, jobs = released, "released jobs whose claim's reply was lost");
                 }
                 // The server may commit the claim after the client gave up on it, so check
                 // a second time later.
@@ -345,7 +350,7 @@ impl Claimer {
                 true
             }
             Err(error) => {
-                tracing::warn!(%error, "could not check for leases of a lost claim; retrying");
+                tracing::warn!(%error, %worker_id, "could not check for leases of a lost claim; retrying");
                 false
             }
         }

@@ -48,7 +48,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
             None => {
                 // Claims name the worker's kinds, so this is a bug; release the job.
                 tracing::error!(
+                    job_id = %attempt.claimed.lease().id,
                     kind = attempt.claimed.kind(),
+                    worker_id = %attempt.claimed.lease().worker,
                     "claimed a job of a kind without a handler; releasing it"
                 );
                 shared.report(attempt, Ending::Released, None);
@@ -270,6 +272,7 @@ fn ending(
                 delay.unwrap_or_else(|panic| {
                     let panic = panic_message(&*panic);
                     tracing::error!(
+                        job_id = %claimed.lease().id,
                         kind = claimed.kind(),
                         panic,
                         "the job's backoff function panicked; using its retry policy"

@@ -1,4 +1,4 @@
-//! The heartbeat. It has a thread and a connection of its own, so that handlers that block
+//! The heartbeat. It has its own thread and connection, so that handlers that block
 //! every thread of the runtime do not make the worker look dead.
 //!
 //! A heartbeat sends the leases held here; its reply names those that are lost and those to
@@ -69,12 +69,12 @@ async fn send_heartbeats(shared: &Shared, client: &Client) {
             }
             Ok(Err(error)) => {
                 shared.contact.failed();
-                tracing::warn!(%error, "the heartbeat failed; retrying");
+                tracing::warn!(%error, %worker_id, "the heartbeat failed; retrying");
                 RETRY_DELAY.min(interval)
             }
             Err(_) => {
                 shared.contact.failed();
-                tracing::warn!("the heartbeat timed out; retrying");
+                tracing::warn!(%worker_id, "the heartbeat timed out; retrying");
                 Duration::ZERO
             }
         };
@@ -97,7 +97,7 @@ async fn register_again(shared: &Shared, client: &Client, dead: WorkerId) -> Dur
             shared.settings.heartbeat_interval
         }
         Err(error) => {
-            tracing::warn!(%error, "could not register again; retrying");
+            tracing::warn!(%error, %worker_id, "could not register again; retrying");
             RETRY_DELAY
         }
     }

@@ -24,7 +24,7 @@
 //!
 //! | Module | Owns |
 //! |---|---|
-//! | `builder` | [`Builder`]: collects handlers, state, hooks and settings, and checks them |
+//! | `builder` | [`Builder`]: collects handlers, state, hooks, schedules and settings, and checks them |
 //! | `settings` | [`Settings`]: defaults and validation |
 //! | `handler` | what users write: typed jobs, functions, executors, batches, failures |
 //! | `registry` | which handler runs which kind |
@@ -34,7 +34,7 @@
 //! | `context` | what a handler receives: its job, state, stop token, checkpoints |
 //! | `settle` | storing how attempts ended, in batches |
 //! | `progress` | storing progress reports, in batches |
-//! | `heartbeat` | heartbeats and the self-stop, on a thread of their own |
+//! | `heartbeat` | heartbeats and the self-stop, on their own thread |
 //! | `upkeep` | recovery, schedules, retention, gauges |
 //! | `hooks` | the application's hooks, and how they are called |
 //! | `signals` | SIGINT and SIGTERM |

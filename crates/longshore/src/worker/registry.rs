@@ -39,7 +39,7 @@ impl Registry {
     }
 
     /// How many jobs to claim per free slot: the smallest batch size if every handler takes
-    /// batches, otherwise 1, because each single job needs a slot of its own.
+    /// batches, otherwise 1, because each single job needs its own slot.
     pub(super) fn jobs_per_slot(&self) -> usize {
         let sizes = self.routes.values().map(|route| match route {
             Route::One(_) => 1,

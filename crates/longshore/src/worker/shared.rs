@@ -262,8 +262,8 @@ impl Buffer {
         let (left, idle) = (waiting.jobs.len(), waiting.idle);
         self.busy.fetch_add(1, Ordering::AcqRel);
         drop(waiting);
-        // Each runner that wakes up wakes the next one, so that a push wakes as many
-        // runners as it brought jobs.
+        // Each runner that wakes up wakes the next one, so that a push wakes one runner
+        // per job.
         if left > 0 && idle > 0 {
             self.arrived.notify_one();
         }

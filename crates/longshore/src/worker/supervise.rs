@@ -1,5 +1,5 @@
-//! Starting a worker, supervising its tasks, and the shutdown sequence. What each task does is
-//! in its own module.
+//! Starting a worker, supervising its tasks, and the shutdown sequence. Each task is in its own
+//! module.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,7 +107,7 @@ impl Worker {
         let end_guard = EndGuard(shared.clone());
         heartbeat::spawn(shared.clone(), client.with_own_connection())?;
         if let Err(error) = client.put_kinds(shared.registry.published()).await {
-            tracing::warn!(%error, "could not publish the worker's kinds; the worker starts anyway");
+            tracing::warn!(%error, %worker_id, "could not publish the worker's kinds; the worker starts anyway");
         }
         if let Some(hooks) = &shared.hooks {
             hooks::call("on_worker_start", hooks.on_worker_start(worker_id)).await;
@@ -182,7 +182,7 @@ impl RunningWorker {
     /// Waits until the worker has stopped.
     pub async fn wait(self) -> Summary {
         if let Err(died) = self.task.await {
-            tracing::error!(%died, "the worker's supervisor died");
+            tracing::error!(%died, worker_id = %self.shared.worker_id(), "the worker's supervisor died");
         }
         self.shared.metrics.summary()
     }
@@ -214,7 +214,7 @@ async fn supervise(
         tokio::select! {
             () = shared.reached(Phase::Finishing) => break,
             Some(Err(died)) = runners.join_next() => {
-                tracing::error!(%died, "a runner died; starting another");
+                tracing::error!(%died, worker_id = %shared.worker_id(), "a runner died; starting another");
                 runners.spawn(execute::run(shared.clone()));
             }
         }
@@ -239,7 +239,7 @@ async fn supervise(
     let worker_id = shared.worker_id();
     let retired = tokio::time::timeout(SETTLE_TIMEOUT, shared.client.retire(worker_id)).await;
     if !matches!(retired, Ok(Ok(()))) {
-        tracing::debug!("could not sign off; recovery will remove the worker's row");
+        tracing::debug!(%worker_id, "could not sign off; recovery will remove the worker's row");
     }
     finish_hooks(&shared, worker_id, &mut skip_grace).await;
 }

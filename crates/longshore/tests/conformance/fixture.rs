@@ -142,7 +142,7 @@ impl Fixture {
         self.0.skip_check.store(true, Ordering::Relaxed);
     }
 
-    /// Runs SQL on a connection of its own. Table names are the same on both
+    /// Runs SQL on its own connection. Table names are the same on both
     /// engines; `{id}` is replaced by the literal of `id`.
     pub(crate) async fn sql(&self, text: &str, id: Option<JobId>) {
         let text = self.fill(text, id);
@@ -159,7 +159,7 @@ impl Fixture {
         }
     }
 
-    /// Runs SQL on a connection of its own and returns the one number it selects.
+    /// Runs SQL on its own connection and returns the one number it selects.
     pub(crate) async fn query_number(&self, text: &str, id: Option<JobId>) -> i64 {
         let text = self.fill(text, id);
         match &self.0.database {

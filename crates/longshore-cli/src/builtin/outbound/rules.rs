@@ -1,5 +1,5 @@
 //! Which calls are allowed: the schemes, all public addresses, and the internal
-//! addresses that the operator allows. Which addresses are internal is in `address`.
+//! addresses that the operator allows. `address` lists the internal addresses.
 
 use std::error::Error;
 use std::fmt;

@@ -165,8 +165,8 @@ async fn take_snapshots(server: Weak<Shared>) {
 /// The response never ends. The events are `job` (the current state of a job), `job_removed`, `queue` and
 /// `worker`. The server compares snapshots that it takes about once a second. A snapshot covers the newest
 /// and the running jobs; changes of other jobs show only in the counts of their `queue`. `gap` means that
-/// more jobs were created than are reported one by one. `reset` means that this listener missed events: load
-/// what you show again. With `Last-Event-ID` the stream continues after that event, or starts with a `reset`
+/// more jobs were created than are reported one by one. `reset` means that this listener missed events:
+/// reload your data. With `Last-Event-ID` the stream continues after that event, or starts with a `reset`
 /// if it cannot.
 #[utoipa::path(
     get,

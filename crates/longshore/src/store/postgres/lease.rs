@@ -103,7 +103,7 @@ pub(super) async fn progress(tx: &mut Tx<'_>, reports: &[(Lease, Box<RawValue>)]
 }
 
 /// Locks the lease's row so that the lease cannot be taken meanwhile. A checkpoint of a
-/// lost lease can therefore not overwrite one of the next lease.
+/// lost lease cannot overwrite one of the next lease.
 const SAVE_CHECKPOINT: &str = "
     with held as (
       select id, lease_no

@@ -246,7 +246,7 @@ async fn listen(
 }
 
 /// The driver takes a listener's connection from a pool, and a lost one may occupy the
-/// pool forever. So each listener has a pool of its own.
+/// pool forever. So each listener has its own pool.
 async fn connect(options: &PgConnectOptions, channel: &str) -> sqlx::Result<PgListener> {
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT);
     let pool = pool.connect_lazy_with(options.clone());

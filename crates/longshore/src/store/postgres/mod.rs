@@ -17,7 +17,7 @@
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `schedules`, `retain` | cron; retention and tallies |
 //! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
-//! | `tx`, `run`, `pool`, `listen` | a connection and its errors; deadlines and retries; the pool; `LISTEN` |
+//! | `tx`, `run`, `pool`, `listen` | a connection and its errors; deadlines and retries; the pool; `LISTEN` and `NOTIFY` |
 //!
 //! The engine relies on no session state: no session locks, no temporary tables, no
 //! `search_path`, and `LISTEN` only as a hint. The driver, however, uses named prepared

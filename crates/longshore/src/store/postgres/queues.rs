@@ -27,7 +27,7 @@ pub(super) async fn set_queue(tx: &mut Tx<'_>, name: &str, change: &QueueChange)
 const COUNT_BOUND: i64 = 10_000;
 
 /// Counts the waiting jobs of each queue up to a bound. Above it, the number is the
-/// bound, marked as an estimate. Suspects are few and have an index of their own.
+/// bound, marked as an estimate. Suspects are few and have their own index.
 const QUEUES: &str = "
     with recursive waiting_queues as (
       (select queue

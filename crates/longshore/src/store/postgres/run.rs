@@ -27,7 +27,7 @@ pub(super) type Work<A, T> = for<'c, 't> fn(&'c mut Tx<'t>, &'c A) -> Working<'c
 pub(super) type Working<'c, T> = Pin<Box<dyn Future<Output = Sql<T>> + Send + 'c>>;
 
 impl PostgresStore {
-    /// Runs an operation in a task of its own, so that a caller that goes away does
+    /// Runs an operation in its own task, so that a caller that goes away does
     /// not leave a connection in the middle of a reply. Deadlocks and serialisation
     /// failures are retried, so `work` must be repeatable.
     pub(super) async fn run<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
@@ -116,7 +116,7 @@ pub(super) async fn within<T>(deadline: Duration, work: impl Future<Output = Sql
     tokio::time::timeout(deadline, work).await.unwrap_or(Err(Fault::Timeout(deadline)))
 }
 
-/// Work that continues in a task of its own if its caller drops it.
+/// Work that continues in its own task if its caller drops it.
 struct InCallersTask<T: Send + 'static> {
     runtime: tokio::runtime::Handle,
     work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send>>>,

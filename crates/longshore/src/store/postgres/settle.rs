@@ -16,9 +16,9 @@ use crate::store::{EndedBy, Settled, Settlement, clean};
 
 /// The items of a settle statement (as `i`), each with the `ctid` of its lease. Each
 /// lease is found by its primary key, one lookup per item whatever the planner assumes
-/// about the table, and the row is then deleted by its `ctid`. A row that was found by
-/// id, lease number and worker stays that lease until it is deleted. Only its flags may
-/// change, so they are tested on the row that is deleted.
+/// about the table, and the row is then deleted by its `ctid`. The id, lease number and
+/// worker of a row never change. Only its flags may change, so they are tested on the
+/// row that is deleted.
 ///
 /// The settle statements wait only 2 s for a locked row: a user's transaction that
 /// asserts a lease, or takes its unique key, must not delay other leases. The setting
@@ -205,8 +205,8 @@ const REQUEUE: &str = concat!(
 
 /// Finds out why a settlement found no matching lease: the lease is live with other
 /// flags, the same end was stored before and the reply was lost, or the lease is lost.
-/// The error is compared too, because a sweeper may have charged the attempt in the
-/// holder's name.
+/// The error is compared too, because a sweeper may have recorded a
+/// failed attempt with the holder's worker id.
 const DIAGNOSE: &str = "
     select i.nth, r.cancel_requested, r.superseded,
            exists (

@@ -117,7 +117,7 @@ impl Store for PostgresStore {
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
         let work: Work<_, _> = |tx, settlements: &Vec<Settlement>| Box::pin(settle::settle(tx, settlements));
-        // Each statement has a short deadline of its own. If many leases are locked,
+        // Each statement has its own short deadline. If many leases are locked,
         // they are ended one by one.
         self.run_here(DEADLINE, settlements.to_vec(), work).await
     }

@@ -8,7 +8,7 @@ use sqlx::{Connection, PgConnection, SqlStr};
 use super::Inner;
 use crate::error::Error;
 
-/// A connection for one operation. Each statement is a transaction of its own,
+/// A connection for one operation. Each statement is its own transaction,
 /// unless the operation [begins](Tx::begin) one or runs in the caller's.
 pub(super) struct Tx<'c> {
     pub(super) store: &'c Inner,

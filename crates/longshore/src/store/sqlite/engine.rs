@@ -203,7 +203,7 @@ fn write_until_closed(conn: &Connection, inbox: &Receiver<Message>, wakeups: &br
     }
 }
 
-/// Runs calls in one transaction, each in a savepoint of its own, so that a call that
+/// Runs calls in one transaction, each in its own savepoint, so that a call that
 /// fails is undone without the others. Replies only after the commit.
 fn commit_together(conn: &Connection, mut group: Vec<Box<dyn Task>>) {
     let committed = run_group(conn, &mut group).map_err(Error::from);

@@ -1,8 +1,8 @@
 //! The SQLite engine: one file, nothing to install, several processes on one host;
 //! `:memory:` for tests.
 //!
-//! This file opens the database. The other files have the same names and functions as
-//! those of the Postgres engine, in the order of the trait:
+//! This file opens the database. The other files have the same names as those of the
+//! Postgres engine, and the functions that both have are in the same order:
 //!
 //! | File | Owns |
 //! |---|---|

@@ -330,8 +330,8 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
            and lease_no = ?2
            and finished_by is ?3
            and outcome = ?4";
-    // The error is compared too, because a sweeper may have charged the attempt in the
-    // holder's name.
+    // The error is compared too, because a sweeper may have recorded a
+    // failed attempt with the holder's worker id.
     const ATTEMPTED: &str = "
         select 1
           from attempts

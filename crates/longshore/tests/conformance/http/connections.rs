@@ -70,7 +70,8 @@ async fn connections_over_the_limit_wait(fixture: Fixture) {
         let http = http.clone();
         async move { http.get("/health").await.expect_status(200) }
     });
-    // The second connection is served when the first one closes, however far it has come.
+    // The second connection is served only after the first one closes, even if it has already
+    // sent its request.
     tokio::task::yield_now().await;
     drop(first);
     waiting.await.expect("task");
@@ -108,7 +109,7 @@ async fn trickle(http: &HttpClient, head: &str) -> Vec<u8> {
     let slow = tokio::spawn(async move {
         writing.write_all(head.as_bytes()).await.expect("write");
         while writing.write_all(b"x").await.is_ok() {
-            // A request in between makes the bytes slow.
+            // A request between two bytes keeps the transfer slow.
             pace.get("/health").await;
         }
     });
