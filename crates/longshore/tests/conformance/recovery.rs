@@ -40,6 +40,7 @@ cases! {
     jobs_interrupted_with_a_poison_job_are_not_quarantined,
     the_maximum_number_of_interruptions_is_configurable,
     mark_started_sets_the_started_flag,
+    marking_a_lease_as_started_again_keeps_the_first_time,
     a_recovery_from_a_worker_that_is_not_dead_is_refused,
     a_stale_worker_that_sends_a_heartbeat_in_time_keeps_its_lease,
     a_recovery_of_a_settled_lease_is_refused,
@@ -444,6 +445,17 @@ async fn mark_started_sets_the_started_flag(fixture: Fixture) {
     for _ in 0..2 {
         assert_eq!(fixture.store().mark_started(&claimed.lease()).await.expect("mark"), Fenced::Held);
         assert!(started().await);
+    }
+}
+
+async fn marking_a_lease_as_started_again_keeps_the_first_time(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let lease = claimed.lease();
+    let at_claim = "select count(*) from running where id = {id} and started_at = claimed_at";
+    for _ in 0..2 {
+        assert_eq!(fixture.store().mark_started(&lease).await.expect("mark"), Fenced::Held);
+        assert_eq!(fixture.query_number(at_claim, Some(lease.id)).await, 1);
+        fixture.advance(SECOND).await;
     }
 }
 
