@@ -10,6 +10,7 @@
 //! search text or test cases no longer exist.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fmt,
     fs::{self, File},
@@ -38,7 +39,7 @@ struct Mutant {
     anchor: &'static str,
     find: &'static str,
     replace: &'static str,
-    /// The test cases that must fail, as `engine::module::case`.
+    /// The test cases that must fail, as `module::engine::case`.
     caught_by: &'static [&'static str],
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn mutants(options: &Options) -> Result {
 
 /// Lists every mutant that no longer matches the code or the test cases.
 fn check(chosen: &[&Mutant]) -> Result {
-    let problems = stale(chosen)?;
+    let problems = stale(chosen);
     if problems.is_empty() {
         eprintln!("==> mutants: all {} match the code", chosen.len());
         return Ok(());
@@ -101,7 +102,7 @@ fn check(chosen: &[&Mutant]) -> Result {
     Err(format!("{} problems with mutants:\n  {}", problems.len(), problems.join("\n  ")).into())
 }
 
-fn stale(chosen: &[&Mutant]) -> Result<Vec<String>> {
+fn stale(chosen: &[&Mutant]) -> Vec<String> {
     let mut problems = Vec::new();
     for mutant in chosen {
         let path = workspace().join(mutant.file);
@@ -113,20 +114,37 @@ fn stale(chosen: &[&Mutant]) -> Result<Vec<String>> {
             problems.push(format!("{}\n      {}: {problem}", mutant.name, mutant.file));
         }
     }
-    let list = workspace().join("crates/longshore/tests/conformance/main.rs");
-    let list = fs::read_to_string(&list).map_err(|error| format!("{}: {error}", list.display()))?;
     for mutant in chosen {
-        for case in mutant.caught_by.iter().filter(|case| !is_listed(case, &list)) {
+        for case in mutant.caught_by.iter().filter(|case| !exists(case)) {
             problems.push(format!("{}\n      there is no test case `{case}`", mutant.name));
         }
     }
-    Ok(problems)
+    problems
 }
 
-/// Whether the conformance suite's list of cases contains the last part of `case`.
-fn is_listed(case: &str, list: &str) -> bool {
-    let name = case.rsplit("::").next().unwrap_or_default();
-    list.contains(&format!(" {name},"))
+/// Whether the conformance suite has this case, given as `module::engine::case`.
+fn exists(case: &str) -> bool {
+    let mut parts = case.rsplitn(3, "::");
+    let (Some(name), Some(engine), Some(module)) = (parts.next(), parts.next(), parts.next()) else {
+        return false;
+    };
+    let file = format!("crates/longshore/tests/conformance/{}.rs", module.replace("::", "/"));
+    let text = fs::read_to_string(workspace().join(file)).unwrap_or_default();
+    is_registered(&text, engine, name)
+}
+
+/// Whether a module's invocations of `cases!` register the case for this engine.
+fn is_registered(module: &str, engine: &str, name: &str) -> bool {
+    let lists = module.split("\ncases! {").skip(1).filter_map(|rest| rest.split_once("\n}"));
+    lists.map(|(list, _)| list).any(|list| {
+        let is_for_engine = match engine {
+            "postgres" | "sqlite" => !list.contains("only on "),
+            "postgres_only" => list.contains("only on postgres:"),
+            "sqlite_only" => list.contains("only on sqlite:"),
+            _ => false,
+        };
+        is_for_engine && list.lines().any(|line| line.trim() == format!("{name},"))
+    })
 }
 
 /// Builds and tests each mutant.
@@ -295,18 +313,39 @@ impl Tree {
         if !listed.status.success() {
             return Err("cannot list the tree: `git ls-files` failed".into());
         }
-        for name in String::from_utf8_lossy(&listed.stdout).split('\0').filter(|name| !name.is_empty()) {
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        // Git also lists files that were deleted but not committed.
+        let is_file = |name: &&str| workspace().join(name).is_file();
+        let names: BTreeSet<&str> = listed.split('\0').filter(is_file).collect();
+        for name in &names {
             copy_if_changed(&workspace().join(name), &root.join(name))?;
         }
+        remove_others(&root, &|file| file.to_str().is_some_and(|name| names.contains(name)))?;
         Ok(Tree { root })
     }
+}
+
+/// Removes files of an earlier copy that are no longer in the checkout. The old file of
+/// a renamed module could otherwise keep the copy from compiling.
+fn remove_others(root: &Path, is_listed: &dyn Fn(&Path) -> bool) -> Result {
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.strip_prefix(root).is_ok_and(is_listed) {
+                fs::remove_file(path)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Does not touch files that are already equal, so that cargo does not rebuild
 /// them.
 fn copy_if_changed(from: &Path, to: &Path) -> Result {
-    // A file that git still lists but that was deleted from the checkout.
-    let Ok(wanted) = fs::read(from) else { return Ok(()) };
+    let wanted = fs::read(from)?;
     if fs::read(to).is_ok_and(|found| found == wanted) {
         return Ok(());
     }
@@ -348,8 +387,21 @@ mod tests {
 
     #[test]
     fn every_mutant_matches_the_code_and_the_test_cases() {
-        let problems = stale(&all_mutants().collect::<Vec<_>>()).expect("the list of cases is readable");
+        let problems = stale(&all_mutants().collect::<Vec<_>>());
         assert!(problems.is_empty(), "{}", problems.join("\n"));
+    }
+
+    #[test]
+    fn a_case_is_registered_only_in_its_module_and_for_its_engines() {
+        let module =
+            "use x;\n\ncases! {\n    one,\n}\n\ncases! {\n    only on sqlite:\n    two,\n}\n\nthree,\n";
+        let is_registered = |engine, name| super::is_registered(module, engine, name);
+        assert!(is_registered("postgres", "one") && is_registered("sqlite", "one"));
+        assert!(is_registered("sqlite_only", "two"));
+        assert!(!is_registered("sqlite", "two") && !is_registered("postgres_only", "two"));
+        assert!(!is_registered("postgres", "on") && !is_registered("postgres", "three"));
+        assert!(exists("wake::postgres::an_enqueue_notifies_subscribers"));
+        assert!(!exists("wake_paths::postgres::an_enqueue_notifies_subscribers"));
     }
 
     #[test]

@@ -4,16 +4,16 @@ use super::Mutant;
 
 const BATCH: &str = "crates/longshore/src/api/batch.rs";
 const BULK: &str = "crates/longshore/src/api/bulk.rs";
-const ENQUEUE: &str = "crates/longshore/src/enqueue.rs";
+const CHECK: &str = "crates/longshore/src/enqueue/check.rs";
 const EVENTS: &str = "crates/longshore/src/api/events/mod.rs";
 const EXPLAIN: &str = "crates/longshore/src/api/explain.rs";
-const NEW_JOB: &str = "crates/longshore/src/api/enqueue.rs";
 const LEASE: &str = "crates/longshore/src/api/leases/lease.rs";
 const LEASES: &str = "crates/longshore/src/api/leases/mod.rs";
-const LOOK: &str = "crates/longshore/src/api/events/look.rs";
+const NEW_JOB: &str = "crates/longshore/src/api/enqueue.rs";
 const RENEW: &str = "crates/longshore/src/api/leases/renew.rs";
 const RING: &str = "crates/longshore/src/api/events/ring.rs";
 const SETTLE: &str = "crates/longshore/src/api/leases/settle.rs";
+const SNAPSHOT: &str = "crates/longshore/src/api/events/snapshot.rs";
 
 /// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -25,32 +25,32 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if let Some(key) = idempotency_key {",
         replace: "if let Some(key) = idempotency_key.filter(|_| body.idempotency_key.is_none()) {",
         caught_by: &[
-            "postgres::http::one_key_is_one_job_and_the_header_beats_the_body",
-            "sqlite::http::one_key_is_one_job_and_the_header_beats_the_body",
+            "http::jobs::postgres::an_idempotency_key_returns_one_job_and_the_header_wins_over_the_body",
+            "http::jobs::sqlite::an_idempotency_key_returns_one_job_and_the_header_wins_over_the_body",
         ],
     },
     Mutant {
         name: "api: return the results of a batch at wrong positions",
         file: BATCH,
         anchor: "pub(super) async fn enqueue(",
-        find: "places.push(place);",
-        replace: "places.push(jobs.len() - 1);",
+        find: "positions.push(position);",
+        replace: "positions.push(jobs.len() - 1);",
         caught_by: &[
-            "postgres::http::a_batch_stores_the_good_and_names_the_bad",
-            "sqlite::http::a_batch_stores_the_good_and_names_the_bad",
+            "http::jobs::postgres::a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others",
+            "http::jobs::sqlite::a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others",
         ],
     },
     Mutant {
         name: "api: accept payloads nested one level too deep",
-        file: ENQUEUE,
+        file: CHECK,
         anchor: "pub(crate) fn check_json(",
         find: "if depth > MAX_DEPTH {",
         replace: "if depth > MAX_DEPTH + 1 {",
         caught_by: &[
-            "postgres::http::what_is_wrong_with_a_job_is_refused_by_name",
-            "postgres::input::every_bad_field_is_refused_by_name_and_nothing_is_written",
-            "sqlite::http::what_is_wrong_with_a_job_is_refused_by_name",
-            "sqlite::input::every_bad_field_is_refused_by_name_and_nothing_is_written",
+            "http::jobs::postgres::an_invalid_job_is_refused_by_field",
+            "input::postgres::every_invalid_field_is_refused_by_name_and_nothing_is_stored",
+            "http::jobs::sqlite::an_invalid_job_is_refused_by_field",
+            "input::sqlite::every_invalid_field_is_refused_by_name_and_nothing_is_stored",
         ],
     },
     Mutant {
@@ -60,19 +60,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "u64::from(!body.action.would_change(job))",
         replace: "u64::from(!body.action.would_change(job)) * 0",
         caught_by: &[
-            "postgres::http::a_dry_run_foresees_what_an_order_passes_over",
-            "sqlite::http::a_dry_run_foresees_what_an_order_passes_over",
+            "http::operate::postgres::a_dry_run_predicts_what_a_bulk_operation_skips",
+            "http::operate::sqlite::a_dry_run_predicts_what_a_bulk_operation_skips",
         ],
     },
     Mutant {
         name: "api: apply the limit of a bulk operation to each page",
         file: BULK,
         anchor: "pub(super) async fn bulk(",
-        find: "let left = u64::from(limit) - answer.matched;",
+        find: "let left = u64::from(limit) - response.matched;",
         replace: "let left = u64::from(limit);",
         caught_by: &[
-            "postgres::http::an_order_of_several_pages_ends_at_its_limit",
-            "sqlite::http::an_order_of_several_pages_ends_at_its_limit",
+            "http::operate::postgres::a_bulk_operation_over_several_pages_stops_at_its_limit",
+            "http::operate::sqlite::a_bulk_operation_over_several_pages_stops_at_its_limit",
         ],
     },
     Mutant {
@@ -82,19 +82,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "worker.running >= worker.concurrency.into()",
         replace: "worker.running > worker.concurrency.into()",
         caught_by: &[
-            "postgres::http::a_job_whose_workers_are_all_busy_is_told_so",
-            "sqlite::http::a_job_whose_workers_are_all_busy_is_told_so",
+            "http::explain::postgres::explain_says_when_all_workers_of_a_job_are_busy",
+            "http::explain::sqlite::explain_says_when_all_workers_of_a_job_are_busy",
         ],
     },
     Mutant {
         name: "api: explain a worker as lost only after it was declared dead",
         file: EXPLAIN,
-        anchor: "fn how_it_was_lost(",
-        find: "worker.stale.then_some(silent)",
-        replace: "worker.dead_at.map(|_| silent)",
+        anchor: "fn lost_reason(",
+        find: "worker.stale.then_some(no_heartbeat)",
+        replace: "worker.dead_at.map(|_| no_heartbeat)",
         caught_by: &[
-            "postgres::http::a_job_of_a_lost_worker_waits_for_a_sweep",
-            "sqlite::http::a_job_of_a_lost_worker_waits_for_a_sweep",
+            "http::explain::postgres::explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep",
+            "http::explain::sqlite::explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep",
         ],
     },
     // ---- token scopes ----------------------------------------------------------
@@ -105,30 +105,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "caller.must_have(Scope::Enqueue)?;",
         replace: "caller.must_have(Scope::Work)?;",
         caught_by: &[
-            "postgres::http::follow_ups_take_the_scope_to_enqueue",
-            "sqlite::http::follow_ups_take_the_scope_to_enqueue",
+            "http::auth::postgres::follow_ups_require_the_enqueue_scope",
+            "http::auth::sqlite::follow_ups_require_the_enqueue_scope",
         ],
     },
     Mutant {
         name: "api: explain jobs to tokens that may not see their queue",
         file: EXPLAIN,
         anchor: "pub(super) async fn explain(",
-        find: "caller.may_reach(&job.queue)?;",
-        replace: "let _ = caller.may_use(&job.queue);",
+        find: "caller.may_access(&job.queue)?;",
+        replace: "let _ = caller.may_access(&job.queue);",
         caught_by: &[
-            "postgres::http::a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there",
-            "sqlite::http::a_token_for_some_queues_looks_into_no_others_and_orders_nothing_there",
+            "http::auth::postgres::a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues",
+            "http::auth::sqlite::a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues",
         ],
     },
     Mutant {
         name: "api: send events of all queues to a token for some queues",
         file: EVENTS,
         anchor: "async fn catch_up(",
-        find: "event.is_of(queues)",
-        replace: "event.is_of(queues) || !queues.is_empty()",
+        find: "event.is_visible_to(queues)",
+        replace: "event.is_visible_to(queues) || !queues.is_empty()",
         caught_by: &[
-            "postgres::http::a_token_for_some_queues_hears_of_no_others",
-            "sqlite::http::a_token_for_some_queues_hears_of_no_others",
+            "http::events::postgres::a_token_limited_to_queues_gets_no_events_of_other_queues",
+            "http::events::sqlite::a_token_limited_to_queues_gets_no_events_of_other_queues",
         ],
     },
     // ---- events ----------------------------------------------------------------
@@ -139,66 +139,66 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "Slug::Unauthorized | Slug::Forbidden",
         replace: "Slug::Forbidden",
         caught_by: &[
-            "postgres::http::a_token_for_some_queues_hears_of_no_others",
-            "sqlite::http::a_token_for_some_queues_hears_of_no_others",
+            "http::events::postgres::a_token_limited_to_queues_gets_no_events_of_other_queues",
+            "http::events::sqlite::a_token_limited_to_queues_gets_no_events_of_other_queues",
         ],
     },
     Mutant {
         name: "api: ignore the position of a client that resumes an event stream",
         file: EVENTS,
-        anchor: "async fn feed(",
-        find: "asked.unwrap_or_else(|| self.end())",
+        anchor: "async fn write_events(",
+        find: "start.unwrap_or_else(|| self.end())",
         replace: "self.end()",
         caught_by: &[
-            "postgres::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
-            "sqlite::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
+            "http::events::postgres::a_reconnecting_client_resumes_after_its_last_event_or_gets_a_reset",
+            "http::events::sqlite::a_reconnecting_client_resumes_after_its_last_event_or_gets_a_reset",
         ],
     },
     Mutant {
         name: "api: accept an event position of another server's ring",
         file: RING,
         anchor: "pub(super) fn after(",
-        find: "place.of != self.id ||",
+        find: "position.ring != self.id ||",
         replace: "",
         caught_by: &[
-            "postgres::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
-            "sqlite::http::a_listener_goes_on_where_it_was_or_is_told_to_read_anew",
+            "http::events::postgres::a_reconnecting_client_resumes_after_its_last_event_or_gets_a_reset",
+            "http::events::sqlite::a_reconnecting_client_resumes_after_its_last_event_or_gets_a_reset",
         ],
     },
     Mutant {
         name: "api: emit no gap event for jobs that were missed",
-        file: LOOK,
-        anchor: "pub(super) fn since(",
+        file: SNAPSHOT,
+        anchor: "pub(super) fn changes_since(",
         find: "events.insert(0, Event::Gap {});",
         replace: "",
         caught_by: &[
-            "postgres::http::more_new_jobs_than_one_look_sees_leave_a_gap",
-            "sqlite::http::more_new_jobs_than_one_look_sees_leave_a_gap",
+            "http::events::postgres::more_new_jobs_than_one_poll_reads_cause_a_gap_event",
+            "http::events::sqlite::more_new_jobs_than_one_poll_reads_cause_a_gap_event",
         ],
     },
     // ---- leases whose response was lost ----------------------------------------
     Mutant {
         name: "api: keep the leases of a caller that disconnects before the response",
         file: LEASE,
-        anchor: "impl Drop for Untold",
+        anchor: "impl Drop for Undelivered",
         find: "if self.jobs.is_empty() {",
         replace: "if self.jobs.len() < usize::MAX {",
         caught_by: &[
-            "postgres::http::a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased",
-            "sqlite::http::a_call_cut_off_when_its_job_counts_as_begun_leaves_nothing_leased",
+            "http::leases::postgres::a_call_dropped_after_its_job_is_marked_started_leaves_nothing_leased",
+            "http::leases::sqlite::a_call_dropped_after_its_job_is_marked_started_leaves_nothing_leased",
         ],
     },
     Mutant {
         name: "api: release leases that another call of the worker has just received",
         file: LEASE,
-        anchor: "// Another call may have been answered",
-        find: "arrived.elapsed() + WRITTEN_BEFORE",
-        replace: "(arrived.elapsed() + WRITTEN_BEFORE) * 0",
+        anchor: "// Another call may have returned leases",
+        find: "arrived.elapsed() + MAX_DELIVERY_TIME",
+        replace: "(arrived.elapsed() + MAX_DELIVERY_TIME) * 0",
         caught_by: &[
-            "postgres::http::leases_whose_answer_was_lost_are_given_back",
-            "postgres::http::two_calls_of_one_worker_share_nothing",
-            "sqlite::http::leases_whose_answer_was_lost_are_given_back",
-            "sqlite::http::two_calls_of_one_worker_share_nothing",
+            "http::leases::postgres::leases_whose_response_was_lost_are_released",
+            "http::leases::postgres::concurrent_calls_of_one_worker_do_not_release_each_others_leases",
+            "http::leases::sqlite::leases_whose_response_was_lost_are_released",
+            "http::leases::sqlite::concurrent_calls_of_one_worker_do_not_release_each_others_leases",
         ],
     },
     Mutant {
@@ -208,41 +208,30 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "server.sessions.of(worker)",
         replace: "server.sessions.of(WorkerId::new())",
         caught_by: &[
-            "postgres::http::two_calls_of_one_worker_get_one_suspect_between_them",
-            "sqlite::http::two_calls_of_one_worker_get_one_suspect_between_them",
-        ],
-    },
-    Mutant {
-        name: "api: release leases that the renewal names",
-        file: LEASES,
-        anchor: "async fn give_back_untold(",
-        find: "!held.contains(lease)",
-        replace: "!held.contains(lease) || held.len() < usize::MAX",
-        caught_by: &[
-            "postgres::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
-            "sqlite::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
+            "http::leases::postgres::concurrent_calls_of_one_worker_get_one_suspect_in_total",
+            "http::leases::sqlite::concurrent_calls_of_one_worker_get_one_suspect_in_total",
         ],
     },
     Mutant {
         name: "api: release leases whose response may still be in flight",
         file: RENEW,
         anchor: "pub(in crate::api) async fn renew(",
-        find: "&held, ARRIVED_WITHIN)",
-        replace: "&held, ARRIVED_WITHIN / 2)",
+        find: "&held, RESPONSE_LOST_AFTER)",
+        replace: "&held, RESPONSE_LOST_AFTER / 2)",
         caught_by: &[
-            "postgres::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
-            "sqlite::http::a_renewal_that_leaves_a_lease_out_gives_it_back_once_its_answer_is_lost",
+            "http::leases::postgres::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
+            "http::leases::sqlite::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
         ],
     },
     Mutant {
         name: "api: release unnamed leases when the list of leases is full",
         file: LEASES,
-        anchor: "async fn give_back_untold(",
-        find: "held.len() >= MAX_ITEMS",
-        replace: "held.len() > MAX_ITEMS",
+        anchor: "async fn release_unknown(",
+        find: "held.len() < MAX_ITEMS",
+        replace: "held.len() <= MAX_ITEMS",
         caught_by: &[
-            "postgres::http::a_full_list_of_leases_gives_nothing_back",
-            "sqlite::http::a_full_list_of_leases_gives_nothing_back",
+            "http::leases::postgres::a_full_list_of_leases_releases_nothing",
+            "http::leases::sqlite::a_full_list_of_leases_releases_nothing",
         ],
     },
 ];

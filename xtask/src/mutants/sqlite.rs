@@ -2,13 +2,16 @@
 
 use super::Mutant;
 
-const ACCESS: &str = "crates/longshore/src/store/sqlite/access.rs";
 const CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
-const FLOW: &str = "crates/longshore/src/store/sqlite/flow.rs";
-const INSPECT: &str = "crates/longshore/src/store/sqlite/inspect.rs";
+const KINDS: &str = "crates/longshore/src/store/sqlite/kinds.rs";
+const LEASE: &str = "crates/longshore/src/store/sqlite/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
+const RETAIN: &str = "crates/longshore/src/store/sqlite/retain.rs";
+const SCHEDULES: &str = "crates/longshore/src/store/sqlite/schedules.rs";
 const SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
-const UPKEEP: &str = "crates/longshore/src/store/sqlite/upkeep.rs";
+const STATS: &str = "crates/longshore/src/store/sqlite/stats.rs";
+const TOKENS: &str = "crates/longshore/src/store/sqlite/tokens.rs";
+const WORKERS: &str = "crates/longshore/src/store/sqlite/workers.rs";
 
 /// In the order of a job's lifecycle.
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -18,7 +21,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn take_lease(",
         find: "and lease_no = ?2   -- fence: a newer lease owns the row",
         replace: "and lease_no <> -?2",
-        caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        caught_by: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: ignore the worker in a settle",
@@ -26,7 +29,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn take_lease(",
         find: "and worker = ?3",
         replace: "",
-        caught_by: &["sqlite::fence::the_right_number_in_the_wrong_hands_is_powerless"],
+        caught_by: &["fence::sqlite::the_right_lease_number_with_the_wrong_worker_can_change_nothing"],
     },
     Mutant {
         name: "sqlite: ignore the cancel and superseded flags in a settle",
@@ -35,8 +38,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "(cancel_requested = ?4 and superseded = ?5)",
         replace: "?5 is not null",
         caught_by: &[
-            "sqlite::cancel::a_requested_cancel_outranks_every_other_ending",
-            "sqlite::keys::a_superseded_failure_is_final",
+            "cancel::sqlite::a_requested_cancel_wins_over_every_other_ending",
+            "keys::sqlite::a_superseded_failure_is_final",
         ],
     },
     Mutant {
@@ -45,47 +48,47 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn take_lease(",
         find: "?6 or not exists",
         replace: "?6 or true or not exists",
-        caught_by: &["sqlite::recovery::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
+        caught_by: &["recovery::sqlite::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
     },
     Mutant {
         name: "sqlite: ignore the lease number in mark_started",
-        file: FLOW,
+        file: LEASE,
         anchor: "fn mark_started(",
         find: "and lease_no = ?2",
         replace: "and lease_no <> -?2",
-        caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        caught_by: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: ignore the lease number in progress",
-        file: FLOW,
+        file: LEASE,
         anchor: "fn progress(",
         find: "and lease_no = ?2",
         replace: "and lease_no <> -?2",
-        caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        caught_by: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: ignore the lease number when saving a checkpoint",
-        file: FLOW,
+        file: LEASE,
         anchor: "fn save_checkpoint(",
         find: "and lease_no = ?2",
         replace: "and lease_no <> -?2",
-        caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        caught_by: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: ignore the lease number in assert_lease and the heartbeat",
-        file: FLOW,
+        file: LEASE,
         anchor: "fn raised_flags(",
         find: "and lease_no = ?2",
         replace: "and lease_no <> -?2",
-        caught_by: &["sqlite::fence::a_holder_is_powerless_over_its_own_later_lease"],
+        caught_by: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
         name: "sqlite: accept heartbeats of dead workers",
-        file: FLOW,
+        file: WORKERS,
         anchor: "fn beat(",
         find: "and dead_at is null",
         replace: "",
-        caught_by: &["sqlite::workers::the_dead_stay_dead"],
+        caught_by: &["workers::sqlite::a_dead_worker_cannot_become_alive_again"],
     },
     Mutant {
         name: "sqlite: claim jobs that are not due",
@@ -93,7 +96,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const NEXT_DUE",
         find: "and run_at <= ?5",
         replace: "and ?5 is not null",
-        caught_by: &["sqlite::claim::a_job_is_due_at_its_very_instant"],
+        caught_by: &["claim::sqlite::a_job_is_due_exactly_at_its_run_at"],
     },
     Mutant {
         name: "sqlite: claim jobs of any kind",
@@ -101,7 +104,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn handles(",
         find: "!kinds.contains(kind)",
         replace: "kinds.is_empty()",
-        caught_by: &["sqlite::claim::kinds_without_a_handler_are_left_alone"],
+        caught_by: &["claim::sqlite::kinds_without_a_handler_are_not_claimed"],
     },
     Mutant {
         name: "sqlite: claim jobs with forbidden flags",
@@ -109,7 +112,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn handles(",
         find: "forbid_flags.contains(flag)",
         replace: "accept_flags.contains(flag) && forbid_flags.contains(flag)",
-        caught_by: &["sqlite::claim::forbidden_flags_keep_jobs_with_any_of_them_away"],
+        caught_by: &["claim::sqlite::forbid_flags_exclude_jobs_with_any_of_them"],
     },
     Mutant {
         name: "sqlite: let dead workers claim",
@@ -117,7 +120,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn worker_is_alive(",
         find: "and dead_at is null",
         replace: "",
-        caught_by: &["sqlite::claim::a_worker_declared_dead_gets_nothing"],
+        caught_by: &["claim::sqlite::a_worker_declared_dead_gets_nothing"],
     },
     Mutant {
         name: "sqlite: do not count claimed jobs against a queue's limit",
@@ -125,7 +128,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn admit(",
         find: "slots.map(|slots| slots - 1)",
         replace: "slots.map(|slots| slots)",
-        caught_by: &["sqlite::limits::a_limit_holds_across_priorities_and_kinds"],
+        caught_by: &["limits::sqlite::a_limit_applies_across_priorities"],
     },
     Mutant {
         name: "sqlite: claim several suspects at once",
@@ -133,15 +136,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn admit(",
         find: "self.suspects.clear();",
         replace: "",
-        caught_by: &["sqlite::claim::at_most_one_suspect_comes_from_all_queues_together"],
+        caught_by: &["claim::sqlite::a_claim_from_several_queues_contains_at_most_one_suspect"],
     },
     Mutant {
         name: "sqlite: keep the unique key when a job finishes",
         file: SETTLE,
-        anchor: "fn finish_job(",
+        anchor: "fn finish(",
         find: "if held.keyed {",
         replace: "if !held.keyed {",
-        caught_by: &["sqlite::keys::a_unique_key_is_released_by_every_end"],
+        caught_by: &["keys::sqlite::a_unique_key_is_released_by_every_end"],
     },
     Mutant {
         name: "sqlite: cancel a job that has run since the cancel was decided",
@@ -149,7 +152,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn leave_ready(",
         find: "and lease_no = ?2",
         replace: "and lease_no <> -?2 - 1",
-        caught_by: &["sqlite::operate::an_operation_decided_before_a_run_changes_nothing"],
+        caught_by: &["operate::sqlite::an_operation_decided_before_another_run_changes_nothing"],
     },
     Mutant {
         name: "sqlite: do not tally cancelled jobs",
@@ -157,7 +160,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn cancel(",
         find: "Outcome::Cancelled, 0, 1, 1)",
         replace: "Outcome::Cancelled, 0, 1, 0)",
-        caught_by: &["sqlite::cancel::a_waiting_job_is_cancelled_at_once"],
+        caught_by: &["cancel::sqlite::a_waiting_job_is_cancelled_at_once"],
     },
     Mutant {
         name: "sqlite: restart the lease numbers when a job is retried",
@@ -165,95 +168,95 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn reopen(",
         find: "lease_no: seen.lease_no,",
         replace: "lease_no: 0,",
-        caught_by: &["sqlite::operate::a_finished_job_runs_again_with_a_fresh_budget"],
+        caught_by: &["operate::sqlite::a_retried_finished_job_runs_again_with_all_its_attempts"],
     },
     Mutant {
         name: "sqlite: count retention from the enqueue instead of the end",
-        file: UPKEEP,
+        file: RETAIN,
         anchor: "fn retain(",
         find: "               finished_at\n          from finished",
         replace: "               (select j.created_at from jobs j where j.id = finished.id)\n          from finished",
-        caught_by: &["sqlite::retention::age_counts_from_the_end_not_from_the_enqueue"],
+        caught_by: &["retention::sqlite::the_age_of_a_job_counts_from_its_end_and_not_from_its_enqueue"],
     },
     Mutant {
         name: "sqlite: fire a tick that another caller has already fired",
-        file: UPKEEP,
+        file: SCHEDULES,
         anchor: "const MOVE_ON",
         find: "and next_at = ?2",
         replace: "",
-        caught_by: &["sqlite::schedules::of_many_callers_one_gets_each_tick"],
+        caught_by: &["schedules::sqlite::each_tick_goes_to_one_of_many_callers"],
     },
     Mutant {
         name: "sqlite: fire a tick of a replaced cron expression",
-        file: UPKEEP,
+        file: SCHEDULES,
         anchor: "const MOVE_ON",
         find: "and expression = ?5",
         replace: "and (expression = ?5 or 1)",
-        caught_by: &["sqlite::schedules::a_tick_decided_from_what_is_no_longer_so_does_not_fire"],
+        caught_by: &["schedules::sqlite::a_tick_decided_on_an_outdated_schedule_does_not_fire"],
     },
     Mutant {
         name: "sqlite: move the next tick when an unchanged schedule is put again",
-        file: UPKEEP,
+        file: SCHEDULES,
         anchor: "const PUT",
         find: "then next_at",
         replace: "then excluded.next_at",
         caught_by: &[
-            "sqlite::schedules::a_schedule_put_again_keeps_its_ticks_and_its_pause",
-            "sqlite::schedules::putting_what_is_there_disturbs_nothing",
+            "schedules::sqlite::a_schedule_put_again_keeps_its_ticks_and_its_pause",
+            "schedules::sqlite::putting_an_unchanged_schedule_changes_nothing",
         ],
     },
     Mutant {
         name: "sqlite: ignore the lease number when looking up claims by lease",
-        file: CLAIM,
+        file: LEASE,
         anchor: "fn claims(",
         find: "and r.lease_no = ?2   -- fence: a newer lease owns the row",
         replace: "and r.lease_no <> -?2",
         caught_by: &[
-            "sqlite::fence::claims_are_answered_lease_by_lease",
-            "sqlite::fence::a_holder_is_powerless_over_its_own_later_lease",
+            "fence::sqlite::claims_are_returned_per_lease",
+            "fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker",
         ],
     },
     Mutant {
         name: "sqlite: order the jobs ahead by id",
-        file: INSPECT,
+        file: STATS,
         anchor: "const AHEAD:",
         find: "and (run_at, id) < (?3, ?4)",
         replace: "and id < ?4 and ?3 is not null",
-        caught_by: &["sqlite::inspect::the_jobs_ahead_are_those_a_claim_would_take_first"],
+        caught_by: &["inspect::sqlite::the_jobs_ahead_are_those_a_claim_takes_first"],
     },
     Mutant {
         name: "sqlite: forget the ends of removed jobs",
-        file: INSPECT,
+        file: STATS,
         anchor: "const ENDED:",
         find: "               ended\n          from tallies",
         replace: "               kept\n          from tallies",
-        caught_by: &["sqlite::counts::an_end_stays_tallied_whatever_becomes_of_the_job"],
+        caught_by: &["counts::sqlite::an_end_stays_tallied_after_the_job_is_retried_or_deleted"],
     },
     Mutant {
         name: "sqlite: accept revoked tokens",
-        file: ACCESS,
+        file: TOKENS,
         anchor: "const LIVE:",
         find: "and revoked_at is null",
         replace: "",
         caught_by: &[
-            "sqlite::access::a_revoked_token_is_dead_and_stays_listed",
-            "sqlite::access::the_same_token_again_changes_nothing",
+            "tokens::sqlite::a_revoked_token_is_not_found_but_stays_listed",
+            "tokens::sqlite::putting_the_same_token_again_changes_nothing",
         ],
     },
     Mutant {
         name: "sqlite: accept expired tokens",
-        file: ACCESS,
+        file: TOKENS,
         anchor: "const LIVE:",
         find: "expires_at > ?2",
         replace: "?2 is not null",
-        caught_by: &["sqlite::access::a_token_is_good_until_the_instant_it_expires"],
+        caught_by: &["tokens::sqlite::a_token_is_valid_until_the_instant_it_expires"],
     },
     Mutant {
         name: "sqlite: erase a kind's schema when a worker registers the kind without one",
-        file: ACCESS,
+        file: KINDS,
         anchor: "fn put_kinds(",
         find: "coalesce(excluded.schema, schema)",
         replace: "excluded.schema",
-        caught_by: &["sqlite::access::a_kind_put_without_a_schema_keeps_the_one_it_has"],
+        caught_by: &["kinds::sqlite::a_kind_put_without_a_schema_keeps_the_one_it_has"],
     },
 ];
