@@ -23,6 +23,7 @@ mod api;
 mod postgres;
 mod rules;
 mod sqlite;
+mod wake;
 
 use crate::{
     run::{Result, cargo, target_dir, took, workspace},
@@ -44,7 +45,7 @@ struct Mutant {
 }
 
 fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
-    [rules::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS, api::MUTANTS].into_iter().flatten()
+    [rules::MUTANTS, wake::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS, api::MUTANTS].into_iter().flatten()
 }
 
 /// The tests of a mutant normally take seconds. Compiling is not included.

@@ -115,6 +115,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["fence::postgres::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
+        name: "postgres: overwrite the first start in mark_started",
+        file: LEASE,
+        anchor: "const MARK_STARTED",
+        find: "coalesce(started_at, longshore.clock())",
+        replace: "longshore.clock()",
+        caught_by: &["recovery::postgres::marking_a_lease_as_started_again_keeps_the_first_time"],
+    },
+    Mutant {
         name: "postgres: ignore the lease number in progress",
         file: LEASE,
         anchor: "const PROGRESS",

@@ -1,8 +1,10 @@
-//! Bugs in the rules that both engines share: the lifecycle, and what the client does
-//! with leases.
+//! Bugs in the rules that both engines share: the lifecycle, keys, kinds and payloads,
+//! and what the client does with leases.
 
 use super::Mutant;
 
+const KEYS: &str = "crates/longshore/src/keys.rs";
+const KINDS: &str = "crates/longshore/src/client/kinds.rs";
 const LEASE: &str = "crates/longshore/src/client/lease.rs";
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
@@ -42,7 +44,102 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "settle_by_lease::sqlite::settling_a_lease_again_returns_held_and_changes_nothing",
         ],
     },
+    // ---- keys ------------------------------------------------------------------
+    Mutant {
+        name: "rules: replace a waiting job when a deduplicated one is enqueued",
+        file: KEYS,
+        anchor: "pub fn decide(",
+        find: "(UniqueMode::Dedupe, _) => Decision::Existing(id),",
+        replace: "(UniqueMode::Dedupe, Owner::Waiting) => Decision::Replace(id, RunAt::New), (UniqueMode::Dedupe, Owner::Running) => Decision::Existing(id),",
+        caught_by: &[
+            "keys::postgres::dedupe_returns_a_waiting_holder_unchanged",
+            "keys::postgres::dedupe_applies_across_kinds_and_queues",
+            "keys::sqlite::dedupe_returns_a_waiting_holder_unchanged",
+            "keys::sqlite::dedupe_applies_across_kinds_and_queues",
+        ],
+    },
+    Mutant {
+        name: "rules: return a running job instead of superseding it",
+        file: KEYS,
+        anchor: "pub fn decide(",
+        find: "Owner::Running) => Decision::Supersede(id)",
+        replace: "Owner::Running) => Decision::Existing(id)",
+        caught_by: &[
+            "keys::postgres::replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job",
+            "keys::postgres::a_superseded_failure_is_final",
+            "keys::sqlite::replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job",
+            "keys::sqlite::a_superseded_failure_is_final",
+        ],
+    },
+    Mutant {
+        name: "rules: let a unique key come before an idempotency key",
+        file: KEYS,
+        anchor: "pub fn decide(",
+        find: "Holders { idempotency: Some(id), .. }",
+        replace: "Holders { idempotency: Some(id), unique: None, .. }",
+        caught_by: &[
+            "keys::postgres::a_repeated_idempotency_key_replaces_nothing",
+            "keys::sqlite::a_repeated_idempotency_key_replaces_nothing",
+        ],
+    },
+    // ---- kinds and payloads ----------------------------------------------------
+    Mutant {
+        name: "rules: do not check payloads against the schema of their kind",
+        file: KINDS,
+        anchor: "async fn check(",
+        find: "registered.check_payload(kind, payload).map(|()| registered)",
+        replace: "Ok(registered.check_payload(kind, payload).map_or_else(|_| Arc::default(), |()| registered))",
+        caught_by: &[
+            "payloads::postgres::a_payload_must_match_the_schema_of_its_kind_on_every_path",
+            "payloads::postgres::a_payload_is_checked_before_its_key_is_looked_up",
+            "payloads::postgres::an_edited_payload_must_match_the_schema_of_its_kind",
+            "payloads::sqlite::a_payload_must_match_the_schema_of_its_kind_on_every_path",
+            "payloads::sqlite::a_payload_is_checked_before_its_key_is_looked_up",
+            "payloads::sqlite::an_edited_payload_must_match_the_schema_of_its_kind",
+        ],
+    },
+    Mutant {
+        name: "rules: accept jobs of unknown kinds if the client refuses them",
+        file: KINDS,
+        anchor: "async fn check(",
+        find: "self.unknown == UnknownKinds::Allow",
+        replace: "self.unknown == UnknownKinds::Allow || !kind.is_empty()",
+        caught_by: &[
+            "payloads::postgres::an_unknown_kind_is_allowed_unless_the_client_refuses_it",
+            "payloads::postgres::a_built_in_check_applies_to_its_kind_only",
+            "payloads::sqlite::an_unknown_kind_is_allowed_unless_the_client_refuses_it",
+            "payloads::sqlite::a_built_in_check_applies_to_its_kind_only",
+            "http::jobs::postgres::a_job_of_an_unknown_kind_is_refused",
+            "http::jobs::sqlite::a_job_of_an_unknown_kind_is_refused",
+        ],
+    },
     // ---- leases that their worker does not have --------------------------------
+    Mutant {
+        name: "rules: do not release the leases of an abandoned claim",
+        file: LEASE,
+        anchor: "impl Drop for Claiming",
+        find: "client.release(&leases)",
+        replace: "client.release(&leases[..0])",
+        caught_by: &[
+            "wake_paths::postgres::a_job_of_an_abandoned_claim_starts",
+            "wake_paths::sqlite::a_job_of_an_abandoned_claim_starts",
+            "claim::postgres::a_claim_dropped_by_its_caller_leaves_nothing_running",
+            "claim::sqlite::a_claim_dropped_by_its_caller_leaves_nothing_running",
+        ],
+    },
+    Mutant {
+        name: "rules: do not release leases that their worker does not list",
+        file: LEASE,
+        anchor: "pub async fn release_unknown(",
+        find: "self.release(&unknown)",
+        replace: "self.release(&unknown[..0])",
+        caught_by: &[
+            "wake_paths::postgres::a_job_that_its_worker_does_not_know_of_is_released_and_starts",
+            "wake_paths::sqlite::a_job_that_its_worker_does_not_know_of_is_released_and_starts",
+            "workers::postgres::leases_that_a_worker_does_not_know_are_released_uncharged",
+            "workers::sqlite::leases_that_a_worker_does_not_know_are_released_uncharged",
+        ],
+    },
     Mutant {
         name: "rules: release leases that their worker lists",
         file: LEASE,

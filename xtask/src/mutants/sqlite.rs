@@ -59,6 +59,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["fence::sqlite::an_old_lease_cannot_change_a_later_lease_of_the_same_worker"],
     },
     Mutant {
+        name: "sqlite: overwrite the first start in mark_started",
+        file: LEASE,
+        anchor: "fn mark_started(",
+        find: "coalesce(started_at, ?4)",
+        replace: "?4",
+        caught_by: &["recovery::sqlite::marking_a_lease_as_started_again_keeps_the_first_time"],
+    },
+    Mutant {
         name: "sqlite: ignore the lease number in progress",
         file: LEASE,
         anchor: "fn progress(",

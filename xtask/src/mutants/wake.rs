@@ -1,0 +1,224 @@
+//! Bugs in the code paths that notify workers of due jobs. Without the notification, an
+//! idle worker finds the job only when it polls.
+
+use super::Mutant;
+
+const CRON: &str = "crates/longshore/src/cron/fire.rs";
+const ENQUEUE: &str = "crates/longshore/src/client/enqueue.rs";
+const LANES: &str = "crates/longshore/src/enqueue/lanes.rs";
+const LISTEN: &str = "crates/longshore/src/store/postgres/listen.rs";
+const OPERATE: &str = "crates/longshore/src/client/operate.rs";
+const RECOVERY: &str = "crates/longshore/src/recovery.rs";
+const SETTLE: &str = "crates/longshore/src/client/settle.rs";
+const WAKE: &str = "crates/longshore/src/wake.rs";
+
+/// Each must be caught on both engines, except for enqueues in the caller's transaction:
+/// SQLite detects those by itself.
+pub(super) const MUTANTS: &[Mutant] = &[
+    // ---- enqueue ---------------------------------------------------------------
+    Mutant {
+        name: "wake: do not notify of an enqueue",
+        file: LANES,
+        anchor: "fn reply(",
+        find: "self.notifier.notify_enqueued(&jobs);",
+        replace: "drop(jobs);",
+        caught_by: &[
+            "wake_paths::postgres::an_enqueue_starts_the_job",
+            "wake_paths::postgres::an_enqueue_whose_run_at_has_passed_starts_the_job",
+            "wake_paths::sqlite::an_enqueue_starts_the_job",
+            "wake_paths::sqlite::an_enqueue_whose_run_at_has_passed_starts_the_job",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of an enqueue that is stored alone",
+        file: LANES,
+        anchor: "fn store_alone(",
+        find: "sink.notifier.notify_enqueued(&job);",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::an_enqueue_with_a_key_starts_the_job",
+            "wake_paths::postgres::a_replaced_job_starts",
+            "wake_paths::sqlite::an_enqueue_with_a_key_starts_the_job",
+            "wake_paths::sqlite::a_replaced_job_starts",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of an enqueue of many jobs",
+        file: ENQUEUE,
+        anchor: "async fn store_all(",
+        find: "self.notifier.notify_enqueued(jobs);",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::an_enqueue_of_many_starts_the_jobs",
+            "wake_paths::sqlite::an_enqueue_of_many_starts_the_jobs",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of an enqueue in the caller's transaction",
+        file: LISTEN,
+        anchor: "const NOTIFY_DUE",
+        find: "where i.delay_us = 0",
+        replace: "where false",
+        caught_by: &["wake_paths::postgres::an_enqueue_in_the_callers_transaction_starts_the_job"],
+    },
+    Mutant {
+        name: "wake: do not notify of an enqueue in the caller's transaction whose run_at has passed",
+        file: LISTEN,
+        anchor: "const NOTIFY_DUE",
+        find: "or i.run_at <= longshore.clock()",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::an_enqueue_in_the_callers_transaction_whose_run_at_has_passed_starts_the_job",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of jobs that have a run_at",
+        file: WAKE,
+        anchor: "fn possibly_due(",
+        find: "When::At(at) => Some(Some(at)),",
+        replace: "When::At(_) => None,",
+        caught_by: &[
+            "wake_paths::postgres::an_enqueue_whose_run_at_has_passed_starts_the_job",
+            "wake_paths::postgres::a_job_that_recovery_reschedules_to_a_past_instant_starts",
+            "wake_paths::sqlite::an_enqueue_whose_run_at_has_passed_starts_the_job",
+            "wake_paths::sqlite::a_job_that_recovery_reschedules_to_a_past_instant_starts",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of jobs whose run_at is now",
+        file: WAKE,
+        anchor: "async fn collect(",
+        find: "*at <= now",
+        replace: "*at < now",
+        caught_by: &[
+            "wake_paths::postgres::an_enqueue_whose_run_at_has_passed_starts_the_job",
+            "wake_paths::sqlite::an_enqueue_whose_run_at_has_passed_starts_the_job",
+        ],
+    },
+    // ---- settle and recovery ---------------------------------------------------
+    Mutant {
+        name: "wake: do not notify of follow-ups",
+        file: SETTLE,
+        anchor: "async fn settle_reports(",
+        find: "self.notifier.notify_enqueued(&report.follow_ups);",
+        replace: "let _ = report;",
+        caught_by: &[
+            "wake_paths::postgres::a_follow_up_job_starts",
+            "wake_paths::sqlite::a_follow_up_job_starts",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of jobs that a settle requeues",
+        file: SETTLE,
+        anchor: "async fn settle_reports(",
+        find: "self.notifier.notify(due);",
+        replace: "drop(due);",
+        caught_by: &[
+            "wake_paths::postgres::a_released_job_starts",
+            "wake_paths::postgres::a_job_released_by_its_lease_starts",
+            "wake_paths::postgres::a_job_that_its_worker_does_not_know_of_is_released_and_starts",
+            "wake_paths::postgres::a_failed_job_without_a_backoff_starts_again",
+            "wake_paths::postgres::a_snoozed_job_without_a_delay_starts_again",
+            "wake_paths::sqlite::a_released_job_starts",
+            "wake_paths::sqlite::a_job_released_by_its_lease_starts",
+            "wake_paths::sqlite::a_job_that_its_worker_does_not_know_of_is_released_and_starts",
+            "wake_paths::sqlite::a_failed_job_without_a_backoff_starts_again",
+            "wake_paths::sqlite::a_snoozed_job_without_a_delay_starts_again",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of recovered jobs",
+        file: RECOVERY,
+        anchor: "async fn recover_page(",
+        find: "self.notifier().notify(due);",
+        replace: "drop(due);",
+        caught_by: &[
+            "wake_paths::postgres::a_recovered_job_starts",
+            "wake_paths::postgres::a_job_that_recovery_reschedules_to_a_past_instant_starts",
+            "wake_paths::sqlite::a_recovered_job_starts",
+            "wake_paths::sqlite::a_job_that_recovery_reschedules_to_a_past_instant_starts",
+        ],
+    },
+    // ---- operators and cron ----------------------------------------------------
+    Mutant {
+        name: "wake: do not notify of a retry",
+        file: OPERATE,
+        anchor: "pub async fn retry(",
+        find: "self.notify_queues_of(&[id]).await;",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::an_operators_retry_of_a_waiting_job_starts_it",
+            "wake_paths::postgres::an_operators_retry_of_a_finished_job_starts_it",
+            "wake_paths::sqlite::an_operators_retry_of_a_waiting_job_starts_it",
+            "wake_paths::sqlite::an_operators_retry_of_a_finished_job_starts_it",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of an edit",
+        file: OPERATE,
+        anchor: "pub async fn edit(",
+        find: "self.notify_queues_of(&[id]).await;",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::an_edited_job_starts",
+            "wake_paths::sqlite::an_edited_job_starts",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of a redrive",
+        file: OPERATE,
+        anchor: "pub async fn redrive(",
+        find: "self.notify_queues_of(&[id]).await;",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::a_redriven_job_starts",
+            "wake_paths::sqlite::a_redriven_job_starts",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of a redrive of many jobs",
+        file: OPERATE,
+        anchor: "pub async fn redrive_some(",
+        find: "self.notify_queues_of(&redriven).await;",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::a_job_redriven_among_many_starts",
+            "wake_paths::sqlite::a_job_redriven_among_many_starts",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of a resumed queue",
+        file: OPERATE,
+        anchor: "pub async fn resume(",
+        find: "self.notifier.notify([(queue, When::NOW)]);",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::a_resumed_queue_starts_its_jobs",
+            "wake_paths::sqlite::a_resumed_queue_starts_its_jobs",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of a changed limit",
+        file: OPERATE,
+        anchor: "pub async fn limit(",
+        find: "self.notifier.notify([(queue, When::NOW)]);",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::a_raised_limit_starts_waiting_jobs",
+            "wake_paths::postgres::a_lifted_limit_starts_waiting_jobs",
+            "wake_paths::sqlite::a_raised_limit_starts_waiting_jobs",
+            "wake_paths::sqlite::a_lifted_limit_starts_waiting_jobs",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify of a cron tick",
+        file: CRON,
+        anchor: "async fn fire_schedule(",
+        find: "self.notifier().notify_enqueued(&jobs);",
+        replace: "",
+        caught_by: &[
+            "wake_paths::postgres::a_cron_tick_starts_its_job",
+            "wake_paths::sqlite::a_cron_tick_starts_its_job",
+        ],
+    },
+];
