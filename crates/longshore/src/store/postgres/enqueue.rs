@@ -8,7 +8,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::listen::notify_due;
-use super::tx::{Query, Sql, Tx};
+use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::{Enqueued, EnqueuedAs, UniqueMode, ValidJob};
 use crate::error::Error;
 use crate::job::JobId;
@@ -219,7 +219,10 @@ async fn enqueue_unique(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
             return Ok(Enqueued { id, how });
         }
     }
-    Err(Error::unavailable("unique_key: the job that owns the key keeps changing state; try again").into())
+    // A new transaction may get through: it starts after the others' commits.
+    Err(Fault::LostRace(Error::unavailable(
+        "unique_key: the job that owns the key keeps changing state; try again",
+    )))
 }
 
 /// If the owner of the key is in neither table, the result has no owner. The insert then

@@ -67,6 +67,8 @@ pub(super) enum Fault {
     Driver(sqlx::Error),
     /// One of our own errors.
     Ours(Error),
+    /// One of our own errors, after the operation lost a race several times in a row.
+    LostRace(Error),
     /// The database did not reply in this time. The connection is in the middle of
     /// a reply and cannot be used again.
     Timeout(Duration),
@@ -77,7 +79,8 @@ impl Fault {
     pub(super) fn is_lost_race(&self) -> bool {
         // 23505: two callers inserted the same key at the same time; the next try
         // finds the other caller's job.
-        matches!(self.code().as_deref(), Some("40001" | "40P01" | "23505"))
+        matches!(self, Fault::LostRace(_))
+            || matches!(self.code().as_deref(), Some("40001" | "40P01" | "23505"))
     }
 
     pub(super) fn is_duplicate(&self) -> bool {
@@ -93,7 +96,7 @@ impl Fault {
         match self {
             Fault::Driver(error) => !matches!(error, sqlx::Error::Database(_)),
             Fault::Timeout(_) => true,
-            Fault::Ours(_) => false,
+            Fault::Ours(_) | Fault::LostRace(_) => false,
         }
     }
 
@@ -121,7 +124,7 @@ impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Driver(error) => translate(error),
-            Fault::Ours(error) => error,
+            Fault::Ours(error) | Fault::LostRace(error) => error,
             Fault::Timeout(deadline) => {
                 Error::unavailable(format!("the database did not reply within {deadline:?}"))
             }
