@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use longshore::store::{ClaimCursor, ClaimRequest, KeyWait};
+use longshore::store::{ClaimCursor, ClaimRequest, KeyWait, QueueChange};
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
     DeadFilter, Decision, Edit, Ending, Interruption, JobId, NewJob, NewSchedule, Outcome, Report, Status,
@@ -58,12 +58,15 @@ async fn idle_worker(fixture: &Fixture) -> RunningWorker {
         ..Settings::default()
     };
     let worker = Worker::builder(fixture.client()).settings(settings).function("mail", nothing);
+    // Wake-ups of earlier steps must not reach the worker.
+    fixture.flush().await;
+    // The worker's first claim, a head scan, finds this job and nothing else that is due.
+    // So when the job has run, the worker has no reason to claim again. After a claim that
+    // follows a wake-up, it would make a head scan some time later, which could find the
+    // job of the case without a wake-up.
+    let first = store_unnoticed(fixture).await;
     let running = worker.build().expect("build").start().await.expect("start");
-    let first = fixture.add(job("mail")).await;
     until_status(fixture, first, Status::Succeeded).await;
-    // After a job the worker looks for more. Give it time to find none; a worker that
-    // still looks could find the job of the case without a wake-up.
-    tokio::time::sleep(Duration::from_millis(150)).await;
     running
 }
 
@@ -285,8 +288,10 @@ async fn a_resumed_queue_starts_its_jobs(fixture: Fixture) {
 }
 
 async fn limit_changed_to(fixture: Fixture, limit: Option<u32>) {
-    fixture.limit("default", Some(1)).await.expect("limit");
     let running = idle_worker(&fixture).await;
+    // Unlike `Client::limit`, this does not notify the worker.
+    let one = QueueChange { limit: Some(Some(1)), ..QueueChange::default() };
+    fixture.store().set_queue("default", &one).await.expect("set_queue");
     store_unnoticed(&fixture).await;
     let other = fixture.worker().await;
     fixture.claim_one(other).await;
