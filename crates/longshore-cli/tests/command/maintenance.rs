@@ -18,9 +18,9 @@ on_every_engine!(
 // ---- migrate ---------------------------------------------------------------------
 
 fn migrating_twice_changes_nothing_the_second_time(fixture: &Fixture) {
-    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 2 }));
-    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 2; nothing to do\n");
-    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 2\n");
+    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 3 }));
+    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 3; nothing to do\n");
+    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 3\n");
     assert_eq!(
         fixture.run("migrate --check --json").json(),
         json!({ "version": 2, "wanted": 2, "pending": false })

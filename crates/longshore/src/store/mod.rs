@@ -67,7 +67,7 @@ pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 2;
+pub const SCHEMA_VERSION: i64 = 3;
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no

@@ -13,7 +13,10 @@ use crate::store::{Migrated, SCHEMA_VERSION, schema_too_new};
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/postgres/0001_queue.sql")),
     (2, include_str!("../../../migrations/postgres/0002_server.sql")),
+    (3, include_str!("../../../migrations/postgres/0003_hardening.sql")),
 ];
+/// The view and the SQL functions, replaced by every migration.
+const FUNCTIONS: &str = include_str!("../../../migrations/postgres/functions.sql");
 
 pub(super) const DEFAULT_SCHEMA: &str = "longshore";
 
@@ -62,6 +65,7 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
             .execute(&mut *tx.connection)
             .await?;
     }
+    sqlx::raw_sql(AssertSqlSafe(tx.fill(FUNCTIONS))).execute(&mut *tx.connection).await?;
     transaction.commit().await?;
     Ok(Migrated { from, to: SCHEMA_VERSION })
 }

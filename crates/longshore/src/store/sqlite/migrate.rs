@@ -9,6 +9,7 @@ use crate::store::{Migrated, SCHEMA_VERSION, schema_too_new};
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/sqlite/0001_queue.sql")),
     (2, include_str!("../../../migrations/sqlite/0002_server.sql")),
+    (3, include_str!("../../../migrations/sqlite/0003_hardening.sql")),
 ];
 
 /// Runs the missing migrations, in the caller's transaction.

@@ -1,0 +1,513 @@
+-- The view and the functions for programs that use SQL. Every migration runs this
+-- script after its numbered scripts, so each definition exists once, here. Older
+-- workers and callers keep using the functions: only add arguments at the end, with
+-- a default.
+--
+-- Runs inside the migration's transaction. `longshore.` is replaced by the
+-- configured schema.
+
+create or replace view longshore.job_status as
+select j.id,
+       j.kind,
+       j.queue,
+       case
+         when w.id is not null and w.attempt = 0 and w.interruptions = 0 then 'queued'
+         when w.id is not null then 'retrying'
+         when r.id is not null then 'running'
+         else f.outcome::text
+       end as status,
+       j.priority,
+       coalesce(w.attempt, r.attempt, f.attempts) as attempts,
+       j.max_attempts,
+       coalesce(w.run_at, j.run_at) as run_at,
+       r.worker as locked_by,
+       r.claimed_at as locked_at,
+       coalesce(r.cancel_requested, false) as cancel_requested,
+       j.created_at,
+       coalesce(r.claimed_at, f.started_at) as started_at,
+       f.finished_at,
+       coalesce(f.last_error, (
+         select a.error
+           from longshore.attempts a
+          where a.job = j.id
+            and a.error is not null
+          order by a.lease_no desc
+          limit 1)) as last_error
+  from longshore.jobs j
+  left join longshore.ready w on w.id = j.id
+  left join longshore.running r on r.id = j.id
+  left join longshore.finished f on f.id = j.id;
+
+-- A UUID v7, which sorts by creation time, like the ids the library creates.
+create or replace function longshore.new_id() returns uuid
+language sql volatile
+as $$
+select encode(
+         set_bit(set_bit(
+           overlay(uuid_send(gen_random_uuid())
+                   placing substring(int8send((date_part('epoch', clock_timestamp()) * 1000)::bigint) from 3)
+                   from 1 for 6),
+           52, 1), 53, 1),
+         'hex')::uuid
+$$;
+
+-- The nesting depth of arrays and objects.
+create or replace function longshore.json_depth(value json) returns integer
+language plpgsql immutable
+as $$
+declare
+  brackets text := regexp_replace(
+    regexp_replace(value::text, '"(\\.|[^"\\])*"', '', 'g'), '[^][{}]', '', 'g');
+  depth integer := 0;
+  deepest integer := 0;
+  bracket text;
+begin
+  foreach bracket in array string_to_array(brackets, null) loop
+    if bracket in ('[', '{') then
+      depth := depth + 1;
+      deepest := greatest(deepest, depth);
+    else
+      depth := depth - 1;
+    end if;
+  end loop;
+  return deepest;
+end
+$$;
+
+-- Finds NUL and unpaired surrogates, which the type json accepts. Escaped
+-- backslashes are replaced first, then complete pairs are removed.
+create or replace function longshore.has_bad_characters(value json) returns boolean
+language sql immutable
+as $$
+select regexp_replace(
+         regexp_replace(value::text, '\\\\', 'x', 'g'),
+         '\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}', '', 'g')
+       ~ '\\u(0000|[dD][89a-fA-F])'
+$$;
+
+-- Whether these strings are valid as flags or tags.
+create or replace function longshore.are_labels(labels text[]) returns boolean
+language sql immutable
+as $$
+select count(*) <= 64
+   and coalesce(bool_and(coalesce(octet_length(label) between 1 and 128, false)), true)
+  from unnest(labels) as label
+$$;
+
+-- A whole number of milliseconds, up to ten years.
+create or replace function longshore.is_millis(value json) returns boolean
+language sql immutable
+as $$
+select case
+         when json_typeof(value) = 'number' and value::text ~ '^[0-9]{1,20}$'
+         then value::text::numeric <= 315360000000
+         else false
+       end
+$$;
+
+-- The sorted list of parts is compared as a whole, which detects missing,
+-- unknown and repeated parts.
+create or replace function longshore.is_retry_policy(value json) returns boolean
+language plpgsql immutable
+as $$
+declare
+  parts text[];
+begin
+  if json_typeof(value) <> 'object' then
+    return false;
+  end if;
+  parts := array(select part.key from json_each(value) as part order by part.key collate "C");
+  return coalesce(
+    case value ->> 'policy'
+      when 'jitter' then
+        parts = array['base_ms', 'cap_ms', 'policy']
+        and longshore.is_millis(value -> 'base_ms')
+        and longshore.is_millis(value -> 'cap_ms')
+        and (value ->> 'base_ms')::numeric <= (value ->> 'cap_ms')::numeric
+      when 'exponential' then
+        parts = array['cap_ms', 'policy']
+        and longshore.is_millis(value -> 'cap_ms')
+      when 'fixed' then
+        parts = array['delay_ms', 'policy']
+        and longshore.is_millis(value -> 'delay_ms')
+      when 'list' then
+        parts = array['delays_ms', 'policy']
+        and json_typeof(value -> 'delays_ms') = 'array'
+        and json_array_length(value -> 'delays_ms') between 1 and 1000
+        and not exists (
+              select 1
+                from json_array_elements(value -> 'delays_ms') as delay
+               where not longshore.is_millis(delay))
+      when 'none' then
+        parts = array['policy']
+    end, false);
+end
+$$;
+
+-- Returns why the library would reject the options, or null if they are valid. A
+-- claim must be able to decode whatever is stored.
+create or replace function longshore.wrong_with_options(options json) returns text
+language plpgsql immutable
+as $$
+declare
+  name text;
+  part json;
+begin
+  if json_typeof(options) <> 'object' then
+    return 'options: not an object; use tags, context, metadata, retry and trace';
+  end if;
+  if longshore.has_bad_characters(options) then
+    return 'options: a string contains a NUL character or half a surrogate pair; remove it';
+  end if;
+  if (select count(*) <> count(distinct each.key) from json_each(options) as each) then
+    return 'options: a field is set twice';
+  end if;
+  for name, part in select * from json_each(options) loop
+    case name
+      when 'tags' then
+        if json_typeof(part) <> 'array'
+           or exists (select 1 from json_array_elements(part) as tag where json_typeof(tag) <> 'string')
+           or not longshore.are_labels(array(select json_array_elements_text(part))) then
+          return 'tags: use an array of at most 64 strings, each of 1 to 128 bytes';
+        end if;
+      when 'context' then
+        if json_typeof(part) <> 'string' or octet_length(part #>> '{}') > 16384 then
+          return 'context: use a string of at most 16384 bytes';
+        end if;
+      when 'trace' then
+        if json_typeof(part) <> 'string' or octet_length(part #>> '{}') not between 1 and 512 then
+          return 'trace: use a string of 1 to 512 bytes';
+        end if;
+      when 'metadata' then
+        if octet_length(part::text) > 65536 or longshore.json_depth(part) > 64 then
+          return 'metadata: use at most 65536 bytes of JSON, nested at most 64 deep';
+        end if;
+      when 'retry' then
+        if not longshore.is_retry_policy(part) then
+          return 'retry: use one of the policies jitter (base_ms, and cap_ms not below it), exponential (cap_ms), '
+                 'fixed (delay_ms), list (1 to 1000 delays_ms) and none, with whole numbers up to ten years';
+        end if;
+      else
+        return format('options: `%s` does not exist; use tags, context, metadata, retry and trace', name);
+    end case;
+  end loop;
+  return null;
+end
+$$;
+
+-- Enqueue from SQL: from triggers, migrations or any language. Contains the same key
+-- rules as `keys.rs`; the conformance suite compares the two.
+create or replace function longshore.enqueue(
+    kind             text,
+    payload          json default '{}',
+    queue            text default 'default',
+    priority         integer default 0,
+    max_attempts     integer default 3,
+    run_at           timestamptz default null,
+    delay            interval default null,
+    idempotency_key  text default null,
+    unique_key       text default null,
+    unique_mode      text default 'dedupe',
+    timeout          interval default '2 hours',
+    flags            text[] default null,
+    options          json default null,
+    id               uuid default null,
+    wake             boolean default true
+) returns table (job uuid, how text)
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  new_id         uuid := coalesce(enqueue.id, longshore.new_id());
+  moment         timestamptz := longshore.clock();
+  mode           text := coalesce(enqueue.unique_mode, 'dedupe');
+  due            timestamptz;
+  timeout_in_ms  bigint;
+  labels         text[];
+  wrong          text;
+  holder         uuid;
+  was            record;
+begin
+  -- The same checks as `NewJob::validate`, which also run before any key lookup.
+  wrong := case
+    when new_id in ('00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+      then 'id: a job cannot have the nil or the max UUID; leave the id out to get a new one'
+    when coalesce(octet_length(enqueue.kind), 0) not between 1 and 128
+      then 'kind: must have 1 to 128 bytes'
+    when coalesce(octet_length(enqueue.queue), 0) not between 1 and 128
+      then 'queue: must have 1 to 128 bytes'
+    when enqueue.payload is null
+      then 'payload: must not be null; pass any JSON value (''null'' is one)'
+    when octet_length(enqueue.payload::text) > 1048576
+      then format('payload: %s bytes of JSON exceed the limit of 1048576', octet_length(enqueue.payload::text))
+    when longshore.json_depth(enqueue.payload) > 64
+      then 'payload: nested more than 64 deep; flatten it'
+    when longshore.has_bad_characters(enqueue.payload)
+      then 'payload: a string contains a NUL character or half a surrogate pair; remove it'
+    when coalesce(enqueue.priority, 40000) not between -32768 and 32767
+      then format('priority: %s is out of range; use -32768 to 32767', enqueue.priority)
+    when coalesce(enqueue.max_attempts, 0) not between 1 and 32767
+      then format('max_attempts: %s is out of range; use 1 to 32767', enqueue.max_attempts)
+    when enqueue.run_at < '1970-01-01 00:00:00+00' or enqueue.run_at >= '10000-01-01 00:00:00+00'
+      then format('run_at: %s is out of range; use the years 1970 to 9999', enqueue.run_at)
+    when date_part('epoch', enqueue.delay) not between 0 and 315360000
+      then format('delay: %s is out of range; use 0 to 3650 days', enqueue.delay)
+    when octet_length(enqueue.idempotency_key) not between 1 and 512
+      then 'idempotency_key: must have 1 to 512 bytes'
+    when octet_length(enqueue.unique_key) not between 1 and 512
+      then 'unique_key: must have 1 to 512 bytes'
+    when mode not in ('dedupe', 'replace', 'preserve_run_at')
+      then format('unique_mode: `%s` does not exist; use dedupe, replace or preserve_run_at', mode)
+    when enqueue.timeout < '1 ms' or date_part('epoch', enqueue.timeout) > 315360000
+      then format('timeout: %s is out of range; use 1 ms to 3650 days, or null for none', enqueue.timeout)
+    when enqueue.flags is not null and not longshore.are_labels(enqueue.flags)
+      then 'flags: use at most 64, each of 1 to 128 bytes'
+    when enqueue.options is not null
+      then longshore.wrong_with_options(enqueue.options)
+  end;
+  if wrong is not null then
+    raise exception '%', wrong using errcode = '22023';
+  end if;
+  due := coalesce(enqueue.run_at, moment + coalesce(enqueue.delay, '0'));
+  timeout_in_ms := date_part('epoch', enqueue.timeout) * 1000;
+  if enqueue.flags is not null then
+    -- Normalise: the library cannot decode an array with several dimensions or
+    -- with a lower bound other than 1.
+    labels := nullif(array(select unnest(enqueue.flags)), '{}');
+  end if;
+
+  -- An earlier try may already have stored this id. Its unique key may be free
+  -- again by now, and must not be assigned to a job that has ended.
+  perform 1 from longshore.jobs j where j.id = new_id;
+  if found then
+    return query select new_id, 'created'::text;
+    return;
+  end if;
+  if enqueue.idempotency_key is not null then
+    select j.id into holder
+      from longshore.jobs j
+     where j.idempotency_key = enqueue.idempotency_key;
+    if found then
+      return query select holder, 'existing'::text;
+      return;
+    end if;
+  end if;
+
+  -- Lock order, as everywhere: ready or running first, then keys.
+  for round in 1..10 loop
+    holder := null;
+    if enqueue.unique_key is not null then
+      insert into longshore.keys (key, job)
+      values (enqueue.unique_key, new_id)
+          on conflict (key) do nothing;
+      if not found then
+        select k.job into holder
+          from longshore.keys k
+         where k.key = enqueue.unique_key;
+        continue when not found;  -- the owner has just ended
+        if holder = new_id or mode = 'dedupe' then
+          return query select holder, case when holder = new_id then 'created' else 'existing' end;
+          return;
+        end if;
+
+        delete from longshore.ready w
+         where w.id = holder
+        returning w.* into was;
+        if found then
+          update longshore.jobs j
+             set kind = enqueue.kind,
+                 payload = enqueue.payload,
+                 queue = enqueue.queue,
+                 priority = enqueue.priority,
+                 max_attempts = enqueue.max_attempts,
+                 run_at = case when mode = 'preserve_run_at' then j.run_at else due end,
+                 timeout_ms = timeout_in_ms,
+                 flags = labels,
+                 options = enqueue.options,
+                 -- a repeated request must find this job
+                 idempotency_key = coalesce(j.idempotency_key, enqueue.idempotency_key)
+           where j.id = holder;
+          insert into longshore.ready
+                 (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+                  interruptions, keyed, kind, queue, flags)
+          values (holder,
+                  case when mode = 'preserve_run_at' then was.run_at else due end,
+                  moment, timeout_in_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
+                  0, true, enqueue.kind, enqueue.queue, labels);
+          if enqueue.wake then
+            perform pg_notify('longshore.wake', enqueue.queue);
+          end if;
+          return query select holder, 'replaced'::text;
+          return;
+        end if;
+
+        -- The owner is running: the key moves to the new job. The old job may
+        -- finish, but never returns to `ready`.
+        update longshore.running r
+           set superseded = true
+         where r.id = holder
+           and not r.superseded;
+        continue when not found;  -- the owner changed state in between
+        update longshore.keys k
+           set job = new_id
+         where k.key = enqueue.unique_key
+           and k.job = holder;
+        if not found then
+          raise exception 'unique_key: the key moved to another job; try again' using errcode = '40001';
+        end if;
+      end if;
+    end if;
+
+    insert into longshore.jobs
+           (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
+            payload, flags, options, idempotency_key, unique_key)
+    values (new_id, moment, due, timeout_in_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
+            enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key)
+        on conflict do nothing;
+    if not found then
+      -- Either an earlier try already stored this job, or a concurrent enqueue
+      -- stored another job with the same idempotency key.
+      select j.id into holder
+        from longshore.jobs j
+       where j.id = new_id
+          or j.idempotency_key = enqueue.idempotency_key;
+      if not found or (holder <> new_id and enqueue.unique_key is not null) then
+        -- Roll back, so that the unique key taken above is freed; the caller retries.
+        raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
+      end if;
+      return query select holder, case when holder = new_id then 'created' else 'existing' end;
+      return;
+    end if;
+    insert into longshore.ready
+           (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+            interruptions, keyed, kind, queue, flags)
+    values (new_id, due, moment, timeout_in_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
+            0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue, labels);
+    if enqueue.wake and due <= moment then
+      perform pg_notify('longshore.wake', enqueue.queue);
+    end if;
+    return query select new_id, 'created'::text;
+    return;
+  end loop;
+  raise exception 'unique_key: the job that owns the key keeps changing state; try again' using errcode = '40001';
+end
+$$;
+
+-- Cancel from SQL. Returns `cancelled`, `pending` (the job is running and its
+-- cancel flag is now set), `finished` (nothing to do) or `not_found`.
+create or replace function longshore.cancel(id uuid) returns text
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  taken bigint;
+begin
+  for round in 1..5 loop
+    with gone as (
+      delete from longshore.ready w
+       where w.id = cancel.id
+      returning w.*),
+    ended as (
+      insert into longshore.finished
+             (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions, last_error)
+      select g.id, longshore.clock(), g.lease_no, 'cancelled', g.attempt, g.max_attempts, g.interruptions, (
+               select a.error
+                 from longshore.attempts a
+                where a.job = g.id
+                  and a.error is not null
+                order by a.lease_no desc
+                limit 1)
+        from gone g),
+    counted as (
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      select date_trunc('minute', longshore.clock()), 1, 1, 'cancelled', 0, g.queue, g.kind
+        from gone g),
+    freed as (
+      delete from longshore.keys k
+       using gone g
+       where k.job = g.id)
+    select count(*) into taken from gone;
+    if taken > 0 then
+      return 'cancelled';
+    end if;
+    update longshore.running r
+       set cancel_requested = true
+     where r.id = cancel.id;
+    if found then
+      return 'pending';
+    end if;
+    perform 1 from longshore.finished f where f.id = cancel.id;
+    if found then
+      return 'finished';
+    end if;
+    perform 1 from longshore.jobs j where j.id = cancel.id;
+    if not found then
+      return 'not_found';
+    end if;
+  end loop;
+  raise exception 'job % kept changing its state; try again', cancel.id using errcode = '40001';
+end
+$$;
+
+-- Retry from SQL: a finished job is queued again with a fresh attempt budget, and
+-- a waiting job becomes due now. Returns `queued`, `running` (nothing to do),
+-- `key_taken` (another live job owns its unique key) or `not_found`.
+create or replace function longshore.retry(id uuid) returns text
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  was longshore.finished;
+  request longshore.jobs;
+  finished boolean;
+begin
+  for round in 1..5 loop
+    select f.* into was from longshore.finished f where f.id = retry.id for update;
+    finished := found;
+    -- Read the request after taking the lock, when no other transaction can change it.
+    select j.* into request from longshore.jobs j where j.id = retry.id;
+    if not found then
+      return 'not_found';
+    end if;
+    if finished then
+      if request.unique_key is not null then
+        insert into longshore.keys (key, job)
+        values (request.unique_key, retry.id)
+            on conflict (key) do nothing;
+        if not found then
+          return 'key_taken';
+        end if;
+      end if;
+      delete from longshore.finished f where f.id = retry.id;
+      insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+      values (date_trunc('minute', longshore.clock()), 0, -1, was.outcome, 0, request.queue, request.kind);
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      values (retry.id, longshore.clock(), longshore.clock(), request.timeout_ms, was.lease_no, request.priority,
+              0, request.max_attempts, 0, request.unique_key is not null, request.kind, request.queue, request.flags);
+      perform pg_notify('longshore.wake', request.queue);
+      return 'queued';
+    end if;
+    with gone as (
+      delete from longshore.ready w
+       where w.id = retry.id
+      returning w.*)
+    insert into longshore.ready
+           (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+            interruptions, keyed, kind, queue, flags)
+    select g.id, least(g.run_at, longshore.clock()), longshore.clock(), g.timeout_ms, g.lease_no, g.priority,
+           g.attempt, g.max_attempts, g.interruptions, g.keyed, g.kind, g.queue, g.flags
+      from gone g;
+    if found then
+      perform pg_notify('longshore.wake', request.queue);
+      return 'queued';
+    end if;
+    perform 1 from longshore.running r where r.id = retry.id;
+    if found then
+      return 'running';
+    end if;
+  end loop;
+  raise exception 'job % kept changing its state; try again', retry.id using errcode = '40001';
+end
+$$;

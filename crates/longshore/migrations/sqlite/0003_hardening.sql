@@ -1,0 +1,5 @@
+-- Bounds and repairs for long-running systems. Only adds tables, columns and indexes,
+-- so older workers may keep running. They cannot be restarted, because a build refuses
+-- a database that is newer than itself.
+--
+-- Runs inside one transaction.
