@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use longshore::Client;
 use serde_json::{Value, json};
 
+use self::mixed::Mixed;
 use self::peers::{Outcome, Peers, Scenario};
 use self::pickup::Pickups;
 use self::scenarios::Sustained;
@@ -18,6 +19,7 @@ use crate::sqlite_files::{File, Files};
 use crate::{Engine, Result, ServerOptions, claim_and_settle, join_all, library};
 
 mod idle;
+mod mixed;
 mod peers;
 mod pickup;
 mod scenarios;
@@ -54,6 +56,8 @@ enum Figure {
     /// The time from the enqueue call to the handler's first line, on an idle worker.
     #[value(alias = "p5")]
     W2,
+    /// Two workers drain fast and slow kinds.
+    Mixed,
 }
 
 /// Options of `bench worker`.
@@ -347,6 +351,9 @@ impl<'a> Measurement<'a> {
         if self.options.wants(Figure::W2) {
             self.pickup().await?;
         }
+        if self.options.wants(Figure::Mixed) {
+            self.mixed().await?;
+        }
         Ok(())
     }
 
@@ -506,6 +513,17 @@ impl<'a> Measurement<'a> {
         }
         peers.retain(|peer| !peer.rounds.is_empty());
         self.pickups = Some((longshore, peers));
+        Ok(())
+    }
+
+    async fn mixed(&mut self) -> Result<()> {
+        self.print_progress("mixed drain, two workers");
+        let mut mixed = Mixed::new();
+        for _ in 0..self.options.rounds {
+            let tables = self.backend.filled(0).await?;
+            mixed.round(&tables.client).await?;
+        }
+        self.limits.extend(mixed.limits());
         Ok(())
     }
 
