@@ -28,18 +28,26 @@ pub enum Owner {
     Waiting,
     /// It runs.
     Running,
+    /// It runs, and its cancellation was requested.
+    Cancelling,
 }
 
 /// What an enqueue does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing: an earlier try stored this job.
-    AlreadyStored,
+    /// Nothing: an earlier try had this result.
+    Repeat(JobId, EnqueuedAs),
     /// Return this job, unchanged.
     Existing(JobId),
+    /// Return this job, unchanged. If the request has an idempotency key, merge the
+    /// request into the job, so that the key returns the job from now on.
+    Dedupe(JobId),
     /// Store the new job. It owns its unique key, if it has one.
     Insert,
-    /// Give this waiting job the new contents and a fresh budget.
+    /// Give this waiting job the new contents and a fresh budget of attempts. It keeps its
+    /// interruptions: a job that kills its workers stays a suspect. Its checkpoint belongs
+    /// to the old contents and is deleted. Merge the request into the job, so that its id
+    /// and its idempotency key return the job from now on.
     Replace(JobId, RunAt),
     /// Store the new job and move the unique key to it. The running job may finish,
     /// but is not requeued.
@@ -62,15 +70,20 @@ pub enum RunAt {
 pub fn decide(holders: Holders, mode: UniqueMode) -> Decision {
     match holders {
         // The unique key of a stored job may be free again, and a job that has
-        // ended must not take it.
-        Holders { same_id: true, .. } => Decision::AlreadyStored,
+        // ended must not take it. A replacement must not be applied twice: the job may
+        // have newer contents by now, or may have started.
+        Holders { earlier: Some((id, how)), .. } => Decision::Repeat(id, how),
         Holders { idempotency: Some(id), .. } => Decision::Existing(id),
         Holders { unique: None, .. } => Decision::Insert,
         Holders { unique: Some((id, owner)), .. } => match (mode, owner) {
-            (UniqueMode::Dedupe, _) => Decision::Existing(id),
+            (UniqueMode::Dedupe, Owner::Waiting | Owner::Running) => Decision::Dedupe(id),
+            // The work of a job that is being cancelled may never be done.
+            (UniqueMode::Dedupe, Owner::Cancelling) => Decision::Supersede(id),
             (UniqueMode::Replace, Owner::Waiting) => Decision::Replace(id, RunAt::New),
             (UniqueMode::PreserveRunAt, Owner::Waiting) => Decision::Replace(id, RunAt::Preserved),
-            (UniqueMode::Replace | UniqueMode::PreserveRunAt, Owner::Running) => Decision::Supersede(id),
+            (UniqueMode::Replace | UniqueMode::PreserveRunAt, Owner::Running | Owner::Cancelling) => {
+                Decision::Supersede(id)
+            }
         },
     }
 }
@@ -82,14 +95,17 @@ mod tests {
     const MODES: [UniqueMode; 3] = [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt];
 
     #[test]
-    fn a_stored_id_comes_before_every_key() {
-        let holders = Holders {
-            same_id: true,
-            idempotency: Some(JobId::new()),
-            unique: Some((JobId::new(), Owner::Waiting)),
-        };
-        for mode in MODES {
-            assert_eq!(decide(holders, mode), Decision::AlreadyStored);
+    fn an_earlier_result_comes_before_every_key() {
+        for how in [EnqueuedAs::Created, EnqueuedAs::Replaced, EnqueuedAs::Existing] {
+            let id = JobId::new();
+            let holders = Holders {
+                earlier: Some((id, how)),
+                idempotency: Some(JobId::new()),
+                unique: Some((JobId::new(), Owner::Waiting)),
+            };
+            for mode in MODES {
+                assert_eq!(decide(holders, mode), Decision::Repeat(id, how));
+            }
         }
     }
 
@@ -98,7 +114,7 @@ mod tests {
         let first = JobId::new();
         let unique = Some((JobId::new(), Owner::Running));
         for mode in MODES {
-            let holders = Holders { same_id: false, idempotency: Some(first), unique };
+            let holders = Holders { earlier: None, idempotency: Some(first), unique };
             assert_eq!(decide(holders, mode), Decision::Existing(first));
         }
     }
@@ -115,8 +131,11 @@ mod tests {
         let id = JobId::new();
         let decide =
             |owner, mode| super::decide(Holders { unique: Some((id, owner)), ..Holders::default() }, mode);
-        assert_eq!(decide(Owner::Waiting, UniqueMode::Dedupe), Decision::Existing(id));
-        assert_eq!(decide(Owner::Running, UniqueMode::Dedupe), Decision::Existing(id));
+        assert_eq!(decide(Owner::Waiting, UniqueMode::Dedupe), Decision::Dedupe(id));
+        assert_eq!(decide(Owner::Running, UniqueMode::Dedupe), Decision::Dedupe(id));
+        for mode in MODES {
+            assert_eq!(decide(Owner::Cancelling, mode), Decision::Supersede(id));
+        }
         assert_eq!(decide(Owner::Waiting, UniqueMode::Replace), Decision::Replace(id, RunAt::New));
         assert_eq!(
             decide(Owner::Waiting, UniqueMode::PreserveRunAt),

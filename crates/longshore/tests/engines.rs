@@ -88,7 +88,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     (
         "postgres",
         "enqueue.rs",
-        &["insert_any", "insert_plain", "insert_step", "insert_new", "enqueue_unique", "bind", "of", "split"],
+        &["insert_any", "insert_plain", "insert_step", "insert_new", "unless_merged", "enqueue_unique", "bind", "of", "split"],
         "jobs are stored in batches, as arrays",
     ),
     (

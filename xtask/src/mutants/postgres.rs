@@ -4,6 +4,8 @@ use super::Mutant;
 
 const CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
+const ENQUEUE: &str = "crates/longshore/src/store/postgres/enqueue.rs";
+const FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const KINDS: &str = "crates/longshore/src/store/postgres/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/postgres/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
@@ -16,6 +18,77 @@ const WORKERS: &str = "crates/longshore/src/store/postgres/workers.rs";
 
 /// In the order of a job's lifecycle.
 pub(super) const MUTANTS: &[Mutant] = &[
+    // ---- merged requests -------------------------------------------------------
+    Mutant {
+        name: "postgres: forget the idempotency key of a deduplicated request",
+        file: ENQUEUE,
+        anchor: "async fn enqueue_unique(",
+        find: "job.idempotency_key.is_some()",
+        replace: "job.idempotency_key.is_none()",
+        caught_by: &[
+            "keys::postgres::the_idempotency_key_of_a_deduplicated_request_returns_the_holder",
+            "key_rules::postgres::an_enqueue_follows_the_rules_about_keys",
+        ],
+    },
+    Mutant {
+        name: "postgres: forget the request of a replacement",
+        file: ENQUEUE,
+        anchor: "async fn replace(",
+        find: "merge(tx, job, owner, EnqueuedAs::Replaced, other_key).await?;",
+        replace: "let _ = other_key;",
+        caught_by: &[
+            "keys::postgres::a_replacement_repeated_with_its_id_is_the_same_replacement",
+            "keys::postgres::the_idempotency_key_of_a_second_replacement_is_kept_too",
+        ],
+    },
+    Mutant {
+        name: "postgres: do not look for keys that were merged while an insert waited",
+        file: FUNCTIONS,
+        anchor: "function longshore.has_merged_key(",
+        find: "return exists (",
+        replace: "return false and exists (",
+        caught_by: &["locks::postgres_only::a_key_that_an_open_transaction_merges_creates_no_second_job"],
+    },
+    Mutant {
+        name: "postgres: merge a key that an open transaction stores",
+        file: FUNCTIONS,
+        anchor: "function longshore.merge_request(",
+        find: "if merge_request.idempotency_key is not null then",
+        replace: "if merge_request.idempotency_key is null then",
+        caught_by: &["locks::postgres_only::a_key_that_an_open_transaction_stores_is_not_merged"],
+    },
+    Mutant {
+        name: "postgres: keep merged requests when retention removes their job",
+        file: RETAIN,
+        anchor: "const RETAIN",
+        find: "delete from longshore.merged_requests\n       where job = any",
+        replace: "delete from longshore.merged_requests\n       where job is null and job = any",
+        caught_by: &["keys::postgres::the_key_of_a_merged_request_is_free_again_when_its_job_is_removed"],
+    },
+    Mutant {
+        name: "postgres: reset the interruptions of a replaced job",
+        file: ENQUEUE,
+        anchor: "const REPLACE",
+        find: "0, $5, d.interruptions, true",
+        replace: "0, $5, 0, true",
+        caught_by: &["keys::postgres::a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint"],
+    },
+    Mutant {
+        name: "postgres: keep the checkpoint of a replaced job",
+        file: ENQUEUE,
+        anchor: "const REPLACE",
+        find: "delete from longshore.checkpoints\n       where job",
+        replace: "delete from longshore.checkpoints\n       where job is null and job",
+        caught_by: &["keys::postgres::a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint"],
+    },
+    Mutant {
+        name: "postgres: keep the checkpoint of an edited payload",
+        file: OPERATE,
+        anchor: "const REWRITE",
+        find: "where $9::text is not null",
+        replace: "where $9::text is null",
+        caught_by: &["operate::postgres::an_edited_payload_deletes_the_checkpoint"],
+    },
     // ---- the fence -------------------------------------------------------------
     Mutant {
         name: "postgres: ignore the lease number in a settle",

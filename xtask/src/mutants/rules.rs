@@ -3,10 +3,12 @@
 
 use super::Mutant;
 
+const CRON: &str = "crates/longshore/src/cron/fire.rs";
 const KEYS: &str = "crates/longshore/src/keys.rs";
 const KINDS: &str = "crates/longshore/src/client/kinds.rs";
 const LEASE: &str = "crates/longshore/src/client/lease.rs";
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
+const NEW_JOB: &str = "crates/longshore/src/enqueue/new_job.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
 
 /// Each must be caught on both engines.
@@ -49,8 +51,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "rules: replace a waiting job when a deduplicated one is enqueued",
         file: KEYS,
         anchor: "pub fn decide(",
-        find: "(UniqueMode::Dedupe, _) => Decision::Existing(id),",
-        replace: "(UniqueMode::Dedupe, Owner::Waiting) => Decision::Replace(id, RunAt::New), (UniqueMode::Dedupe, Owner::Running) => Decision::Existing(id),",
+        find: "(UniqueMode::Dedupe, Owner::Waiting | Owner::Running) => Decision::Dedupe(id),",
+        replace: "(UniqueMode::Dedupe, Owner::Waiting) => Decision::Replace(id, RunAt::New), (UniqueMode::Dedupe, Owner::Running) => Decision::Dedupe(id),",
         caught_by: &[
             "keys::postgres::dedupe_returns_a_waiting_holder_unchanged",
             "keys::postgres::dedupe_applies_across_kinds_and_queues",
@@ -62,8 +64,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "rules: return a running job instead of superseding it",
         file: KEYS,
         anchor: "pub fn decide(",
-        find: "Owner::Running) => Decision::Supersede(id)",
-        replace: "Owner::Running) => Decision::Existing(id)",
+        find: "Owner::Running | Owner::Cancelling) => {\n                Decision::Supersede(id)",
+        replace: "Owner::Running | Owner::Cancelling) => {\n                Decision::Existing(id)",
         caught_by: &[
             "keys::postgres::replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job",
             "keys::postgres::a_superseded_failure_is_final",
@@ -80,6 +82,41 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "keys::postgres::a_repeated_idempotency_key_replaces_nothing",
             "keys::sqlite::a_repeated_idempotency_key_replaces_nothing",
+        ],
+    },
+    Mutant {
+        name: "rules: return a job that is being cancelled",
+        file: KEYS,
+        anchor: "pub fn decide(",
+        find: "(UniqueMode::Dedupe, Owner::Cancelling) => Decision::Supersede(id)",
+        replace: "(UniqueMode::Dedupe, Owner::Cancelling) => Decision::Dedupe(id)",
+        caught_by: &[
+            "keys::postgres::dedupe_does_not_return_a_holder_that_is_being_cancelled",
+            "keys::sqlite::dedupe_does_not_return_a_holder_that_is_being_cancelled",
+        ],
+    },
+    Mutant {
+        name: "rules: let a caller take the key of a tick",
+        file: NEW_JOB,
+        anchor: "pub fn validate(mut self)",
+        find: "key.starts_with(TICK_PREFIX)",
+        replace: "key == TICK_PREFIX",
+        caught_by: &[
+            "input::postgres::every_invalid_field_is_refused_by_name_and_nothing_is_stored",
+            "input::sqlite::every_invalid_field_is_refused_by_name_and_nothing_is_stored",
+            "schedules::postgres::a_caller_cannot_take_the_key_of_a_tick",
+            "schedules::sqlite::a_caller_cannot_take_the_key_of_a_tick",
+        ],
+    },
+    Mutant {
+        name: "rules: end the pass at a schedule whose job is rejected",
+        file: CRON,
+        anchor: "async fn concerns_all_schedules(",
+        find: "error.is_read_only()",
+        replace: "!error.is_unavailable()",
+        caught_by: &[
+            "schedules::postgres::a_schedule_whose_job_is_rejected_does_not_stop_the_others",
+            "schedules::sqlite::a_schedule_whose_job_is_rejected_does_not_stop_the_others",
         ],
     },
     // ---- kinds and payloads ----------------------------------------------------

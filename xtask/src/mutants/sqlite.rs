@@ -3,6 +3,7 @@
 use super::Mutant;
 
 const CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
+const ENQUEUE: &str = "crates/longshore/src/store/sqlite/enqueue.rs";
 const KINDS: &str = "crates/longshore/src/store/sqlite/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/sqlite/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
@@ -15,6 +16,60 @@ const WORKERS: &str = "crates/longshore/src/store/sqlite/workers.rs";
 
 /// In the order of a job's lifecycle.
 pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "sqlite: forget the idempotency key of a deduplicated request",
+        file: ENQUEUE,
+        anchor: "fn enqueue_keyed(",
+        find: "job.idempotency_key.is_some()",
+        replace: "job.idempotency_key.is_none()",
+        caught_by: &[
+            "keys::sqlite::the_idempotency_key_of_a_deduplicated_request_returns_the_holder",
+            "key_rules::sqlite::an_enqueue_follows_the_rules_about_keys",
+        ],
+    },
+    Mutant {
+        name: "sqlite: forget the request of a replacement",
+        file: ENQUEUE,
+        anchor: "ready.store(tx)?;",
+        find: "merge(tx, job, owner, EnqueuedAs::Replaced, other_key)",
+        replace: "other_key.map_or(Ok(()), |_| Ok(()))",
+        caught_by: &[
+            "keys::sqlite::a_replacement_repeated_with_its_id_is_the_same_replacement",
+            "keys::sqlite::the_idempotency_key_of_a_second_replacement_is_kept_too",
+        ],
+    },
+    Mutant {
+        name: "sqlite: keep merged requests when their job is removed",
+        file: RETAIN,
+        anchor: "fn delete_request(",
+        find: "delete from merged_requests\n         where job = ?1",
+        replace: "delete from merged_requests\n         where job = ?1 and job is null",
+        caught_by: &["keys::sqlite::the_key_of_a_merged_request_is_free_again_when_its_job_is_removed"],
+    },
+    Mutant {
+        name: "sqlite: reset the interruptions of a replaced job",
+        file: ENQUEUE,
+        anchor: "let ready = Ready {",
+        find: "        interruptions,\n",
+        replace: "        interruptions: if false { interruptions } else { 0 },\n",
+        caught_by: &["keys::sqlite::a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint"],
+    },
+    Mutant {
+        name: "sqlite: keep the checkpoint of a replaced job",
+        file: ENQUEUE,
+        anchor: "const LEAVE_READY",
+        find: "where job = ?1",
+        replace: "where job = ?1 and job is null",
+        caught_by: &["keys::sqlite::a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint"],
+    },
+    Mutant {
+        name: "sqlite: keep the checkpoint of an edited payload",
+        file: OPERATE,
+        anchor: "fn rewrite(",
+        find: "edit.payload.is_some()",
+        replace: "edit.payload.is_none()",
+        caught_by: &["operate::sqlite::an_edited_payload_deletes_the_checkpoint"],
+    },
     Mutant {
         name: "sqlite: ignore the lease number in a settle",
         file: SETTLE,

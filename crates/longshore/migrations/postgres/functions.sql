@@ -195,6 +195,63 @@ begin
 end
 $$;
 
+-- Whether one of these idempotency keys belongs to a request that was merged into a job.
+-- A statement that stores a job with an idempotency key calls this after the insert. The
+-- insert may have waited for a transaction that merged a request with the same key. The
+-- function is volatile, so it has a newer snapshot than the statement and sees the key.
+create or replace function longshore.has_merged_key(keys text[]) returns boolean
+language plpgsql volatile
+as $$
+begin
+  return exists (
+    select 1
+      from longshore.merged_requests m
+      join longshore.jobs j on j.id = m.job
+     where m.idempotency_key = any(keys));
+end
+$$;
+
+-- Stores that a request was merged into a job. Fails with 40001 if the idempotency key
+-- was taken meanwhile; the caller rolls back and tries again.
+create or replace function longshore.merge_request(
+    request          uuid,
+    job              uuid,
+    replaced         boolean,
+    idempotency_key  text
+) returns void
+language plpgsql
+as $$
+#variable_conflict use_column
+begin
+  -- A job that was removed at the same moment as a request was merged into it leaves its
+  -- row behind. Such a row has no effect, but would be in the way here.
+  delete from longshore.merged_requests m
+   where (m.id = merge_request.request or m.idempotency_key = merge_request.idempotency_key)
+     and not exists (
+       select 1
+         from longshore.jobs j
+        where j.id = m.job);
+  if merge_request.idempotency_key is not null then
+    -- The key must not be in both tables. The insert waits for a transaction that stores
+    -- a job with this key. A later one waits for this transaction, although the row is
+    -- deleted again, and then calls `has_merged_key`.
+    insert into longshore.jobs (id, created_at, run_at, priority, max_attempts, kind, queue, payload, idempotency_key)
+    values (merge_request.request, now(), now(), 0, 1, 'merged', 'merged', 'null', merge_request.idempotency_key)
+        on conflict do nothing;
+    if not found then
+      raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
+    end if;
+    delete from longshore.jobs j where j.id = merge_request.request;
+  end if;
+  insert into longshore.merged_requests (id, job, replaced, idempotency_key)
+  values (merge_request.request, merge_request.job, merge_request.replaced, merge_request.idempotency_key)
+      on conflict do nothing;
+  if not found then
+    raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
+  end if;
+end
+$$;
+
 -- Enqueue from SQL: from triggers, migrations or any language. Contains the same key
 -- rules as `keys.rs`; the conformance suite compares the two.
 create or replace function longshore.enqueue(
@@ -227,6 +284,8 @@ declare
   wrong          text;
   holder         uuid;
   was            record;
+  merged         record;
+  own_key        text;
 begin
   -- The same checks as `NewJob::validate`, which also run before any key lookup.
   wrong := case
@@ -283,10 +342,23 @@ begin
     return query select new_id, 'created'::text;
     return;
   end if;
+  select m.job, m.replaced into merged
+    from longshore.merged_requests m
+    join longshore.jobs j on j.id = m.job
+   where m.id = new_id;
+  if found then
+    return query select merged.job, case when merged.replaced then 'replaced' else 'existing' end;
+    return;
+  end if;
   if enqueue.idempotency_key is not null then
     select j.id into holder
       from longshore.jobs j
-     where j.idempotency_key = enqueue.idempotency_key;
+     where j.idempotency_key = enqueue.idempotency_key
+     union all
+    select j.id
+      from longshore.merged_requests m
+      join longshore.jobs j on j.id = m.job
+     where m.idempotency_key = enqueue.idempotency_key;
     if found then
       return query select holder, 'existing'::text;
       return;
@@ -305,13 +377,25 @@ begin
           from longshore.keys k
          where k.key = enqueue.unique_key;
         continue when not found;  -- the owner has just ended
-        if holder = new_id or mode = 'dedupe' then
-          return query select holder, case when holder = new_id then 'created' else 'existing' end;
+        if holder = new_id then
+          return query select holder, 'created'::text;
           return;
+        end if;
+        if mode = 'dedupe' then
+          -- The work of a job that is being cancelled may never be done.
+          perform 1 from longshore.running r where r.id = holder and r.cancel_requested;
+          if not found then
+            if enqueue.idempotency_key is not null then
+              perform longshore.merge_request(new_id, holder, false, enqueue.idempotency_key);
+            end if;
+            return query select holder, 'existing'::text;
+            return;
+          end if;
         end if;
 
         delete from longshore.ready w
          where w.id = holder
+           and mode <> 'dedupe'
         returning w.* into was;
         if found then
           update longshore.jobs j
@@ -326,14 +410,21 @@ begin
                  options = enqueue.options,
                  -- a repeated request must find this job
                  idempotency_key = coalesce(j.idempotency_key, enqueue.idempotency_key)
-           where j.id = holder;
+           where j.id = holder
+          returning j.idempotency_key into own_key;
+          perform longshore.merge_request(new_id, holder, true, nullif(enqueue.idempotency_key, own_key));
+          -- The checkpoint belongs to the old contents.
+          delete from longshore.checkpoints c where c.job = holder;
           insert into longshore.ready
                  (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
                   interruptions, keyed, kind, queue, flags)
           values (holder,
                   case when mode = 'preserve_run_at' then was.run_at else due end,
                   moment, timeout_in_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
-                  0, true, enqueue.kind, enqueue.queue, labels);
+                  was.interruptions, true, enqueue.kind, enqueue.queue, labels);
+          if own_key = enqueue.idempotency_key and longshore.has_merged_key(array[own_key]) then
+            raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
+          end if;
           if enqueue.wake then
             perform pg_notify('longshore.wake', enqueue.queue);
           end if;
@@ -377,6 +468,9 @@ begin
       end if;
       return query select holder, case when holder = new_id then 'created' else 'existing' end;
       return;
+    end if;
+    if enqueue.idempotency_key is not null and longshore.has_merged_key(array[enqueue.idempotency_key]) then
+      raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
     end if;
     insert into longshore.ready
            (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,

@@ -3,3 +3,15 @@
 -- a database that is newer than itself.
 --
 -- Runs inside one transaction.
+
+-- Requests that were merged into another job: a replacement, or a deduplicated request
+-- with an idempotency key. Their ids and keys return that job for as long as it is kept.
+-- `replaced` says which of the two. A key is either in `jobs` or here.
+create table merged_requests (
+    id               blob not null primary key check (length(id) = 16),
+    job              blob not null check (length(job) = 16),
+    replaced         integer not null check (replaced in (0, 1)),
+    idempotency_key  text unique check (length(cast(idempotency_key as blob)) between 1 and 512)
+) strict, without rowid;
+
+create index merged_requests_job on merged_requests (job);

@@ -36,7 +36,7 @@ pub struct ListFilter {
     pub queue: Option<String>,
     /// Jobs with this tag.
     pub tag: Option<String>,
-    /// The job with this idempotency key.
+    /// The job with this idempotency key, its own or that of a request merged into it.
     pub idempotency_key: Option<String>,
     /// The live job with this unique key.
     pub unique_key: Option<String>,

@@ -135,7 +135,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Stores jobs in one commit and returns, per job, whether it was created, already
     /// existed or replaced the contents of a waiting job. A repeated id, a taken
     /// idempotency key or a live unique key is a result, not an error, and does not
-    /// affect the other jobs of the batch.
+    /// affect the other jobs of the batch. If a unique key makes a request part of another
+    /// job, the request's idempotency key, and the id of a replacement, return that job for
+    /// as long as it is kept.
     async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>>;
 
     // ---- wake-ups ---------------------------------------------------------

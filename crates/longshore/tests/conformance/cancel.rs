@@ -15,6 +15,7 @@ cases! {
     a_success_wins_over_a_requested_cancel,
     a_requested_cancel_wins_over_every_other_ending,
     a_requested_cancel_wins_over_recovery,
+    releasing_a_claim_that_was_cancelled_meanwhile_ends_it_as_cancelled,
     an_operators_retry_clears_the_requested_cancel,
     a_cancel_of_a_finished_job_is_refused_and_names_the_remedy,
     a_cancel_of_an_unknown_job_is_not_found,
@@ -106,6 +107,21 @@ async fn a_requested_cancel_wins_over_recovery(fixture: Fixture) {
     assert_eq!(fixture.crash_all_workers().await.recovered, 1);
     let job = fixture.job(claimed.lease().id).await;
     assert_eq!((job.status, job.attempts, job.interruptions), (Status::Cancelled, 0, 1));
+}
+
+/// The worker never had the job: its claim's reply was lost, or it gave the job back.
+async fn releasing_a_claim_that_was_cancelled_meanwhile_ends_it_as_cancelled(fixture: Fixture) {
+    for path in ["release", "release_unknown"] {
+        let lease = fixture.running(job("mail")).await.lease();
+        assert_eq!(fixture.cancel(lease.id).await.expect("cancel"), Cancelled::Pending);
+        let released = match path {
+            "release" => fixture.release(&[lease]).await,
+            _ => fixture.release_unknown(lease.worker, &[], std::time::Duration::ZERO).await,
+        };
+        assert_eq!(released.expect("release"), 1, "{path}");
+        let job = fixture.job(lease.id).await;
+        assert_eq!((job.status, job.attempts), (Status::Cancelled, 0), "{path}");
+    }
 }
 
 async fn an_operators_retry_clears_the_requested_cancel(fixture: Fixture) {

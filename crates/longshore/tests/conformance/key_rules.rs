@@ -3,7 +3,8 @@
 
 use longshore::keys::{self, Decision, Holders, Owner, RunAt};
 use longshore::lifecycle::State;
-use longshore::{EnqueuedAs, JobId, ListFilter, NewJob, Status, UniqueMode};
+use longshore::store::Fenced;
+use longshore::{Edit, Enqueued, EnqueuedAs, JobId, ListFilter, NewJob, UniqueMode, When};
 use sqlx::AssertSqlSafe;
 use sqlx::Row as _;
 
@@ -19,8 +20,27 @@ cases! {
 }
 
 const MODES: [UniqueMode; 3] = [UniqueMode::Dedupe, UniqueMode::Replace, UniqueMode::PreserveRunAt];
-const STATES: [Option<Status>; 4] =
-    [None, Some(Status::Queued), Some(Status::Running), Some(Status::Succeeded)];
+const IDEMPOTENCY: [Option<Key>; 3] = [None, Some(Key::Own), Some(Key::Merged)];
+const EARLIER: [Option<EnqueuedAs>; 3] = [None, Some(EnqueuedAs::Created), Some(EnqueuedAs::Replaced)];
+
+/// The state of the job that had the unique key first.
+#[derive(Clone, Copy)]
+enum First {
+    Waiting,
+    Running,
+    Cancelling,
+    Ended,
+}
+
+const FIRST: [Option<First>; 5] =
+    [None, Some(First::Waiting), Some(First::Running), Some(First::Cancelling), Some(First::Ended)];
+
+/// How a job got the idempotency key: enqueued with it, or by a request merged into it.
+#[derive(Clone, Copy)]
+enum Key {
+    Own,
+    Merged,
+}
 
 /// One combination: the state of the job that had the unique key first, and whether the
 /// idempotency key and the id are taken.
@@ -37,32 +57,68 @@ impl Combination {
         fixture: &Fixture,
         n: usize,
         mode: UniqueMode,
-        owner: Option<Status>,
-        idempotency: bool,
-        same_id: bool,
+        first: Option<First>,
+        idempotency: Option<Key>,
+        earlier: Option<EnqueuedAs>,
     ) -> Self {
         let (name, new_id) = (format!("c{n}"), JobId::new());
-        let mut holders = Holders { same_id, ..Holders::default() };
-        if let Some(status) = owner {
-            let first = job("first").queue(&name).unique_key(&name, UniqueMode::Dedupe);
-            // A waiting owner is due later, so that both times differ from now.
-            let first = if status == Status::Queued { first.delay(HOUR) } else { first };
-            let id = fixture.add(first).await;
+        let mut holders = Holders::default();
+        if let Some(state) = first {
+            let id = fixture.add(job("first").queue(&name).unique_key(&name, UniqueMode::Dedupe)).await;
+            // It was interrupted once and has a checkpoint.
             let worker = fixture.worker().await;
-            let claimed = fixture.claim_from(&name, worker, 1).await;
-            match status {
-                Status::Queued => holders.unique = Some((id, Owner::Waiting)),
-                Status::Running => holders.unique = Some((id, Owner::Running)),
-                _ => fixture.must_finish(&claimed[0], done()).await,
+            let claimed = fixture.claim_from(&name, worker, 1).await.remove(0);
+            let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw("[1]")).await;
+            assert_eq!(saved.expect("save"), Fenced::Held);
+            fixture.must_finish(&claimed, interrupted()).await;
+            fixture.retry(id).await.expect("retry");
+            let claim = async || fixture.claim_from(&name, worker, 1).await.remove(0);
+            match state {
+                // Due later, so that both times differ from now.
+                First::Waiting => {
+                    fixture.edit(id, Edit::default().when(When::After(HOUR))).await.expect("edit");
+                    holders.unique = Some((id, Owner::Waiting));
+                }
+                First::Running => {
+                    claim().await;
+                    holders.unique = Some((id, Owner::Running));
+                }
+                First::Cancelling => {
+                    claim().await;
+                    fixture.cancel(id).await.expect("cancel");
+                    holders.unique = Some((id, Owner::Cancelling));
+                }
+                First::Ended => fixture.must_finish(&claim().await, done()).await,
             }
         }
-        if idempotency {
-            let other = job("other").queue(&name).idempotency_key(&name);
-            holders.idempotency = Some(fixture.add(other).await);
+        // The other jobs have unique keys of their own.
+        let other = |what: &str, mode| job("other").queue("other").unique_key(format!("{name}-{what}"), mode);
+        match idempotency {
+            None => {}
+            Some(Key::Own) => {
+                let id = fixture.add(other("own", UniqueMode::Dedupe).idempotency_key(&name)).await;
+                holders.idempotency = Some(id);
+            }
+            Some(Key::Merged) => {
+                let id = fixture.add(other("merged", UniqueMode::Dedupe)).await;
+                let merged = other("merged", UniqueMode::Dedupe).idempotency_key(&name);
+                assert_eq!(fixture.enqueue(merged).await.expect("enqueue").id, id);
+                holders.idempotency = Some(id);
+            }
         }
-        if same_id {
-            fixture.add(job("earlier").queue(&name).id(new_id)).await;
-        }
+        holders.earlier = match earlier {
+            None => None,
+            Some(EnqueuedAs::Replaced) => {
+                let id = fixture.add(other("replaced", UniqueMode::Dedupe)).await;
+                let replacing = other("replaced", UniqueMode::Replace).id(new_id);
+                assert_eq!(fixture.enqueue(replacing).await.expect("enqueue").id, id);
+                Some((id, EnqueuedAs::Replaced))
+            }
+            Some(how) => {
+                fixture.add(job("earlier").queue("other").id(new_id)).await;
+                Some((new_id, how))
+            }
+        };
         Combination { name, mode, holders, new_id }
     }
 
@@ -77,10 +133,9 @@ impl Combination {
         let decision = keys::decide(self.holders, self.mode);
         let context = format!("{:?} {:?}: {decision:?}", self.holders, self.mode);
         let expected = match decision {
-            Decision::AlreadyStored | Decision::Insert | Decision::Supersede(_) => {
-                (self.new_id, EnqueuedAs::Created)
-            }
-            Decision::Existing(id) => (id, EnqueuedAs::Existing),
+            Decision::Repeat(id, how) => (id, how),
+            Decision::Insert | Decision::Supersede(_) => (self.new_id, EnqueuedAs::Created),
+            Decision::Existing(id) | Decision::Dedupe(id) => (id, EnqueuedAs::Existing),
             Decision::Replace(id, _) => (id, EnqueuedAs::Replaced),
         };
         assert_eq!((id, how), expected, "{context}");
@@ -96,12 +151,26 @@ impl Combination {
             let job = fixture.job(id).await;
             let delay = if run_at == RunAt::Preserved { HOUR } else { 2 * HOUR };
             assert_eq!((job.kind.as_str(), job.run_at), ("new", start() + delay), "{context}");
+            assert_eq!((job.attempts, job.interruptions), (0, 1), "{context}");
+            assert!(fixture.checkpoint(id).await.expect("checkpoint").is_none(), "{context}");
         } else if let Some((id, Owner::Waiting)) = self.holders.unique {
             assert_eq!(fixture.job(id).await.kind, "first", "{context}");
         }
-        if let Some((id, Owner::Running)) = self.holders.unique {
+        if let Some((id, Owner::Running | Owner::Cancelling)) = self.holders.unique {
             let State::Running(running) = fixture.state(id).await else { panic!("{context}") };
             assert_eq!(running.flags.superseded, decision == Decision::Supersede(id), "{context}");
+        }
+        // From now on both the idempotency key and the id return the same job.
+        if !matches!(decision, Decision::Repeat(..)) {
+            let again = job("again").queue("other").idempotency_key(&self.name);
+            let again = fixture.enqueue(again).await.expect("enqueue");
+            assert_eq!(again, Enqueued { id, how: EnqueuedAs::Existing }, "{context}");
+        }
+        if !matches!(decision, Decision::Existing(_)) {
+            let again =
+                job("again").queue("other").id(self.new_id).unique_key(&self.name, UniqueMode::Replace);
+            let again = fixture.enqueue(again).await.expect("enqueue");
+            assert_eq!(again, Enqueued { id, how }, "{context}");
         }
     }
 }
@@ -109,10 +178,13 @@ impl Combination {
 async fn combinations(fixture: &Fixture) -> Vec<Combination> {
     let mut combinations = Vec::new();
     for mode in MODES {
-        for owner in STATES {
-            for (idempotency, same_id) in [(false, false), (true, false), (false, true), (true, true)] {
-                let n = combinations.len();
-                combinations.push(Combination::build(fixture, n, mode, owner, idempotency, same_id).await);
+        for first in FIRST {
+            for idempotency in IDEMPOTENCY {
+                for earlier in EARLIER {
+                    let n = combinations.len();
+                    let combination = Combination::build(fixture, n, mode, first, idempotency, earlier);
+                    combinations.push(combination.await);
+                }
             }
         }
     }

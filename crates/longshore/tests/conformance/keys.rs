@@ -22,13 +22,21 @@ cases! {
     a_repeated_idempotency_key_takes_no_unique_key,
     the_idempotency_key_of_a_replacement_is_stored,
     a_repeated_idempotency_key_replaces_nothing,
+    the_idempotency_key_of_a_deduplicated_request_returns_the_holder,
+    the_idempotency_key_of_a_second_replacement_is_kept_too,
+    a_batch_finds_the_idempotency_keys_of_merged_requests,
+    the_key_of_a_merged_request_is_free_again_when_its_job_is_removed,
+    a_replacement_repeated_with_its_id_is_the_same_replacement,
+    a_list_by_idempotency_key_finds_the_job_of_a_merged_request,
     dedupe_returns_a_waiting_holder_unchanged,
     dedupe_returns_a_running_holder,
+    dedupe_does_not_return_a_holder_that_is_being_cancelled,
     dedupe_applies_across_kinds_and_queues,
     replace_changes_the_contents_and_the_time_of_a_waiting_holder,
     a_replaced_job_is_claimed_with_its_new_contents,
     preserve_run_at_changes_the_contents_but_not_the_time_of_a_waiting_holder,
     a_replaced_retrying_job_starts_again_and_keeps_its_lease_number,
+    a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint,
     replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job,
     every_mode_creates_a_new_job_when_the_holder_has_ended,
     a_unique_key_is_released_by_every_end,
@@ -204,6 +212,134 @@ async fn a_repeated_idempotency_key_replaces_nothing(fixture: Fixture) {
     assert_eq!(snapshot(&fixture.job(holder).await), before);
 }
 
+// ---- requests that became part of another job --------------------------------------
+
+fn replaced(id: JobId) -> Enqueued {
+    Enqueued { id, how: EnqueuedAs::Replaced }
+}
+
+/// The holder may have a key of its own or none.
+async fn the_idempotency_key_of_a_deduplicated_request_returns_the_holder(fixture: Fixture) {
+    for own in [Some("order-17"), None] {
+        let first = unique("mail", UniqueMode::Dedupe);
+        let first = if let Some(key) = own { first.idempotency_key(key) } else { first };
+        let claimed = fixture.running(first).await;
+        let holder = claimed.lease().id;
+        let before = snapshot(&fixture.job(holder).await);
+        let key = format!("second-{own:?}");
+        let second = || unique("sms", UniqueMode::Dedupe).idempotency_key(key.as_str());
+        assert_eq!(enqueue(&fixture, second()).await, existing(holder));
+        assert_eq!(snapshot(&fixture.job(holder).await), before);
+        fixture.must_finish(&claimed, done()).await;
+        assert_eq!(enqueue(&fixture, second()).await, existing(holder));
+        assert_eq!(enqueue(&fixture, job("fax").idempotency_key(key.as_str())).await, existing(holder));
+    }
+    assert_eq!(fixture.check().await.expect("check").jobs, 2);
+}
+
+async fn the_idempotency_key_of_a_second_replacement_is_kept_too(fixture: Fixture) {
+    let holder = fixture.add(unique("old", UniqueMode::Replace).idempotency_key("order-17")).await;
+    let request = |key: &str| unique(key, UniqueMode::Replace).idempotency_key(key);
+    for key in ["order-18", "order-19"] {
+        assert_eq!(enqueue(&fixture, request(key)).await, replaced(holder));
+    }
+    let assert_all_return_the_holder = async || {
+        for key in ["order-17", "order-18", "order-19"] {
+            assert_eq!(enqueue(&fixture, request(key)).await, existing(holder), "{key}");
+            assert_eq!(enqueue(&fixture, job("fax").idempotency_key(key)).await, existing(holder), "{key}");
+        }
+    };
+    assert_all_return_the_holder().await;
+    let job = fixture.job(holder).await;
+    assert_eq!((job.kind.as_str(), job.idempotency_key.as_deref()), ("order-19", Some("order-17")));
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    assert_all_return_the_holder().await;
+    fixture.must_finish(&claimed, done()).await;
+    assert_all_return_the_holder().await;
+    assert_eq!(fixture.check().await.expect("check").jobs, 1);
+}
+
+async fn a_batch_finds_the_idempotency_keys_of_merged_requests(fixture: Fixture) {
+    let holder = fixture.add(unique("mail", UniqueMode::Dedupe).idempotency_key("order-17")).await;
+    enqueue(&fixture, unique("sms", UniqueMode::Dedupe).idempotency_key("order-18")).await;
+    let batch = [
+        valid(job("plain")),
+        valid(job("fax").idempotency_key("order-18")),
+        valid(job("new").idempotency_key("order-19")),
+        valid(job("fax").idempotency_key("order-17")),
+        valid(job("other").idempotency_key("order-18").unique_key("another", UniqueMode::Replace)),
+    ];
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+    let expected = [
+        created(batch[0].id()),
+        existing(holder),
+        created(batch[2].id()),
+        existing(holder),
+        existing(holder),
+    ];
+    assert_eq!(results, expected);
+}
+
+async fn the_key_of_a_merged_request_is_free_again_when_its_job_is_removed(fixture: Fixture) {
+    for removed_by in ["an operator", "retention"] {
+        let holder = fixture.running(unique("mail", UniqueMode::Dedupe).idempotency_key("order-17")).await;
+        let second = || unique("sms", UniqueMode::Dedupe).idempotency_key("order-18");
+        assert_eq!(enqueue(&fixture, second()).await, existing(holder.lease().id));
+        fixture.must_finish(&holder, done()).await;
+        match removed_by {
+            "an operator" => fixture.delete(holder.lease().id).await.expect("delete"),
+            _ => {
+                fixture.advance(8 * DAY).await;
+                let retained = fixture.store().retain(&Retention::default(), 100).await;
+                assert!(retained.expect("retain").removed > 0);
+            }
+        }
+        let next = enqueue(&fixture, second()).await;
+        assert_eq!(next.how, EnqueuedAs::Created, "{removed_by}");
+        fixture.cancel(next.id).await.expect("cancel");
+        fixture.delete(next.id).await.expect("delete");
+    }
+    assert_eq!(fixture.query_number("select count(*) from merged_requests", None).await, 0);
+}
+
+/// The reply to a replacement was lost, and the caller repeats it with the same id.
+async fn a_replacement_repeated_with_its_id_is_the_same_replacement(fixture: Fixture) {
+    for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
+        let holder = fixture.add(unique("old", UniqueMode::Replace)).await;
+        let id = JobId::new();
+        let request = || unique("new", mode).id(id);
+        assert_eq!(enqueue(&fixture, request()).await, replaced(holder));
+        assert_eq!(enqueue(&fixture, unique("newer", UniqueMode::Replace)).await, replaced(holder));
+        assert_eq!(enqueue(&fixture, request()).await, replaced(holder));
+        assert_eq!(fixture.job(holder).await.kind, "newer");
+        let batch = [valid(job("plain").queue("other")), valid(request())];
+        let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+        assert_eq!(results[1], replaced(holder));
+        assert_eq!(fixture.job(holder).await.kind, "newer");
+
+        let worker = fixture.worker().await;
+        let claimed = fixture.claim_one(worker).await;
+        assert_eq!(enqueue(&fixture, request()).await, replaced(holder));
+        let State::Running(running) = fixture.state(holder).await else { panic!("the holder must run") };
+        assert!(!running.flags.superseded);
+        fixture.must_finish(&claimed, done()).await;
+        assert_eq!(enqueue(&fixture, request()).await, replaced(holder));
+        assert_eq!(fixture.claim(worker, 9).await.len(), 0, "{mode:?}");
+    }
+}
+
+async fn a_list_by_idempotency_key_finds_the_job_of_a_merged_request(fixture: Fixture) {
+    let holder = fixture.add(unique("mail", UniqueMode::Dedupe).idempotency_key("order-17")).await;
+    enqueue(&fixture, unique("sms", UniqueMode::Dedupe).idempotency_key("order-18")).await;
+    fixture.add(job("fax").idempotency_key("order-19")).await;
+    for key in ["order-17", "order-18"] {
+        let filter = ListFilter { idempotency_key: Some(key.into()), ..ListFilter::default() };
+        let page = fixture.list(&filter).await.expect("list");
+        assert_eq!(page.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), [holder], "{key}");
+    }
+}
+
 // ---- unique keys: modes and states of the holder ---------------------------------
 
 async fn dedupe_returns_a_waiting_holder_unchanged(fixture: Fixture) {
@@ -219,6 +355,22 @@ async fn dedupe_returns_a_running_holder(fixture: Fixture) {
     assert_eq!(enqueue(&fixture, unique("mail", UniqueMode::Dedupe)).await, existing(holder.lease().id));
     fixture.must_finish(&holder, failed()).await;
     assert_eq!(fixture.status(holder.lease().id).await, Status::Retrying);
+}
+
+/// Its work may never be done, so the new request is stored. The key moves, as with a
+/// running holder that is replaced.
+async fn dedupe_does_not_return_a_holder_that_is_being_cancelled(fixture: Fixture) {
+    let old = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
+    fixture.cancel(old.lease().id).await.expect("cancel");
+    let next = enqueue(&fixture, unique("sms", UniqueMode::Dedupe)).await;
+    assert_eq!(next.how, EnqueuedAs::Created);
+    let State::Running(running) = fixture.state(old.lease().id).await else { panic!("it still runs") };
+    assert!(running.flags.superseded && running.flags.cancel_requested);
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(next.id));
+    fixture.must_finish(&old, failed()).await;
+    assert_eq!(fixture.status(old.lease().id).await, Status::Cancelled);
+    assert_eq!(enqueue(&fixture, unique("fax", UniqueMode::Dedupe)).await, existing(next.id));
+    assert_eq!(fixture.claim_one(old.lease().worker).await.lease().id, next.id);
 }
 
 async fn dedupe_applies_across_kinds_and_queues(fixture: Fixture) {
@@ -277,6 +429,24 @@ async fn a_replaced_retrying_job_starts_again_and_keeps_its_lease_number(fixture
     assert_eq!((again.lease().lease_no, again.attempt()), (2, 1));
 }
 
+/// A job that kills its workers must not escape quarantine because its contents change.
+/// The checkpoint belongs to the old contents.
+async fn a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint(fixture: Fixture) {
+    for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
+        let claimed = fixture.running(unique("mail", mode)).await;
+        let id = claimed.lease().id;
+        let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw(r#"{"page":5}"#)).await;
+        assert_eq!(saved.expect("save"), Fenced::Held);
+        assert_eq!(fixture.crash_all_workers().await.recovered, 1);
+        assert!(fixture.checkpoint(id).await.expect("checkpoint").is_some());
+        assert_eq!(enqueue(&fixture, unique("sms", mode)).await, replaced(id));
+        let job = fixture.job(id).await;
+        assert_eq!((job.kind.as_str(), job.attempts, job.interruptions), ("sms", 0, 1), "{mode:?}");
+        assert!(fixture.checkpoint(id).await.expect("checkpoint").is_none(), "{mode:?}");
+        fixture.cancel(id).await.expect("cancel");
+    }
+}
+
 async fn replace_and_preserve_move_the_key_of_a_running_holder_to_a_new_job(fixture: Fixture) {
     let mut holder = fixture.running(unique("mail", UniqueMode::Dedupe)).await.lease().id;
     for mode in [UniqueMode::Replace, UniqueMode::PreserveRunAt] {
@@ -333,7 +503,6 @@ async fn a_unique_key_is_released_by_an_end_without_result_or_reason(fixture: Fi
 async fn a_requested_cancel_releases_the_unique_key_when_the_attempt_ends(fixture: Fixture) {
     let claimed = fixture.running(unique("mail", UniqueMode::Dedupe)).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
-    assert_eq!(enqueue(&fixture, unique("sms", UniqueMode::Dedupe)).await, existing(claimed.lease().id));
     fixture.must_finish(&claimed, failed()).await;
     fixture.add(unique("sms", UniqueMode::Dedupe)).await;
 }

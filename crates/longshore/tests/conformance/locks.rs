@@ -31,6 +31,8 @@ cases! {
     a_batch_with_a_key_held_by_an_open_transaction_is_stored_entirely_or_not_at_all,
     a_claim_in_flight_counts_against_a_limit_set_meanwhile,
     a_retry_concurrent_with_a_replacement_queues_the_new_contents,
+    a_key_that_an_open_transaction_merges_creates_no_second_job,
+    a_key_that_an_open_transaction_stores_is_not_merged,
 }
 
 fn own_without_gpu(worker: WorkerId, limit: u32) -> ClaimRequest {
@@ -400,4 +402,62 @@ async fn a_retry_concurrent_with_a_replacement_queues_the_new_contents(fixture: 
         assert_eq!((claimed[0].payload(), claimed[0].priority()), ("[2]", 5));
         assert_eq!((claimed[0].timeout(), claimed[0].flags()), (Some(7 * SECOND), &["gpu".to_owned()][..]));
     }
+}
+
+/// The open transaction has merged a request with this key into a live job. A second
+/// request with the key waits, and returns that job.
+async fn a_key_that_an_open_transaction_merges_creates_no_second_job(fixture: Fixture) {
+    for mode in ["dedupe", "replace"] {
+        // Both statements that store a job with an idempotency key.
+        for other_key in [None, Some(format!("other-{mode}"))] {
+            let (unique, key) = (format!("{mode}-{other_key:?}"), format!("order-{mode}-{other_key:?}"));
+            let first = job("mail").idempotency_key(&unique).unique_key(&unique, UniqueMode::Dedupe);
+            let holder = fixture.add(first).await;
+            let merge = format!(
+                "select enqueue('x', idempotency_key => '{key}', unique_key => '{unique}',
+                                unique_mode => '{mode}')"
+            );
+            let mut other = open_transaction(&fixture, &merge).await;
+            let mut request = job("sms").idempotency_key(key.as_str());
+            if let Some(key) = &other_key {
+                request = request.unique_key(key, UniqueMode::Dedupe);
+            }
+            let client = fixture.client();
+            let second = tokio::spawn(async move { client.enqueue(request).await });
+            until_blocked_by(&fixture, &mut other).await;
+            sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
+            let enqueued = in_time(second).await.expect("task").expect("enqueue");
+            assert_eq!((enqueued.id, enqueued.how), (holder, EnqueuedAs::Existing), "{key}");
+        }
+    }
+    assert_eq!(fixture.check().await.expect("check").jobs, 4);
+}
+
+/// The open transaction has stored a job with this key. A request that would be merged
+/// into another job waits, and returns the stored job.
+async fn a_key_that_an_open_transaction_stores_is_not_merged(fixture: Fixture) {
+    for mode in [UniqueMode::Dedupe, UniqueMode::Replace] {
+        let key = format!("order-{mode:?}");
+        let unique = format!("customer-{mode:?}");
+        let holder = fixture
+            .add(
+                job("mail")
+                    .idempotency_key(format!("first-{mode:?}"))
+                    .unique_key(&unique, UniqueMode::Dedupe),
+            )
+            .await;
+        let before = snapshot(&fixture.job(holder).await);
+        let mut other =
+            open_transaction(&fixture, &format!("select enqueue('x', idempotency_key => '{key}')")).await;
+        let client = fixture.client();
+        let request = job("sms").idempotency_key(key.as_str()).unique_key(&unique, mode);
+        let second = tokio::spawn(async move { client.enqueue(request).await });
+        until_blocked_by(&fixture, &mut other).await;
+        sqlx::raw_sql("commit").execute(&mut other).await.expect("commit");
+        let enqueued = in_time(second).await.expect("task").expect("enqueue");
+        assert_eq!(enqueued.how, EnqueuedAs::Existing, "{mode:?}");
+        assert_eq!(fixture.job(enqueued.id).await.kind, "x", "{mode:?}");
+        assert_eq!(snapshot(&fixture.job(holder).await), before, "{mode:?}");
+    }
+    assert_eq!(fixture.check().await.expect("check").jobs, 4);
 }

@@ -2,7 +2,7 @@
 //! cancel.
 
 use longshore::lifecycle::State;
-use longshore::store::{Operated, Operation};
+use longshore::store::{Fenced, Operated, Operation};
 use longshore::{DeadFilter, Edit, Ending, Error, JobId, NewJob, Outcome, Status, UniqueMode, When};
 
 use crate::fixture::*;
@@ -22,6 +22,7 @@ cases! {
     an_edit_changes_only_the_fields_it_names,
     an_edited_job_is_claimed_with_its_new_values,
     an_edit_keeps_attempts_interruptions_and_lease_number,
+    an_edited_payload_deletes_the_checkpoint,
     running_and_finished_jobs_cannot_be_edited,
     an_invalid_edit_is_refused_by_field,
     a_finished_job_is_deleted_with_its_history,
@@ -212,6 +213,21 @@ async fn an_edit_keeps_attempts_interruptions_and_lease_number(fixture: Fixture)
     fixture.edit(id, Edit::default().priority(8)).await.expect("edit");
     let job = fixture.job(id).await;
     assert_eq!((job.attempts, job.interruptions, job.lease_no, job.status), (1, 1, 2, Status::Retrying));
+}
+
+/// The checkpoint belongs to the old payload. Other edits keep it.
+async fn an_edited_payload_deletes_the_checkpoint(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    let id = claimed.lease().id;
+    let saved = fixture.store().save_checkpoint(&claimed.lease(), &raw(r#"{"page":5}"#)).await;
+    assert_eq!(saved.expect("save"), Fenced::Held);
+    fixture.must_finish(&claimed, failed()).await;
+    fixture.edit(id, Edit::default().priority(7).when(When::After(HOUR))).await.expect("edit");
+    let kept = fixture.checkpoint(id).await.expect("checkpoint");
+    assert_eq!(kept.expect("the payload is the same").get(), r#"{"page":5}"#);
+    fixture.edit(id, Edit::default().payload("[1]")).await.expect("edit");
+    assert!(fixture.checkpoint(id).await.expect("checkpoint").is_none());
+    assert_eq!(fixture.job(id).await.attempts, 1);
 }
 
 async fn running_and_finished_jobs_cannot_be_edited(fixture: Fixture) {

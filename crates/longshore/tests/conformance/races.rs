@@ -29,6 +29,7 @@ cases! {
     exactly_one_of_a_sweep_and_a_settle_wins,
     a_sweep_and_a_concurrent_heartbeat_agree,
     ten_enqueues_with_one_idempotency_key_create_one_job,
+    ten_enqueues_with_one_idempotency_key_and_a_held_unique_key_return_one_job,
     ten_enqueues_with_one_unique_key_create_one_job,
     ten_replacing_enqueues_leave_one_job_with_the_contents_of_one_of_them,
     ten_replacing_enqueues_of_a_running_holder_create_one_new_job,
@@ -415,6 +416,27 @@ async fn ten_enqueues_with_one_idempotency_key_create_one_job(fixture: Fixture) 
         same_job(&results);
     }
     assert_eq!(fixture.count(Status::Queued).await, 6);
+}
+
+/// Half of them meet the live holder of a unique key. Either the holder answers for all,
+/// or one new job does.
+async fn ten_enqueues_with_one_idempotency_key_and_a_held_unique_key_return_one_job(fixture: Fixture) {
+    let mut created = 0;
+    for round in 0..20 {
+        let (unique, key) = (format!("customer-{round}"), format!("order-{round}"));
+        fixture.add(job("holder").unique_key(&unique, UniqueMode::Dedupe).idempotency_key(&unique)).await;
+        let mode = [UniqueMode::Dedupe, UniqueMode::Replace][round % 2];
+        let results = enqueue_ten(&fixture, |n| {
+            let job = NewJob::new("mail", &n).idempotency_key(key.as_str());
+            if n % 2 == 0 { job } else { job.unique_key(&unique, mode) }
+        })
+        .await;
+        same_job(&results);
+        let [new, ..] = counts_by_how(&results);
+        assert!(new <= 1, "{results:?}");
+        created += new;
+    }
+    assert_eq!(fixture.count(Status::Queued).await, 20 + created as u64);
 }
 
 async fn ten_enqueues_with_one_unique_key_create_one_job(fixture: Fixture) {

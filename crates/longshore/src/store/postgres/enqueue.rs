@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::listen::notify_due;
@@ -114,7 +115,8 @@ async fn insert_step(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<()> {
 }
 
 /// As [`INSERT`], for jobs that may exist already: by id, because an earlier reply
-/// was lost, or by idempotency key.
+/// was lost, or by idempotency key. The key may be that of a merged request: the filter
+/// finds those that are committed, and `has_merged_key` those that the insert waited for.
 const INSERT_NEW: &str = "
     with input as (
       select *
@@ -132,21 +134,31 @@ const INSERT_NEW: &str = "
              case when flags is not null then array(select json_array_elements_text(flags::json)) end,
              options::json, idempotency_key
         from input
+       where (select j.id
+                from longshore.merged_requests m
+                join longshore.jobs j on j.id = m.job
+               where m.idempotency_key = input.idempotency_key) is null
           on conflict do nothing
-      returning id, run_at, timeout_ms, priority, max_attempts, kind, queue, flags),
+      returning id, run_at, timeout_ms, priority, max_attempts, kind, queue, flags, idempotency_key),
     enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
       select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags
         from stored)
-    select id from stored";
+    select (select count(*) from stored),
+           longshore.has_merged_key(array(select idempotency_key from stored))";
 
 const BY_KEY_OR_ID: &str = "
     select idempotency_key, id
       from longshore.jobs
      where idempotency_key = any($1::text[])
-        or id = any($2::uuid[])";
+        or id = any($2::uuid[])
+     union all
+    select m.idempotency_key, j.id
+      from longshore.merged_requests m
+      join longshore.jobs j on j.id = m.job
+     where m.idempotency_key = any($1::text[])";
 
 /// Stores the jobs of one step, which have no unique key. Skips those whose id or
 /// idempotency key already exists.
@@ -159,8 +171,8 @@ async fn insert_new(
     let columns = Columns::of(step.iter().map(|i| &jobs[*i]));
     let keys: Vec<Option<&str>> = step.iter().map(|i| jobs[*i].idempotency_key.as_deref()).collect();
     let query = columns.bind(sqlx::query(tx.sql(INSERT_NEW))).bind(&keys);
-    let stored = query.fetch_all(&mut *tx.connection).await?.len();
-    if stored == step.len() {
+    let stored = unless_merged(&query.fetch_one(&mut *tx.connection).await?)?;
+    if stored == step.len() as i64 {
         for i in step {
             results[*i] = Some(created(&jobs[*i]));
         }
@@ -182,14 +194,14 @@ async fn insert_new(
     for i in step {
         let job = &jobs[*i];
         let holders = Holders {
-            same_id: ids.contains(&job.id.0),
+            earlier: ids.contains(&job.id.0).then_some((job.id, EnqueuedAs::Created)),
             idempotency: job.idempotency_key.as_ref().and_then(|key| by_key.get(key)).map(|id| JobId(*id)),
             unique: None,
         };
         results[*i] = Some(match keys::decide(holders, UniqueMode::default()) {
-            Decision::AlreadyStored => created(job),
+            Decision::Repeat(id, how) => Enqueued { id, how },
             Decision::Existing(id) => Enqueued { id, how: EnqueuedAs::Existing },
-            Decision::Insert | Decision::Replace(..) | Decision::Supersede(_) => {
+            Decision::Insert | Decision::Dedupe(_) | Decision::Replace(..) | Decision::Supersede(_) => {
                 return Err(Error::unavailable(
                     "idempotency_key: the job that held the key was just removed; try again",
                 )
@@ -200,6 +212,18 @@ async fn insert_new(
     Ok(())
 }
 
+/// The first column of a statement that stores jobs, unless the idempotency key of one of
+/// them was merged into another job while the statement waited. Then the transaction
+/// starts over, and finds that job.
+fn unless_merged(row: &PgRow) -> Sql<i64> {
+    if row.try_get::<Option<bool>, _>(1)? == Some(true) {
+        return Err(Fault::LostRace(Error::unavailable(
+            "idempotency_key: taken at the same moment; try again",
+        )));
+    }
+    Ok(row.try_get(0)?)
+}
+
 /// Stores one job with a unique key. Each decision is stored by one statement,
 /// which changes nothing if the owner of the key has changed; then the holders are
 /// read again.
@@ -207,8 +231,14 @@ async fn enqueue_unique(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
     let mode = job.unique.as_ref().map(|(_, mode)| *mode).unwrap_or_default();
     for _ in 0..MAX_ROUNDS {
         let (stored, id, how) = match keys::decide(holders(tx, job).await?, mode) {
-            Decision::AlreadyStored => return Ok(created(job)),
-            Decision::Existing(id) => return Ok(Enqueued { id, how: EnqueuedAs::Existing }),
+            Decision::Repeat(id, how) => (true, id, how),
+            Decision::Existing(id) => (true, id, EnqueuedAs::Existing),
+            Decision::Dedupe(owner) => {
+                if job.idempotency_key.is_some() {
+                    merge(tx, job, owner, EnqueuedAs::Existing, job.idempotency_key.as_deref()).await?;
+                }
+                (true, owner, EnqueuedAs::Existing)
+            }
             Decision::Insert => (insert(tx, job).await?, job.id, EnqueuedAs::Created),
             Decision::Replace(owner, run_at) => {
                 (replace(tx, job, owner, run_at).await?, owner, EnqueuedAs::Replaced)
@@ -231,21 +261,30 @@ const HOLDERS: &str = "
     select exists (
              select 1
                from longshore.jobs
-              where id = $1) as same_id,
-           (select id
-              from longshore.jobs
-             where idempotency_key = $2) as idempotency,
+              where id = $1) as stored,
+           (select j.id
+              from longshore.jobs j
+             where j.id = m.job) as merged_into,
+           m.replaced,
+           coalesce(
+             (select id
+                from longshore.jobs
+               where idempotency_key = $2),
+             (select j.id
+                from longshore.merged_requests o
+                join longshore.jobs j on j.id = o.job
+               where o.idempotency_key = $2)) as idempotency,
            k.job as owner,
            exists (
              select 1
                from longshore.ready w
               where w.id = k.job) as waiting,
-           exists (
-             select 1
-               from longshore.running r
-              where r.id = k.job) as running
+           (select r.cancel_requested
+              from longshore.running r
+             where r.id = k.job) as cancelling   -- null if it does not run
       from (select 1) as one_row
-      left join longshore.keys k on k.key = $3";
+      left join longshore.keys k on k.key = $3
+      left join longshore.merged_requests m on m.id = $1";
 
 /// Finds the jobs that have the id or the keys of this job.
 async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Holders> {
@@ -255,15 +294,22 @@ async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Holders> {
         .bind(job.unique.as_ref().map(|(key, _)| key))
         .fetch_one(&mut *tx.connection)
         .await?;
-    let owner = if row.try_get("waiting")? {
-        Some(Owner::Waiting)
-    } else if row.try_get("running")? {
-        Some(Owner::Running)
+    let earlier = if row.try_get("stored")? {
+        Some((job.id, EnqueuedAs::Created))
+    } else if let Some(id) = row.try_get("merged_into")? {
+        let how = if row.try_get("replaced")? { EnqueuedAs::Replaced } else { EnqueuedAs::Existing };
+        Some((JobId(id), how))
     } else {
         None
     };
+    let owner = if row.try_get("waiting")? {
+        Some(Owner::Waiting)
+    } else {
+        row.try_get::<Option<bool>, _>("cancelling")?
+            .map(|cancelling| if cancelling { Owner::Cancelling } else { Owner::Running })
+    };
     Ok(Holders {
-        same_id: row.try_get("same_id")?,
+        earlier,
         idempotency: row.try_get::<Option<Uuid>, _>("idempotency")?.map(JobId),
         unique: row.try_get::<Option<Uuid>, _>("owner")?.map(JobId).zip(owner),
     })
@@ -291,22 +337,27 @@ const INSERT_OWNER: &str = "
               interruptions, keyed, kind, queue, flags)
       select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags
         from stored)
-    select count(*) from owned";
+    select (select count(*) from owned),
+           case when $13::text is not null
+                then longshore.has_merged_key(array(select idempotency_key from stored)) end";
 
 /// Stores the new job with its key. Returns whether the key was free.
 async fn insert(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<bool> {
     let query = bind(sqlx::query(tx.sql(INSERT_OWNER)), job, job.id);
-    Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
+    Ok(unless_merged(&query.fetch_one(&mut *tx.connection).await?)? > 0)
 }
 
 /// A job in `ready` owns its key, so the row itself shows that it still does. The
 /// lease number stays, so that earlier holders of a lease remain fenced off. The
-/// idempotency key is stored too, so that a repeated request finds this job.
+/// idempotency key is stored too, if the job has none.
 const REPLACE: &str = "
     with deleted as (
       delete from longshore.ready
        where id = $1
-      returning id, run_at, lease_no),
+      returning id, run_at, lease_no, interruptions),
+    deleted_checkpoints as (
+      delete from longshore.checkpoints
+       where job = any(array(select id from deleted))),
     changed as (
       update longshore.jobs j
          set kind = $2,
@@ -322,22 +373,32 @@ const REPLACE: &str = "
              idempotency_key = coalesce(j.idempotency_key, $13)
         from deleted d
        where j.id = d.id
-         and j.unique_key = $12),
+         and j.unique_key = $12
+      returning j.idempotency_key),
     enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
       select d.id,
              case when $14 then d.run_at else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
-             longshore.clock(), $9, d.lease_no, $4, 0, $5, 0, true, $2, $3, $10
+             longshore.clock(), $9, d.lease_no, $4, 0, $5, d.interruptions, true, $2, $3, $10
         from deleted d)
-    select count(*) from deleted";
+    select (select count(*) from deleted),
+           longshore.has_merged_key(array(select idempotency_key from changed where idempotency_key = $13)),
+           (select idempotency_key from changed)";
 
-/// Replaces the contents of the waiting owner of the key. Returns whether it was still
-/// waiting.
+/// Replaces the contents of the waiting owner of the key and merges the request into it.
+/// Returns whether it was still waiting.
 async fn replace(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<bool> {
     let query = bind(sqlx::query(tx.sql(REPLACE)), job, owner).bind(run_at == RunAt::Preserved);
-    Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
+    let row = query.fetch_one(&mut *tx.connection).await?;
+    if unless_merged(&row)? == 0 {
+        return Ok(false);
+    }
+    let own_key: Option<String> = row.try_get(2)?;
+    let other_key = job.idempotency_key.as_deref().filter(|key| own_key.as_deref() != Some(*key));
+    merge(tx, job, owner, EnqueuedAs::Replaced, other_key).await?;
+    Ok(true)
 }
 
 /// Locks in the usual order: the row in `running` first, then the key.
@@ -369,13 +430,31 @@ const SUPERSEDE: &str = "
               interruptions, keyed, kind, queue, flags)
       select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags
         from stored)
-    select count(*) from owner";
+    select (select count(*) from owner),
+           case when $13::text is not null
+                then longshore.has_merged_key(array(select idempotency_key from stored)) end";
 
 /// Stores the new job and moves the key of a running owner to it. Returns whether
 /// the owner was still running.
 async fn supersede(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId) -> Sql<bool> {
     let query = bind(sqlx::query(tx.sql(SUPERSEDE)), job, job.id).bind(owner.0);
-    Ok(query.fetch_one(&mut *tx.connection).await?.try_get::<i64, _>(0)? > 0)
+    Ok(unless_merged(&query.fetch_one(&mut *tx.connection).await?)? > 0)
+}
+
+const MERGE: &str = "
+    select longshore.merge_request($1, $2, $3, $4)";
+
+/// Stores that the request became part of `owner`, so that its id and this key return
+/// that job from now on.
+async fn merge(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId, how: EnqueuedAs, key: Option<&str>) -> Sql<()> {
+    sqlx::query(tx.sql(MERGE))
+        .bind(job.id.0)
+        .bind(owner.0)
+        .bind(how == EnqueuedAs::Replaced)
+        .bind(key)
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(())
 }
 
 /// Binds the thirteen parameters of a job with a unique key, stored under `id`.

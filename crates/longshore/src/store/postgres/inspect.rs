@@ -187,7 +187,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     let rows = sqlx::query(AssertSqlSafe(tx.fill(&text)))
         .bind(before)
         .bind(i64::from(filter.max_examined()))
-        .bind(filter.unique_key.as_ref().or(filter.idempotency_key.as_ref()))
+        .bind(filter.idempotency_key.as_ref().or(filter.unique_key.as_ref()))
         .bind(&filter.kind)
         .bind(&filter.queue)
         .bind(&filter.tag)
@@ -201,8 +201,8 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
         // A key has at most one job; the other conditions are tested on it.
         jobs.retain(|job| {
             filter.status.is_none_or(|status| job.status == status)
-                && (filter.idempotency_key.is_none() || job.idempotency_key == filter.idempotency_key)
-                && (filter.unique_key.is_none() || job.unique_key == filter.unique_key)
+                && (filter.unique_key.is_none()
+                    || (job.unique_key == filter.unique_key && job.finished_at.is_none()))
         });
         return Ok(Page { jobs, next: None });
     }
@@ -216,7 +216,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     let next: Option<Uuid> = sqlx::query_scalar(AssertSqlSafe(tx.fill(&text)))
         .bind(before)
         .bind(i64::from(filter.max_examined()))
-        .bind(filter.unique_key.as_ref().or(filter.idempotency_key.as_ref()))
+        .bind(filter.idempotency_key.as_ref().or(filter.unique_key.as_ref()))
         .fetch_optional(&mut *tx.connection)
         .await?;
     let next = next.filter(|next| from.is_none_or(|from| *next >= from));
@@ -226,13 +226,16 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
 /// The rows that a list examines, newest first: those of the table that has the jobs of
 /// the wanted status. `$1` is the cursor, `$2` the maximum number of rows, `$3` a key.
 fn candidates(filter: &ListFilter) -> &'static str {
+    if filter.idempotency_key.is_some() {
+        return "(select id
+                   from (select id from longshore.jobs where idempotency_key = $3
+                          union all
+                         select job from longshore.merged_requests where idempotency_key = $3) o
+                  where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
+    }
     if filter.unique_key.is_some() {
         return "(select job as id from longshore.keys
                   where key = $3 and job < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
-    }
-    if filter.idempotency_key.is_some() {
-        return "(select id from longshore.jobs
-                  where idempotency_key = $3 and id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
     }
     match filter.status {
         None => {

@@ -157,6 +157,9 @@ const REWRITE: &str = concat!(
              payload = coalesce($9::text::json, j.payload)
         from deleted d
        where j.id = d.id),
+    deleted_checkpoints as (   -- they belong to the old payload
+      delete from longshore.checkpoints
+       where job = any(array(select id from deleted where $9::text is not null))),
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
@@ -280,6 +283,9 @@ const REMOVE: &str = "
        where job = any(array(select id from deleted))),
     deleted_checkpoints as (
       delete from longshore.checkpoints
+       where job = any(array(select id from deleted))),
+    deleted_requests as (
+      delete from longshore.merged_requests
        where job = any(array(select id from deleted))),
     tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)

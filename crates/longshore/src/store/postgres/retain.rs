@@ -49,6 +49,9 @@ const RETAIN: &str = "
     deleted_checkpoints as (
       delete from longshore.checkpoints
        where job = any(array(select id from deleted))),
+    deleted_requests as (
+      delete from longshore.merged_requests
+       where job = any(array(select id from deleted))),
     tallied as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       select date_trunc('minute', longshore.clock()), 0, -count(*), d.outcome, 0, j.queue, j.kind

@@ -38,8 +38,14 @@ fn enqueue_plain(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
 fn enqueue_keyed(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
     let mode = job.unique.as_ref().map(|(_, mode)| *mode).unwrap_or_default();
     match keys::decide(holders(tx, job)?, mode) {
-        Decision::AlreadyStored => Ok(created(job)),
+        Decision::Repeat(id, how) => Ok(Enqueued { id, how }),
         Decision::Existing(id) => Ok(Enqueued { id, how: EnqueuedAs::Existing }),
+        Decision::Dedupe(owner) => {
+            if job.idempotency_key.is_some() {
+                merge(tx, job, owner, EnqueuedAs::Existing, job.idempotency_key.as_deref())?;
+            }
+            Ok(Enqueued { id: owner, how: EnqueuedAs::Existing })
+        }
         Decision::Insert => enqueue_plain(tx, job),
         Decision::Replace(owner, run_at) => {
             replace(tx, job, owner, run_at)?;
@@ -58,27 +64,49 @@ fn holders(tx: &Tx<'_>, job: &ValidJob) -> Sql<Holders> {
         select 1
           from jobs
          where id = ?1";
+    const MERGED: &str = "
+        select j.id, m.replaced
+          from merged_requests m
+          join jobs j on j.id = m.job
+         where m.id = ?1";
     const IDEMPOTENCY: &str = "
         select id
           from jobs
-         where idempotency_key = ?1";
+         where idempotency_key = ?1
+         union all
+        select j.id
+          from merged_requests m
+          join jobs j on j.id = m.job
+         where m.idempotency_key = ?1";
     const UNIQUE: &str = "
         select k.job,
-               w.id is not null as waiting
+               w.id is not null as waiting,
+               coalesce(r.cancel_requested, 0) as cancelling
           from keys k
           left join ready w on w.id = k.job
+          left join running r on r.id = k.job
          where k.key = ?1";
-    let mut holders = Holders {
-        same_id: tx.row(SAME_ID, [job.id.0.as_bytes()], |_| Ok(()))?.is_some(),
-        ..Holders::default()
-    };
+    let id = job.id.0.as_bytes();
+    let stored = tx.row(SAME_ID, [id], |_| Ok((job.id, EnqueuedAs::Created)))?;
+    let mut holders = Holders { earlier: stored, ..Holders::default() };
     if let Some(key) = &job.idempotency_key {
         holders.idempotency = tx.row(IDEMPOTENCY, [key], |row| row.job(0))?;
     }
     if let Some((key, _)) = &job.unique {
+        if stored.is_none() {
+            holders.earlier = tx.row(MERGED, [id], |row| {
+                let how = if row.get(1)? { EnqueuedAs::Replaced } else { EnqueuedAs::Existing };
+                Ok((row.job(0)?, how))
+            })?;
+        }
         // A key belongs to a live job, so an owner that is not waiting is running.
         holders.unique = tx.row(UNIQUE, [key], |row| {
-            Ok((row.job(0)?, if row.get(1)? { Owner::Waiting } else { Owner::Running }))
+            let owner = match (row.get(1)?, row.get(2)?) {
+                (true, _) => Owner::Waiting,
+                (false, false) => Owner::Running,
+                (false, true) => Owner::Cancelling,
+            };
+            Ok((row.job(0)?, owner))
         })?;
     }
     Ok(holders)
@@ -125,13 +153,17 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
     Ready::of(tx, job.id, job, flags.as_deref())?.store(tx)
 }
 
-/// Replaces the contents of the waiting owner of the key and resets its attempts. The
-/// lease number stays, so that earlier holders of a lease remain fenced off.
+/// Replaces the contents of the waiting owner of the key, resets its attempts and merges
+/// the request into it. The lease number stays, so that earlier holders of a lease remain
+/// fenced off.
 fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> {
     const LEAVE_READY: &str = "
         delete from ready
          where id = ?1
-        returning run_at, lease_no";
+        returning run_at, lease_no, interruptions";
+    const CHECKPOINT: &str = "
+        delete from checkpoints
+         where job = ?1";
     const REWRITE: &str = "
         update jobs
            set kind = ?2,
@@ -145,17 +177,19 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
                options = ?10,
                -- a repeated request must find this job
                idempotency_key = coalesce(idempotency_key, ?11)
-         where id = ?1";
+         where id = ?1
+        returning idempotency_key";
     let mut leave = tx.prepare(LEAVE_READY)?;
-    let (old_run_at, lease_no) = leave.query_row([owner.0.as_bytes()], |row| {
-        Ok((row.get::<_, i64>("run_at")?, row.get::<_, i32>("lease_no")?))
+    let (old_run_at, lease_no, interruptions) = leave.query_row([owner.0.as_bytes()], |row| {
+        Ok((row.get::<_, i64>("run_at")?, row.get::<_, i32>("lease_no")?, row.get("interruptions")?))
     })?;
+    tx.execute(CHECKPOINT, [owner.0.as_bytes()])?;
     let due = match run_at {
         RunAt::Preserved => None,
         RunAt::New => Some(tx.due(job.when)?),
     };
     let (timeout_ms, flags) = (job.timeout.map(millis), stored_list(&job.flags)?);
-    tx.execute(
+    let own_key: Option<Option<String>> = tx.row(
         REWRITE,
         params![
             owner.0.as_bytes(),
@@ -170,10 +204,18 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
             job.options,
             job.idempotency_key,
         ],
+        |row| row.get(0),
     )?;
-    let ready =
-        Ready { run_at: due.unwrap_or(old_run_at), lease_no, ..Ready::of(tx, owner, job, flags.as_deref())? };
-    ready.store(tx)
+    let ready = Ready {
+        run_at: due.unwrap_or(old_run_at),
+        lease_no,
+        interruptions,
+        ..Ready::of(tx, owner, job, flags.as_deref())?
+    };
+    ready.store(tx)?;
+    let own_key = own_key.flatten();
+    let other_key = job.idempotency_key.as_deref().filter(|key| own_key.as_deref() != Some(*key));
+    merge(tx, job, owner, EnqueuedAs::Replaced, other_key)
 }
 
 /// Stores the new job and moves the key of a running owner to it.
@@ -188,6 +230,19 @@ fn supersede(tx: &Tx<'_>, job: &ValidJob, owner: JobId) -> Sql<()> {
     tx.execute(SUPERSEDE, [owner.0.as_bytes()])?;
     tx.execute(FREE, [owner.0.as_bytes()])?;
     insert(tx, job)
+}
+
+/// Stores that the request became part of `owner`, so that its id and this key return
+/// that job from now on.
+fn merge(tx: &Tx<'_>, job: &ValidJob, owner: JobId, how: EnqueuedAs, key: Option<&str>) -> Sql<()> {
+    // Replaces a row of a job that no longer exists: a process of an older version may have
+    // removed the job without it.
+    const MERGE: &str = "
+        insert or replace into merged_requests (id, job, replaced, idempotency_key)
+        values (?1, ?2, ?3, ?4)";
+    let replaced = how == EnqueuedAs::Replaced;
+    tx.execute(MERGE, params![job.id.0.as_bytes(), owner.0.as_bytes(), replaced, key])?;
+    Ok(())
 }
 
 fn created(job: &ValidJob) -> Enqueued {

@@ -230,6 +230,12 @@ fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
           from jobs
          where id < ?1
            and id >= ?3
+           and idempotency_key = ?2
+         union all
+        select job
+          from merged_requests
+         where job < ?1
+           and job >= ?3
            and idempotency_key = ?2";
     const BY_UNIQUE_KEY: &str = "
         select job

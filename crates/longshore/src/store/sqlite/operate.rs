@@ -126,9 +126,16 @@ fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Oper
                run_at = coalesce(?3, run_at),
                payload = coalesce(?4, payload)
          where id = ?1";
+    const CHECKPOINT: &str = "
+        delete from checkpoints
+         where job = ?1";
     let Some(row) = leave_ready(tx, id, seen)? else { return Ok(Operated::Moved) };
     let due = edit.when.map(|when| tx.due(when)).transpose()?;
     tx.execute(REWRITE, params![id.0.as_bytes(), edit.priority, due, edit.payload])?;
+    if edit.payload.is_some() {
+        // It belongs to the old payload.
+        tx.execute(CHECKPOINT, [id.0.as_bytes()])?;
+    }
     let priority = edit.priority.unwrap_or(row.priority);
     Ready { run_at: due.unwrap_or(row.run_at), priority, ..row.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)

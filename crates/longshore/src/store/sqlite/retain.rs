@@ -89,7 +89,7 @@ fn remove(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
     delete_request(tx, id, outcome)
 }
 
-/// Deletes the request, the history and the checkpoint of a job that is no longer in
+/// Deletes the request, the history, the checkpoint and the merged requests of a job that is no longer in
 /// `finished`, and updates the tallies.
 pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
     const JOB: &str = "
@@ -102,10 +102,14 @@ pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()
     const CHECKPOINT: &str = "
         delete from checkpoints
          where job = ?1";
+    const REQUESTS: &str = "
+        delete from merged_requests
+         where job = ?1";
     let id = id.0.as_bytes();
     let deleted = tx.row(JOB, [id], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
     tx.execute(ATTEMPTS, [id])?;
     tx.execute(CHECKPOINT, [id])?;
+    tx.execute(REQUESTS, [id])?;
     match deleted {
         Some((queue, kind)) => tally(tx, &queue, &kind, outcome, 0, 0, -1),
         None => Ok(()),
