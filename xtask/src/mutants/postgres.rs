@@ -441,6 +441,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["schedules::postgres::each_tick_goes_to_one_of_many_callers"],
     },
     Mutant {
+        name: "postgres: wait for a locked schedule",
+        file: SCHEDULES,
+        anchor: "const LOCK_TIMEOUT",
+        find: "50ms",
+        replace: "50s",
+        caught_by: &[
+            "schedules::postgres_only::a_locked_schedule_does_not_delay_the_others",
+            "schedules::postgres_only::a_schedule_whose_unique_key_is_held_does_not_delay_the_others",
+        ],
+    },
+    Mutant {
         name: "postgres: fire a tick of a replaced cron expression",
         file: SCHEDULES,
         anchor: "const FIRE",

@@ -1,6 +1,8 @@
 //! Firing due ticks: one job for each tick, regardless of how many processes try. `missed`
 //! decides which ticks get a job; the engine stores a tick only once.
 
+use std::time::{Duration, Instant};
+
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -10,8 +12,14 @@ use super::missed::Due;
 use super::template::{Template, tick_key};
 use crate::client::Client;
 use crate::enqueue::{Enqueued, NewJob};
-use crate::error::Result;
-use crate::store::Schedule;
+use crate::error::{Error, Result};
+use crate::store::{Schedule, Ticked};
+
+/// When a schedule that was locked is tried again.
+const RETRY_LOCKED: Duration = Duration::from_millis(500);
+/// If an attempt to fire takes longer than this and fails, the reason is the database, not the
+/// schedule.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// What a [`TickHook`] decides about a due tick.
 #[derive(Debug)]
@@ -45,8 +53,11 @@ impl<F: FnMut(&Schedule, DateTime<Utc>, NewJob) -> Tick + Send> TickHook for F {
 pub struct FiredReport {
     /// The ticks that this pass fired, by schedule, oldest first.
     pub fired: Vec<Fired>,
-    /// The earliest future tick, on the engine's clock; `None` if no schedule is active. A
-    /// schedule stored later may tick earlier, so make another pass after a while in any case.
+    /// The due schedules that this pass could not fire. The others are not affected.
+    pub skipped: Vec<Skipped>,
+    /// The earliest future tick, on the engine's clock, or a moment from now if a schedule was
+    /// skipped; `None` if no schedule is active. A schedule stored later may tick earlier, so
+    /// make another pass after a while in any case.
     pub next_wake: Option<DateTime<Utc>>,
     /// The time of the pass, on the same clock.
     pub looked_at: DateTime<Utc>,
@@ -64,12 +75,22 @@ pub struct Fired {
     pub job: Enqueued,
 }
 
+/// A due schedule that did not fire. Its ticks stay due, and every pass tries again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Skipped {
+    /// The schedule's name.
+    pub schedule: String,
+    /// Why it did not fire.
+    pub reason: String,
+}
+
 impl Client {
     /// Makes one pass over the schedules: fires every due tick and returns when the next one is
     /// due.
     ///
     /// Any number of processes may do this at any time; each tick fires once. A schedule that
-    /// cannot be parsed is logged and does not stop the others.
+    /// cannot fire is logged and reported, and does not stop or delay the others.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -97,32 +118,48 @@ impl Client {
         let now = self.store().now().await?;
         let mut report = FiredReport { looked_at: now, ..FiredReport::default() };
         for schedule in schedules.iter().filter(|schedule| !schedule.paused) {
+            let began = Instant::now();
             let next = if schedule.next_at > now {
-                Ok(schedule.next_at)
+                Ok(Some(schedule.next_at))
             } else {
                 self.fire_schedule(schedule, now, hook, &mut report.fired).await
             };
-            match next {
-                Ok(next) => report.next_wake = report.next_wake.into_iter().chain([next]).min(),
-                Err(error) if error.is_unavailable() || error.is_read_only() || error.is_schema() => {
-                    return Err(error);
+            let (next, reason) = match next {
+                Ok(Some(next)) => (Some(next), None),
+                Ok(None) => {
+                    let reason = "another transaction has locked the schedule or holds its unique key";
+                    tracing::info!(schedule = %schedule.name, "a due schedule cannot fire now: {reason}");
+                    (Some(now + RETRY_LOCKED), Some(reason.to_owned()))
                 }
+                Err(error) if self.concerns_all_schedules(&error, began).await => return Err(error),
                 Err(error) => {
                     tracing::warn!(schedule = %schedule.name, %error, "a due schedule cannot fire; store it again");
+                    (error.is_unavailable().then_some(now + RETRY_LOCKED), Some(error.to_string()))
                 }
-            }
+            };
+            report.next_wake = report.next_wake.into_iter().chain(next).min();
+            let skipped = reason.map(|reason| Skipped { schedule: schedule.name.clone(), reason });
+            report.skipped.extend(skipped);
         }
         Ok(report)
     }
 
-    /// Fires the due ticks of one schedule and returns its next tick.
+    /// Whether the other schedules cannot fire either, so that the pass ends here.
+    async fn concerns_all_schedules(&self, error: &Error, began: Instant) -> bool {
+        error.is_read_only()
+            || error.is_schema()
+            || (error.is_unavailable() && (began.elapsed() > SLOW || self.store().now().await.is_err()))
+    }
+
+    /// Fires the due ticks of one schedule and returns its next tick; `None` if another
+    /// client's transaction is in the way.
     async fn fire_schedule(
         &self,
         schedule: &Schedule,
         now: DateTime<Utc>,
         hook: &mut dyn TickHook,
         fired: &mut Vec<Fired>,
-    ) -> Result<DateTime<Utc>> {
+    ) -> Result<Option<DateTime<Utc>>> {
         let line = CronLine::parse(&schedule.expression, &schedule.zone)?;
         let template = Template::parse(&schedule.template)?;
         let due = Due::of(&line, schedule.missed.parse()?, schedule.next_at, now)?;
@@ -131,16 +168,19 @@ impl Client {
             let job = template.tick_job(&schedule.name, *tick, *since)?;
             match hook.decide(schedule, *tick, job).await {
                 Tick::Fire(job) => {
-                    jobs.push(job.idempotency_key(tick_key(&schedule.name, *tick)).validate()?);
+                    jobs.push(job.validate_tick(tick_key(&schedule.name, *tick))?);
                     ticks.push(*tick);
                 }
                 Tick::Veto => tracing::debug!(schedule = %schedule.name, %tick, "a hook vetoed the tick"),
             }
         }
-        let enqueued = self.store().fire(schedule, due.next, ticks.last().copied(), &jobs).await?;
-        // `None`: another process has already fired these ticks. It used the same cron line,
-        // so the next tick is the same.
-        let Some(enqueued) = enqueued else { return Ok(due.next) };
+        let enqueued = match self.store().fire(schedule, due.next, ticks.last().copied(), &jobs).await? {
+            Ticked::Fired(enqueued) => enqueued,
+            // Another process has already fired these ticks. It used the same cron line, so
+            // the next tick is the same.
+            Ticked::Moved => return Ok(Some(due.next)),
+            Ticked::Locked => return Ok(None),
+        };
         if due.ticks.is_empty() {
             tracing::info!(schedule = %schedule.name, since = %schedule.next_at, "dropped missed ticks");
         }
@@ -150,6 +190,6 @@ impl Client {
             tick,
             job,
         }));
-        Ok(due.next)
+        Ok(Some(due.next))
     }
 }

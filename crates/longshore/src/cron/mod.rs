@@ -49,7 +49,7 @@ mod missed;
 mod schedule;
 mod template;
 
-pub use fire::{Fired, FiredReport, Tick, TickHook};
+pub use fire::{Fired, FiredReport, Skipped, Tick, TickHook};
 pub use line::CronLine;
 pub use missed::{MAX_BACKFILL, Missed, ON_TIME};
 pub use schedule::NewSchedule;

@@ -261,6 +261,14 @@ impl NewJob {
     }
 }
 
+impl NewJob {
+    /// Checks every field and sets the idempotency key of a tick, which callers cannot use.
+    pub(crate) fn validate_tick(self, key: String) -> Result<ValidJob> {
+        let job = NewJob { idempotency_key: None, ..self }.validate()?;
+        Ok(ValidJob { idempotency_key: Some(key), ..job })
+    }
+}
+
 /// A job that has passed every check. Only [`NewJob::validate`] creates one, so the engines
 /// do not check it again.
 #[derive(Clone, Debug)]

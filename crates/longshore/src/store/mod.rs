@@ -55,7 +55,7 @@ pub use operate::{DeadFilter, Operated, Operation};
 pub use queues::{QueueChange, QueueRecord};
 pub use recover::{Interrupted, Interruptor, SweepScope};
 pub use retain::{Retained, Retention};
-pub use schedules::{Schedule, Ticking};
+pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{Settled, Settlement};
 pub use stats::{Ahead, CheckReport, Count, Tallied};
 pub use tokens::{NewToken, Scope, TokenRecord};
@@ -325,15 +325,16 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Moves a schedule from the tick in `seen` to `next` and enqueues `jobs`, in one
     /// transaction. `fired` is the newest tick that has a job in `jobs`, or `None` if
-    /// all ticks were skipped. Returns `None` and changes nothing if the schedule is
-    /// paused or is no longer as `seen`, so exactly one caller fires each tick.
+    /// all ticks were skipped. Changes nothing if the schedule is paused or is no longer
+    /// as `seen`, so exactly one caller fires each tick. Does not wait for another
+    /// client's transaction, so that one schedule cannot delay the others.
     async fn fire(
         &self,
         seen: &Schedule,
         next: DateTime<Utc>,
         fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
-    ) -> Result<Option<Vec<Enqueued>>>;
+    ) -> Result<Ticked>;
 
     // ---- retain -----------------------------------------------------------
 

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use crate::enqueue::{MAX_PAYLOAD, check_json, check_name};
+use crate::enqueue::{Enqueued, MAX_PAYLOAD, check_json, check_name};
 use crate::error::Result;
 
 /// A stored schedule. The engine stores the next tick and lets one caller fire it; the
@@ -46,4 +46,16 @@ pub enum Ticking {
     Running,
     /// They do not fire: the schedule is paused.
     Held,
+}
+
+/// The result of firing a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ticked {
+    /// The schedule moved to its next tick, and these are the results of its jobs.
+    Fired(Vec<Enqueued>),
+    /// Nothing changed: the schedule is paused, or is no longer as it was seen.
+    Moved,
+    /// Nothing changed: another client's open transaction has locked the schedule or holds
+    /// a key of its jobs. Try again later.
+    Locked,
 }

@@ -169,13 +169,13 @@ async fn a_locked_suspect_does_not_block_another_suspect(fixture: Fixture) {
 }
 
 /// Runs `sql` in a transaction that stays open.
-async fn open_transaction(fixture: &Fixture, sql: &str) -> PgConnection {
+pub(crate) async fn open_transaction(fixture: &Fixture, sql: &str) -> PgConnection {
     let mut other = fixture.postgres().await;
     sqlx::raw_sql(AssertSqlSafe(format!("begin; {sql}"))).execute(&mut other).await.expect("lock");
     other
 }
 
-async fn roll_back(mut other: PgConnection) {
+pub(crate) async fn roll_back(mut other: PgConnection) {
     sqlx::raw_sql("rollback").execute(&mut other).await.expect("rollback");
 }
 

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, Utc};
 use longshore::cron::Tick;
-use longshore::store::Ticking;
+use longshore::store::{Ticked, Ticking};
 use longshore::{
     EnqueuedAs, FiredReport, JobRecord, ListFilter, Missed, NewJob, NewSchedule, Schedule, Status, ValidJob,
 };
 
 use crate::fixture::*;
+use crate::locks::{in_time, open_transaction, roll_back};
 
 cases! {
     schedules_are_stored_exactly_and_listed_by_name,
@@ -42,7 +43,15 @@ cases! {
     an_unknown_schedule_is_not_found,
     an_invalid_schedule_is_not_stored,
     an_unreadable_schedule_does_not_stop_the_others,
+    a_schedule_whose_job_is_rejected_does_not_stop_the_others,
     the_callback_of_a_pass_may_veto_or_change_a_tick,
+    a_caller_cannot_take_the_key_of_a_tick,
+}
+
+cases! {
+    only on postgres:
+    a_locked_schedule_does_not_delay_the_others,
+    a_schedule_whose_unique_key_is_held_does_not_delay_the_others,
 }
 
 // ---- the store ---------------------------------------------------------------
@@ -71,7 +80,7 @@ fn report() -> ValidJob {
 async fn fire(fixture: &Fixture, expected: u32, jobs: &[ValidJob]) -> bool {
     let seen = schedule("nightly", tick(expected));
     let fired = fixture.store().fire(&seen, tick(expected + 1), Some(seen.next_at), jobs).await;
-    fired.expect("fire").is_some()
+    matches!(fired.expect("fire"), Ticked::Fired(_))
 }
 
 async fn schedules_are_stored_exactly_and_listed_by_name(fixture: Fixture) {
@@ -172,7 +181,7 @@ async fn a_tick_decided_on_an_outdated_schedule_does_not_fire(fixture: Fixture) 
     ];
     for seen in seen {
         let fired = fixture.store().fire(&seen, tick(2), Some(tick(1)), &[report()]).await.expect("fire");
-        assert_eq!(fired, None, "{seen:?}");
+        assert_eq!(fired, Ticked::Moved, "{seen:?}");
     }
     assert_eq!(fixture.store().schedules().await.expect("schedules"), [now]);
     assert_eq!(fixture.count(Status::Queued).await, 0);
@@ -188,7 +197,8 @@ async fn a_skipped_tick_does_not_change_the_last_fired_tick(fixture: Fixture) {
     ];
     for (from, to, fired, last_at) in moved {
         let seen = schedule("nightly", tick(from));
-        fixture.store().fire(&seen, tick(to), fired, &[]).await.expect("fire").expect("the tick fires");
+        let result = fixture.store().fire(&seen, tick(to), fired, &[]).await.expect("fire");
+        assert_eq!(result, Ticked::Fired(vec![]));
         let after = fixture.store().schedules().await.expect("schedules").remove(0);
         assert_eq!((after.next_at, after.last_at), (tick(to), last_at));
     }
@@ -209,7 +219,7 @@ async fn each_tick_goes_to_one_of_many_callers(fixture: Fixture) {
                 tokio::spawn(async move {
                     let seen = schedule("nightly", tick(n));
                     let fired = client.store().fire(&seen, tick(n + 1), Some(tick(n)), &[report()]).await;
-                    fired.expect("fire").is_some()
+                    matches!(fired.expect("fire"), Ticked::Fired(_))
                 })
             })
             .collect();
@@ -229,7 +239,8 @@ async fn the_jobs_of_a_tick_respect_their_keys(fixture: Fixture) {
     for n in 1..=2 {
         let seen = schedule("nightly", tick(n));
         let fired = fixture.store().fire(&seen, tick(n + 1), Some(tick(n)), &[keyed()]).await.expect("fire");
-        results.extend(fired.expect("the tick fires"));
+        let Ticked::Fired(fired) = fired else { panic!("the tick does not fire: {fired:?}") };
+        results.extend(fired);
     }
     assert_eq!(results[0].id, results[1].id);
     assert_eq!([results[0].how, results[1].how], [EnqueuedAs::Created, EnqueuedAs::Existing]);
@@ -539,6 +550,90 @@ async fn an_unreadable_schedule_does_not_stop_the_others(fixture: Fixture) {
     }
     let report = fixture.fire_due().await.expect("fire");
     assert_eq!(fired(&report), [("c", at("07:10:00")), ("d", at("07:10:00"))]);
+}
+
+/// The database rejects the job of one schedule.
+async fn a_schedule_whose_job_is_rejected_does_not_stop_the_others(fixture: Fixture) {
+    for (name, kind) in [("a", "bad"), ("b", "report")] {
+        put(&fixture, NewSchedule::new(name, "*/10 * * * *", job(kind))).await;
+    }
+    let trigger = match fixture.engine() {
+        Engine::Postgres => {
+            "create function reject() returns trigger language plpgsql
+             as $$ begin raise exception 'rejected'; end $$;
+             create trigger reject before insert on jobs for each row when (new.kind = 'bad')
+             execute function reject()"
+        }
+        Engine::Sqlite => {
+            "create trigger reject before insert on jobs when new.kind = 'bad'
+             begin select raise(abort, 'rejected'); end"
+        }
+    };
+    fixture.sql(trigger, None).await;
+    let report = fire_at(&fixture, "07:10:00").await;
+    assert_eq!(fired(&report), [("b", at("07:10:00"))]);
+    assert_eq!(skipped(&report), ["a"]);
+    assert_eq!(stored(&fixture, "a").await.next_at, at("07:10:00"), "the tick is still due");
+    fixture.sql("update schedules set template = replace(template, 'bad', 'good')", None).await;
+    assert_eq!(fired(&fixture.fire_due().await.expect("fire")), [("a", at("07:10:00"))]);
+}
+
+fn skipped(report: &FiredReport) -> Vec<&str> {
+    report.skipped.iter().map(|skipped| skipped.schedule.as_str()).collect()
+}
+
+/// Makes a pass while another transaction holds something that schedule `b` needs.
+/// Schedules `a` and `c` fire at once, and `b` fires when the transaction has ended.
+async fn fire_while_held(fixture: &Fixture, held: &str) {
+    let other = open_transaction(fixture, held).await;
+    fixture.store().pin_clock(Some(at("07:10:00"))).await.expect("pin_clock");
+    let began = std::time::Instant::now();
+    for (pass, expected) in [vec!["a", "c"], vec![]].into_iter().enumerate() {
+        let report = in_time(fixture.fire_due()).await.expect("fire");
+        let names: Vec<&str> = report.fired.iter().map(|fired| fired.schedule.as_str()).collect();
+        assert_eq!((names, skipped(&report)), (expected, vec!["b"]), "pass {pass}");
+        // Not at once, which would be a busy loop, and not at the next tick.
+        let wait = (report.next_wake.expect("a wake time") - report.looked_at).to_std().expect("later");
+        assert!((SECOND / 10..=SECOND).contains(&wait), "{wait:?}");
+    }
+    assert!(began.elapsed() < 5 * SECOND, "{:?}", began.elapsed());
+    roll_back(other).await;
+    let report = fixture.fire_due().await.expect("fire");
+    assert_eq!((fired(&report), skipped(&report)), (vec![("b", at("07:10:00"))], vec![]));
+    assert_eq!(report.next_wake, Some(at("07:20:00")));
+    assert_eq!(fixture.count(Status::Queued).await, 3);
+}
+
+async fn a_locked_schedule_does_not_delay_the_others(fixture: Fixture) {
+    for name in ["a", "b", "c"] {
+        put(&fixture, NewSchedule::new(name, "*/10 * * * *", job("report"))).await;
+    }
+    fire_while_held(&fixture, "select 1 from schedules where name = 'b' for update").await;
+}
+
+async fn a_schedule_whose_unique_key_is_held_does_not_delay_the_others(fixture: Fixture) {
+    for name in ["a", "b", "c"] {
+        let job = job("report").unique_key(name, Default::default());
+        put(&fixture, NewSchedule::new(name, "*/10 * * * *", job)).await;
+    }
+    fire_while_held(&fixture, "select enqueue('x', unique_key => 'b')").await;
+}
+
+/// Otherwise a caller could suppress the job of a tick.
+async fn a_caller_cannot_take_the_key_of_a_tick(fixture: Fixture) {
+    put(&fixture, ten_minutes(Missed::Skip)).await;
+    let key = "cron:ten:2031-05-06T07:10:00Z";
+    let error = fixture.enqueue(job("mail").idempotency_key(key)).await.expect_err("reserved");
+    assert_eq!(error.field(), Some("idempotency_key"), "{error}");
+    assert!(error.to_string().contains("another prefix"), "{error}");
+    let batch = [job("plain"), job("mail").idempotency_key(key)];
+    let error = fixture.enqueue_many(batch).await.expect_err("reserved");
+    assert!(error.to_string().contains("jobs[1]"), "{error}");
+    // As a unique key it is no reserved word.
+    fixture.add(job("mail").queue("other").unique_key(key, Default::default())).await;
+    let report = fire_at(&fixture, "07:10:00").await;
+    assert_eq!(report.fired[0].job.how, EnqueuedAs::Created);
+    assert_eq!(fixture.job(report.fired[0].job.id).await.idempotency_key.as_deref(), Some(key));
 }
 
 async fn the_callback_of_a_pass_may_veto_or_change_a_tick(fixture: Fixture) {

@@ -5,9 +5,9 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::enqueue::insert_any;
-use super::tx::{Sql, Tx};
-use crate::enqueue::{Enqueued, ValidJob};
-use crate::store::{Schedule, Ticking};
+use super::tx::{Fault, Sql, Tx};
+use crate::enqueue::ValidJob;
+use crate::store::{Schedule, Ticked, Ticking};
 
 const PUT_SCHEDULE: &str = "
     insert into longshore.schedules as s (name, expression, zone, missed, template, paused, next_at, last_at)
@@ -85,32 +85,47 @@ const FIRE: &str = "
        and template = $8
        and not paused";
 
+/// How long a tick waits for a row or a key that another client's transaction holds. Long
+/// enough for another process that fires the same tick; short enough that a pass over many
+/// locked schedules does not delay the others.
+const LOCK_TIMEOUT: &str = "50ms";
+
 pub(super) async fn fire(
     tx: &mut Tx<'_>,
     seen: &Schedule,
     next: DateTime<Utc>,
     fired: Option<DateTime<Utc>>,
     jobs: &[ValidJob],
-) -> Sql<Option<Vec<Enqueued>>> {
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    let moved = sqlx::query(tx.sql(FIRE))
-        .bind(&seen.name)
-        .bind(seen.next_at)
-        .bind(next)
-        .bind(fired)
-        .bind(&seen.expression)
-        .bind(&seen.zone)
-        .bind(&seen.missed)
-        .bind(&seen.template)
-        .execute(&mut *tx.connection)
-        .await?;
-    if moved.rows_affected() == 0 {
-        return Ok(None);
+) -> Sql<Ticked> {
+    let firing = async {
+        let mut transaction = tx.begin().await?;
+        let tx = &mut transaction.tx();
+        sqlx::query("select set_config('lock_timeout', $1, true)")
+            .bind(LOCK_TIMEOUT)
+            .execute(&mut *tx.connection)
+            .await?;
+        let moved = sqlx::query(tx.sql(FIRE))
+            .bind(&seen.name)
+            .bind(seen.next_at)
+            .bind(next)
+            .bind(fired)
+            .bind(&seen.expression)
+            .bind(&seen.zone)
+            .bind(&seen.missed)
+            .bind(&seen.template)
+            .execute(&mut *tx.connection)
+            .await?;
+        if moved.rows_affected() == 0 {
+            return Ok(Ticked::Moved);
+        }
+        let enqueued = insert_any(tx, jobs).await?;
+        transaction.commit().await?;
+        Ok(Ticked::Fired(enqueued))
+    };
+    match firing.await {
+        Err(fault) if Fault::is_lock_timeout(&fault) => Ok(Ticked::Locked),
+        done => done,
     }
-    let enqueued = insert_any(tx, jobs).await?;
-    transaction.commit().await?;
-    Ok(Some(enqueued))
 }
 
 fn read_schedule(row: &PgRow) -> Sql<Schedule> {

@@ -264,7 +264,7 @@ impl Store for PostgresStore {
         next: DateTime<Utc>,
         fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
-    ) -> Result<Option<Vec<Enqueued>>> {
+    ) -> Result<Ticked> {
         self.run((seen.clone(), next, fired, jobs.to_vec()), |tx, (seen, next, fired, jobs)| {
             Box::pin(schedules::fire(tx, seen, *next, *fired, jobs))
         })

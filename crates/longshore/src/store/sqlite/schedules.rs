@@ -5,8 +5,8 @@ use rusqlite::{Row, params};
 
 use super::enqueue::enqueue;
 use super::tx::{Columns, Sql, Tx};
-use crate::enqueue::{Enqueued, ValidJob};
-use crate::store::{Schedule, Ticking};
+use crate::enqueue::ValidJob;
+use crate::store::{Schedule, Ticked, Ticking};
 
 pub(super) fn put_schedule(tx: &Tx<'_>, schedule: &Schedule) -> Sql<Schedule> {
     const PUT: &str = "
@@ -76,7 +76,7 @@ pub(super) fn fire(
     next: DateTime<Utc>,
     fired: Option<DateTime<Utc>>,
     jobs: &[ValidJob],
-) -> Sql<Option<Vec<Enqueued>>> {
+) -> Sql<Ticked> {
     // Compare and set: of all processes that see this tick, one moves the schedule on. The
     // expression and the other fields are compared too: a next tick computed from an old
     // expression would be wrong for a new one.
@@ -104,7 +104,7 @@ pub(super) fn fire(
             seen.template,
         ],
     )?;
-    if moved > 0 { enqueue(tx, jobs).map(Some) } else { Ok(None) }
+    if moved > 0 { enqueue(tx, jobs).map(Ticked::Fired) } else { Ok(Ticked::Moved) }
 }
 
 fn read_schedule(row: &Row<'_>) -> rusqlite::Result<Schedule> {

@@ -264,7 +264,7 @@ impl Store for SqliteStore {
         next: DateTime<Utc>,
         fired: Option<DateTime<Utc>>,
         jobs: &[ValidJob],
-    ) -> Result<Option<Vec<Enqueued>>> {
+    ) -> Result<Ticked> {
         let (seen, jobs) = (seen.clone(), jobs.to_vec());
         self.engine.write(move |tx| schedules::fire(tx, &seen, next, fired, &jobs)).await
     }
