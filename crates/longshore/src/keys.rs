@@ -6,16 +6,21 @@
 //! The SQL function `longshore.enqueue`, for callers without the library, contains
 //! the same rules; the conformance suite compares it with [`decide`].
 
-use crate::enqueue::UniqueMode;
+use crate::enqueue::{EnqueuedAs, UniqueMode};
 use crate::job::JobId;
+
+/// Keys that start with this belong to the ticks of schedules. Callers cannot use them, so no
+/// caller can prevent a tick from creating its job.
+pub(crate) const TICK_PREFIX: &str = "cron:";
 
 /// Which jobs hold the id and the keys of a new job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
-    /// Whether the new job itself is stored: an earlier try succeeded and its reply
-    /// was lost.
-    pub same_id: bool,
-    /// The job with the same idempotency key, in any state.
+    /// The result of an earlier try with the same id, whose reply was lost: the job
+    /// itself is stored, or its request was merged into another job.
+    pub earlier: Option<(JobId, EnqueuedAs)>,
+    /// The job with the same idempotency key, in any state. The key may be that of a
+    /// request that was merged into the job.
     pub idempotency: Option<JobId>,
     /// The live job that owns the unique key.
     pub unique: Option<(JobId, Owner)>,

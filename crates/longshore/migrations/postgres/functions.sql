@@ -313,6 +313,8 @@ begin
       then format('delay: %s is out of range; use 0 to 3650 days', enqueue.delay)
     when octet_length(enqueue.idempotency_key) not between 1 and 512
       then 'idempotency_key: must have 1 to 512 bytes'
+    when starts_with(enqueue.idempotency_key, 'cron:')
+      then 'idempotency_key: `cron:` is reserved for the ticks of schedules; use another prefix'
     when octet_length(enqueue.unique_key) not between 1 and 512
       then 'unique_key: must have 1 to 512 bytes'
     when mode not in ('dedupe', 'replace', 'preserve_run_at')

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::enqueue::{NewJob, Options, UniqueMode, ValidJob};
 use crate::error::{Error, Result};
+use crate::keys::TICK_PREFIX;
 use crate::lifecycle::When;
 use crate::retry::RetryPolicy;
 
@@ -154,7 +155,7 @@ impl Template {
 
 /// The idempotency key of a tick's job: the same for every process that fires the tick.
 pub(super) fn tick_key(schedule: &str, tick: DateTime<Utc>) -> String {
-    format!("cron:{schedule}:{}", rfc3339(tick))
+    format!("{TICK_PREFIX}{schedule}:{}", rfc3339(tick))
 }
 
 fn rfc3339(tick: DateTime<Utc>) -> String {

@@ -182,6 +182,7 @@ mod tests {
         assert_eq!(refused(job().priority(-32_769)), "priority");
         assert_eq!(refused(job().idempotency_key("")), "idempotency_key");
         assert_eq!(refused(job().idempotency_key(key.as_str())), "idempotency_key");
+        assert_eq!(refused(job().idempotency_key("cron:nightly")), "idempotency_key");
         assert_eq!(refused(job().unique_key("", UniqueMode::Dedupe)), "unique_key");
         assert_eq!(refused(job().unique_key(key.as_str(), UniqueMode::Dedupe)), "unique_key");
         assert_eq!(refused(job().timeout(Some(Duration::ZERO))), "timeout");

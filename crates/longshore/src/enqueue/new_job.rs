@@ -12,6 +12,7 @@ use super::check::{
 };
 use crate::error::{Error, Result};
 use crate::job::JobId;
+use crate::keys::TICK_PREFIX;
 use crate::lifecycle::When;
 use crate::retry::{MAX_DELAY, RetryPolicy};
 
@@ -130,7 +131,7 @@ impl NewJob {
     }
 
     /// Sets an idempotency key: a second enqueue with the same key returns the first job,
-    /// unchanged, for as long as that job is kept.
+    /// unchanged, for as long as that job is kept. Keys that start with `cron:` are reserved.
     pub fn idempotency_key(mut self, key: impl Into<String>) -> Self {
         self.idempotency_key = Some(key.into());
         self
@@ -223,6 +224,14 @@ impl NewJob {
         check_when(&self.when)?;
         if let Some(key) = &self.idempotency_key {
             check_text("idempotency_key", key, MAX_KEY)?;
+            if key.starts_with(TICK_PREFIX) {
+                return Err(Error::invalid(
+                    "idempotency_key",
+                    format!(
+                        "idempotency_key: `{TICK_PREFIX}` is reserved for the ticks of schedules; use another prefix"
+                    ),
+                ));
+            }
         }
         if let Some((key, _)) = &self.unique {
             check_text("unique_key", key, MAX_KEY)?;

@@ -45,6 +45,7 @@ async fn every_invalid_field_is_refused_by_name_and_nothing_is_stored(fixture: F
         (job("mail").max_attempts(32_768), "max_attempts"),
         (job("mail").idempotency_key(""), "idempotency_key"),
         (job("mail").idempotency_key(key.as_str()), "idempotency_key"),
+        (job("mail").idempotency_key("cron:nightly:2031-05-06T07:20:00Z"), "idempotency_key"),
         (job("mail").unique_key("a\0", UniqueMode::Replace), "unique_key"),
         (job("mail").timeout(Some(Duration::ZERO)), "timeout"),
         (job("mail").flags([""]), "flags"),

@@ -214,6 +214,10 @@ async fn the_sql_enqueue_has_the_same_limits_as_the_library(fixture: Fixture) {
         ("timeout => null".into(), mail().timeout(None)),
         ("timeout => '1 ms'".into(), mail().timeout(Some(SECOND / 1000))),
         ("timeout => '0.9 ms'".into(), mail().timeout(Some(SECOND * 9 / 10_000))),
+        (
+            "idempotency_key => 'cron:a:2031-05-06T07:20:00Z'".into(),
+            mail().idempotency_key("cron:a:2031-05-06T07:20:00Z"),
+        ),
         (options("{}"), mail()),
         (option("retry", r#"{"policy":"list","delays_ms":[]}"#), mail().retry(RetryPolicy::list([]))),
         (
