@@ -33,6 +33,15 @@ enum Kind {
     NotFound,
     Conflict,
     Unavailable,
+    /// Unavailable, because the connection to the database failed. The same happens to any
+    /// part of the operation.
+    Unreachable,
+    /// Unavailable, because another client's open transaction holds a lock. The message
+    /// contains no internals.
+    Locked,
+    /// Unavailable, because too many operations wait already. Nothing was written, and the
+    /// message contains no internals.
+    Overloaded,
     ReadOnly,
     Schema,
     Internal,
@@ -60,6 +69,18 @@ impl Error {
 
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Error::new(Kind::Unavailable, message)
+    }
+
+    pub(crate) fn unreachable(message: impl Into<String>) -> Self {
+        Error::new(Kind::Unreachable, message)
+    }
+
+    pub(crate) fn locked(message: impl Into<String>) -> Self {
+        Error::new(Kind::Locked, message)
+    }
+
+    pub(crate) fn overloaded(message: impl Into<String>) -> Self {
+        Error::new(Kind::Overloaded, message)
     }
 
     pub(crate) fn read_only(message: impl Into<String>) -> Self {
@@ -111,7 +132,22 @@ impl Error {
 
     /// The database could not be reached or did not reply in time; try again.
     pub fn is_unavailable(&self) -> bool {
-        self.0.kind == Kind::Unavailable
+        matches!(self.0.kind, Kind::Unavailable | Kind::Unreachable | Kind::Locked | Kind::Overloaded)
+    }
+
+    /// The connection failed, so parts of the operation would fail too.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.0.kind == Kind::Unreachable
+    }
+
+    /// Another client's open transaction holds a key or a row that the operation needs.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.kind == Kind::Locked
+    }
+
+    /// Too many operations wait already. Nothing was written.
+    pub(crate) fn is_overloaded(&self) -> bool {
+        self.0.kind == Kind::Overloaded
     }
 
     /// The database accepts no writes (a standby, a read-only file).

@@ -162,6 +162,11 @@ impl From<Error> for Problem {
         if error.is_conflict() {
             return Problem::new(Slug::Conflict, error.to_string()).with_cause(error);
         }
+        if error.is_locked() || error.is_overloaded() {
+            return Problem::new(Slug::Unavailable, error.to_string())
+                .with_header(header::RETRY_AFTER, HeaderValue::from_static("1"))
+                .with_cause(error);
+        }
         // The details may name hosts and tables, so only the log gets them (see
         // `middleware`).
         if error.is_unavailable() || error.is_read_only() || error.is_schema() {

@@ -50,7 +50,10 @@ impl Client {
     /// As [`enqueue_many`](Self::enqueue_many), for jobs whose payloads have been
     /// checked.
     pub(crate) async fn store_all(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
-        let enqueued = self.store.enqueue(jobs, KeyWait::Long).await?;
+        let enqueued = match self.store.enqueue(jobs, KeyWait::Short).await {
+            Err(error) if error.is_locked() => self.store.enqueue(jobs, KeyWait::Long).await?,
+            done => done?,
+        };
         self.notifier.notify_enqueued(jobs);
         Ok(enqueued)
     }

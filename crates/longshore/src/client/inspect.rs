@@ -8,7 +8,9 @@ use super::Client;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord};
 use crate::lifecycle::State;
-use crate::store::{Ahead, CheckReport, Count, Glance, ListFilter, Page, QueueRecord, Tallied, WorkerRecord};
+use crate::store::{
+    Ahead, CheckReport, Count, Durability, Glance, ListFilter, Page, QueueRecord, Tallied, WorkerRecord,
+};
 
 impl Client {
     /// Reads one job with its history.
@@ -61,6 +63,11 @@ impl Client {
     /// that the tallies match the rows.
     pub async fn check(&self) -> Result<CheckReport> {
         self.store.check().await
+    }
+
+    /// Reports the settings of the database with which a crash may lose stored jobs.
+    pub async fn durability(&self) -> Result<Durability> {
+        self.store.durability().await
     }
 
     /// Lists all workers, newest first. `threshold` overrides each worker's own when

@@ -63,8 +63,11 @@ impl Client {
     /// (`sqlite::memory:` for tests). A missing SQLite file is created; call
     /// [`migrate`](Self::migrate) to create the tables.
     ///
-    /// A Postgres URL may set `schema`, `max_connections` and `notify` (`on` or `off`):
-    /// `postgres://user@host/database?schema=jobs&max_connections=20`.
+    /// A Postgres URL may set `schema`, `max_connections`, `notify` (`on` or `off`) and
+    /// `durability` (`full` or `relaxed`):
+    /// `postgres://user@host/database?schema=jobs&max_connections=20`. It may name several
+    /// hosts, of which the first one that accepts writes is used:
+    /// `postgres://user@one:5432,two:5432/database`.
     pub async fn connect(url: &str) -> Result<Self> {
         Ok(Client::new(crate::store::open(url).await?))
     }

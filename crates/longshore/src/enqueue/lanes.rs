@@ -7,15 +7,22 @@
 //! get their replies before the next batch is sent, so that they can join it; but
 //! if many callers are waiting already, the next batch is sent first (decision
 //! 0015). Jobs with keys use their own lane, because they may have to wait for a key
-//! that another transaction holds.
+//! that another transaction holds. Such a job leaves the lane and waits elsewhere, for a
+//! limited time (decision 0019).
+//!
+//! The number of waiting requests and the size of their payloads are limited, so that a
+//! database that does not reply cannot exhaust the memory of its clients.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::held_keys::HeldKeys;
 use super::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use crate::store::{KeyWait, Store};
@@ -26,14 +33,22 @@ const MAX_BATCH_BYTES: usize = 8 * 1024 * 1024;
 /// If a batch took longer than this, the database is so far away or so busy that
 /// a fuller next batch is better than an earlier one.
 const FAST_BATCH: Duration = Duration::from_millis(3);
-/// How long a lane waits for one job with a key before it serves the next.
-const MAX_KEY_WAIT: Duration = Duration::from_millis(200);
+/// If a batch takes longer than this, the next one does not wait for it.
+const OVERDUE_AFTER: Duration = Duration::from_secs(1);
+/// How many jobs of failed batches are stored alone at the same time.
+const MAX_ALONE: usize = 4;
+/// How long a job waits for a key that another client's open transaction holds.
+const MAX_KEY_WAIT: Duration = Duration::from_secs(2);
+/// How many enqueues may wait for the database, and how many bytes of payloads. Further
+/// ones fail at once.
+const MAX_WAITING: u64 = 10_000;
+const MAX_WAITING_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The lanes of one client.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    store: Arc<dyn Store>,
-    notifier: Notifier,
+    sink: Sink,
+    backlog: Arc<Backlog>,
     plain: Inbox<Request>,
     keyed: Inbox<Request>,
 }
@@ -44,24 +59,43 @@ struct Request {
     reply: Reply,
 }
 
-type Reply = oneshot::Sender<Result<Enqueued>>;
+/// The caller that waits for a result, and its place in the backlog.
+#[derive(Debug)]
+struct Reply {
+    caller: oneshot::Sender<Result<Enqueued>>,
+    _place: Place,
+}
+
+impl Reply {
+    fn send(self, result: Result<Enqueued>) {
+        // The result stands even if the caller no longer waits.
+        let _ = self.caller.send(result);
+    }
+}
 
 impl Lanes {
     pub(crate) fn new(store: Arc<dyn Store>, notifier: Notifier) -> Self {
-        Lanes { store, notifier, plain: Inbox::default(), keyed: Inbox::default() }
+        Lanes {
+            sink: Sink::new(store, notifier),
+            backlog: Arc::default(),
+            plain: Inbox::default(),
+            keyed: Inbox::default(),
+        }
     }
 
     /// Stores one job in the same commit as other callers' jobs. The request is in
-    /// the lane when this function returns.
+    /// the lane when this function returns, unless too many wait already.
     pub(crate) fn enqueue(&self, job: ValidJob) -> impl Future<Output = Result<Enqueued>> + use<> {
-        let (reply, result) = oneshot::channel();
-        let lane = if job.is_keyed() { &self.keyed } else { &self.plain };
-        lane.put(Request { job, reply }, |requests| {
-            let sink = Sink { store: self.store.clone(), notifier: self.notifier.clone() };
-            tokio::spawn(sink.run(requests));
+        let result = self.backlog.enter(job.payload.len()).map(|place| {
+            let (caller, result) = oneshot::channel();
+            let lane = if job.is_keyed() { &self.keyed } else { &self.plain };
+            lane.put(Request { job, reply: Reply { caller, _place: place } }, |requests| {
+                tokio::spawn(self.sink.clone().run(requests));
+            });
+            result
         });
         async {
-            result.await.unwrap_or_else(|_| {
+            result?.await.unwrap_or_else(|_| {
                 Err(Error::unavailable(
                     "the runtime is shutting down; the job may or may not have been stored",
                 ))
@@ -70,23 +104,79 @@ impl Lanes {
     }
 }
 
+/// The requests of one client that wait for their result: their number in the upper bits
+/// and the bytes of their payloads in the lower ones, so that a request costs one
+/// addition.
+#[derive(Debug, Default)]
+struct Backlog(AtomicU64);
+
+impl Backlog {
+    const ONE: u64 = 1 << 40;
+
+    fn enter(self: &Arc<Self>, bytes: usize) -> Result<Place> {
+        let weight = Backlog::ONE + bytes as u64;
+        let after = self.0.fetch_add(weight, Ordering::Relaxed) + weight;
+        let place = Place { backlog: self.clone(), weight };
+        let is_full = after / Backlog::ONE > MAX_WAITING || after % Backlog::ONE > MAX_WAITING_BYTES;
+        if is_full { Err(backlog_is_full()) } else { Ok(place) }
+    }
+}
+
+fn backlog_is_full() -> Error {
+    Error::overloaded(format!(
+        "{MAX_WAITING} enqueues or {} MiB of payloads wait for the database already; \
+         nothing was stored; try again later",
+        MAX_WAITING_BYTES / 1024 / 1024
+    ))
+}
+
+/// A request in the backlog.
+#[derive(Debug)]
+struct Place {
+    backlog: Arc<Backlog>,
+    weight: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.backlog.0.fetch_sub(self.weight, Ordering::Relaxed);
+    }
+}
+
 /// Stores the batches of one lane.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Sink {
     store: Arc<dyn Store>,
     notifier: Notifier,
+    held_keys: Arc<HeldKeys>,
+    /// The turns of jobs that are stored alone after their batch failed.
+    alone: Arc<Semaphore>,
 }
 
-/// Jobs that are stored, and the callers that wait for the result.
-struct Stored {
+/// Jobs, and the callers that wait for the results.
+struct Batch {
     jobs: Vec<ValidJob>,
     replies: Vec<Reply>,
+}
+
+/// A batch that is stored.
+struct Stored {
+    batch: Batch,
     results: Vec<Enqueued>,
 }
 
+/// A batch that is being stored.
+type Storing = Pin<Box<dyn Future<Output = (Batch, Result<Vec<Enqueued>>)> + Send>>;
+
 impl Sink {
+    fn new(store: Arc<dyn Store>, notifier: Notifier) -> Self {
+        let alone = Arc::new(Semaphore::new(MAX_ALONE));
+        Sink { store, notifier, held_keys: Arc::default(), alone }
+    }
+
     async fn run(self, mut requests: mpsc::UnboundedReceiver<Request>) {
         let (mut unreplied, mut took) = (None, Duration::ZERO);
+        let mut overdue: Option<JoinHandle<()>> = None;
         loop {
             // With few callers waiting, reply first, so that a caller that enqueues
             // again at once can join the next batch. With many, send the next batch
@@ -99,14 +189,11 @@ impl Sink {
             if !is_full {
                 tokio::task::yield_now().await;
             }
-            let (mut jobs, mut replies) = collect(first, &mut requests);
-            if jobs.len() == 1 && jobs[0].is_keyed() {
-                // Its key may be held for long; then it waits outside the lane.
-                let alone = self.store_alone(jobs.remove(0), replies.remove(0));
-                let _ = tokio::time::timeout(MAX_KEY_WAIT, alone).await;
+            let batch = self.without_held_keys(collect(first, &mut requests));
+            if batch.jobs.is_empty() {
                 continue;
             }
-            let storing = self.store.enqueue(&jobs, KeyWait::for_splittable_batch(jobs.len()));
+            let mut storing = self.storing(batch);
             let replying = async {
                 if let Some(stored) = unreplied.take() {
                     self.reply(stored);
@@ -114,53 +201,124 @@ impl Sink {
             };
             let began = Instant::now();
             // In this order: the statement is sent before any reply.
-            let (stored, ()) = tokio::join!(biased; storing, replying);
-            took = began.elapsed();
-            match stored {
-                Ok(results) => unreplied = Some(Stored { jobs, replies, results }),
-                Err(error) if jobs.len() == 1 || error.is_read_only() || error.is_schema() => {
-                    for reply in replies {
-                        let _ = reply.send(Err(error.shared()));
-                    }
+            let (done, ()) =
+                tokio::join!(biased; tokio::time::timeout(OVERDUE_AFTER, &mut storing), replying);
+            let (batch, done) = match done {
+                Ok(done) => done,
+                // The connection may be dead. The batch waits for its reply outside the
+                // lane, and the next one uses another connection. This happens to one
+                // batch at a time: the database may be slow as a whole.
+                Err(_) if overdue.as_ref().is_none_or(JoinHandle::is_finished) => {
+                    overdue = Some(tokio::spawn(self.clone().complete(storing)));
+                    continue;
                 }
-                Err(_) => self.split(jobs, replies),
+                Err(_) => storing.await,
+            };
+            took = began.elapsed();
+            match done {
+                Ok(results) => unreplied = Some(Stored { batch, results }),
+                Err(error) => self.fail(batch, error),
             }
+        }
+    }
+
+    /// Jobs with a key that others wait for already wait outside the lane too.
+    fn without_held_keys(&self, batch: Batch) -> Batch {
+        if self.held_keys.is_empty() || !batch.jobs.iter().any(|job| self.held_keys.contains_key_of(job)) {
+            return batch;
+        }
+        let mut rest = Batch { jobs: Vec::new(), replies: Vec::new() };
+        for (job, reply) in batch.jobs.into_iter().zip(batch.replies) {
+            if self.held_keys.contains_key_of(&job) {
+                tokio::spawn(self.clone().wait_for_keys(job, reply));
+            } else {
+                rest.jobs.push(job);
+                rest.replies.push(reply);
+            }
+        }
+        rest
+    }
+
+    fn storing(&self, batch: Batch) -> Storing {
+        let store = self.store.clone();
+        Box::pin(async move {
+            let done = store.enqueue(&batch.jobs, KeyWait::Short).await;
+            (batch, done)
+        })
+    }
+
+    /// Waits for the result of a batch outside the lane.
+    async fn complete(self, storing: Storing) {
+        match storing.await {
+            (batch, Ok(results)) => self.reply(Stored { batch, results }),
+            (batch, Err(error)) => self.fail(batch, error),
         }
     }
 
     /// Notifies workers before it replies to callers: a caller that flushes next
     /// must find its own wake-up requested.
-    fn reply(&self, Stored { jobs, replies, results }: Stored) {
-        self.notifier.notify_enqueued(&jobs);
-        for (reply, result) in replies.into_iter().zip(results) {
-            // The job is stored even if its caller no longer waits.
-            let _ = reply.send(Ok(result));
+    fn reply(&self, Stored { batch, results }: Stored) {
+        self.notifier.notify_enqueued(&batch.jobs);
+        for (reply, result) in batch.replies.into_iter().zip(results) {
+            reply.send(Ok(result));
         }
     }
 
-    /// One job of the batch may have caused the error, or waits for a key that
-    /// some transaction holds. Each job is now stored alone, so that it fails or
-    /// waits alone and the lane is free for others.
-    fn split(&self, jobs: Vec<ValidJob>, replies: Vec<Reply>) {
-        for (job, reply) in jobs.into_iter().zip(replies) {
-            drop(self.store_alone(job, reply));
-        }
-    }
-
-    fn store_alone(&self, job: ValidJob, reply: Reply) -> JoinHandle<()> {
-        let sink = self.clone();
-        tokio::spawn(async move {
-            let job = [job];
-            let result = sink.store.enqueue(&job, KeyWait::Long).await.map(|mut results| results.remove(0));
-            if result.is_ok() {
-                sink.notifier.notify_enqueued(&job);
+    /// If one job of the batch may have caused the error, or waits for a key that some
+    /// transaction holds, each job is stored alone, so that it fails or waits alone and
+    /// the lane is free for others. Otherwise all jobs fail: on their own they would fail
+    /// in the same way.
+    fn fail(&self, mut batch: Batch, error: Error) {
+        let is_splittable = !(error.is_read_only() || error.is_schema() || error.is_unreachable());
+        match batch.jobs.len() {
+            1 if error.is_locked() && batch.jobs[0].is_keyed() => {
+                let (job, reply) = (batch.jobs.remove(0), batch.replies.remove(0));
+                tokio::spawn(self.clone().wait_for_keys(job, reply));
             }
-            let _ = reply.send(result);
-        })
+            2.. if is_splittable => {
+                for (job, reply) in batch.jobs.into_iter().zip(batch.replies) {
+                    tokio::spawn(self.clone().store_alone(job, reply));
+                }
+            }
+            _ => batch.replies.into_iter().for_each(|reply| reply.send(Err(error.shared()))),
+        }
+    }
+
+    async fn store_alone(self, job: ValidJob, reply: Reply) {
+        // A batch of a thousand must not use a thousand connections.
+        let turn = self.alone.acquire().await;
+        if self.held_keys.contains_key_of(&job) {
+            drop(turn);
+            return self.clone().wait_for_keys(job, reply).await;
+        }
+        let storing = self.storing(Batch { jobs: vec![job], replies: vec![reply] });
+        self.clone().complete(storing).await;
+    }
+
+    /// Waits, for a limited time, for a key that another client's open transaction holds.
+    async fn wait_for_keys(self, job: ValidJob, reply: Reply) {
+        let until = Instant::now() + MAX_KEY_WAIT;
+        let waiter = self.held_keys.wait_for_keys_of(&job);
+        let job = [job];
+        let result = match tokio::time::timeout_at(until, waiter.turn()).await {
+            Ok(_turn) => {
+                let rest = until.saturating_duration_since(Instant::now());
+                self.store.enqueue(&job, KeyWait::UpTo(rest)).await.map(|mut results| results.remove(0))
+            }
+            Err(_) => Err(Error::locked(
+                "another client's open transaction holds a key of the job, and did not end in time; \
+                 nothing was stored; end that transaction, or try again later",
+            )),
+        };
+        drop(waiter);
+        if result.is_ok() {
+            self.notifier.notify_enqueued(&job);
+        }
+        reply.send(result);
     }
 }
 
-fn collect(first: Request, requests: &mut mpsc::UnboundedReceiver<Request>) -> (Vec<ValidJob>, Vec<Reply>) {
+fn collect(first: Request, requests: &mut mpsc::UnboundedReceiver<Request>) -> Batch {
     let mut bytes = first.job.payload.len();
     let (mut jobs, mut replies) = (vec![first.job], vec![first.reply]);
     while jobs.len() < MAX_BATCH
@@ -171,14 +329,14 @@ fn collect(first: Request, requests: &mut mpsc::UnboundedReceiver<Request>) -> (
         jobs.push(job);
         replies.push(reply);
     }
-    (jobs, replies)
+    Batch { jobs, replies }
 }
 
 #[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use std::future::Future;
     use std::pin::pin;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
     use std::task::{Context, Wake};
 
     use super::*;
@@ -211,7 +369,9 @@ mod tests {
 
         let job = NewJob::new("greet", &1).validate().unwrap();
         let results = vec![Enqueued { id: job.id, how: EnqueuedAs::Created }];
-        Sink { store, notifier }.reply(Stored { jobs: vec![job], replies: vec![reply], results });
+        let place = Arc::<Backlog>::default().enter(0).unwrap();
+        let batch = Batch { jobs: vec![job], replies: vec![Reply { caller: reply, _place: place }] };
+        Sink::new(store, notifier).reply(Stored { batch, results });
         assert!(result.await.unwrap().is_ok());
         assert!(on_reply.wake_up_came_first.load(Ordering::Relaxed), "a flush would have come first");
     }

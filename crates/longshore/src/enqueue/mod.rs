@@ -6,7 +6,7 @@
 //! | `new_job` | what a caller can set, and the job that has passed every check |
 //! | `edit` | what an operator can change while a job waits |
 //! | `check` | the checks and their limits |
-//! | `lanes` | group commit |
+//! | `lanes`, `held_keys` | group commit; keys that another transaction holds |
 
 use serde::Serialize;
 
@@ -14,6 +14,7 @@ use crate::job::JobId;
 
 mod check;
 mod edit;
+mod held_keys;
 pub(crate) mod lanes;
 mod new_job;
 

@@ -57,7 +57,7 @@ pub use recover::{Interrupted, Interruptor, SweepScope};
 pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{Settled, Settlement};
-pub use stats::{Ahead, CheckReport, Count, Tallied};
+pub use stats::{Ahead, CheckReport, Count, Durability, Tallied};
 pub use tokens::{NewToken, Scope, TokenRecord};
 pub use workers::{Beat, NewWorker, WorkerRecord};
 
@@ -305,6 +305,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// belong to live jobs and that the tallies match the rows.
     async fn check(&self) -> Result<CheckReport>;
 
+    /// Reports the settings of the database with which a crash may lose stored jobs.
+    async fn durability(&self) -> Result<Durability>;
+
     // ---- schedules --------------------------------------------------------
 
     /// Creates a schedule, or replaces the expression, policy and template of the one
@@ -380,17 +383,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 /// holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyWait {
-    /// Several seconds: the caller needs the batch stored as a whole.
-    Long,
-    /// A fraction of a second: the caller can split the batch and try again.
+    /// A fraction of a second: the caller tries again in another way.
     Short,
-}
-
-impl KeyWait {
-    /// For callers that can store the jobs one by one if the batch fails.
-    pub(crate) fn for_splittable_batch(jobs: usize) -> Self {
-        if jobs > 1 { KeyWait::Short } else { KeyWait::Long }
-    }
+    /// A few seconds, on one of the few connections for this purpose.
+    Long,
+    /// As `Long`, but at most this long.
+    UpTo(Duration),
 }
 
 /// The result of [`Store::migrate`].

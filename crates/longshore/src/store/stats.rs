@@ -107,6 +107,17 @@ pub struct CheckReport {
     pub problems: Vec<String>,
 }
 
+/// Whether stored jobs survive a crash of the database server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Durability {
+    /// Settings of the server with which a crash may lose stored jobs, one sentence each.
+    pub risks: Vec<String>,
+    /// Settings that are safe only on some file systems, one sentence each.
+    pub warnings: Vec<String>,
+    /// Whether the database URL accepts the risks: `?durability=relaxed`.
+    pub accepted: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

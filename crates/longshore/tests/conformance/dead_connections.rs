@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use longshore::store::{Beat, ClaimCursor, ClaimRequest, Fenced};
-use longshore::{Client, Report, Result};
+use longshore::{Client, Report, Result, Status, UniqueMode};
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -18,12 +18,16 @@ cases! {
     a_dropped_heartbeat_does_not_block_the_next_one,
     a_heartbeat_on_a_dead_connection_times_out,
     worker_operations_recover_from_dead_connections_within_seconds,
+    a_dead_connection_delays_only_its_own_batch,
+    enqueues_are_stored_although_their_connections_are_dead,
 }
 
 /// A proxy to the database that can stop forwarding on the connections opened so far.
 struct Proxy {
     url: String,
     generation: watch::Sender<u32>,
+    /// How many connections have carried data in vain.
+    swallowed: watch::Sender<u32>,
 }
 
 impl Proxy {
@@ -33,9 +37,9 @@ impl Proxy {
         assert!(fixture.url().contains(&server), "the URL of the test database must name a host and a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
         let proxy = listener.local_addr().expect("address").to_string();
-        let generation = watch::Sender::new(0);
-        tokio::spawn(accept(listener, server.clone(), generation.clone()));
-        Proxy { url: fixture.url().replacen(&server, &proxy, 1), generation }
+        let (generation, swallowed) = (watch::Sender::new(0), watch::Sender::new(0));
+        tokio::spawn(accept(listener, server.clone(), generation.clone(), swallowed.clone()));
+        Proxy { url: fixture.url().replacen(&server, &proxy, 1), generation, swallowed }
     }
 
     async fn client(&self) -> Client {
@@ -48,16 +52,25 @@ impl Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, server: String, generation: watch::Sender<u32>) {
+async fn accept(
+    listener: TcpListener,
+    server: String,
+    generation: watch::Sender<u32>,
+    swallowed: watch::Sender<u32>,
+) {
     while let Ok((mut client, _)) = listener.accept().await {
-        let (server, mut generation) = (server.clone(), generation.subscribe());
+        let (server, mut generation, swallowed) = (server.clone(), generation.subscribe(), swallowed.clone());
         generation.mark_unchanged();
         tokio::spawn(async move {
             let Ok(mut server) = TcpStream::connect(server).await else { return };
             tokio::select! {
                 _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
                 // Both ends stay open, but no data passes.
-                _ = generation.changed() => std::future::pending().await,
+                _ = generation.changed() => {
+                    let _ = client.readable().await;
+                    swallowed.send_modify(|swallowed| *swallowed += 1);
+                    std::future::pending().await
+                }
             }
         });
     }
@@ -99,7 +112,7 @@ async fn assert_unavailable<T>(work: impl Future<Output = Result<T>>) {
 
 /// The next call must not get another dead connection.
 async fn assert_succeeds<T>(work: impl Future<Output = Result<T>>) -> T {
-    tokio::time::timeout(5 * SECOND, work)
+    tokio::time::timeout(7 * SECOND, work)
         .await
         .expect("another dead connection")
         .expect("a healthy database")
@@ -135,4 +148,41 @@ async fn worker_operations_recover_from_dead_connections_within_seconds(fixture:
     assert_eq!(assert_succeeds(starter.mark_started(&lease)).await, Fenced::Held);
     assert_eq!(assert_succeeds(reporter.progress(&progress)).await, [Fenced::Held]);
     assert_eq!(assert_succeeds(clients[3].settle(report())).await, [Fenced::Held]);
+}
+
+/// A client with three idle connections that are dead.
+async fn client_with_dead_connections(proxy: &Proxy) -> Client {
+    let client = proxy.client().await;
+    let store = client.store();
+    let (one, two, three) = tokio::join!(store.now(), store.now(), store.now());
+    one.and(two).and(three).expect("open connections");
+    proxy.silence_open_connections();
+    client
+}
+
+/// While a batch gets no reply, the lane stores the next ones on another connection.
+async fn a_dead_connection_delays_only_its_own_batch(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let client = client_with_dead_connections(&proxy).await;
+    let mut swallowed = proxy.swallowed.subscribe();
+    let first = client.clone();
+    let first = tokio::spawn(async move { first.enqueue(job("first")).await });
+    in_time(swallowed.wait_for(|swallowed| *swallowed == 1)).await.expect("the first batch was sent");
+    for _ in 0..3 {
+        assert_succeeds(async { client.enqueue(job("next")).await }).await;
+    }
+    assert_succeeds(async { first.await.expect("task") }).await;
+    assert_eq!(fixture.count(Status::Queued).await, 4);
+}
+
+async fn enqueues_are_stored_although_their_connections_are_dead(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let clients = [proxy.client().await, proxy.client().await, client_with_dead_connections(&proxy).await];
+    let [keyed, unique, batch] = &clients;
+    tokio::join!(
+        assert_succeeds(async { keyed.enqueue(job("mail").idempotency_key("a")).await }),
+        assert_succeeds(async { unique.enqueue(job("mail").unique_key("a", UniqueMode::Dedupe)).await }),
+        assert_succeeds(batch.enqueue_many([job("mail"), job("mail").idempotency_key("b")])),
+    );
+    assert_eq!(fixture.count(Status::Queued).await, 4);
 }

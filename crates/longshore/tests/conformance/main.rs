@@ -45,6 +45,7 @@ mod hooks;
 mod http;
 mod input;
 mod inspect;
+mod isolation;
 mod key_rules;
 mod keys;
 mod kinds;

@@ -1,8 +1,9 @@
 //! The consistency check: every job is in exactly one table, keys belong to live
-//! jobs, and the tallies match the rows.
+//! jobs, and the tallies match the rows. Also the check whether commits are durable.
 
+use super::RequiredDurability;
 use super::tx::{Sql, Tx};
-use crate::store::CheckReport;
+use crate::store::{CheckReport, Durability};
 
 /// Each statement returns one sentence per problem. The sentences are the same as those
 /// of the SQLite engine.
@@ -83,4 +84,38 @@ pub(super) async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
     }
     transaction.commit().await?;
     Ok(report)
+}
+
+/// The settings of our own session: a role, a database or the URL may change them.
+const DURABILITY: &str = "
+    select coalesce(current_setting('fsync', true) = 'off', false),
+           coalesce(current_setting('synchronous_commit', true) = 'off', false),
+           coalesce(current_setting('full_page_writes', true) = 'off', false)";
+
+pub(super) async fn durability(tx: &mut Tx<'_>) -> Sql<Durability> {
+    let (no_fsync, no_synchronous_commit, no_full_page_writes): (bool, bool, bool) =
+        sqlx::query_as(DURABILITY).fetch_one(&mut *tx.connection).await?;
+    let mut durability =
+        Durability { accepted: tx.store.durability == RequiredDurability::Relaxed, ..Durability::default() };
+    if no_fsync {
+        durability.risks.push(
+            "the database has fsync = off: after a crash of its host, stored jobs may be lost and the tables damaged"
+                .into(),
+        );
+    }
+    if no_synchronous_commit {
+        durability.risks.push(
+            "the database has synchronous_commit = off: after a crash of the server, the jobs of the last moments \
+             may be lost"
+                .into(),
+        );
+    }
+    if no_full_page_writes {
+        durability.warnings.push(
+            "the database has full_page_writes = off: unless its file system writes pages atomically, a crash of its \
+             host may damage the tables"
+                .into(),
+        );
+    }
+    Ok(durability)
 }

@@ -2,6 +2,7 @@
 //! transaction. [`keys`] decides what happens if a key is taken.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::Row;
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::job::JobId;
 use crate::keys::{self, Decision, Holders, Owner, RunAt};
 use crate::lifecycle::When;
-use crate::store::{KeyWait, millis};
+use crate::store::millis;
 
 /// The number of rows per insert: large enough to make the round trip cheap, small
 /// enough to keep the statement small.
@@ -23,7 +24,9 @@ const INSERT_STEP: usize = 5000;
 /// How often the owner of a unique key may change before an enqueue gives up.
 const MAX_ROUNDS: usize = 10;
 
-pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], wait: KeyWait) -> Sql<Vec<Enqueued>> {
+/// `max_wait` limits how long the enqueue waits for a key that another client's open
+/// transaction holds.
+pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], max_wait: Duration) -> Sql<Vec<Enqueued>> {
     if jobs.iter().all(|job| !job.is_keyed()) {
         match insert_plain(tx, jobs).await {
             // An id already exists: an earlier try was stored, but its reply was lost.
@@ -31,21 +34,29 @@ pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], wait: KeyWait) -
             done => return done.map(|()| jobs.iter().map(created).collect()),
         }
     }
-    // Another client's open transaction may hold a key of this batch.
-    let lock_timeout = match wait {
-        KeyWait::Long if jobs.len() == 1 => "10s",
-        KeyWait::Long => "3s",
-        KeyWait::Short => "200ms",
-    };
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    sqlx::query("select set_config('lock_timeout', $1, true)")
-        .bind(lock_timeout)
-        .execute(&mut *tx.connection)
-        .await?;
-    let results = insert_any(tx, jobs).await?;
+    tx.limit_lock_waits(max_wait).await?;
+    let results = insert_any(tx, jobs).await.map_err(|fault| match fault.is_lock_timeout() {
+        true => Error::locked(held_key(jobs)).into(),
+        false => fault,
+    })?;
     transaction.commit().await?;
     Ok(results)
+}
+
+/// The message of an enqueue that waited for a key in vain.
+fn held_key(jobs: &[ValidJob]) -> String {
+    let key = match jobs {
+        [job] if job.unique.is_some() && job.idempotency_key.is_some() => "idempotency_key or unique_key",
+        [job] if job.unique.is_some() => "unique_key",
+        [job] if job.idempotency_key.is_some() => "idempotency_key",
+        _ => "a key of the jobs",
+    };
+    format!(
+        "{key}: another client's open transaction holds the key, and did not end in time; \
+         nothing was stored; end that transaction, or try again later"
+    )
 }
 
 /// Stores jobs in the caller's own transaction: no commit and no retry.

@@ -5,11 +5,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::sync::broadcast;
 
 use super::PostgresStore;
+use super::connect::Connector;
 use super::enqueue::split;
+use super::run::within;
 use super::tx::{Sql, Tx};
 use crate::enqueue::ValidJob;
 use crate::error::Result;
@@ -33,20 +35,25 @@ const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Listener {
     channel: String,
-    options: PgConnectOptions,
+    connector: Arc<Connector>,
     subscribers: Arc<Subscribers>,
     /// One subscriber connects; the others wait for it.
     connecting: tokio::sync::Mutex<()>,
 }
 
 impl Listener {
-    pub(super) fn new(channel: String, options: PgConnectOptions) -> Self {
-        Listener { channel, options, subscribers: Arc::default(), connecting: tokio::sync::Mutex::default() }
+    pub(super) fn new(channel: String, connector: Arc<Connector>) -> Self {
+        Listener {
+            channel,
+            connector,
+            subscribers: Arc::default(),
+            connecting: tokio::sync::Mutex::default(),
+        }
     }
 
     /// A listener for the same channel that has no connection yet.
     pub(super) fn unconnected(&self) -> Self {
-        Listener::new(self.channel.clone(), self.options.clone())
+        Listener::new(self.channel.clone(), self.connector.clone())
     }
 
     /// Notifies subscribers in this process. Returns whether there is one.
@@ -63,10 +70,10 @@ impl Listener {
         // Opened before connecting, so that notifications from this process arrive
         // meanwhile.
         let own = self.subscribers.open(&sender);
-        let first = connect(&self.options, &self.channel).await.ok();
+        let first = connect(&self.connector, &self.channel).await.ok();
         own.set_listening(first.is_some());
-        let (options, channel) = (self.options.clone(), self.channel.clone());
-        tokio::spawn(listen(first, options, channel, sender, self.subscribers.clone(), own));
+        let (connector, channel) = (self.connector.clone(), self.channel.clone());
+        tokio::spawn(listen(first, connector, channel, sender, self.subscribers.clone(), own));
         Ok(Wakeups(receiver))
     }
 }
@@ -213,7 +220,7 @@ impl Drop for Sending<'_> {
 /// queues, because wake-ups may have been missed meanwhile.
 async fn listen(
     mut listener: Option<PgListener>,
-    options: PgConnectOptions,
+    connector: Arc<Connector>,
     channel: String,
     sender: broadcast::Sender<String>,
     subscribers: Arc<Subscribers>,
@@ -222,7 +229,7 @@ async fn listen(
     while !subscribers.close_if_unused(&sender) {
         let Some(open) = listener.as_mut() else {
             tokio::time::sleep(RECONNECT_AFTER).await;
-            listener = connect(&options, &channel).await.ok();
+            listener = connect(&connector, &channel).await.ok();
             if listener.is_some() {
                 tracing::info!("listening for new jobs again");
                 own.set_listening(true);
@@ -247,16 +254,16 @@ async fn listen(
 
 /// The driver takes a listener's connection from a pool, and a lost one may occupy the
 /// pool forever. So each listener has its own pool.
-async fn connect(options: &PgConnectOptions, channel: &str) -> sqlx::Result<PgListener> {
-    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT);
-    let pool = pool.connect_lazy_with(options.clone());
+async fn connect(connector: &Connector, channel: &str) -> Sql<PgListener> {
     let listening = async {
+        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT_TIMEOUT);
+        let pool = pool.connect_lazy_with(connector.options().await?);
         let mut listener = PgListener::connect_with(&pool).await?;
         listener.eager_reconnect(false);
         listener.listen(channel).await?;
         Ok(listener)
     };
-    tokio::time::timeout(CONNECT_TIMEOUT, listening).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    within(CONNECT_TIMEOUT, listening).await
 }
 
 async fn is_alive(listener: &mut PgListener) -> bool {

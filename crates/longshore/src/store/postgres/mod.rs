@@ -17,7 +17,7 @@
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `schedules`, `retain` | cron; retention and tallies |
 //! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
-//! | `tx`, `run`, `pool`, `listen` | a connection and its errors; deadlines and retries; the pool; `LISTEN` and `NOTIFY` |
+//! | `tx`, `run`, `pool`, `connect`, `listen` | a connection and its errors; deadlines and retries; the pool; hosts; `LISTEN` and `NOTIFY` |
 //!
 //! The engine relies on no session state: no session locks, no temporary tables, no
 //! `search_path`, and `LISTEN` only as a hint. The driver, however, uses named prepared
@@ -27,18 +27,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
 
 use super::{Fenced, Lease, SCHEMA_VERSION, Store, schema_too_new};
 use crate::enqueue::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use migrate::{DEFAULT_SCHEMA, Schema};
-use tx::{Tx, translate};
+use tx::Tx;
 
 mod check;
 mod claim;
 mod claim_sql;
+mod connect;
 mod enqueue;
 mod inspect;
 mod kinds;
@@ -69,6 +69,7 @@ struct Inner {
     schema: Schema,
     listener: listen::Listener,
     notify: bool,
+    durability: RequiredDurability,
 }
 
 /// Connection settings that a Postgres URL does not have.
@@ -83,6 +84,20 @@ pub struct PostgresOptions {
     /// Whether to send wake-ups by `NOTIFY`; on by default. If it is off, or `NOTIFY`
     /// does not get through (PgBouncer in transaction mode), polling finds new jobs.
     pub notify: bool,
+    /// Whether the database may lose commits in a crash; `Full` by default.
+    pub durability: RequiredDurability,
+}
+
+/// Whether the database may lose commits in a crash. The library only logs a warning; the
+/// commands `serve` and `worker` refuse a database that is less durable than required.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RequiredDurability {
+    /// Stored jobs survive a crash.
+    #[default]
+    Full,
+    /// A crash may lose stored jobs: `fsync = off` or `synchronous_commit = off` are
+    /// accepted, e.g. for tests.
+    Relaxed,
 }
 
 impl Default for PostgresOptions {
@@ -92,14 +107,18 @@ impl Default for PostgresOptions {
             max_connections: 10,
             acquire_timeout: Duration::from_secs(10),
             notify: true,
+            durability: RequiredDurability::Full,
         }
     }
 }
 
 impl PostgresStore {
     /// Connects to `postgres://user@host/database`. The URL parameters `schema`,
-    /// `max_connections` and `notify` (`on` or `off`) set the [options](PostgresOptions);
-    /// the driver reads the others.
+    /// `max_connections`, `notify` (`on` or `off`) and `durability` (`full` or `relaxed`)
+    /// set the [options](PostgresOptions). With several hosts,
+    /// `postgres://user@one,two:5433/database`, the first one that accepts writes is used;
+    /// `target_session_attrs` (`read-write`, `primary` or `any`) changes that. The driver
+    /// reads the other parameters.
     pub async fn open(url: &str) -> Result<Self> {
         let mut options = PostgresOptions::default();
         let url = take_parameter(url, "schema", |value| {
@@ -123,39 +142,38 @@ impl PostgresStore {
             };
             Ok(())
         })?;
+        let url = take_parameter(&url, "durability", |value| {
+            options.durability = match value {
+                "full" => RequiredDurability::Full,
+                "relaxed" => RequiredDurability::Relaxed,
+                _ => {
+                    return Err(Error::invalid(
+                        "durability",
+                        "database URL: durability must be `full` or `relaxed`",
+                    ));
+                }
+            };
+            Ok(())
+        })?;
         PostgresStore::open_with(&url, options).await
     }
 
     /// Connects with the given options.
     pub async fn open_with(url: &str, options: PostgresOptions) -> Result<Self> {
         let schema = Schema::new(&options.schema)?;
-        // The parse error contains the URL with its password, so it is left out.
-        let connect: PgConnectOptions = url.parse().map_err(|_| {
-            Error::invalid(
-                "url",
-                "database URL: not a valid Postgres URL; use postgres://user:password@host:5432/database",
-            )
-        })?;
+        let connector = Arc::new(connect::Connector::parse(url)?);
         // Connect once now: a wrong host or password is reported at once and precisely,
         // not by the first operation after the pool's timeout.
-        let target = format!("{}:{}", connect.get_host(), connect.get_port());
-        let probe = tokio::time::timeout(options.acquire_timeout, PgConnection::connect_with(&connect)).await;
-        match probe {
-            Ok(Ok(connection)) => drop(connection.close().await),
-            Ok(Err(error)) => {
-                let error = translate(error);
-                return Err(Error::unavailable(format!("{target}: {error}")).with_source(error));
-            }
-            Err(_) => {
-                return Err(Error::unavailable(format!(
-                    "{target}: the database did not reply within {:?}",
-                    options.acquire_timeout
-                )));
-            }
+        let first = connector.connect().await?;
+        drop(first.connection.close().await);
+        let listener = listen::Listener::new(schema.channel(), connector.clone());
+        let pool = pool::Pool::new(connector, options.max_connections, options.acquire_timeout);
+        let PostgresOptions { notify, durability, .. } = options;
+        let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify, durability }));
+        if durability == RequiredDurability::Full {
+            let durability = store.durability().await?;
+            durability.risks.iter().for_each(|risk| tracing::warn!("{risk}"));
         }
-        let listener = listen::Listener::new(schema.channel(), connect.clone());
-        let pool = pool::Pool::new(connect, options.max_connections, options.acquire_timeout);
-        let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify: options.notify }));
         match store.schema_version().await? {
             found if found > SCHEMA_VERSION => Err(schema_too_new(found)),
             _ => Ok(store),

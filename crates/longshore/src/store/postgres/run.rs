@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::PostgresStore;
+use super::pool::Class;
 use super::tx::{Fault, Sql, Tx};
 use crate::error::{Error, Result};
 
@@ -15,12 +16,83 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// The deadline of the operations that workers run all the time and that touch few
 /// rows. If one gets no reply for this long, the connection is dead, whatever TCP
 /// reports.
-pub(super) const QUICK: Duration = Duration::from_secs(10);
+pub(super) const QUICK: Duration = Duration::from_secs(5);
+/// The deadline of an enqueue. It leaves a second to repeat the enqueue on a new
+/// connection before callers have waited for five.
+const ENQUEUE: Duration = Duration::from_millis(3500);
+/// How much longer an enqueue may take for each of its jobs: half a second for a full
+/// batch of a lane.
+const ENQUEUE_PER_JOB: Duration = Duration::from_micros(500);
+/// If an operation gets no reply for this long, other connections are pinged before they
+/// are used.
+const DOUBT_AFTER: Duration = Duration::from_secs(1);
 /// How long a heartbeat or a registration may take in total, unless its caller
 /// gives up earlier.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// How long an operation may wait for another client's transaction, including the wait
+/// for a connection.
+pub(super) const MAX_LOCK_WAIT: Duration = Duration::from_secs(2);
 /// The maximum number of tries of an operation that keeps losing races.
 const MAX_TRIES: u32 = 6;
+
+/// How an operation runs.
+#[derive(Clone, Copy)]
+pub(super) struct Mode {
+    class: Class,
+    /// How long the database may take to reply.
+    deadline: Duration,
+    on_broken_connection: OnBrokenConnection,
+}
+
+/// What happens to an operation whose connection breaks, so that it is unknown whether
+/// the operation was stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnBrokenConnection {
+    Fail,
+    /// It runs once more, on another connection.
+    Repeat,
+}
+
+impl Mode {
+    const fn new(class: Class, deadline: Duration) -> Self {
+        Mode { class, deadline, on_broken_connection: OnBrokenConnection::Fail }
+    }
+
+    /// For operations that may take long.
+    pub(super) const SLOW: Mode = Mode::new(Class::Shared, DEADLINE);
+    /// For operations that are quick on a healthy database.
+    pub(super) const HOT: Mode = Mode::new(Class::Hot, QUICK);
+    /// For operations that set deadlines for their parts.
+    pub(super) const HOT_IN_PARTS: Mode = Mode::new(Class::Hot, DEADLINE);
+    /// For operations that wait for another client's transaction.
+    pub(super) const WAITING: Mode =
+        Mode::new(Class::Waiting, MAX_LOCK_WAIT.saturating_add(Duration::from_secs(1)));
+    /// For heartbeats. Less than their caller waits, so that a dead connection is noticed.
+    const HEARTBEAT: Mode = Mode::new(Class::Hot, Duration::from_secs(4));
+
+    /// For an enqueue of this many jobs. Ids are chosen before the first try, so repeating
+    /// it stores nothing twice.
+    pub(super) fn enqueue(class: Class, jobs: usize) -> Self {
+        let deadline = (ENQUEUE + ENQUEUE_PER_JOB * jobs as u32).min(DEADLINE);
+        Mode { class, deadline, on_broken_connection: OnBrokenConnection::Repeat }
+    }
+
+    /// Whether to run the operation once more, on another connection.
+    fn may_repeat_after(self, fault: &Fault) -> bool {
+        // A statement that a standby refused had no effect.
+        fault.was_refused_by_a_standby()
+            || (self.on_broken_connection == OnBrokenConnection::Repeat && fault.is_broken_connection())
+    }
+
+    /// How long to wait for a connection.
+    fn max_acquire_wait(self) -> Duration {
+        match self.class {
+            Class::Hot => QUICK,
+            Class::Shared => DEADLINE,
+            Class::Waiting => MAX_LOCK_WAIT,
+        }
+    }
+}
 
 /// The body of an operation: a function of the connection and its arguments.
 pub(super) type Work<A, T> = for<'c, 't> fn(&'c mut Tx<'t>, &'c A) -> Working<'c, T>;
@@ -35,7 +107,7 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        self.run_within(DEADLINE, args, work).await
+        self.run_as(Mode::SLOW, args, work).await
     }
 
     /// As [`run`](Self::run), for operations that are quick on a healthy
@@ -45,7 +117,7 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        self.run_within(QUICK, args, work).await
+        self.run_as(Mode::HOT, args, work).await
     }
 
     /// As [`run`](Self::run), but stops with its caller and closes the connection: a
@@ -55,7 +127,7 @@ impl PostgresStore {
     where
         A: Send + Sync + 'static,
     {
-        let done = tokio::time::timeout(HEARTBEAT, self.clone().retry(HEARTBEAT, args, work)).await;
+        let done = tokio::time::timeout(HEARTBEAT, self.clone().retry(Mode::HEARTBEAT, args, work)).await;
         done.unwrap_or_else(|_| Err(Fault::Timeout(HEARTBEAT).into()))
     }
 
@@ -64,7 +136,15 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let task = tokio::spawn(self.clone().retry(deadline, args, work));
+        self.run_as(Mode::new(Class::Shared, deadline), args, work).await
+    }
+
+    pub(super) async fn run_as<A, T>(&self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let task = tokio::spawn(self.clone().retry(mode, args, work));
         task.await.unwrap_or_else(|error| {
             Err(Error::internal("a database operation ended early: it panicked, or its runtime ended")
                 .with_source(error))
@@ -74,26 +154,30 @@ impl PostgresStore {
     /// As [`run`](Self::run), but in the caller's task for as long as the caller
     /// waits, which saves two thread switches. For the operations that enqueue lanes
     /// and workers run all the time.
-    pub(super) async fn run_here<A, T>(&self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
+    pub(super) async fn run_here<A, T>(&self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
         let runtime = tokio::runtime::Handle::current();
-        let work = Box::pin(self.clone().retry(deadline, args, work));
+        let work = Box::pin(self.clone().retry(mode, args, work));
         InCallersTask { runtime, work: Some(work) }.await
     }
 
-    async fn retry<A, T>(self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
+    async fn retry<A, T>(self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
     {
-        let mut tries = 1;
+        let (mut tries, mut reconnected) = (1, false);
         loop {
-            let fault = match self.attempt(deadline, &args, work).await {
+            let fault = match self.attempt(mode, &args, work).await {
                 Ok(value) => return Ok(value),
                 Err(fault) => fault,
             };
+            if !reconnected && mode.may_repeat_after(&fault) {
+                reconnected = true;
+                continue;
+            }
             if !fault.is_lost_race() || tries == MAX_TRIES {
                 return Err(fault.into());
             }
@@ -102,12 +186,27 @@ impl PostgresStore {
         }
     }
 
-    async fn attempt<A: Sync, T>(&self, deadline: Duration, args: &A, work: Work<A, T>) -> Sql<T> {
-        let mut connection = self.0.pool.acquire().await?;
+    async fn attempt<A: Sync, T>(&self, mode: Mode, args: &A, work: Work<A, T>) -> Sql<T> {
+        let mut connection = self.0.pool.acquire(mode.class, mode.max_acquire_wait()).await?;
         let mut tx = Tx::new(&self.0, &mut connection);
-        let done = within(deadline, work(&mut tx, args)).await;
+        let done = self.reply_within(mode, work(&mut tx, args)).await;
         connection.release(done.as_ref().err()).await;
         done
+    }
+
+    /// As [`within`]. If the operation takes long, its connection may be dead, and so may
+    /// the idle ones. They are pinged before they are used, so that others need not wait
+    /// for the deadline too.
+    async fn reply_within<T>(&self, mode: Mode, work: impl Future<Output = Sql<T>>) -> Sql<T> {
+        let mut work = std::pin::pin!(work);
+        match tokio::time::timeout(DOUBT_AFTER, &mut work).await {
+            Ok(done) => done,
+            Err(_) => {
+                self.0.pool.doubt_idle();
+                let rest = mode.deadline.saturating_sub(DOUBT_AFTER);
+                tokio::time::timeout(rest, work).await.unwrap_or(Err(Fault::Timeout(mode.deadline)))
+            }
+        }
     }
 }
 

@@ -2,15 +2,16 @@
 //! the function of the same name in the file named by the section.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::run::{DEADLINE, QUICK, Work, Working};
-use super::tx::Tx;
+use super::pool::Class;
+use super::run::{MAX_LOCK_WAIT, Mode, Work, Working};
+use super::tx::{Sql, Tx};
 use super::{Inner, PostgresStore};
 use super::{
     check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
@@ -48,15 +49,22 @@ impl Store for PostgresStore {
             schema: self.0.schema.clone(),
             listener: self.0.listener.unconnected(),
             notify: self.0.notify,
+            durability: self.0.durability,
         })))
     }
 
     // ---- enqueue ----------------------------------------------------------
 
     async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>> {
-        let work: Work<_, _> =
-            |tx, (jobs, wait): &(Vec<ValidJob>, KeyWait)| Box::pin(enqueue::enqueue(tx, jobs, *wait));
-        self.run_here(DEADLINE, (jobs.to_vec(), wait), work).await
+        let mode = match wait {
+            _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Hot, jobs.len()),
+            KeyWait::Short => Mode::enqueue(Class::Shared, jobs.len()),
+            KeyWait::Long | KeyWait::UpTo(_) => Mode::WAITING,
+        };
+        let work: Work<_, _> = |tx, (jobs, wait): &(Vec<ValidJob>, LockWait)| {
+            Box::pin(enqueue::enqueue(tx, jobs, wait.remaining()))
+        };
+        self.run_here(mode, (jobs.to_vec(), LockWait::new(wait)), work).await
     }
 
     // ---- wake-ups ---------------------------------------------------------
@@ -77,7 +85,7 @@ impl Store for PostgresStore {
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
         let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
-        let (claims, moved) = self.run_here(QUICK, args, claim_and_move_cursor).await?;
+        let (claims, moved) = self.run_here(Mode::HOT, args, claim_and_move_cursor).await?;
         *cursor = moved;
         Ok(claims)
     }
@@ -119,7 +127,7 @@ impl Store for PostgresStore {
         let work: Work<_, _> = |tx, settlements: &Vec<Settlement>| Box::pin(settle::settle(tx, settlements));
         // Each statement has its own short deadline. If many leases are locked,
         // they are ended one by one.
-        self.run_here(DEADLINE, settlements.to_vec(), work).await
+        self.run_here(Mode::HOT_IN_PARTS, settlements.to_vec(), work).await
     }
 
     // ---- workers ----------------------------------------------------------
@@ -144,7 +152,7 @@ impl Store for PostgresStore {
     }
 
     async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
-        self.run(threshold, |tx, threshold| Box::pin(workers::workers(tx, *threshold))).await
+        self.run_quick(threshold, |tx, threshold| Box::pin(workers::workers(tx, *threshold))).await
     }
 
     // ---- recover ----------------------------------------------------------
@@ -168,10 +176,14 @@ impl Store for PostgresStore {
     }
 
     async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
-        self.run((id, from.clone(), to.clone()), |tx, (id, from, to)| {
-            Box::pin(operate::operate(tx, *id, from, to))
-        })
-        .await
+        let work: Work<_, _> = |tx, (id, from, to, wait): &(JobId, State, Operation, LockWait)| {
+            Box::pin(operate_with_limited_waits(tx, *id, from, to, wait))
+        };
+        let args = |wait| (id, from.clone(), to.clone(), LockWait::new(wait));
+        match self.run(args(KeyWait::Short), work).await {
+            Err(error) if error.is_locked() => self.run_as(Mode::WAITING, args(KeyWait::Long), work).await,
+            done => done,
+        }
     }
 
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
@@ -188,7 +200,7 @@ impl Store for PostgresStore {
     }
 
     async fn queues(&self) -> Result<Vec<QueueRecord>> {
-        self.run((), |tx, ()| Box::pin(queues::queues(tx))).await
+        self.run_quick((), |tx, ()| Box::pin(queues::queues(tx))).await
     }
 
     // ---- inspect ----------------------------------------------------------
@@ -234,6 +246,10 @@ impl Store for PostgresStore {
         // It reads all tables.
         const MAX_TIME: Duration = Duration::from_secs(60 * 60);
         self.run_within(MAX_TIME, (), |tx, ()| Box::pin(check::check(tx))).await
+    }
+
+    async fn durability(&self) -> Result<Durability> {
+        self.run_quick((), |tx, ()| Box::pin(check::durability(tx))).await
     }
 
     // ---- schedules --------------------------------------------------------
@@ -308,7 +324,7 @@ impl Store for PostgresStore {
     }
 
     async fn kinds(&self) -> Result<Vec<KindRecord>> {
-        self.run((), |tx, ()| Box::pin(kinds::kinds(tx))).await
+        self.run_quick((), |tx, ()| Box::pin(kinds::kinds(tx))).await
     }
 
     async fn remove_kind(&self, name: &str) -> Result<bool> {
@@ -325,4 +341,45 @@ fn claim_and_move_cursor<'c>(
         let claims = claim::claim(tx, request, &mut cursor).await?;
         Ok((claims, std::mem::take(&mut *cursor)))
     })
+}
+
+/// How long an operation may still wait for locks of another client's transaction.
+struct LockWait {
+    until: Instant,
+}
+
+impl LockWait {
+    /// A try on the pool's connections. Commits of other clients end sooner.
+    const SHORT: Duration = Duration::from_millis(200);
+
+    fn new(wait: KeyWait) -> Self {
+        let max_wait = match wait {
+            KeyWait::Short => LockWait::SHORT,
+            KeyWait::Long => MAX_LOCK_WAIT,
+            KeyWait::UpTo(max_wait) => max_wait.min(MAX_LOCK_WAIT),
+        };
+        LockWait { until: Instant::now() + max_wait }
+    }
+
+    /// A part of the time may have passed with waiting for a connection. Enough is left
+    /// for the locks of quick transactions.
+    fn remaining(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now()).max(LockWait::SHORT / 2)
+    }
+}
+
+/// The job, or a key that it needs, may be locked by another client's transaction.
+async fn operate_with_limited_waits(
+    tx: &mut Tx<'_>,
+    id: JobId,
+    from: &State,
+    to: &Operation,
+    wait: &LockWait,
+) -> Sql<Operated> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(wait.remaining()).await?;
+    let done = operate::operate(tx, id, from, to).await?;
+    transaction.commit().await?;
+    Ok(done)
 }

@@ -30,6 +30,16 @@ impl<'c> Tx<'c> {
         self.store.schema.fill(text)
     }
 
+    /// Lets statements of the open transaction fail if they wait for a lock for longer.
+    pub(super) async fn limit_lock_waits(&mut self, max_wait: Duration) -> Sql<()> {
+        let max_wait = max_wait.as_millis().max(1);
+        sqlx::query("select set_config('lock_timeout', $1, true)")
+            .bind(format!("{max_wait}ms"))
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(())
+    }
+
     pub(super) async fn begin(&mut self) -> Sql<Transaction<'_>> {
         Ok(Transaction { store: self.store, inner: self.connection.begin().await? })
     }
@@ -91,13 +101,29 @@ impl Fault {
         self.code().as_deref() == Some("55P03")
     }
 
-    /// Whether the connection is broken, and probably the pool's others too.
+    /// Whether the connection is broken or of no more use, and probably the pool's others
+    /// too.
     pub(super) fn is_broken_connection(&self) -> bool {
         match self {
-            Fault::Driver(error) => !matches!(error, sqlx::Error::Database(_)),
-            Fault::Timeout(_) => true,
+            Fault::Driver(sqlx::Error::Database(_)) => {
+                // The server shuts down, crashed or restarts.
+                self.was_refused_by_a_standby()
+                    || matches!(self.code().as_deref(), Some("57P01" | "57P02" | "57P03"))
+            }
+            Fault::Driver(_) | Fault::Timeout(_) => true,
             Fault::Ours(_) | Fault::LostRace(_) => false,
         }
+    }
+
+    /// Whether the server accepts no writes: after a failover, an open connection may end
+    /// at a standby. The statement had no effect.
+    pub(super) fn was_refused_by_a_standby(&self) -> bool {
+        self.code().as_deref() == Some("25006")
+    }
+
+    /// Whether the server may be frozen or cut off, as opposed to stopped.
+    pub(super) fn is_timeout(&self) -> bool {
+        matches!(self, Fault::Timeout(_))
     }
 
     pub(super) fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
@@ -126,7 +152,7 @@ impl From<Fault> for Error {
             Fault::Driver(error) => translate(error),
             Fault::Ours(error) | Fault::LostRace(error) => error,
             Fault::Timeout(deadline) => {
-                Error::unavailable(format!("the database did not reply within {deadline:?}"))
+                Error::unreachable(format!("the database did not reply within {deadline:?}"))
             }
         }
     }
@@ -144,6 +170,10 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                 "25006" => Error::read_only(
                     "the database accepts no writes: it is a standby or set to read-only; connect to the primary",
                 ),
+                "55P03" => Error::locked(
+                    "another client's open transaction holds a key or a row that this operation needs, and did not \
+                     end in time; end that transaction, or try again later",
+                ),
                 "22021" => Error::invalid(
                     "text",
                     "a text contains a NUL character, which Postgres cannot store; remove it",
@@ -151,17 +181,20 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                 "28P01" | "28000" | "3D000" | "42501" => {
                     Error::unavailable(format!("the database refused access: {message}"))
                 }
-                code if ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => {
+                code if ["08", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
+                    Error::unreachable(format!("the database is not available: {message}"))
+                }
+                code if ["40", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => {
                     Error::unavailable(format!("the database is not available: {message}"))
                 }
                 code => Error::internal(format!("the database refused a statement ({code}): {message}")),
             }
         }
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Tls(_) => {
-            Error::unavailable(format!("the database cannot be reached: {error}"))
+            Error::unreachable(format!("the database cannot be reached: {error}"))
         }
         sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => {
-            Error::unavailable(format!("the connection to the database broke: {error}"))
+            Error::unreachable(format!("the connection to the database broke: {error}"))
         }
         _ => Error::internal(format!("unexpected reply from the database: {error}")),
     };

@@ -106,7 +106,11 @@ fn location(url: &str) -> Result<Location> {
         return refuse("the path is missing; use sqlite:path/to/file.db or sqlite::memory:".into());
     }
     if path.contains('?') {
-        return refuse("SQLite URLs have no parameters after `?`; use sqlite:path/to/file.db".into());
+        return refuse(
+            "SQLite URLs have no parameters after `?`, and commits are always durable; \
+             use sqlite:path/to/file.db"
+                .into(),
+        );
     }
     let path = PathBuf::from(path);
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -236,6 +236,10 @@ impl Store for SqliteStore {
         self.engine.read(check::check).await
     }
 
+    async fn durability(&self) -> Result<Durability> {
+        self.engine.read(check::durability).await
+    }
+
     // ---- schedules --------------------------------------------------------
 
     async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {

@@ -2,7 +2,7 @@
 
 mod auth;
 mod bodies;
-mod client;
+pub(crate) mod client;
 mod connections;
 mod events;
 mod explain;

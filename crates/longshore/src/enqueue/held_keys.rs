@@ -1,0 +1,129 @@
+//! Which keys callers of this process wait for, because another client's open
+//! transaction holds them. New jobs with such a key wait outside the lane, so that they
+//! do not delay other keys. One job per key waits in the database and the others wait
+//! here, so that one key cannot occupy all connections for waiting.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::ValidJob;
+
+#[derive(Debug, Default)]
+pub(super) struct HeldKeys(Mutex<Maps>);
+
+#[derive(Debug, Default)]
+struct Maps {
+    idempotency: HashMap<String, HeldKey>,
+    unique: HashMap<String, HeldKey>,
+}
+
+#[derive(Debug)]
+struct HeldKey {
+    waiting: usize,
+    turn: Arc<Semaphore>,
+}
+
+impl HeldKeys {
+    /// Whether no job waits for a key.
+    pub(super) fn is_empty(&self) -> bool {
+        let maps = self.lock();
+        maps.idempotency.is_empty() && maps.unique.is_empty()
+    }
+
+    /// Whether a job waits for one of the keys of this job.
+    pub(super) fn contains_key_of(&self, job: &ValidJob) -> bool {
+        let maps = self.lock();
+        let has = |map: &HashMap<String, HeldKey>, key: Option<&String>| {
+            !map.is_empty() && key.is_some_and(|key| map.contains_key(key))
+        };
+        has(&maps.idempotency, job.idempotency_key.as_ref()) || has(&maps.unique, unique_key(job))
+    }
+
+    /// Records that this job waits for its keys, until the returned value is dropped.
+    pub(super) fn wait_for_keys_of(self: &Arc<Self>, job: &ValidJob) -> KeyWaiter {
+        let mut maps = self.lock();
+        let mut turn = None;
+        let Maps { idempotency, unique } = &mut *maps;
+        for (map, key) in [(idempotency, job.idempotency_key.as_ref()), (unique, unique_key(job))] {
+            let Some(key) = key else { continue };
+            let held = map
+                .entry(key.clone())
+                .or_insert_with(|| HeldKey { waiting: 0, turn: Arc::new(Semaphore::new(1)) });
+            held.waiting += 1;
+            turn = Some(held.turn.clone());
+        }
+        KeyWaiter {
+            held: self.clone(),
+            idempotency: job.idempotency_key.clone(),
+            unique: unique_key(job).cloned(),
+            turn,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Maps> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn unique_key(job: &ValidJob) -> Option<&String> {
+    job.unique.as_ref().map(|(key, _)| key)
+}
+
+/// A job that waits for its keys.
+pub(super) struct KeyWaiter {
+    held: Arc<HeldKeys>,
+    idempotency: Option<String>,
+    unique: Option<String>,
+    turn: Option<Arc<Semaphore>>,
+}
+
+impl KeyWaiter {
+    /// Waits until no other job of this process waits in the database for the same key.
+    /// A job with two keys takes its turn by the unique one.
+    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        match &self.turn {
+            Some(turn) => turn.clone().acquire_owned().await.ok(),
+            None => None,
+        }
+    }
+}
+
+impl Drop for KeyWaiter {
+    fn drop(&mut self) {
+        let mut maps = self.held.lock();
+        let Maps { idempotency, unique } = &mut *maps;
+        for (map, key) in [(idempotency, &self.idempotency), (unique, &self.unique)] {
+            let Some(key) = key else { continue };
+            let Some(held) = map.get_mut(key) else { continue };
+            held.waiting -= 1;
+            if held.waiting == 0 {
+                map.remove(key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::enqueue::{NewJob, UniqueMode};
+
+    #[test]
+    fn a_key_is_held_while_a_job_waits_for_it() {
+        let valid = |job: NewJob| job.validate().unwrap();
+        let by_id = |key: &str| valid(NewJob::new("a", &1).idempotency_key(key));
+        let by_unique = |key: &str| valid(NewJob::new("a", &1).unique_key(key, UniqueMode::Dedupe));
+        let held = Arc::<HeldKeys>::default();
+        let (one, two) = (held.wait_for_keys_of(&by_id("k")), held.wait_for_keys_of(&by_id("k")));
+        assert!(held.contains_key_of(&by_id("k")));
+        assert!(!held.contains_key_of(&by_unique("k")), "the two types of keys are independent");
+        assert!(!held.contains_key_of(&by_id("other")));
+        drop(one);
+        assert!(held.contains_key_of(&by_id("k")));
+        drop(two);
+        assert!(!held.contains_key_of(&by_id("k")));
+        assert!(held.lock().idempotency.is_empty());
+    }
+}
