@@ -43,7 +43,8 @@ impl TestDatabase {
             TestDatabase::File(file) => format!("sqlite:{}", file.display()),
             TestDatabase::Schema { url, name, .. } => {
                 let separator = if url.contains('?') { '&' } else { '?' };
-                format!("{url}{separator}schema={name}")
+                // The database may have fsync off.
+                format!("{url}{separator}schema={name}&durability=relaxed")
             }
         }
     }
@@ -188,7 +189,7 @@ mod tests {
     fn the_url_names_the_schema() {
         let database =
             |url: &str| TestDatabase::Schema { url: url.into(), name: "s".into(), is_temporary: true };
-        assert_eq!(database("postgres://a/b").url(), "postgres://a/b?schema=s");
-        assert_eq!(database("postgres://a/b?c=d").url(), "postgres://a/b?c=d&schema=s");
+        assert_eq!(database("postgres://a/b").url(), "postgres://a/b?schema=s&durability=relaxed");
+        assert_eq!(database("postgres://a/b?c=d").url(), "postgres://a/b?c=d&schema=s&durability=relaxed");
     }
 }

@@ -19,6 +19,7 @@ use crate::output::Out;
 /// Claims and runs jobs until a signal, or until nothing is due with `--drain`.
 pub(super) async fn worker(client: Client, args: args::Worker, out: &Out) -> Outcome {
     telemetry::start_logging(&args.work.logging)?;
+    super::require_durability(&client).await?;
     let settings = args.work.settings();
     let builder = Worker::builder(client).settings(settings.clone());
     let builder = with_built_in_kinds(builder, args.work.simulate, &args.work.builtin.settings())?;
@@ -128,6 +129,7 @@ pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outco
         client.migrate().await?;
     }
     super::require_schema(&client).await?;
+    super::require_durability(&client).await?;
     let settings = args.work.settings();
     let builder = Worker::builder(client.clone());
     let builder = if args.with_worker {

@@ -144,6 +144,24 @@ async fn require_schema(client: &Client) -> Result<(), Failure> {
     }
 }
 
+/// Fails if a crash of the database may lose stored jobs and the URL does not accept that.
+async fn require_durability(client: &Client) -> Result<(), Failure> {
+    let durability = client.durability().await?;
+    durability.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if durability.accepted {
+        durability.risks.iter().for_each(|risk| tracing::warn!("{risk} (accepted by durability=relaxed)"));
+    } else if !durability.risks.is_empty() {
+        return Err(Failure::new(
+            Code::Problem,
+            format_args!(
+                "{}; turn the setting on, or accept the risk with durability=relaxed in the database URL",
+                durability.risks.join("; ")
+            ),
+        ));
+    }
+    Ok(())
+}
+
 fn print_schema(version: i64, out: &Out) -> Code {
     let pending = version < SCHEMA_VERSION;
     if out.json {
@@ -160,9 +178,13 @@ fn print_schema(version: i64, out: &Out) -> Code {
 
 async fn check(client: &Client, out: &Out) -> Outcome {
     let report = client.check().await?;
+    let durability = client.durability().await?;
+    let mut warnings = if durability.accepted { Vec::new() } else { durability.risks };
+    warnings.extend(durability.warnings);
     if out.json {
-        out.document(&report);
+        out.document(&json!({ "jobs": report.jobs, "problems": report.problems, "warnings": warnings }));
     } else {
+        warnings.iter().for_each(|warning| out.note(format_args!("warning: {warning}")));
         report.problems.iter().for_each(|problem| out.line(problem));
         match report.problems.len() {
             0 => out.line(format_args!("{} jobs checked; no problems found", report.jobs)),

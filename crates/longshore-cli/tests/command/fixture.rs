@@ -82,7 +82,8 @@ impl Fixture {
         let server = std::env::var("LONGSHORE_TEST_DATABASE_URL").ok()?;
         let name = format!("cli_{}", JobId::new().0.simple());
         let joint = if server.contains('?') { '&' } else { '?' };
-        let url = format!("{server}{joint}schema={name}");
+        // The test database may have fsync off.
+        let url = format!("{server}{joint}schema={name}&durability=relaxed");
         Some(Fixture::new(url, Storage::Schema { server, name }))
     }
 

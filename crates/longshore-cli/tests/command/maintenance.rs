@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::fixture::{Fixture, on_every_engine};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
 
 on_every_engine!(
     migrating_twice_changes_nothing_the_second_time,
@@ -13,6 +13,7 @@ on_every_engine!(
     workers_are_listed_with_their_state,
     a_sweep_recovers_what_its_dry_run_reported,
     check_finds_a_job_without_a_state,
+    a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it,
 );
 
 // ---- migrate ---------------------------------------------------------------------
@@ -109,10 +110,42 @@ fn check_finds_a_job_without_a_state(fixture: &Fixture) {
     let id = fixture.enqueue("greet");
     fixture.enqueue("greet --queue mail");
     assert_eq!(fixture.run("check").ok().out, "2 jobs checked; no problems found\n");
-    assert_eq!(fixture.run("check --json").json(), json!({ "jobs": 2, "problems": [] }));
+    assert_eq!(fixture.run("check --json").json(), json!({ "jobs": 2, "problems": [], "warnings": [] }));
     fixture.damage("delete from ready where queue = 'default'");
     let found = fixture.run("check").fails_with(1, &["problems found: 1"]);
     assert!(found.out.contains(&id), "{found:?}");
     let found = fixture.run("check --json");
     assert_eq!((found.code, found.document()["problems"].as_array().unwrap().len()), (1, 1));
+}
+
+fn a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it(fixture: &Fixture) {
+    fixture.migrated();
+    let Some(relaxed) = fixture.url.strip_suffix("&durability=relaxed") else {
+        // SQLite commits are always durable, so there is nothing to accept.
+        let url = format!("{}?durability=relaxed", fixture.url);
+        let output = binary().args(["--database-url", &url, "migrate"]).output().unwrap();
+        CommandOutput::of(output).fails_with(2, &["no parameters", "always durable"]);
+        return;
+    };
+    // The session's own setting, whatever the server's is.
+    let unsafe_url = format!("{relaxed}&options=-c%20synchronous_commit%3Doff");
+    let run = |url: &str, line: &str| {
+        let args = line.split_whitespace();
+        CommandOutput::of(binary().args(["--database-url", url]).args(args).output().unwrap())
+    };
+    for line in
+        ["worker --drain --log off", "serve --bind 127.0.0.1:0", "serve --with-worker --bind 127.0.0.1:0"]
+    {
+        let parts = ["synchronous_commit = off", "lost", "turn the setting on", "durability=relaxed"];
+        run(&unsafe_url, line).fails_with(1, &parts);
+    }
+    let checked = run(&unsafe_url, "check");
+    assert_eq!(checked.code, 0, "{checked:?}");
+    assert!(checked.err.contains("warning: the database has synchronous_commit = off"), "{checked:?}");
+    let accepted = format!("{unsafe_url}&durability=relaxed");
+    let worker = run(&accepted, "worker --drain --log warn");
+    assert_eq!(worker.code, 0, "{worker:?}");
+    assert!(worker.err.contains("synchronous_commit = off"), "{worker:?}");
+    run(&accepted, "check").ok();
+    run(&format!("{relaxed}&durability=some"), "check").fails_with(2, &["durability", "`full` or `relaxed`"]);
 }

@@ -70,7 +70,8 @@ impl Fleet {
     pub(crate) fn postgres(database: &str) -> Self {
         let schema = format!("faults_{}", JobId::new().0.simple());
         let separator = if database.contains('?') { '&' } else { '?' };
-        let url = format!("{database}{separator}schema={schema}");
+        // The test database may have fsync off.
+        let url = format!("{database}{separator}schema={schema}&durability=relaxed");
         Fleet::new(url, create_folder(), Some((database.to_owned(), schema)))
     }
 

@@ -11,6 +11,7 @@
 mod concurrency;
 mod crash;
 mod cron;
+mod failover;
 mod fleet;
 mod outage;
 mod pause;

@@ -6,8 +6,10 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use longshore::JobId;
+use sqlx::Connection;
 
 pub(crate) struct PostgresServer {
     programs: PathBuf,
@@ -22,6 +24,56 @@ pub(crate) struct PostgresServer {
 impl PostgresServer {
     /// Creates and starts a server. Returns `None` if Postgres is not installed.
     pub(crate) fn create() -> Option<Self> {
+        let server = PostgresServer::with_empty_home()?;
+        server.run(
+            "initdb",
+            &["-A", "trust", "-U", "postgres", "--no-sync", "--encoding", "UTF8", "--locale", "C"],
+        );
+        server.start();
+        Some(server)
+    }
+
+    /// Creates and starts a standby of this server. Commits wait for it from now on.
+    pub(crate) async fn create_synchronous_standby(&self) -> Self {
+        let standby = PostgresServer::with_empty_home().unwrap();
+        let port = self.port.to_string();
+        let source = ["-h", "127.0.0.1", "-p", &port, "-U", "postgres"];
+        let how = ["--write-recovery-conf", "--checkpoint", "fast", "--no-sync"];
+        standby.run("pg_basebackup", &[&source[..], &how[..]].concat());
+        standby.start();
+        let mut connection = sqlx::PgConnection::connect(&self.url()).await.unwrap();
+        for sql in ["alter system set synchronous_standby_names = '*'", "select pg_reload_conf()"] {
+            sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+        }
+        loop {
+            let synced = "select exists (select from pg_stat_replication where sync_state = 'sync')";
+            if sqlx::query_scalar(synced).fetch_one(&mut connection).await.unwrap() {
+                return standby;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Makes a standby the primary.
+    pub(crate) fn promote(&self) {
+        self.run("pg_ctl", &["-w", "promote"]);
+    }
+
+    /// Stops all processes of the server without ending them: connections stay open and
+    /// get no reply.
+    pub(crate) fn freeze(&self) {
+        self.signal_all("STOP");
+    }
+
+    fn signal_all(&self, signal: &str) {
+        let Ok(file) = std::fs::read_to_string(self.home.join("data/postmaster.pid")) else { return };
+        let server = file.lines().next().unwrap().to_owned();
+        // The server first, so that it starts no new processes.
+        let _ = Command::new("kill").args(["-s", signal, &server]).status();
+        let _ = Command::new("pkill").args([&format!("-{signal}"), "-P", &server]).status();
+    }
+
+    fn with_empty_home() -> Option<Self> {
         let programs = programs()?;
         let home = Path::new("/tmp").join(format!("longshore-faults-pg-{}", JobId::new().0.simple()));
         std::fs::create_dir(&home).unwrap();
@@ -45,13 +97,11 @@ impl PostgresServer {
         }
         let watchdog = watchdog.spawn().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = PostgresServer { programs, home, account, port, watchdog };
-        server.run(
-            "initdb",
-            &["-A", "trust", "-U", "postgres", "--no-sync", "--encoding", "UTF8", "--locale", "C"],
-        );
-        server.start();
-        Some(server)
+        Some(PostgresServer { programs, home, account, port, watchdog })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn url(&self) -> String {
@@ -90,6 +140,8 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
+        // A frozen server would not stop.
+        self.signal_all("CONT");
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
         // An unprivileged watchdog cannot remove the folder itself from a parent that

@@ -13,6 +13,8 @@ pub(crate) struct Proxy {
     /// The database's URL by way of the proxy.
     pub(crate) url: String,
     blocked: watch::Sender<bool>,
+    /// The host and port of the server that new connections go to.
+    server: watch::Sender<String>,
 }
 
 impl Proxy {
@@ -24,9 +26,16 @@ impl Proxy {
         assert!(url.contains(&server), "the test database's URL has a host and a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let blocked = watch::Sender::new(false);
+        let url = url.replacen(&server, &address, 1);
+        let (blocked, server) = (watch::Sender::new(false), watch::Sender::new(server));
         tokio::spawn(accept(listener, server.clone(), blocked.clone()));
-        Proxy { url: url.replacen(&server, &address, 1), blocked }
+        Proxy { url, blocked, server }
+    }
+
+    /// Sends new connections to another server on this host. Open ones stay where they
+    /// are.
+    pub(crate) fn switch_to(&self, port: u16) {
+        self.server.send_replace(format!("127.0.0.1:{port}"));
     }
 
     pub(crate) fn block(&self) {
@@ -38,9 +47,9 @@ impl Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, server: String, blocked: watch::Sender<bool>) {
+async fn accept(listener: TcpListener, server: watch::Sender<String>, blocked: watch::Sender<bool>) {
     while let Ok((client, _)) = listener.accept().await {
-        let (server, blocked) = (server.clone(), blocked.clone());
+        let (server, blocked) = (server.borrow().clone(), blocked.clone());
         tokio::spawn(async move {
             let Ok(server) = TcpStream::connect(server).await else { return };
             let (from_client, to_client) = client.into_split();

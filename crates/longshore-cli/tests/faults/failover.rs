@@ -1,0 +1,162 @@
+//! A standby becomes the primary while callers enqueue. The clients find it through the
+//! hosts in their URL or through a proxy, and no acknowledged job is lost.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use longshore::{Client, JobId, NewJob};
+
+use crate::postgres_server::PostgresServer;
+use crate::proxy::Proxy;
+
+/// Callers must get through this soon after the standby was promoted. The bound leaves
+/// room for a busy machine; `--nocapture` prints the time.
+const RECOVER_WITHIN: Duration = Duration::from_secs(12);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// The primary stops like after a crash: connections are closed or refused.
+    Stop,
+    /// The primary freezes: connections stay open and get no reply.
+    Freeze,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    /// The URL names both servers.
+    Hosts,
+    /// The URL names a proxy, which is switched to the standby.
+    Proxy,
+}
+
+#[test]
+fn hosts_in_the_url_survive_a_stopped_primary() {
+    fail_over(Failure::Stop, Route::Hosts);
+}
+
+#[test]
+fn hosts_in_the_url_survive_a_frozen_primary() {
+    fail_over(Failure::Freeze, Route::Hosts);
+}
+
+#[test]
+fn a_switched_proxy_survives_a_frozen_primary() {
+    fail_over(Failure::Freeze, Route::Proxy);
+}
+
+#[test]
+fn an_error_names_every_host_and_no_password() {
+    run(async {
+        let error = Client::connect("postgres://ada:s3cret@127.0.0.1:1,127.0.0.1:2/jobs").await.unwrap_err();
+        assert!(error.is_unavailable(), "{error:?}");
+        let message = format!("{error:?}");
+        assert!(message.contains("127.0.0.1:1: ") && message.contains("127.0.0.1:2: "), "{message}");
+        assert!(!message.contains("s3cret"), "{message}");
+    });
+}
+
+fn run(work: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(work);
+}
+
+fn fail_over(failure: Failure, route: Route) {
+    let Some(primary) = PostgresServer::create() else {
+        return eprintln!("skipped: no Postgres server programs (initdb, pg_ctl, postgres) are installed");
+    };
+    run(async {
+        let standby = primary.create_synchronous_standby().await;
+        let proxy = Proxy::start(&primary.url()).await;
+        let url = match route {
+            // The standby comes first, so that it has to be skipped.
+            Route::Hosts => {
+                let hosts = format!("127.0.0.1:{},127.0.0.1:{}", standby.port(), primary.port());
+                format!("postgres://postgres@{hosts}/postgres?target_session_attrs=read-write")
+            }
+            Route::Proxy => proxy.url.clone(),
+        };
+        let client = Client::connect(&url).await.unwrap();
+        client.migrate().await.unwrap();
+        let singles = Producer::start(&client, |client| async move {
+            let job = NewJob::new("mail", &1);
+            client.enqueue(job).await.map(|enqueued| vec![enqueued.id])
+        });
+        let keyed = Producer::start(&client, |client| async move {
+            let job = NewJob::new("mail", &2).idempotency_key(JobId::new().to_string());
+            client.enqueue(job).await.map(|enqueued| vec![enqueued.id])
+        });
+        let batches = Producer::start(&client, |client| async move {
+            let enqueued = client.enqueue_many([NewJob::new("mail", &3), NewJob::new("mail", &4)]).await?;
+            Ok(enqueued.into_iter().map(|enqueued| enqueued.id).collect())
+        });
+        let producers = [&singles, &keyed, &batches];
+        for producer in producers {
+            producer.wait_for_jobs_started_after(Instant::now()).await;
+        }
+        match failure {
+            Failure::Stop => primary.stop(),
+            Failure::Freeze => primary.freeze(),
+        }
+        standby.promote();
+        proxy.switch_to(standby.port());
+        let promoted = Instant::now();
+        for (what, producer) in ["single jobs", "jobs with a key", "batches"].into_iter().zip(producers) {
+            producer.wait_for_jobs_started_after(promoted).await;
+            let took = promoted.elapsed();
+            eprintln!("{failure:?}, {route:?}: {what} are stored again {took:?} after the promotion");
+            assert!(took < RECOVER_WITHIN, "{what} are stored again only after {took:?}");
+        }
+        // The standby's own host, so that only what it holds counts.
+        let survivor = Client::connect(&standby.url()).await.unwrap();
+        for id in producers.iter().flat_map(|producer| producer.acknowledged()) {
+            assert!(survivor.store().get(id).await.unwrap().is_some(), "acknowledged job {id} is lost");
+        }
+        assert_eq!(survivor.check().await.unwrap().problems, Vec::<String>::new());
+    });
+}
+
+/// A caller that enqueues all the time, and goes on after an error as an HTTP client
+/// does.
+struct Producer {
+    /// When the enqueue began, and the jobs that it stored.
+    stored: Arc<Mutex<Vec<(Instant, Vec<JobId>)>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Producer {
+    fn start<Enqueue, Enqueueing>(client: &Client, enqueue: Enqueue) -> Self
+    where
+        Enqueue: Fn(Client) -> Enqueueing + Send + 'static,
+        Enqueueing: Future<Output = longshore::Result<Vec<JobId>>> + Send,
+    {
+        let stored = Arc::<Mutex<Vec<_>>>::default();
+        let (client, list) = (client.clone(), stored.clone());
+        let task = tokio::spawn(async move {
+            loop {
+                let began = Instant::now();
+                if let Ok(ids) = enqueue(client.clone()).await {
+                    list.lock().unwrap().push((began, ids));
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        Producer { stored, task }
+    }
+
+    async fn wait_for_jobs_started_after(&self, after: Instant) {
+        let began = Instant::now();
+        while !self.stored.lock().unwrap().iter().any(|(started, _)| *started > after) {
+            assert!(began.elapsed() < crate::fleet::MAX_WAIT, "nothing is stored any more");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn acknowledged(&self) -> Vec<JobId> {
+        self.task.abort();
+        self.stored.lock().unwrap().iter().flat_map(|(_, ids)| ids.clone()).collect()
+    }
+}
