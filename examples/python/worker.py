@@ -48,11 +48,11 @@ threading.Thread(target=renew, daemon=True).start()
 while slots.acquire() and not exiting.is_set():
     status, response = call("/leases", {"worker_id": worker["id"], "held": [stop.lease for stop in list(held)],
         "queues": QUEUES.split(","), "kinds": KINDS.split(","), "stale_after_seconds": STALE_AFTER, "wait_seconds": 5}, 30)
+    [stop.set() for stop in list(held) if stop.lease in response["cancel"]]
     for job in response["jobs"]:
         stop = threading.Event()
         stop.lease = {"id": job["id"], "lease_no": job["lease_no"]}
-        held.add(stop)
-        threading.Thread(target=run, args=[response["worker_id"], job, stop]).start()
+        held.add(stop) or threading.Thread(target=run, args=[response["worker_id"], job, stop]).start()
     if status == 200: worker.update(id=response["worker_id"], renew_within=response["renew_within_seconds"])
     else: print(response["error"], file=sys.stderr) or exiting.wait(1)
     if not response["jobs"]: slots.release()

@@ -1,4 +1,5 @@
-//! A handler that waits on its stop token. A cancel reaches it within a heartbeat.
+//! A handler that waits on its stop token. A cancel notifies the worker, which fires the
+//! token at once.
 //! When the worker stops, running jobs finish within the grace period or are released.
 
 use std::time::Duration;
@@ -24,11 +25,7 @@ async fn main() -> longshore::Result<()> {
     let cancelled = client.enqueue(NewJob::new("slow", "first")).await?.id;
     let released = client.enqueue(NewJob::new("slow", "second")).await?.id;
 
-    let settings = Settings {
-        heartbeat_interval: Duration::from_millis(100),
-        shutdown_grace: Duration::from_millis(200),
-        ..Settings::default()
-    };
+    let settings = Settings { shutdown_grace: Duration::from_millis(200), ..Settings::default() };
     let worker = Worker::builder(client.clone()).settings(settings).function("slow", slow).build()?;
     let running = worker.start().await?;
     wait_for(&client, released, Status::Running).await?;

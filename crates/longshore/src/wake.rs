@@ -1,10 +1,17 @@
-//! Wake-ups: notifying workers that a queue has due jobs.
+//! Wake-ups: notifying workers that a queue has due jobs, or that a job they run is to be
+//! cancelled.
 //!
 //! Every code path that makes a job due notifies workers through [`Notifier`]:
 //! enqueue, release, requeue, recovery, an operator's retry, redrive or edit, a
 //! resumed queue, a changed limit and a cron tick. A wake-up is a hint: it may be
-//! lost, and then polling finds the job. The engine delivers wake-ups
-//! ([`Store::notify_local`], [`Store::notify_others`]).
+//! lost, and then polling finds the job.
+//!
+//! A cancel of a running job notifies the worker that holds it. The notification names
+//! only the worker, so that many cancels need few notifications; the worker reads from
+//! the database which of its jobs are affected. If it is lost, the next heartbeat returns
+//! these jobs.
+//!
+//! The engine delivers notifications ([`Store::notify_local`], [`Store::notify_others`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +22,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use crate::enqueue::ValidJob;
+use crate::job::WorkerId;
 use crate::lifecycle::When;
-use crate::store::Store;
+use crate::store::{Notice, Store};
 
 /// Subscribers in this process get at most one wake-up per queue in this time.
 /// The first job after a quiet period is notified at once, and the worker that it
@@ -28,7 +36,7 @@ const MIN_PAUSE_WHEN_BUSY: Duration = Duration::from_millis(5);
 /// This many jobs in one round count as busy.
 pub(crate) const BUSY: usize = 8;
 /// Other processes get at most one wake-up per queue in this time, while this
-/// process has its own subscribers.
+/// process has its own subscribers; and at most one cancel per worker.
 const MIN_PAUSE_OTHERS: Duration = Duration::from_millis(10);
 
 /// Sends the wake-ups of one client. Cheap to clone; clones share one background
@@ -61,6 +69,11 @@ impl Notifier {
     /// Notifies the workers of the queues of new jobs.
     pub(crate) fn notify_enqueued(&self, jobs: &[ValidJob]) {
         self.notify(jobs.iter().map(|job| (job.queue.as_str(), job.when)));
+    }
+
+    /// Notifies a worker that a job it holds is to be cancelled.
+    pub(crate) fn notify_cancel(&self, worker: WorkerId) {
+        self.send(Message::Cancel(worker));
     }
 
     /// Waits until every wake-up requested so far has been sent.
@@ -119,6 +132,7 @@ enum Message {
         queue: String,
         due: Due,
     },
+    Cancel(WorkerId),
     /// Reply once everything before this message has been sent.
     Flush(oneshot::Sender<()>),
 }
@@ -139,15 +153,17 @@ async fn run(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Message>)
         if first.is_none() && others.is_empty() {
             return;
         }
-        let Round { queues, jobs, flushes } = Round::collect(first, &mut inbox, &*store).await;
-        let (now, is_new) = (Instant::now(), !queues.is_empty());
-        let notified_here = is_new && store.notify_local(&queues);
+        let Round { due, cancels, jobs, flushes } = Round::collect(first, &mut inbox, &*store).await;
+        let (now, has_due) = (Instant::now(), !due.is_empty());
+        let is_new = has_due || !cancels.is_empty();
+        let notified_here = has_due && store.notify_local(&due);
         if notified_here && others.is_empty() {
             others_at = others_at.max(now + MIN_PAUSE);
         }
-        others.extend(queues);
+        store.notify_local(&cancels);
+        others.extend(due.into_iter().chain(cancels));
         let others_due = now >= others_at || !flushes.is_empty() || inbox.is_closed();
-        if !others.is_empty() && (others_due || (is_new && !notified_here)) {
+        if !others.is_empty() && (others_due || (has_due && !notified_here)) {
             let sent = tokio::spawn(notify_others(store.clone(), std::mem::take(&mut others)));
             // Without new messages, the next round need not wait for this one.
             if is_new || !flushes.is_empty() {
@@ -166,7 +182,8 @@ async fn run(store: Arc<dyn Store>, mut inbox: mpsc::UnboundedReceiver<Message>)
 
 /// The messages that are handled together.
 struct Round {
-    queues: Vec<String>,
+    due: Vec<Notice>,
+    cancels: Vec<Notice>,
     jobs: usize,
     flushes: Vec<oneshot::Sender<()>>,
 }
@@ -178,6 +195,7 @@ impl Round {
         store: &dyn Store,
     ) -> Self {
         let (mut queues, mut jobs, mut flushes) = (BTreeSet::new(), 0, Vec::new());
+        let mut workers = BTreeSet::new();
         let mut scheduled = BTreeMap::<String, DateTime<Utc>>::new();
         let mut next = first;
         while let Some(message) = next {
@@ -191,6 +209,9 @@ impl Round {
                         jobs += due.now;
                     }
                 }
+                Message::Cancel(worker) => {
+                    workers.insert(worker);
+                }
                 Message::Flush(reply) => flushes.push(reply),
             }
             next = inbox.try_recv().ok();
@@ -201,14 +222,15 @@ impl Round {
             let now = store.now().await.unwrap_or(DateTime::<Utc>::MAX_UTC);
             queues.extend(scheduled.into_iter().filter(|(_, at)| *at <= now).map(|(queue, _)| queue));
         }
-        Round { queues: queues.into_iter().collect(), jobs, flushes }
+        let due = queues.into_iter().map(Notice::Due).collect();
+        Round { due, cancels: workers.into_iter().map(Notice::Cancel).collect(), jobs, flushes }
     }
 }
 
-async fn notify_others(store: Arc<dyn Store>, queues: BTreeSet<String>) {
-    let queues: Vec<_> = queues.into_iter().collect();
-    if let Err(error) = store.notify_others(&queues).await {
-        tracing::debug!(%error, "could not notify other processes of due jobs; polling finds them");
+async fn notify_others(store: Arc<dyn Store>, notices: BTreeSet<Notice>) {
+    let notices: Vec<_> = notices.into_iter().collect();
+    if let Err(error) = store.notify_others(&notices).await {
+        tracing::debug!(%error, "could not notify other processes; polling finds due jobs, heartbeats return cancels");
     }
 }
 

@@ -234,4 +234,39 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "http::leases::sqlite::a_full_list_of_leases_releases_nothing",
         ],
     },
+    Mutant {
+        name: "api: do not end a long poll for a cancel",
+        file: LEASE,
+        anchor: "async fn wait_for_jobs(",
+        find: "() = cancels.notified() => {",
+        replace: "() = std::future::pending() => {",
+        caught_by: &[
+            "http::leases::postgres::a_cancel_ends_the_long_poll_of_its_worker",
+            "http::leases::postgres::a_cancel_by_another_client_ends_a_long_poll",
+            "http::leases::sqlite::a_cancel_ends_the_long_poll_of_its_worker",
+            "http::leases::sqlite::a_cancel_by_another_client_ends_a_long_poll",
+        ],
+    },
+    Mutant {
+        name: "api: let a cancel end every long poll",
+        file: LEASE,
+        anchor: "fn has_unreported(",
+        find: "!session.reported_cancels.contains(lease)",
+        replace: "!session.reported_cancels.contains(lease) || lease.worker == self.worker",
+        caught_by: &[
+            "http::leases::postgres::a_reported_cancel_does_not_end_the_next_long_poll",
+            "http::leases::sqlite::a_reported_cancel_does_not_end_the_next_long_poll",
+        ],
+    },
+    Mutant {
+        name: "api: scan the head of the queue in every call",
+        file: LEASE,
+        anchor: "async fn wait_for_jobs(",
+        find: "let found = claim(",
+        replace: "session.cursor = Default::default();\n        let found = claim(",
+        caught_by: &[
+            "http::leases::postgres::an_expensive_head_is_not_scanned_by_every_call",
+            "http::leases::sqlite::an_expensive_head_is_not_scanned_by_every_call",
+        ],
+    },
 ];

@@ -322,4 +322,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "excluded.schema",
         caught_by: &["kinds::sqlite::a_kind_put_without_a_schema_keeps_the_one_it_has"],
     },
+    Mutant {
+        name: "sqlite: list the cancels of all workers",
+        file: WORKERS,
+        anchor: "CANCELS: &str",
+        find: "where worker = ?1\n           and cancel_requested",
+        replace: "where ?1 is not null\n           and cancel_requested",
+        caught_by: &[
+            "cancel_notices::sqlite::the_cancels_of_a_worker_are_its_live_leases_with_a_requested_cancel",
+        ],
+    },
 ];

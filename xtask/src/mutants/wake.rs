@@ -1,19 +1,23 @@
-//! Bugs in the code paths that notify workers of due jobs. Without the notification, an
-//! idle worker finds the job only when it polls.
+//! Bugs in the code paths that notify workers of due jobs and of cancels. Without the
+//! notification, an idle worker finds the job only when it polls, and a handler is stopped
+//! only after a heartbeat.
 
 use super::Mutant;
 
+const CONTEXT: &str = "crates/longshore/src/worker/context.rs";
 const CRON: &str = "crates/longshore/src/cron/fire.rs";
 const ENQUEUE: &str = "crates/longshore/src/client/enqueue.rs";
+const FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const LANES: &str = "crates/longshore/src/enqueue/lanes.rs";
 const LISTEN: &str = "crates/longshore/src/store/postgres/listen.rs";
+const NOTICES: &str = "crates/longshore/src/store/notices.rs";
 const OPERATE: &str = "crates/longshore/src/client/operate.rs";
 const RECOVERY: &str = "crates/longshore/src/recovery.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
 const WAKE: &str = "crates/longshore/src/wake.rs";
 
-/// Each must be caught on both engines, except for enqueues in the caller's transaction:
-/// SQLite detects those by itself.
+/// Each must be caught on both engines, except for enqueues in the caller's transaction
+/// and cancels by other processes: SQLite detects those by itself.
 pub(super) const MUTANTS: &[Mutant] = &[
     // ---- enqueue ---------------------------------------------------------------
     Mutant {
@@ -220,5 +224,67 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "wake_paths::postgres::a_cron_tick_starts_its_job",
             "wake_paths::sqlite::a_cron_tick_starts_its_job",
         ],
+    },
+    // ---- cancels ---------------------------------------------------------------
+    Mutant {
+        name: "wake: do not notify of a cancel",
+        file: OPERATE,
+        anchor: "async fn command(",
+        find: "self.notifier.notify_cancel(running.worker);",
+        replace: "let _ = running;",
+        caught_by: &[
+            "cancel_notices::postgres::a_cancel_stops_a_handler_between_heartbeats",
+            "http::leases::postgres::a_cancel_ends_the_long_poll_of_its_worker",
+            "cancel_notices::sqlite::a_cancel_stops_a_handler_between_heartbeats",
+            "http::leases::sqlite::a_cancel_ends_the_long_poll_of_its_worker",
+            "cancel_notices::postgres::a_cancel_by_another_client_stops_a_handler_between_heartbeats",
+            "cancel_notices::postgres::a_bulk_cancel_stops_all_handlers_between_heartbeats",
+        ],
+    },
+    Mutant {
+        name: "wake: do not notify other processes of a cancel",
+        file: WAKE,
+        anchor: "async fn run(",
+        find: "others.extend(due.into_iter().chain(cancels));",
+        replace: "others.extend(due);",
+        caught_by: &[
+            "cancel_notices::postgres::a_cancel_by_another_client_stops_a_handler_between_heartbeats",
+            "cancel_notices::postgres::a_bulk_cancel_stops_all_handlers_between_heartbeats",
+        ],
+    },
+    Mutant {
+        name: "wake: send a notification for every cancel",
+        file: WAKE,
+        anchor: "async fn run(",
+        find: "(has_due && !notified_here)",
+        replace: "(is_new && !notified_here)",
+        caught_by: &["cancel_notices::postgres::many_cancels_cause_few_notifications"],
+    },
+    Mutant {
+        name: "wake: do not notify of a cancel from SQL",
+        file: FUNCTIONS,
+        anchor: "create or replace function longshore.cancel(",
+        find: "perform pg_notify('longshore.stop', holder::text);",
+        replace: "perform holder;",
+        caught_by: &["cancel_notices::postgres_only::a_cancel_from_sql_stops_a_handler_between_heartbeats"],
+    },
+    Mutant {
+        name: "wake: do not look for cancels when another process has written",
+        file: NOTICES,
+        anchor: "pub(crate) fn send_missed(",
+        find: "self.send_cancels_missed();",
+        replace: "",
+        caught_by: &[
+            "cancel_notices::sqlite::a_cancel_by_another_client_stops_a_handler_between_heartbeats",
+            "cancel_notices::sqlite_only::a_cancel_by_another_program_stops_a_handler_between_heartbeats",
+        ],
+    },
+    Mutant {
+        name: "wake: do not ask the database whether a job was cancelled",
+        file: CONTEXT,
+        anchor: "pub async fn is_cancelled(",
+        find: "if control.reason().is_none()",
+        replace: "if control.reason().is_some()",
+        caught_by: &["cancel_notices::postgres::is_cancelled_asks_the_database"],
     },
 ];

@@ -39,7 +39,11 @@ async fn run_simulation<K: Simulation>(payload: K, ctx: Context) -> Result<(), F
     payload.check().map_err(Failure::permanent)?;
     for (index, (step, error)) in K::STEPS.iter().enumerate() {
         ctx.progress(&json!({ "step": index + 1, "of": K::STEPS.len(), "doing": step }))?;
-        if let Err(reason) = ctx.until_stopped(tokio::time::sleep(STEP_DURATION)).await {
+        let step_done = ctx.until_stopped(tokio::time::sleep(STEP_DURATION)).await;
+        // The steps are short. Asking the database makes the simulation see every cancel
+        // that was accepted before the end of its last step.
+        let step_done = if ctx.is_cancelled().await { Err(StopReason::Cancelled) } else { step_done };
+        if let Err(reason) = step_done {
             tracing::info!(step, ?reason, "simulation stopped");
             return Err(match reason {
                 StopReason::Cancelled => Failure::cancelled(format!("cancelled at step `{step}`")),
@@ -118,8 +122,8 @@ impl Simulation for WebhookDelivery {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use longshore::worker::Worker;
-    use longshore::{Client, NewJob, RetryPolicy, Status};
+    use longshore::worker::{Settings, Worker};
+    use longshore::{Cancelled, Client, NewJob, RetryPolicy, Status};
 
     use super::*;
 
@@ -174,5 +178,37 @@ mod tests {
         let invalid = client.get(invalid).await.unwrap();
         assert_eq!((invalid.status, invalid.attempts), (Status::FailedPermanent, 1));
         assert!(invalid.last_error.unwrap().contains("missing field `subject`"));
+    }
+    #[tokio::test]
+    async fn a_cancelled_simulation_stops_before_its_next_step() {
+        let client = Client::connect("sqlite::memory:").await.unwrap();
+        client.migrate().await.unwrap();
+        // Only a heartbeat after an hour could deliver the cancel otherwise.
+        let hour = Duration::from_secs(3600);
+        let settings = Settings { heartbeat_interval: hour, stale_after: 24 * hour, ..Settings::default() };
+        let worker = simulate(Worker::builder(client.clone()).settings(settings));
+        let running = worker.build().unwrap().start().await.unwrap();
+        let payload = json!({ "source_url": "https://example.com/a.png", "width": 8, "height": 8 });
+        // A busy machine may cancel some of them too late.
+        for _ in 0..20 {
+            let id = client.enqueue(NewJob::new(ResizeImage::NAME, &payload)).await.unwrap().id;
+            let status = async |id| client.get(id).await.unwrap().status;
+            while status(id).await == Status::Queued {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if !matches!(client.cancel(id).await, Ok(Cancelled::Pending)) {
+                continue;
+            }
+            while status(id).await == Status::Running {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if status(id).await == Status::Cancelled {
+                let error = client.get(id).await.unwrap().last_error.unwrap();
+                assert!(error.starts_with("cancelled at step `"), "{error}");
+                running.stop().await;
+                return;
+            }
+        }
+        panic!("no cancel was seen");
     }
 }

@@ -25,3 +25,10 @@ select gen_random_uuid(), gen_random_uuid(), false, rpad(n::text, 500, 'x')
   from generate_series(1, 1800) as n;
 
 delete from longshore.merged_requests;
+
+-- The leases whose jobs are to be cancelled, by worker. A worker reads them when it is
+-- notified of a cancel. Almost all leases are in no such entry, so a claim does not
+-- write to this index.
+create index running_cancels
+    on longshore.running (worker)
+    where cancel_requested;

@@ -489,14 +489,16 @@ begin
 end
 $$;
 
--- Cancel from SQL. Returns `cancelled`, `pending` (the job is running and its
--- cancel flag is now set), `finished` (nothing to do) or `not_found`.
+-- Cancel from SQL. Returns `cancelled`, `pending` (the job is running, its cancel flag
+-- is now set, and its worker is notified when the transaction commits), `finished`
+-- (nothing to do) or `not_found`.
 create or replace function longshore.cancel(id uuid) returns text
 language plpgsql
 as $$
 #variable_conflict use_column
 declare
   taken bigint;
+  holder uuid;
 begin
   for round in 1..5 loop
     with gone as (
@@ -528,8 +530,10 @@ begin
     end if;
     update longshore.running r
        set cancel_requested = true
-     where r.id = cancel.id;
+     where r.id = cancel.id
+    returning r.worker into holder;
     if found then
+      perform pg_notify('longshore.stop', holder::text);
       return 'pending';
     end if;
     perform 1 from longshore.finished f where f.id = cancel.id;

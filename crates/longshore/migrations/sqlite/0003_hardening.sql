@@ -15,3 +15,10 @@ create table merged_requests (
 ) strict, without rowid;
 
 create index merged_requests_job on merged_requests (job);
+
+-- The leases whose jobs are to be cancelled, by worker. A worker reads them when it is
+-- notified of a cancel. Almost all leases are in no such entry, so a claim does not
+-- write to this index.
+create index running_cancels
+    on running (worker)
+    where cancel_requested = 1;

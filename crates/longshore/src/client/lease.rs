@@ -15,8 +15,10 @@ use super::Client;
 use super::settle::{Kept, Report};
 use crate::error::Result;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::Ending;
-use crate::store::{Beat, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Wakeups};
+use crate::lifecycle::{Ending, State};
+use crate::store::{
+    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Wakeups,
+};
 
 #[doc(hidden)]
 impl Client {
@@ -33,6 +35,22 @@ impl Client {
         self.store.beat(worker, held).await
     }
 
+    /// The live leases of a worker whose jobs are to be cancelled.
+    pub async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.store.cancels(worker).await
+    }
+
+    /// Whether the cancellation of the job behind a lease was requested; `None` if the
+    /// lease is not live.
+    pub async fn cancel_requested(&self, lease: &Lease) -> Result<Option<bool>> {
+        let running = match self.store.locate(lease.id).await? {
+            Some(State::Running(running)) => running,
+            _ => return Ok(None),
+        };
+        let is_live = running.lease_no == lease.lease_no && running.worker == lease.worker;
+        Ok(is_live.then_some(running.flags.cancel_requested))
+    }
+
     /// Removes a worker that stopped cleanly.
     pub async fn retire(&self, worker: WorkerId) -> Result<()> {
         self.store.retire(worker).await
@@ -42,6 +60,12 @@ impl Client {
     /// the two would otherwise wait a full poll interval.
     pub async fn subscribe(&self) -> Result<Wakeups> {
         self.store.subscribe().await
+    }
+
+    /// Subscribes to cancels of running jobs. Read [`cancels`](Self::cancels) once after
+    /// subscribing.
+    pub async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
+        self.store.subscribe_to_cancels().await
     }
 
     /// A client of the same database with its own connection, for heartbeats that must

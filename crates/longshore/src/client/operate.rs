@@ -40,8 +40,8 @@ pub struct Redriven {
 impl Client {
     // ---- jobs ------------------------------------------------------------
 
-    /// Cancels a waiting job at once, or requests that a running job stop. Returns a
-    /// conflict error if the job has ended, and a not-found error if it does not exist.
+    /// Cancels a waiting job at once, or requests that a running job stop and notifies its
+    /// worker. Returns a conflict error if the job has ended, and a not-found error if it does not exist.
     pub async fn cancel(&self, id: JobId) -> Result<Cancelled> {
         match self.command(id, &Command::Cancel).await? {
             Operation::RequestCancel => Ok(Cancelled::Pending),
@@ -152,7 +152,12 @@ impl Client {
             };
             let operation = command.decide(&state).map_err(|refusal| refusal.into_error(id))?;
             match self.store.operate(id, &state, &operation).await? {
-                Operated::Done => return Ok(operation),
+                Operated::Done => {
+                    if let (State::Running(running), Operation::RequestCancel) = (&state, &operation) {
+                        self.notifier.notify_cancel(running.worker);
+                    }
+                    return Ok(operation);
+                }
                 Operated::Moved => {}
                 Operated::KeyTaken(holder) => {
                     return Err(Error::conflict(format!(

@@ -9,7 +9,7 @@
 //!
 //! The sections of the trait name the files: `postgres/claim.rs` and `sqlite/claim.rs`
 //! store a claim, and `claim.rs` in this folder has its arguments and results. A few
-//! types that belong to no file of their own are here: `KeyWait`, `Migrated`, `Wakeups`.
+//! types that belong to no file of their own are here: `KeyWait`, `Migrated`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,6 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use crate::enqueue::{Enqueued, ValidJob};
@@ -32,6 +31,7 @@ pub mod cursor;
 mod inspect;
 mod kinds;
 mod lease;
+mod notices;
 mod operate;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -51,6 +51,7 @@ pub use cursor::ClaimCursor;
 pub use inspect::{Glance, ListFilter, Page};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
+pub use notices::{CancelNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
 pub use queues::{QueueChange, QueueRecord};
 pub use recover::{Interrupted, Interruptor, SweepScope};
@@ -63,6 +64,9 @@ pub use workers::{Beat, NewWorker, WorkerRecord};
 
 pub(crate) use claim::shared;
 pub(crate) use kinds::by_name;
+pub(crate) use notices::NoticeSender;
+#[cfg(feature = "postgres")]
+pub(crate) use notices::WeakNoticeSender;
 pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
@@ -142,19 +146,23 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- wake-ups ---------------------------------------------------------
 
-    /// Notifies subscribers in this process that these queues have due jobs.
-    /// Returns whether there is any subscriber. Only the module `wake` calls it, which
-    /// limits the rate of wake-ups.
-    fn notify_local(&self, queues: &[String]) -> bool;
+    /// Notifies subscribers in this process that queues have due jobs or that jobs of
+    /// workers are to be cancelled. Returns whether there is any subscriber. Only the
+    /// module `wake` calls it, which limits the rate of notifications.
+    fn notify_local(&self, notices: &[Notice]) -> bool;
 
     /// Notifies subscribers in other processes. A hint: it may be lost, and then
-    /// polling finds the jobs.
-    async fn notify_others(&self, queues: &[String]) -> Result<()>;
+    /// polling finds the jobs, and heartbeats return the cancels.
+    async fn notify_others(&self, notices: &[Notice]) -> Result<()>;
 
     /// Subscribes to the notifications of this and other processes. Subscribe
     /// before claiming: a job enqueued between the two would otherwise wait a full
     /// poll interval.
     async fn subscribe(&self) -> Result<Wakeups>;
+
+    /// Subscribes to the notifications of cancels. Read [`cancels`](Store::cancels)
+    /// once after subscribing: an earlier notification is not received.
+    async fn subscribe_to_cancels(&self) -> Result<CancelNotices>;
 
     // ---- claim ------------------------------------------------------------
 
@@ -215,6 +223,11 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Returns every live lease of a worker, ordered by job id, so that a worker can
     /// find what it holds after the reply to a claim was lost.
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>>;
+
+    /// Returns the live leases of a worker whose jobs are to be cancelled, ordered by
+    /// job id. Reads an index that contains only such leases, and changes nothing: it
+    /// is not a heartbeat.
+    async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>>;
 
     /// Removes a worker that has shut down. If it still holds leases, it is declared
     /// dead instead, and recovery takes them.
@@ -398,34 +411,6 @@ pub struct Migrated {
     pub from: i64,
     /// The version after.
     pub to: i64,
-}
-
-/// A subscription to wake-ups. A lost wake-up does no harm: polling finds the jobs.
-#[derive(Debug)]
-pub struct Wakeups(pub(crate) broadcast::Receiver<String>);
-
-impl Wakeups {
-    /// Sent instead of a queue's name when any queue may have due jobs.
-    pub(crate) const ANY_QUEUE: &'static str = "";
-
-    /// Waits for the next wake-up. Returns the name of the queue, or `None` if any
-    /// queue may have due jobs: some wake-ups were missed, or the source was
-    /// disconnected for a while.
-    pub async fn next(&mut self) -> Option<String> {
-        match self.0.recv().await {
-            Ok(queue) if queue == Wakeups::ANY_QUEUE => None,
-            Ok(queue) => Some(queue),
-            Err(broadcast::error::RecvError::Lagged(_)) => None,
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
-        }
-    }
-
-    /// Discards the wake-ups that have arrived. A claim that starts now sees their
-    /// jobs.
-    #[cfg(feature = "worker")]
-    pub(crate) fn discard_arrived(&mut self) {
-        while let Ok(_) | Err(broadcast::error::TryRecvError::Lagged(_)) = self.0.try_recv() {}
-    }
 }
 
 /// A duration in the unit that both engines store, capped at ten years. Longer ones

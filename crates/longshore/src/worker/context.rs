@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,6 +17,9 @@ use crate::enqueue::{MAX_PAYLOAD, NewJob, ValidJob, check_json};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::store::{Claimed, Fenced};
+
+/// How long [`Context::is_cancelled`] waits for the database.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One attempt, from claim to settlement.
 pub(super) struct Attempt {
@@ -190,9 +193,51 @@ impl<S> Context<S> {
 
     // ---- stopping --------------------------------------------------------
 
-    /// Why the handler should stop; `None` while it may continue.
+    /// Why the handler should stop; `None` while it may continue. Costs nothing: it reads what
+    /// this process knows. A cancel usually arrives within milliseconds; if its notification is
+    /// lost, with the next heartbeat.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.attempt.control.reason()
+    }
+
+    /// Asks the database whether the job was cancelled, so it also sees a cancel whose
+    /// notification has not arrived. One query; for safe points between the steps of a job. In
+    /// a tight loop, use [`stop_reason`](Self::stop_reason).
+    ///
+    /// From the first `true` on, the job ends as cancelled unless the handler succeeds. If the
+    /// database does not reply within two seconds, this returns what this process knows. If
+    /// the lease is lost, it returns `false` and the stop token fires with
+    /// [`StopReason::LeaseLost`].
+    ///
+    /// ```
+    /// # use longshore::worker::{Context, Failure};
+    /// async fn import(pages: Vec<String>, ctx: Context) -> Result<(), Failure> {
+    ///     for page in pages {
+    ///         if ctx.is_cancelled().await {
+    ///             return Err(Failure::cancelled(format!("stopped before {page}")));
+    ///         }
+    ///         // import the page
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub async fn is_cancelled(&self) -> bool {
+        let control = &self.attempt.control;
+        if control.reason().is_none() {
+            let lease = self.job().lease();
+            match tokio::time::timeout(CHECK_TIMEOUT, self.client().cancel_requested(&lease)).await {
+                Ok(Ok(Some(true))) => control.stop(StopReason::Cancelled),
+                Ok(Ok(Some(false))) => {}
+                Ok(Ok(None)) => control.stop(StopReason::LeaseLost),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, job_id = %lease.id, "could not ask whether the job was cancelled");
+                }
+                Err(_) => {
+                    tracing::debug!(job_id = %lease.id, "asking whether the job was cancelled timed out")
+                }
+            }
+        }
+        control.reason() == Some(StopReason::Cancelled)
     }
 
     /// Waits until the handler should stop. For `tokio::select!` next to long work.

@@ -2,13 +2,15 @@
 //! every thread of the runtime do not make the worker look dead.
 //!
 //! A heartbeat sends the leases held here; its reply names those that are lost and those to
-//! cancel. If the database cannot be reached for too long, this module stops the handlers
+//! cancel. Between heartbeats, the check of `cancel` uses the same thread and connection. If
+//! the database cannot be reached for too long, this module stops the handlers
 //! before other workers can recover their jobs (the self-stop).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Settings;
+use super::cancel;
 use super::context::{Attempt, StopReason};
 use super::shared::{Phase, Shared};
 use crate::client::Client;
@@ -30,6 +32,7 @@ pub(super) fn spawn(shared: Arc<Shared>, client: Client) -> Result<()> {
             tokio::select! {
                 () = send_heartbeats(&shared, &client) => {}
                 () = stop_handlers_without_contact(&shared) => {}
+                () = cancel::check(&shared, &client) => {}
                 () = shared.reached(Phase::Ended) => {}
             }
         });
@@ -57,9 +60,7 @@ async fn send_heartbeats(shared: &Shared, client: &Client) {
                     attempt.control.stop(StopReason::LeaseLost);
                     stopped.push(attempt);
                 }
-                for attempt in cancel.iter().filter_map(|lease| shared.held.get(lease)) {
-                    attempt.control.stop(StopReason::Cancelled);
-                }
+                shared.held.cancel(&cancel);
                 interval
             }
             Ok(Ok(Beat::Dead)) => {

@@ -35,6 +35,7 @@
 //! | `settle` | storing how attempts ended, in batches |
 //! | `progress` | storing progress reports, in batches |
 //! | `heartbeat` | heartbeats and the self-stop, on their own thread |
+//! | `cancel` | stopping cancelled jobs as soon as the worker is notified |
 //! | `upkeep` | recovery, schedules, retention, gauges |
 //! | `hooks` | the application's hooks, and how they are called |
 //! | `signals` | SIGINT and SIGTERM |
@@ -42,6 +43,7 @@
 //! | `shared` | state that the tasks share: leases, buffer, contact, phase |
 
 mod builder;
+mod cancel;
 mod claim;
 mod context;
 mod execute;

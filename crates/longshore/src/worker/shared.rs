@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::Settings;
-use super::context::Attempt;
+use super::context::{Attempt, StopReason};
 use super::hooks::Hooks;
 use super::metrics::Metrics;
 use super::progress::ProgressLane;
@@ -156,6 +156,11 @@ pub(super) struct HeldLeases {
     suspects: AtomicUsize,
     /// Notified whenever leases have been settled.
     pub(super) settled: Notify,
+    /// Notified when the worker should look for cancelled jobs.
+    pub(super) cancel_check: Notify,
+    /// Whether a cancel may concern a lease that is not here yet, because its claim is in
+    /// flight: look again after the next insert. Changed only under the lock of `attempts`.
+    check_after_insert: AtomicBool,
 }
 
 impl HeldLeases {
@@ -166,6 +171,31 @@ impl HeldLeases {
                 self.suspects.fetch_add(1, Ordering::Relaxed);
             }
             held.insert(attempt.claimed.lease(), attempt.clone());
+        }
+        if self.check_after_insert.swap(false, Ordering::Relaxed) {
+            self.cancel_check.notify_one();
+        }
+    }
+
+    /// Requests a look for cancelled jobs. Without a lease, it waits for the next claim: an
+    /// idle worker makes no query.
+    pub(super) fn request_cancel_check(&self) {
+        let held = lock(&self.attempts);
+        if held.is_empty() {
+            self.check_after_insert.store(true, Ordering::Relaxed);
+        } else {
+            self.cancel_check.notify_one();
+        }
+    }
+
+    /// Stops the attempts of these leases.
+    pub(super) fn cancel(&self, leases: &[Lease]) {
+        let held = lock(&self.attempts);
+        for lease in leases {
+            match held.get(lease) {
+                Some(attempt) => attempt.control.stop(StopReason::Cancelled),
+                None => self.check_after_insert.store(true, Ordering::Relaxed),
+            }
         }
     }
 

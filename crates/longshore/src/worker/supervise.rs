@@ -14,7 +14,7 @@ use super::registry::Registry;
 use super::settings::Settings;
 use super::shared::{EndGuard, Phase, Shared};
 use super::signals::Signals;
-use super::{claim, execute, heartbeat, settle, upkeep};
+use super::{cancel, claim, execute, heartbeat, settle, upkeep};
 use crate::client::Client;
 use crate::cron::NewSchedule;
 use crate::error::Result;
@@ -206,6 +206,7 @@ async fn supervise(
     }
     upkeep.spawn(upkeep::retain(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));
+    upkeep.spawn(cancel::listen(shared.clone()));
     upkeep.spawn(shared.progress.clone().run(shared.client.clone()));
     let mut settler = tokio::spawn(settle::run(shared.clone(), inbox));
     let mut claimer = tokio::spawn(claim::run(shared.clone()));

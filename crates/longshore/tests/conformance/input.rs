@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use longshore::store::{ClaimRequest, NewWorker, QueueChange, Ticking};
+use longshore::store::{ClaimRequest, NewWorker, Notice, QueueChange, Ticking};
 use longshore::{
     Client, DeadFilter, Error, JobId, ListFilter, NewJob, Result, Retention, RetryPolicy, Schedule, Status,
     SweepScope, UniqueMode,
@@ -130,7 +130,7 @@ async fn a_query_with_a_nul_byte_is_not_an_internal_error(fixture: Fixture) {
     let request =
         ClaimRequest { queues: vec!["a\0b".into()], ..ClaimRequest::new(fixture.worker().await, 1) };
     valid_or_refused(fixture.store().claim(&request, &mut Default::default()).await, "claim");
-    valid_or_refused(fixture.store().notify_others(&["a\0b".into()]).await, "notify_others");
+    valid_or_refused(fixture.store().notify_others(&[Notice::Due("a\0b".into())]).await, "notify_others");
     valid_or_refused(fixture.store().register(&NewWorker::new("a\0b")).await, "register");
     valid_or_refused(fixture.store().remove_schedule("a\0b").await, "remove_schedule");
     valid_or_refused(fixture.store().set_ticking("a\0b", Ticking::Held).await, "set_ticking");

@@ -34,6 +34,7 @@ macro_rules! cases {
 }
 
 mod cancel;
+mod cancel_notices;
 mod claim;
 mod counts;
 mod cursor;

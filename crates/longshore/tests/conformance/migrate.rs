@@ -37,8 +37,13 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
 
 /// Removes everything that later migrations added to version 1.
 async fn downgrade_to_version_one(fixture: &Fixture) {
-    fixture.sql("drop table tokens; drop table kinds; delete from migrations where version > 1", None).await;
-    fixture.sql("drop table merged_requests", None).await;
+    const UNDO: &str = "
+        drop table merged_requests;
+        drop index running_cancels;
+        drop table tokens;
+        drop table kinds;
+        delete from migrations where version > 1";
+    fixture.sql(UNDO, None).await;
     assert_eq!(fixture.store().schema_version().await.expect("version"), 1);
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use longshore::store::Wakeups;
+use longshore::store::{Notice, Wakeups};
 use longshore::{Client, NewJob};
 use tokio::sync::mpsc;
 
@@ -36,8 +36,9 @@ async fn expect_wake_up(wakeups: &mut Wakeups, queue: &str) {
 
 /// Notifies this process and others, as the client does.
 async fn notify(client: &Client, queues: &[String]) {
-    client.store().notify_local(queues);
-    client.store().notify_others(queues).await.expect("notify");
+    let notices: Vec<_> = queues.iter().cloned().map(Notice::Due).collect();
+    client.store().notify_local(&notices);
+    client.store().notify_others(&notices).await.expect("notify");
 }
 
 async fn wake(client: &Client, queue: &str) {

@@ -17,14 +17,18 @@ use crate::api::extract::{Body, check_range, duration, optional_objects};
 use crate::api::problem::ProblemBody;
 use crate::client::Client;
 use crate::enqueue::DEFAULT_QUEUE;
-use crate::store::{ClaimCursor, ClaimRequest, Claimed, NewKind, NewWorker, Suspects};
+use crate::store::{CancelNotices, ClaimRequest, Claimed, NewKind, NewWorker, Suspects, Wakeups};
 
 /// The maximum number of jobs that one call leases.
 const MAX_LEASES: u32 = 100;
 /// The longest time that a call waits for work; shorter than the request timeout.
 const MAX_WAIT: Duration = Duration::from_secs(20);
-/// How often a waiting call polls for work without a wake-up.
+/// How soon a waiting call polls for work without a wake-up. The interval doubles up to the
+/// second value, as in a Rust worker.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// A call waits this long for a head scan, even if it does not wait for work.
+const MAX_HEAD_WAIT: Duration = Duration::from_millis(50);
 /// The longest time that a call is assumed to spend between the worker and the
 /// server.
 const MAX_DELIVERY_TIME: Duration = Duration::from_secs(2);
@@ -51,7 +55,7 @@ pub(in crate::api) struct LeaseRequest {
     /// The maximum number of jobs to lease; 1 by default.
     #[schema(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// How long to wait for the first job, up to 20; 0 by default.
+    /// How long to wait for the first job or for a cancel, up to 20; 0 by default.
     #[schema(minimum = 0, maximum = 20)]
     wait_seconds: Option<f64>,
     /// Without a call for this long, the worker is declared dead and its jobs are
@@ -75,6 +79,10 @@ pub(in crate::api) struct LeaseResponse {
     renew_within_seconds: f64,
     /// The jobs, in the order in which to start them; empty if none was due.
     jobs: Vec<LeasedJob>,
+    /// Leases of this worker whose jobs are to be cancelled. Stop these jobs and settle
+    /// them as `cancelled`. A lease is listed until it is settled, but only ends the wait
+    /// of a call once.
+    cancel: Vec<LeaseRef>,
 }
 
 /// A leased job with everything needed to run it.
@@ -128,7 +136,8 @@ impl From<Claimed> for LeasedJob {
     }
 }
 
-/// Leases due jobs. Waits up to `wait_seconds` for the first one.
+/// Leases due jobs. Waits up to `wait_seconds` for the first one, or until a job of this
+/// worker is cancelled.
 #[utoipa::path(
     post,
     path = "/leases",
@@ -175,7 +184,12 @@ pub(in crate::api) async fn lease(
     // longer than its own `wait_seconds`.
     let Ok(mut session) = tokio::time::timeout_at(arrived + wait, session.lock()).await else {
         let renew_within_seconds = (registered_stale_after(&server, worker).await? / 4).as_secs_f64();
-        return Ok(Json(LeaseResponse { worker_id: worker.0, renew_within_seconds, jobs: Vec::new() }));
+        return Ok(Json(LeaseResponse {
+            worker_id: worker.0,
+            renew_within_seconds,
+            jobs: Vec::new(),
+            cancel: Vec::new(),
+        }));
     };
     // The value from the registration counts, not the one in this call.
     let stale_after = match (body.worker_id, session.stale_after) {
@@ -199,17 +213,22 @@ pub(in crate::api) async fn lease(
         *session = Session {
             filter,
             held: std::mem::take(&mut session.held),
+            reported_cancels: std::mem::take(&mut session.reported_cancels),
             stale_after: session.stale_after,
             ..Session::default()
         };
     }
     let renew_within = stale_after / 4;
-    let leased = wait_for_jobs(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
-    Ok(Json(LeaseResponse {
+    let (leased, cancel) =
+        wait_for_jobs(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
+    let response = LeaseResponse {
         worker_id: worker.0,
         renew_within_seconds: renew_within.as_secs_f64(),
         jobs: leased.into_delivered().into_iter().map(LeasedJob::from).collect(),
-    }))
+        cancel: cancel.iter().map(LeaseRef::from).collect(),
+    };
+    session.reported_cancels = cancel.into_iter().collect();
+    Ok(Json(response))
 }
 
 fn stale_after(seconds: Option<f64>) -> ApiResult<Duration> {
@@ -300,8 +319,9 @@ async fn registered_stale_after(server: &Server, worker: WorkerId) -> ApiResult<
     found.map(|record| record.stale_after).ok_or_else(|| dead_worker(server, worker))
 }
 
-/// Claims jobs until there are some, `until` has passed, or the server stops. Sends
-/// the worker's heartbeat in between.
+/// Claims jobs until there are some, a job of this worker is cancelled, `until` has
+/// passed, or the server stops. Sends the worker's heartbeat in between. Returns the jobs
+/// and the leases to cancel.
 async fn wait_for_jobs(
     server: &Server,
     session: &mut Session,
@@ -309,39 +329,54 @@ async fn wait_for_jobs(
     limit: u32,
     until: tokio::time::Instant,
     beat_every: Duration,
-) -> ApiResult<Undelivered> {
+) -> ApiResult<(Undelivered, Vec<Lease>)> {
     let client = &server.client;
+    let arrived = tokio::time::Instant::now();
     let mut last_beat = Instant::now();
     let mut suspects = suspect_limit(client, session, worker).await?;
     // Subscribe before the first claim: a job enqueued between the two would otherwise
     // wait a full poll interval.
-    let mut wakeups =
-        if until > tokio::time::Instant::now() { Some(client.subscribe().await?) } else { None };
+    let mut wakeups = if until > arrived { Some(client.subscribe().await?) } else { None };
+    let mut cancels = Cancels::of(client, session, worker, wakeups.is_some()).await?;
+    let mut poll_interval = POLL_INTERVAL;
     loop {
         let started = Instant::now();
-        let mut found = claim(client, session, worker, limit, suspects).await?;
-        if found.jobs.is_empty() && session.cursor.head_due(started, false).is_some() {
-            // Released jobs may be behind the cursor. Start from the head, because the
-            // next claim may not come soon.
-            session.cursor = ClaimCursor::default();
-            found = claim(client, session, worker, limit, suspects).await?;
+        let found = claim(client, session, worker, limit, suspects).await?;
+        if !found.jobs.is_empty() || cancels.has_unreported(session) {
+            return Ok((found, cancels.leases));
         }
-        let Some(wakeups) = wakeups.as_mut().filter(|_| found.jobs.is_empty()) else { return Ok(found) };
-        let next_poll = tokio::time::Instant::now() + POLL_INTERVAL;
+        // Released jobs may be behind the cursor. The cursor limits how often the head is
+        // scanned, because there may be many jobs that this worker does not handle.
+        let head_due = session.cursor.head_due(started, false).map(tokio::time::Instant::from_std);
+        let end = match head_due {
+            Some(due) if due <= arrived + MAX_HEAD_WAIT => until.max(due),
+            _ => until,
+        };
+        let next_poll = tokio::time::Instant::now() + poll_interval.min(beat_every);
+        let next_claim = head_due.map_or(next_poll, |due| due.min(next_poll)).min(end);
+        poll_interval = (poll_interval * 2).min(MAX_POLL_INTERVAL);
         loop {
             tokio::select! {
-                queue = wakeups.next() => {
+                queue = woken(&mut wakeups) => {
                     if queue.is_none_or(|queue| session.filter.0.contains(&queue)) {
                         session.cursor.note_wake_up();
+                        poll_interval = POLL_INTERVAL;
                         break;
                     }
                 }
-                () = tokio::time::sleep_until(next_poll.min(until)) => break,
-                () = server.stopping() => return Ok(found),
+                () = cancels.notified() => {
+                    cancels.read(client).await?;
+                    if cancels.has_unreported(session) {
+                        return Ok((found, cancels.leases));
+                    }
+                }
+                () = tokio::time::sleep_until(next_claim) => break,
+                () = server.stopping() => return Ok((found, cancels.leases)),
             }
         }
-        if tokio::time::Instant::now() >= until {
-            return Ok(found);
+        let now = tokio::time::Instant::now();
+        if now >= until && head_due.is_none_or(|due| now < due) {
+            return Ok((found, cancels.leases));
         }
         if suspects == Suspects::Leave {
             suspects = suspect_limit(client, session, worker).await?;
@@ -350,6 +385,54 @@ async fn wait_for_jobs(
         if last_beat.elapsed() >= beat_every {
             heartbeat(server, worker).await?;
             last_beat = Instant::now();
+        }
+    }
+}
+
+/// Waits for a wake-up, as [`Wakeups::next`] does; forever without a subscription.
+async fn woken(wakeups: &mut Option<Wakeups>) -> Option<String> {
+    match wakeups {
+        Some(wakeups) => wakeups.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The cancels of one worker while it waits.
+struct Cancels {
+    worker: WorkerId,
+    /// `None` if the call does not wait, or the worker holds nothing that could be
+    /// cancelled.
+    notices: Option<CancelNotices>,
+    /// The leases to cancel, as last read.
+    leases: Vec<Lease>,
+}
+
+impl Cancels {
+    async fn of(client: &Client, session: &Session, worker: WorkerId, waits: bool) -> ApiResult<Self> {
+        let mut cancels = Cancels { worker, notices: None, leases: Vec::new() };
+        if !session.held.is_empty() {
+            // Subscribe before reading: a cancel between the two would otherwise be missed.
+            cancels.notices = if waits { Some(client.subscribe_to_cancels().await?) } else { None };
+            cancels.read(client).await?;
+        }
+        Ok(cancels)
+    }
+
+    async fn read(&mut self, client: &Client) -> ApiResult<()> {
+        self.leases = client.cancels(self.worker).await?;
+        Ok(())
+    }
+
+    /// Whether a cancel was not in the last response. Each ends one call only: a worker
+    /// that stops its job slowly can wait for other jobs meanwhile.
+    fn has_unreported(&self, session: &Session) -> bool {
+        self.leases.iter().any(|lease| !session.reported_cancels.contains(lease))
+    }
+
+    async fn notified(&mut self) {
+        match &mut self.notices {
+            Some(notices) => notices.next(|worker| worker == self.worker).await,
+            None => std::future::pending().await,
         }
     }
 }

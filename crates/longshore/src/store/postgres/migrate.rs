@@ -145,12 +145,15 @@ impl Schema {
             return text.into();
         }
         // Quoted, because a name may be an SQL keyword.
-        text.replace("longshore.wake", &self.channel()).replace("longshore.", &format!("\"{}\".", self.name))
+        text.replace("longshore.wake", &self.channel("wake"))
+            .replace("longshore.stop", &self.channel("stop"))
+            .replace("longshore.", &format!("\"{}\".", self.name))
     }
 
+    /// The channel for notifications of due jobs (`wake`) or of cancels (`stop`).
     /// Postgres cuts channel names at 63 bytes. Two long schema names with the same
     /// first 58 bytes share a channel and wake each other needlessly.
-    pub(super) fn channel(&self) -> String {
-        format!("{:.58}.wake", self.name)
+    pub(super) fn channel(&self, purpose: &str) -> String {
+        format!("{:.58}.{purpose}", self.name)
     }
 }

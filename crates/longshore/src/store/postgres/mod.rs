@@ -166,7 +166,7 @@ impl PostgresStore {
         // not by the first operation after the pool's timeout.
         let first = connector.connect().await?;
         drop(first.connection.close().await);
-        let listener = listen::Listener::new(schema.channel(), connector.clone());
+        let listener = listen::Listener::new(&schema, connector.clone());
         let pool = pool::Pool::new(connector, options.max_connections, options.acquire_timeout);
         let PostgresOptions { notify, durability, .. } = options;
         let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify, durability }));

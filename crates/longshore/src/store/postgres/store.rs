@@ -9,6 +9,7 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use super::listen::CANCEL_POLL_INTERVAL;
 use super::pool::Class;
 use super::run::{MAX_LOCK_WAIT, Mode, Work, Working};
 use super::tx::{Sql, Tx};
@@ -69,16 +70,21 @@ impl Store for PostgresStore {
 
     // ---- wake-ups ---------------------------------------------------------
 
-    fn notify_local(&self, queues: &[String]) -> bool {
-        self.0.listener.notify_local(queues)
+    fn notify_local(&self, notices: &[Notice]) -> bool {
+        self.0.listener.notify_local(notices)
     }
 
-    async fn notify_others(&self, queues: &[String]) -> Result<()> {
-        self.notify_server(queues).await
+    async fn notify_others(&self, notices: &[Notice]) -> Result<()> {
+        self.notify_server(notices).await
     }
 
     async fn subscribe(&self) -> Result<Wakeups> {
-        self.0.listener.subscribe().await
+        Ok(self.0.listener.subscribe(NoticeSender::wakeups).await)
+    }
+
+    async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
+        let notices = self.0.listener.subscribe(NoticeSender::cancels).await;
+        Ok(if self.0.notify { notices } else { notices.with_poll_interval(CANCEL_POLL_INTERVAL) })
     }
 
     // ---- claim ------------------------------------------------------------
@@ -145,6 +151,10 @@ impl Store for PostgresStore {
 
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.run_quick(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
+    }
+
+    async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.run_while_awaited(worker, |tx, worker| Box::pin(workers::cancels(tx, *worker))).await
     }
 
     async fn retire(&self, worker: WorkerId) -> Result<()> {

@@ -77,6 +77,19 @@ pub(super) async fn leases(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>>
     Ok(rows.into_iter().map(|(id, lease_no)| Lease { id: JobId(id), lease_no, worker }).collect())
 }
 
+const CANCELS: &str = "
+    select id, lease_no
+      from longshore.running
+     where worker = $1
+       and cancel_requested
+     order by id";
+
+pub(super) async fn cancels(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
+    let rows: Vec<(Uuid, i32)> =
+        sqlx::query_as(tx.sql(CANCELS)).bind(worker.0).fetch_all(&mut *tx.connection).await?;
+    Ok(rows.into_iter().map(|(id, lease_no)| Lease { id: JobId(id), lease_no, worker }).collect())
+}
+
 const RETIRE: &str = "
     delete from longshore.workers w
      where w.id = $1

@@ -15,11 +15,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::oneshot;
 
 use super::tx::{Fault, Tx};
 use crate::error::{Error, Result};
-use crate::store::Wakeups;
+use crate::store::{Notice, NoticeSender};
 
 /// How long a write waits for another process before it fails as `unavailable`.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ pub(super) struct Engine {
     writer: Sender<Message>,
     /// `None` for a database in memory, where the writer also reads.
     readers: Option<Sender<Box<dyn Task>>>,
-    wakeups: broadcast::Sender<String>,
+    subscribers: NoticeSender,
 }
 
 enum Message {
@@ -66,9 +66,9 @@ enum Message {
 impl Engine {
     pub(super) async fn open(location: Location) -> Result<Self> {
         let (writer, inbox) = channel();
-        let (wakeups, _) = broadcast::channel(256);
+        let subscribers = NoticeSender::new();
         let (opened, is_open) = oneshot::channel();
-        let (at, sender) = (location.clone(), wakeups.clone());
+        let (at, sender) = (location.clone(), subscribers.clone());
         spawn("longshore-write", move || {
             // Opened on this thread, because it may take long: another process may be
             // recovering the log.
@@ -87,7 +87,7 @@ impl Engine {
             Location::Memory => None,
             Location::File(path) => Some(spawn_readers(&path)?),
         };
-        Ok(Engine { writer, readers, wakeups })
+        Ok(Engine { writer, readers, subscribers })
     }
 
     /// Runs `work` in a write transaction. Returns once it is on disk.
@@ -116,14 +116,14 @@ impl Engine {
     }
 
     /// Notifies subscribers in this process. Returns whether there is one.
-    pub(super) fn notify(&self, queues: &[String]) -> bool {
-        queues.iter().filter(|queue| self.wakeups.send(String::clone(queue)).is_ok()).count() > 0
+    pub(super) fn notify(&self, notices: &[Notice]) -> bool {
+        self.subscribers.send(notices)
     }
 
-    pub(super) fn subscribe(&self) -> broadcast::Receiver<String> {
-        let wakeups = self.wakeups.subscribe();
+    pub(super) fn subscribe<T>(&self, subscribe: impl FnOnce(&NoticeSender) -> T) -> T {
+        let subscription = subscribe(&self.subscribers);
         let _ = self.writer.send(Message::Subscribed);
-        wakeups
+        subscription
     }
 }
 
@@ -180,14 +180,14 @@ where
     }
 }
 
-fn write_until_closed(conn: &Connection, inbox: &Receiver<Message>, wakeups: &broadcast::Sender<String>) {
+fn write_until_closed(conn: &Connection, inbox: &Receiver<Message>, subscribers: &NoticeSender) {
     let mut foreign = ForeignWrites { version: None, checked: Instant::now() };
     loop {
-        let first = if wakeups.receiver_count() == 0 {
+        let first = if !subscribers.has_subscribers() {
             foreign.version = None;
             inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
-            foreign.check(conn, wakeups);
+            foreign.check(conn, subscribers);
             inbox.recv_timeout(FOREIGN_WRITES_EVERY)
         };
         let first = match first {
@@ -257,7 +257,7 @@ struct ForeignWrites {
 }
 
 impl ForeignWrites {
-    fn check(&mut self, conn: &Connection, wakeups: &broadcast::Sender<String>) {
+    fn check(&mut self, conn: &Connection, subscribers: &NoticeSender) {
         if self.version.is_some() && self.checked.elapsed() < FOREIGN_WRITES_EVERY {
             return;
         }
@@ -268,7 +268,7 @@ impl ForeignWrites {
             .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
             .ok();
         if version.is_some() && self.version.is_some() && version != self.version {
-            let _ = wakeups.send(Wakeups::ANY_QUEUE.into());
+            subscribers.send_missed();
         }
         self.version = version.or(self.version);
     }

@@ -61,17 +61,21 @@ impl Store for SqliteStore {
 
     // ---- wake-ups ---------------------------------------------------------
 
-    fn notify_local(&self, queues: &[String]) -> bool {
-        self.engine.notify(queues)
+    fn notify_local(&self, notices: &[Notice]) -> bool {
+        self.engine.notify(notices)
     }
 
-    async fn notify_others(&self, _: &[String]) -> Result<()> {
+    async fn notify_others(&self, _: &[Notice]) -> Result<()> {
         // Other processes detect the commit by themselves: `data_version` changes.
         Ok(())
     }
 
     async fn subscribe(&self) -> Result<Wakeups> {
-        Ok(Wakeups(self.engine.subscribe()))
+        Ok(self.engine.subscribe(NoticeSender::wakeups))
+    }
+
+    async fn subscribe_to_cancels(&self) -> Result<CancelNotices> {
+        Ok(self.engine.subscribe(NoticeSender::cancels))
     }
 
     // ---- claim ------------------------------------------------------------
@@ -141,6 +145,10 @@ impl Store for SqliteStore {
 
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.engine.read(move |tx| workers::leases(tx, worker)).await
+    }
+
+    async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>> {
+        self.engine.read(move |tx| workers::cancels(tx, worker)).await
     }
 
     async fn retire(&self, worker: WorkerId) -> Result<()> {

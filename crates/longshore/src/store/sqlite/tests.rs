@@ -147,7 +147,7 @@ fn while_another_process_holds_the_write_lock_reads_succeed_and_writes_time_out(
         let folder = Folder::new();
         let store = folder.store().await;
         let _other = lock(&folder);
-        assert!(store.notify_others(&["default".into()]).await.is_ok());
+        assert!(store.notify_others(&[Notice::Due("default".into())]).await.is_ok());
         assert!(store.get(JobId::new()).await.unwrap().is_none(), "readers do not wait");
         let refused = store.enqueue(&[job("a").validate().unwrap()], KeyWait::Long).await.unwrap_err();
         assert!(refused.is_unavailable());

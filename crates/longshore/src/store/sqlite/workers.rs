@@ -63,6 +63,19 @@ pub(super) fn leases(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
     tx.rows(HELD, [worker.0.as_bytes()], |row| Ok(Lease { id: row.job(0)?, lease_no: row.get(1)?, worker }))
 }
 
+pub(super) fn cancels(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {
+    const CANCELS: &str = "
+        select id,
+               lease_no
+          from running
+         where worker = ?1
+           and cancel_requested = 1
+         order by id";
+    tx.rows(CANCELS, [worker.0.as_bytes()], |row| {
+        Ok(Lease { id: row.job(0)?, lease_no: row.get(1)?, worker })
+    })
+}
+
 pub(super) fn retire(tx: &Tx<'_>, worker: WorkerId) -> Sql<()> {
     const HOLDS_LEASES: &str = "
         select 1

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 
 use super::client::{HttpClient, Response};
 use crate::fixture::{Fixture, MINUTE, SECOND, job};
+use crate::locks::in_time;
 use crate::worker::until;
 
 cases! {
@@ -22,6 +23,11 @@ cases! {
     a_silent_worker_is_declared_dead_and_can_change_nothing,
     every_call_is_a_heartbeat,
     a_cancel_reaches_a_worker_with_its_next_renewal,
+    a_cancel_ends_the_long_poll_of_its_worker,
+    a_cancel_by_another_client_ends_a_long_poll,
+    a_cancel_before_a_long_poll_is_in_its_response,
+    a_reported_cancel_does_not_end_the_next_long_poll,
+    an_expensive_head_is_not_scanned_by_every_call,
     a_long_poll_waits_for_work,
     a_long_poll_keeps_its_worker_alive,
     the_renewal_interval_is_fixed_when_the_worker_registers,
@@ -264,6 +270,119 @@ async fn a_cancel_reaches_a_worker_with_its_next_renewal(fixture: Fixture) {
     // From now on every ending except success ends the job as cancelled.
     assert_eq!(settle(&http, &worker_id, ended(&lease, "failed", json!({}))).await, "stored");
     assert_eq!(fixture.status(id).await, Status::Cancelled);
+}
+
+/// Starts a long poll of a worker that holds a lease.
+fn long_poll(http: &HttpClient, worker_id: &str, lease: &Value) -> tokio::task::JoinHandle<Response> {
+    let http = http.clone();
+    let body = json!({ "worker_id": worker_id, "held": [lease], "wait_seconds": 20, "kinds": ["none"] });
+    tokio::spawn(async move { http.post("/leases", &body).await.expect_status(200) })
+}
+
+/// A worker that holds one job.
+async fn holder(fixture: &Fixture, http: &HttpClient) -> (String, Value) {
+    fixture.add(job("greet")).await;
+    let leased = http.post("/leases", &json!({})).await.expect_status(200);
+    assert_eq!(leased.json()["cancel"], json!([]));
+    (worker(&leased), held(&leased))
+}
+
+/// Waits until the long poll of this worker has registered its kinds, shortly before it
+/// waits.
+async fn until_polling(fixture: &Fixture, worker_id: &str) {
+    let polls = || async {
+        let workers = fixture.workers(None).await.expect("workers");
+        workers.iter().any(|known| known.id.to_string() == worker_id && known.kinds.is_some())
+    };
+    until("a long poll", polls).await;
+}
+
+fn id_of(lease: &Value) -> longshore::JobId {
+    lease["id"].as_str().expect("an id").parse().expect("an id")
+}
+
+async fn a_cancel_ends_the_long_poll_of_its_worker(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let (mine, lease) = holder(&fixture, &http).await;
+    let (other, other_lease) = holder(&fixture, &http).await;
+    let polls = [long_poll(&http, &mine, &lease), long_poll(&http, &other, &other_lease)];
+    until_polling(&fixture, &mine).await;
+    until_polling(&fixture, &other).await;
+    fixture.cancel(id_of(&lease)).await.expect("cancel");
+    let [poll, other_poll] = polls;
+    let response = in_time(poll).await.expect("a response").json();
+    assert_eq!((&response["cancel"], &response["jobs"]), (&json!([lease]), &json!([])));
+    assert!(!other_poll.is_finished(), "the other worker still waits");
+    fixture.cancel(id_of(&other_lease)).await.expect("cancel");
+    assert_eq!(in_time(other_poll).await.expect("a response").json()["cancel"], json!([other_lease]));
+    for (worker_id, lease) in [(mine, lease), (other, other_lease)] {
+        assert_eq!(settle(&http, &worker_id, ended(&lease, "cancelled", json!({}))).await, "stored");
+        assert_eq!(fixture.status(id_of(&lease)).await, Status::Cancelled);
+    }
+}
+
+async fn a_cancel_by_another_client_ends_a_long_poll(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let (worker_id, lease) = holder(&fixture, &http).await;
+    let poll = long_poll(&http, &worker_id, &lease);
+    until_polling(&fixture, &worker_id).await;
+    fixture.second_client().await.cancel(id_of(&lease)).await.expect("cancel");
+    assert_eq!(in_time(poll).await.expect("a response").json()["cancel"], json!([lease]));
+}
+
+async fn a_cancel_before_a_long_poll_is_in_its_response(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let (worker_id, lease) = holder(&fixture, &http).await;
+    fixture.cancel(id_of(&lease)).await.expect("cancel");
+    assert_eq!(
+        in_time(long_poll(&http, &worker_id, &lease)).await.expect("a response").json()["cancel"],
+        json!([lease])
+    );
+    // Another server does not know that.
+    let elsewhere = HttpClient::new(&fixture);
+    let response = elsewhere.post("/leases", &json!({ "worker_id": worker_id })).await.expect_status(200);
+    assert_eq!(response.json()["cancel"], json!([lease]));
+}
+
+/// A worker that stops its job slowly can wait for other jobs meanwhile.
+async fn a_reported_cancel_does_not_end_the_next_long_poll(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let (worker_id, lease) = holder(&fixture, &http).await;
+    fixture.cancel(id_of(&lease)).await.expect("cancel");
+    in_time(long_poll(&http, &worker_id, &lease)).await.expect("a response");
+    let poll = long_poll(&http, &worker_id, &lease);
+    let id = fixture.add(job("none").priority(3)).await;
+    let response = in_time(poll).await.expect("a response").json();
+    assert_eq!(response["jobs"][0]["id"], id.to_string(), "the call waited for the job");
+    assert_eq!(response["cancel"], json!([lease]), "it is listed until it is settled");
+}
+
+/// The queue has many jobs that the worker does not handle. A job that arrives behind the
+/// worker's position is found by a scan of all of them, which happens only now and then.
+async fn an_expensive_head_is_not_scanned_by_every_call(fixture: Fixture) {
+    for _ in 0..6 {
+        fixture.enqueue_many((0..5000).map(|n| NewJob::new("other", &n))).await.expect("enqueue");
+    }
+    fixture.advance(SECOND).await;
+    let http = HttpClient::new(&fixture);
+    let poll = async |worker_id: Option<&str>| {
+        http.post("/leases", &json!({ "worker_id": worker_id, "kinds": ["greet"] })).await.expect_status(200)
+    };
+    let worker_id = worker(&poll(None).await);
+    let mut rounds = 0;
+    loop {
+        rounds += 1;
+        // If this call takes longer than the pause after the last scan, try again.
+        assert!(rounds <= 10, "every call scanned the head");
+        poll(Some(&worker_id)).await;
+        let behind = fixture.add(job("greet").run_at(crate::fixture::start())).await;
+        let found = || async { poll(Some(&worker_id)).await.json()["jobs"][0]["id"] == behind.to_string() };
+        let at_once = found().await;
+        if !at_once {
+            until("a scan of the head", found).await;
+            return;
+        }
+    }
 }
 
 async fn a_long_poll_waits_for_work(fixture: Fixture) {

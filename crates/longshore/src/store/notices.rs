@@ -1,0 +1,158 @@
+//! Notifications: what is sent to workers, and the subscriptions to it. How notifications
+//! reach other processes belongs to the engines; when they are sent, to the module `wake`.
+//!
+//! There are two kinds, and each has its own channel to the subscribers of this process:
+//! a worker that waits for a cancel is not woken by every enqueue.
+
+use std::time::Duration;
+
+use tokio::sync::broadcast;
+
+use crate::job::WorkerId;
+
+/// A notification to workers. A lost one does no harm: polling finds due jobs, and the
+/// next heartbeat returns cancelled ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Notice {
+    /// Jobs of this queue may be due.
+    Due(String),
+    /// The cancellation of a job that this worker holds was requested.
+    Cancel(WorkerId),
+}
+
+/// A subscription to wake-ups. A lost wake-up does no harm: polling finds the jobs.
+#[derive(Debug)]
+pub struct Wakeups(broadcast::Receiver<String>);
+
+impl Wakeups {
+    /// Sent instead of a queue's name when any queue may have due jobs.
+    const ANY_QUEUE: &'static str = "";
+
+    /// Waits for the next wake-up. Returns the name of the queue, or `None` if any
+    /// queue may have due jobs: some wake-ups were missed, or the source was
+    /// disconnected for a while.
+    pub async fn next(&mut self) -> Option<String> {
+        match self.0.recv().await {
+            Ok(queue) if queue == Wakeups::ANY_QUEUE => None,
+            Ok(queue) => Some(queue),
+            Err(broadcast::error::RecvError::Lagged(_)) => None,
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        }
+    }
+
+    /// Discards the wake-ups that have arrived. A claim that starts now sees their
+    /// jobs.
+    #[cfg(feature = "worker")]
+    pub(crate) fn discard_arrived(&mut self) {
+        while let Ok(_) | Err(broadcast::error::TryRecvError::Lagged(_)) = self.0.try_recv() {}
+    }
+}
+
+/// A subscription to cancels of running jobs.
+#[derive(Debug)]
+pub struct CancelNotices {
+    /// `None` in the channel means that any lease may be affected.
+    receiver: broadcast::Receiver<Option<WorkerId>>,
+    poll_interval: Option<Duration>,
+}
+
+impl CancelNotices {
+    /// Also returns from [`next`](Self::next) after this time, for engines that do not
+    /// receive notifications.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_poll_interval(self, poll_interval: Duration) -> Self {
+        CancelNotices { poll_interval: Some(poll_interval), ..self }
+    }
+
+    /// Waits until a job of a worker that `is_mine` accepts may have been cancelled.
+    /// [`Store::cancels`](super::Store::cancels) returns whether one was.
+    pub async fn next(&mut self, is_mine: impl Fn(WorkerId) -> bool) {
+        let receiver = &mut self.receiver;
+        let notified = async {
+            loop {
+                match receiver.recv().await {
+                    Ok(Some(worker)) if !is_mine(worker) => {}
+                    Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => return,
+                    Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+                }
+            }
+        };
+        match self.poll_interval {
+            None => notified.await,
+            Some(interval) => {
+                let _ = tokio::time::timeout(interval, notified).await;
+            }
+        }
+    }
+}
+
+/// The channels to the subscribers of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct NoticeSender {
+    wakeups: broadcast::Sender<String>,
+    cancels: broadcast::Sender<Option<WorkerId>>,
+}
+
+impl NoticeSender {
+    /// A slower subscriber loses the oldest notifications beyond this number, and is
+    /// informed that it did.
+    const CAPACITY: usize = 256;
+
+    pub(crate) fn new() -> Self {
+        let (wakeups, _) = broadcast::channel(NoticeSender::CAPACITY);
+        let (cancels, _) = broadcast::channel(NoticeSender::CAPACITY);
+        NoticeSender { wakeups, cancels }
+    }
+
+    /// Notifies the subscribers. Returns whether there is one for any of the notices.
+    pub(crate) fn send(&self, notices: &[Notice]) -> bool {
+        let is_received = |notice: &&Notice| match notice {
+            Notice::Due(queue) => self.wakeups.send(queue.clone()).is_ok(),
+            Notice::Cancel(worker) => self.cancels.send(Some(*worker)).is_ok(),
+        };
+        notices.iter().filter(is_received).count() > 0
+    }
+
+    /// Notifies all subscribers that notices may have been missed.
+    pub(crate) fn send_missed(&self) {
+        let _ = self.wakeups.send(Wakeups::ANY_QUEUE.into());
+        self.send_cancels_missed();
+    }
+
+    /// Notifies the subscribers to cancels that notices may have been missed.
+    pub(crate) fn send_cancels_missed(&self) {
+        let _ = self.cancels.send(None);
+    }
+
+    pub(crate) fn wakeups(&self) -> Wakeups {
+        Wakeups(self.wakeups.subscribe())
+    }
+
+    pub(crate) fn cancels(&self) -> CancelNotices {
+        CancelNotices { receiver: self.cancels.subscribe(), poll_interval: None }
+    }
+
+    pub(crate) fn has_subscribers(&self) -> bool {
+        self.wakeups.receiver_count() + self.cancels.receiver_count() > 0
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn downgrade(&self) -> WeakNoticeSender {
+        WeakNoticeSender { wakeups: self.wakeups.downgrade(), cancels: self.cancels.downgrade() }
+    }
+}
+
+/// A [`NoticeSender`] that does not keep the channels open.
+#[cfg(feature = "postgres")]
+#[derive(Debug)]
+pub(crate) struct WeakNoticeSender {
+    wakeups: broadcast::WeakSender<String>,
+    cancels: broadcast::WeakSender<Option<WorkerId>>,
+}
+
+#[cfg(feature = "postgres")]
+impl WeakNoticeSender {
+    pub(crate) fn upgrade(&self) -> Option<NoticeSender> {
+        Some(NoticeSender { wakeups: self.wakeups.upgrade()?, cancels: self.cancels.upgrade()? })
+    }
+}
