@@ -143,6 +143,13 @@ pub enum Ending {
     /// The worker released the job unfinished (for example at shutdown); the attempt is not
     /// charged, and the job is due at once.
     Released,
+    /// The handler never started: the claim was not delivered, or no slot became free in time.
+    /// The job waits again as before the claim. Nothing happened to it, so its history gets no
+    /// entry.
+    NotStarted {
+        /// When the job was due before the claim, so that it keeps its place in the queue.
+        run_at: DateTime<Utc>,
+    },
     /// The worker stopped the attempt itself, because it lost contact with the database or is
     /// about to die; counted like a recovery.
     Interrupted(Interruption),
@@ -258,8 +265,8 @@ pub struct Requeue {
     pub interruptions: u16,
     /// When it is due.
     pub when: When,
-    /// The history entry for this attempt.
-    pub history: AttemptEnd,
+    /// The history entry for this attempt; none if the handler never started.
+    pub history: Option<AttemptEnd>,
     /// The error of that entry.
     pub error: Option<String>,
 }
@@ -392,13 +399,14 @@ pub fn settle(job: &Running, ending: Ending) -> Leave {
                 attempts: job.attempt,
                 interruptions: job.interruptions,
                 when: When::After(delay).clamped(),
-                history: AttemptEnd::Failed,
+                history: Some(AttemptEnd::Failed),
                 error: Some(error),
             })
         }
         Ending::Failed { error, .. } => failed_permanent(job, error),
-        Ending::Snoozed { delay } => requeue_uncharged(job, delay, AttemptEnd::Snoozed),
-        Ending::Released => requeue_uncharged(job, Duration::ZERO, AttemptEnd::Released),
+        Ending::Snoozed { delay } => requeue_uncharged(job, When::After(delay), Some(AttemptEnd::Snoozed)),
+        Ending::Released => requeue_uncharged(job, When::NOW, Some(AttemptEnd::Released)),
+        Ending::NotStarted { run_at } => requeue_uncharged(job, When::At(run_at), None),
         Ending::Interrupted(settings) => interrupted(job, settings),
     }
 }
@@ -418,7 +426,7 @@ pub fn recover(job: &Running, recovery: Recovery) -> Leave {
                 attempts: attempts.unwrap_or(job.attempt - 1).min(job.max_attempts - 1),
                 interruptions: count_interruption(job).min(max_interruptions.max(job.interruptions)),
                 when: when.clamped(),
-                history: AttemptEnd::Interrupted,
+                history: Some(AttemptEnd::Interrupted),
                 error: Some(INTERRUPTED.into()),
             })
         }
@@ -432,6 +440,7 @@ fn cancelled(job: &Running, ending: Ending) -> Leave {
         Ending::Cancelled { reason } => (job.attempt, None, reason),
         Ending::Snoozed { .. } => (job.attempt - 1, Some(AttemptEnd::Snoozed), None),
         Ending::Released => (job.attempt - 1, Some(AttemptEnd::Released), None),
+        Ending::NotStarted { .. } => (job.attempt - 1, None, None),
         Ending::Interrupted(_) => {
             (job.attempt - 1, Some(AttemptEnd::Interrupted), Some(INTERRUPTED.to_owned()))
         }
@@ -476,11 +485,11 @@ fn failed_permanent(job: &Running, error: String) -> Leave {
     })
 }
 
-fn requeue_uncharged(job: &Running, delay: Duration, history: AttemptEnd) -> Leave {
+fn requeue_uncharged(job: &Running, when: When, history: Option<AttemptEnd>) -> Leave {
     Leave::Requeue(Requeue {
         attempts: job.attempt - 1,
         interruptions: job.interruptions,
-        when: When::After(delay).clamped(),
+        when: when.clamped(),
         history,
         error: None,
     })
@@ -507,7 +516,7 @@ fn interrupted(job: &Running, settings: Interruption) -> Leave {
         attempts: job.attempt - 1,
         interruptions,
         when: When::After(settings.delay).clamped(),
-        history: AttemptEnd::Interrupted,
+        history: Some(AttemptEnd::Interrupted),
         error: Some(INTERRUPTED.into()),
     })
 }

@@ -108,15 +108,16 @@ impl Client {
 
     // ---- release ---------------------------------------------------------
 
-    /// Releases leases: their jobs are due at once and the attempts are not
-    /// charged. Skips leases that are no longer live. Returns how many were
-    /// released.
+    /// Releases leases whose jobs never started: the jobs wait again as before the
+    /// claim, without a charge or a history entry. Skips leases that are no longer
+    /// live. Returns how many were released.
     pub async fn release(&self, leases: &[Lease]) -> Result<usize> {
         if leases.is_empty() {
             return Ok(0);
         }
         let claims = self.store.claims(leases).await?;
-        let report = |claimed| Report { claimed, ending: Ending::Released, follow_ups: Vec::new() };
+        let not_started = |claimed: &Claimed| Ending::NotStarted { run_at: claimed.run_at() };
+        let report = |claimed| Report { claimed, ending: not_started(claimed), follow_ups: Vec::new() };
         let reports: Vec<Report<'_>> = claims.iter().flatten().map(report).collect();
         let kept = self.settle_reports(&reports).await?;
         Ok(kept.into_iter().filter(|kept| *kept != Kept::LeaseLost).count())

@@ -47,7 +47,7 @@ impl Client {
                         let requeued_for = settlement.leave.requeued_for();
                         due.extend(requeued_for.map(|when| (reports[i].claimed.queue(), when)));
                     }
-                    Settled::LeaseLost => {}
+                    Settled::LeaseLost => due.extend(released_before(&reports[i])),
                     Settled::Flagged(flags) => again.push((i, flags)),
                 }
             }
@@ -125,7 +125,8 @@ impl Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     Finished(Outcome),
-    Requeued(AttemptEnd),
+    /// With the history entry of the attempt; `None` if its handler never started.
+    Requeued(Option<AttemptEnd>),
     LeaseLost,
 }
 
@@ -136,6 +137,13 @@ impl From<&Leave> for Kept {
             Leave::Requeue(requeue) => Kept::Requeued(requeue.history),
         }
     }
+}
+
+/// A release of a job that never started leaves no row that a repeated release could find, so the
+/// repetition returns `LeaseLost`. The first try may have released the job without a wake-up,
+/// because its reply was lost.
+fn released_before<'r>(report: &'r Report<'_>) -> Option<(&'r str, When)> {
+    matches!(report.ending, Ending::NotStarted { .. }).then(|| (report.claimed.queue(), When::NOW))
 }
 
 fn decide(report: &Report<'_>, flags: LeaseFlags) -> Settlement {
@@ -171,7 +179,7 @@ fn possible_settlements(lease: Lease, ending: Ending) -> impl Iterator<Item = Se
     };
     let mut states = vec![plain.clone()];
     match &ending {
-        Ending::Snoozed { .. } | Ending::Released => {
+        Ending::Snoozed { .. } | Ending::Released | Ending::NotStarted { .. } => {
             let flags = LeaseFlags { superseded: true, ..LeaseFlags::default() };
             states.push(Running { flags, ..plain });
         }

@@ -64,6 +64,10 @@ fn snoozed() -> Ending {
     Ending::Snoozed { delay: 9 * SECOND }
 }
 
+fn not_started() -> Ending {
+    Ending::NotStarted { run_at: DateTime::UNIX_EPOCH }
+}
+
 fn reschedule(attempts: Option<u16>) -> Recovery {
     Recovery::Reschedule { when: When::After(11 * SECOND), attempts, max_interruptions: 3 }
 }
@@ -99,7 +103,7 @@ fn show_leave(leave: Leave) -> String {
                 When::After(delay) => format!("in {}s", delay.as_secs()),
                 When::At(at) => format!("at {at}"),
             },
-            history.as_str(),
+            history.map_or("-", AttemptEnd::as_str),
             error.as_deref().unwrap_or("-"),
         ),
     }
@@ -154,6 +158,7 @@ fn a_waiting_job_can_be_claimed_cancelled_run_now_and_edited() {
             (Event::Settle(self_cancelled()), "refused: LeaseLost"),
             (Event::Settle(snoozed()), "refused: LeaseLost"),
             (Event::Settle(Ending::Released), "refused: LeaseLost"),
+            (Event::Settle(not_started()), "refused: LeaseLost"),
             (Event::Settle(Ending::Interrupted(INTERRUPTION)), "refused: LeaseLost"),
             (Event::Recover(Recovery::Default(INTERRUPTION)), "refused: LeaseLost"),
             (Event::Recover(reschedule(None)), "refused: LeaseLost"),
@@ -204,6 +209,7 @@ fn a_finished_job_can_be_retried_and_deleted_regardless_of_its_outcome() {
                 (Event::Settle(self_cancelled()), "refused: LeaseLost"),
                 (Event::Settle(snoozed()), "refused: LeaseLost"),
                 (Event::Settle(Ending::Released), "refused: LeaseLost"),
+                (Event::Settle(not_started()), "refused: LeaseLost"),
                 (Event::Settle(Ending::Interrupted(INTERRUPTION)), "refused: LeaseLost"),
                 (Event::Recover(Recovery::Default(INTERRUPTION)), "refused: LeaseLost"),
                 (Event::Recover(reschedule(None)), "refused: LeaseLost"),
@@ -241,6 +247,10 @@ fn with_attempts_left_only_a_failure_is_charged_and_waits_for_its_backoff() {
             (snoozed(), "wait with 1 charged, 0 interruptions, in 9s, history snoozed, error -"),
             (Ending::Released, "wait with 1 charged, 0 interruptions, in 0s, history released, error -"),
             (
+                not_started(),
+                "wait with 1 charged, 0 interruptions, at 1970-01-01 00:00:00 UTC, history -, error -",
+            ),
+            (
                 Ending::Interrupted(INTERRUPTION),
                 "wait with 1 charged, 1 interruptions, in 7s, history interrupted, \
                  error Job recovered after worker interruption",
@@ -267,6 +277,10 @@ fn on_the_last_attempt_a_failure_is_final_and_uncharged_endings_are_requeued() {
             (snoozed(), "wait with 4 charged, 0 interruptions, in 9s, history snoozed, error -"),
             (Ending::Released, "wait with 4 charged, 0 interruptions, in 0s, history released, error -"),
             (
+                not_started(),
+                "wait with 4 charged, 0 interruptions, at 1970-01-01 00:00:00 UTC, history -, error -",
+            ),
+            (
                 Ending::Interrupted(INTERRUPTION),
                 "wait with 4 charged, 1 interruptions, in 7s, history interrupted, \
                  error Job recovered after worker interruption",
@@ -291,6 +305,7 @@ fn a_cancel_request_turns_every_ending_except_success_into_cancelled() {
             ),
             (snoozed(), "cancelled after 1, 0 interruptions, history snoozed, error -, result -"),
             (Ending::Released, "cancelled after 1, 0 interruptions, history released, error -, result -"),
+            (not_started(), "cancelled after 1, 0 interruptions, history -, error -, result -"),
             (
                 Ending::Interrupted(INTERRUPTION),
                 "cancelled after 1, 1 interruptions, history interrupted, \
@@ -335,6 +350,11 @@ fn a_superseded_job_may_finish_but_is_never_requeued() {
                  error superseded by a newer job with the same unique key, result -",
             ),
             (
+                not_started(),
+                "cancelled after 1, 0 interruptions, history -, \
+                 error superseded by a newer job with the same unique key, result -",
+            ),
+            (
                 Ending::Interrupted(INTERRUPTION),
                 "cancelled after 1, 1 interruptions, history interrupted, \
                  error Job recovered after worker interruption, result -",
@@ -354,6 +374,10 @@ fn the_count_of_interruptions_survives_every_requeue() {
             ),
             (snoozed(), "wait with 1 charged, 2 interruptions, in 9s, history snoozed, error -"),
             (Ending::Released, "wait with 1 charged, 2 interruptions, in 0s, history released, error -"),
+            (
+                not_started(),
+                "wait with 1 charged, 2 interruptions, at 1970-01-01 00:00:00 UTC, history -, error -",
+            ),
         ],
     );
 }

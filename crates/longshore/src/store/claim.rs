@@ -29,6 +29,8 @@ pub struct ClaimRequest {
     pub limit: u32,
     /// Whether one of the jobs may be a suspect.
     pub suspects: Suspects,
+    /// Claim only jobs with at least this priority; `None` means any.
+    pub min_priority: Option<i16>,
 }
 
 impl ClaimRequest {
@@ -42,7 +44,13 @@ impl ClaimRequest {
             forbid_flags: Vec::new(),
             limit,
             suspects: Suspects::One,
+            min_priority: None,
         }
+    }
+
+    /// The lowest priority that it takes.
+    pub(crate) fn lowest_priority(&self) -> i16 {
+        self.min_priority.unwrap_or(i16::MIN)
     }
 }
 

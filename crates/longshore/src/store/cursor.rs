@@ -84,6 +84,7 @@ struct Filter {
     kinds: Option<Vec<String>>,
     accept_flags: Vec<String>,
     forbid_flags: Vec<String>,
+    min_priority: Option<i16>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +147,7 @@ impl ClaimCursor {
                 && filter.kinds == request.kinds
                 && filter.accept_flags == request.accept_flags
                 && filter.forbid_flags == request.forbid_flags
+                && filter.min_priority == request.min_priority
         });
         if !same_filter {
             *self = ClaimCursor {
@@ -154,6 +156,7 @@ impl ClaimCursor {
                     kinds: request.kinds.clone(),
                     accept_flags: request.accept_flags.clone(),
                     forbid_flags: request.forbid_flags.clone(),
+                    min_priority: request.min_priority,
                 }),
                 always_head: self.always_head,
                 ..ClaimCursor::default()

@@ -168,9 +168,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Leases up to `request.limit` due jobs to a live worker and returns them,
     /// ordered by priority across the worker's queues (highest first), then by
-    /// `run_at`. Takes nothing from paused queues, never exceeds the limit of a
-    /// queue, and takes at most one job that was interrupted before. Returns no jobs
-    /// to a worker that is unknown or was declared dead.
+    /// `run_at`. Takes nothing below the requested priority or from paused queues,
+    /// never exceeds the limit of a queue, and takes at most one job that was
+    /// interrupted before. Returns no jobs to a worker that is unknown or was declared
+    /// dead.
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims>;
 
     // ---- lease ------------------------------------------------------------
@@ -203,7 +204,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// are those the item was decided from. Follow-up jobs are stored in the same
     /// transaction or not at all. The call may be repeated when its reply was lost:
     /// an item that was stored before, under the same id, lease number and worker,
-    /// returns `Stored` again.
+    /// returns `Stored` again. The exception is a requeue without a history entry,
+    /// which leaves no row to find: its repetition returns `LeaseLost` and changes
+    /// nothing.
     ///
     /// An error means that at least one item could not be stored, for example because
     /// the database refused a follow-up job. That item has changed nothing; the

@@ -1,13 +1,23 @@
-//! Claim: decides when to claim and how many jobs. The worker claims as many due jobs as it
-//! has free slots, and more when handlers end faster than a claim takes.
+//! Claim: decides when to claim, how many jobs and of which kinds.
+//!
+//! A claim for free slots takes jobs of any kind. If handlers end faster than a claim takes, the
+//! worker also claims ahead: it buffers jobs that start as soon as a slot is free. A buffered job
+//! is leased, so no other worker can run it. Therefore
+//!
+//! - only kinds with a short [run time](super::run_times) are claimed ahead, and only as many jobs
+//!   as can start within 100 ms;
+//! - a job that has not started after 250 ms is released, and other workers are notified;
+//! - jobs of a higher priority than the buffered ones are claimed while the buffer is full, and
+//!   start first.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::context::{Attempt, StopReason};
+use super::metrics::Kind;
+use super::run_times::{Occupancy, START_WITHIN};
 use super::shared::{Phase, Shared};
-use crate::lifecycle::Ending;
-use crate::store::{ClaimCursor, ClaimRequest, Suspects, Wakeups};
+use crate::store::{ClaimCursor, ClaimRequest, Claims, Suspects, Wakeups};
 
 /// The maximum number of jobs in one claim.
 const MAX_CLAIM: usize = 1000;
@@ -15,9 +25,22 @@ const MAX_CLAIM: usize = 1000;
 const MAX_BUFFER: usize = 2000;
 /// While more ended jobs than this wait to be settled, nothing is claimed.
 const MAX_UNSETTLED: usize = 4000;
-/// A buffered job that has not started after this fraction (one quarter) of `stale_after` is
-/// released.
-const BUFFER_WAIT_DIVISOR: u32 = 4;
+/// A job that has not started after this time is released.
+const MAX_BUFFER_WAIT: Duration = Duration::from_millis(250);
+/// A kind is claimed ahead once its run time is at most this, until it is above [`START_WITHIN`].
+/// The gap keeps the set of these kinds stable, because each change costs a scan of the queue.
+const MAX_RUN_TIME_AHEAD: Duration = Duration::from_millis(50);
+/// While some kinds are not claimed ahead, how often to claim jobs of any kind for slots that are
+/// free soon. A backlog of short jobs would otherwise keep all slots occupied.
+const ANY_KIND_INTERVAL: Duration = Duration::from_millis(25);
+/// After a claim ahead that found too few jobs, how long to wait for a wake-up before the next.
+const AHEAD_PAUSE: Duration = Duration::from_millis(100);
+/// How often to look for jobs of a higher priority than the buffered ones.
+const URGENT_INTERVAL: Duration = Duration::from_millis(50);
+/// After a wake-up they are claimed sooner, but not more often than this and than this multiple
+/// of the time that such a claim takes, so that a stream of wake-ups costs little.
+const MIN_URGENT_PAUSE: Duration = Duration::from_millis(25);
+const URGENT_PAUSE_FACTOR: u32 = 100;
 /// The pause after a failed claim.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 /// The server may still commit a claim within this time after the client gave up on it.
@@ -47,22 +70,21 @@ pub(super) async fn run(shared: Arc<Shared>) {
         if idle && shared.phase() == Phase::Draining {
             claimer.restart_at_head();
         }
-        if let Some(wakeups) = &mut wakeups {
-            wakeups.discard_arrived();
-        }
         // Registered before the claim: jobs settled during the claim may free slots.
         let settled = shared.held.settled.notified();
         tokio::pin!(settled);
         settled.as_mut().enable();
         // Not cancelled by a stop: claimed jobs must be released before the worker
         // signs off.
-        match claimer.claim().await {
+        match claimer.claim(&mut wakeups).await {
             Found::Full => {
+                let queues = &shared.settings.queues;
                 tokio::select! {
                     () = shared.buffer.demand.notified() => {}
                     () = &mut settled => {}
+                    () = woken(&mut wakeups, queues), if claimer.listens_while_full() => claimer.on_wakeup(),
+                    () = sleep_until(claimer.next_check()) => {}
                     () = shared.reached(Phase::Finishing) => return,
-                    () = tokio::time::sleep(claimer.max_buffer_wait()) => {}
                 }
             }
             Found::More => {}
@@ -88,6 +110,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                     () = woken(&mut wakeups, &shared.settings.queues) => claimer.on_wakeup(),
                     () = suspects_settled(&shared, claimer.skipped_suspects) => {}
                     () = &mut settled, if claimer.capped => {}
+                    () = sleep_until(shared.buffer.overdue_at(MAX_BUFFER_WAIT)) => {}
                     () = tokio::time::sleep(claimer.next_poll_delay()) => {}
                     () = shared.reached(Phase::Finishing) => return,
                 }
@@ -99,6 +122,14 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
         }
         claimer.release_overdue_jobs();
+    }
+}
+
+/// Sleeps until this time; without one, forever.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -140,7 +171,7 @@ async fn woken(wakeups: &mut Option<Wakeups>, queues: &[String]) {
 
 /// The result of a claim.
 enum Found {
-    /// Nothing was claimed, because there is no room.
+    /// Jobs may be due, but there is no room for them.
     Full,
     /// More jobs may be due.
     More,
@@ -155,14 +186,57 @@ struct Group {
     queues: Vec<String>,
     /// How many of the group's jobs may run here at once, if limited.
     max_running: Option<usize>,
+    /// For claims of any kind.
     cursor: ClaimCursor,
+    /// For claims ahead, if not every kind is claimed ahead.
+    ahead_cursor: ClaimCursor,
+}
+
+/// What a claim is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Jobs of any kind.
+    AnyKind,
+    /// Jobs of short kinds, to buffer.
+    Ahead,
+    /// Jobs of any kind with at least this priority.
+    Urgent(i16),
+}
+
+/// How many jobs may be claimed now.
+#[derive(Default)]
+struct Room {
+    any_kind: usize,
+    /// Further jobs, of the kinds that are claimed ahead.
+    ahead: usize,
+}
+
+/// What a claim from all groups found.
+#[derive(Default)]
+struct Claimed {
+    jobs: usize,
+    /// Whether more may be due.
+    more: bool,
 }
 
 struct Claimer {
     shared: Arc<Shared>,
     groups: Vec<Group>,
+    /// The group that the next claim starts with.
+    first_group: usize,
     kinds: Option<Vec<String>>,
+    ahead: AheadKinds,
     pace: Pace,
+    /// When the last claim of any kind began.
+    any_kind_at: Option<Instant>,
+    /// The kinds of the jobs that the last successful claim found, with their numbers.
+    last_found: Vec<(Arc<Kind>, usize)>,
+    /// Until when not to claim ahead, because the last such claim found too few jobs.
+    ahead_paused_until: Option<Instant>,
+    /// Whether a wake-up has arrived since the last claim that may have found its job.
+    woken: bool,
+    /// When the last claim of urgent jobs began, and how long it took.
+    last_urgent: Option<(Instant, Duration)>,
     /// The last poll delay; `None` after work was found.
     last_poll_delay: Option<Duration>,
     /// When to scan the head of the queue again, if the last claim did not.
@@ -181,8 +255,12 @@ impl Claimer {
     fn new(shared: Arc<Shared>) -> Self {
         let settings = &shared.settings;
         let limit_of = |queue: &String| settings.queue_concurrency.get(queue).map(|limit| *limit as usize);
-        let group =
-            |queues: Vec<String>, max_running| Group { queues, max_running, cursor: ClaimCursor::default() };
+        let group = |queues: Vec<String>, max_running| Group {
+            queues,
+            max_running,
+            cursor: ClaimCursor::default(),
+            ahead_cursor: ClaimCursor::default(),
+        };
         let unlimited: Vec<String> =
             settings.queues.iter().filter(|queue| limit_of(queue).is_none()).cloned().collect();
         let mut groups = Vec::new();
@@ -198,8 +276,15 @@ impl Claimer {
         Claimer {
             shared,
             groups,
+            first_group: 0,
             kinds,
+            ahead: AheadKinds::default(),
             pace: Pace::new(),
+            any_kind_at: None,
+            last_found: Vec::new(),
+            ahead_paused_until: None,
+            woken: false,
+            last_urgent: None,
             last_poll_delay: None,
             head_due: None,
             skipped_suspects: false,
@@ -209,127 +294,312 @@ impl Claimer {
         }
     }
 
-    async fn claim(&mut self) -> Found {
+    async fn claim(&mut self, wakeups: &mut Option<Wakeups>) -> Found {
         if self.lost_claim_check_at.is_some_and(|at| at <= Instant::now())
             && !self.release_unknown_leases().await
         {
             return Found::Failed;
         }
-        let shared = self.shared.clone();
-        if shared.contact.is_past_self_stop(&shared.settings) {
+        if self.shared.contact.is_past_self_stop(&self.shared.settings) {
             // A job claimed now would be stopped immediately by the self-stop.
             return Found::Failed;
         }
-        let mut room = self.room();
-        if room == 0 {
-            return Found::Full;
-        }
-        let (mut any, mut more) = (false, false);
-        let started = Instant::now();
+        let room = self.room();
+        let found = match room {
+            Room { any_kind: 0, ahead: 0 } => self.claim_urgent().await,
+            Room { any_kind: 0, ahead } => self.claim_ahead(ahead).await,
+            Room { any_kind, ahead } => {
+                if let Some(wakeups) = wakeups {
+                    wakeups.discard_arrived();
+                }
+                self.claim_any_kind(any_kind, ahead).await
+            }
+        };
+        found.unwrap_or(Found::Failed)
+    }
+
+    /// Claims jobs of any kind, then jobs of short kinds to buffer.
+    async fn claim_any_kind(&mut self, limit: usize, ahead: usize) -> Option<Found> {
         (self.skipped_suspects, self.capped, self.head_due) = (false, false, None);
-        for group in &mut self.groups {
-            if shared.phase() >= Phase::Finishing {
-                break;
-            }
-            let queue_room =
-                group.max_running.map(|max| max.saturating_sub(shared.held.count_in_queue(&group.queues[0])));
-            let limit = room.min(queue_room.unwrap_or(room));
-            if limit == 0 {
-                self.capped = true;
-                continue;
-            }
-            let request = ClaimRequest {
-                worker: shared.worker_id(),
-                queues: group.queues.clone(),
-                kinds: self.kinds.clone(),
-                accept_flags: shared.settings.accept_flags.clone(),
-                forbid_flags: shared.settings.forbid_flags.clone(),
-                limit: limit as u32,
-                suspects: if shared.held.has_suspect() { Suspects::Leave } else { Suspects::One },
-            };
-            let began = Instant::now();
-            match shared.client.claim(&request, &mut group.cursor).await {
-                Ok(claims) => {
-                    tracing::debug!(jobs = claims.jobs.len(), more = claims.more, "claimed");
-                    shared.metrics.claimed(claims.jobs.len(), began.elapsed());
-                    self.pace.claimed(began.elapsed());
-                    room -= claims.jobs.len().min(room);
-                    any |= !claims.jobs.is_empty();
-                    // If the head has not been scanned yet, start the jobs found so far
-                    // before scanning it.
-                    let head_due = group.cursor.head_due(started, !claims.jobs.is_empty());
-                    more |= claims.more && (claims.jobs.len() >= limit || head_due.is_none());
-                    self.skipped_suspects |= request.suspects == Suspects::Leave
-                        || claims.jobs.iter().any(|job| job.interruptions() > 0);
-                    let attempt = |job| Attempt::new(job, shared.client.clone(), shared.progress.clone());
-                    let attempts: Vec<Arc<Attempt>> = claims.jobs.into_iter().map(attempt).collect();
-                    shared.held.insert(&attempts);
-                    if request.worker != shared.worker_id() {
-                        // The worker was declared dead during the claim, and heartbeats
-                        // under the new id do not cover these leases.
-                        attempts.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
-                    }
-                    if shared.phase() >= Phase::Finishing {
-                        for attempt in attempts {
-                            shared.report(attempt, Ending::Released, None);
-                        }
-                    } else {
-                        shared.buffer.push(attempts);
-                    }
-                    self.capped |= group.cursor.has_limited_queue() || queue_room.is_some();
-                    self.head_due = self.head_due.into_iter().chain(head_due).min();
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        %error,
-                        worker_id = %request.worker,
-                        queues = ?request.queues,
-                        "could not claim; retrying"
-                    );
-                    self.lost_claim_check_at = Some(began);
-                    self.lost_claim_checks_left = 2;
-                    return Found::Failed;
-                }
-            }
+        (self.any_kind_at, self.woken) = (Some(Instant::now()), false);
+        let claimed = self.claim_from_groups(Purpose::AnyKind, limit).await?;
+        if ahead > 0 && claimed.jobs >= limit {
+            return self.claim_ahead(ahead).await;
         }
-        if any {
-            self.last_poll_delay = None;
-        }
-        match (any, more) {
+        Some(match (claimed.jobs > 0, claimed.more) {
             (_, true) => Found::More,
             (true, false) => Found::Some,
             (false, false) => Found::Nothing,
+        })
+    }
+
+    /// Claims jobs of short kinds to buffer. Jobs of other kinds may be due, but there is no room
+    /// for them.
+    async fn claim_ahead(&mut self, limit: usize) -> Option<Found> {
+        let claimed = self.claim_from_groups(Purpose::Ahead, limit).await?;
+        if claimed.more {
+            return Some(Found::More);
         }
+        self.ahead_paused_until = Some(Instant::now() + AHEAD_PAUSE);
+        self.shared.buffer.set_low_water(0);
+        Some(Found::Full)
+    }
+
+    /// Claims jobs of a higher priority than the lowest in the buffer, if it is time to look for
+    /// them.
+    async fn claim_urgent(&mut self) -> Option<Found> {
+        let now = Instant::now();
+        let Some((lowest, above)) = self.shared.buffer.lowest_priority() else { return Some(Found::Full) };
+        if now < self.urgent_at() {
+            return Some(Found::Full);
+        }
+        self.woken = false;
+        let limit = (self.shared.settings.concurrency as usize).saturating_sub(above);
+        if let Some(min_priority) = lowest.checked_add(1).filter(|_| limit > 0) {
+            self.claim_from_groups(Purpose::Urgent(min_priority), limit).await?;
+        }
+        self.last_urgent = Some((now, now.elapsed()));
+        Some(Found::Full)
+    }
+
+    /// When to look for jobs of a higher priority than the buffered ones.
+    fn urgent_at(&self) -> Instant {
+        let now = Instant::now();
+        let last_urgent = self.last_urgent.map(|(at, _)| at);
+        if self.woken {
+            let pause = |took: Duration| MIN_URGENT_PAUSE.max(took * URGENT_PAUSE_FACTOR);
+            return self.last_urgent.map_or(now, |(at, took)| at + pause(took));
+        }
+        self.any_kind_at.max(last_urgent).map_or(now, |at| at + URGENT_INTERVAL)
+    }
+
+    /// While there is no room: when to release jobs or to look for urgent ones.
+    fn next_check(&self) -> Option<Instant> {
+        let overdue_at = self.shared.buffer.overdue_at(MAX_BUFFER_WAIT)?;
+        Some(overdue_at.min(self.urgent_at()))
+    }
+
+    /// Whether a wake-up makes a difference while there is no room: its job may be urgent, or of a
+    /// kind that is claimed ahead.
+    fn listens_while_full(&self) -> bool {
+        !self.woken && (self.ahead_paused_until.is_some() || self.shared.buffer.len() > 0)
+    }
+
+    /// Claims from the groups in turn. Returns `None` if a claim failed.
+    async fn claim_from_groups(&mut self, purpose: Purpose, limit: usize) -> Option<Claimed> {
+        let (mut total, mut left) = (Claimed::default(), limit);
+        let (first, count) = (self.first_group, self.groups.len());
+        let mut next_first = (first + 1) % count;
+        for nth in (first..count).chain(0..first) {
+            if self.shared.phase() >= Phase::Finishing {
+                break;
+            }
+            if left == 0 {
+                // This group got nothing, so it comes first in the next claim. A backlog in
+                // another queue cannot keep its jobs waiting.
+                next_first = nth;
+                break;
+            }
+            let claimed = self.claim_from_group(nth, purpose, left).await?;
+            left -= claimed.jobs.min(left);
+            total.jobs += claimed.jobs;
+            total.more |= claimed.more;
+        }
+        self.first_group = next_first;
+        if total.jobs > 0 {
+            self.last_poll_delay = None;
+        }
+        Some(total)
+    }
+
+    async fn claim_from_group(&mut self, nth: usize, purpose: Purpose, limit: usize) -> Option<Claimed> {
+        let shared = self.shared.clone();
+        let group = &mut self.groups[nth];
+        let queue_room =
+            group.max_running.map(|max| max.saturating_sub(shared.held.count_in_queue(&group.queues[0])));
+        let limit = limit.min(queue_room.unwrap_or(limit));
+        if limit == 0 {
+            self.capped = true;
+            return Some(Claimed::default());
+        }
+        let request = ClaimRequest {
+            worker: shared.worker_id(),
+            queues: group.queues.clone(),
+            kinds: if purpose == Purpose::Ahead {
+                Some(self.ahead.names.clone())
+            } else {
+                self.kinds.clone()
+            },
+            accept_flags: shared.settings.accept_flags.clone(),
+            forbid_flags: shared.settings.forbid_flags.clone(),
+            limit: limit as u32,
+            suspects: if shared.held.has_suspect() { Suspects::Leave } else { Suspects::One },
+            min_priority: if let Purpose::Urgent(priority) = purpose { Some(priority) } else { None },
+        };
+        // There are few urgent claims, and each is for another priority, so a cursor is of no use.
+        let mut new_cursor = ClaimCursor::default();
+        let cursor = match purpose {
+            Purpose::AnyKind => &mut group.cursor,
+            Purpose::Ahead => &mut group.ahead_cursor,
+            Purpose::Urgent(_) => &mut new_cursor,
+        };
+        let began = Instant::now();
+        let claims = match shared.client.claim(&request, cursor).await {
+            Ok(claims) => claims,
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    worker_id = %request.worker,
+                    queues = ?request.queues,
+                    "could not claim; retrying"
+                );
+                self.lost_claim_check_at = Some(began);
+                self.lost_claim_checks_left = 2;
+                return None;
+            }
+        };
+        tracing::debug!(jobs = claims.jobs.len(), limit, more = claims.more, "claimed");
+        shared.metrics.claimed(claims.jobs.len(), began.elapsed());
+        self.pace.claimed(began.elapsed());
+        // If the head has not been scanned yet, start the jobs found so far before scanning
+        // it.
+        let head_due = cursor.head_due(began, !claims.jobs.is_empty());
+        let more = claims.more && (claims.jobs.len() >= limit || head_due.is_none());
+        self.skipped_suspects |=
+            request.suspects == Suspects::Leave || claims.jobs.iter().any(|job| job.interruptions() > 0);
+        self.capped |= cursor.has_limited_queue() || queue_room.is_some();
+        if purpose == Purpose::AnyKind {
+            self.head_due = self.head_due.into_iter().chain(head_due).min();
+        }
+        let jobs = claims.jobs.len();
+        self.accept(&request, claims);
+        Some(Claimed { jobs, more })
+    }
+
+    /// Passes claimed jobs to the runners.
+    fn accept(&mut self, request: &ClaimRequest, claims: Claims) {
+        if claims.jobs.is_empty() {
+            return;
+        }
+        let shared = self.shared.clone();
+        let received_at = Instant::now();
+        let mut attempts = Vec::with_capacity(claims.jobs.len());
+        self.last_found.clear();
+        for job in claims.jobs {
+            let kind = self.count_found(job.kind());
+            attempts.push(Attempt::new(
+                job,
+                kind,
+                received_at,
+                shared.client.clone(),
+                shared.progress.clone(),
+            ));
+        }
+        shared.held.insert(&attempts);
+        if request.worker != shared.worker_id() {
+            // The worker was declared dead during the claim, and heartbeats under the new id do
+            // not cover these leases.
+            attempts.iter().for_each(|attempt| attempt.control.stop(StopReason::LeaseLost));
+        }
+        if shared.phase() < Phase::Finishing {
+            return shared.buffer.push(attempts);
+        }
+        for attempt in attempts {
+            let ending = attempt.released();
+            shared.report(attempt, ending, None);
+        }
+    }
+
+    /// Counts a claimed job of this kind in `last_found`.
+    fn count_found(&mut self, kind: &str) -> Arc<Kind> {
+        let known = self.last_found.iter_mut().rev().find(|(known, _)| known.name == kind);
+        if let Some((known, jobs)) = known {
+            *jobs += 1;
+            return known.clone();
+        }
+        let kind = self.shared.metrics.kind(kind);
+        self.last_found.push((kind.clone(), 1));
+        kind
     }
 
     /// Handles a wake-up: there is work again.
     fn on_wakeup(&mut self) {
         self.last_poll_delay = None;
-        self.groups.iter_mut().for_each(|group| group.cursor.note_wake_up());
+        self.woken = true;
+        self.ahead_paused_until = None;
+        for group in &mut self.groups {
+            group.cursor.note_wake_up();
+            group.ahead_cursor.note_wake_up();
+        }
     }
 
     /// Resets the cursors, so that the next claim sees every due job: it decides whether the
     /// drain is complete.
     fn restart_at_head(&mut self) {
-        self.groups.iter_mut().for_each(|group| group.cursor = ClaimCursor::default());
+        for group in &mut self.groups {
+            (group.cursor, group.ahead_cursor) = Default::default();
+        }
     }
 
     /// How many more jobs may be claimed now.
-    fn room(&mut self) -> usize {
-        let buffer = &self.shared.buffer;
+    fn room(&mut self) -> Room {
+        let shared = self.shared.clone();
+        let buffer = &shared.buffer;
+        let concurrency = shared.settings.concurrency as usize;
         let (busy, waiting) = (buffer.busy(), buffer.len());
-        let target = self.pace.buffer_target(buffer.ended(), &self.shared.settings);
+        let occupancy = shared.slots.occupancy();
+        self.ahead.update(&shared, self.kinds.as_deref(), &occupancy);
+        let free_soon = concurrency.saturating_sub(occupancy.long);
+        let target = self.buffer_target(free_soon);
         buffer.set_low_water(target / 2);
-        let unsettled = self.shared.held.len().saturating_sub(busy + waiting);
-        // A slot whose handler takes batches has room for a whole batch.
-        let batch = self.shared.registry.jobs_per_slot();
-        let free = (self.shared.settings.concurrency as usize).saturating_sub(busy) * batch;
-        let wanted = (free + target).saturating_sub(waiting);
+        let unsettled = shared.held.len().saturating_sub(busy + waiting);
         // Refill only when the buffer is half empty, so that claims stay large.
         if unsettled > MAX_UNSETTLED || (waiting > target / 2 && waiting > 0) {
+            return Room::default();
+        }
+        // A slot whose handler takes batches has room for a whole batch.
+        let batch = shared.registry.jobs_per_slot();
+        let free = concurrency.saturating_sub(busy) * batch;
+        let room = (free + target).saturating_sub(waiting).min(MAX_CLAIM);
+        if self.ahead.includes_all || target == 0 {
+            return Room { any_kind: room, ahead: 0 };
+        }
+        let is_due = self.any_kind_at.is_none_or(|at| at.elapsed() >= ANY_KIND_INTERVAL);
+        let soon = if is_due { (free_soon * batch).saturating_sub(buffer.waiting_long()) } else { 0 };
+        let any_kind = free.saturating_sub(waiting).max(soon).min(room);
+        Room { any_kind, ahead: room - any_kind }
+    }
+
+    /// How many jobs to buffer: as many as the handlers will end before the next claim returns,
+    /// and no more than can start in time.
+    fn buffer_target(&mut self, free_soon: usize) -> usize {
+        let target = self.pace.buffer_target(self.shared.buffer.ended(), &self.shared.settings);
+        let is_paused = self.ahead_paused_until.is_some_and(|until| Instant::now() < until);
+        if !is_paused {
+            self.ahead_paused_until = None;
+        }
+        if is_paused || self.ahead.names.is_empty() {
             return 0;
         }
-        wanted.min(MAX_CLAIM)
+        target.min(self.startable(free_soon))
+    }
+
+    /// How many jobs this many slots can start in time, if the next jobs are like the last ones.
+    fn startable(&self, slots: usize) -> usize {
+        let (mut time, mut jobs) = (Duration::ZERO, 0);
+        for (kind, found) in &self.last_found {
+            let known = kind.run_time.of_job().filter(|_| self.ahead.has(kind.index));
+            if let Some(run_time) = known {
+                time += run_time * *found as u32;
+                jobs += found;
+            }
+        }
+        if jobs == 0 {
+            return slots;
+        }
+        let available = START_WITHIN.as_secs_f64() * slots as f64;
+        // A division by zero is infinite, and the conversion limits it.
+        (available / (time.as_secs_f64() / jobs as f64)) as usize
     }
 
     /// Releases leases that the database holds for this worker but the worker does not know
@@ -374,14 +644,54 @@ impl Claimer {
         next
     }
 
-    /// How long a claimed job may wait for a slot.
-    fn max_buffer_wait(&self) -> Duration {
-        self.shared.settings.stale_after / BUFFER_WAIT_DIVISOR
+    fn release_overdue_jobs(&self) {
+        let overdue = self.shared.buffer.take_overdue(MAX_BUFFER_WAIT);
+        if !overdue.is_empty() {
+            tracing::info!(jobs = overdue.len(), "released claimed jobs that could not start in time");
+        }
+        for attempt in overdue {
+            let ending = attempt.released();
+            self.shared.report(attempt, ending, None);
+        }
+    }
+}
+
+/// The kinds that are claimed ahead.
+#[derive(Default)]
+struct AheadKinds {
+    /// By [`Kind::index`].
+    members: Vec<bool>,
+    names: Vec<String>,
+    /// Whether these are all kinds that the worker handles.
+    includes_all: bool,
+}
+
+impl AheadKinds {
+    fn has(&self, index: usize) -> bool {
+        self.members.get(index).copied().unwrap_or_default()
     }
 
-    fn release_overdue_jobs(&self) {
-        for attempt in self.shared.buffer.take_overdue(self.max_buffer_wait()) {
-            self.shared.report(attempt, Ending::Released, None);
+    fn update(&mut self, shared: &Shared, handled: Option<&[String]>, occupancy: &Occupancy) {
+        let mut changed = false;
+        shared.metrics.for_each_kind(|kind| {
+            let is_member = self.has(kind.index);
+            let max_run_time = if is_member { START_WITHIN } else { MAX_RUN_TIME_AHEAD };
+            let is_short = kind.run_time.of_call().is_some_and(|run_time| run_time <= max_run_time);
+            let becomes_member = is_short && !occupancy.is_slow_now(kind.index);
+            if becomes_member != is_member {
+                self.members.resize(self.members.len().max(kind.index + 1), false);
+                self.members[kind.index] = becomes_member;
+                changed = true;
+            }
+        });
+        if changed {
+            self.names.clear();
+            shared.metrics.for_each_kind(|kind| {
+                if self.has(kind.index) {
+                    self.names.push(kind.name.clone());
+                }
+            });
+            self.includes_all = handled.is_some_and(|handled| handled.len() == self.names.len());
         }
     }
 }
@@ -414,7 +724,7 @@ impl Pace {
             self.per_second = (self.per_second + rate) / 2.0;
             (self.measured_at, self.ended) = (Instant::now(), ended);
         }
-        let ahead = (self.claim_time * 4).clamp(Duration::from_millis(20), Duration::from_millis(200));
+        let ahead = (self.claim_time * 4).clamp(Duration::from_millis(20), START_WITHIN);
         let ahead = ahead.min(settings.stale_after / 20);
         ((self.per_second * ahead.as_secs_f64()) as usize).min(MAX_BUFFER)
     }

@@ -11,11 +11,13 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
 
+use super::metrics::Kind;
 use super::progress::ProgressLane;
 use crate::client::Client;
 use crate::enqueue::{MAX_PAYLOAD, NewJob, ValidJob, check_json};
 use crate::error::{Error, Result};
 use crate::job::JobId;
+use crate::lifecycle::Ending;
 use crate::store::{Claimed, Fenced};
 
 /// How long [`Context::is_cancelled`] waits for the database.
@@ -25,6 +27,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct Attempt {
     pub(super) claimed: Claimed,
     pub(super) control: Control,
+    pub(super) kind: Arc<Kind>,
     /// When this process received the claim.
     pub(super) received_at: Instant,
     client: Client,
@@ -32,20 +35,63 @@ pub(super) struct Attempt {
     result: Mutex<Option<Box<RawValue>>>,
     follow_ups: Mutex<Vec<ValidJob>>,
     reported: AtomicBool,
+    /// A [`Stage`].
+    stage: AtomicU8,
+}
+
+/// How far an attempt has been counted in the metrics.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Stage {
+    NotStarted = 0,
+    Started = 1,
+    Completed = 2,
 }
 
 impl Attempt {
-    pub(super) fn new(claimed: Claimed, client: Client, progress: ProgressLane) -> Arc<Self> {
+    pub(super) fn new(
+        claimed: Claimed,
+        kind: Arc<Kind>,
+        received_at: Instant,
+        client: Client,
+        progress: ProgressLane,
+    ) -> Arc<Self> {
         Arc::new(Attempt {
             claimed,
             control: Control::default(),
-            received_at: Instant::now(),
+            kind,
+            received_at,
             client,
             progress,
             result: Mutex::default(),
             follow_ups: Mutex::default(),
             reported: AtomicBool::new(false),
+            stage: AtomicU8::new(Stage::NotStarted as u8),
         })
+    }
+
+    /// Marks the attempt as started. Returns true for the first caller only, and only if the
+    /// attempt has not completed.
+    pub(super) fn mark_started(&self) -> bool {
+        let (from, to) = (Stage::NotStarted as u8, Stage::Started as u8);
+        self.stage.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Marks the attempt as completed. Returns whether it had started, for the first caller only.
+    pub(super) fn mark_completed(&self) -> Option<bool> {
+        match self.stage.swap(Stage::Completed as u8, Ordering::AcqRel) {
+            before if before == Stage::Completed as u8 => None,
+            before => Some(before == Stage::Started as u8),
+        }
+    }
+
+    /// The ending of an attempt that returns to the queue unfinished.
+    pub(super) fn released(&self) -> Ending {
+        if self.stage.load(Ordering::Acquire) == Stage::NotStarted as u8 {
+            Ending::NotStarted { run_at: self.claimed.run_at() }
+        } else {
+            Ending::Released
+        }
     }
 
     pub(super) fn take_result(&self) -> Option<Box<RawValue>> {

@@ -12,6 +12,7 @@ use super::context::{Attempt, StopReason};
 use super::handler::{BatchHandler, Failure, Handler, Verdict};
 use super::hooks::{CatchPanic, Hooks, call, panic_message};
 use super::registry::Route;
+use super::run_times::SlotClock;
 use super::shared::Shared;
 use crate::lifecycle::Ending;
 use crate::store::Fenced;
@@ -21,8 +22,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs jobs until the buffer is closed and empty.
 pub(super) async fn run(shared: Arc<Shared>) {
+    let clock = shared.slots.open();
     while let Some(attempt) = shared.buffer.next().await {
-        let mut slot = Slot { shared: &shared, first: attempt.clone(), others: Vec::new() };
+        let mut slot = Slot { shared: &shared, clock: &clock, first: attempt.clone(), others: Vec::new() };
         match shared.registry.route(attempt.claimed.kind()) {
             Some(Route::One(handler)) => {
                 let claimed = &attempt.claimed;
@@ -37,13 +39,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
                     crate::trace::adopt(&span, traceparent);
                 }
                 let_woken_tasks_run().await;
-                run_attempt(&shared, &*handler, attempt).instrument(span).await;
+                run_attempt(&shared, &clock, &*handler, attempt).instrument(span).await;
             }
             Some(Route::Batch { handler, size }) => {
                 slot.others = shared.buffer.take_same_kind(attempt.claimed.kind(), size - 1);
                 let attempts = std::iter::once(attempt).chain(slot.others.iter().cloned()).collect();
                 let_woken_tasks_run().await;
-                run_batch(&shared, &*handler, attempts).await;
+                run_batch(&shared, &clock, &*handler, attempts).await;
             }
             None => {
                 // Claims name the worker's kinds, so this is a bug; release the job.
@@ -53,7 +55,8 @@ pub(super) async fn run(shared: Arc<Shared>) {
                     worker_id = %attempt.claimed.lease().worker,
                     "claimed a job of a kind without a handler; releasing it"
                 );
-                shared.report(attempt, Ending::Released, None);
+                let ending = attempt.released();
+                shared.report(attempt, ending, None);
             }
         }
     }
@@ -69,6 +72,7 @@ async fn let_woken_tasks_run() {
 /// A runner's slot. Dropping it frees the slot, regardless of how the attempt ended.
 struct Slot<'a> {
     shared: &'a Shared,
+    clock: &'a SlotClock,
     first: Arc<Attempt>,
     others: Vec<Arc<Attempt>>,
 }
@@ -83,22 +87,19 @@ impl Drop for Slot<'_> {
                 self.shared.report(attempt, Ending::Failed { error, retry_in }, None);
             }
         }
+        self.clock.stop();
         self.shared.buffer.done(1 + self.others.len());
     }
 }
 
-async fn run_attempt(shared: &Arc<Shared>, handler: &dyn Handler, attempt: Arc<Attempt>) {
+async fn run_attempt(shared: &Arc<Shared>, clock: &SlotClock, handler: &dyn Handler, attempt: Arc<Attempt>) {
     let began = Instant::now();
     let claimed = &attempt.claimed;
-    if attempt.control.reason().is_some() {
-        // Stopped before it started.
-        let ending = unfinished(&attempt, None);
+    if !may_start(shared, &attempt).await {
+        let ending = attempt.released();
         return shared.report(attempt, ending, None);
     }
-    if !may_start(shared, &attempt).await {
-        return shared.report(attempt, Ending::Released, None);
-    }
-    shared.metrics.started(claimed.kind());
+    start(shared, clock, began, &attempt);
     let work = match shared.hooks.clone() {
         None => handler.run(attempt.clone()),
         Some(hooks) => {
@@ -120,20 +121,32 @@ async fn run_attempt(shared: &Arc<Shared>, handler: &dyn Handler, attempt: Arc<A
         End::Dropped => unfinished(&attempt, timeout),
     };
     let ending = after_run(shared, &attempt, ending).await;
-    shared.report(attempt, ending, Some(began.elapsed()));
+    let ran = began.elapsed();
+    attempt.kind.run_time.record(ran, 1);
+    shared.report(attempt, ending, Some(ran));
 }
 
-async fn run_batch(shared: &Arc<Shared>, handler: &dyn BatchHandler, attempts: Vec<Arc<Attempt>>) {
+/// Counts the attempt as started, and starts the slot's clock.
+fn start(shared: &Shared, clock: &SlotClock, now: Instant, attempt: &Attempt) {
+    shared.metrics.started(attempt);
+    shared.slots.start(clock, now, attempt.kind.index, &attempt.kind.run_time);
+}
+
+async fn run_batch(
+    shared: &Arc<Shared>,
+    clock: &SlotClock,
+    handler: &dyn BatchHandler,
+    attempts: Vec<Arc<Attempt>>,
+) {
     let began = Instant::now();
     let mut ready = Vec::with_capacity(attempts.len());
     for attempt in attempts {
-        let stopped = attempt.control.reason().is_some();
-        if stopped || !may_start(shared, &attempt).await {
-            let ending = if stopped { unfinished(&attempt, None) } else { Ending::Released };
+        if !may_start(shared, &attempt).await {
+            let ending = attempt.released();
             shared.report(attempt, ending, None);
             continue;
         }
-        shared.metrics.started(attempt.claimed.kind());
+        start(shared, clock, began, &attempt);
         match veto(shared, &attempt).await {
             None => ready.push(attempt),
             Some(failure) => {
@@ -154,6 +167,7 @@ async fn run_batch(shared: &Arc<Shared>, handler: &dyn BatchHandler, attempts: V
         End::Panicked(message) => ready.iter().map(|_| Some(Err(panicked(&message)))).collect(),
         End::Dropped => ready.iter().map(|_| None).collect(),
     };
+    ready[0].kind.run_time.record(began.elapsed(), ready.len());
     for (attempt, result) in ready.into_iter().zip(results) {
         let ending = match result {
             Some(result) => ending(&attempt, result, |_| None),
@@ -188,9 +202,13 @@ async fn batch_aborted(attempts: &[Arc<Attempt>]) {
     .await;
 }
 
-/// Whether the attempt may start. A suspect's start is recorded first: if the process then dies,
-/// the interruption counts against the job.
+/// Whether the attempt may start. If its job was cancelled or its lease is lost, it may not; the
+/// release then ends the job as cancelled, or changes nothing. A suspect's start is recorded
+/// first: if the process then dies, the interruption counts against the job.
 async fn may_start(shared: &Shared, attempt: &Attempt) -> bool {
+    if attempt.control.reason().is_some() {
+        return false;
+    }
     if attempt.claimed.interruptions() == 0 {
         return true;
     }
@@ -300,7 +318,7 @@ fn unfinished(attempt: &Attempt, timeout: Option<Duration>) -> Ending {
         // the job is not to blame, so it is released uncharged. None: the job was
         // dropped with its batch because of another job.
         Some(StopReason::Shutdown | StopReason::Disconnected | StopReason::LeaseLost) | None => {
-            Ending::Released
+            attempt.released()
         }
     }
 }

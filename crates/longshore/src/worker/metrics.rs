@@ -3,23 +3,32 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::Summary;
+use super::context::Attempt;
+use super::run_times::RunTime;
 use crate::job::Status;
 use crate::store::Count;
 
 /// The handles of a worker's metrics, looked up once per kind, not once per job.
 #[derive(Default)]
 pub(super) struct Metrics {
-    kinds: RwLock<HashMap<String, Arc<Kind>>>,
+    kinds: RwLock<Kinds>,
     /// In the order of [`OUTCOMES`].
     ended: [AtomicU64; OUTCOMES.len()],
     depth: Gauges,
     oldest: Gauges,
+}
+
+#[derive(Default)]
+struct Kinds {
+    by_name: HashMap<String, Arc<Kind>>,
+    /// In the order of [`Kind::index`].
+    list: Vec<Arc<Kind>>,
 }
 
 /// The gauges of one metric, by label.
@@ -41,7 +50,12 @@ impl Gauges {
     }
 }
 
-struct Kind {
+/// The metrics and the run time of one kind.
+pub(super) struct Kind {
+    pub(super) name: String,
+    /// Its position in [`Metrics::kinds`].
+    pub(super) index: usize,
+    pub(super) run_time: RunTime,
     started: Counter,
     /// In the order of [`OUTCOMES`].
     completed: Vec<(Counter, Histogram)>,
@@ -50,8 +64,11 @@ struct Kind {
 const OUTCOMES: [&str; 8] =
     ["succeeded", "retrying", "failed_permanent", "cancelled", "snoozed", "released", "lease_lost", "error"];
 
+/// In the order of [`OUTCOMES`].
+const ENDS_THE_JOB: [bool; OUTCOMES.len()] = [true, false, true, true, false, false, false, false];
+
 impl Kind {
-    fn new(kind: &str) -> Self {
+    fn new(kind: &str, index: usize) -> Self {
         let handles = |outcome: &'static str| {
             let counted =
                 counter!("worker_jobs_completed_total", "kind" => kind.to_owned(), "outcome" => outcome);
@@ -60,6 +77,9 @@ impl Kind {
             (counted, timed)
         };
         Kind {
+            name: kind.to_owned(),
+            index,
+            run_time: RunTime::default(),
             started: counter!("worker_jobs_started_total", "kind" => kind.to_owned()),
             completed: OUTCOMES.into_iter().map(handles).collect(),
         }
@@ -67,28 +87,51 @@ impl Kind {
 }
 
 impl Metrics {
-    fn kind(&self, kind: &str) -> Arc<Kind> {
-        if let Some(known) = self.kinds.read().unwrap_or_else(PoisonError::into_inner).get(kind) {
+    pub(super) fn kind(&self, kind: &str) -> Arc<Kind> {
+        if let Some(known) = self.read_kinds().by_name.get(kind) {
             return known.clone();
         }
-        let fresh = Arc::new(Kind::new(kind));
-        self.kinds.write().unwrap_or_else(PoisonError::into_inner).insert(kind.to_owned(), fresh.clone());
-        fresh
+        let mut kinds = self.kinds.write().unwrap_or_else(PoisonError::into_inner);
+        let Kinds { by_name, list } = &mut *kinds;
+        let fresh = || {
+            list.push(Arc::new(Kind::new(kind, list.len())));
+            list[list.len() - 1].clone()
+        };
+        by_name.entry(kind.to_owned()).or_insert_with(fresh).clone()
     }
 
-    pub(super) fn started(&self, kind: &str) {
-        self.kind(kind).started.increment(1);
+    /// Calls `each` with every kind of which this worker has claimed a job.
+    pub(super) fn for_each_kind(&self, each: impl FnMut(&Arc<Kind>)) {
+        self.read_kinds().list.iter().for_each(each);
     }
 
-    /// Counts an ended attempt. `ran` is `None` if its handler was never called.
-    pub(super) fn completed(&self, kind: &str, outcome: &'static str, ran: Option<Duration>) {
+    fn read_kinds(&self) -> RwLockReadGuard<'_, Kinds> {
+        self.kinds.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an attempt as started, once.
+    pub(super) fn started(&self, attempt: &Attempt) {
+        if attempt.mark_started() {
+            attempt.kind.started.increment(1);
+        }
+    }
+
+    /// Counts an attempt as completed, once, and only if it was counted as started: so the
+    /// difference of the two counters is the number of attempts in flight. `ran` is `None` if its
+    /// handler was never called.
+    pub(super) fn completed(&self, attempt: &Attempt, outcome: &'static str, ran: Option<Duration>) {
         let Some(nth) = OUTCOMES.iter().position(|known| *known == outcome) else { return };
-        self.ended[nth].fetch_add(1, Ordering::Relaxed);
-        let kind = self.kind(kind);
-        let (counted, timed) = &kind.completed[nth];
-        counted.increment(1);
-        if let Some(ran) = ran {
-            timed.record(ran);
+        let Some(was_started) = attempt.mark_completed() else { return };
+        // The summary also counts jobs that ended before their start.
+        if was_started || ENDS_THE_JOB[nth] {
+            self.ended[nth].fetch_add(1, Ordering::Relaxed);
+        }
+        if was_started {
+            let (counted, timed) = &attempt.kind.completed[nth];
+            counted.increment(1);
+            if let Some(ran) = ran {
+                timed.record(ran);
+            }
         }
     }
 

@@ -30,6 +30,7 @@
 //! | `registry` | which handler runs which kind |
 //! | `supervise` | starting the tasks below and stopping them in order |
 //! | `claim` | how many jobs to claim, and when |
+//! | `run_times` | how long the attempts of each kind take |
 //! | `execute` | one attempt: timeout, panic, stop |
 //! | `context` | what a handler receives: its job, state, stop token, checkpoints |
 //! | `settle` | storing how attempts ended, in batches |
@@ -53,6 +54,7 @@ mod hooks;
 mod metrics;
 mod progress;
 mod registry;
+mod run_times;
 mod settings;
 mod settle;
 mod shared;

@@ -183,7 +183,7 @@ fn give_up(shared: &Shared, batch: Vec<AttemptReport>, error: &Error) {
     for report in &batch {
         let job_id = report.attempt.claimed.lease().id;
         tracing::error!(%job_id, %error, "could not store how the attempt ended; recovery will handle the job");
-        shared.metrics.completed(report.attempt.claimed.kind(), "error", report.ran);
+        shared.metrics.completed(&report.attempt, "error", report.ran);
     }
     shared.held.remove(batch.iter().map(|report| &report.attempt));
 }
@@ -192,8 +192,9 @@ fn finish(shared: &Arc<Shared>, batch: Vec<AttemptReport>, kept: Vec<Kept>) {
     shared.held.remove(batch.iter().map(|report| &report.attempt));
     for (report, kept) in batch.into_iter().zip(kept) {
         let claimed = &report.attempt.claimed;
-        shared.metrics.completed(claimed.kind(), outcome_label(kept), report.ran);
-        if kept == Kept::LeaseLost {
+        shared.metrics.completed(&report.attempt, outcome_label(kept), report.ran);
+        // A repeated release of a job that never started returns `LeaseLost`: nothing is lost.
+        if kept == Kept::LeaseLost && !matches!(report.ending, Ending::NotStarted { .. }) {
             report.attempt.control.stop(StopReason::LeaseLost);
             let lease = claimed.lease();
             tracing::warn!(job_id = %lease.id, lease_no = lease.lease_no, "lost the lease; another worker owns the job");
@@ -215,9 +216,9 @@ fn outcome_label(kept: Kept) -> &'static str {
         Kept::Finished(Outcome::Succeeded) => "succeeded",
         Kept::Finished(Outcome::FailedPermanent) => "failed_permanent",
         Kept::Finished(Outcome::Cancelled) => "cancelled",
-        Kept::Requeued(AttemptEnd::Snoozed) => "snoozed",
-        Kept::Requeued(AttemptEnd::Released | AttemptEnd::Interrupted) => "released",
-        Kept::Requeued(_) => "retrying",
+        Kept::Requeued(Some(AttemptEnd::Snoozed)) => "snoozed",
+        Kept::Requeued(Some(AttemptEnd::Failed)) => "retrying",
+        Kept::Requeued(_) => "released",
         Kept::LeaseLost => "lease_lost",
     }
 }
@@ -235,7 +236,7 @@ async fn call_hooks(shared: &Shared, report: &AttemptReport, kept: Kept) {
             call("on_permanent_failure", hooks.on_permanent_failure(job, error)).await
         }
         Kept::Finished(Outcome::Cancelled) => call("on_cancel", hooks.on_cancel(job)).await,
-        Kept::Requeued(AttemptEnd::Failed) => call("on_failure", hooks.on_failure(job, error)).await,
+        Kept::Requeued(Some(AttemptEnd::Failed)) => call("on_failure", hooks.on_failure(job, error)).await,
         Kept::Requeued(_) | Kept::LeaseLost => Some(()),
     };
     if called.is_none() {

@@ -1,11 +1,13 @@
 //! State that the tasks of one worker share: the leases it holds, the jobs that wait for a
 //! free slot, its current id, its contact with the database, and its phase.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::Settings;
@@ -14,9 +16,10 @@ use super::hooks::Hooks;
 use super::metrics::Metrics;
 use super::progress::ProgressLane;
 use super::registry::Registry;
+use super::run_times::Slots;
 use super::settle::AttemptReport;
 use crate::client::Client;
-use crate::job::WorkerId;
+use crate::job::{JobId, WorkerId};
 use crate::store::Lease;
 
 pub(super) struct Shared {
@@ -29,6 +32,7 @@ pub(super) struct Shared {
     pub(super) reports: mpsc::UnboundedSender<AttemptReport>,
     pub(super) held: HeldLeases,
     pub(super) buffer: Buffer,
+    pub(super) slots: Slots,
     pub(super) contact: Contact,
     pub(super) hook_calls: HookCalls,
     pub(super) phase: watch::Sender<Phase>,
@@ -67,6 +71,7 @@ impl Shared {
             reports,
             held: HeldLeases::default(),
             buffer: Buffer::default(),
+            slots: Slots::new(),
             contact: Contact::new(),
             hook_calls: HookCalls::default(),
             phase: watch::Sender::new(phase),
@@ -238,7 +243,8 @@ impl HeldLeases {
 
 // ---- jobs that wait for a slot ---------------------------------------------
 
-/// Claimed jobs that wait for a runner, in the order in which they should start.
+/// Claimed jobs that wait for a runner, in the order in which they should start: by priority, then
+/// by the time they were due.
 #[derive(Default)]
 pub(super) struct Buffer {
     waiting: Mutex<WaitingJobs>,
@@ -254,14 +260,26 @@ pub(super) struct Buffer {
 #[derive(Default)]
 struct WaitingJobs {
     jobs: VecDeque<Arc<Attempt>>,
+    /// No job was received before this time; `None` while no job waits.
+    oldest: Option<Instant>,
     /// Runners that found the buffer empty and wait. Counted under the same lock as the jobs:
     /// a runner that takes a job must see every runner that will not check again by itself.
     idle: usize,
 }
 
 impl Buffer {
+    /// Adds the jobs of a claim, which are in order.
     pub(super) fn push(&self, attempts: Vec<Arc<Attempt>>) {
-        lock(&self.waiting).jobs.extend(attempts);
+        let mut waiting = lock(&self.waiting);
+        let Some(first) = attempts.first() else { return };
+        waiting.oldest.get_or_insert(first.received_at);
+        let in_order = waiting.jobs.back().is_none_or(|last| start_order(last) <= start_order(first));
+        waiting.jobs.extend(attempts);
+        if !in_order {
+            // Merges two sorted runs, so this takes linear time.
+            waiting.jobs.make_contiguous().sort_by_key(start_order);
+        }
+        drop(waiting);
         self.arrived.notify_one();
     }
 
@@ -290,6 +308,9 @@ impl Buffer {
         };
         waiting.idle -= usize::from(*counted_idle);
         let (left, idle) = (waiting.jobs.len(), waiting.idle);
+        if left == 0 {
+            waiting.oldest = None;
+        }
         self.busy.fetch_add(1, Ordering::AcqRel);
         drop(waiting);
         // Each runner that wakes up wakes the next one, so that a push wakes one runner
@@ -317,6 +338,9 @@ impl Buffer {
         }
         waiting.jobs = left;
         let left = waiting.jobs.len();
+        if left == 0 {
+            waiting.oldest = None;
+        }
         drop(waiting);
         if left <= self.low_water.load(Ordering::Relaxed) {
             self.demand.notify_one();
@@ -338,13 +362,36 @@ impl Buffer {
         lock(&self.waiting).jobs.drain(..).collect()
     }
 
-    /// Takes the jobs that have waited for longer than `max_wait`.
+    /// When the first of the waiting jobs may have waited for `max_wait`; `None` if no job waits.
+    pub(super) fn overdue_at(&self, max_wait: Duration) -> Option<Instant> {
+        lock(&self.waiting).oldest.map(|oldest| oldest + max_wait)
+    }
+
+    /// Takes the jobs that have waited for `max_wait`.
     pub(super) fn take_overdue(&self, max_wait: Duration) -> Vec<Arc<Attempt>> {
+        let now = Instant::now();
         let mut waiting = lock(&self.waiting);
-        let (old, young) =
-            waiting.jobs.drain(..).partition(|attempt| attempt.received_at.elapsed() > max_wait);
+        if waiting.oldest.is_none_or(|oldest| now < oldest + max_wait) {
+            return Vec::new();
+        }
+        let (old, young): (VecDeque<_>, VecDeque<_>) =
+            waiting.jobs.drain(..).partition(|attempt| now >= attempt.received_at + max_wait);
+        waiting.oldest = young.iter().map(|attempt| attempt.received_at).min();
         waiting.jobs = young;
         Vec::from(old)
+    }
+
+    /// The lowest priority of the waiting jobs, and how many have a higher one; `None` if no job
+    /// waits.
+    pub(super) fn lowest_priority(&self) -> Option<(i16, usize)> {
+        let waiting = lock(&self.waiting);
+        let lowest = waiting.jobs.back()?.claimed.priority();
+        Some((lowest, waiting.jobs.partition_point(|attempt| attempt.claimed.priority() > lowest)))
+    }
+
+    /// How many of the waiting jobs are of kinds that may occupy a slot for long.
+    pub(super) fn waiting_long(&self) -> usize {
+        lock(&self.waiting).jobs.iter().filter(|attempt| !attempt.kind.run_time.is_short()).count()
     }
 
     /// Ends the runners once no job waits.
@@ -369,6 +416,11 @@ impl Buffer {
     pub(super) fn ended(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
+}
+
+fn start_order(attempt: &Arc<Attempt>) -> (Reverse<i16>, DateTime<Utc>, JobId) {
+    let claimed = &attempt.claimed;
+    (Reverse(claimed.priority()), claimed.run_at(), claimed.lease().id)
 }
 
 // ---- contact with the database ----------------------------------------------

@@ -87,6 +87,7 @@ async fn a_requested_cancel_wins_over_every_other_ending(fixture: Fixture) {
         (observed_cancel(), 1, vec![], Some("saw the cancellation")),
         (snoozed(), 0, vec![AttemptEnd::Snoozed], None),
         (Ending::Released, 0, vec![AttemptEnd::Released], None),
+        (Ending::NotStarted { run_at: start() }, 0, vec![], None),
         (interrupted(), 0, vec![AttemptEnd::Interrupted], Some(lifecycle::INTERRUPTED)),
     ];
     for (ending, attempts, history, error) in endings {

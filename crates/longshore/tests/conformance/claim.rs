@@ -18,6 +18,8 @@ cases! {
     jobs_of_one_priority_are_claimed_by_due_time_across_queues,
     a_future_job_of_higher_priority_is_skipped,
     an_unhandled_kind_of_higher_priority_is_skipped,
+    a_claim_takes_nothing_below_its_minimum_priority,
+    a_suspect_below_the_minimum_priority_is_not_claimed,
     a_job_is_due_exactly_at_its_run_at,
     a_claim_respects_its_limit_and_reports_that_more_jobs_are_due,
     a_claim_with_limit_zero_returns_nothing,
@@ -113,6 +115,35 @@ async fn an_unhandled_kind_of_higher_priority_is_skipped(fixture: Fixture) {
     let request =
         ClaimRequest { kinds: Some(handled), forbid_flags, ..ClaimRequest::new(fixture.worker().await, 1) };
     assert_eq!(kinds(&fixture.claim_with(&request).await), ["own"]);
+}
+
+async fn a_claim_takes_nothing_below_its_minimum_priority(fixture: Fixture) {
+    for (kind, priority) in [("low", -7), ("same", 5), ("above", 6), ("high", 30)] {
+        fixture.add(job(kind).queue(if priority > 5 { "red" } else { "blue" }).priority(priority)).await;
+    }
+    let worker = fixture.worker_with(DAY).await;
+    let queues = vec!["red".into(), "blue".into()];
+    let above = ClaimRequest { queues, min_priority: Some(6), ..ClaimRequest::new(worker, 9) };
+    let mut cursor = ClaimCursor::default();
+    let claims = claim_at(&fixture, &above, &mut cursor).await;
+    assert_eq!(kinds(&claims), ["high", "above"]);
+    // The same cursor, with and without the minimum.
+    assert_eq!(kinds(&claim_at(&fixture, &above, &mut cursor).await), [""; 0]);
+    let any = ClaimRequest { min_priority: None, ..above.clone() };
+    assert_eq!(kinds(&claim_at(&fixture, &any, &mut cursor).await), ["same", "low"]);
+}
+
+async fn claim_at(fixture: &Fixture, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Vec<Claimed> {
+    fixture.store().claim(request, cursor).await.expect("claim").jobs
+}
+
+async fn a_suspect_below_the_minimum_priority_is_not_claimed(fixture: Fixture) {
+    fixture.suspect(job("suspect").priority(5)).await;
+    let worker = fixture.worker_with(DAY).await;
+    let request = ClaimRequest { min_priority: Some(6), ..ClaimRequest::new(worker, 9) };
+    assert_eq!(fixture.claim_with(&request).await.len(), 0);
+    let request = ClaimRequest { min_priority: Some(5), ..request };
+    assert_eq!(kinds(&fixture.claim_with(&request).await), ["suspect"]);
 }
 
 async fn a_job_is_due_exactly_at_its_run_at(fixture: Fixture) {

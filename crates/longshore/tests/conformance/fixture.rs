@@ -197,6 +197,40 @@ impl Fixture {
     }
 }
 
+/// A transaction of another client that keeps every result from being stored until it is released.
+pub(crate) enum StoreLock {
+    Postgres(PgConnection),
+    Sqlite(rusqlite::Connection),
+}
+
+impl StoreLock {
+    pub(crate) async fn new(fixture: &Fixture) -> Self {
+        match fixture.engine() {
+            Engine::Postgres => {
+                let mut connection = fixture.postgres().await;
+                let lock = "begin; lock table finished in share mode";
+                sqlx::raw_sql(lock).execute(&mut connection).await.expect("lock");
+                StoreLock::Postgres(connection)
+            }
+            Engine::Sqlite => {
+                let connection = rusqlite::Connection::open(fixture.file()).expect("raw connection");
+                connection.busy_timeout(5 * SECOND).expect("busy timeout");
+                connection.execute_batch("begin immediate").expect("lock");
+                StoreLock::Sqlite(connection)
+            }
+        }
+    }
+
+    pub(crate) async fn release(self) {
+        match self {
+            StoreLock::Postgres(mut connection) => {
+                sqlx::raw_sql("rollback").execute(&mut connection).await.expect("rollback");
+            }
+            StoreLock::Sqlite(connection) => connection.execute_batch("rollback").expect("rollback"),
+        }
+    }
+}
+
 impl Database {
     fn new(engine: Engine) -> Self {
         let name = Uuid::now_v7().simple();
@@ -403,7 +437,12 @@ pub(crate) fn interrupted() -> Ending {
     Ending::Interrupted(Interruption { delay: 30 * SECOND, max_interruptions: 3 })
 }
 
-/// Every ending, each with all the data that it can carry.
+/// The end of a claim whose handler never started.
+pub(crate) fn not_started(claimed: &Claimed) -> Ending {
+    Ending::NotStarted { run_at: claimed.run_at() }
+}
+
+/// Every ending of an attempt that started, each with all the data that it can carry.
 pub(crate) fn endings() -> [Ending; 7] {
     [done(), failed(), failed_permanently(), observed_cancel(), snoozed(), Ending::Released, interrupted()]
 }

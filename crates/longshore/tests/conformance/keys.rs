@@ -585,7 +585,8 @@ async fn a_superseded_failure_is_final(fixture: Fixture) {
 }
 
 async fn a_superseded_snooze_release_or_interruption_ends_cancelled(fixture: Fixture) {
-    for ending in [snoozed(), Ending::Released, interrupted()] {
+    let not_started = Ending::NotStarted { run_at: start() };
+    for ending in [snoozed(), Ending::Released, not_started, interrupted()] {
         let (old, new) = superseded(&fixture).await;
         fixture.must_finish(&old, ending.clone()).await;
         assert_eq!(fixture.status(old.lease().id).await, Status::Cancelled, "{ending:?}");

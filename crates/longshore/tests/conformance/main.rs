@@ -36,6 +36,7 @@ macro_rules! cases {
 mod cancel;
 mod cancel_notices;
 mod claim;
+mod claim_ahead;
 mod counts;
 mod cursor;
 mod dead_connections;
@@ -70,4 +71,5 @@ mod wake;
 mod wake_paths;
 mod worker;
 mod worker_faults;
+mod worker_metrics;
 mod workers;

@@ -19,6 +19,8 @@ cases! {
     an_observed_cancel_is_final_and_keeps_its_reason,
     a_snooze_is_not_charged_and_waits_for_its_delay,
     a_release_is_not_charged_and_is_due_at_once,
+    a_job_that_never_started_waits_again_as_before,
+    a_repeated_release_of_a_job_that_never_started_changes_nothing,
     an_interruption_is_counted_but_not_charged,
     the_history_contains_every_attempt_that_did_not_succeed,
     the_last_error_is_kept_after_a_later_success,
@@ -143,6 +145,36 @@ async fn a_release_is_not_charged_and_is_due_at_once(fixture: Fixture) {
     assert_eq!(job.run_at, start() + SECOND);
     let again = fixture.claim_one(claimed.lease().worker).await;
     assert_eq!((again.attempt(), again.lease().lease_no), (1, 2));
+}
+
+async fn a_job_that_never_started_waits_again_as_before(fixture: Fixture) {
+    let id = fixture.suspect(job("mail").max_attempts(2)).await;
+    let before = fixture.job(id).await;
+    fixture.advance(SECOND).await;
+    let worker = fixture.worker().await;
+    let claimed = fixture.claim_one(worker).await;
+    fixture.advance(SECOND).await;
+    fixture.must_finish(&claimed, not_started(&claimed)).await;
+    let job = fixture.job(id).await;
+    assert_eq!((job.status, job.attempts, job.interruptions), (Status::Retrying, 0, 1));
+    assert_eq!((job.run_at, &job.last_error), (before.run_at, &before.last_error));
+    assert_eq!(fixture.history(id).await, [AttemptEnd::Interrupted], "no entry for the claim");
+    let again = fixture.claim_one(worker).await;
+    assert_eq!((again.attempt(), again.lease().lease_no), (1, 3));
+}
+
+async fn a_repeated_release_of_a_job_that_never_started_changes_nothing(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.must_finish(&claimed, not_started(&claimed)).await;
+    let waiting = snapshot(&fixture.job(claimed.lease().id).await);
+    // The reply to the first call may have been lost. No row shows that it was stored.
+    assert_eq!(fixture.finish(&claimed, not_started(&claimed)).await, Fenced::LeaseLost);
+    assert_eq!(snapshot(&fixture.job(claimed.lease().id).await), waiting);
+    let again = fixture.claim_one(claimed.lease().worker).await;
+    assert_eq!(fixture.finish(&claimed, not_started(&claimed)).await, Fenced::LeaseLost);
+    fixture.must_finish(&again, done()).await;
+    assert_eq!(fixture.finish(&claimed, not_started(&claimed)).await, Fenced::LeaseLost);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
 async fn an_interruption_is_counted_but_not_charged(fixture: Fixture) {

@@ -135,6 +135,7 @@ fn events() -> Vec<Event> {
     let how = Interruption { delay: 40 * SECOND, max_interruptions: 3 };
     let mut events = vec![Event::Claim];
     events.extend(endings().map(Event::Settle));
+    events.push(Event::Settle(Ending::NotStarted { run_at: start() - 60 * SECOND }));
     events.extend([
         Event::Recover(Recovery::Default(how)),
         Event::Recover(Recovery::Reschedule {
@@ -229,7 +230,7 @@ fn expected(
                 When::At(at) => at,
             },
             cancel_requested: false,
-            history: history_with(Some(requeue.history), &requeue.error),
+            history: history_with(requeue.history, &requeue.error),
             last_error: requeue.error.clone().or(was.last_error.clone()),
             ..was
         },

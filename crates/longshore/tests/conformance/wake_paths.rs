@@ -6,7 +6,10 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use longshore::store::{ClaimCursor, ClaimRequest, KeyWait, QueueChange};
+use longshore::lifecycle::{LeaseFlags, Running, State, settle};
+use longshore::store::{
+    ClaimCursor, ClaimRequest, Claimed, Fenced, KeyWait, QueueChange, Settled, Settlement,
+};
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
     DeadFilter, Decision, Edit, Ending, Interruption, JobId, NewJob, NewSchedule, Outcome, Report, Status,
@@ -27,6 +30,8 @@ cases! {
     a_replaced_job_starts,
     a_follow_up_job_starts,
     a_released_job_starts,
+    a_job_that_never_started_starts,
+    a_job_whose_release_was_stored_without_a_reply_starts,
     a_job_released_by_its_lease_starts,
     a_job_that_its_worker_does_not_know_of_is_released_and_starts,
     a_job_of_an_abandoned_claim_starts,
@@ -176,6 +181,29 @@ async fn ends_as(fixture: Fixture, ending: Ending) {
 
 async fn a_released_job_starts(fixture: Fixture) {
     ends_as(fixture, Ending::Released).await;
+}
+
+async fn a_job_that_never_started_starts(fixture: Fixture) {
+    ends_as(fixture, Ending::NotStarted { run_at: start() }).await;
+}
+
+async fn a_job_whose_release_was_stored_without_a_reply_starts(fixture: Fixture) {
+    let claimed = running_elsewhere(&fixture).await;
+    let running = idle_worker(&fixture).await;
+    // Stored, but its caller did not learn that, so it sent no wake-up.
+    let leave = settle(&claimed_state(&fixture, &claimed).await, not_started(&claimed));
+    let seen = Some(LeaseFlags::default());
+    let settlement = Settlement { lease: claimed.lease(), seen, leave, follow_ups: Vec::new() };
+    assert_eq!(fixture.store().settle(&[settlement]).await.expect("settle"), [Settled::Stored]);
+    assert_eq!(fixture.finish(&claimed, not_started(&claimed)).await, Fenced::LeaseLost);
+    must_start(&fixture, running, claimed.lease().id).await;
+}
+
+async fn claimed_state(fixture: &Fixture, claimed: &Claimed) -> Running {
+    match fixture.state(claimed.lease().id).await {
+        State::Running(running) => running,
+        other => panic!("not running: {other:?}"),
+    }
 }
 
 async fn a_failed_job_without_a_backoff_starts_again(fixture: Fixture) {

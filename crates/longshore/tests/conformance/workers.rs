@@ -257,6 +257,7 @@ async fn leases_that_a_worker_does_not_know_are_released_uncharged(fixture: Fixt
     for lost in [&held[0], &held[2]] {
         let job = fixture.job(lost.lease().id).await;
         assert_eq!((job.status, job.attempts, job.interruptions), (Status::Queued, 0, 0));
+        assert!(job.errors.is_empty(), "they never started: {:?}", job.errors);
         assert_eq!(fixture.finish(lost, done()).await, Fenced::LeaseLost);
     }
     fixture.must_finish(&held[1], done()).await;

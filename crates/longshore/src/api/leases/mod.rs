@@ -20,6 +20,7 @@ use super::auth::Caller;
 use super::problem::{ApiResult, Problem, Slug};
 use crate::client::Client;
 use crate::job::{JobId, WorkerId};
+use crate::lifecycle::Ending;
 use crate::store::{Beat, Lease};
 
 // Glob imports, because `routes!` also needs the items that `utoipa::path` generates.
@@ -125,7 +126,10 @@ pub(super) async fn sign_off(
         .map_err(|_| Problem::bad_request("worker_id: not a UUID; use the id that POST /leases returned"))?;
     let worker = WorkerId(worker);
     check_worker_access(&server, &caller, worker).await?;
-    release_unknown(&server.client, worker, &[], Duration::ZERO).await?;
+    // These attempts may have started, so their history gets an entry.
+    let held = server.client.leases(worker).await?;
+    let released = held.into_iter().map(|lease| (lease, Ending::Released, Vec::new()));
+    server.client.settle_leases(released.collect()).await?;
     server.client.retire(worker).await?;
     server.sessions.remove(worker);
     Ok(StatusCode::NO_CONTENT)

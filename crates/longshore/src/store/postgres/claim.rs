@@ -70,7 +70,8 @@ struct Discovered {
 }
 
 async fn discover(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Discovered> {
-    let rows = sqlx::query(tx.sql(DISCOVER)).bind(&request.queues).fetch_all(&mut *tx.connection).await?;
+    let query = sqlx::query(tx.sql(DISCOVER)).bind(&request.queues).bind(request.lowest_priority());
+    let rows = query.fetch_all(&mut *tx.connection).await?;
     let first = rows
         .first()
         .ok_or_else(|| Error::internal("the statement that finds waiting queues returned no row"))?;
@@ -210,7 +211,7 @@ fn bind_take_from_one<'q>(
         .bind(probe)
 }
 
-/// Binds the twelve parameters of [`TAKE`] and [`TAKE_UNLOCKED`].
+/// Binds the thirteen parameters of [`TAKE`] and [`TAKE_UNLOCKED`].
 fn bind_take<'q>(
     query: Query<'q>,
     request: &ClaimRequest,
@@ -234,6 +235,7 @@ fn bind_take<'q>(
         .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
         .bind(wanted as i32)
         .bind(i32::from(suspect))
+        .bind(request.lowest_priority())
 }
 
 fn taken(job: &Claimed) -> Taken<'_> {

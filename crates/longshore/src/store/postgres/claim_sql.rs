@@ -9,8 +9,9 @@
 /// The maximum number of jobs per claim, and the literal limit in the statements.
 pub(super) const MAX_CLAIM: usize = 1000;
 
-/// Finds the segments, that is, each (queue, priority) with waiting jobs. Costs one index
-/// probe per segment, however many jobs wait there and whenever they are due.
+/// Finds the segments, that is, each (queue, priority) with waiting jobs, down to the lowest
+/// priority requested (`$2`). Costs one index probe per segment, however many jobs wait there
+/// and whenever they are due.
 pub(super) const DISCOVER: &str = "
     with recursive requested as (
       select n.queue, s.max_running is not null as limited
@@ -23,6 +24,7 @@ pub(super) const DISCOVER: &str = "
                  from longshore.ready r
                 where r.queue = q.queue
                   and r.interruptions = 0
+                  and r.priority >= (select $2::int2)
                 order by r.priority desc
                 limit 1) as priority
         from requested q
@@ -33,6 +35,7 @@ pub(super) const DISCOVER: &str = "
                 where r.queue = seg.queue
                   and r.interruptions = 0
                   and r.priority < seg.priority
+                  and r.priority >= (select $2::int2)
                 order by r.priority desc
                 limit 1)
         from segments seg
@@ -42,7 +45,8 @@ pub(super) const DISCOVER: &str = "
              select 1
                from longshore.ready r
               where r.queue = any((select $1::text[])::text[])
-                and r.interruptions > 0),
+                and r.interruptions > 0
+                and r.priority >= (select $2::int2)),
            exists (
              select 1
                from requested q
@@ -150,6 +154,7 @@ macro_rules! due_suspects {
                  from longshore.ready r
                 where r.queue = q.queue
                   and r.interruptions > 0
+                  and r.priority >= (select $13::int2)
                   and r.run_at <= longshore.clock()
                   and ",
             is_handled!("$8", "$9", "$10"),

@@ -105,16 +105,13 @@ macro_rules! free_keys_and_tally {
 
 /// Writes the history of the leases that ended.
 macro_rules! record_attempts {
-    ($which:literal) => {
-        concat!(
-            "
+    () => {
+        "
     recorded as (
       insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
       select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
-        from taken t",
-            $which,
-            ")"
-        )
+        from taken t
+       where t.history is not null)"
     };
 }
 
@@ -171,7 +168,7 @@ const FINISH: &str = concat!(
              end,
              t.result::json
         from taken t),",
-    record_attempts!("\n       where t.history is not null"),
+    record_attempts!(),
     ",",
     free_keys_and_tally!("$12"),
 );
@@ -198,7 +195,7 @@ const REQUEUE: &str = concat!(
              t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.new_interruptions,
              t.keyed, t.kind, t.queue, t.flags
         from taken t),",
-    record_attempts!(""),
+    record_attempts!(),
     "
     select array_agg(id), array_agg(lease_no) from taken",
 );
@@ -382,7 +379,7 @@ async fn requeue(
         .bind(requeues().map(|r| r.attempts as i16).collect::<Vec<_>>())
         .bind(requeues().map(|r| r.interruptions as i16).collect::<Vec<_>>())
         .bind(sparse_column(requeues().map(|r| r.error.as_deref().map(clean).map(Cow::into_owned))))
-        .bind(requeues().map(|r| r.history.as_str()).collect::<Vec<_>>())
+        .bind(requeues().map(|r| r.history.map(AttemptEnd::as_str)).collect::<Vec<_>>())
         .bind(run_ats)
         .bind(delays)
         .bind(condition.cancel_seen)
@@ -445,7 +442,7 @@ impl StoredEnd {
             },
             Leave::Requeue(requeue) => StoredEnd {
                 outcome: None,
-                history: Some(requeue.history.as_str()),
+                history: requeue.history.map(AttemptEnd::as_str),
                 error: requeue.error.as_deref().map(|error| clean(error).into_owned()),
             },
         }

@@ -174,14 +174,16 @@ impl<'a> ClaimRun<'a> {
              where queue = ?1
                and interruptions = 0
                and priority < ?2
+               and priority >= ?3
              order by priority desc
              limit 1";
+        let lowest = self.request.lowest_priority();
         let mut segments = Vec::new();
         let mut probe = self.tx.prepare(NEXT_PRIORITY)?;
         for (&queue, slots) in &self.slots {
             let mut below = i32::from(i16::MAX) + 1;
             while let Some(priority) =
-                probe.query_row(params![queue, below], |row| row.get::<_, i16>(0)).optional()?
+                probe.query_row(params![queue, below, lowest], |row| row.get::<_, i16>(0)).optional()?
             {
                 segments.push(Segment {
                     queue: queue.into(),
@@ -269,6 +271,7 @@ impl<'a> ClaimRun<'a> {
              where queue = ?1
                and interruptions > 0
                and priority < ?2
+               and priority >= ?3
              order by priority desc
              limit 1";
         const DUE: &str = "
@@ -281,9 +284,10 @@ impl<'a> ClaimRun<'a> {
                and interruptions > 0
                and run_at <= ?3
              order by run_at, id";
+        let lowest = self.request.lowest_priority();
         let mut below = i32::from(i16::MAX) + 1;
         while let Some(priority) =
-            self.tx.row(NEXT_PRIORITY, params![queue, below], |row| row.get::<_, i16>(0))?
+            self.tx.row(NEXT_PRIORITY, params![queue, below, lowest], |row| row.get::<_, i16>(0))?
         {
             let mut statement = self.tx.prepare(DUE)?;
             let mut rows = statement.query(params![queue, priority, self.now])?;

@@ -120,7 +120,9 @@ fn end_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
         }
         Leave::Requeue(end) => {
             let error = end.error.as_deref().map(clean);
-            record_attempt(tx, lease, &held, end.history, error.as_deref())?;
+            if let Some(what) = end.history {
+                record_attempt(tx, lease, &held, what, error.as_deref())?;
+            }
             requeue(tx, lease, &held, end)?;
             Ok(End::Requeued)
         }
@@ -359,7 +361,7 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
             }
             (finish.history, &finish.error)
         }
-        Leave::Requeue(requeue) => (Some(requeue.history), &requeue.error),
+        Leave::Requeue(requeue) => (requeue.history, &requeue.error),
     };
     let Some(what) = history else { return Ok(Settled::LeaseLost) };
     let params = params![id, lease.lease_no, worker, what.as_str(), error.as_deref().map(clean)];

@@ -1,0 +1,168 @@
+//! The worker's counters: the attempts started minus the attempts completed are the attempts in
+//! flight, however they end.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use longshore::worker::{Batched, RunningWorker, Settings};
+use longshore::{Context, NewJob, Status, Worker};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use uuid::Uuid;
+
+use crate::fixture::*;
+use crate::worker::{Started, until};
+
+cases! {
+    the_started_attempts_minus_the_completed_ones_are_in_flight,
+    jobs_that_a_stop_releases_before_they_start_are_not_counted,
+    a_batch_that_is_stopped_is_counted_once,
+}
+
+/// Counts for the whole process, so each case uses its own kinds.
+#[derive(Clone, Default)]
+struct Counters(Arc<Mutex<HashMap<Key, Arc<AtomicU64>>>>);
+
+impl Counters {
+    fn installed() -> Counters {
+        static INSTALLED: OnceLock<Counters> = OnceLock::new();
+        let install = || {
+            let counters = Counters::default();
+            metrics::set_global_recorder(counters.clone()).expect("the only recorder");
+            counters
+        };
+        INSTALLED.get_or_init(install).clone()
+    }
+
+    /// The sum over all outcomes of a kind.
+    fn total(&self, name: &str, kind: &str) -> i64 {
+        let counters = self.0.lock().expect("counters");
+        let of_kind = |key: &Key| {
+            key.name() == name && key.labels().any(|label| label.key() == "kind" && label.value() == kind)
+        };
+        counters.iter().filter(|(key, _)| of_kind(key)).map(|(_, n)| n.load(Ordering::SeqCst) as i64).sum()
+    }
+
+    fn in_flight(&self, kind: &str) -> i64 {
+        // Completed first: an attempt that ends in between must not count twice.
+        let completed = self.total("worker_jobs_completed_total", kind);
+        self.total("worker_jobs_started_total", kind) - completed
+    }
+}
+
+impl Recorder for Counters {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.0.lock().expect("counters").entry(key.clone()).or_default().clone())
+    }
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+fn new_kind() -> &'static str {
+    format!("kind-{}", Uuid::now_v7().simple()).leak()
+}
+
+fn settings(concurrency: u32) -> Settings {
+    Settings {
+        concurrency,
+        heartbeat_interval: Duration::from_millis(50),
+        stale_after: HOUR,
+        shutdown_grace: Duration::from_millis(20),
+        ..Settings::default()
+    }
+}
+
+/// Starts a worker with two slots on many short jobs, two that ignore their stop token, and `after`
+/// more short ones. Returns when the two run. Some of the last ones are probably buffered then.
+async fn busy_worker(
+    fixture: &Fixture,
+    kind: &'static str,
+    after: i32,
+) -> (RunningWorker, Vec<longshore::JobId>) {
+    let started = Started::new();
+    let job = |number: i32| NewJob::new(kind, &number);
+    let jobs = (1..=500).chain([-1, -2]).chain((0..after).map(|n| 1000 + n)).map(job);
+    let enqueued = fixture.enqueue_many(jobs).await.expect("enqueue");
+    let starts = started.clone();
+    let running = Worker::builder(fixture.client())
+        .settings(settings(2))
+        .function(kind, move |number: i32, _: Context| {
+            let starts = starts.clone();
+            async move {
+                match number {
+                    ..0 => {
+                        starts.increment();
+                        std::future::pending().await
+                    }
+                    n if n % 10 == 0 => Err("fails".into()),
+                    _ => Ok(()),
+                }
+            }
+        })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    started.wait_for(2).await;
+    (running, enqueued[502..].iter().map(|job| job.id).collect())
+}
+
+async fn the_started_attempts_minus_the_completed_ones_are_in_flight(fixture: Fixture) {
+    let (counters, kind) = (Counters::installed(), new_kind());
+    let suspect = fixture.suspect(NewJob::new(kind, &7)).await;
+    let (running, after) = busy_worker(&fixture, kind, 100).await;
+    // The buffered ones are cancelled before they start.
+    for id in &after[..48] {
+        fixture.cancel(*id).await.expect("cancel");
+    }
+    until("48 are cancelled and two run", || async {
+        fixture.count(Status::Cancelled).await == 48 && fixture.count(Status::Running).await == 2
+    })
+    .await;
+    until("two are in flight", || async { counters.in_flight(kind) == 2 }).await;
+    let summary = running.stop().await;
+    assert_eq!(counters.in_flight(kind), 0);
+    assert_eq!((summary.succeeded, summary.retrying, summary.put_back), (451, 50, 2));
+    assert!(summary.cancelled <= 48, "{summary:?}");
+    assert_eq!(counters.total("worker_jobs_started_total", kind), 503);
+    assert_eq!(fixture.status(suspect).await, Status::Succeeded);
+}
+
+async fn jobs_that_a_stop_releases_before_they_start_are_not_counted(fixture: Fixture) {
+    let (counters, kind) = (Counters::installed(), new_kind());
+    let (running, _) = busy_worker(&fixture, kind, 500).await;
+    assert_eq!(running.stop().await.put_back, 2);
+    assert_eq!(counters.in_flight(kind), 0);
+}
+
+async fn a_batch_that_is_stopped_is_counted_once(fixture: Fixture) {
+    let (counters, started) = (Counters::installed(), Started::new());
+    let kind = new_kind();
+    fixture.enqueue_many((0..9).map(|n| NewJob::new(kind, &n))).await.expect("enqueue");
+    let starts = started.clone();
+    let running = Worker::builder(fixture.client())
+        .settings(settings(1))
+        .batch(kind, 4, move |_: Vec<Batched<u32>>| {
+            starts.increment();
+            std::future::pending()
+        })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    started.wait_for(1).await;
+    assert_eq!(counters.in_flight(kind), 4);
+    assert_eq!(running.stop().await.put_back, 4);
+    assert_eq!((counters.in_flight(kind), counters.total("worker_jobs_started_total", kind)), (0, 4));
+    assert_eq!(fixture.count(Status::Queued).await, 9);
+}
