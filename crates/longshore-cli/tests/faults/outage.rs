@@ -45,6 +45,46 @@ fn a_database_outage_loses_no_job_and_charges_no_attempt() {
     });
 }
 
+#[test]
+fn results_are_stored_after_an_outage_during_the_grace_period() {
+    let Some(server) = PostgresServer::create() else {
+        return eprintln!("skipped: no Postgres server programs (initdb, pg_ctl, postgres) are installed");
+    };
+    Fleet::postgres(&server.url()).run(async |fleet| {
+        const JOBS: usize = 20;
+        fleet.config.concurrency = JOBS as u32;
+        fleet.config.grace = Duration::from_secs(60);
+        fleet.config.threshold = Duration::from_secs(60);
+        let ids = fleet.enqueue("sleep", &[1000], JOBS).await;
+        let worker = fleet.start();
+        fleet.wait_until_started(JOBS).await;
+        fleet.process(worker).signal("TERM");
+        server.stop();
+        fleet
+            .wait_until("all handlers have ended", async |fleet| {
+                fleet.events_of(&EventKind::Success).len() == JOBS
+            })
+            .await;
+        // Longer than the worker waits for results after the grace period.
+        tokio::time::sleep(ms(3000)).await;
+        assert!(fleet.process(worker).exit_status().is_none(), "the worker waits for the database");
+        server.start();
+        let (status, took) = fleet.process(worker).wait_for_exit().await;
+        assert!(status.success(), "{status}");
+        eprintln!("the worker stored its results and exited {took:?} after the database was back");
+        fleet
+            .wait_until("the server accepts our queries", async |fleet| {
+                fleet.client().store().now().await.is_ok()
+            })
+            .await;
+        for id in ids {
+            let job = fleet.get(id).await;
+            assert_eq!((job.status, job.attempts, job.lease_no), (Status::Succeeded, 1, 1));
+        }
+        assert_eq!(fleet.events_of(&EventKind::Start).len(), JOBS, "each job ran once");
+    });
+}
+
 /// Shorter than the threshold: the only effect is a delay.
 async fn short_outage(fleet: &mut Fleet, server: &PostgresServer, length: Duration) {
     let ids = fleet.enqueue("sleep", &[20], 600).await;

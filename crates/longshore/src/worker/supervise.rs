@@ -19,15 +19,19 @@ use crate::client::Client;
 use crate::cron::NewSchedule;
 use crate::error::Result;
 use crate::job::WorkerId;
-use crate::lifecycle::Ending;
 
 /// After the grace period, handlers have this long to react to their stop token. Also the
 /// longest wait for a claim in flight.
 const STOP_TIMEOUT: Duration = Duration::from_millis(800);
-/// The longest wait for the last settlements, and for signing off.
+/// The minimum time for the last settlements after the handlers have ended. If the grace period is
+/// not over, they have until its end.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The longest wait for dropped handlers to end.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
+/// After the last settlements, the longest wait for the settler to end.
+const SETTLER_TIMEOUT: Duration = Duration::from_millis(150);
+/// The longest wait for signing off. Together with the timeouts above less than two seconds.
+const SIGN_OFF_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// A worker that is built but not yet started.
 pub struct Worker {
@@ -48,9 +52,10 @@ pub struct Summary {
     pub retrying: u64,
     /// Jobs that failed permanently.
     pub failed_permanent: u64,
-    /// Jobs that ended as cancelled.
+    /// Jobs that ended as cancelled, including those that never started.
     pub cancelled: u64,
-    /// Attempts that were snoozed or released.
+    /// Attempts that were snoozed or released. Jobs that were released before they started do
+    /// not count.
     pub put_back: u64,
 }
 
@@ -227,18 +232,22 @@ async fn supervise(
         claimer.abort();
     }
     for attempt in shared.buffer.take_all() {
-        shared.report(attempt, Ending::Released, None);
+        let ending = attempt.released();
+        shared.report(attempt, ending, None);
     }
     shared.buffer.close();
     stop_runners(&shared, &mut runners, grace_ends, &mut skip_grace).await;
-    wait_until_settled(&shared).await;
+    wait_until_settled(&shared, grace_ends, &mut skip_grace).await;
     shared.phase.send_replace(Phase::Ended);
     upkeep.abort_all();
-    if tokio::time::timeout(SETTLE_TIMEOUT, &mut settler).await.is_err() {
+    if tokio::time::timeout(SETTLER_TIMEOUT, &mut settler).await.is_err() {
         settler.abort();
     }
+    for attempt in shared.held.all() {
+        shared.metrics.completed(&attempt, "error", None);
+    }
     let worker_id = shared.worker_id();
-    let retired = tokio::time::timeout(SETTLE_TIMEOUT, shared.client.retire(worker_id)).await;
+    let retired = tokio::time::timeout(SIGN_OFF_TIMEOUT, shared.client.retire(worker_id)).await;
     if !matches!(retired, Ok(Ok(()))) {
         tracing::debug!(%worker_id, "could not sign off; recovery will remove the worker's row");
     }
@@ -270,7 +279,8 @@ async fn stop_runners(
             // anyway; the fence rejects whatever the handler does later.
             let _ = tokio::time::timeout(ABORT_TIMEOUT, &mut all_done).await;
             for attempt in shared.held.all() {
-                shared.report(attempt, Ending::Released, None);
+                let ending = attempt.released();
+                shared.report(attempt, ending, None);
             }
         }
     }
@@ -302,8 +312,15 @@ async fn grace_skipped(skip_grace: &mut watch::Receiver<bool>) {
     }
 }
 
-/// Waits until every lease is settled, at most [`SETTLE_TIMEOUT`].
-async fn wait_until_settled(shared: &Shared) {
+/// Waits until every lease is settled. The database may be slow or away for a while, and a job whose
+/// result is not stored runs again, so this uses what is left of the grace period, and at least
+/// [`SETTLE_TIMEOUT`].
+async fn wait_until_settled(
+    shared: &Shared,
+    grace_ends: tokio::time::Instant,
+    skip_grace: &mut watch::Receiver<bool>,
+) {
+    let min_wait = tokio::time::sleep(SETTLE_TIMEOUT);
     let all_settled = async {
         loop {
             let settled = shared.held.settled.notified();
@@ -313,7 +330,19 @@ async fn wait_until_settled(shared: &Shared) {
             settled.await;
         }
     };
-    let _ = tokio::time::timeout(SETTLE_TIMEOUT, all_settled).await;
+    let grace_over = async {
+        tokio::select! {
+            () = tokio::time::sleep_until(grace_ends) => {}
+            () = grace_skipped(skip_grace) => {}
+        }
+        min_wait.await;
+    };
+    tokio::select! {
+        () = all_settled => {}
+        () = grace_over => {
+            tracing::warn!(jobs = shared.held.len(), "could not store how some attempts ended; recovery will handle the jobs");
+        }
+    }
 }
 
 #[cfg(test)]

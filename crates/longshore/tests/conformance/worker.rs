@@ -40,6 +40,8 @@ cases! {
     a_timeout_is_a_failed_attempt,
     a_stop_lets_running_jobs_finish,
     jobs_still_running_after_the_grace_period_are_released_uncharged,
+    results_are_stored_as_long_as_the_grace_period_lasts,
+    a_stop_without_grace_does_not_wait_for_results,
     a_worker_declared_dead_stops_its_handlers_and_registers_again,
     a_thousand_jobs_run_once_each,
     the_concurrency_of_a_queue_is_limited_within_a_worker,
@@ -541,6 +543,59 @@ async fn jobs_still_running_after_the_grace_period_are_released_uncharged(fixtur
         assert_eq!((job.status, job.attempts), (Status::Queued, 0));
         assert_eq!(fixture.history(id).await, [AttemptEnd::Released]);
     }
+}
+
+/// Starts a worker, stops it while `jobs` jobs run, and ends the jobs while no result can be stored.
+/// Returns the lock, and the stop in progress.
+async fn stopped_while_no_result_can_be_stored(
+    fixture: &Fixture,
+    jobs: u32,
+) -> (StoreLock, longshore::worker::Stopper, tokio::task::JoinHandle<longshore::worker::Summary>) {
+    fixture.enqueue_many((0..jobs).map(|_| job("slow"))).await.expect("enqueue");
+    let (go, started) = (tokio::sync::watch::Sender::new(false), Started::new());
+    let (wait, starts) = (go.clone(), started.clone());
+    let running = worker(fixture)
+        .concurrency(jobs)
+        .shutdown_grace(MINUTE)
+        .function("slow", move |_: serde_json::Value, _: Context| {
+            let mut wait = wait.subscribe();
+            starts.increment();
+            async move {
+                wait.wait_for(|go| *go).await.expect("not closed");
+                Ok(())
+            }
+        })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    started.wait_for(jobs).await;
+    let lock = StoreLock::new(fixture).await;
+    let stopper = running.stopper();
+    let stop = tokio::spawn(running.stop());
+    go.send_replace(true);
+    (lock, stopper, stop)
+}
+
+async fn results_are_stored_as_long_as_the_grace_period_lasts(fixture: Fixture) {
+    let (lock, _, stop) = stopped_while_no_result_can_be_stored(&fixture, 20).await;
+    // Longer than the worker waits for results after the grace period.
+    tokio::time::sleep(3 * SECOND).await;
+    assert!(!stop.is_finished(), "the worker waits for its results");
+    lock.release().await;
+    assert_eq!(stop.await.expect("stop").succeeded, 20);
+    assert_eq!(fixture.count(Status::Succeeded).await, 20);
+    assert!(fixture.workers(None).await.expect("workers").is_empty(), "the worker must have signed off");
+}
+
+async fn a_stop_without_grace_does_not_wait_for_results(fixture: Fixture) {
+    let (lock, stopper, stop) = stopped_while_no_result_can_be_stored(&fixture, 2).await;
+    stopper.stop_now();
+    let began = Instant::now();
+    stop.await.expect("stop");
+    assert!(began.elapsed() < 10 * SECOND, "{:?}", began.elapsed());
+    lock.release().await;
 }
 
 async fn a_worker_declared_dead_stops_its_handlers_and_registers_again(fixture: Fixture) {
