@@ -24,6 +24,7 @@ mod postgres;
 mod rules;
 mod sqlite;
 mod wake;
+mod worker;
 
 use crate::{
     run::{Result, cargo, target_dir, took, workspace},
@@ -45,7 +46,9 @@ struct Mutant {
 }
 
 fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
-    [rules::MUTANTS, wake::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS, api::MUTANTS].into_iter().flatten()
+    [rules::MUTANTS, wake::MUTANTS, worker::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS, api::MUTANTS]
+        .into_iter()
+        .flatten()
 }
 
 /// The tests of a mutant normally take seconds. Compiling is not included.

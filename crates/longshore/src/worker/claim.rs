@@ -36,7 +36,7 @@ const ANY_KIND_INTERVAL: Duration = Duration::from_millis(25);
 /// After a claim ahead that found too few jobs, how long to wait for a wake-up before the next.
 const AHEAD_PAUSE: Duration = Duration::from_millis(100);
 /// How often to look for jobs of a higher priority than the buffered ones.
-const URGENT_INTERVAL: Duration = Duration::from_millis(50);
+const URGENT_INTERVAL: Duration = Duration::from_millis(100);
 /// After a wake-up they are claimed sooner, but not more often than this and than this multiple
 /// of the time that such a claim takes, so that a stream of wake-ups costs little.
 const MIN_URGENT_PAUSE: Duration = Duration::from_millis(25);

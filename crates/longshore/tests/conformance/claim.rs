@@ -119,7 +119,7 @@ async fn an_unhandled_kind_of_higher_priority_is_skipped(fixture: Fixture) {
 
 async fn a_claim_takes_nothing_below_its_minimum_priority(fixture: Fixture) {
     for (kind, priority) in [("low", -7), ("same", 5), ("above", 6), ("high", 30)] {
-        fixture.add(job(kind).queue(if priority > 5 { "red" } else { "blue" }).priority(priority)).await;
+        fixture.add(job(kind).queue(if priority > 0 { "red" } else { "blue" }).priority(priority)).await;
     }
     let worker = fixture.worker_with(DAY).await;
     let queues = vec!["red".into(), "blue".into()];
