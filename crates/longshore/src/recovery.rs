@@ -2,7 +2,9 @@
 //!
 //! A sweep lists candidates without locks and runs hooks outside any transaction. Each decision
 //! is stored only if the lease is still the same and its holder is still dead. Two sweepers may
-//! find the same job; the database lets only one of them recover it.
+//! find the same job; the database lets only one of them recover it. A lease that another
+//! transaction has locked, or that the database refuses to change, is deferred to the next sweep
+//! and does not delay the others.
 //!
 //! This module owns what a sweep does. `worker::upkeep` decides when to sweep; [`lifecycle`]
 //! decides what happens to a recovered job.
@@ -17,10 +19,11 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::job::WorkerId;
 use crate::lifecycle::{self, Interruption, Recovery, When};
-use crate::store::{Interrupted, Interruptor, Settled, Settlement, SweepScope};
+use crate::store::{Interrupted, Interruptor, Recovered, Settled, Settlement, SweepScope};
 
 /// The flag of resilient jobs. A worker that holds one is declared dead only after a multiple of
-/// the usual threshold. Workers and sweeps use this flag by default.
+/// the usual threshold, and keeps all its leases until then. Workers and sweeps use this flag by
+/// default.
 pub const INFRASTRUCTURE_RESILIENT_FLAG: &str = "infrastructure_resilient";
 
 /// The options of a sweep; the defaults are those of a worker.
@@ -108,6 +111,22 @@ pub struct SweepReport {
     pub recovered: u64,
     /// How many jobs were skipped by a decision.
     pub skipped: u64,
+    /// How many jobs could not be recovered now, because another transaction has locked them or
+    /// the database rejects the change. The log has the reasons, and later sweeps try again. A dry
+    /// run tries nothing, so it defers nothing.
+    pub deferred: u64,
+}
+
+/// How many deferred jobs a sweep logs one by one.
+const MAX_DEFERRED_LOGGED: u64 = 10;
+
+impl SweepReport {
+    fn defer(&mut self, job: &Interrupted, reason: &str) {
+        self.deferred += 1;
+        if self.deferred <= MAX_DEFERRED_LOGGED {
+            tracing::warn!(job_id = %job.id, reason, "could not recover the job now; a later sweep tries again");
+        }
+    }
 }
 
 impl Client {
@@ -125,13 +144,10 @@ impl Client {
         let mut report = SweepReport::default();
         // Mark workers dead before taking their leases: a worker that comes back in between
         // learns of it at its next heartbeat and cannot claim.
-        if options.mode == SweepMode::Recover {
-            report.workers.extend(self.store().mark_dead(options.scope.threshold).await?);
-        } else {
-            let workers = self.store().workers(options.scope.threshold).await?;
-            let stale = workers.iter().filter(|worker| worker.stale && worker.dead_at.is_none());
-            report.workers.extend(stale.map(|worker| worker.id));
-        }
+        report.workers.extend(match options.mode {
+            SweepMode::Recover => self.store().mark_dead(&options.scope).await?,
+            SweepMode::DryRun => self.store().presumed_dead(&options.scope).await?,
+        });
         let mut scope = options.scope.clone();
         loop {
             let found = self.store().interrupted(&scope).await?;
@@ -170,26 +186,29 @@ impl Client {
                     None => report.skipped += 1,
                 }
             }
-            let settled = self.store().recover(&batch).await?;
-            let due =
-                batch.iter().zip(&decided).zip(&settled).filter_map(|(((_, settlement), job), settled)| {
-                    let when = settlement.leave.requeued_for().filter(|_| *settled == Settled::Stored)?;
+            let recovered = self.store().recover(&batch).await?;
+            let is_stored = |recovered: &Recovered| *recovered == Recovered::Settled(Settled::Stored);
+            let due = batch.iter().zip(&decided).zip(&recovered).filter_map(
+                |(((_, settlement), job), recovered)| {
+                    let when = settlement.leave.requeued_for().filter(|_| is_stored(recovered))?;
                     Some((job.queue.as_str(), when))
-                });
+                },
+            );
             self.notifier().notify(due);
             found = Vec::new();
-            for (mut job, settled) in decided.into_iter().zip(settled) {
-                match settled {
-                    Settled::Stored => {
+            for (mut job, recovered) in decided.into_iter().zip(recovered) {
+                match recovered {
+                    Recovered::Settled(Settled::Stored) => {
                         report.recovered += 1;
                         report.workers.insert(job.running.worker);
                         hook.recovered(&job).await;
                     }
-                    Settled::LeaseLost => {}
-                    Settled::Flagged(flags) => {
+                    Recovered::Settled(Settled::LeaseLost) => {}
+                    Recovered::Settled(Settled::Flagged(flags)) => {
                         job.running.flags = flags;
                         found.push(job);
                     }
+                    Recovered::Deferred(reason) => report.defer(&job, &reason),
                 }
             }
         }

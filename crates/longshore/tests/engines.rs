@@ -187,6 +187,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "sqlite",
         "settle.rs",
         &[
+            "end_alone",
             "settled",
             "end_lease",
             "take_lease",
@@ -195,7 +196,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "finished_by",
             "newest_error",
             "free_key",
-            "add",
+            "add_end",
             "store",
             "tally",
             "add_tally",
@@ -203,8 +204,18 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         ],
         "leases end row by row; Postgres does these steps in one statement",
     ),
-    ("postgres", "recover.rs", &["read_interrupted"], "the statement says why a lease may be taken"),
-    ("sqlite", "recover.rs", &["may_be_taken", "retry_policy"], "Postgres decides this in the statement"),
+    (
+        "postgres",
+        "recover.rs",
+        &["mark_dead_one_by_one", "select_workers", "read_interrupted", "recover_together"],
+        "the statements say which workers are dead and why a lease may be taken; leases end in batches",
+    ),
+    (
+        "sqlite",
+        "recover.rs",
+        &["resilient_holders", "readable_flags", "may_be_taken", "retry_policy"],
+        "Postgres decides this in the statements",
+    ),
     ("postgres", "operate.rs", &["bind_waiting", "operated"], "statements return how many rows they changed"),
     (
         "sqlite",

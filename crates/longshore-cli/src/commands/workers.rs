@@ -93,6 +93,9 @@ struct Swept {
     workers: Vec<Uuid>,
     recovered: u64,
     skipped: u64,
+    /// Absent in the replies of older servers.
+    #[serde(default)]
+    deferred: u64,
 }
 
 pub(super) async fn sweep(endpoint: &Endpoint, args: &Sweep, out: &Out) -> Outcome {
@@ -113,8 +116,16 @@ pub(super) async fn sweep(endpoint: &Endpoint, args: &Sweep, out: &Out) -> Outco
     } else {
         format!("; skipped {}", swept.skipped)
     };
+    let deferred = if swept.deferred == 0 {
+        String::new()
+    } else {
+        format!(
+            "; deferred {}, which are locked or rejected by the database; sweep again later",
+            swept.deferred
+        )
+    };
     out.line(format_args!(
-        "{verb} {} from {}{skipped}",
+        "{verb} {} from {}{skipped}{deferred}",
         counted(swept.recovered, "job"),
         counted(swept.workers.len() as u64, "worker"),
     ));

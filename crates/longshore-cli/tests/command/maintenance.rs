@@ -89,7 +89,7 @@ fn a_sweep_recovers_what_its_dry_run_reported(fixture: &Fixture) {
         let reported = fixture.run("sweep --dry-run --threshold 30s --json").json();
         assert_eq!(
             reported,
-            json!({ "workers": [worker.id], "recovered": 1, "skipped": 0, "dry_run": true })
+            json!({ "workers": [worker.id], "recovered": 1, "skipped": 0, "deferred": 0, "dry_run": true })
         );
     }
     let done = fixture.run("sweep --threshold 30s --recovery-delay 2m").ok().out;

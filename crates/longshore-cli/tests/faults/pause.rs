@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use longshore::{JobId, Status};
+use longshore::{INFRASTRUCTURE_RESILIENT_FLAG, JobId, NewJob, Status};
 
 use crate::fleet::{Fleet, ms, on_every_engine};
 use crate::worker::{Event, EventKind};
@@ -10,6 +10,7 @@ use crate::worker::{Event, EventKind};
 on_every_engine!(
     a_worker_paused_until_its_jobs_were_recovered_settles_nothing,
     a_pause_of_all_workers_recovers_no_job,
+    a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_once,
 );
 
 async fn a_worker_paused_until_its_jobs_were_recovered_settles_nothing(fleet: &mut Fleet) {
@@ -85,6 +86,37 @@ async fn a_pause_of_all_workers_recovers_no_job(fleet: &mut Fleet) {
         let observed = (job.attempts, job.interruptions);
         assert_eq!(observed, (1, 0), "no worker was declared dead: {:?}", job.errors);
     }
+}
+
+async fn a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_once(fleet: &mut Fleet) {
+    fleet.config.heartbeat = ms(500);
+    fleet.config.threshold = ms(3000);
+    fleet.config.sweep = ms(100);
+    let paused = fleet.start();
+    let resilient = NewJob::new("sleep", &[4_000]).flags([INFRASTRUCTURE_RESILIENT_FLAG]);
+    let id = fleet.client().enqueue(resilient).await.unwrap().id;
+    fleet.wait_until_started(1).await;
+    // Before the pause, so that its sweeps cover all of it.
+    let other = fleet.start_and_register().await;
+    fleet.process(paused).signal("STOP");
+    fleet
+        .wait_until("the paused worker is stale", async |fleet| {
+            let workers = fleet.client().workers(None).await.unwrap();
+            workers.iter().any(|worker| worker.running == 1 && worker.stale)
+        })
+        .await;
+    // Many sweeps later, and well before three times the threshold.
+    tokio::time::sleep(ms(1500)).await;
+    fleet.process(paused).signal("CONT");
+    fleet.wait_until_succeeded(1).await;
+
+    let job = fleet.get(id).await;
+    assert_eq!((job.attempts, job.interruptions, job.lease_no), (1, 0, 1), "{:?}", job.errors);
+    assert_eq!(fleet.event_counts(&EventKind::Start), [(id, 1)].into());
+    // The worker was never declared dead, so it kept its id.
+    assert_eq!(fleet.registered_workers().await, 2);
+    assert!(!fleet.process(paused).stderr().contains("declared dead"), "{}", fleet.process(paused).stderr());
+    assert!(fleet.process(other).exit_status().is_none());
 }
 
 /// Handlers that were stopped because of the pause. The process learns from its own

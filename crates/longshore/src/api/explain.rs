@@ -170,13 +170,14 @@ async fn sweep_effect(client: &Client, job: &JobRecord, worker: Option<&WorkerRe
         Some(Ok(Transition::Finish(finish))) => format!("ends it as {}", finish.outcome.as_str()),
         _ => "returns it to its queue".into(),
     };
-    let SweepScope { resilient_flags, resilient_factor, .. } = SweepScope::default();
-    let is_resilient = job.flags.iter().any(|flag| resilient_flags.contains(flag));
-    Ok(match worker.filter(|_| is_resilient) {
+    let scope = SweepScope::default();
+    let presumed_dead = client.presumed_dead(&scope).await?;
+    let waits = |worker: &&WorkerRecord| worker.dead_at.is_none() && !presumed_dead.contains(&worker.id);
+    Ok(match worker.filter(waits) {
         Some(worker) => {
-            let allowed = worker.stale_after.saturating_mul(resilient_factor);
+            let allowed = worker.stale_after.saturating_mul(scope.resilient_factor);
             format!(
-                "its flags allow {} s without a heartbeat, and the next sweep after that {effect}",
+                "a resilient job allows the worker {} s without a heartbeat, and the next sweep after that {effect}",
                 allowed.as_secs()
             )
         }

@@ -176,6 +176,10 @@ pub(super) struct SweepResponse {
     recovered: u64,
     /// How many jobs were skipped.
     skipped: u64,
+    /// How many jobs could not be recovered now, because another transaction has locked
+    /// them or the database rejects the change. The log has the reasons, and later sweeps
+    /// try again.
+    deferred: u64,
     /// Whether this was a dry run.
     dry_run: bool,
 }
@@ -206,9 +210,9 @@ pub(super) async fn sweep(
     if body.dry_run {
         options.mode = SweepMode::DryRun;
     }
-    let SweepReport { workers, recovered, skipped } = server.client.sweep(&options).await?;
+    let SweepReport { workers, recovered, skipped, deferred } = server.client.sweep(&options).await?;
     let workers = workers.into_iter().map(|worker| worker.0).collect();
-    Ok(Json(SweepResponse { workers, recovered, skipped, dry_run: body.dry_run }))
+    Ok(Json(SweepResponse { workers, recovered, skipped, deferred, dry_run: body.dry_run }))
 }
 
 // ---- dead letters ------------------------------------------------------------

@@ -6,10 +6,10 @@ use chrono::{DateTime, Utc};
 
 use super::Client;
 use crate::error::{Error, Result};
-use crate::job::{JobId, JobRecord};
+use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::{
-    Ahead, CheckReport, Count, Durability, Glance, ListFilter, Page, QueueRecord, Tallied, WorkerRecord,
+    Ahead, CheckReport, Count, Durability, Glance, ListFilter, Page, QueueRecord, SweepScope, Tallied, WorkerRecord,
 };
 
 impl Client {
@@ -85,6 +85,11 @@ impl Client {
 /// For the API's `explain` and `events`.
 #[doc(hidden)]
 impl Client {
+    /// The workers that a sweep with this scope would declare dead now.
+    pub async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        self.store.presumed_dead(scope).await
+    }
+
     /// The state of a job as the lifecycle rules see it; `None` if it does not exist.
     pub async fn locate(&self, id: JobId) -> Result<Option<State>> {
         self.store.locate(id).await

@@ -54,7 +54,7 @@ pub use lease::{Fenced, Lease};
 pub use notices::{CancelNotices, Notice, Wakeups};
 pub use operate::{DeadFilter, Operated, Operation};
 pub use queues::{QueueChange, QueueRecord};
-pub use recover::{Interrupted, Interruptor, SweepScope};
+pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{Settled, Settlement};
@@ -67,6 +67,7 @@ pub(crate) use kinds::by_name;
 pub(crate) use notices::NoticeSender;
 #[cfg(feature = "postgres")]
 pub(crate) use notices::WeakNoticeSender;
+pub(crate) use recover::warn_of_refused_worker;
 pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
@@ -242,20 +243,30 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- recover ----------------------------------------------------------
 
-    /// Declares dead every live worker whose heartbeat is older than `threshold` or,
-    /// without one, than the worker's own `stale_after`. Returns those workers. Also
-    /// deletes workers that have been dead for an hour and hold no lease.
-    async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>>;
+    /// Lists the workers that [`mark_dead`](Store::mark_dead) would declare dead, without
+    /// locking them.
+    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>>;
+
+    /// Declares dead every live worker whose heartbeat is older than the scope's threshold
+    /// or, without one, than the worker's own `stale_after`. For a worker that holds at
+    /// least one resilient job, that time is multiplied by the scope's factor. Returns
+    /// those workers. Also deletes workers that have been dead for an hour and hold no
+    /// lease.
+    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>>;
 
     /// Lists leases that may be taken from their holders, ordered by job id, without
-    /// locking them. Includes leases of workers that are stale but not yet declared
-    /// dead, so that a dry run lists what a sweep would take.
+    /// locking them: those of dead workers, including workers that
+    /// [`mark_dead`](Store::mark_dead) would declare dead now, so that a dry run lists
+    /// what a sweep would take; those without a worker row, past `orphan_after`; and those
+    /// older than the job's timeout plus the holder's threshold (a hung handler). The
+    /// factor of resilient jobs applies to all three.
     async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>>;
 
     /// Takes leases from their holders. Works like [`settle`](Store::settle), with
     /// one more condition: unless the handler hung, the holder must be dead or
-    /// unknown when the item is stored.
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>>;
+    /// unknown when the item is stored. Does not wait for locked rows. An item that
+    /// cannot be stored now is deferred and does not affect the others.
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>>;
 
     // ---- operate ----------------------------------------------------------
 

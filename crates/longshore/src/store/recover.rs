@@ -5,9 +5,10 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use super::Lease;
 use super::claim::backoff;
-use crate::job::JobId;
+use super::{Lease, Settled};
+use crate::error::Error;
+use crate::job::{JobId, WorkerId};
 use crate::lifecycle::Running;
 use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
 use crate::retry::RetryPolicy;
@@ -17,13 +18,13 @@ use crate::retry::RetryPolicy;
 pub struct SweepScope {
     /// Replaces every worker's own `stale_after`.
     pub threshold: Option<Duration>,
-    /// The threshold for leases whose worker has no row. Also the time after a job's
-    /// timeout at which its handler counts as hung.
+    /// The threshold for leases whose worker has no row.
     pub orphan_after: Duration,
-    /// For jobs with one of these flags, thresholds are multiplied by
-    /// `resilient_factor`.
+    /// Jobs with one of these flags are resilient: a worker that holds one is declared
+    /// dead only after `resilient_factor` times its threshold, and keeps all its leases
+    /// until then.
     pub resilient_flags: Vec<String>,
-    /// The factor for jobs with one of `resilient_flags`.
+    /// The factor for workers that hold a job with one of `resilient_flags`.
     pub resilient_factor: u32,
     /// Only leases of jobs after this id.
     pub after: Option<JobId>,
@@ -41,6 +42,22 @@ impl Default for SweepScope {
             after: None,
             limit: 1000,
         }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl SweepScope {
+    /// Whether a job with these flags is resilient.
+    pub(crate) fn is_resilient(&self, flags: &[String]) -> bool {
+        flags.iter().any(|flag| self.resilient_flags.contains(flag))
+    }
+
+    /// The threshold in microseconds: `own`, unless the sweep overrides it, times the
+    /// factor of resilient jobs.
+    pub(crate) fn threshold_of(&self, own: i64, is_resilient: bool) -> i64 {
+        let threshold =
+            self.threshold.map_or(own, |threshold| i64::try_from(threshold.as_micros()).unwrap_or(i64::MAX));
+        if is_resilient { threshold.saturating_mul(self.resilient_factor.max(1).into()) } else { threshold }
     }
 }
 
@@ -79,15 +96,30 @@ impl Interrupted {
     }
 }
 
+/// The result of a recovery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recovered {
+    /// It was handled as a settlement: stored, or refused because the lease has changed.
+    Settled(Settled),
+    /// Nothing changed: another transaction has locked the lease, or the database rejects
+    /// the change. Contains the reason. A later sweep tries again.
+    Deferred(String),
+}
+
 /// Why a lease may be taken from its holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Interruptor {
-    /// The worker's heartbeat is older than its threshold.
+    /// The worker is dead: its heartbeat is older than its threshold, or it signed off.
     DeadWorker,
     /// The worker has no row.
     UnknownWorker,
-    /// The worker is alive, but the job's timeout and the threshold have passed.
+    /// The worker is alive, but the job's timeout and the worker's threshold have passed.
     HungHandler,
+}
+
+/// Logs that the database refused to declare a worker dead.
+pub(crate) fn warn_of_refused_worker(worker_id: WorkerId, error: &Error) {
+    tracing::warn!(%worker_id, %error, "could not declare the worker dead; retrying at the next sweep");
 }

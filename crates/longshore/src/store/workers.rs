@@ -64,7 +64,8 @@ pub struct WorkerRecord {
     pub heartbeat_at: DateTime<Utc>,
     /// When it was declared dead; `None` while it is alive.
     pub dead_at: Option<DateTime<Utc>>,
-    /// Whether its heartbeat is older than the threshold.
+    /// Whether its heartbeat is older than the threshold. A stale worker is declared dead by
+    /// the next sweep or, if it holds a resilient job, after a multiple of the threshold.
     pub stale: bool,
     /// The number of leases it holds.
     pub running: u64,

@@ -56,7 +56,10 @@ pub(super) async fn check(shared: &Shared, client: &Client) {
 
 #[cfg(all(test, feature = "sqlite"))]
 mod tests {
+    use std::time::Instant;
+
     use super::super::context::{Attempt, StopReason};
+    use super::super::metrics::Metrics;
     use super::super::progress::ProgressLane;
     use super::super::shared::HeldLeases;
     use super::*;
@@ -74,7 +77,8 @@ mod tests {
         let claimed = client.claim(&request, &mut ClaimCursor::default()).await.unwrap().jobs.remove(0);
         client.cancel(id).await.unwrap();
         let leases = client.cancels(worker.id).await.unwrap();
-        (Attempt::new(claimed, client, ProgressLane::default()), leases)
+        let kind = Metrics::default().kind("mail");
+        (Attempt::new(claimed, kind, Instant::now(), client, ProgressLane::default()), leases)
     }
 
     async fn is_check_requested(held: &HeldLeases) -> bool {

@@ -84,9 +84,10 @@ pub struct RecoverySettings {
     pub delay: Duration,
     /// A job is quarantined when its count of interruptions reaches this number.
     pub max_interruptions: u16,
-    /// Jobs with one of these flags get `resilient_factor` times the threshold.
+    /// A worker that holds a job with one of these flags gets `resilient_factor` times the
+    /// threshold.
     pub resilient_flags: Vec<String>,
-    /// The factor for jobs with one of the `resilient_flags`.
+    /// The factor for workers that hold a job with one of the `resilient_flags`.
     pub resilient_factor: u32,
 }
 

@@ -47,10 +47,11 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
         match sweep_once(&shared).await {
             Ok(report) => {
                 shared.metrics.recovered(report.recovered);
-                if report.recovered > 0 || !report.workers.is_empty() {
+                if report.recovered > 0 || report.deferred > 0 || !report.workers.is_empty() {
                     tracing::warn!(
                         workers = report.workers.len(),
                         jobs = report.recovered,
+                        deferred = report.deferred,
                         "recovered jobs of dead workers"
                     );
                     if let Some(hooks) = &shared.hooks {

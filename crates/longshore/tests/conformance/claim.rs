@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Suspects};
-use longshore::{Ending, NewJob, Status, WorkerId};
+use longshore::{Ending, NewJob, Status, SweepScope, WorkerId};
 
 use crate::fixture::*;
 
@@ -340,7 +340,7 @@ async fn a_worker_declared_dead_gets_nothing(fixture: Fixture) {
     assert_eq!(fixture.claim(worker, 1).await.len(), 1);
     fixture.enqueue_kind("sms").await;
     fixture.advance(61 * SECOND).await;
-    assert_eq!(fixture.store().mark_dead(None).await.expect("mark_dead"), [worker]);
+    assert_eq!(fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead"), [worker]);
     assert_eq!(fixture.claim(worker, 9).await.len(), 0);
     // Also with jobs of several priorities, for which an engine may use another statement.
     fixture.add(job("urgent").priority(3)).await;
@@ -355,7 +355,7 @@ async fn a_dead_worker_with_a_warm_cursor_gets_nothing(fixture: Fixture) {
     let (request, mut cursor) = (ClaimRequest::new(worker, 1), ClaimCursor::default());
     assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 1);
     fixture.advance(61 * SECOND).await;
-    fixture.store().mark_dead(None).await.expect("mark_dead");
+    fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 0);
 }
 

@@ -248,8 +248,14 @@ async fn the_largest_numbers_are_accepted(fixture: Fixture) {
     store.register(&worker).await.expect("register");
     assert_eq!(fixture.claim(worker.id, u32::MAX).await.len(), 1);
     fixture.advance(DAY).await;
-    assert_eq!(store.mark_dead(None).await.expect("mark_dead"), []);
-    assert_eq!(store.mark_dead(Some(Duration::MAX)).await.expect("mark_dead"), []);
+    assert_eq!(store.mark_dead(&SweepScope::default()).await.expect("mark_dead"), []);
+    assert_eq!(
+        store
+            .mark_dead(&SweepScope { threshold: Some(Duration::MAX), ..SweepScope::default() })
+            .await
+            .expect("mark_dead"),
+        []
+    );
     assert_eq!(store.workers(Some(Duration::MAX)).await.expect("workers").len(), 1);
     let scope = SweepScope { resilient_factor: u32::MAX, limit: u32::MAX, ..SweepScope::default() };
     assert_eq!(store.interrupted(&scope).await.expect("interrupted").len(), 0);

@@ -5,9 +5,7 @@ use std::future::Future;
 use std::time::Instant;
 
 use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced};
-use longshore::{
-    Ending, EnqueuedAs, NewJob, Outcome, Report, Retention, Status, SweepOptions, UniqueMode, WorkerId,
-};
+use longshore::{Ending, EnqueuedAs, NewJob, Outcome, Report, Retention, Status, UniqueMode, WorkerId};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::fixture::*;
@@ -26,6 +24,9 @@ cases! {
     a_settle_stores_the_other_leases_of_its_batch_when_one_is_locked,
     progress_and_mark_started_do_not_wait_long_for_a_locked_lease,
     a_sweep_recovers_the_other_jobs_when_one_lease_is_locked,
+    many_locked_leases_do_not_delay_the_recovery_of_others,
+    a_locked_unique_key_does_not_delay_the_recovery_of_others,
+    a_locked_worker_does_not_delay_the_recovery_of_others,
     retention_skips_a_locked_job,
     a_key_held_by_an_open_transaction_does_not_block_other_keys,
     a_batch_with_a_key_held_by_an_open_transaction_is_stored_entirely_or_not_at_all,
@@ -249,14 +250,79 @@ async fn a_sweep_recovers_the_other_jobs_when_one_lease_is_locked(fixture: Fixtu
     let claimed = four_running(&fixture, "default").await;
     fixture.advance(61 * SECOND).await;
     let other = lock_lease(&fixture, &claimed[1]).await;
-    // The sweep may or may not report the locked job as an error.
-    let _ = in_time(fixture.sweep(&SweepOptions::default())).await;
+    let report = in_time(fixture.sweep_now()).await;
+    assert_eq!((report.recovered, report.deferred), (3, 1));
     for (i, job) in claimed.iter().enumerate() {
         let expected = if i == 1 { Status::Running } else { Status::Retrying };
         assert_eq!(fixture.status(job.lease().id).await, expected, "{i}");
     }
     roll_back(other).await;
     assert_eq!(fixture.sweep_now().await.recovered, 1);
+}
+
+async fn many_locked_leases_do_not_delay_the_recovery_of_others(fixture: Fixture) {
+    let (locked, free) = (fixture.worker().await, fixture.worker().await);
+    for _ in 0..60 {
+        fixture.enqueue_kind("mail").await;
+    }
+    fixture.claim(locked, 20).await;
+    fixture.claim(free, 20).await;
+    fixture.claim(locked, 20).await;
+    fixture.advance(61 * SECOND).await;
+    let lock = format!("select 1 from running where worker = '{}' for update", locked.0);
+    let other = open_transaction(&fixture, &lock).await;
+    let began = Instant::now();
+    let report = in_time(fixture.sweep_now()).await;
+    assert_eq!((report.recovered, report.deferred), (20, 40));
+    assert!(began.elapsed() < 2 * SECOND, "it waited for a lock: {:?}", began.elapsed());
+    assert_eq!(report.workers, [locked, free].into());
+    assert!(fixture.store().leases(free).await.expect("leases").is_empty());
+    roll_back(other).await;
+    let report = in_time(fixture.sweep_now()).await;
+    assert_eq!((report.recovered, report.deferred), (40, 0));
+}
+
+/// A job that recovery ends frees its unique key.
+async fn a_locked_unique_key_does_not_delay_the_recovery_of_others(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    for key in ["a", "b", "c"] {
+        fixture.add(job("mail").unique_key(key, UniqueMode::Dedupe)).await;
+    }
+    fixture.enqueue_kind("mail").await;
+    for claimed in fixture.claim(worker, 4).await {
+        fixture.cancel(claimed.lease().id).await.expect("cancel");
+    }
+    fixture.advance(61 * SECOND).await;
+    let other = open_transaction(&fixture, "select 1 from keys where key = 'b' for update").await;
+    let began = Instant::now();
+    let report = in_time(fixture.sweep_now()).await;
+    assert_eq!((report.recovered, report.deferred), (3, 1));
+    assert!(began.elapsed() < 2 * SECOND, "it waited for a lock: {:?}", began.elapsed());
+    roll_back(other).await;
+    assert_eq!(in_time(fixture.sweep_now()).await.recovered, 1);
+    assert_eq!(fixture.count(Status::Cancelled).await, 4);
+}
+
+async fn a_locked_worker_does_not_delay_the_recovery_of_others(fixture: Fixture) {
+    let old = fixture.worker().await;
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.workers, [old].into());
+    // Both a worker to declare dead and one to remove are locked.
+    let (locked, free) = (fixture.worker().await, fixture.worker().await);
+    for worker in [locked, free] {
+        fixture.enqueue_kind("mail").await;
+        fixture.claim(worker, 1).await;
+    }
+    fixture.advance(2 * HOUR).await;
+    let lock = format!("select 1 from workers where id in ('{}', '{}') for update", locked.0, old.0);
+    let other = open_transaction(&fixture, &lock).await;
+    let began = Instant::now();
+    let report = in_time(fixture.sweep_now()).await;
+    assert_eq!((&report.workers, report.recovered), (&[free].into(), 1));
+    assert!(began.elapsed() < 2 * SECOND, "it waited for a lock: {:?}", began.elapsed());
+    roll_back(other).await;
+    assert_eq!(in_time(fixture.sweep_now()).await.recovered, 1);
+    assert!(fixture.worker_record(old).await.is_none());
 }
 
 async fn retention_skips_a_locked_job(fixture: Fixture) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use longshore::lifecycle::{self, Recovery};
-use longshore::store::{Beat, Claimed, Fenced, Settled, Settlement};
+use longshore::store::{Beat, Claimed, Fenced, Recovered, Settled, Settlement};
 use longshore::{
     AttemptEnd, Decision, Interrupted, Interruption, Interruptor, JobId, NewJob, RetryPolicy, Status,
     SweepMode, SweepOptions, SweepReport, SweepScope, When, WorkerId,
@@ -17,17 +17,23 @@ cases! {
     a_dead_workers_job_returns_to_the_queue,
     leases_of_a_live_worker_are_never_recovered,
     each_worker_is_declared_dead_by_its_own_threshold,
-    a_resilient_job_is_recovered_after_three_times_the_threshold,
+    a_worker_with_a_resilient_job_keeps_all_its_leases_for_three_times_the_threshold,
+    only_the_worker_that_holds_a_resilient_job_gets_the_longer_threshold,
+    a_worker_that_signs_off_loses_its_resilient_jobs_at_once,
     a_manual_sweep_honours_resilience,
     the_flags_and_the_factor_of_resilience_are_configurable,
     a_lease_without_a_worker_row_is_recovered_past_the_threshold,
     the_lease_of_a_hung_handler_is_recovered_from_a_live_worker,
+    a_handler_counts_as_hung_by_the_threshold_of_its_holder,
     a_job_without_a_timeout_never_counts_as_hung,
     a_job_without_a_timeout_is_recovered_from_a_dead_worker,
     a_dry_run_reports_what_a_sweep_would_do_and_changes_nothing,
     a_dry_run_names_dead_workers_without_leases,
     a_dry_run_uses_the_requested_threshold,
     a_sweep_recovers_every_page_of_candidates,
+    a_job_that_the_database_rejects_does_not_stop_the_recovery_of_others,
+    pages_of_rejected_jobs_do_not_stop_a_sweep,
+    a_worker_that_the_database_does_not_let_die_does_not_keep_others_alive,
     candidates_are_ordered_by_id_and_start_after_the_given_one,
     a_candidate_contains_the_whole_lease,
     a_reschedule_sets_the_time,
@@ -131,22 +137,63 @@ async fn each_worker_is_declared_dead_by_its_own_threshold(fixture: Fixture) {
     assert_eq!(fixture.status(second).await, Status::Retrying);
 }
 
-async fn a_resilient_job_is_recovered_after_three_times_the_threshold(fixture: Fixture) {
+/// Both a sweep and its dry run, which must agree.
+async fn sweep_and_dry_run(fixture: &Fixture, options: &SweepOptions) -> SweepReport {
+    let dry = SweepOptions { mode: SweepMode::DryRun, ..options.clone() };
+    let expected = fixture.sweep(&dry).await.expect("dry run");
+    let report = fixture.sweep(options).await.expect("sweep");
+    assert_eq!(report, expected, "the dry run reported something else");
+    report
+}
+
+async fn a_worker_with_a_resilient_job_keeps_all_its_leases_for_three_times_the_threshold(fixture: Fixture) {
     let worker = fixture.worker().await;
-    let (plain, resilient_job) =
-        (fixture.enqueue_kind("plain").await, fixture.add(resilient("resilient")).await);
-    fixture.claim(worker, 2).await;
+    for job in [job("plain"), job("plain"), resilient("resilient"), resilient("resilient")] {
+        fixture.add(job).await;
+    }
+    let claimed = fixture.claim(worker, 4).await;
+    let leases: Vec<_> = claimed.iter().map(Claimed::lease).collect();
+    fixture.advance(179 * SECOND).await;
+    assert_eq!(sweep_and_dry_run(&fixture, &SweepOptions::default()).await, SweepReport::default());
+    assert_eq!(fixture.worker_record(worker).await.expect("worker").dead_at, None);
+    // The worker returns: it was not declared dead, and its handlers settle.
+    let beat = fixture.store().beat(worker, &leases).await.expect("beat");
+    assert_eq!(beat, Beat::Alive { lost: Vec::new(), cancel: Vec::new() });
+    fixture.must_finish(&claimed[0], done()).await;
+    fixture.must_finish(&claimed[2], done()).await;
+
+    fixture.advance(180 * SECOND).await;
+    assert_eq!(sweep_and_dry_run(&fixture, &SweepOptions::default()).await, SweepReport::default());
+    fixture.advance(SECOND).await;
+    let report = sweep_and_dry_run(&fixture, &SweepOptions::default()).await;
+    assert_eq!((&report.workers, report.recovered), (&[worker].into(), 2));
+    for lease in [leases[1], leases[3]] {
+        assert_eq!(fixture.status(lease.id).await, Status::Retrying);
+    }
+}
+
+async fn only_the_worker_that_holds_a_resilient_job_gets_the_longer_threshold(fixture: Fixture) {
+    let (plain, resilient_holder) = (fixture.worker().await, fixture.worker().await);
+    let ended = fixture.worker().await;
+    fixture.enqueue_kind("plain").await;
+    fixture.claim(plain, 1).await;
+    fixture.add(resilient("resilient")).await;
+    fixture.claim(resilient_holder, 1).await;
+    fixture.add(resilient("resilient")).await;
+    let done_soon = fixture.claim_one(ended).await;
+    fixture.must_finish(&done_soon, done()).await;
     fixture.advance(61 * SECOND).await;
-    assert_eq!(fixture.sweep_now().await.recovered, 1);
-    assert_eq!(
-        (fixture.status(plain).await, fixture.status(resilient_job).await),
-        (Status::Retrying, Status::Running)
-    );
-    fixture.advance(118 * SECOND).await;
-    assert_eq!(fixture.sweep_now().await.recovered, 0);
-    fixture.advance(2 * SECOND).await;
-    assert_eq!(fixture.sweep_now().await.recovered, 1);
-    assert_eq!(fixture.status(resilient_job).await, Status::Retrying);
+    let report = sweep_and_dry_run(&fixture, &SweepOptions::default()).await;
+    assert_eq!((&report.workers, report.recovered), (&[plain, ended].into(), 1));
+    assert_eq!(fixture.worker_record(resilient_holder).await.expect("worker").dead_at, None);
+}
+
+/// Its process has ended, so that there is no handler to wait for.
+async fn a_worker_that_signs_off_loses_its_resilient_jobs_at_once(fixture: Fixture) {
+    let claimed = fixture.running(resilient("resilient")).await;
+    fixture.store().retire(claimed.lease().worker).await.expect("retire");
+    assert_eq!(sweep_and_dry_run(&fixture, &SweepOptions::default()).await.recovered, 1);
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Retrying);
 }
 
 async fn a_manual_sweep_honours_resilience(fixture: Fixture) {
@@ -155,9 +202,10 @@ async fn a_manual_sweep_honours_resilience(fixture: Fixture) {
     fixture.claim(worker, 1).await;
     fixture.advance(25 * SECOND).await;
     let options = SweepOptions::default().threshold(10 * SECOND);
-    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 0);
+    assert_eq!(sweep_and_dry_run(&fixture, &options).await, SweepReport::default());
     fixture.advance(6 * SECOND).await;
-    assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 1);
+    let report = sweep_and_dry_run(&fixture, &options).await;
+    assert_eq!((&report.workers, report.recovered), (&[worker].into(), 1));
 }
 
 async fn the_flags_and_the_factor_of_resilience_are_configurable(fixture: Fixture) {
@@ -202,6 +250,36 @@ async fn the_lease_of_a_hung_handler_is_recovered_from_a_live_worker(fixture: Fi
     // The worker is alive and learns of the loss at its next heartbeat.
     let beat = fixture.store().beat(lease.worker, &[lease]).await.expect("beat");
     assert_eq!(beat, Beat::Alive { lost: vec![lease], cancel: Vec::new() });
+}
+
+/// The holder's threshold decides, not that of the process that sweeps.
+async fn a_handler_counts_as_hung_by_the_threshold_of_its_holder(fixture: Fixture) {
+    let (quick, slow) = (fixture.worker_with(20 * SECOND).await, fixture.worker_with(10 * MINUTE).await);
+    let hangs = |flags: &[&str]| job("mail").timeout(Some(MINUTE)).flags(flags.iter().copied());
+    let of_quick = fixture.add(hangs(&[])).await;
+    fixture.claim(quick, 1).await;
+    let resilient_of_quick = fixture.add(hangs(&["infrastructure_resilient"])).await;
+    fixture.claim(quick, 1).await;
+    let of_slow = fixture.add(hangs(&[])).await;
+    fixture.claim(slow, 1).await;
+    let hung_after = async |seconds: u32, scope: &SweepScope| {
+        fixture.store().pin_clock(Some(start() + SECOND * seconds)).await.expect("pin_clock");
+        for worker in [quick, slow] {
+            fixture.store().beat(worker, &[]).await.expect("beat");
+        }
+        let found = candidates(&fixture, scope).await;
+        assert!(found.iter().all(|(_, why)| *why == Interruptor::HungHandler), "{found:?}");
+        found.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
+    };
+    let scope = SweepScope { orphan_after: SECOND, ..SweepScope::default() };
+    assert_eq!(hung_after(80, &scope).await, []);
+    assert_eq!(hung_after(81, &scope).await, [of_quick]);
+    assert_eq!(hung_after(120, &scope).await, [of_quick]);
+    assert_eq!(hung_after(121, &scope).await, [of_quick, resilient_of_quick]);
+    assert_eq!(hung_after(660, &scope).await, [of_quick, resilient_of_quick]);
+    assert_eq!(hung_after(661, &scope).await, [of_quick, resilient_of_quick, of_slow]);
+    let manual = SweepScope { threshold: Some(5 * MINUTE), ..scope };
+    assert_eq!(hung_after(361, &manual).await, [of_quick, of_slow]);
 }
 
 async fn a_job_without_a_timeout_never_counts_as_hung(fixture: Fixture) {
@@ -269,6 +347,126 @@ async fn a_sweep_recovers_every_page_of_candidates(fixture: Fixture) {
     options.scope.limit = 2;
     assert_eq!(fixture.sweep(&options).await.expect("sweep").recovered, 7);
     assert_eq!(fixture.count(Status::Retrying).await, 7);
+}
+
+/// Makes the database reject every change of the row with this id.
+async fn reject_changes(fixture: &Fixture, table: &str, id: uuid::Uuid) {
+    let (name, id) = (id.simple(), fixture.literal(id));
+    let trigger = match fixture.engine() {
+        Engine::Postgres => format!(
+            "create or replace function reject() returns trigger language plpgsql
+                 as 'begin raise exception ''rejected by a test''; end';
+             create trigger reject_{name} before update or delete on {table}
+                 for each row when (old.id = {id}) execute function reject()"
+        ),
+        Engine::Sqlite => ["update", "delete"]
+            .map(|event| {
+                format!(
+                    "create trigger reject_{event}_{name} before {event} on {table} when old.id = {id}
+                     begin select raise(abort, 'rejected by a test'); end;"
+                )
+            })
+            .concat(),
+    };
+    fixture.sql(&trigger, None).await;
+}
+
+async fn accept_changes(fixture: &Fixture, table: &str, id: uuid::Uuid) {
+    let name = id.simple();
+    let drop = match fixture.engine() {
+        Engine::Postgres => format!("drop trigger reject_{name} on {table}"),
+        Engine::Sqlite => {
+            format!("drop trigger reject_update_{name}; drop trigger reject_delete_{name}")
+        }
+    };
+    fixture.sql(&drop, None).await;
+}
+
+/// Of nine jobs, one returns to the queue, one is quarantined and one is cancelled on each
+/// side of the rejected ones.
+async fn a_job_that_the_database_rejects_does_not_stop_the_recovery_of_others(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    for _ in 0..9 {
+        fixture.enqueue_kind("mail").await;
+    }
+    let mut claimed = ids(&fixture.claim(worker, 9).await);
+    claimed.sort();
+    fixture
+        .sql(
+            "update running set interruptions = 2, started_at = claimed_at where id = {id}",
+            Some(claimed[1]),
+        )
+        .await;
+    fixture
+        .sql(
+            "update running set interruptions = 2, started_at = claimed_at where id = {id}",
+            Some(claimed[7]),
+        )
+        .await;
+    fixture.cancel(claimed[2]).await.expect("cancel");
+    fixture.cancel(claimed[6]).await.expect("cancel");
+    let rejected = [claimed[3], claimed[4], claimed[7]];
+    for id in rejected {
+        reject_changes(&fixture, "running", id.0).await;
+    }
+    fixture.advance(61 * SECOND).await;
+    for round in 0..2 {
+        let report = fixture.sweep_now().await;
+        let recovered = if round == 0 { 6 } else { 0 };
+        assert_eq!((report.recovered, report.skipped, report.deferred), (recovered, 0, 3), "round {round}");
+        for id in rejected {
+            assert_eq!(fixture.status(id).await, Status::Running);
+        }
+    }
+    assert_eq!(fixture.status(claimed[0]).await, Status::Retrying);
+    assert_eq!(fixture.status(claimed[1]).await, Status::FailedPermanent);
+    assert_eq!(
+        (fixture.status(claimed[2]).await, fixture.status(claimed[6]).await),
+        (Status::Cancelled, Status::Cancelled)
+    );
+    for id in rejected {
+        accept_changes(&fixture, "running", id.0).await;
+    }
+    let report = fixture.sweep_now().await;
+    assert_eq!((report.recovered, report.deferred), (3, 0));
+    assert_eq!(fixture.status(claimed[7]).await, Status::FailedPermanent);
+}
+
+async fn pages_of_rejected_jobs_do_not_stop_a_sweep(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    for _ in 0..8 {
+        fixture.enqueue_kind("mail").await;
+    }
+    let mut claimed = ids(&fixture.claim(worker, 8).await);
+    claimed.sort();
+    for id in &claimed[..5] {
+        reject_changes(&fixture, "running", id.0).await;
+    }
+    fixture.advance(61 * SECOND).await;
+    let mut options = immediately();
+    options.scope.limit = 2;
+    let report = fixture.sweep(&options).await.expect("sweep");
+    assert_eq!((report.recovered, report.deferred), (3, 5));
+}
+
+async fn a_worker_that_the_database_does_not_let_die_does_not_keep_others_alive(fixture: Fixture) {
+    let (stuck, other) = (fixture.worker().await, fixture.worker().await);
+    fixture.enqueue_kind("mail").await;
+    fixture.claim(stuck, 1).await;
+    fixture.enqueue_kind("mail").await;
+    let claimed = fixture.claim_one(other).await;
+    reject_changes(&fixture, "workers", stuck.0).await;
+    fixture.advance(61 * SECOND).await;
+    let report = fixture.sweep_now().await;
+    assert_eq!((&report.workers, report.recovered), (&[other].into(), 1));
+    assert_eq!(fixture.status(claimed.lease().id).await, Status::Retrying);
+    // Neither does one that was dead for long and cannot be removed.
+    accept_changes(&fixture, "workers", stuck.0).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    let late = fixture.worker().await;
+    reject_changes(&fixture, "workers", stuck.0).await;
+    fixture.advance(2 * HOUR).await;
+    assert_eq!(fixture.sweep_now().await.workers, [late].into());
 }
 
 async fn candidates_are_ordered_by_id_and_start_after_the_given_one(fixture: Fixture) {
@@ -466,7 +664,7 @@ async fn a_recovery_from_a_worker_that_is_not_dead_is_refused(fixture: Fixture) 
     let before = snapshot(&fixture.job(claimed.lease().id).await);
     for why in [Interruptor::DeadWorker, Interruptor::UnknownWorker] {
         let settled = fixture.store().recover(&[(why, default_recovery(&claimed))]).await.expect("recover");
-        assert_eq!(settled, [Settled::LeaseLost], "{why:?}");
+        assert_eq!(settled, [Recovered::Settled(Settled::LeaseLost)], "{why:?}");
     }
     assert_eq!(snapshot(&fixture.job(claimed.lease().id).await), before);
     fixture.must_finish(&claimed, done()).await;
@@ -485,7 +683,7 @@ async fn a_stale_worker_that_sends_a_heartbeat_in_time_keeps_its_lease(fixture: 
         .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
         .await
         .expect("recover");
-    assert_eq!(settled, [Settled::LeaseLost]);
+    assert_eq!(settled, [Recovered::Settled(Settled::LeaseLost)]);
     fixture.must_finish(&claimed, done()).await;
 }
 
@@ -493,13 +691,13 @@ async fn a_recovery_of_a_settled_lease_is_refused(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.must_finish(&claimed, done()).await;
     fixture.advance(61 * SECOND).await;
-    fixture.store().mark_dead(None).await.expect("mark_dead");
+    fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     let settled = fixture
         .store()
         .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
         .await
         .expect("recover");
-    assert_eq!(settled, [Settled::LeaseLost]);
+    assert_eq!(settled, [Recovered::Settled(Settled::LeaseLost)]);
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
 }
 
@@ -507,13 +705,16 @@ async fn a_recovery_decided_without_a_raised_flag_returns_flagged(fixture: Fixtu
     let claimed = fixture.running(job("mail")).await;
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     fixture.advance(61 * SECOND).await;
-    fixture.store().mark_dead(None).await.expect("mark_dead");
+    fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     let settled = fixture
         .store()
         .recover(&[(Interruptor::DeadWorker, default_recovery(&claimed))])
         .await
         .expect("recover");
-    assert!(matches!(settled[..], [Settled::Flagged(flags)] if flags.cancel_requested), "{settled:?}");
+    assert!(
+        matches!(settled[..], [Recovered::Settled(Settled::Flagged(flags))] if flags.cancel_requested),
+        "{settled:?}"
+    );
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Running);
 }
 
@@ -526,11 +727,11 @@ async fn recovery_results_are_returned_per_item(fixture: Fixture) {
     let live = fixture.claim(live, 1).await;
     fixture.must_finish(&dead[1], done()).await;
     fixture.advance(61 * SECOND).await;
-    fixture.store().mark_dead(None).await.expect("mark_dead");
+    fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     let recoveries =
         [&live[0], &dead[0], &dead[1]].map(|lease| (Interruptor::DeadWorker, default_recovery(lease)));
     let settled = fixture.store().recover(&recoveries).await.expect("recover");
-    assert_eq!(settled, [Settled::LeaseLost, Settled::Stored, Settled::LeaseLost]);
+    assert_eq!(settled, [Settled::LeaseLost, Settled::Stored, Settled::LeaseLost].map(Recovered::Settled));
 }
 
 async fn a_hung_handlers_lease_is_recovered_while_its_worker_is_alive(fixture: Fixture) {
@@ -540,7 +741,7 @@ async fn a_hung_handlers_lease_is_recovered_while_its_worker_is_alive(fixture: F
         .recover(&[(Interruptor::HungHandler, default_recovery(&claimed))])
         .await
         .expect("recover");
-    assert_eq!(settled, [Settled::Stored]);
+    assert_eq!(settled, [Recovered::Settled(Settled::Stored)]);
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Retrying);
 }
 

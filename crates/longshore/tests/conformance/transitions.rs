@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use longshore::lifecycle::{self, Event, Recovery, Running, State, Transition};
-use longshore::store::{ClaimRequest, Fenced, Settled, Settlement};
+use longshore::store::{ClaimRequest, Fenced, Recovered, Settled, Settlement};
 use longshore::{
     Cancelled, Edit, Ending, Interruption, Interruptor, JobId, JobRecord, Lease, NewJob, Outcome, Result,
     Status, SweepOptions, UniqueMode, When, WorkerId,
@@ -282,7 +282,8 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
             let leave = lifecycle::recover(&running, recovery);
             let settlement = Settlement { lease, seen: Some(running.flags), leave, follow_ups: Vec::new() };
             let recoveries = [(Interruptor::DeadWorker, settlement)];
-            fixture.store().recover(&recoveries).await.expect("recover") == [Settled::Stored]
+            fixture.store().recover(&recoveries).await.expect("recover")
+                == [Recovered::Settled(Settled::Stored)]
         }
         Event::Cancel => accepted(fixture.cancel(id).await.map(drop)),
         Event::Retry => accepted(fixture.retry(id).await),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use longshore::store::{Beat, Fenced, NewWorker};
-use longshore::{Status, WorkerId};
+use longshore::{Status, SweepScope, WorkerId};
 
 use crate::fixture::*;
 
@@ -85,17 +85,28 @@ async fn a_worker_is_stale_past_its_own_or_the_requested_threshold(fixture: Fixt
 async fn a_worker_is_declared_dead_only_past_its_own_threshold(fixture: Fixture) {
     let (quick, slow) = (fixture.worker_with(10 * SECOND).await, fixture.worker_with(HOUR).await);
     fixture.advance(10 * SECOND).await;
-    assert_eq!(fixture.store().mark_dead(None).await.expect("mark_dead"), []);
+    assert_eq!(fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead"), []);
     fixture.advance(SECOND).await;
-    assert_eq!(fixture.store().mark_dead(None).await.expect("mark_dead"), [quick]);
+    assert_eq!(fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead"), [quick]);
     assert_eq!(fixture.store().beat(slow, &[]).await.expect("beat"), ALIVE);
 }
 
 async fn a_requested_threshold_overrides_the_workers_own(fixture: Fixture) {
     let (quick, slow) = (fixture.worker_with(10 * SECOND).await, fixture.worker_with(HOUR).await);
     fixture.advance(MINUTE).await;
-    assert_eq!(fixture.store().mark_dead(Some(2 * MINUTE)).await.expect("mark_dead"), []);
-    let mut dead = fixture.store().mark_dead(Some(30 * SECOND)).await.expect("mark_dead");
+    assert_eq!(
+        fixture
+            .store()
+            .mark_dead(&SweepScope { threshold: Some(2 * MINUTE), ..SweepScope::default() })
+            .await
+            .expect("mark_dead"),
+        []
+    );
+    let mut dead = fixture
+        .store()
+        .mark_dead(&SweepScope { threshold: Some(30 * SECOND), ..SweepScope::default() })
+        .await
+        .expect("mark_dead");
     dead.sort();
     let mut both = [quick, slow];
     both.sort();
@@ -106,7 +117,7 @@ async fn a_heartbeat_keeps_a_worker_alive(fixture: Fixture) {
     let worker = fixture.worker().await;
     for _ in 0..3 {
         fixture.advance(50 * SECOND).await;
-        assert_eq!(fixture.store().mark_dead(None).await.expect("mark_dead"), []);
+        assert_eq!(fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead"), []);
         assert_eq!(fixture.store().beat(worker, &[]).await.expect("beat"), ALIVE);
     }
 }
@@ -123,13 +134,13 @@ async fn a_dead_worker_cannot_become_alive_again(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let worker = claimed.lease().worker;
     fixture.advance(61 * SECOND).await;
-    assert_eq!(fixture.store().mark_dead(None).await.expect("mark_dead"), [worker]);
+    assert_eq!(fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead"), [worker]);
     for _ in 0..2 {
         assert_eq!(fixture.store().beat(worker, &[claimed.lease()]).await.expect("beat"), Beat::Dead);
     }
     let again = NewWorker { id: worker, queues: vec!["mail".into()], ..NewWorker::new("test") };
     fixture.store().register(&again).await.expect("register");
-    assert_eq!(fixture.store().mark_dead(None).await.expect("mark_dead"), []);
+    assert_eq!(fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead"), []);
     let record = fixture.worker_record(worker).await.expect("kept because of its lease");
     assert_eq!(record.queues, ["default"]);
     assert_eq!((record.dead_at, record.heartbeat_at), (Some(start() + 61 * SECOND), start()));
@@ -158,10 +169,10 @@ async fn a_heartbeat_returns_every_lost_lease(fixture: Fixture) {
 async fn a_dead_worker_without_leases_is_removed_after_a_while(fixture: Fixture) {
     let worker = fixture.worker().await;
     fixture.advance(61 * SECOND).await;
-    fixture.store().mark_dead(None).await.expect("mark_dead");
+    fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     // It stays listed for a while, so that operators can see what happened.
     fixture.advance(DAY).await;
-    fixture.store().mark_dead(None).await.expect("mark_dead");
+    fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
     assert!(fixture.worker_record(worker).await.is_none());
 }
 
@@ -169,7 +180,7 @@ async fn a_dead_worker_is_kept_while_it_has_leases(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     fixture.advance(61 * SECOND).await;
     for _ in 0..3 {
-        fixture.store().mark_dead(None).await.expect("mark_dead");
+        fixture.store().mark_dead(&SweepScope::default()).await.expect("mark_dead");
         fixture.advance(DAY).await;
     }
     assert!(fixture.worker_record(claimed.lease().worker).await.is_some());

@@ -1,75 +1,148 @@
 //! Recovery: which workers are dead, which leases may be taken from them, and
 //! taking those leases.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::settle::end_leases;
-use super::tx::{Sql, Tx};
+use super::run::{QUICK, within};
+use super::settle::{Item, end_together};
+use super::tx::{Fault, Sql, Tx};
 use crate::enqueue::Options;
+use crate::error::Error;
 use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{LeaseFlags, Running};
-use crate::store::{EndedBy, Interrupted, Interruptor, Settled, Settlement, SweepScope, millis};
+use crate::lifecycle::{LeaseFlags, Leave, Running};
+use crate::store::{
+    EndedBy, Interrupted, Interruptor, Lease, Recovered, Settled, Settlement, SweepScope, millis,
+    warn_of_refused_worker,
+};
 
-const MARK_DEAD: &str = "
+/// The live workers whose heartbeat is too old. A worker that holds a resilient job has
+/// `$3` times as long, for all its leases.
+macro_rules! presumed_dead {
+    () => {
+        "
+             select w.id
+               from longshore.workers w
+              where w.dead_at is null
+                and ($4::uuid is null or w.id = $4)
+                and w.heartbeat_at < longshore.clock() - coalesce($1::int8, w.stale_after_ms) * interval '1 millisecond'
+                and (w.heartbeat_at < longshore.clock()   -- at most ten years: more makes no difference and may overflow
+                       - least(coalesce($1::int8, w.stale_after_ms) * $3::float8, 315360000000) * interval '1 millisecond'
+                     or w.id not in (
+                          select r.worker
+                            from longshore.running r
+                           where r.flags && $2::text[]))
+              order by w.id"
+    };
+}
+
+const PRESUMED_DEAD: &str = presumed_dead!();
+
+const MARK_DEAD: &str = concat!(
+    "
     update longshore.workers
        set dead_at = longshore.clock()
-     where id = any(array(
-             select id
-               from longshore.workers
-              where dead_at is null
-                and heartbeat_at < longshore.clock() - coalesce($1::int8, stale_after_ms) * interval '1 millisecond'
-              order by id
+     where id = any(array(",
+    presumed_dead!(),
+    "
                 for update skip locked))
-    returning id";
+    returning id"
+);
 
 /// Dead workers stay listed for an hour, and for as long as they hold a lease.
 const FORGET_DEAD: &str = "
-    delete from longshore.workers w
-     where w.dead_at < longshore.clock() - interval '1 hour'
-       and not exists (
-             select 1
-               from longshore.running r
-              where r.worker = w.id)";
+    delete from longshore.workers
+     where id = any(array(
+             select w.id
+               from longshore.workers w
+              where w.dead_at < longshore.clock() - interval '1 hour'
+                and not exists (
+                      select 1
+                        from longshore.running r
+                       where r.worker = w.id)
+              order by w.id
+                for update skip locked))";
 
-pub(super) async fn mark_dead(tx: &mut Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<WorkerId>> {
-    sqlx::query(tx.sql(FORGET_DEAD)).execute(&mut *tx.connection).await?;
-    let dead: Vec<Uuid> = sqlx::query_scalar(tx.sql(MARK_DEAD))
-        .bind(threshold.map(millis))
+pub(super) async fn presumed_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+    select_workers(tx, PRESUMED_DEAD, scope, None).await
+}
+
+pub(super) async fn mark_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+    let dead = match select_workers(tx, MARK_DEAD, scope, None).await {
+        Err(fault) if fault.is_refusal() => mark_dead_one_by_one(tx, scope).await?,
+        done => done?,
+    };
+    match sqlx::query(tx.sql(FORGET_DEAD)).execute(&mut *tx.connection).await.map_err(Fault::from) {
+        Err(fault) if fault.is_refusal() => {
+            let error = Error::from(fault);
+            tracing::warn!(%error, "could not remove old dead workers; retrying at the next sweep");
+        }
+        done => drop(done?),
+    }
+    Ok(dead)
+}
+
+/// One worker that the database does not let us change must not keep the others alive.
+async fn mark_dead_one_by_one(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+    let mut dead = Vec::new();
+    for worker in presumed_dead(tx, scope).await? {
+        match select_workers(tx, MARK_DEAD, scope, Some(worker)).await {
+            Err(fault) if fault.is_refusal() => warn_of_refused_worker(worker, &fault.into()),
+            marked => dead.extend(marked?),
+        }
+    }
+    Ok(dead)
+}
+
+async fn select_workers(
+    tx: &mut Tx<'_>,
+    sql: &'static str,
+    scope: &SweepScope,
+    only: Option<WorkerId>,
+) -> Sql<Vec<WorkerId>> {
+    let workers: Vec<Uuid> = sqlx::query_scalar(tx.sql(sql))
+        .bind(scope.threshold.map(millis))
+        .bind(&scope.resilient_flags)
+        .bind(f64::from(scope.resilient_factor.max(1)))
+        .bind(only.map(|worker| worker.0))
         .fetch_all(&mut *tx.connection)
         .await?;
-    Ok(dead.into_iter().map(WorkerId).collect())
+    Ok(workers.into_iter().map(WorkerId).collect())
 }
 
 const INTERRUPTED: &str = "
+    with resilient as (   -- the workers that hold a resilient job
+      select distinct worker
+        from longshore.running
+       where flags && $3::text[])
     select r.id, r.kind, r.queue, r.flags, r.lease_no, r.worker, r.attempt, r.max_attempts, r.interruptions,
            r.started_at is not null, r.cancel_requested, r.superseded, r.claimed_at, j.options::text, reason.name
       from longshore.running r
       join longshore.jobs j on j.id = r.id
       left join longshore.workers w on w.id = r.worker
+      left join resilient on resilient.worker = r.worker
      cross join lateral (
-             select coalesce(r.flags && $3::text[], false) as is_resilient) as job
-     cross join lateral (
-             select case when job.is_resilient then $4::float8 else 1 end as factor) as resilience
+             select case when resilient.worker is not null then $4::float8 else 1 end as worker,
+                    case when r.flags && $3::text[] then $4::float8 else 1 end as job) as factor
      cross join lateral (   -- at most ten years: more makes no difference and may overflow
-             select least(coalesce($1::int8, w.stale_after_ms) * resilience.factor, 315360000000)
-                      * interval '1 millisecond' as stale_after,
-                    least(coalesce($1::int8, $2::int8) * resilience.factor, 315360000000)
-                      * interval '1 millisecond' as orphan_after) as threshold
+             select least(coalesce($1::int8, w.stale_after_ms) * factor.worker, 315360000000)
+                      * interval '1 millisecond' as worker,
+                    least(coalesce($1::int8, w.stale_after_ms, $2::int8) * factor.job, 315360000000)
+                      * interval '1 millisecond' as lease) as threshold
      cross join lateral (
              select case
                       when w.id is null
-                       and r.claimed_at < longshore.clock() - threshold.orphan_after
+                       and r.claimed_at < longshore.clock() - threshold.lease
                       then 'unknown'
-                      when w.heartbeat_at < longshore.clock() - threshold.stale_after
-                        or (w.dead_at is not null and not job.is_resilient)
+                      when w.dead_at is not null
+                        or w.heartbeat_at < longshore.clock() - threshold.worker
                       then 'dead'
-                      when w.dead_at is null
-                       and w.id is not null
-                       and r.claimed_at < longshore.clock() - threshold.orphan_after
+                      when w.id is not null
+                       and r.claimed_at < longshore.clock() - threshold.lease
                                             - r.timeout_ms * interval '1 millisecond'
                       then 'hung'
                     end as name) as reason
@@ -123,6 +196,106 @@ fn read_interrupted(row: &PgRow) -> Sql<Interrupted> {
     })
 }
 
-pub(super) async fn recover(tx: &mut Tx<'_>, batch: &[(Interruptor, Settlement)]) -> Sql<Vec<Settled>> {
-    end_leases(tx, batch.iter().map(|(why, settlement)| (EndedBy::Recovery(*why), settlement))).await
+/// How long one call splits batches that the database refuses. After that, the items that
+/// were not tried are deferred, so that other pages get their turn.
+const MAX_SPLITTING: Duration = Duration::from_secs(20);
+
+/// Ends leases in batches. If the database refuses a batch, it is split in halves, so that
+/// the items it refuses are deferred alone.
+pub(super) async fn recover(tx: &mut Tx<'_>, batch: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+    let started = Instant::now();
+    let mut results = vec![Recovered::Settled(Settled::LeaseLost); batch.len()];
+    // Lock rows in the order of their ids, as everywhere.
+    let mut order: Vec<usize> = (0..batch.len()).collect();
+    order.sort_by_key(|nth| batch[*nth].1.lease.id);
+    let mut parts = vec![order.as_slice()];
+    while let Some(part) = parts.pop() {
+        let ended = if started.elapsed() > MAX_SPLITTING {
+            vec![
+                Recovered::Deferred("this sweep was busy with jobs that cannot be recovered".into());
+                part.len()
+            ]
+        } else {
+            let items: Vec<_> = part.iter().map(|nth| &batch[*nth]).collect();
+            match within(QUICK, recover_together(tx, &items)).await {
+                Ok(ended) => ended,
+                Err(fault) if fault.is_refusal() && part.len() > 1 => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                    continue;
+                }
+                Err(fault) if fault.is_refusal() => vec![Recovered::Deferred(Error::from(fault).to_string())],
+                Err(fault) => return Err(fault),
+            }
+        };
+        for (nth, ended) in part.iter().zip(ended) {
+            results[*nth] = ended;
+        }
+    }
+    Ok(results)
+}
+
+/// Locks the leases that no other transaction has locked, and the unique keys of the jobs
+/// that finish. Returns each live lease, and whether all its rows could be locked.
+const LOCK_LEASES: &str = "
+    with free as materialized (
+      select r.id
+        from unnest($1::uuid[], $2::int4[], $3::uuid[]) as i(id, lease_no, worker)
+        join longshore.running r
+          on r.id = i.id
+         and r.lease_no = i.lease_no   -- fence: a newer lease owns the row
+         and r.worker = i.worker
+       order by r.id
+         for update of r skip locked),
+    free_keys as materialized (
+      select k.job
+        from longshore.keys k
+       where k.job = any($4::uuid[])
+       order by k.job
+         for update skip locked)
+    select r.id,
+           r.id in (select id from free)
+             and not exists (
+                   select 1
+                     from longshore.keys k
+                    where k.job = r.id
+                      and k.job = any($4::uuid[])
+                      and k.job not in (select job from free_keys))
+      from unnest($1::uuid[], $2::int4[], $3::uuid[]) as i(id, lease_no, worker)
+      join longshore.running r
+        on r.id = i.id
+       and r.lease_no = i.lease_no
+       and r.worker = i.worker";
+
+async fn recover_together(tx: &mut Tx<'_>, batch: &[&(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    let leases = || batch.iter().map(|(_, settlement)| settlement.lease);
+    let finishing = batch.iter().filter(|(_, settlement)| matches!(settlement.leave, Leave::Finish(_)));
+    let live: Vec<(Uuid, bool)> = sqlx::query_as(tx.sql(LOCK_LEASES))
+        .bind(leases().map(|lease| lease.id.0).collect::<Vec<_>>())
+        .bind(leases().map(|lease| lease.lease_no).collect::<Vec<_>>())
+        .bind(leases().map(|lease| lease.worker.0).collect::<Vec<_>>())
+        .bind(finishing.map(|(_, settlement)| settlement.lease.id.0).collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let locked_by_others: HashSet<Uuid> =
+        live.into_iter().filter(|(_, is_free)| !is_free).map(|(id, _)| id).collect();
+    let mut items = Vec::with_capacity(batch.len());
+    for (nth, (why, settlement)) in batch.iter().enumerate() {
+        items.push(Item { nth, settlement, by: EndedBy::Recovery(*why) });
+    }
+    let free: Vec<&Item<'_>> =
+        items.iter().filter(|item| !locked_by_others.contains(&item.settlement.lease.id.0)).collect();
+    let mut settled = vec![Settled::LeaseLost; batch.len()];
+    end_together(tx, &free, &mut settled).await?;
+    transaction.commit().await?;
+    let recovered = |(lease, settled): (Lease, Settled)| {
+        if locked_by_others.contains(&lease.id.0) {
+            Recovered::Deferred("another transaction has locked the lease or its unique key".into())
+        } else {
+            Recovered::Settled(settled)
+        }
+    };
+    Ok(leases().zip(settled).map(recovered).collect())
 }

@@ -1,5 +1,5 @@
-//! Settle: stores how attempts end, in batches, each under its own lease. Recovery ends
-//! other workers' leases with the same statements.
+//! Settle: stores how attempts end, in batches, each under its own lease. Recovery (in
+//! `recover.rs`) ends other workers' leases with the same statements.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -229,10 +229,10 @@ const DIAGNOSE: &str = "
        and r.worker = i.worker";
 
 /// One settlement, and the index of its result.
-struct Item<'a> {
-    nth: usize,
-    settlement: &'a Settlement,
-    by: EndedBy,
+pub(super) struct Item<'a> {
+    pub(super) nth: usize,
+    pub(super) settlement: &'a Settlement,
+    pub(super) by: EndedBy,
 }
 
 impl Item<'_> {
@@ -241,18 +241,11 @@ impl Item<'_> {
     }
 }
 
-pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
-    end_leases(tx, batch.iter().map(|settlement| (EndedBy::Holder, settlement))).await
-}
-
 /// Ends each lease that is live. An error means that at least one could not be stored.
 /// The others are stored, and return `Stored` when the call is repeated.
-pub(super) async fn end_leases<'s>(
-    tx: &mut Tx<'_>,
-    ends: impl Iterator<Item = (EndedBy, &'s Settlement)>,
-) -> Sql<Vec<Settled>> {
-    let items: Vec<Item<'_>> =
-        ends.enumerate().map(|(nth, (by, settlement))| Item { nth, settlement, by }).collect();
+pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Settled>> {
+    let item = |(nth, settlement)| Item { nth, settlement, by: EndedBy::Holder };
+    let items: Vec<Item<'_>> = batch.iter().enumerate().map(item).collect();
     let mut results = vec![Settled::LeaseLost; items.len()];
     let (alone, mut together): (Vec<_>, Vec<_>) =
         items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
@@ -288,7 +281,11 @@ async fn end_with_follow_ups(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Se
 
 /// Ends leases in batches, without storing follow-up jobs. Returns how many leases this
 /// call ended.
-async fn end_together(tx: &mut Tx<'_>, items: &[&Item<'_>], results: &mut [Settled]) -> Sql<usize> {
+pub(super) async fn end_together(
+    tx: &mut Tx<'_>,
+    items: &[&Item<'_>],
+    results: &mut [Settled],
+) -> Sql<usize> {
     let mut batches = BTreeMap::<Condition, Batch<'_>>::new();
     let mut leases = HashSet::with_capacity(items.len());
     for item in items {

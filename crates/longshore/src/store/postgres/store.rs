@@ -167,15 +167,19 @@ impl Store for PostgresStore {
 
     // ---- recover ----------------------------------------------------------
 
-    async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>> {
-        self.run_quick(threshold, |tx, threshold| Box::pin(recover::mark_dead(tx, *threshold))).await
+    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        self.run_quick(scope.clone(), |tx, scope| Box::pin(recover::presumed_dead(tx, scope))).await
+    }
+
+    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        self.run_quick(scope.clone(), |tx, scope| Box::pin(recover::mark_dead(tx, scope))).await
     }
 
     async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
         self.run(scope.clone(), |tx, scope| Box::pin(recover::interrupted(tx, scope))).await
     }
 
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>> {
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
         self.run(recoveries.to_vec(), |tx, recoveries| Box::pin(recover::recover(tx, recoveries))).await
     }
 

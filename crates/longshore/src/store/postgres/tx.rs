@@ -101,6 +101,14 @@ impl Fault {
         self.code().as_deref() == Some("55P03")
     }
 
+    /// Whether the database refused this change, and may accept others: a constraint, a
+    /// trigger or a lock is the reason, not the server or the connection.
+    pub(super) fn is_refusal(&self) -> bool {
+        let is_outage =
+            |code: &str| ["08", "25", "53", "57P", "58"].iter().any(|class| code.starts_with(class));
+        self.code().is_some_and(|code| !is_outage(&code))
+    }
+
     /// Whether the connection is broken or of no more use, and probably the pool's others
     /// too.
     pub(super) fn is_broken_connection(&self) -> bool {

@@ -1,26 +1,49 @@
 //! Recovery: which workers are dead, which leases may be taken from them, and
 //! taking those leases.
 
-use std::time::Duration;
+use std::collections::HashSet;
 
 use rusqlite::{Row, params};
 
-use super::settle::end_leases;
+use super::settle::end_alone;
 use super::tx::{Columns, HOUR, Sql, Tx, micros};
 use crate::enqueue::Options;
-use crate::error::Result;
+use crate::error::Error;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{LeaseFlags, Running};
 use crate::retry::RetryPolicy;
-use crate::store::{EndedBy, Interrupted, Interruptor, Settled, Settlement, SweepScope};
+use crate::store::{
+    EndedBy, Interrupted, Interruptor, Recovered, Settlement, SweepScope, warn_of_refused_worker,
+};
 
-pub(super) fn mark_dead(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<WorkerId>> {
+pub(super) fn presumed_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
+    const LIVE: &str = "
+        select id,
+               heartbeat_at,
+               stale_after_ms * 1000
+          from workers
+         where dead_at is null
+         order by id";
+    let holders = resilient_holders(tx, scope)?;
+    let now = tx.now()?;
+    let mut dead = Vec::new();
+    let mut statement = tx.prepare(LIVE)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        let worker = row.worker(0)?;
+        let threshold = scope.threshold_of(row.get(2)?, holders.contains(&worker));
+        if now.saturating_sub(row.get(1)?) > threshold {
+            dead.push(worker);
+        }
+    }
+    Ok(dead)
+}
+
+pub(super) fn mark_dead(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<WorkerId>> {
     const DECLARE: &str = "
         update workers
-           set dead_at = ?1
-         where dead_at is null
-           and heartbeat_at < ?1 - coalesce(?2, stale_after_ms * 1000)
-        returning id";
+           set dead_at = ?2
+         where id = ?1";
     // Dead workers stay listed for an hour, and for as long as they hold a lease.
     const DELETE_DEAD: &str = "
         delete from workers
@@ -30,9 +53,50 @@ pub(super) fn mark_dead(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Wor
                  from running r
                 where r.worker = workers.id)";
     let now = tx.now()?;
-    let newly_dead = tx.rows(DECLARE, params![now, threshold.map(micros)], |row| row.worker(0))?;
-    tx.execute(DELETE_DEAD, [now - HOUR])?;
-    Ok(newly_dead)
+    let newly_dead = presumed_dead(tx, scope)?;
+    let mut dead = Vec::with_capacity(newly_dead.len());
+    for worker in newly_dead {
+        // One worker that the database does not let us change must not keep the others alive.
+        match tx.execute(DECLARE, params![worker.0.as_bytes(), now]) {
+            Err(fault) if fault.is_refusal() => warn_of_refused_worker(worker, &fault.into()),
+            done => {
+                done?;
+                dead.push(worker);
+            }
+        }
+    }
+    match tx.execute(DELETE_DEAD, [now - HOUR]) {
+        Err(fault) if fault.is_refusal() => {
+            let error = Error::from(fault);
+            tracing::warn!(%error, "could not remove old dead workers; retrying at the next sweep");
+        }
+        done => drop(done?),
+    }
+    Ok(dead)
+}
+
+/// The workers that hold at least one resilient job.
+fn resilient_holders(tx: &Tx<'_>, scope: &SweepScope) -> Sql<HashSet<WorkerId>> {
+    const FLAGGED: &str = "
+        select worker,
+               flags
+          from running
+         where flags is not null";
+    let mut holders = HashSet::new();
+    let mut statement = tx.prepare(FLAGGED)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        if scope.is_resilient(&readable_flags(row, 1)) {
+            holders.insert(row.worker(0)?);
+        }
+    }
+    Ok(holders)
+}
+
+/// Flags that cannot be read count as none: one bad row must not stop the recovery of the
+/// others.
+fn readable_flags(row: &Row<'_>, column: usize) -> Vec<String> {
+    row.list(column).unwrap_or_default()
 }
 
 pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupted>> {
@@ -60,6 +124,7 @@ pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupte
          order by r.id";
     let after = scope.after.map_or(Vec::new(), |id| id.0.as_bytes().to_vec());
     let now = tx.now()?;
+    let holders = resilient_holders(tx, scope)?;
     let mut found = Vec::new();
     let mut statement = tx.prepare(LEASES)?;
     let mut rows = statement.query([after])?;
@@ -67,8 +132,8 @@ pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupte
         if found.len() == scope.limit as usize {
             break;
         }
-        let flags = row.list(3)?;
-        let Some(why) = may_be_taken(row, &flags, scope, now)? else { continue };
+        let flags = readable_flags(row, 3);
+        let Some(why) = may_be_taken(row, &flags, scope, &holders, now)? else { continue };
         let id = row.job(0)?;
         found.push(Interrupted {
             id,
@@ -94,27 +159,30 @@ pub(super) fn interrupted(tx: &Tx<'_>, scope: &SweepScope) -> Sql<Vec<Interrupte
 
 /// Why the lease in this row of [`interrupted`] may be taken from its holder; `None` if it
 /// may not.
-fn may_be_taken(row: &Row<'_>, flags: &[String], scope: &SweepScope, now: i64) -> Sql<Option<Interruptor>> {
-    let is_resilient = flags.iter().any(|flag| scope.resilient_flags.contains(flag));
-    let factor = if is_resilient { i64::from(scope.resilient_factor.max(1)) } else { 1 };
-    let threshold = |own: i64| scope.threshold.map_or(own, micros).saturating_mul(factor);
+fn may_be_taken(
+    row: &Row<'_>,
+    flags: &[String],
+    scope: &SweepScope,
+    holders: &HashSet<WorkerId>,
+    now: i64,
+) -> Sql<Option<Interruptor>> {
+    let is_resilient = scope.is_resilient(flags);
     let has_passed = |since: i64, threshold: i64| now.saturating_sub(since) > threshold;
 
     let claimed_at = row.get::<_, i64>(4)?;
-    let orphan_after = threshold(micros(scope.orphan_after));
     let Some(heartbeat_at) = row.get::<_, Option<i64>>(14)? else {
+        let orphan_after = scope.threshold_of(micros(scope.orphan_after), is_resilient);
         return Ok(has_passed(claimed_at, orphan_after).then_some(Interruptor::UnknownWorker));
     };
-    let is_stale = has_passed(heartbeat_at, threshold(row.get(15)?));
+    let stale_after = row.get(15)?;
+    let holds_resilient = holders.contains(&row.worker(6)?);
     let is_dead = row.get::<_, bool>(16)?;
-    // A worker that is already declared dead loses its leases at once, except those of
-    // resilient jobs.
-    if is_stale || (is_dead && !is_resilient) {
+    if is_dead || has_passed(heartbeat_at, scope.threshold_of(stale_after, holds_resilient)) {
         return Ok(Some(Interruptor::DeadWorker));
     }
     let timeout = row.get::<_, Option<i64>>(5)?.map(|ms| ms.saturating_mul(1000));
-    let is_hung = !is_dead
-        && timeout.is_some_and(|timeout| has_passed(claimed_at, timeout.saturating_add(orphan_after)));
+    let margin = scope.threshold_of(stale_after, is_resilient);
+    let is_hung = timeout.is_some_and(|timeout| has_passed(claimed_at, timeout.saturating_add(margin)));
     Ok(is_hung.then_some(Interruptor::HungHandler))
 }
 
@@ -128,6 +196,24 @@ fn retry_policy(tx: &Tx<'_>, id: JobId) -> Sql<Option<RetryPolicy>> {
     Ok(Options::from_stored(options.as_deref()).unwrap_or_default().retry)
 }
 
-pub(super) fn recover(tx: &Tx<'_>, recoveries: &[(Interruptor, Settlement)]) -> Sql<Result<Vec<Settled>>> {
-    end_leases(tx, recoveries.iter().map(|(why, settlement)| (EndedBy::Recovery(*why), settlement)))
+/// Ends each lease in its own savepoint, so that the items that the database refuses are
+/// deferred alone.
+pub(super) fn recover(tx: &Tx<'_>, recoveries: &[(Interruptor, Settlement)]) -> Sql<Vec<Recovered>> {
+    let mut results = Vec::with_capacity(recoveries.len());
+    for (why, settlement) in recoveries {
+        tx.conn.execute_batch("savepoint item")?;
+        results.push(match end_alone(tx, EndedBy::Recovery(*why), settlement) {
+            Ok(settled) => {
+                tx.conn.execute_batch("release item")?;
+                Recovered::Settled(settled)
+            }
+            // Some refusals end the whole transaction; then nothing can be stored here.
+            Err(fault) if fault.is_refusal() && !tx.conn.is_autocommit() => {
+                tx.conn.execute_batch("rollback to item; release item")?;
+                Recovered::Deferred(Error::from(fault).to_string())
+            }
+            Err(fault) => return Err(fault),
+        });
+    }
+    Ok(results)
 }

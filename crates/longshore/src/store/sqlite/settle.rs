@@ -1,5 +1,5 @@
-//! Settle: stores how attempts end, each under its own lease. Recovery ends other
-//! workers' leases with the same statements.
+//! Settle: stores how attempts end, each under its own lease. Recovery (in `recover.rs`)
+//! ends other workers' leases with the same statements.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,23 +15,17 @@ use crate::job::{AttemptEnd, JobId, Outcome};
 use crate::lifecycle::{Finish, Leave, Requeue};
 use crate::store::{EndedBy, Lease, Settled, Settlement, clean};
 
-pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> {
-    end_leases(tx, settlements.iter().map(|settlement| (EndedBy::Holder, settlement)))
-}
-
 /// Ends each lease that is live. The tallies are written once for the whole batch.
 ///
 /// The inner error means that the follow-up jobs of an item could not be stored. That
 /// item is undone and the others stay, so the call may be repeated: the others return
 /// `Stored` again.
-pub(super) fn end_leases<'s>(
-    tx: &Tx<'_>,
-    ends: impl Iterator<Item = (EndedBy, &'s Settlement)>,
-) -> Sql<Result<Vec<Settled>>> {
+pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<Settled>>> {
     let mut tallies = Tallies::default();
     let mut results = Vec::new();
     let mut refused = None;
-    for (by, settlement) in ends {
+    let by = EndedBy::Holder;
+    for settlement in settlements {
         let end = if settlement.follow_ups.is_empty() {
             end_lease(tx, by, settlement)?
         } else {
@@ -48,16 +42,23 @@ pub(super) fn end_leases<'s>(
             }
         };
         results.push(end.settled());
-        if let End::Finished { held, outcome } = end {
-            let bucket = run_bucket(held.claimed_at, tx.now()?);
-            tallies.add(held.queue, held.kind, outcome, bucket);
-        }
+        tallies.add_end(tx, end)?;
     }
     tallies.store(tx)?;
     Ok(match refused {
         Some(error) => Err(error),
         None => Ok(results),
     })
+}
+
+/// Ends one lease and counts its outcome, without follow-up jobs.
+pub(super) fn end_alone(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
+    let end = end_lease(tx, by, settlement)?;
+    let settled = end.settled();
+    let mut tallies = Tallies::default();
+    tallies.add_end(tx, end)?;
+    tallies.store(tx)?;
+    Ok(settled)
 }
 
 /// The result of ending a lease.
@@ -376,8 +377,12 @@ fn diagnose(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Settled> {
 struct Tallies(HashMap<(String, String, Outcome, i32), i64>);
 
 impl Tallies {
-    fn add(&mut self, queue: String, kind: String, outcome: Outcome, run_bucket: i32) {
-        *self.0.entry((queue, kind, outcome, run_bucket)).or_default() += 1;
+    fn add_end(&mut self, tx: &Tx<'_>, end: End) -> Sql<()> {
+        if let End::Finished { held, outcome } = end {
+            let bucket = run_bucket(held.claimed_at, tx.now()?);
+            *self.0.entry((held.queue, held.kind, outcome, bucket)).or_default() += 1;
+        }
+        Ok(())
     }
 
     fn store(self, tx: &Tx<'_>) -> Sql<()> {

@@ -161,8 +161,14 @@ impl Store for SqliteStore {
 
     // ---- recover ----------------------------------------------------------
 
-    async fn mark_dead(&self, threshold: Option<Duration>) -> Result<Vec<WorkerId>> {
-        self.engine.write(move |tx| recover::mark_dead(tx, threshold)).await
+    async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        let scope = scope.clone();
+        self.engine.read(move |tx| recover::presumed_dead(tx, &scope)).await
+    }
+
+    async fn mark_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
+        let scope = scope.clone();
+        self.engine.write(move |tx| recover::mark_dead(tx, &scope)).await
     }
 
     async fn interrupted(&self, scope: &SweepScope) -> Result<Vec<Interrupted>> {
@@ -170,9 +176,9 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| recover::interrupted(tx, &scope)).await
     }
 
-    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Settled>> {
+    async fn recover(&self, recoveries: &[(Interruptor, Settlement)]) -> Result<Vec<Recovered>> {
         let recoveries = recoveries.to_vec();
-        self.engine.write(move |tx| recover::recover(tx, &recoveries)).await?
+        self.engine.write(move |tx| recover::recover(tx, &recoveries)).await
     }
 
     // ---- operate ----------------------------------------------------------

@@ -207,6 +207,23 @@ pub(super) enum Fault {
     Ours(Error),
 }
 
+impl Fault {
+    /// Whether the database refused this change, and may accept others: a constraint, a
+    /// trigger or an unreadable value is the reason, not the file.
+    pub(super) fn is_refusal(&self) -> bool {
+        let Fault::Driver(error) = self else { return true };
+        error.sqlite_error_code().is_none_or(|code| {
+            matches!(
+                code,
+                ErrorCode::ConstraintViolation
+                    | ErrorCode::TypeMismatch
+                    | ErrorCode::TooBig
+                    | ErrorCode::Unknown
+            )
+        })
+    }
+}
+
 impl From<rusqlite::Error> for Fault {
     fn from(error: rusqlite::Error) -> Self {
         Fault::Driver(error)

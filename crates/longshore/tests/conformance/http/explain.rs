@@ -17,6 +17,7 @@ cases! {
     a_missing_worker_is_explained_before_a_full_queue,
     explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep,
     explain_says_that_a_job_whose_worker_signed_off_waits_for_a_sweep,
+    explain_says_how_long_a_worker_with_a_resilient_job_may_be_silent,
     stats_contain_counts_and_rates,
     the_rate_does_not_depend_on_the_length_of_the_series,
 }
@@ -248,10 +249,22 @@ async fn explain_says_that_a_job_whose_worker_signed_off_waits_for_a_sweep(fixtu
     assert_eq!(explained["reason"], "worker_lost");
     let since = format!("signed off or was declared dead at {}", fixture.now().await);
     assert_message(&explained, &[&since, "the next sweep returns it"]);
-    assert_message(&explain(&http, resilient).await, &[&since, "its flags allow 180 s"]);
-    fixture.sweep_now().await;
-    assert_eq!(explain(&http, plain).await["status"], "retrying");
-    assert_eq!(explain(&http, resilient).await["reason"], "worker_lost");
+    // A worker that signed off runs nothing any more, so its resilient jobs need not wait.
+    assert_message(&explain(&http, resilient).await, &[&since, "the next sweep returns it"]);
+    assert_eq!(fixture.sweep_now().await.recovered, 2);
+    assert_eq!(explain(&http, resilient).await["status"], "retrying");
+}
+
+async fn explain_says_how_long_a_worker_with_a_resilient_job_may_be_silent(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let plain = fixture.add(job("greet")).await;
+    fixture.add(job("greet").flags(["infrastructure_resilient"])).await;
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 2).await.len(), 2);
+    fixture.advance(61 * SECOND).await;
+    assert_message(&explain(&http, plain).await, &["a resilient job allows the worker 180 s"]);
+    fixture.advance(2 * MINUTE).await;
+    assert_message(&explain(&http, plain).await, &["the next sweep returns it"]);
 }
 
 async fn stats_contain_counts_and_rates(fixture: Fixture) {
