@@ -26,6 +26,9 @@ pub struct SweepScope {
     pub resilient_flags: Vec<String>,
     /// The factor for workers that hold a job with one of `resilient_flags`.
     pub resilient_factor: u32,
+    /// When the database's clock was last moved forward, if it was: no lease counts as
+    /// older than this when the sweep looks for hung handlers and unknown workers.
+    pub stepped_at: Option<DateTime<Utc>>,
     /// Only leases of jobs after this id.
     pub after: Option<JobId>,
     /// The maximum number of leases.
@@ -39,6 +42,7 @@ impl Default for SweepScope {
             orphan_after: Duration::from_secs(60),
             resilient_flags: vec![INFRASTRUCTURE_RESILIENT_FLAG.into()],
             resilient_factor: 3,
+            stepped_at: None,
             after: None,
             limit: 1000,
         }

@@ -38,6 +38,7 @@
 //! | `heartbeat` | heartbeats and the self-stop, on their own thread |
 //! | `cancel` | stopping cancelled jobs as soon as the worker is notified |
 //! | `upkeep` | recovery, schedules, retention, gauges |
+//! | `clock_steps` | whether the database's clock was moved since the last sweep |
 //! | `hooks` | the application's hooks, and how they are called |
 //! | `signals` | SIGINT and SIGTERM |
 //! | `metrics` | counters, histograms and gauges |
@@ -46,6 +47,7 @@
 mod builder;
 mod cancel;
 mod claim;
+mod clock_steps;
 mod context;
 mod execute;
 mod handler;

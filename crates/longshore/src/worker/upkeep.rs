@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
+use super::clock_steps::{Clock, ClockSteps, Reading};
 use super::hooks::{Hooks, call};
 use super::shared::{Phase, Shared};
 use crate::cron::{Tick, TickHook};
@@ -35,7 +36,13 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
     // Register the counter at zero: if it appeared with its first event, rates would not
     // show that event.
     shared.metrics.recovered(0);
+    let mut clock = ClockSteps::default();
+    // The first look, before the first pause: later looks need something to compare with.
+    is_clock_steady(&shared, &mut clock).await;
     while shared.sleep_unless(Phase::Finishing, settings.sweep_interval).await {
+        if !is_clock_steady(&shared, &mut clock).await {
+            continue;
+        }
         // After an outage that affected all processes, give the other workers time to send
         // a heartbeat before declaring any of them dead.
         let two_heartbeats = settings.heartbeat_interval * 2;
@@ -44,7 +51,7 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
         {
             continue;
         }
-        match sweep_once(&shared).await {
+        match sweep_once(&shared, &clock).await {
             Ok(report) => {
                 shared.metrics.recovered(report.recovered);
                 if report.recovered > 0 || report.deferred > 0 || !report.workers.is_empty() {
@@ -64,13 +71,37 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
     }
 }
 
-async fn sweep_once(shared: &Shared) -> crate::Result<SweepReport> {
+/// Whether heartbeats can be compared with the database's clock. After a step of the clock,
+/// live workers need time to send a heartbeat under the new one.
+async fn is_clock_steady(shared: &Shared, clock: &mut ClockSteps) -> bool {
+    let heartbeat = shared.settings.heartbeat_interval;
+    match Reading::take(&shared.client).await {
+        Ok(reading) => match clock.observe(reading, heartbeat) {
+            Clock::Steady => true,
+            Clock::Settling => false,
+            Clock::Stepped => {
+                tracing::warn!(
+                    "the database's clock was moved or the host was suspended; \
+                     declaring no worker dead for two heartbeats"
+                );
+                false
+            }
+        },
+        Err(error) => {
+            tracing::warn!(%error, "could not read the database's clock; sweeping at the next interval");
+            false
+        }
+    }
+}
+
+async fn sweep_once(shared: &Shared, clock: &ClockSteps) -> crate::Result<SweepReport> {
     let recovery = &shared.settings.recovery;
     let options = SweepOptions {
         scope: SweepScope {
             orphan_after: shared.settings.stale_after,
             resilient_flags: recovery.resilient_flags.clone(),
             resilient_factor: recovery.resilient_factor,
+            stepped_at: clock.stepped_at(),
             ..SweepScope::default()
         },
         interruption: Interruption { delay: recovery.delay, max_interruptions: recovery.max_interruptions },

@@ -37,6 +37,7 @@ mod cancel;
 mod cancel_notices;
 mod claim;
 mod claim_ahead;
+mod clock_steps;
 mod counts;
 mod cursor;
 mod dead_connections;

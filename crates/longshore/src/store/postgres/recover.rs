@@ -136,13 +136,13 @@ const INTERRUPTED: &str = "
      cross join lateral (
              select case
                       when w.id is null
-                       and r.claimed_at < longshore.clock() - threshold.lease
+                       and greatest(r.claimed_at, $7::timestamptz) < longshore.clock() - threshold.lease
                       then 'unknown'
                       when w.dead_at is not null
                         or w.heartbeat_at < longshore.clock() - threshold.worker
                       then 'dead'
                       when w.id is not null
-                       and r.claimed_at < longshore.clock() - threshold.lease
+                       and greatest(r.claimed_at, $7) < longshore.clock() - threshold.lease
                                             - r.timeout_ms * interval '1 millisecond'
                       then 'hung'
                     end as name) as reason
@@ -159,6 +159,7 @@ pub(super) async fn interrupted(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<
         .bind(f64::from(scope.resilient_factor.max(1)))
         .bind(scope.after.map(|id| id.0))
         .bind(i64::from(scope.limit))
+        .bind(scope.stepped_at)
         .fetch_all(&mut *tx.connection)
         .await?;
     rows.iter().map(read_interrupted).collect()

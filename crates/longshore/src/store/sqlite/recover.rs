@@ -169,10 +169,11 @@ fn may_be_taken(
     let is_resilient = scope.is_resilient(flags);
     let has_passed = |since: i64, threshold: i64| now.saturating_sub(since) > threshold;
 
-    let claimed_at = row.get::<_, i64>(4)?;
+    let stepped_at = scope.stepped_at.map_or(i64::MIN, |at| at.timestamp_micros());
+    let since = row.get::<_, i64>(4)?.max(stepped_at);
     let Some(heartbeat_at) = row.get::<_, Option<i64>>(14)? else {
         let orphan_after = scope.threshold_of(micros(scope.orphan_after), is_resilient);
-        return Ok(has_passed(claimed_at, orphan_after).then_some(Interruptor::UnknownWorker));
+        return Ok(has_passed(since, orphan_after).then_some(Interruptor::UnknownWorker));
     };
     let stale_after = row.get(15)?;
     let holds_resilient = holders.contains(&row.worker(6)?);
@@ -182,7 +183,7 @@ fn may_be_taken(
     }
     let timeout = row.get::<_, Option<i64>>(5)?.map(|ms| ms.saturating_mul(1000));
     let margin = scope.threshold_of(stale_after, is_resilient);
-    let is_hung = timeout.is_some_and(|timeout| has_passed(claimed_at, timeout.saturating_add(margin)));
+    let is_hung = timeout.is_some_and(|timeout| has_passed(since, timeout.saturating_add(margin)));
     Ok(is_hung.then_some(Interruptor::HungHandler))
 }
 

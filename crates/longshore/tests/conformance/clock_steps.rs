@@ -1,0 +1,104 @@
+//! Steps of the database's clock while workers run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use longshore::store::NewWorker;
+use longshore::worker::{Builder, RecoverySettings, Settings};
+use longshore::{Context, Failure, Interruptor, Status, SweepScope, Worker};
+use tokio::sync::Notify;
+
+use crate::fixture::*;
+use crate::worker::{Started, until, until_status};
+
+cases! {
+    a_step_of_the_clock_declares_no_live_worker_dead,
+    a_lease_is_not_counted_as_older_than_the_last_step_of_the_clock,
+}
+
+/// The sweeper looks every 20 ms, so it sees a new time long before the heartbeats, which
+/// are sent every second.
+fn worker(fixture: &Fixture) -> Builder {
+    Worker::builder(fixture.client()).settings(Settings {
+        heartbeat_interval: SECOND,
+        stale_after: MINUTE,
+        sweep_interval: Duration::from_millis(20),
+        ..Settings::default()
+    })
+}
+
+async fn a_step_of_the_clock_declares_no_live_worker_dead(fixture: Fixture) {
+    let id = fixture.add(job("mail").timeout(Some(30 * MINUTE))).await;
+    let (started, finish) = (Started::new(), Arc::new(Notify::new()));
+    let signals = (started.clone(), finish.clone());
+    let busy = worker(&fixture)
+        .settings(Settings {
+            heartbeat_interval: SECOND,
+            recovery: RecoverySettings { enabled: false, ..RecoverySettings::default() },
+            ..Settings::default()
+        })
+        .function("mail", move |_: serde_json::Value, _: Context| {
+            let (started, finish) = signals.clone();
+            async move {
+                started.increment();
+                finish.notified().await;
+                Ok::<(), Failure>(())
+            }
+        })
+        .build()
+        .expect("build")
+        .start()
+        .await
+        .expect("start");
+    started.wait_for(1).await;
+    let silent = |name: &str| NewWorker { stale_after: MINUTE, ..NewWorker::new(name) };
+    let is_dead =
+        async |worker: &NewWorker| fixture.worker_record(worker.id).await.expect("worker").dead_at.is_some();
+    let first = silent("first");
+    fixture.store().register(&first).await.expect("register");
+    fixture.advance(61 * SECOND).await;
+    let sweeper = worker(&fixture).upkeep_only().build().expect("build").start().await.expect("start");
+    until("the sweeper sweeps", || is_dead(&first)).await;
+
+    let second = silent("second");
+    fixture.store().register(&second).await.expect("register");
+    fixture.advance(3 * HOUR).await;
+    // The sweeper resumes: only the worker without heartbeats is dead.
+    until("the sweeper sweeps again", || is_dead(&second)).await;
+    let workers = fixture.workers(None).await.expect("workers");
+    let dead = workers.iter().filter(|worker| worker.dead_at.is_some()).map(|worker| worker.id);
+    assert_eq!(dead.collect::<Vec<_>>(), [second.id, first.id], "{workers:?}");
+    assert_eq!(workers.len(), 4, "no worker registered again: {workers:?}");
+    assert_eq!(fixture.status(id).await, Status::Running);
+    finish.notify_one();
+    until_status(&fixture, id, Status::Succeeded).await;
+    let job = fixture.job(id).await;
+    assert_eq!((job.attempts, job.interruptions, job.lease_no), (1, 0, 1), "{:?}", job.errors);
+    busy.stop().await;
+    sweeper.stop().await;
+}
+
+/// Heartbeats are refreshed after a step, but the time of a claim is not.
+async fn a_lease_is_not_counted_as_older_than_the_last_step_of_the_clock(fixture: Fixture) {
+    let claimed = fixture.running(job("mail").timeout(Some(10 * MINUTE))).await;
+    fixture.advance(3 * HOUR).await;
+    let stepped_at = Some(fixture.now().await);
+    let scope = SweepScope { stepped_at, ..SweepScope::default() };
+    let found = async |scope: &SweepScope| {
+        fixture.store().beat(claimed.lease().worker, &[]).await.expect("beat");
+        let found = fixture.store().interrupted(scope).await.expect("interrupted");
+        found.iter().map(|lease| lease.why).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&SweepScope::default()).await, [Interruptor::HungHandler]);
+    assert_eq!(found(&scope).await, []);
+    fixture.advance(11 * MINUTE).await;
+    assert_eq!(found(&scope).await, []);
+    fixture.advance(SECOND).await;
+    assert_eq!(found(&scope).await, [Interruptor::HungHandler]);
+    fixture.sql("delete from workers", None).await;
+    let unknown = SweepScope { stepped_at: Some(fixture.now().await), ..scope };
+    fixture.advance(MINUTE).await;
+    assert_eq!(found(&unknown).await, []);
+    fixture.advance(SECOND).await;
+    assert_eq!(found(&unknown).await, [Interruptor::UnknownWorker]);
+}
