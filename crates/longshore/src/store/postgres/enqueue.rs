@@ -199,7 +199,7 @@ async fn insert_new(
     for row in rows {
         ids.insert(row.try_get("id")?);
         if let Some(key) = row.try_get::<Option<String>, _>("idempotency_key")? {
-            by_key.insert(key, row.try_get("id")?);
+            by_key.entry(key).or_insert(row.try_get("id")?);
         }
     }
     for i in step {
