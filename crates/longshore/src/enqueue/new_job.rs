@@ -322,7 +322,8 @@ impl ValidJob {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UniqueMode {
-    /// Return the live job, whether it waits or runs.
+    /// Return the live job, whether it waits or runs. If it is being cancelled, store a new
+    /// job that takes over the key.
     #[default]
     Dedupe,
     /// Give a waiting job the new contents and the new time. If the job is running, store
