@@ -112,10 +112,13 @@ fn names_a_secret(name: &str) -> bool {
 fn has_valid_host(rest: &str) -> bool {
     let before_query = rest.split(['?', '#']).next().unwrap_or_default();
     let after_user = before_query.rfind('@').map_or(0, |at| at + 1);
-    let host = before_query[after_user..].split('/').next().unwrap_or_default();
-    // Start after the `]` of an IPv6 address, which itself contains colons.
-    let port = host.rsplit(']').next().unwrap_or_default().split_once(':');
-    port.is_none_or(|(_, port)| port.chars().all(|c| c.is_ascii_digit()))
+    let hosts = before_query[after_user..].split('/').next().unwrap_or_default();
+    // A database URL may name several hosts.
+    hosts.split(',').all(|host| {
+        // Start after the `]` of an IPv6 address, which itself contains colons.
+        let port = host.rsplit(']').next().unwrap_or_default().split_once(':');
+        port.is_none_or(|(_, port)| port.chars().all(|c| c.is_ascii_digit()))
+    })
 }
 
 fn is_scheme(text: &str) -> bool {
@@ -131,9 +134,10 @@ mod tests {
     use super::*;
 
     /// URLs and their masked form, tested alone and inside a sentence.
-    const MASKED: [(&str, &str); 18] = [
+    const MASKED: [(&str, &str); 19] = [
         ("postgres://ada:s3cret@db/jobs", "postgres://ada:***@db/jobs"),
         ("postgres://ada@db:5432/jobs", "postgres://ada@db:5432/jobs"),
+        ("postgres://ada:s3@db1:5432,db2:5433/jobs", "postgres://ada:***@db1:5432,db2:5433/jobs"),
         ("postgres://ada:s3'cret@[::1]:5499/jobs", "postgres://ada:***@[::1]:5499/jobs"),
         ("postgres://ada:s3 cret@db/jobs", "postgres://ada:***@db/jobs"),
         ("postgres://ada:s3\"cret@db/jobs", "postgres://ada:***@db/jobs"),

@@ -17,6 +17,16 @@ const SNAPSHOT: &str = "crates/longshore/src/api/events/snapshot.rs";
 
 /// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "api: hide that another transaction holds a key",
+        file: "crates/longshore/src/api/problem.rs",
+        anchor: "impl From<Error> for Problem",
+        find: "error.is_locked() || error.is_overloaded()",
+        replace: "error.is_overloaded()",
+        caught_by: &[
+            "isolation::postgres_only::a_held_key_is_reported_as_unavailable_with_the_time_to_retry",
+        ],
+    },
     // ---- jobs ------------------------------------------------------------------
     Mutant {
         name: "api: prefer the body's idempotency key to the header's",

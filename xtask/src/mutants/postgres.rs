@@ -9,6 +9,8 @@ const FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const KINDS: &str = "crates/longshore/src/store/postgres/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/postgres/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
+const RUN: &str = "crates/longshore/src/store/postgres/run.rs";
+const TX: &str = "crates/longshore/src/store/postgres/tx.rs";
 const RETAIN: &str = "crates/longshore/src/store/postgres/retain.rs";
 const SCHEDULES: &str = "crates/longshore/src/store/postgres/schedules.rs";
 const SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
@@ -88,6 +90,41 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "where $9::text is not null",
         replace: "where $9::text is null",
         caught_by: &["operate::postgres::an_edited_payload_deletes_the_checkpoint"],
+    // ---- connections -----------------------------------------------------------
+    Mutant {
+        name: "postgres: wait long for locks of other clients",
+        file: RUN,
+        anchor: "pub(super) const MAX_LOCK_WAIT",
+        find: "from_secs(2)",
+        replace: "from_secs(20)",
+        caught_by: &["isolation::postgres_only::callers_of_a_held_key_get_the_right_job_once_it_is_free"],
+    },
+    Mutant {
+        name: "postgres: do not repeat an enqueue whose connection broke",
+        file: RUN,
+        anchor: "pub(super) fn enqueue(class",
+        find: "OnBrokenConnection::Repeat",
+        replace: "OnBrokenConnection::Fail",
+        caught_by: &[
+            "dead_connections::postgres_only::enqueues_are_stored_although_their_connections_are_dead",
+            "isolation::postgres_only::connections_that_the_server_closed_leave_the_pool_together",
+        ],
+    },
+    Mutant {
+        name: "postgres: keep connections that became read-only",
+        file: TX,
+        anchor: "pub(super) fn was_refused_by_a_standby",
+        find: "25006",
+        replace: "25007",
+        caught_by: &["isolation::postgres_only::a_connection_that_became_read_only_is_replaced_at_once"],
+    },
+    Mutant {
+        name: "postgres: keep connections of a server that shuts down",
+        file: TX,
+        anchor: "pub(super) fn is_broken_connection",
+        find: "\"57P01\" | ",
+        replace: "",
+        caught_by: &["isolation::postgres_only::connections_that_the_server_closed_leave_the_pool_together"],
     },
     // ---- the fence -------------------------------------------------------------
     Mutant {

@@ -19,32 +19,42 @@ const WAKE: &str = "crates/longshore/src/wake.rs";
 /// Each must be caught on both engines, except for enqueues in the caller's transaction
 /// and cancels by other processes: SQLite detects those by itself.
 pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "enqueue: let any number of requests wait",
+        file: LANES,
+        anchor: "fn enter(",
+        find: "> MAX_WAITING ",
+        replace: "> u64::MAX ",
+        caught_by: &[
+            "isolation::postgres::enqueues_beyond_the_limit_are_refused_at_once",
+            "isolation::sqlite::enqueues_beyond_the_limit_are_refused_at_once",
+        ],
+    },
     // ---- enqueue ---------------------------------------------------------------
     Mutant {
         name: "wake: do not notify of an enqueue",
         file: LANES,
         anchor: "fn reply(",
-        find: "self.notifier.notify_enqueued(&jobs);",
-        replace: "drop(jobs);",
+        find: "self.notifier.notify_enqueued(&batch.jobs);",
+        replace: "drop(batch.jobs);",
         caught_by: &[
             "wake_paths::postgres::an_enqueue_starts_the_job",
             "wake_paths::postgres::an_enqueue_whose_run_at_has_passed_starts_the_job",
-            "wake_paths::sqlite::an_enqueue_starts_the_job",
-            "wake_paths::sqlite::an_enqueue_whose_run_at_has_passed_starts_the_job",
-        ],
-    },
-    Mutant {
-        name: "wake: do not notify of an enqueue that is stored alone",
-        file: LANES,
-        anchor: "fn store_alone(",
-        find: "sink.notifier.notify_enqueued(&job);",
-        replace: "",
-        caught_by: &[
             "wake_paths::postgres::an_enqueue_with_a_key_starts_the_job",
             "wake_paths::postgres::a_replaced_job_starts",
+            "wake_paths::sqlite::an_enqueue_starts_the_job",
+            "wake_paths::sqlite::an_enqueue_whose_run_at_has_passed_starts_the_job",
             "wake_paths::sqlite::an_enqueue_with_a_key_starts_the_job",
             "wake_paths::sqlite::a_replaced_job_starts",
         ],
+    },
+    Mutant {
+        name: "wake: do not notify of an enqueue that waited for its key",
+        file: LANES,
+        anchor: "async fn wait_for_keys(",
+        find: "self.notifier.notify_enqueued(&job);",
+        replace: "",
+        caught_by: &["wake_paths::postgres_only::an_enqueue_that_waited_for_its_key_starts_the_job"],
     },
     Mutant {
         name: "wake: do not notify of an enqueue of many jobs",

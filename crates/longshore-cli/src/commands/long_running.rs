@@ -19,11 +19,11 @@ use crate::output::Out;
 /// Claims and runs jobs until a signal, or until nothing is due with `--drain`.
 pub(super) async fn worker(client: Client, args: args::Worker, out: &Out) -> Outcome {
     telemetry::start_logging(&args.work.logging)?;
-    super::require_durability(&client).await?;
     let settings = args.work.settings();
-    let builder = Worker::builder(client).settings(settings.clone());
+    let builder = Worker::builder(client.clone()).settings(settings.clone());
     let builder = with_built_in_kinds(builder, args.work.simulate, &args.work.builtin.settings())?;
     let worker = builder.build().map_err(by_flag)?;
+    super::require_durability(&client).await?;
     if let Some(addr) = args.metrics_addr() {
         telemetry::serve_metrics(addr)?;
     }
@@ -129,7 +129,6 @@ pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outco
         client.migrate().await?;
     }
     super::require_schema(&client).await?;
-    super::require_durability(&client).await?;
     let settings = args.work.settings();
     let builder = Worker::builder(client.clone());
     let builder = if args.with_worker {
@@ -139,6 +138,7 @@ pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outco
     };
     let worker = builder.build().map_err(by_flag)?;
     let listener = bind(&args.listen).await?;
+    super::require_durability(&client).await?;
     let address = local_address(&listener)?;
     if out.json {
         out.document(&serde_json::json!({ "url": format!("http://{address}") }));

@@ -18,7 +18,8 @@ use longshore::{
 use sqlx::Connection as _;
 
 use crate::fixture::*;
-use crate::worker::{nothing, until_status};
+use crate::locks::{open_transaction, roll_back};
+use crate::worker::{nothing, until, until_status};
 
 cases! {
     an_enqueue_starts_the_job,
@@ -49,6 +50,11 @@ cases! {
     a_lifted_limit_starts_waiting_jobs,
     a_cron_tick_starts_its_job,
     a_schedule_run_by_an_operator_starts_its_job,
+}
+
+cases! {
+    only on postgres:
+    an_enqueue_that_waited_for_its_key_starts_the_job,
 }
 
 /// A worker that has nothing to do. It polls every 600 seconds and does neither
@@ -103,6 +109,25 @@ async fn an_enqueue_starts_the_job(fixture: Fixture) {
 async fn an_enqueue_with_a_key_starts_the_job(fixture: Fixture) {
     let running = idle_worker(&fixture).await;
     let id = fixture.add(job("mail").idempotency_key("once")).await;
+    must_start(&fixture, running, id).await;
+}
+
+async fn an_enqueue_that_waited_for_its_key_starts_the_job(fixture: Fixture) {
+    let running = idle_worker(&fixture).await;
+    let mut holder = open_transaction(&fixture, "select enqueue('x', idempotency_key => 'once')").await;
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut holder).await.expect("pid");
+    let client = fixture.client();
+    let waiting = tokio::spawn(async move { client.enqueue(job("mail").idempotency_key("once")).await });
+    // The enqueue has left its lane, where it would wait for 200 ms.
+    let waited = format!(
+        "select count(*)
+           from pg_stat_activity
+          where {pid} = any(pg_blocking_pids(pid))
+            and clock_timestamp() - query_start > interval '300 ms'"
+    );
+    until("the enqueue waits for its key", || async { fixture.query_number(&waited, None).await > 0 }).await;
+    roll_back(holder).await;
+    let id = waiting.await.expect("task").expect("the key is free").id;
     must_start(&fixture, running, id).await;
 }
 

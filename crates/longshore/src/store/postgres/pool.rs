@@ -122,8 +122,8 @@ impl Pool {
         match tokio::time::timeout(max_wait, self.find(class)).await {
             Ok(found) => found,
             Err(_) if class == Class::Waiting => Err(Error::locked(
-                "too many operations wait for other clients' open transactions; \
-                 end those transactions, or try again later",
+                "too many operations wait for a key or a row that another client's open transaction holds; \
+                 end that transaction, or try again later",
             )
             .into()),
             Err(_) => Err(Error::unreachable(format!(

@@ -17,6 +17,9 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// rows. If one gets no reply for this long, the connection is dead, whatever TCP
 /// reports.
 pub(super) const QUICK: Duration = Duration::from_secs(5);
+/// The first deadline of a quick read. A second try, on another connection, has the usual
+/// one.
+const READ: Duration = Duration::from_secs(2);
 /// The deadline of an enqueue. It leaves a second to repeat the enqueue on a new
 /// connection before callers have waited for five.
 const ENQUEUE: Duration = Duration::from_millis(3500);
@@ -62,6 +65,9 @@ impl Mode {
     pub(super) const SLOW: Mode = Mode::new(Class::Shared, DEADLINE);
     /// For operations that are quick on a healthy database.
     pub(super) const HOT: Mode = Mode::new(Class::Hot, QUICK);
+    /// For quick operations that only read.
+    const READ: Mode =
+        Mode { class: Class::Hot, deadline: READ, on_broken_connection: OnBrokenConnection::Repeat };
     /// For operations that set deadlines for their parts.
     pub(super) const HOT_IN_PARTS: Mode = Mode::new(Class::Hot, DEADLINE);
     /// For operations that wait for another client's transaction.
@@ -120,6 +126,15 @@ impl PostgresStore {
         self.run_as(Mode::HOT, args, work).await
     }
 
+    /// As [`run_quick`](Self::run_quick), for operations that only read.
+    pub(super) async fn run_read<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.run_as(Mode::READ, args, work).await
+    }
+
     /// As [`run`](Self::run), but stops with its caller and closes the connection: a
     /// heartbeat must not wait for an earlier one. Only for work that is harmless if
     /// it completes unnoticed.
@@ -164,7 +179,7 @@ impl PostgresStore {
         InCallersTask { runtime, work: Some(work) }.await
     }
 
-    async fn retry<A, T>(self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>
+    async fn retry<A, T>(self, mut mode: Mode, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
     {
@@ -176,6 +191,7 @@ impl PostgresStore {
             };
             if !reconnected && mode.may_repeat_after(&fault) {
                 reconnected = true;
+                mode.deadline = mode.deadline.max(QUICK);
                 continue;
             }
             if !fault.is_lost_race() || tries == MAX_TRIES {

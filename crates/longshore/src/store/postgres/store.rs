@@ -37,7 +37,7 @@ impl Store for PostgresStore {
     }
 
     async fn now(&self) -> Result<DateTime<Utc>> {
-        self.run_quick((), |tx, ()| Box::pin(migrate::now(tx))).await
+        self.run_read((), |tx, ()| Box::pin(migrate::now(tx))).await
     }
 
     async fn pin_clock(&self, at: Option<DateTime<Utc>>) -> Result<()> {
@@ -99,7 +99,7 @@ impl Store for PostgresStore {
     // ---- lease ------------------------------------------------------------
 
     async fn claims(&self, leases: &[Lease]) -> Result<Vec<Option<Claimed>>> {
-        self.run_quick(leases.to_vec(), |tx, leases| Box::pin(lease::claims(tx, leases))).await
+        self.run_read(leases.to_vec(), |tx, leases| Box::pin(lease::claims(tx, leases))).await
     }
 
     async fn mark_started(&self, lease: &Lease) -> Result<Fenced> {
@@ -120,7 +120,7 @@ impl Store for PostgresStore {
     }
 
     async fn checkpoint(&self, id: JobId) -> Result<Option<Box<RawValue>>> {
-        self.run_quick(id, |tx, id| Box::pin(lease::checkpoint(tx, *id))).await
+        self.run_read(id, |tx, id| Box::pin(lease::checkpoint(tx, *id))).await
     }
 
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced> {
@@ -150,7 +150,7 @@ impl Store for PostgresStore {
     }
 
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
-        self.run_quick(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
+        self.run_read(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
     }
 
     async fn cancels(&self, worker: WorkerId) -> Result<Vec<Lease>> {
@@ -162,7 +162,7 @@ impl Store for PostgresStore {
     }
 
     async fn workers(&self, threshold: Option<Duration>) -> Result<Vec<WorkerRecord>> {
-        self.run_quick(threshold, |tx, threshold| Box::pin(workers::workers(tx, *threshold))).await
+        self.run_read(threshold, |tx, threshold| Box::pin(workers::workers(tx, *threshold))).await
     }
 
     // ---- recover ----------------------------------------------------------
@@ -186,7 +186,7 @@ impl Store for PostgresStore {
     // ---- operate ----------------------------------------------------------
 
     async fn locate(&self, id: JobId) -> Result<Option<State>> {
-        self.run_quick(id, |tx, id| Box::pin(operate::locate(tx, *id))).await
+        self.run_read(id, |tx, id| Box::pin(operate::locate(tx, *id))).await
     }
 
     async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
@@ -214,13 +214,13 @@ impl Store for PostgresStore {
     }
 
     async fn queues(&self) -> Result<Vec<QueueRecord>> {
-        self.run_quick((), |tx, ()| Box::pin(queues::queues(tx))).await
+        self.run_read((), |tx, ()| Box::pin(queues::queues(tx))).await
     }
 
     // ---- inspect ----------------------------------------------------------
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
-        self.run_quick(id, |tx, id| Box::pin(inspect::get(tx, *id))).await
+        self.run_read(id, |tx, id| Box::pin(inspect::get(tx, *id))).await
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
@@ -263,7 +263,7 @@ impl Store for PostgresStore {
     }
 
     async fn durability(&self) -> Result<Durability> {
-        self.run_quick((), |tx, ()| Box::pin(check::durability(tx))).await
+        self.run_read((), |tx, ()| Box::pin(check::durability(tx))).await
     }
 
     // ---- schedules --------------------------------------------------------
@@ -274,7 +274,7 @@ impl Store for PostgresStore {
     }
 
     async fn schedules(&self) -> Result<Vec<Schedule>> {
-        self.run_quick((), |tx, ()| Box::pin(schedules::schedules(tx))).await
+        self.run_read((), |tx, ()| Box::pin(schedules::schedules(tx))).await
     }
 
     async fn set_ticking(&self, name: &str, ticking: Ticking) -> Result<bool> {
@@ -319,7 +319,7 @@ impl Store for PostgresStore {
     }
 
     async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
-        self.run_quick(*hash, |tx, hash| Box::pin(tokens::token(tx, hash))).await
+        self.run_read(*hash, |tx, hash| Box::pin(tokens::token(tx, hash))).await
     }
 
     async fn tokens(&self) -> Result<Vec<TokenRecord>> {
@@ -338,7 +338,7 @@ impl Store for PostgresStore {
     }
 
     async fn kinds(&self) -> Result<Vec<KindRecord>> {
-        self.run_quick((), |tx, ()| Box::pin(kinds::kinds(tx))).await
+        self.run_read((), |tx, ()| Box::pin(kinds::kinds(tx))).await
     }
 
     async fn remove_kind(&self, name: &str) -> Result<bool> {
