@@ -272,8 +272,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "api: scan the head of the queue in every call",
         file: LEASE,
         anchor: "async fn wait_for_jobs(",
-        find: "let found = claim(",
-        replace: "session.cursor = Default::default();\n        let found = claim(",
+        find: "&& session.cursor.is_head_cheap() {",
+        replace: "{",
         caught_by: &[
             "http::leases::postgres::an_expensive_head_is_not_scanned_by_every_call",
             "http::leases::sqlite::an_expensive_head_is_not_scanned_by_every_call",

@@ -263,14 +263,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
-        name: "wake: send a notification for every cancel",
-        file: WAKE,
-        anchor: "async fn run(",
-        find: "(has_due && !notified_here)",
-        replace: "(is_new && !notified_here)",
-        caught_by: &["cancel_notices::postgres::many_cancels_cause_few_notifications"],
-    },
-    Mutant {
         name: "wake: do not notify of a cancel from SQL",
         file: FUNCTIONS,
         anchor: "create or replace function longshore.cancel(",

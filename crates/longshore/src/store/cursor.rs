@@ -52,6 +52,9 @@ const HEAD_SCAN_PAUSE: u32 = 10;
 /// How long a worker waits for a head scan after a claim that found jobs.
 #[cfg(any(feature = "api", feature = "worker"))]
 const HEAD_SCAN_AFTER_WORK: Duration = Duration::from_millis(5);
+/// A head scan that takes longer than this is expensive.
+#[cfg(feature = "api")]
+const CHEAP_HEAD_SCAN: Duration = Duration::from_millis(5);
 /// A job that is committed up to this long after its `run_at` is found without a head
 /// scan.
 const LATE_COMMIT: TimeDelta = TimeDelta::milliseconds(100);
@@ -210,6 +213,12 @@ impl ClaimCursor {
         let last = self.last_head_scan.filter(|last| last.ended < began)?;
         let due = last.ended + last.took * HEAD_SCAN_PAUSE;
         Some(if found_jobs { due.max(began + HEAD_SCAN_AFTER_WORK) } else { due })
+    }
+
+    /// Whether a head scan is cheap: no job waited at the last one, or it was short.
+    #[cfg(feature = "api")]
+    pub(crate) fn is_head_cheap(&self) -> bool {
+        self.segments.is_empty() || self.last_head_scan.is_none_or(|last| last.took <= CHEAP_HEAD_SCAN)
     }
 
     /// The segments to claim from, highest priority first.

@@ -201,7 +201,7 @@ struct Asking {
     running: RunningWorker,
     id: JobId,
     requests: mpsc::UnboundedSender<()>,
-    results: mpsc::UnboundedReceiver<bool>,
+    results: mpsc::UnboundedReceiver<(bool, Option<StopReason>)>,
 }
 
 impl Asking {
@@ -215,7 +215,7 @@ impl Asking {
             async move {
                 let mut requested = requested.lock().await;
                 while ctx.stop_reason().is_none() && requested.recv().await.is_some() {
-                    let _ = result.send(ctx.is_cancelled().await);
+                    let _ = result.send((ctx.is_cancelled().await, ctx.stop_reason()));
                 }
                 Err(Failure::retry("stopped"))
             }
@@ -225,6 +225,11 @@ impl Asking {
     }
 
     async fn is_cancelled(&mut self) -> bool {
+        self.ask().await.0
+    }
+
+    /// What `is_cancelled` returned, and why the handler should stop.
+    async fn ask(&mut self) -> (bool, Option<StopReason>) {
         self.requests.send(()).expect("the worker runs");
         in_time(self.results.recv()).await.expect("a result")
     }
@@ -258,8 +263,8 @@ async fn is_cancelled_notices_a_lost_lease(fixture: Fixture) {
     let id = asking.id;
     assert!(!asking.is_cancelled().await);
     fixture.sql("update running set lease_no = 7 where id = {id}", Some(id)).await;
-    assert!(!asking.is_cancelled().await, "a lost lease is not a cancel");
-    // The handler has ended, and its result is not stored.
+    assert_eq!(asking.ask().await, (false, Some(StopReason::LeaseLost)));
+    // The handler ends, and its result is not stored.
     asking.running.stop().await;
     let job = fixture.job(id).await;
     assert_eq!((job.status, job.lease_no), (Status::Running, 7));

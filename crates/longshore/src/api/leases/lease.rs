@@ -17,7 +17,9 @@ use crate::api::extract::{Body, check_range, duration, optional_objects};
 use crate::api::problem::ProblemBody;
 use crate::client::Client;
 use crate::enqueue::DEFAULT_QUEUE;
-use crate::store::{CancelNotices, ClaimRequest, Claimed, NewKind, NewWorker, Suspects, Wakeups};
+use crate::store::{
+    CancelNotices, ClaimCursor, ClaimRequest, Claimed, NewKind, NewWorker, Suspects, Wakeups,
+};
 
 /// The maximum number of jobs that one call leases.
 const MAX_LEASES: u32 = 100;
@@ -27,8 +29,6 @@ const MAX_WAIT: Duration = Duration::from_secs(20);
 /// second value, as in a Rust worker.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// A call waits this long for a head scan, even if it does not wait for work.
-const MAX_HEAD_WAIT: Duration = Duration::from_millis(50);
 /// The longest time that a call is assumed to spend between the worker and the
 /// server.
 const MAX_DELIVERY_TIME: Duration = Duration::from_secs(2);
@@ -331,29 +331,31 @@ async fn wait_for_jobs(
     beat_every: Duration,
 ) -> ApiResult<(Undelivered, Vec<Lease>)> {
     let client = &server.client;
-    let arrived = tokio::time::Instant::now();
     let mut last_beat = Instant::now();
     let mut suspects = suspect_limit(client, session, worker).await?;
     // Subscribe before the first claim: a job enqueued between the two would otherwise
     // wait a full poll interval.
-    let mut wakeups = if until > arrived { Some(client.subscribe().await?) } else { None };
+    let mut wakeups =
+        if until > tokio::time::Instant::now() { Some(client.subscribe().await?) } else { None };
     let mut cancels = Cancels::of(client, session, worker, wakeups.is_some()).await?;
     let mut poll_interval = POLL_INTERVAL;
     loop {
         let started = Instant::now();
-        let found = claim(client, session, worker, limit, suspects).await?;
+        let mut found = claim(client, session, worker, limit, suspects).await?;
+        // Released jobs may be behind the cursor. The cursor limits how often the head is
+        // scanned, because many jobs that this worker does not handle may wait there.
+        let mut head_due = session.cursor.head_due(started, false).filter(|_| found.jobs.is_empty());
+        if head_due.is_some() && wakeups.is_none() && session.cursor.is_head_cheap() {
+            // The next call may not come soon.
+            session.cursor = ClaimCursor::default();
+            found = claim(client, session, worker, limit, suspects).await?;
+            head_due = None;
+        }
         if !found.jobs.is_empty() || cancels.has_unreported(session) {
             return Ok((found, cancels.leases));
         }
-        // Released jobs may be behind the cursor. The cursor limits how often the head is
-        // scanned, because there may be many jobs that this worker does not handle.
-        let head_due = session.cursor.head_due(started, false).map(tokio::time::Instant::from_std);
-        let end = match head_due {
-            Some(due) if due <= arrived + MAX_HEAD_WAIT => until.max(due),
-            _ => until,
-        };
         let next_poll = tokio::time::Instant::now() + poll_interval.min(beat_every);
-        let next_claim = head_due.map_or(next_poll, |due| due.min(next_poll)).min(end);
+        let next_claim = head_due.map_or(next_poll, |due| next_poll.min(due.into())).min(until);
         poll_interval = (poll_interval * 2).min(MAX_POLL_INTERVAL);
         loop {
             tokio::select! {
@@ -374,8 +376,7 @@ async fn wait_for_jobs(
                 () = server.stopping() => return Ok((found, cancels.leases)),
             }
         }
-        let now = tokio::time::Instant::now();
-        if now >= until && head_due.is_none_or(|due| now < due) {
+        if tokio::time::Instant::now() >= until {
             return Ok((found, cancels.leases));
         }
         if suspects == Suspects::Leave {

@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::client::{HttpClient, Response};
-use crate::fixture::{Fixture, MINUTE, SECOND, job};
+use crate::fixture::{Engine, Fixture, MINUTE, SECOND, job};
 use crate::locks::in_time;
 use crate::worker::until;
 
@@ -347,22 +347,50 @@ async fn a_cancel_before_a_long_poll_is_in_its_response(fixture: Fixture) {
 /// A worker that stops its job slowly can wait for other jobs meanwhile.
 async fn a_reported_cancel_does_not_end_the_next_long_poll(fixture: Fixture) {
     let http = HttpClient::new(&fixture);
-    let (worker_id, lease) = holder(&fixture, &http).await;
+    fixture.add(job("greet")).await;
+    // A waiting call sends a heartbeat every 0.75 seconds.
+    let leased = http.post("/leases", &json!({ "stale_after_seconds": 3 })).await.expect_status(200);
+    let (worker_id, lease) = (worker(&leased), held(&leased));
     fixture.cancel(id_of(&lease)).await.expect("cancel");
     in_time(long_poll(&http, &worker_id, &lease)).await.expect("a response");
     let poll = long_poll(&http, &worker_id, &lease);
-    let id = fixture.add(job("none").priority(3)).await;
+    for _ in 0..3 {
+        fixture.advance(SECOND).await;
+        until_heartbeat(&fixture).await;
+    }
+    let id = fixture.add(job("none")).await;
     let response = in_time(poll).await.expect("a response").json();
     assert_eq!(response["jobs"][0]["id"], id.to_string(), "the call waited for the job");
     assert_eq!(response["cancel"], json!([lease]), "it is listed until it is settled");
 }
 
+/// Makes 100,000 copies of the only job.
+async fn copy_waiting_job(fixture: &Fixture) {
+    let (numbers, new_id) = match fixture.engine() {
+        Engine::Postgres => ("select generate_series(1, 100000)", "gen_random_uuid()"),
+        Engine::Sqlite => ("select 1 union all select n + 1 from numbers where n < 100000", "randomblob(16)"),
+    };
+    let copy = format!(
+        "with recursive numbers(n) as ({numbers})
+         insert into jobs (id, created_at, run_at, priority, max_attempts, kind, queue, payload)
+         select {new_id}, created_at, run_at, priority, max_attempts, kind, queue, payload
+           from jobs
+          cross join numbers;
+         insert into ready
+                (id, run_at, since, lease_no, priority, attempt, max_attempts, interruptions, keyed, kind, queue)
+         select j.id, j.run_at, j.created_at, 0, j.priority, 0, j.max_attempts, 0, w.keyed, j.kind, j.queue
+           from jobs j
+          cross join ready w
+          where j.id <> w.id"
+    );
+    fixture.sql(&copy, None).await;
+}
+
 /// The queue has many jobs that the worker does not handle. A job that arrives behind the
 /// worker's position is found by a scan of all of them, which happens only now and then.
 async fn an_expensive_head_is_not_scanned_by_every_call(fixture: Fixture) {
-    for _ in 0..6 {
-        fixture.enqueue_many((0..5000).map(|n| NewJob::new("other", &n))).await.expect("enqueue");
-    }
+    fixture.add(job("other")).await;
+    copy_waiting_job(&fixture).await;
     fixture.advance(SECOND).await;
     let http = HttpClient::new(&fixture);
     let poll = async |worker_id: Option<&str>| {
