@@ -95,7 +95,24 @@ pub(crate) struct Listen {
           env = "LONGSHORE_REQUEST_TIMEOUT")]
     pub(crate) request_timeout: Duration,
 
-    /// How many connections may be open at once
+    /// How long a request body may take to arrive, plus its length divided by 64 KiB per second. After
+    /// that, the request gets status 408
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse,
+          env = "LONGSHORE_BODY_TIMEOUT")]
+    pub(crate) body_timeout: Duration,
+
+    /// How many slow request bodies may arrive at once. With more, the one that has taken the longest gets
+    /// status 408
+    #[arg(long, value_name = "N", default_value_t = 512, env = "LONGSHORE_MAX_BODIES")]
+    pub(crate) max_bodies: usize,
+
+    /// How many of them may come from one client address. All clients behind a proxy have the address of
+    /// the proxy
+    #[arg(long, value_name = "N", default_value_t = 256, env = "LONGSHORE_MAX_BODIES_PER_CLIENT")]
+    pub(crate) max_bodies_per_client: usize,
+
+    /// How many connections may be open at once. For one more, the server closes the connection that has
+    /// waited for its client the longest
     #[arg(long, value_name = "N", default_value_t = 1024, env = "LONGSHORE_MAX_CONNECTIONS")]
     pub(crate) max_connections: usize,
 

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use longshore::api::{self, Access, Admission, Api};
+use longshore::api::{self, Access, Admission, Api, BodyLimits};
 use longshore::worker::{Builder, Settings, Signals, Summary, Worker};
 use longshore::{Client, UnknownKinds};
 use tokio::net::TcpListener;
@@ -163,6 +163,12 @@ async fn run_server(client: Client, worker: Worker, listener: TcpListener, liste
         })
         .check(builtin::check_payload)
         .timeout(listen.request_timeout)
+        .bodies(BodyLimits {
+            timeout: listen.body_timeout,
+            in_total: listen.max_bodies,
+            per_client: listen.max_bodies_per_client,
+            ..BodyLimits::default()
+        })
         .metrics(move || metrics.render());
     for public in &listen.public {
         api = api.public(match public {

@@ -1,10 +1,11 @@
 //! `longshore dev` and `longshore serve` as processes.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longshore::JobId;
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ on_every_engine!(
     a_token_is_accepted_until_it_is_revoked,
     a_server_without_tables_says_to_migrate,
     an_address_in_use_is_an_error_that_names_the_flag,
+    a_server_with_1200_slow_bodies_serves_other_clients,
 );
 
 /// Generous, for slow machines.
@@ -189,4 +191,63 @@ fn an_address_in_use_is_an_error_that_names_the_flag(fixture: &Fixture) {
         .migrated()
         .run(&format!("serve --bind {addr}"))
         .fails_with(1, &[&addr, "--bind", "API_BIND_ADDR"]);
+}
+
+// ---- slow clients --------------------------------------------------------------
+
+/// The number of slow bodies: more than the server's default limit of connections.
+const SLOW_BODIES: usize = 1200;
+
+fn a_server_with_1200_slow_bodies_serves_other_clients(fixture: &Fixture) {
+    let (_server, addr) = serve(fixture.migrated(), "--allow-unknown-kinds --body-timeout 5s");
+    let head = format!(
+        "POST /jobs HTTP/1.1\r\nhost: {addr}\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{{"
+    );
+    let mut slow: Vec<TcpStream> = Vec::new();
+    let mut longest = Duration::ZERO;
+    let mut served = 0;
+    let mut serve_others = || {
+        let began = Instant::now();
+        get(&addr, "/health").json(200);
+        longest = longest.max(began.elapsed());
+        request(&addr, "POST", "/leases", None, "{}").json(200);
+        request(&addr, "POST", "/jobs", None, r#"{"kind":"greet","payload":1}"#).json(201);
+        served += 1;
+    };
+    for i in 0..SLOW_BODIES {
+        let mut stream = TcpStream::connect(&addr).unwrap();
+        // The server may already have closed it.
+        let _ = stream.write_all(head.as_bytes());
+        slow.push(stream);
+        if i % 100 == 0 {
+            serve_others();
+        }
+    }
+    // Every slow body ends: with 408, or because the connection is closed.
+    let mut refused = 0;
+    for mut stream in slow {
+        let mut response = String::new();
+        stream.set_read_timeout(Some(MAX_WAIT)).unwrap();
+        match stream.read_to_string(&mut response) {
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}"),
+        }
+        assert!(response.is_empty() || response.starts_with("HTTP/1.1 408 "), "{response}");
+        refused += usize::from(!response.is_empty());
+        if refused % 100 == 1 {
+            serve_others();
+        }
+    }
+    let metrics = get(&addr, "/metrics").text;
+    let failures: Vec<&str> = metrics
+        .lines()
+        .filter(|line| line.starts_with("http_requests_total") && line.contains("status=\"5"))
+        .collect();
+    assert_eq!(failures, Vec::<&str>::new());
+    for reason in ["body_limit", "body_timeout"] {
+        let series = format!("longshore_http_connections_closed_total{{reason=\"{reason}\"}}");
+        assert!(metrics.contains(&series), "{series}\n{metrics}");
+    }
+    assert!(longest < Duration::from_secs(5), "{longest:?}");
+    eprintln!("{served} rounds of requests; /health took at most {longest:?}; {refused} bodies got 408");
 }

@@ -7,11 +7,11 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use super::bodies::{BodyReceiver, too_large};
 use super::problem::{ApiResult, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
 use crate::job::JobId;
@@ -72,24 +72,35 @@ pub(super) fn expect_content_type(headers: &HeaderMap, accepted: &[&str]) -> Api
 }
 
 pub(super) async fn read_body(request: Request, limit: usize) -> ApiResult<Bytes> {
-    let too_large = || {
-        Problem::new(
-            Slug::TooLarge,
+    let headers = request.headers();
+    refuse_encoding(headers)?;
+    // Refuse before reading the first byte.
+    let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    if declared.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64) {
+        return Err(too_large(limit));
+    }
+    match request.extensions().get::<BodyReceiver>().cloned() {
+        Some(receiver) => receiver.receive(request, limit).await,
+        // The request has no body.
+        None => Ok(Bytes::new()),
+    }
+}
+
+/// Refuses a compressed body, whose contents would be reported as invalid JSON.
+fn refuse_encoding(headers: &HeaderMap) -> ApiResult<()> {
+    let codings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut codings = codings.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let is_identity = |coding: &[u8]| coding.is_empty() || coding.eq_ignore_ascii_case(b"identity");
+    match codings.find(|coding| !is_identity(coding.trim_ascii())) {
+        None => Ok(()),
+        Some(coding) => Err(Problem::new(
+            Slug::UnsupportedMediaType,
             format!(
-                "the body is larger than {limit} bytes; store the data elsewhere and enqueue a reference, \
-                 or split it over several requests"
+                "content-encoding: `{}` is not supported; send the body uncompressed",
+                coding.trim_ascii().escape_ascii()
             ),
         )
-    };
-    // Refuse before reading the first byte.
-    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    if declared.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64) {
-        return Err(too_large());
-    }
-    match Limited::new(request.into_body(), limit).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(_) => Err(Problem::bad_request("the body ended early; send the whole body")),
+        .with_header(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"))),
     }
 }
 

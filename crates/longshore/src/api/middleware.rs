@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use hyper::body::Body as _;
 use tower::{Layer, Service};
 use tracing::Instrument;
 
+use super::bodies::{Bodies, BodyLimits, BodyReceiver};
 use super::problem::{ApiResult, Cause, Problem, Slug};
 use super::request_metrics::RequestMetrics;
 
@@ -38,12 +40,14 @@ struct Rules {
     hosts: Option<Vec<String>>,
     /// How long a request may take.
     timeout: Duration,
+    bodies: Arc<Bodies>,
     metrics: RequestMetrics,
 }
 
 impl RequestLayer {
-    pub(super) fn new(hosts: Option<Vec<String>>, timeout: Duration) -> Self {
-        RequestLayer(Arc::new(Rules { hosts, timeout, metrics: RequestMetrics::default() }))
+    pub(super) fn new(hosts: Option<Vec<String>>, timeout: Duration, bodies: BodyLimits) -> Self {
+        let (bodies, metrics) = (Bodies::new(bodies), RequestMetrics::default());
+        RequestLayer(Arc::new(Rules { hosts, timeout, bodies, metrics }))
     }
 }
 
@@ -75,8 +79,12 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
+    fn call(&mut self, mut request: Request) -> Self::Future {
         let context = RequestContext::of(&request);
+        if !request.body().is_end_stream() {
+            let receiver = BodyReceiver::new(self.rules.bodies.clone(), self.rules.timeout);
+            request.extensions_mut().insert(receiver);
+        }
         let handler = self.rules.check(&request).map(|()| self.inner.call(request));
         let rules = self.rules.clone();
         Box::pin(async move { Ok(context.respond(&rules, handler).await) })

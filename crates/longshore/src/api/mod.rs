@@ -26,7 +26,9 @@ use crate::store::Scope;
 mod admission;
 mod auth;
 mod batch;
+mod bodies;
 mod bulk;
+mod connections;
 mod cron;
 mod enqueue;
 mod events;
@@ -40,6 +42,7 @@ mod middleware;
 mod openapi;
 mod operate;
 mod problem;
+mod refusals;
 mod request_metrics;
 mod route_table;
 mod schemas;
@@ -51,6 +54,7 @@ mod write_timeout;
 
 pub use admission::Admission;
 pub use auth::{Access, hash_token};
+pub use bodies::BodyLimits;
 pub use problem::Cause;
 pub use serve::{Limits, serve};
 
@@ -66,6 +70,7 @@ pub struct Api {
     metrics: Option<Arc<dyn Fn() -> String + Send + Sync>>,
     public: Vec<Public>,
     timeout: Duration,
+    bodies: BodyLimits,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
 }
 
@@ -89,6 +94,7 @@ impl Api {
             metrics: None,
             public: Vec::new(),
             timeout: Duration::from_secs(30),
+            bodies: BodyLimits::default(),
             ending: None,
         }
     }
@@ -146,6 +152,15 @@ impl Api {
         self
     }
 
+    /// Limits how slowly the bodies of requests may arrive, and how many at once.
+    ///
+    /// The limit per client needs the client's address. [`serve`] adds it to requests; in
+    /// your own server, use `into_make_service_with_connect_info::<SocketAddr>()`.
+    pub fn bodies(mut self, limits: BodyLimits) -> Self {
+        self.bodies = limits;
+        self
+    }
+
     /// Once this value is true, requests that wait for work or stream events return
     /// at once, so that the server can stop.
     pub fn ending(mut self, ending: tokio::sync::watch::Receiver<bool>) -> Self {
@@ -158,7 +173,7 @@ impl Api {
         let limiter = Arc::new(admission::Limiter::new(self.admission.clone()));
         let guard = Guard::new(self.access, self.client.clone(), limiter.clone());
         let (routes, document) = self.route_table(guard.clone()).finish();
-        let layer = middleware::RequestLayer::new(self.hosts, self.timeout);
+        let layer = middleware::RequestLayer::new(self.hosts, self.timeout, self.bodies);
         let server = Server(Arc::new(Shared {
             client: self.client,
             metrics: self.metrics,

@@ -16,9 +16,11 @@ use crate::error::Error;
 pub(super) type ApiResult<T> = std::result::Result<T, Problem>;
 
 /// Why a request failed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Problem {
     slug: Slug,
+    /// Instead of the usual status of the slug.
+    status: Option<StatusCode>,
     message: String,
     headers: Vec<(header::HeaderName, HeaderValue)>,
     cause: Option<Cause>,
@@ -105,7 +107,7 @@ impl Slug {
 
 impl Problem {
     pub(super) fn new(slug: Slug, message: impl Into<String>) -> Self {
-        Problem { slug, message: message.into(), headers: Vec::new(), cause: None }
+        Problem { slug, status: None, message: message.into(), headers: Vec::new(), cause: None }
     }
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
@@ -118,6 +120,12 @@ impl Problem {
 
     pub(super) fn with_header(mut self, name: header::HeaderName, value: HeaderValue) -> Self {
         self.headers.push((name, value));
+        self
+    }
+
+    /// Sets another status than the usual one of the slug.
+    pub(super) fn with_status(mut self, status: StatusCode) -> Self {
+        self.status = Some(status);
         self
     }
 
@@ -185,8 +193,9 @@ impl From<Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Problem { slug, message, headers, cause } = self;
-        let mut response = (slug.status(), Json(ProblemBody { error: slug, message })).into_response();
+        let Problem { slug, status, message, headers, cause } = self;
+        let status = status.unwrap_or_else(|| slug.status());
+        let mut response = (status, Json(ProblemBody { error: slug, message })).into_response();
         for (name, value) in headers {
             response.headers_mut().insert(name, value);
         }

@@ -1,23 +1,30 @@
 //! Serves a router over TCP. Limits connections, so that slow or many clients cannot
 //! exhaust the server, and shuts down gracefully.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::{Request, Response};
+use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tower::Service;
 
+use super::connections::{Connection, Connections, Handling, ResponseBody};
+use super::refusals::{self, Refusal};
 use super::write_timeout::WriteTimeout;
 
 /// Limits on connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// The maximum number of open connections; further ones wait to be accepted. 1,024 by default.
+    /// The maximum number of open connections; 1,024 by default. For a further one, the
+    /// server closes a connection that waits for its client: of the client address with the
+    /// most such connections, the one that has waited the longest. While all connections
+    /// handle requests, further ones wait.
     pub connections: usize,
     /// How long a client may take to send the headers of a request, including the time
     /// between two requests; 10 s by default.
@@ -45,22 +52,23 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// Serves until `stop` completes, then waits for open requests to complete.
 pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: impl Future<Output = ()>) {
-    let slots = Arc::new(Semaphore::new(limits.connections.max(1)));
+    let connections = Connections::new(limits.connections);
     let open = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.headers).max_buf_size(64 * 1024);
     tokio::pin!(stop);
     loop {
         let accepted = async {
-            // Cannot fail: the semaphore is never closed.
-            let slot = slots.clone().acquire_owned().await.ok();
-            (slot, listener.accept().await)
+            let accepted = listener.accept().await?;
+            Ok::<_, std::io::Error>((accepted, connections.slot().await))
         };
-        let (slot, stream) = tokio::select! {
-            (slot, accepted) = accepted => match accepted {
-                Ok((stream, _)) => (slot, stream),
+        let (stream, address, slot) = tokio::select! {
+            accepted = accepted => match accepted {
+                Ok(((stream, address), slot)) => (stream, address, slot),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection; trying again");
+                    // Usually there are no more file descriptors.
+                    connections.close_longest_waiting();
                     tokio::time::sleep(PAUSE_AFTER_ERROR).await;
                     continue;
                 }
@@ -70,18 +78,53 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: 
         // Responses are written in one piece, so waiting to fill a packet would only
         // delay them.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let stream = TokioIo::new(WriteTimeout::new(stream, limits.reading));
-        let connection = open.watch(http.serve_connection(stream, service));
+        let opened = connections.add(address.ip(), slot);
+        let connection = opened.connection().clone();
+        let stream = TokioIo::new(WriteTimeout::new(stream, limits.reading, connection.clone()));
+        let service = service(router.clone(), connection.clone());
+        let served = open.watch(http.serve_connection(stream, service));
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended early");
+            tokio::select! {
+                ended = served => if let Err(error) = ended {
+                    report_error(&error, &connection);
+                },
+                () = opened.closed() => {}
             }
-            drop(slot);
         });
     }
     drop(listener);
     if tokio::time::timeout(limits.grace, open.shutdown()).await.is_err() {
         tracing::warn!("stopped before all open requests were complete");
     }
+}
+
+/// The router as a service of one connection.
+fn service(
+    router: Router,
+    connection: Arc<Connection>,
+) -> impl hyper::service::Service<
+    Request<Incoming>,
+    Response = Response<ResponseBody>,
+    Error = Infallible,
+    Future: Send + 'static,
+> {
+    hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        let handling = Handling::begin(connection.clone());
+        if !request.body().is_end_stream() {
+            request.extensions_mut().insert(connection.clone());
+        }
+        // A router is always ready.
+        let response = router.clone().call(request);
+        async move { Ok(response.await?.map(|body| ResponseBody { body, _handling: handling })) }
+    })
+}
+
+fn report_error(error: &hyper::Error, connection: &Connection) {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    if source.is_some_and(|source| source.kind() == std::io::ErrorKind::TimedOut) {
+        refusals::report(Refusal::NotReading);
+    } else if error.is_timeout() && connection.has_received() {
+        refusals::report(Refusal::HeaderTimeout);
+    }
+    tracing::debug!(%error, "a connection ended early");
 }

@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,10 +12,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+use super::connections::Connection;
+
 /// Fails writes after the other end has read nothing for `timeout`.
 pub(super) struct WriteTimeout {
     stream: TcpStream,
     timeout: Duration,
+    connection: Arc<Connection>,
     /// When the pending write fails. Only meaningful while `is_pending`.
     deadline: Pin<Box<Sleep>>,
     /// Whether a write waits for the other end to read.
@@ -22,8 +26,9 @@ pub(super) struct WriteTimeout {
 }
 
 impl WriteTimeout {
-    pub(super) fn new(stream: TcpStream, timeout: Duration) -> Self {
-        WriteTimeout { stream, timeout, deadline: Box::pin(tokio::time::sleep(timeout)), is_pending: false }
+    pub(super) fn new(stream: TcpStream, timeout: Duration, connection: Arc<Connection>) -> Self {
+        let deadline = Box::pin(tokio::time::sleep(timeout));
+        WriteTimeout { stream, timeout, connection, deadline, is_pending: false }
     }
 
     /// Passes the result of a write on, or fails if it has been pending for too long.
@@ -47,7 +52,12 @@ impl AsyncRead for WriteTimeout {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            self.connection.note_received();
+        }
+        read
     }
 }
 

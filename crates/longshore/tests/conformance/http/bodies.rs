@@ -1,10 +1,12 @@
 //! Request bodies that serde would accept silently, or that clients often get wrong.
 
-use longshore::api::{Admission, Api};
+use longshore::api::{Admission, Api, Limits};
 use longshore::{NewKind, UnknownKinds};
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
-use super::client::HttpClient;
+use super::client::{HttpClient, parse};
 use crate::fixture::{Fixture, job, raw};
 
 cases! {
@@ -17,6 +19,7 @@ cases! {
     a_kind_with_an_unusable_schema_refuses_jobs,
     follow_ups_are_subject_to_the_limit_on_waiting_jobs,
     each_job_of_a_batch_is_validated_like_a_single_job,
+    a_compressed_body_is_refused_before_it_is_read,
 }
 
 async fn an_array_is_not_accepted_in_place_of_an_object(fixture: Fixture) {
@@ -165,4 +168,25 @@ async fn each_job_of_a_batch_is_validated_like_a_single_job(fixture: Fixture) {
         assert_eq!(error, slug, "{message}");
         assert!(message.contains(part), "{message}");
     }
+}
+
+async fn a_compressed_body_is_refused_before_it_is_read(fixture: Fixture) {
+    let http = HttpClient::new(&fixture).listening(Limits::default()).await;
+    for path in ["/jobs", "/jobs/batch", "/sweep", "/leases"] {
+        let headers = [("content-type", "application/json"), ("content-encoding", "gzip")];
+        let refused = http.send("POST", path, &headers, "\u{1f}\u{8b}").await;
+        let refused = refused.expect_problem(415, "unsupported_media_type", "`gzip`");
+        assert_eq!(refused.header("accept-encoding"), "identity");
+    }
+    let mut announced = TcpStream::connect(http.address()).await.expect("connect");
+    let head = "POST /jobs HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+                content-encoding: identity, br\r\ncontent-length: 9\r\n\r\n";
+    announced.write_all(head.as_bytes()).await.expect("write");
+    let mut response = vec![0; 4096];
+    // The response arrives although no byte of the body was sent.
+    let length = announced.read(&mut response).await.expect("a response");
+    parse(&response[..length]).expect_problem(415, "unsupported_media_type", "`br`");
+    let headers = [("content-type", "application/json"), ("content-encoding", "identity")];
+    let body = json!({ "kind": "greet", "payload": 1 }).to_string();
+    http.send("POST", "/jobs", &headers, &body).await.expect_status(201);
 }

@@ -4,23 +4,30 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use longshore::UnknownKinds;
-use longshore::api::{Api, Limits};
+use longshore::api::{Api, BodyLimits, Limits};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::client::{HttpClient, parse};
-use crate::fixture::{Engine, Fixture, SECOND};
+use crate::fixture::{Engine, Fixture, SECOND, job};
+use crate::worker::until;
 
 cases! {
     a_client_that_never_finishes_its_headers_is_disconnected,
     an_idle_client_is_disconnected,
     a_client_that_never_reads_is_disconnected,
-    connections_over_the_limit_wait,
+    an_idle_connection_is_closed_in_favour_of_a_new_one,
     disconnected_clients_leave_no_open_transactions,
     a_client_that_sends_headers_byte_by_byte_is_disconnected,
     a_client_that_sends_its_body_byte_by_byte_gets_a_timeout,
-    a_connection_over_the_limit_is_served_only_after_another_one_closes,
+    a_body_that_arrives_too_slowly_gets_a_timeout_before_the_request_does,
+    a_slow_body_of_sufficient_rate_is_accepted,
+    with_too_many_bodies_the_one_that_takes_the_longest_is_refused,
+    clients_with_slow_bodies_do_not_keep_others_out,
+    clients_with_slow_headers_do_not_keep_others_out,
+    clients_that_do_not_read_do_not_keep_others_out,
+    a_connection_over_the_limit_waits_while_all_others_handle_requests,
     a_too_large_batch_is_refused_before_it_is_read,
 }
 
@@ -62,19 +69,11 @@ async fn a_client_that_never_reads_is_disconnected(fixture: Fixture) {
     drop(sending.await);
 }
 
-async fn connections_over_the_limit_wait(fixture: Fixture) {
-    let limits = Limits { connections: 1, ..Limits::default() };
-    let http = HttpClient::new(&fixture).listening(limits).await;
-    let first = TcpStream::connect(http.address()).await.expect("connect");
-    let waiting = tokio::spawn({
-        let http = http.clone();
-        async move { http.get("/health").await.expect_status(200) }
-    });
-    // The second connection is served only after the first one closes, even if it has already
-    // sent its request.
-    tokio::task::yield_now().await;
-    drop(first);
-    waiting.await.expect("task");
+async fn an_idle_connection_is_closed_in_favour_of_a_new_one(fixture: Fixture) {
+    let http = HttpClient::new(&fixture).listening(Limits { connections: 1, ..few_connections() }).await;
+    let mut idle = TcpStream::connect(http.address()).await.expect("connect");
+    http.get("/health").await.expect_status(200);
+    assert_eq!(idle.read(&mut [0; 1]).await.ok().unwrap_or_default(), 0, "it is still open");
 }
 
 async fn disconnected_clients_leave_no_open_transactions(fixture: Fixture) {
@@ -128,39 +127,166 @@ async fn a_client_that_sends_headers_byte_by_byte_is_disconnected(fixture: Fixtu
     http.get("/health").await.expect_status(200);
 }
 
+/// The headers of a request with a body of this length.
+fn post(path: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    )
+}
+
 async fn a_client_that_sends_its_body_byte_by_byte_gets_a_timeout(fixture: Fixture) {
     let http = HttpClient::for_api(Api::new(fixture.client()).timeout(Duration::from_millis(100)));
     let http = http.listening(Limits::default()).await;
-    let head =
-        "POST /jobs HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n";
-    parse(&trickle(&http, head).await).expect_problem(504, "timeout", "100ms");
+    let response = parse(&trickle(&http, &post("/jobs", 1_000_000)).await);
+    let response = response.expect_problem(408, "timeout", "send it faster");
+    assert_eq!(response.header("connection"), "close");
     http.get("/health").await.expect_status(200);
 }
 
-async fn a_connection_over_the_limit_is_served_only_after_another_one_closes(fixture: Fixture) {
-    const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n";
-    let http = HttpClient::new(&fixture).listening(Limits { connections: 1, ..Limits::default() }).await;
-    let mut first = TcpStream::connect(http.address()).await.expect("connect");
-    let mut buffer = [0; 4096];
-    let mut second = None;
-    // Long enough for a server that would serve both.
-    for _ in 0..20 {
-        first.write_all(REQUEST).await.expect("write");
-        assert!(first.read(&mut buffer).await.expect("a response") > 0);
-        if second.is_none() {
+async fn a_body_that_arrives_too_slowly_gets_a_timeout_before_the_request_does(fixture: Fixture) {
+    let bodies = BodyLimits { timeout: Duration::from_millis(100), ..BodyLimits::default() };
+    let api = Api::new(fixture.client()).timeout(600 * SECOND).bodies(bodies);
+    let http = HttpClient::for_api(api).listening(Limits::default()).await;
+    let mut slow = TcpStream::connect(http.address()).await.expect("connect");
+    slow.write_all(post("/jobs", 100).as_bytes()).await.expect("write");
+    let mut response = Vec::new();
+    // Returns because the server closes the connection.
+    let _ = slow.read_to_end(&mut response).await;
+    parse(&response).expect_problem(408, "timeout", "send it faster");
+}
+
+async fn a_slow_body_of_sufficient_rate_is_accepted(fixture: Fixture) {
+    // The time for the first byte is over at once. Each byte then extends it by a minute.
+    let bodies =
+        BodyLimits { timeout: Duration::from_millis(1), min_rate: 1, in_total: 1, ..BodyLimits::default() };
+    let api =
+        Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).timeout(600 * SECOND).bodies(bodies);
+    let http = HttpClient::for_api(api).listening(Limits::default()).await;
+    let body = json!({ "kind": "greet", "payload": "x".repeat(100) }).to_string();
+    let (start, end) = body.split_at(60);
+    let mut slow = TcpStream::connect(http.address()).await.expect("connect");
+    slow.write_all(format!("{}{start}", post("/jobs", body.len())).as_bytes()).await.expect("write");
+    for _ in 0..3 {
+        http.get("/health").await.expect_status(200);
+    }
+    slow.write_all(end.as_bytes()).await.expect("write");
+    let mut response = vec![0; 4096];
+    let length = slow.read(&mut response).await.expect("a response");
+    parse(&response[..length]).expect_status(201);
+}
+
+async fn with_too_many_bodies_the_one_that_takes_the_longest_is_refused(fixture: Fixture) {
+    for (in_total, per_client) in [(2, 100), (100, 2)] {
+        let bodies = BodyLimits { in_total, per_client, timeout: 600 * SECOND, ..BodyLimits::default() };
+        let api = Api::new(fixture.client()).timeout(600 * SECOND).bodies(bodies);
+        let api = api.unknown_kinds(UnknownKinds::Allow);
+        let http = HttpClient::for_api(api).listening(Limits::default()).await;
+        let mut slow = Vec::new();
+        for _ in 0..3 {
             let mut stream = TcpStream::connect(http.address()).await.expect("connect");
-            stream.write_all(REQUEST).await.expect("write");
-            second = Some(stream);
+            stream.write_all(post("/jobs", 100).as_bytes()).await.expect("write");
+            slow.push(stream);
+            // The server has read the headers of the first one before the last one connects.
+            http.get("/health").await.expect_status(200);
+        }
+        let mut response = Vec::new();
+        // Returns because the server closes the connection.
+        let _ = slow[0].read_to_end(&mut response).await;
+        parse(&response).expect_problem(408, "timeout", "too many bodies");
+        // A body that arrives with its headers is not counted.
+        let body = json!({ "kind": "greet", "payload": 1 }).to_string();
+        let mut fast = TcpStream::connect(http.address()).await.expect("connect");
+        fast.write_all(format!("{}{body}", post("/jobs", body.len())).as_bytes()).await.expect("write");
+        let mut response = vec![0; 4096];
+        let length = fast.read(&mut response).await.expect("a response");
+        parse(&response[..length]).expect_status(201);
+        for stream in &slow[1..] {
+            let early = stream.try_read(&mut [0; 1]).map_err(|error| error.kind());
+            assert_eq!(early, Err(ErrorKind::WouldBlock), "another body was refused");
         }
     }
-    let mut second = second.expect("a connection");
-    let early = second.try_read(&mut buffer).map_err(|error| error.kind());
-    assert_eq!(early, Err(ErrorKind::WouldBlock), "it was served while the first was open");
-    drop(first);
-    assert!(
-        second.read(&mut buffer).await.expect("a response") > 0,
-        "it must be served after the first closed"
-    );
+}
+
+/// More connections than this are closed or wait.
+const FEW: usize = 8;
+
+/// Opens more connections than there are slots. Each sends `bytes` and then nothing.
+async fn occupy(http: &HttpClient, bytes: &[u8]) -> Vec<TcpStream> {
+    let mut streams = Vec::new();
+    for _ in 0..2 * FEW {
+        let mut stream = TcpStream::connect(http.address()).await.expect("connect");
+        stream.write_all(bytes).await.expect("write");
+        streams.push(stream);
+    }
+    streams
+}
+
+/// Fails unless health checks, lease calls and new jobs are served.
+async fn must_be_served(http: &HttpClient) {
+    let requests = async {
+        for _ in 0..3 {
+            http.get("/health").await.expect_status(200);
+            http.post("/leases", &json!({})).await.expect_status(200);
+            http.post("/jobs", &json!({ "kind": "greet", "payload": 1 })).await.expect_status(201);
+        }
+    };
+    tokio::time::timeout(15 * SECOND, requests).await.expect("slow clients keep others out");
+}
+
+/// The timeouts are longer than the case.
+fn few_connections() -> Limits {
+    Limits { connections: FEW, headers: 600 * SECOND, reading: 600 * SECOND, ..Limits::default() }
+}
+
+async fn clients_with_slow_bodies_do_not_keep_others_out(fixture: Fixture) {
+    let http = HttpClient::new(&fixture).listening(few_connections()).await;
+    let slow = occupy(&http, format!("{}{{", post("/jobs", 1000)).as_bytes()).await;
+    must_be_served(&http).await;
+    drop(slow);
+}
+
+async fn clients_with_slow_headers_do_not_keep_others_out(fixture: Fixture) {
+    let http = HttpClient::new(&fixture).listening(few_connections()).await;
+    let slow = occupy(&http, b"GET /health HTTP/1.1\r\nhost: a\r\nx-slow: ").await;
+    must_be_served(&http).await;
+    drop(slow);
+}
+
+async fn clients_that_do_not_read_do_not_keep_others_out(fixture: Fixture) {
+    let http = HttpClient::new(&fixture).listening(few_connections()).await;
+    let requests = b"GET /api-docs/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n".repeat(500);
+    let mut slow = Vec::new();
+    for _ in 0..2 * FEW {
+        let mut stream = TcpStream::connect(http.address()).await.expect("connect");
+        let requests = requests.clone();
+        // The responses exceed all socket buffers.
+        slow.push(tokio::spawn(async move {
+            let _ = stream.write_all(&requests).await;
+            std::future::pending::<()>().await;
+        }));
+    }
+    must_be_served(&http).await;
+    slow.iter().for_each(|task| task.abort());
+}
+
+async fn a_connection_over_the_limit_waits_while_all_others_handle_requests(fixture: Fixture) {
+    let http = HttpClient::new(&fixture).listening(Limits { connections: 1, ..few_connections() }).await;
+    let mut first = TcpStream::connect(http.address()).await.expect("connect");
+    let body = json!({ "wait_seconds": 20 }).to_string();
+    first.write_all(format!("{}{body}", post("/leases", body.len())).as_bytes()).await.expect("write");
+    until("the call is handled", || async { !fixture.workers(None).await.expect("workers").is_empty() })
+        .await;
+    let mut second = TcpStream::connect(http.address()).await.expect("connect");
+    second.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await.expect("write");
+    // Long enough for a server that would close the first connection.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    fixture.add(job("greet")).await;
+    let mut buffer = [0; 4096];
+    let length = first.read(&mut buffer).await.expect("a response");
+    assert_eq!(parse(&buffer[..length]).expect_status(200).json()["jobs"][0]["kind"], "greet");
+    // The first connection now waits for its client.
+    let length = second.read(&mut buffer).await.expect("a response");
+    parse(&buffer[..length]).expect_status(200);
 }
 
 async fn a_too_large_batch_is_refused_before_it_is_read(fixture: Fixture) {

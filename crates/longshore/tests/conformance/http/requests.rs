@@ -6,10 +6,8 @@ use std::time::Duration;
 use longshore::api::{Admission, Api, Limits};
 use longshore::{Client, UnknownKinds};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-use super::client::{HttpClient, parse};
+use super::client::HttpClient;
 use crate::fixture::{Engine, Fixture, SECOND, job};
 
 cases! {
@@ -76,16 +74,26 @@ async fn an_unknown_host_is_refused(fixture: Fixture) {
 }
 
 async fn a_request_that_takes_too_long_gets_a_timeout(fixture: Fixture) {
-    let api = Api::new(fixture.client()).timeout(Duration::from_millis(50));
+    let api =
+        Api::new(fixture.client()).timeout(Duration::from_millis(50)).unknown_kinds(UnknownKinds::Allow);
     let http = HttpClient::for_api(api).listening(Limits::default()).await;
-    let mut slow = TcpStream::connect(http.address()).await.expect("connect");
-    let head =
-        "POST /jobs HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
-    slow.write_all(head.as_bytes()).await.expect("write");
-    // The body is never sent.
-    let mut response = Vec::new();
-    let _ = slow.read_to_end(&mut response).await;
-    parse(&response).expect_problem(504, "timeout", "50ms");
+    // The new job waits for a lock.
+    let (mut server, mut file) = (None, None);
+    match fixture.engine() {
+        Engine::Postgres => {
+            let mut connection = fixture.postgres().await;
+            sqlx::raw_sql("begin; lock table jobs").execute(&mut connection).await.expect("lock");
+            server = Some(connection);
+        }
+        Engine::Sqlite => {
+            let connection = rusqlite::Connection::open(fixture.file()).expect("open");
+            connection.execute_batch("begin immediate").expect("lock");
+            file = Some(connection);
+        }
+    }
+    let late = http.post("/jobs", &json!({ "kind": "greet", "payload": 1 })).await;
+    late.expect_problem(504, "timeout", "50ms");
+    drop((server.take(), file.take()));
 }
 
 async fn a_long_poll_ends_before_the_request_timeout(fixture: Fixture) {

@@ -1,0 +1,218 @@
+//! Receives the bodies of requests. Limits how slow they may arrive and how many may
+//! arrive at once, so that slow bodies do not occupy the server. Parsing is in `extract`.
+
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{HeaderValue, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::sync::Notify;
+
+use super::connections::{ClientKey, Connection, longest_waiting};
+use super::problem::{ApiResult, Problem, Slug};
+use super::refusals::{self, Refusal};
+
+/// Limits on the bodies of requests. A body that arrives together with its headers, as
+/// those of most requests do, is not limited by them.
+#[derive(Clone, Debug)]
+pub struct BodyLimits {
+    /// How long a body may take to arrive, in addition to its length divided by
+    /// `min_rate`; 10 s by default. It never takes longer than the request may.
+    pub timeout: Duration,
+    /// The rate in bytes per second that a body must have after `timeout`; 64 KiB by
+    /// default.
+    pub min_rate: u32,
+    /// How many bodies may arrive at once; 512 by default. If there are more, the
+    /// request whose body has taken the longest gets the status 408.
+    pub in_total: usize,
+    /// How many of them may come from one client address; 256 by default.
+    pub per_client: usize,
+}
+
+impl Default for BodyLimits {
+    fn default() -> Self {
+        BodyLimits { timeout: Duration::from_secs(10), min_rate: 64 * 1024, in_total: 512, per_client: 256 }
+    }
+}
+
+/// The bodies that are arriving.
+#[derive(Debug)]
+pub(super) struct Bodies {
+    limits: BodyLimits,
+    /// Oldest first.
+    arriving: Mutex<Vec<Arc<Arriving>>>,
+}
+
+#[derive(Debug)]
+struct Arriving {
+    client: Option<ClientKey>,
+    since: Instant,
+    /// Notified if the body must make room for others.
+    stop: Notify,
+}
+
+impl Bodies {
+    pub(super) fn new(limits: BodyLimits) -> Arc<Self> {
+        Arc::new(Bodies { limits, arriving: Mutex::default() })
+    }
+
+    fn begin(self: &Arc<Self>, client: Option<ClientKey>) -> Slot {
+        let body = Arc::new(Arriving { client, since: Instant::now(), stop: Notify::new() });
+        let mut arriving = self.arriving();
+        arriving.push(body.clone());
+        let of_client = arriving.iter().filter(|other| client.is_some() && other.client == client).count();
+        let excess = if of_client > self.limits.per_client.max(1) {
+            arriving.iter().position(|other| other.client == client)
+        } else if arriving.len() > self.limits.in_total.max(1) {
+            longest_waiting(arriving.iter().enumerate().map(|(i, other)| (other.client, other.since, i)))
+        } else {
+            None
+        };
+        if let Some(excess) = excess {
+            arriving.remove(excess).stop.notify_one();
+        }
+        drop(arriving);
+        Slot { bodies: self.clone(), body }
+    }
+
+    fn arriving(&self) -> MutexGuard<'_, Vec<Arc<Arriving>>> {
+        self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of a body among those that are arriving.
+struct Slot {
+    bodies: Arc<Bodies>,
+    body: Arc<Arriving>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.bodies.arriving().retain(|body| !Arc::ptr_eq(body, &self.body));
+    }
+}
+
+/// What is needed to receive the body of one request. In the extensions of every
+/// request that has a body.
+#[derive(Clone, Debug)]
+pub(super) struct BodyReceiver {
+    bodies: Arc<Bodies>,
+    /// When the request must be complete.
+    deadline: Instant,
+}
+
+impl BodyReceiver {
+    /// `timeout` is that of the whole request.
+    pub(super) fn new(bodies: Arc<Bodies>, timeout: Duration) -> Self {
+        // A little earlier than the timeout of the request: a slow body is an error of
+        // the client (408) and not of the server (504).
+        BodyReceiver { bodies, deadline: Instant::now() + timeout - timeout / 16 }
+    }
+
+    /// Receives the body of a request, up to `limit` bytes.
+    pub(super) async fn receive(&self, request: Request, limit: usize) -> ApiResult<Bytes> {
+        let connection = request.extensions().get::<Arc<Connection>>().cloned();
+        let address = request.extensions().get::<ConnectInfo<std::net::SocketAddr>>();
+        let client = match &connection {
+            Some(connection) => connection.client(),
+            None => address.and_then(|ConnectInfo(address)| ClientKey::of(address.ip())),
+        };
+        let body = Limited::new(request.into_body(), limit);
+        let received = AtomicU64::new(0);
+        let mut receiving = pin!(collect(body, &received, limit));
+        let started = Instant::now();
+        if let Some(body) = poll_once(receiving.as_mut()).await {
+            return body;
+        }
+        let _waiting = connection.map(|connection| connection.wait_for_body());
+        let slot = self.bodies.begin(client);
+        loop {
+            let deadline = self.deadline(started, received.load(Ordering::Relaxed));
+            tokio::select! {
+                biased;
+                body = receiving.as_mut() => return body,
+                () = slot.body.stop.notified() => {
+                    refusals::report(Refusal::BodyLimit);
+                    return Err(refused(
+                        "too many bodies arrive at once, and this one has taken the longest; send the request \
+                         again".into(),
+                    ));
+                }
+                () = tokio::time::sleep_until(deadline.into()) => {}
+            }
+            // Bytes that arrived meanwhile extend the deadline.
+            if self.deadline(started, received.load(Ordering::Relaxed)) <= Instant::now() {
+                refusals::report(Refusal::BodyTimeout);
+                return Err(refused(format!(
+                    "the body did not arrive within {:?}; send it faster, or split it over several requests",
+                    started.elapsed()
+                )));
+            }
+        }
+    }
+
+    /// When a body must have arrived of which `received` bytes have.
+    fn deadline(&self, started: Instant, received: u64) -> Instant {
+        let BodyLimits { timeout, min_rate, .. } = self.bodies.limits;
+        let extra = Duration::from_millis(received.saturating_mul(1000) / u64::from(min_rate.max(1)));
+        self.deadline.min(started + timeout + extra)
+    }
+}
+
+/// A response that ends the connection, because the rest of the body is not read.
+fn refused(message: String) -> Problem {
+    Problem::new(Slug::Timeout, message)
+        .with_status(StatusCode::REQUEST_TIMEOUT)
+        .with_header(header::CONNECTION, HeaderValue::from_static("close"))
+}
+
+/// Reads a body to its end. Counts the bytes in `received`.
+async fn collect(mut body: Limited<Body>, received: &AtomicU64, limit: usize) -> ApiResult<Bytes> {
+    let mut first = Bytes::new();
+    let mut all: Vec<u8> = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                too_large(limit)
+            } else {
+                Problem::bad_request("the body ended early; send the whole body")
+            }
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        received.fetch_add(data.len() as u64, Ordering::Relaxed);
+        // Most bodies are one piece, which need not be copied.
+        if first.is_empty() && all.is_empty() {
+            first = data;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&data);
+        }
+    }
+    Ok(if all.is_empty() { first } else { all.into() })
+}
+
+pub(super) fn too_large(limit: usize) -> Problem {
+    Problem::new(
+        Slug::TooLarge,
+        format!(
+            "the body is larger than {limit} bytes; store the data elsewhere and enqueue a reference, \
+             or split it over several requests"
+        ),
+    )
+}
+
+/// Polls a future once. Returns its result if it is ready.
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    std::future::poll_fn(|cx| {
+        Poll::Ready(match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}

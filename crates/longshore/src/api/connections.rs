@@ -1,0 +1,283 @@
+//! Open connections and how long each has been waiting for its client. When all are in
+//! use, the server closes one that waits for its client, so that slow or silent clients
+//! cannot keep others out.
+//!
+//! A connection waits for its client while it has no complete request: between two
+//! requests, and while headers or a slow body arrive. It also waits while a client reads
+//! a response that is already complete. A connection whose request is being handled is
+//! never closed. Timeouts are in `serve`, `bodies` and `write_timeout`.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::refusals::{self, Refusal};
+
+/// A connection is closed in favour of a new one only after it has waited for its client
+/// for this long. A client sends its first request immediately, so a flood of new
+/// connections does not close the connections of such clients.
+const MIN_WAIT: Duration = Duration::from_millis(100);
+/// How soon to look again for a connection to close.
+const LOOK_AGAIN: Duration = Duration::from_millis(25);
+
+/// The connections of a server.
+pub(super) struct Connections {
+    slots: Arc<Semaphore>,
+    open: Mutex<Vec<Arc<Connection>>>,
+}
+
+impl Connections {
+    pub(super) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Connections { slots: Arc::new(Semaphore::new(limit.max(1))), open: Mutex::default() })
+    }
+
+    /// Waits until there may be one more connection. Closes another one if necessary.
+    pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(slot) = self.slots.clone().try_acquire_owned() {
+            return Some(slot);
+        }
+        loop {
+            if !self.close_longest_waiting() {
+                refusals::report_all_busy();
+            }
+            if let Ok(slot) = tokio::time::timeout(LOOK_AGAIN, self.slots.clone().acquire_owned()).await {
+                // Cannot fail: the semaphore is never closed.
+                return slot.ok();
+            }
+        }
+    }
+
+    /// Adds a connection until the result is dropped.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        client: IpAddr,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> OpenConnection {
+        let connection = Arc::new(Connection {
+            client: ClientKey::of(client),
+            opened: Instant::now(),
+            waiting_since: AtomicU64::new(WAITING_SINCE_OPENED),
+            has_received: AtomicBool::new(false),
+            close: Notify::new(),
+        });
+        self.open().push(connection.clone());
+        OpenConnection { connections: self.clone(), connection, _slot: slot }
+    }
+
+    /// Closes the connection that has waited for its client the longest. Returns whether
+    /// there is one.
+    pub(super) fn close_longest_waiting(&self) -> bool {
+        let Some(connection) = self.take_longest_waiting() else { return false };
+        refusals::report(Refusal::ConnectionLimit);
+        connection.close.notify_one();
+        true
+    }
+
+    fn take_longest_waiting(&self) -> Option<Arc<Connection>> {
+        let mut open = self.open();
+        let waiting = open.iter().enumerate().filter_map(|(i, connection)| {
+            let since = connection.waiting_since()?;
+            (since.elapsed() >= MIN_WAIT).then_some((connection.client, since, i))
+        });
+        longest_waiting(waiting).map(|i| open.swap_remove(i))
+    }
+
+    fn open(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Of the client with the most entries, the one that waits the longest. So a client that
+/// opens many connections affects itself and not the others.
+pub(super) fn longest_waiting<T>(
+    waiting: impl Iterator<Item = (Option<ClientKey>, Instant, T)>,
+) -> Option<T> {
+    let mut by_client: HashMap<Option<ClientKey>, (usize, Instant, T)> = HashMap::new();
+    for (client, since, item) in waiting {
+        match by_client.get_mut(&client) {
+            None => {
+                by_client.insert(client, (1, since, item));
+            }
+            Some((count, oldest, oldest_item)) => {
+                *count += 1;
+                if since < *oldest {
+                    (*oldest, *oldest_item) = (since, item);
+                }
+            }
+        }
+    }
+    let most = by_client.into_values().max_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+    most.map(|(_, _, item)| item)
+}
+
+/// A client, as far as it can be told from its address: an IPv4 address or an IPv6
+/// network of 64 bits, which is what one host usually has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ClientKey(IpAddr);
+
+impl ClientKey {
+    pub(super) fn of(address: IpAddr) -> Option<Self> {
+        Some(ClientKey(match address.to_canonical() {
+            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
+            address => address,
+        }))
+    }
+}
+
+/// One connection. Requests that carry a body have it in their extensions.
+pub(super) struct Connection {
+    client: Option<ClientKey>,
+    opened: Instant,
+    /// Since when it waits for its client: milliseconds after `opened`, or `BUSY`. An
+    /// atomic, because every request changes it.
+    waiting_since: AtomicU64,
+    /// Whether the client has sent anything since the connection waits for it.
+    has_received: AtomicBool,
+    close: Notify,
+}
+
+const WAITING_SINCE_OPENED: u64 = 0;
+const BUSY: u64 = u64::MAX;
+
+impl Connection {
+    pub(super) fn client(&self) -> Option<ClientKey> {
+        self.client
+    }
+
+    /// Whether the client has started a request and not completed it.
+    pub(super) fn has_received(&self) -> bool {
+        self.has_received.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_received(&self) {
+        self.has_received.store(true, Ordering::Relaxed);
+    }
+
+    fn waiting_since(&self) -> Option<Instant> {
+        match self.waiting_since.load(Ordering::Relaxed) {
+            BUSY => None,
+            millis => Some(self.opened + Duration::from_millis(millis)),
+        }
+    }
+
+    fn wait_for_client(&self) {
+        let millis = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(BUSY - 1);
+        self.waiting_since.store(millis, Ordering::Relaxed);
+    }
+
+    fn handle_request(&self) {
+        self.waiting_since.store(BUSY, Ordering::Relaxed);
+    }
+
+    /// Marks the connection as waiting for its client until the result is dropped.
+    pub(super) fn wait_for_body(self: &Arc<Self>) -> impl Drop + use<> {
+        struct Waiting(Arc<Connection>);
+        impl Drop for Waiting {
+            fn drop(&mut self) {
+                self.0.handle_request();
+            }
+        }
+        self.wait_for_client();
+        Waiting(self.clone())
+    }
+}
+
+/// An open connection. Dropping it removes it from the list and frees its slot.
+pub(super) struct OpenConnection {
+    connections: Arc<Connections>,
+    connection: Arc<Connection>,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+impl OpenConnection {
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Waits until the server closes this connection in favour of another one.
+    pub(super) async fn closed(&self) {
+        self.connection.close.notified().await;
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.connections.open().retain(|open| !Arc::ptr_eq(open, &self.connection));
+    }
+}
+
+/// The time in which a connection handles a request: until the response is complete.
+pub(super) struct Handling(Arc<Connection>);
+
+impl Handling {
+    pub(super) fn begin(connection: Arc<Connection>) -> Self {
+        connection.handle_request();
+        Handling(connection)
+    }
+}
+
+impl Drop for Handling {
+    fn drop(&mut self) {
+        self.0.has_received.store(false, Ordering::Relaxed);
+        self.0.wait_for_client();
+    }
+}
+
+/// The body of a response. The request is handled until this is dropped.
+pub(super) struct ResponseBody {
+    pub(super) body: Body,
+    pub(super) _handling: Handling,
+}
+
+impl hyper::body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_client_with_the_most_connections_loses_its_oldest() {
+        let at = |seconds: u64| Instant::now() + Duration::from_secs(seconds);
+        let client = |last: u8| ClientKey::of(IpAddr::from([10, 0, 0, last]));
+        let waiting = [(client(1), at(1), "a"), (client(2), at(3), "b"), (client(2), at(2), "c")];
+        assert_eq!(longest_waiting(waiting.into_iter()), Some("c"));
+        let waiting = [(client(1), at(1), "a"), (client(2), at(3), "b"), (None, at(2), "c")];
+        assert_eq!(longest_waiting(waiting.into_iter()), Some("a"));
+        assert_eq!(longest_waiting::<u8>(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_one_client() {
+        let key = |text: &str| ClientKey::of(text.parse().unwrap());
+        assert_eq!(key("2001:db8:1:2::1"), key("2001:db8:1:2:ffff::9"));
+        assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
+        assert_eq!(key("::ffff:10.0.0.1"), key("10.0.0.1"));
+        assert_ne!(key("10.0.0.2"), key("10.0.0.1"));
+    }
+}

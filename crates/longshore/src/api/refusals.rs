@@ -1,0 +1,70 @@
+//! Counts and logs the clients that the server does not wait for any longer. The log
+//! has at most one line per reason and interval, because an attacker decides how many
+//! there are.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The minimum time between two log lines for the same reason.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Why the server closed a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// All connections were in use, and this one waited for its client the longest.
+    ConnectionLimit,
+    /// The headers of a request took too long.
+    HeaderTimeout,
+    /// The body of a request took too long.
+    BodyTimeout,
+    /// Too many bodies arrived at once, and this one took the longest.
+    BodyLimit,
+    /// The client did not read its response.
+    NotReading,
+}
+
+impl Refusal {
+    /// The label in the metric.
+    fn label(self) -> &'static str {
+        match self {
+            Refusal::ConnectionLimit => "connection_limit",
+            Refusal::HeaderTimeout => "header_timeout",
+            Refusal::BodyTimeout => "body_timeout",
+            Refusal::BodyLimit => "body_limit",
+            Refusal::NotReading => "not_reading",
+        }
+    }
+}
+
+/// When a line was last logged, and how many were left out since.
+type Line = Mutex<(Option<Instant>, u64)>;
+
+/// Counts a closed connection, and logs it unless another one was logged recently.
+pub(super) fn report(refusal: Refusal) {
+    static LINES: [Line; 5] = [const { Mutex::new((None, 0)) }; 5];
+    let reason = refusal.label();
+    metrics::counter!("longshore_http_connections_closed_total", "reason" => reason).increment(1);
+    if let Some(connections) = lines_due(&LINES[refusal as usize]) {
+        tracing::warn!(reason, connections, "closed connections of slow or too many clients");
+    }
+}
+
+/// Logs that a new connection waits because all others are busy.
+pub(super) fn report_all_busy() {
+    static LINE: Line = Mutex::new((None, 0));
+    if lines_due(&LINE).is_some() {
+        tracing::warn!("all connections are in use by requests in progress; new ones wait; raise the limit");
+    }
+}
+
+/// Adds one, and returns how many there were since the last line if a line is due.
+fn lines_due(line: &Line) -> Option<u64> {
+    let mut line = line.lock().unwrap_or_else(PoisonError::into_inner);
+    let (last, count) = &mut *line;
+    *count += 1;
+    if last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
+        return None;
+    }
+    *last = Some(Instant::now());
+    Some(std::mem::take(count))
+}
