@@ -3,13 +3,11 @@
 //! Which scope a route requires is set in
 //! [`RouteTable`](super::route_table::RouteTable), where routes are added.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::{Future, ready};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task;
-use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
@@ -20,15 +18,10 @@ use tower::{Layer, Service};
 
 use super::admission::Limiter;
 use super::problem::{ApiResult, Problem, Slug};
+use super::token_lookup::TokenLookup;
 use crate::client::Client;
 use crate::enqueue::{UniqueMode, ValidJob};
 use crate::store::{Scope, TokenRecord};
-
-/// How long a looked-up token is cached. A revoked token stays valid for at most
-/// this long.
-const TOKEN_CACHE_TTL: Duration = Duration::from_secs(2);
-/// How many tokens are cached. When the cache is full, it is emptied.
-const MAX_CACHED_TOKENS: usize = 10_000;
 
 /// Who may use the API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,13 +40,8 @@ pub enum Access {
 pub(super) struct Guard {
     access: Access,
     limiter: Arc<Limiter>,
-    client: Client,
-    cache: Mutex<TokenCache>,
+    tokens: Arc<TokenLookup>,
 }
-
-/// Tokens by the hash of their secret, with the time of the lookup. `None` means
-/// that there is no such token.
-type TokenCache = HashMap<[u8; 32], (Instant, Option<Arc<TokenRecord>>)>;
 
 /// Who sent a request. The scope check adds it to every request it lets through.
 #[derive(Clone, Debug)]
@@ -178,7 +166,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 
 impl Guard {
     pub(super) fn new(access: Access, client: Client, limiter: Arc<Limiter>) -> Arc<Self> {
-        Arc::new(Guard { access, limiter, client, cache: Mutex::default() })
+        Arc::new(Guard { access, limiter, tokens: TokenLookup::new(client) })
     }
 
     pub(super) fn requires_tokens(&self) -> bool {
@@ -189,7 +177,7 @@ impl Guard {
     pub(super) async fn admit(&self, headers: &HeaderMap, scope: Scope) -> ApiResult<Caller> {
         match self.admit_from_cache(headers, scope) {
             Some(admitted) => admitted,
-            None => self.look_up(sent_token_hash(headers)?, scope).await,
+            None => authorize(self.tokens.find(sent_token_hash(headers)?).await?, scope),
         }
     }
 
@@ -203,19 +191,7 @@ impl Guard {
             Ok(hash) => hash,
             Err(problem) => return Some(Err(problem)),
         };
-        let (at, token) = self.cache().get(&hash).cloned()?;
-        (at.elapsed() < TOKEN_CACHE_TTL).then(|| authorize(token, scope))
-    }
-
-    async fn look_up(&self, hash: [u8; 32], scope: Scope) -> ApiResult<Caller> {
-        let token = self.client.token(&hash).await?.map(Arc::new);
-        let mut known = self.cache();
-        if known.len() >= MAX_CACHED_TOKENS {
-            known.clear();
-        }
-        known.insert(hash, (Instant::now(), token.clone()));
-        drop(known);
-        authorize(token, scope)
+        self.tokens.cached(&hash).map(|token| authorize(Some(token), scope))
     }
 
     /// Counts the request against the caller's rate and adds the caller to it.
@@ -224,10 +200,6 @@ impl Guard {
         self.limiter.check_rate(&caller)?;
         request.extensions_mut().insert(caller);
         Ok(request)
-    }
-
-    fn cache(&self) -> std::sync::MutexGuard<'_, TokenCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -239,15 +211,27 @@ pub fn hash_token(secret: &str) -> [u8; 32] {
 /// The hash of the token that was sent. Tokens are looked up by hash, so the time
 /// of a lookup reveals something about the hash but not about the secret.
 fn sent_token_hash(headers: &HeaderMap) -> ApiResult<[u8; 32]> {
-    let secret = bearer(headers).ok_or_else(|| unauthorized("send `Authorization: Bearer <token>`"))?;
-    Ok(hash_token(secret))
+    match bearer(headers) {
+        Some(secret) => Ok(hash_token(secret)),
+        None => {
+            count_failure("no_token");
+            Err(unauthorized("send `Authorization: Bearer <token>`"))
+        }
+    }
 }
 
 fn authorize(token: Option<Arc<TokenRecord>>, scope: Scope) -> ApiResult<Caller> {
-    let token = token.ok_or_else(|| unauthorized("the token is unknown, expired or revoked"))?;
+    let Some(token) = token else {
+        count_failure("invalid_token");
+        return Err(unauthorized("the token is unknown, expired or revoked"));
+    };
     let caller = Caller::Token(token);
-    caller.must_have(scope)?;
+    caller.must_have(scope).inspect_err(|_| count_failure("no_scope"))?;
     Ok(caller)
+}
+
+fn count_failure(reason: &'static str) {
+    metrics::counter!("longshore_auth_failures_total", "reason" => reason).increment(1);
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -50,6 +50,7 @@ mod serve;
 mod stats;
 #[cfg(feature = "swagger")]
 mod swagger;
+mod token_lookup;
 mod write_timeout;
 
 pub use admission::Admission;

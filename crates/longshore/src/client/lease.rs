@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Ending, State};
 use crate::store::{
-    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Wakeups,
+    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Registration, Wakeups,
 };
 
 #[doc(hidden)]
@@ -27,6 +27,11 @@ impl Client {
     /// Adds a worker, or updates the queues and kinds of one that is alive.
     pub async fn register(&self, worker: &NewWorker) -> Result<()> {
         self.store.register(worker).await
+    }
+
+    /// What a worker registered with; `None` if it is unknown.
+    pub async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>> {
+        self.store.registration(worker).await
     }
 
     /// Sends a worker's heartbeat with the leases it holds. Returns those it has

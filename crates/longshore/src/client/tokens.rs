@@ -36,7 +36,13 @@ impl Client {
 
     /// Finds the token with this hash, if it is neither revoked nor expired.
     pub async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
-        self.store.token(hash).await
+        Ok(self.store.tokens_by_hash(std::slice::from_ref(hash)).await?.pop().flatten())
+    }
+
+    /// As [`token`](Client::token), for several hashes; the results are in the same order.
+    #[doc(hidden)]
+    pub async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>> {
+        self.store.tokens_by_hash(hashes).await
     }
 
     /// Lists all tokens, newest first, including revoked and expired ones.

@@ -60,7 +60,7 @@ pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{Settled, Settlement};
 pub use stats::{Ahead, CheckReport, Count, Durability, Tallied};
 pub use tokens::{NewToken, Scope, TokenRecord};
-pub use workers::{Beat, NewWorker, WorkerRecord};
+pub use workers::{Beat, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
 pub(crate) use kinds::by_name;
@@ -224,6 +224,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// and which jobs it must cancel. A worker that was declared dead stays dead.
     async fn beat(&self, worker: WorkerId, held: &[Lease]) -> Result<Beat>;
 
+    /// Returns what a worker registered with, whether it is alive or dead; `None` if it
+    /// is unknown. The cost does not depend on the number of workers and leases.
+    async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>>;
+
     /// Returns every live lease of a worker, ordered by job id, so that a worker can
     /// find what it holds after the reply to a claim was lost.
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>>;
@@ -382,9 +386,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// conflict if the id or the hash belongs to another token.
     async fn put_token(&self, token: &NewToken) -> Result<()>;
 
-    /// Returns the token with this hash, unless it is revoked or, by the engine's
-    /// clock, expired.
-    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>>;
+    /// Returns the tokens with these hashes, in the same order. A token that is unknown,
+    /// revoked or, by the engine's clock, expired is `None`.
+    async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>>;
 
     /// Lists all tokens, newest first, including revoked and expired ones.
     async fn tokens(&self) -> Result<Vec<TokenRecord>>;

@@ -41,6 +41,15 @@ impl NewWorker {
     }
 }
 
+/// What a worker registered with, as far as calls in its name depend on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The queues it claims from.
+    pub queues: Vec<String>,
+    /// The time without a heartbeat after which it is dead.
+    pub stale_after: Duration,
+}
+
 /// A worker as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

@@ -72,7 +72,7 @@ async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixtu
         store.put_kinds(&[NewKind::new("mail")]).await.expect_err("put_kinds"),
         store.kinds().await.expect_err("kinds"),
         store.tokens().await.expect_err("tokens"),
-        store.token(&[7; 32]).await.expect_err("token"),
+        store.tokens_by_hash(&[[7; 32]]).await.expect_err("tokens_by_hash"),
     ];
     for error in errors {
         assert!(error.is_schema(), "{error:?}");

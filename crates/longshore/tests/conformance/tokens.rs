@@ -9,6 +9,7 @@ use crate::fixture::*;
 
 cases! {
     a_token_is_found_by_its_hash_with_every_field,
+    several_tokens_are_found_in_the_order_of_their_hashes,
     a_token_record_does_not_contain_the_hash,
     a_revoked_token_is_not_found_but_stays_listed,
     revoking_a_token_again_keeps_the_first_time,
@@ -36,7 +37,7 @@ async fn put(fixture: &Fixture, token: &NewToken) {
 }
 
 async fn find(fixture: &Fixture, token: &NewToken) -> Option<TokenRecord> {
-    fixture.store().token(&token.hash).await.expect("token")
+    fixture.client().token(&token.hash).await.expect("token")
 }
 
 async fn tokens(fixture: &Fixture) -> Vec<TokenRecord> {
@@ -67,7 +68,20 @@ async fn a_token_is_found_by_its_hash_with_every_field(fixture: Fixture) {
     assert_eq!(find(&fixture, &token(3)).await, None);
     let mut similar = narrow.hash;
     similar[31] ^= 1;
-    assert_eq!(fixture.store().token(&similar).await.expect("token"), None);
+    assert_eq!(fixture.client().token(&similar).await.expect("token"), None);
+}
+
+async fn several_tokens_are_found_in_the_order_of_their_hashes(fixture: Fixture) {
+    let (first, second, revoked) = (token(1), token(2), token(3));
+    for token in [&first, &second, &revoked] {
+        put(&fixture, token).await;
+    }
+    assert!(fixture.store().revoke_token(revoked.id).await.expect("revoke"));
+    let hashes = [second.hash, [9; 32], revoked.hash, first.hash, second.hash];
+    let found = fixture.store().tokens_by_hash(&hashes).await.expect("tokens_by_hash");
+    let (first, second) = (record(&first, start()), record(&second, start()));
+    assert_eq!(found, [Some(second.clone()), None, None, Some(first), Some(second)]);
+    assert_eq!(fixture.store().tokens_by_hash(&[]).await.expect("tokens_by_hash"), []);
 }
 
 async fn a_token_record_does_not_contain_the_hash(fixture: Fixture) {

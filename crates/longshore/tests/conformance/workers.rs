@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use longshore::store::{Beat, Fenced, NewWorker};
+use longshore::store::{Beat, Fenced, NewWorker, Registration};
 use longshore::{Status, SweepScope, WorkerId};
 
 use crate::fixture::*;
 
 cases! {
     a_worker_record_contains_every_registered_field,
+    a_registration_is_found_by_the_workers_id,
     workers_are_listed_newest_first_with_their_leases,
     a_worker_is_stale_past_its_own_or_the_requested_threshold,
     a_worker_is_declared_dead_only_past_its_own_threshold,
@@ -50,6 +51,24 @@ async fn a_worker_record_contains_every_registered_field(fixture: Fixture) {
     assert_eq!((record.concurrency, record.stale_after), (17, Duration::from_millis(45_500)));
     assert_eq!((record.started_at, record.heartbeat_at), (start(), start() + 5 * SECOND));
     assert_eq!((record.dead_at, record.stale, record.running), (None, false, 0));
+}
+
+async fn a_registration_is_found_by_the_workers_id(fixture: Fixture) {
+    fixture.worker_with(HOUR).await;
+    let worker = NewWorker {
+        queues: vec!["letters".into(), "it's".into()],
+        stale_after: Duration::from_millis(45_500),
+        ..NewWorker::new("host-a/17")
+    };
+    fixture.store().register(&worker).await.expect("register");
+    let registration = Registration { queues: worker.queues, stale_after: worker.stale_after };
+    let find = async |id| fixture.store().registration(id).await.expect("registration");
+    assert_eq!(find(worker.id).await, Some(registration.clone()));
+    assert_eq!(find(WorkerId::new()).await, None);
+    fixture.advance(MINUTE).await;
+    fixture.sweep_now().await;
+    assert!(fixture.worker_record(worker.id).await.is_some_and(|record| record.dead_at.is_some()));
+    assert_eq!(find(worker.id).await, Some(registration), "a dead worker keeps its registration");
 }
 
 async fn workers_are_listed_newest_first_with_their_leases(fixture: Fixture) {

@@ -314,9 +314,8 @@ impl Drop for Undelivered {
 /// The `stale_after` that a worker registered with, for a worker that this server has
 /// no session of.
 async fn registered_stale_after(server: &Server, worker: WorkerId) -> ApiResult<Duration> {
-    let workers = server.client.workers(None).await?;
-    let found = workers.into_iter().find(|record| record.id == worker);
-    found.map(|record| record.stale_after).ok_or_else(|| dead_worker(server, worker))
+    let found = server.client.registration(worker).await?;
+    found.map(|found| found.stale_after).ok_or_else(|| dead_worker(server, worker))
 }
 
 /// Claims jobs until there are some, a job of this worker is cancelled, `until` has

@@ -59,9 +59,8 @@ async fn check_worker_access(server: &Server, caller: &Caller, worker: WorkerId)
     if caller.queues().is_none() {
         return Ok(());
     }
-    let workers = server.client.workers(None).await?;
-    let mut queues = workers.iter().filter(|known| known.id == worker).flat_map(|known| &known.queues);
-    queues.try_for_each(|queue| caller.may_access(queue))
+    let known = server.client.registration(worker).await?;
+    known.iter().flat_map(|known| &known.queues).try_for_each(|queue| caller.may_access(queue))
 }
 
 /// Records a call of the worker as its heartbeat. Refuses a dead worker.

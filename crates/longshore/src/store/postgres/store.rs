@@ -149,6 +149,10 @@ impl Store for PostgresStore {
         .await
     }
 
+    async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>> {
+        self.run_read(worker, |tx, worker| Box::pin(workers::registration(tx, *worker))).await
+    }
+
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.run_read(worker, |tx, worker| Box::pin(workers::leases(tx, *worker))).await
     }
@@ -318,8 +322,8 @@ impl Store for PostgresStore {
         self.run_quick(token.clone(), |tx, token| Box::pin(tokens::put_token(tx, token))).await
     }
 
-    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
-        self.run_read(*hash, |tx, hash| Box::pin(tokens::token(tx, hash))).await
+    async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>> {
+        self.run_read(hashes.to_vec(), |tx, hashes| Box::pin(tokens::tokens_by_hash(tx, hashes))).await
     }
 
     async fn tokens(&self) -> Result<Vec<TokenRecord>> {

@@ -41,17 +41,22 @@ pub(super) async fn put_token(tx: &mut Tx<'_>, token: &NewToken) -> Sql<()> {
     if stored { Ok(()) } else { Err(token.conflict().into()) }
 }
 
-const LIVE_TOKEN: &str = "
-    select id, name, scopes, queues, created_at, expires_at, revoked_at
-      from longshore.tokens
-     where hash = $1
-       and revoked_at is null
-       and (expires_at is null or expires_at > longshore.clock())";
+const LIVE_TOKENS: &str = "
+    select wanted.nth, t.id, t.name, t.scopes, t.queues, t.created_at, t.expires_at, t.revoked_at
+      from unnest($1::bytea[]) with ordinality as wanted(hash, nth)
+      join longshore.tokens t
+        on t.hash = wanted.hash
+       and t.revoked_at is null
+       and (t.expires_at is null or t.expires_at > longshore.clock())";
 
-pub(super) async fn token(tx: &mut Tx<'_>, hash: &[u8; 32]) -> Sql<Option<TokenRecord>> {
-    let row =
-        sqlx::query(tx.sql(LIVE_TOKEN)).bind(hash.as_slice()).fetch_optional(&mut *tx.connection).await?;
-    row.as_ref().map(read_token).transpose()
+pub(super) async fn tokens_by_hash(tx: &mut Tx<'_>, hashes: &[[u8; 32]]) -> Sql<Vec<Option<TokenRecord>>> {
+    let wanted: Vec<&[u8]> = hashes.iter().map(|hash| hash.as_slice()).collect();
+    let rows = sqlx::query(tx.sql(LIVE_TOKENS)).bind(wanted).fetch_all(&mut *tx.connection).await?;
+    let mut found = vec![None; hashes.len()];
+    for row in &rows {
+        found[row.try_get::<i64, _>("nth")? as usize - 1] = Some(read_token(row)?);
+    }
+    Ok(found)
 }
 
 const TOKENS: &str = "

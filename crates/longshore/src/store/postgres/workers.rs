@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
 use crate::job::{JobId, WorkerId};
-use crate::store::{Beat, Lease, NewWorker, WorkerRecord, millis};
+use crate::store::{Beat, Lease, NewWorker, Registration, WorkerRecord, millis};
 
 const REGISTER: &str = "
     insert into longshore.workers
@@ -66,6 +66,20 @@ pub(super) async fn beat(tx: &mut Tx<'_>, worker: WorkerId, held: &[Lease]) -> S
         }
     }
     Ok(Beat::Alive { lost, cancel })
+}
+
+const REGISTRATION: &str = "
+    select queues, stale_after_ms
+      from longshore.workers
+     where id = $1";
+
+pub(super) async fn registration(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<Option<Registration>> {
+    let found: Option<(Vec<String>, i64)> =
+        sqlx::query_as(tx.sql(REGISTRATION)).bind(worker.0).fetch_optional(&mut *tx.connection).await?;
+    Ok(found.map(|(queues, stale_after)| Registration {
+        queues,
+        stale_after: Duration::from_millis(stale_after as u64),
+    }))
 }
 
 pub(super) async fn leases(tx: &mut Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {

@@ -143,6 +143,10 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| workers::beat(tx, worker, &held)).await
     }
 
+    async fn registration(&self, worker: WorkerId) -> Result<Option<Registration>> {
+        self.engine.read(move |tx| workers::registration(tx, worker)).await
+    }
+
     async fn leases(&self, worker: WorkerId) -> Result<Vec<Lease>> {
         self.engine.read(move |tx| workers::leases(tx, worker)).await
     }
@@ -306,9 +310,9 @@ impl Store for SqliteStore {
         self.engine.write(move |tx| tokens::put_token(tx, &token)).await
     }
 
-    async fn token(&self, hash: &[u8; 32]) -> Result<Option<TokenRecord>> {
-        let hash = *hash;
-        self.engine.read(move |tx| tokens::token(tx, &hash)).await
+    async fn tokens_by_hash(&self, hashes: &[[u8; 32]]) -> Result<Vec<Option<TokenRecord>>> {
+        let hashes = hashes.to_vec();
+        self.engine.read(move |tx| tokens::tokens_by_hash(tx, &hashes)).await
     }
 
     async fn tokens(&self) -> Result<Vec<TokenRecord>> {

@@ -35,7 +35,7 @@ pub(super) fn put_token(tx: &Tx<'_>, token: &NewToken) -> Sql<()> {
     }
 }
 
-pub(super) fn token(tx: &Tx<'_>, hash: &[u8; 32]) -> Sql<Option<TokenRecord>> {
+pub(super) fn tokens_by_hash(tx: &Tx<'_>, hashes: &[[u8; 32]]) -> Sql<Vec<Option<TokenRecord>>> {
     const LIVE: &str = "
         select id,
                name,
@@ -48,7 +48,8 @@ pub(super) fn token(tx: &Tx<'_>, hash: &[u8; 32]) -> Sql<Option<TokenRecord>> {
          where hash = ?1
            and revoked_at is null
            and (expires_at is null or expires_at > ?2)";
-    tx.row(LIVE, params![hash, tx.now()?], read_token)
+    let now = tx.now()?;
+    hashes.iter().map(|hash| tx.row(LIVE, params![hash, now], read_token)).collect()
 }
 
 pub(super) fn tokens(tx: &Tx<'_>) -> Sql<Vec<TokenRecord>> {

@@ -7,7 +7,7 @@ use rusqlite::params;
 use super::lease::raised_flags;
 use super::tx::{Columns, Sql, Tx, json_list, micros};
 use crate::job::WorkerId;
-use crate::store::{Beat, Lease, NewWorker, WorkerRecord, millis};
+use crate::store::{Beat, Lease, NewWorker, Registration, WorkerRecord, millis};
 
 pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
     const REGISTER: &str = "
@@ -51,6 +51,20 @@ pub(super) fn beat(tx: &Tx<'_>, worker: WorkerId, held: &[Lease]) -> Sql<Beat> {
         }
     }
     Ok(Beat::Alive { lost, cancel })
+}
+
+pub(super) fn registration(tx: &Tx<'_>, worker: WorkerId) -> Sql<Option<Registration>> {
+    const REGISTRATION: &str = "
+        select queues,
+               stale_after_ms
+          from workers
+         where id = ?1";
+    tx.row(REGISTRATION, [worker.0.as_bytes()], |row| {
+        Ok(Registration {
+            queues: row.list("queues")?,
+            stale_after: row.timeout("stale_after_ms")?.unwrap_or_default(),
+        })
+    })
 }
 
 pub(super) fn leases(tx: &Tx<'_>, worker: WorkerId) -> Sql<Vec<Lease>> {

@@ -4,10 +4,12 @@
 use longshore::api::{Access, Api, Public, hash_token};
 use longshore::{NewToken, Outcome, Scope, Status, UnknownKinds};
 use serde_json::{Value, json};
+use sqlx::Connection;
 use uuid::Uuid;
 
 use super::client::HttpClient;
 use crate::fixture::{Fixture, MINUTE, job};
+use crate::worker::until;
 
 cases! {
     every_route_requires_the_scope_that_its_document_names,
@@ -17,6 +19,13 @@ cases! {
     a_limited_token_learns_nothing_from_keys_of_other_queues,
     a_token_limited_to_queues_cannot_read_counts_of_all_queues,
     follow_ups_require_the_enqueue_scope,
+    a_token_that_was_refused_is_accepted_as_soon_as_it_exists,
+}
+
+cases! {
+    only on postgres:
+    unknown_tokens_share_one_connection,
+    the_queues_of_a_worker_are_checked_without_listing_workers_and_leases,
 }
 
 fn with_tokens_required(fixture: &Fixture) -> HttpClient {
@@ -259,4 +268,59 @@ async fn follow_ups_require_the_enqueue_scope(fixture: Fixture) {
     let with_follow_up = settle(json!([{ "kind": "greet", "payload": {} }]));
     http.post("/leases/settle", &with_follow_up).await.expect_problem(403, "forbidden", "`enqueue`");
     http.post("/leases/settle", &settle(json!([]))).await.expect_status(200);
+}
+
+async fn a_token_that_was_refused_is_accepted_as_soon_as_it_exists(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
+    let secret = "early";
+    http.with_token(secret).get("/jobs").await.expect_problem(401, "unauthorized", "unknown");
+    let token = NewToken {
+        id: Uuid::now_v7(),
+        name: "early".into(),
+        hash: hash_token(secret),
+        scopes: vec!["read".into()],
+        queues: None,
+        expires_at: None,
+    };
+    fixture.store().put_token(&token).await.expect("a token");
+    http.with_token(secret).get("/jobs").await.expect_status(200);
+}
+
+async fn unknown_tokens_share_one_connection(fixture: Fixture) {
+    let http = with_tokens_required(&fixture);
+    let mut other = fixture.postgres().await;
+    let mut held = other.begin().await.expect("begin");
+    // Every lookup of a token waits for this lock.
+    sqlx::raw_sql("lock table tokens").execute(&mut *held).await.expect("lock");
+    let requests: Vec<_> = (0..50)
+        .map(|i| {
+            let http = http.with_token(&format!("invented-{i}"));
+            tokio::spawn(
+                async move { http.get("/jobs").await.expect_problem(401, "unauthorized", "unknown") },
+            )
+        })
+        .collect();
+    let waiting = "select count(*) from pg_locks where not granted and relation = 'tokens'::regclass";
+    until("a lookup waits", || async { fixture.query_number(waiting, None).await > 0 }).await;
+    for _ in 0..20 {
+        http.get("/health").await.expect_status(200);
+    }
+    assert_eq!(fixture.query_number(waiting, None).await, 1);
+    held.rollback().await.expect("rollback");
+    for request in requests {
+        request.await.expect("a response");
+    }
+}
+
+async fn the_queues_of_a_worker_are_checked_without_listing_workers_and_leases(fixture: Fixture) {
+    let (_, secret) = token(&fixture, Scope::Work, Some(&["mail"])).await;
+    let http = with_tokens_required(&fixture).with_token(&secret);
+    let worker = fixture.worker().await;
+    let mut other = fixture.postgres().await;
+    let mut held = other.begin().await.expect("begin");
+    // Counting the leases of each worker would wait for this lock.
+    sqlx::raw_sql("lock table running").execute(&mut *held).await.expect("lock");
+    let body = json!({ "worker_id": worker.to_string(), "items": [] });
+    http.post("/leases/settle", &body).await.expect_problem(403, "forbidden", "another queue");
+    held.rollback().await.expect("rollback");
 }
