@@ -224,7 +224,12 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "several short statements; Postgres has one per command",
     ),
     ("sqlite", "queues.rs", &["entry", "waiting_queues"], "Postgres joins the parts in one statement"),
-    ("postgres", "inspect.rs", &["candidates", "raw"], "the statement is put together from parts"),
+    (
+        "postgres",
+        "inspect.rs",
+        &["whole", "small_only", "bounded", "candidates", "raw"],
+        "the statement is put together from parts, and a second one reads large values",
+    ),
     ("sqlite", "inspect.rs", &["matching", "walk", "matches"], "rows are filtered while they are walked"),
     ("sqlite", "stats.rs", &["waiting"], "queues.rs counts waiting jobs with it too"),
     (

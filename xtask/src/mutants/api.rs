@@ -3,10 +3,14 @@
 use super::Mutant;
 
 const BATCH: &str = "crates/longshore/src/api/batch.rs";
+const BODIES: &str = "crates/longshore/src/api/bodies.rs";
 const BULK: &str = "crates/longshore/src/api/bulk.rs";
+const CONNECTIONS: &str = "crates/longshore/src/api/connections.rs";
 const CHECK: &str = "crates/longshore/src/enqueue/check.rs";
 const EVENTS: &str = "crates/longshore/src/api/events/mod.rs";
 const EXPLAIN: &str = "crates/longshore/src/api/explain.rs";
+const EXTRACT: &str = "crates/longshore/src/api/extract.rs";
+const INSPECT: &str = "crates/longshore/src/store/inspect.rs";
 const LEASE: &str = "crates/longshore/src/api/leases/lease.rs";
 const LEASES: &str = "crates/longshore/src/api/leases/mod.rs";
 const NEW_JOB: &str = "crates/longshore/src/api/enqueue.rs";
@@ -14,6 +18,7 @@ const RENEW: &str = "crates/longshore/src/api/leases/renew.rs";
 const RING: &str = "crates/longshore/src/api/events/ring.rs";
 const SETTLE: &str = "crates/longshore/src/api/leases/settle.rs";
 const SNAPSHOT: &str = "crates/longshore/src/api/events/snapshot.rs";
+const TOKENS: &str = "crates/longshore/src/api/token_lookup.rs";
 
 /// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -106,6 +111,100 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "http::explain::postgres::explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep",
             "http::explain::sqlite::explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep",
         ],
+    },
+    // ---- slow clients and large responses --------------------------------------
+    Mutant {
+        name: "api: report a slow body as a failure of the server",
+        file: BODIES,
+        anchor: "fn refused(",
+        find: ".with_status(StatusCode::REQUEST_TIMEOUT)",
+        replace: "",
+        caught_by: &[
+            "http::connections::postgres::a_client_that_sends_its_body_byte_by_byte_gets_a_timeout",
+            "http::connections::postgres::a_body_that_arrives_too_slowly_gets_a_timeout_before_the_request_does",
+            "http::connections::sqlite::a_client_that_sends_its_body_byte_by_byte_gets_a_timeout",
+            "http::connections::sqlite::a_body_that_arrives_too_slowly_gets_a_timeout_before_the_request_does",
+        ],
+    },
+    Mutant {
+        name: "api: let the bytes of a slow body not extend its time",
+        file: BODIES,
+        anchor: "fn deadline(",
+        find: "started + timeout + extra",
+        replace: "started + timeout + extra * 0",
+        caught_by: &[
+            "http::connections::postgres::a_slow_body_of_sufficient_rate_is_accepted",
+            "http::connections::sqlite::a_slow_body_of_sufficient_rate_is_accepted",
+        ],
+    },
+    Mutant {
+        name: "api: refuse the newest of too many bodies",
+        file: BODIES,
+        anchor: "if let Some(excess) = excess {",
+        find: "arriving.remove(excess).stop.notify_one();",
+        replace: "if let Some(newest) = arriving.pop() { let _ = excess; newest.stop.notify_one(); }",
+        caught_by: &[
+            "http::connections::postgres::with_too_many_bodies_the_one_that_takes_the_longest_is_refused",
+            "http::connections::sqlite::with_too_many_bodies_the_one_that_takes_the_longest_is_refused",
+        ],
+    },
+    Mutant {
+        name: "api: let slow clients keep all connections",
+        file: CONNECTIONS,
+        anchor: "fn take_longest_waiting(",
+        find: "since.elapsed() >= MIN_WAIT",
+        replace: "since.elapsed() >= MIN_WAIT * 10_000",
+        caught_by: &[
+            "http::connections::postgres::an_idle_connection_is_closed_in_favour_of_a_new_one",
+            "http::connections::postgres::clients_with_slow_bodies_do_not_keep_others_out",
+            "http::connections::postgres::clients_with_slow_headers_do_not_keep_others_out",
+            "http::connections::postgres::clients_that_do_not_read_do_not_keep_others_out",
+            "http::connections::sqlite::an_idle_connection_is_closed_in_favour_of_a_new_one",
+            "http::connections::sqlite::clients_with_slow_bodies_do_not_keep_others_out",
+            "http::connections::sqlite::clients_with_slow_headers_do_not_keep_others_out",
+            "http::connections::sqlite::clients_that_do_not_read_do_not_keep_others_out",
+        ],
+    },
+    Mutant {
+        name: "api: close connections while their requests are handled",
+        file: CONNECTIONS,
+        anchor: "fn waiting_since(&self)",
+        find: "BUSY => None,",
+        replace: "BUSY => Some(self.opened),",
+        caught_by: &[
+            "http::connections::postgres::a_connection_over_the_limit_waits_while_all_others_handle_requests",
+            "http::connections::sqlite::a_connection_over_the_limit_waits_while_all_others_handle_requests",
+        ],
+    },
+    Mutant {
+        name: "api: read compressed bodies as JSON",
+        file: EXTRACT,
+        anchor: "pub(super) async fn read_body(",
+        find: "refuse_encoding(headers)?;",
+        replace: "let _ = refuse_encoding(headers);",
+        caught_by: &[
+            "http::bodies::postgres::a_compressed_body_is_refused_before_it_is_read",
+            "http::bodies::sqlite::a_compressed_body_is_refused_before_it_is_read",
+        ],
+    },
+    Mutant {
+        name: "api: limit the bytes of a page by nothing",
+        file: INSPECT,
+        anchor: "pub(crate) fn add(&mut self",
+        find: "self.bytes + bytes > ListFilter::MAX_BYTES",
+        replace: "self.bytes + bytes > usize::MAX",
+        caught_by: &[
+            "inspect::postgres::a_page_of_large_jobs_ends_early_and_the_next_one_continues",
+            "inspect::sqlite::a_page_of_large_jobs_ends_early_and_the_next_one_continues",
+        ],
+    },
+    Mutant {
+        name: "api: look up each unknown token by itself",
+        file: TOKENS,
+        anchor: "pub(super) async fn find(",
+        find: "std::mem::replace(&mut state.is_running, true)",
+        replace: "std::mem::replace(&mut state.is_running, false)",
+        caught_by: &["http::auth::postgres_only::unknown_tokens_share_one_connection"],
     },
     // ---- token scopes ----------------------------------------------------------
     Mutant {

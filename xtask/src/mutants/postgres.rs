@@ -6,6 +6,7 @@ const CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
 const ENQUEUE: &str = "crates/longshore/src/store/postgres/enqueue.rs";
 const FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
+const INSPECT: &str = "crates/longshore/src/store/postgres/inspect.rs";
 const KINDS: &str = "crates/longshore/src/store/postgres/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/postgres/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
@@ -527,7 +528,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "postgres: accept revoked tokens",
         file: TOKENS,
         anchor: "const LIVE_TOKEN",
-        find: "and revoked_at is null",
+        find: "and t.revoked_at is null",
         replace: "",
         caught_by: &[
             "tokens::postgres::a_revoked_token_is_not_found_but_stays_listed",
@@ -538,7 +539,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "postgres: accept expired tokens",
         file: TOKENS,
         anchor: "const LIVE_TOKEN",
-        find: "expires_at > longshore.clock()",
+        find: "t.expires_at > longshore.clock()",
         replace: "true",
         caught_by: &["tokens::postgres::a_token_is_valid_until_the_instant_it_expires"],
     },
@@ -559,5 +560,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "cancel_notices::postgres::the_cancels_of_a_worker_are_its_live_leases_with_a_requested_cancel",
         ],
+        name: "postgres: end a list at the first page that is too large",
+        file: INSPECT,
+        anchor: "pub(super) async fn list(",
+        find: "if let Some(end) = end {",
+        replace: "if let Some(end) = end.filter(|_| false) {",
+        caught_by: &["inspect::postgres::a_page_of_large_jobs_ends_early_and_the_next_one_continues"],
     },
 ];

@@ -4,6 +4,7 @@ use super::Mutant;
 
 const CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
 const ENQUEUE: &str = "crates/longshore/src/store/sqlite/enqueue.rs";
+const INSPECT: &str = "crates/longshore/src/store/sqlite/inspect.rs";
 const KINDS: &str = "crates/longshore/src/store/sqlite/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/sqlite/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
@@ -331,5 +332,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "cancel_notices::sqlite::the_cancels_of_a_worker_are_its_live_leases_with_a_requested_cancel",
         ],
+        name: "sqlite: skip the rest of a page that is too large",
+        file: INSPECT,
+        anchor: "pub(super) fn list(",
+        find: "let next = page.last();",
+        replace: "",
+        caught_by: &["inspect::sqlite::a_page_of_large_jobs_ends_early_and_the_next_one_continues"],
     },
 ];

@@ -23,7 +23,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcom
 
 async fn list(endpoint: &Endpoint, args: &DeadList, out: &Out) -> Outcome {
     let filter = [("kind", args.kind.as_deref()), ("queue", args.queue.as_deref())];
-    let reply = page_request(endpoint.get(&["dead-letters"]), &filter, &args.page)?.send().await?;
+    let reply = page_request(endpoint.get(&["dead-letters"]), &filter, &args.page, out)?.send().await?;
     print_page(&reply, &next_page("longshore dead list", &filter, &args.page), "no dead letters match", out)
 }
 

@@ -40,15 +40,17 @@ async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
         ("idempotency_key", args.idempotency_key.as_deref()),
         ("unique_key", args.unique_key.as_deref()),
     ];
-    let reply = page_request(endpoint.get(&["jobs"]), &filter, page)?.send().await?;
+    let reply = page_request(endpoint.get(&["jobs"]), &filter, page, out)?.send().await?;
     print_page(&reply, &next_page("longshore jobs list", &filter, page), "no jobs match", out)
 }
 
-/// Adds the filter and the page to a list request.
+/// Adds the filter and the page to a list request. The table shows no payloads, so they are
+/// requested only for JSON.
 pub(super) fn page_request<'a>(
     mut request: Request<'a>,
     filter: &[(&'static str, Option<&str>)],
     page: &PageArgs,
+    out: &Out,
 ) -> Result<Request<'a>, Failure> {
     if page.offset > ListFilter::MAX_OFFSET {
         return Err(Failure::usage(format_args!(
@@ -63,7 +65,8 @@ pub(super) fn page_request<'a>(
     Ok(request
         .query("limit", Some(page.limit))
         .query("offset", (page.offset > 0).then_some(page.offset))
-        .query("cursor", page.cursor))
+        .query("cursor", page.cursor)
+        .query("payload", (!out.json).then_some(false)))
 }
 
 /// The command for the next page, without its cursor.

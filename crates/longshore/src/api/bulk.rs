@@ -18,7 +18,7 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobId, JobRecord, Outcome, Status, WorkerId};
 use crate::lifecycle::{self, Event, Finished, LeaseFlags, Running, Waiting};
-use crate::store::ListFilter;
+use crate::store::{ListFilter, Payloads};
 
 /// The maximum number of jobs that one request processes.
 const MAX_JOBS: u32 = 10_000;
@@ -127,6 +127,7 @@ pub(super) async fn bulk(
         older_than,
         newer_than,
         cursor: body.cursor.map(JobId),
+        payloads: Payloads::Omit,
         ..ListFilter::default()
     };
     let started = Instant::now();

@@ -19,7 +19,7 @@ use super::schemas::{JobSchema, StatusSchema};
 use crate::client::Cancelled;
 use crate::enqueue::Edit;
 use crate::job::{JobId, JobRecord};
-use crate::store::{ListFilter, Page};
+use crate::store::{ListFilter, Page, Payloads};
 
 /// Returns a job, including the attempts that did not succeed.
 #[utoipa::path(
@@ -68,6 +68,9 @@ pub(super) struct ListQuery {
     /// Only jobs older than this one. The `Link` header contains the cursor of the next
     /// page.
     cursor: Option<Uuid>,
+    /// `false` leaves out payloads and results: both fields are null. `true` by default.
+    #[param(default = true)]
+    payload: Option<bool>,
 }
 
 /// Lists jobs, newest first.
@@ -77,7 +80,7 @@ pub(super) struct ListQuery {
     tag = "jobs",
     params(ListQuery),
     responses(
-        (status = 200, description = "A page of jobs, which may be shorter than `limit`. `Link` is the next page, if there is one.",
+        (status = 200, description = "A page of jobs, which may be shorter than `limit`: it ends after about 4 MiB. `Link` is the next page, if there is one.",
          body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
         (status = 400, description = "A parameter is invalid.", body = ProblemBody),
     ),
@@ -100,6 +103,7 @@ pub(super) async fn list(
         cursor: query.cursor.map(JobId),
         offset: u32::try_from(offset).unwrap_or(u32::MAX),
         limit: page_size(query.limit),
+        payloads: payloads(query.payload),
         ..ListFilter::default()
     };
     refuse_nul(
@@ -113,6 +117,11 @@ pub(super) async fn list(
 /// The page size for a requested `limit`.
 pub(super) fn page_size(requested: Option<i64>) -> u32 {
     requested.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32
+}
+
+/// Whether to read payloads, for the parameter `payload`.
+pub(super) fn payloads(requested: Option<bool>) -> Payloads {
+    if requested == Some(false) { Payloads::Omit } else { Payloads::Include }
 }
 
 /// A page of jobs, with the URL of the next page in the `Link` header.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::extract::{Body, JobIdPath, NamePath, OptionalBody, Query, check_range, duration, refuse_nul};
-use super::jobs::{check_access, page_response, page_size};
+use super::jobs::{check_access, page_response, page_size, payloads};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, QueueSchema, WorkerSchema};
 use crate::client::Redriven;
@@ -234,6 +234,9 @@ pub(super) struct DeadQuery {
     /// Only jobs older than this one. The `Link` header contains the cursor of the next
     /// page.
     cursor: Option<Uuid>,
+    /// `false` leaves out payloads and results: both fields are null. `true` by default.
+    #[param(default = true)]
+    payload: Option<bool>,
 }
 
 /// Lists dead letters, newest first: jobs that failed permanently.
@@ -243,7 +246,7 @@ pub(super) struct DeadQuery {
     tag = "dead letters",
     params(DeadQuery),
     responses(
-        (status = 200, description = "A page of jobs, which may be shorter than `limit`. `Link` is the next page, if there is one.",
+        (status = 200, description = "A page of jobs, which may be shorter than `limit`: it ends after about 4 MiB. `Link` is the next page, if there is one.",
          body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
     ),
 )]
@@ -261,6 +264,7 @@ pub(super) async fn dead_letters(
         cursor: query.cursor.map(JobId),
         offset: query.offset.map_or(0, |offset| u32::try_from(offset).unwrap_or(u32::MAX)),
         limit: page_size(query.limit),
+        payloads: payloads(query.payload),
         ..ListFilter::default()
     };
     refuse_nul([filter.kind.as_deref(), filter.queue.as_deref()])?;

@@ -51,6 +51,18 @@ pub struct ListFilter {
     pub offset: u32,
     /// The maximum number of jobs, 1 to 200.
     pub limit: u32,
+    /// Whether to read payloads and results.
+    pub payloads: Payloads,
+}
+
+/// Whether a list contains the payloads and results of its jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Payloads {
+    /// It contains them.
+    #[default]
+    Include,
+    /// They are not read. `payload` is JSON null and `result` is absent.
+    Omit,
 }
 
 impl ListFilter {
@@ -58,6 +70,10 @@ impl ListFilter {
     pub const MAX_OFFSET: u32 = 10_000;
     /// The maximum number of jobs on a page.
     pub const MAX_LIMIT: u32 = 200;
+    /// The maximum size of a page in bytes: payloads, results, progress, metadata and
+    /// errors together. A page ends before the job that would exceed it, but contains at
+    /// least one job.
+    pub const MAX_BYTES: usize = 4 * 1024 * 1024;
     /// The maximum number of rows examined for a page. With an `offset`, four times
     /// as many, because the skipped matches are counted one by one.
     pub const MAX_EXAMINED: u32 = 5_000;
@@ -119,6 +135,7 @@ impl Default for ListFilter {
             cursor: None,
             offset: 0,
             limit: 50,
+            payloads: Payloads::Include,
         }
     }
 }
@@ -131,6 +148,44 @@ pub struct Page {
     pub jobs: Vec<JobRecord>,
     /// The `cursor` of the next page; `None` on the last page.
     pub next: Option<JobId>,
+}
+
+/// The maximum number of unsuccessful attempts that are read with a job: the newest.
+pub(crate) const MAX_HISTORY: u32 = 100;
+
+/// Collects the jobs of a page until it is large enough.
+#[derive(Default)]
+pub(crate) struct PageBuilder {
+    jobs: Vec<JobRecord>,
+    bytes: usize,
+}
+
+impl PageBuilder {
+    /// Adds the next job, or returns false if the page ends before it.
+    pub(crate) fn add(&mut self, job: JobRecord) -> bool {
+        let bytes = size_of_texts(&job);
+        if !self.jobs.is_empty() && self.bytes + bytes > ListFilter::MAX_BYTES {
+            return false;
+        }
+        self.bytes += bytes;
+        self.jobs.push(job);
+        true
+    }
+
+    pub(crate) fn last(&self) -> Option<JobId> {
+        self.jobs.last().map(|job| job.id)
+    }
+
+    pub(crate) fn jobs(self) -> Vec<JobRecord> {
+        self.jobs
+    }
+}
+
+/// The bytes of the fields of a job that can be large.
+fn size_of_texts(job: &JobRecord) -> usize {
+    let optional = [&job.result, &job.progress, &job.metadata];
+    let json: usize = optional.into_iter().flatten().map(|json| json.get().len()).sum();
+    job.payload.get().len() + json + job.last_error.as_ref().map_or(0, String::len)
 }
 
 #[cfg(test)]

@@ -48,7 +48,8 @@ mod workers;
 
 pub use claim::{ClaimRequest, Claimed, Claims, Suspects};
 pub use cursor::ClaimCursor;
-pub use inspect::{Glance, ListFilter, Page};
+pub use inspect::{Glance, ListFilter, Page, Payloads};
+pub(crate) use inspect::{MAX_HISTORY, PageBuilder};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
 pub use notices::{CancelNotices, Notice, Wakeups};

@@ -1,8 +1,8 @@
 //! Lists, the number of jobs ahead, `check` and the glance at jobs for event streams.
 
 use chrono::{DateTime, Utc};
-use longshore::store::Ahead;
-use longshore::{JobId, ListFilter, NewJob, Outcome, Page, Status};
+use longshore::store::{Ahead, Fenced};
+use longshore::{Ending, JobId, ListFilter, NewJob, Outcome, Page, Payloads, Status};
 
 use crate::fixture::*;
 
@@ -19,6 +19,10 @@ cases! {
     a_rare_match_is_found_by_following_short_pages,
     the_maximum_offset_is_reached_in_one_page,
     a_cursor_of_a_deleted_job_still_works,
+    a_page_of_large_jobs_ends_early_and_the_next_one_continues,
+    every_large_field_counts_towards_the_size_of_a_page,
+    a_list_without_payloads_contains_everything_else,
+    a_job_is_shown_with_its_newest_hundred_attempts,
     the_jobs_ahead_are_those_a_claim_takes_first,
     suspects_count_as_jobs_ahead,
     jobs_ahead_are_counted_up_to_a_limit,
@@ -276,6 +280,112 @@ async fn ahead(fixture: &Fixture, id: JobId) -> Option<u32> {
 
 /// Jobs of one queue that differ in priority, time and id, one of them a suspect: for
 /// each, as many jobs are ahead as a claim takes before it.
+/// Text of this length. Compressible text repeats one letter.
+fn text(bytes: usize, compressible: bool) -> String {
+    if compressible {
+        return "p".repeat(bytes);
+    }
+    let mut state = 1_u64;
+    let letter = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'a' + ((state >> 33) % 26) as u8)
+    };
+    (0..bytes).map(letter).collect()
+}
+
+async fn a_page_of_large_jobs_ends_early_and_the_next_one_continues(fixture: Fixture) {
+    let texts = [text(1_000_000, true), text(1_000_000, false), text(10, true)];
+    let mut expected = Vec::new();
+    for i in 0..30 {
+        let text = if i % 7 == 3 { &texts[2] } else { &texts[i % 2] };
+        expected.push(fixture.add(NewJob::new("mail", text)).await);
+    }
+    expected.reverse();
+    for limit in [200, 3] {
+        let mut filter = ListFilter { limit, ..filter() };
+        let mut found = Vec::new();
+        loop {
+            let page = fixture.list(&filter).await.expect("list");
+            let bytes: usize = page.jobs.iter().map(|job| job.payload.get().len()).sum();
+            assert!(bytes <= ListFilter::MAX_BYTES, "{bytes}");
+            if page.next.is_some() {
+                // Without the limit on bytes there would be only one page.
+                assert!(page.jobs.len() == limit as usize || bytes > ListFilter::MAX_BYTES - 1_000_100);
+                assert_eq!(page.next, listed(&page).last().copied());
+            }
+            found.extend(listed(&page));
+            match page.next {
+                Some(next) => filter.cursor = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!(found, expected);
+    }
+    // An offset skips jobs without counting their bytes.
+    let page = fixture.list(&ListFilter { offset: 20, limit: 200, ..filter() }).await.expect("list");
+    assert_eq!(listed(&page)[..4], expected[20..24]);
+    assert!(page.next.is_some());
+    // A single job may be larger than what is left.
+    let page = fixture.list(&ListFilter { limit: 1, ..filter() }).await.expect("list");
+    assert_eq!(listed(&page), expected[..1]);
+}
+
+async fn every_large_field_counts_towards_the_size_of_a_page(fixture: Fixture) {
+    let large = text(60_000, true);
+    let json = |i: usize| raw(&format!("\"{}{i}\"", large));
+    // Each job has about 180 KB in metadata and an error or progress, and no large payload.
+    for i in 0..70 {
+        let claimed = fixture.running(job("mail").metadata(json(i))).await;
+        match i % 2 {
+            0 => {
+                let failed = Ending::Failed { error: format!("{large}{i}"), retry_in: None };
+                fixture.must_finish(&claimed, failed).await;
+            }
+            _ => {
+                let reports = [(claimed.lease(), json(i))];
+                assert_eq!(fixture.progress(&reports).await.expect("progress"), [Fenced::Held]);
+            }
+        }
+    }
+    for payloads in [Payloads::Include, Payloads::Omit] {
+        let filter = ListFilter { limit: 200, payloads, ..filter() };
+        let page = fixture.list(&filter).await.expect("list");
+        assert_eq!(page.jobs.len(), ListFilter::MAX_BYTES / 120_000, "{}", page.jobs.len());
+        assert_eq!(all(&fixture, &filter).await.len(), 70);
+    }
+}
+
+async fn a_list_without_payloads_contains_everything_else(fixture: Fixture) {
+    for i in 0..10 {
+        let large = NewJob::new("mail", &text(900_000, i % 2 == 0)).tags(["large"]);
+        fixture.ended(large, Outcome::Succeeded).await;
+    }
+    let with = fixture.list(&ListFilter { limit: 200, ..filter() }).await.expect("list");
+    assert!(with.jobs.len() < 10);
+    let filter = ListFilter { limit: 200, payloads: Payloads::Omit, ..filter() };
+    let without = fixture.list(&filter).await.expect("list");
+    assert_eq!((without.jobs.len(), without.next), (10, None));
+    for (job, full) in without.jobs.iter().zip(&with.jobs) {
+        assert_eq!(job.payload.get(), "null");
+        assert!(job.result.is_none() && full.result.is_some());
+        let mut expected = full.clone();
+        (expected.payload, expected.result) = (job.payload.clone(), None);
+        assert_eq!(snapshot(job), snapshot(&expected));
+    }
+}
+
+async fn a_job_is_shown_with_its_newest_hundred_attempts(fixture: Fixture) {
+    let id = fixture.add(job("mail")).await;
+    let worker = fixture.worker_with(DAY).await;
+    for _ in 0..120 {
+        let claimed = fixture.claim_one(worker).await;
+        fixture.must_finish(&claimed, snoozed()).await;
+        fixture.advance(20 * SECOND).await;
+    }
+    let shown: Vec<i32> = fixture.job(id).await.errors.iter().map(|attempt| attempt.lease_no).collect();
+    assert_eq!(shown, (21..=120).collect::<Vec<_>>());
+}
+
 async fn the_jobs_ahead_are_those_a_claim_takes_first(fixture: Fixture) {
     fixture.suspect(job("suspect").priority(3)).await;
     for priority in [3, -5, 0, 3, 7] {

@@ -1,6 +1,7 @@
 //! Reading jobs: one job with its history, a page of jobs, and the newest jobs
 //! without their payloads.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -12,22 +13,23 @@ use super::tx::{Sql, Tx};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::store::{Glance, ListFilter, Page};
+use crate::store::{Glance, ListFilter, MAX_HISTORY, Page, PageBuilder, Payloads};
 
-/// The columns of a [`JobRecord`]; `{from}` is a row `e(id)` per job.
+/// The columns of a [`JobRecord`]; `{from}` is a row `e(id)` per job. A column in braces
+/// can be large: see [`whole`] and [`small_only`].
 const JOB: &str = "
-    select j.id, j.kind, j.queue, j.priority, j.max_attempts, j.payload::text, j.flags, j.options::text,
+    select j.id, j.kind, j.queue, j.priority, j.max_attempts, {j.payload}, j.flags, {j.options},
            j.idempotency_key, j.unique_key, j.timeout_ms, j.created_at, j.run_at,
            w.run_at, w.since, w.attempt, w.interruptions, w.lease_no,
-           r.claimed_at, r.worker, r.attempt, r.interruptions, r.lease_no, r.cancel_requested, r.progress::text,
-           f.outcome::text, f.started_at, f.finished_at, f.attempts, f.interruptions, f.lease_no, f.last_error,
-           f.result::text,
-           a.error, a.ended_at, (
+           r.claimed_at, r.worker, r.attempt, r.interruptions, r.lease_no, r.cancel_requested, {r.progress},
+           f.outcome::text, f.started_at, f.finished_at, f.attempts, f.interruptions, f.lease_no, {f.last_error},
+           {f.result},
+           {a.error}, a.ended_at, (
              select b.started_at
                from longshore.attempts b
               where b.job = j.id
               order by b.lease_no desc
-              limit 1)
+              limit 1), {is_large}
       from {from}
       join longshore.jobs j on j.id = e.id
       left join longshore.ready w on w.id = j.id
@@ -41,8 +43,51 @@ const JOB: &str = "
               order by lease_no desc
               limit 1) a on true";
 
+/// The columns of [`JOB`] that can be large.
+const LARGE_COLUMNS: [&str; 6] =
+    ["j.payload", "j.options", "r.progress", "f.result", "f.last_error", "a.error"];
+
+/// The columns that [`Payloads::Omit`] leaves out.
+const PAYLOADS: [&str; 2] = ["j.payload", "f.result"];
+
+/// [`JOB`] with all columns.
+fn whole(payloads: Payloads) -> String {
+    let mut text = JOB.replace("{is_large}", "false");
+    for column in LARGE_COLUMNS {
+        let is_read = payloads == Payloads::Include || !PAYLOADS.contains(&column);
+        let value = if is_read { format!("{column}::text") } else { "null::text".into() };
+        text = text.replace(&format!("{{{column}}}"), &value);
+    }
+    text
+}
+
+/// [`JOB`] without large values, and whether there are any. A value is small if it is
+/// stored in the row as it is: neither its size nor its contents have to be fetched from
+/// elsewhere.
+fn small_only(payloads: Payloads) -> String {
+    let mut text = JOB.to_owned();
+    let mut is_large = Vec::new();
+    for column in LARGE_COLUMNS {
+        let is_read = payloads == Payloads::Include || !PAYLOADS.contains(&column);
+        let small =
+            format!("pg_column_size({column}) <= {MAX_SMALL} and pg_column_compression({column}) is null");
+        let value = if is_read {
+            is_large.push(format!("not coalesce({small}, true)"));
+            format!("case when {small} then {column}::text end")
+        } else {
+            "null::text".into()
+        };
+        text = text.replace(&format!("{{{column}}}"), &value);
+    }
+    text.replace("{is_large}", &is_large.join(" or "))
+}
+
+/// The maximum size of a small value in bytes: most payloads are smaller, and 200 jobs
+/// with six such values are not a large page.
+const MAX_SMALL: u32 = 2000;
+
 pub(super) async fn get(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
-    let text = JOB.replace("{from}", "(select $1::uuid as id) e");
+    let text = whole(Payloads::Include).replace("{from}", "(select $1::uuid as id) e");
     let query = sqlx::query(AssertSqlSafe(tx.fill(&text))).bind(id.0);
     let Some(row) = query.fetch_optional(&mut *tx.connection).await? else { return Ok(None) };
     let mut job = record(&row)?;
@@ -64,7 +109,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         max_attempts: row.try_get::<i16, _>(4)? as u16,
         last_error: row.try_get(33)?,
         last_failed_at: row.try_get(34)?,
-        payload: raw(row.try_get(5)?)?,
+        payload: row.try_get::<Option<String>, _>(5)?.map_or_else(|| Ok(RawValue::NULL.to_owned()), raw)?,
         result: None,
         run_at: row.try_get(12)?,
         locked_at: None,
@@ -130,10 +175,12 @@ const ATTEMPTS: &str = "
     select attempt, lease_no, worker, started_at, ended_at, what, error
       from longshore.attempts
      where job = $1
-     order by lease_no";
+     order by lease_no desc
+     limit $2";
 
 async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
-    let rows = sqlx::query(tx.sql(ATTEMPTS)).bind(id.0).fetch_all(&mut *tx.connection).await?;
+    let newest = sqlx::query(tx.sql(ATTEMPTS)).bind(id.0).bind(i64::from(MAX_HISTORY));
+    let rows = newest.fetch_all(&mut *tx.connection).await?;
     let attempt = |row: &PgRow| -> Sql<AttemptRecord> {
         Ok(AttemptRecord {
             attempt: row.try_get::<i16, _>("attempt")? as u16,
@@ -145,7 +192,7 @@ async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
             error: row.try_get("error")?,
         })
     };
-    rows.iter().map(attempt).collect()
+    rows.iter().rev().map(attempt).collect()
 }
 
 pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
@@ -183,7 +230,7 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
           offset $7
            limit $8) e"
     );
-    let text = JOB.replace("{from}", &page) + " order by e.id desc";
+    let text = small_only(filter.payloads).replace("{from}", &page) + " order by e.id desc";
     let rows = sqlx::query(AssertSqlSafe(tx.fill(&text)))
         .bind(before)
         .bind(i64::from(filter.max_examined()))
@@ -196,7 +243,8 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
         .bind(from)
         .fetch_all(&mut *tx.connection)
         .await?;
-    let mut jobs: Vec<JobRecord> = rows.iter().map(record).collect::<Sql<_>>()?;
+    let is_full = rows.len() == filter.page_size() as usize;
+    let (mut jobs, end) = bounded(tx, &rows, filter.payloads).await?;
     if filter.unique_key.is_some() || filter.idempotency_key.is_some() {
         // A key has at most one job; the other conditions are tested on it.
         jobs.retain(|job| {
@@ -206,9 +254,12 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
         });
         return Ok(Page { jobs, next: None });
     }
-    if jobs.len() == filter.page_size() as usize {
-        let next = jobs.last().map(|job| job.id);
-        return Ok(Page { jobs, next });
+    if let Some(end) = end {
+        return Ok(Page { jobs, next: Some(end) });
+    }
+    if is_full {
+        let next = rows.last().map(|row| row.try_get(0)).transpose()?;
+        return Ok(Page { jobs, next: next.map(JobId) });
     }
     // The page is short: either there are no more jobs, or the maximum number of rows was
     // examined.
@@ -221,6 +272,88 @@ pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
         .await?;
     let next = next.filter(|next| from.is_none_or(|from| *next >= from));
     Ok(Page { jobs, next: next.map(JobId) })
+}
+
+/// How many of these jobs to read: up to the one with which their large columns exceed `$2`
+/// bytes. The walk ends there, because the size of a compressed value is known only after
+/// it is decompressed.
+const COUNT_UP_TO_BYTES: &str = "
+    with recursive walk(jobs, bytes) as (
+      select 0, 0::int8
+      union all
+      select w.jobs + 1, w.bytes + coalesce((
+               select case when $3 then octet_length(j.payload::text) + coalesce(octet_length(f.result::text), 0)
+                           else 0 end
+                      + coalesce(octet_length(r.progress::text), 0)
+                      + coalesce(octet_length((j.options -> 'metadata')::text), 0)
+                      + coalesce(octet_length(coalesce(f.last_error, (
+                          select error
+                            from longshore.attempts
+                           where job = j.id
+                             and error is not null
+                           order by lease_no desc
+                           limit 1))), 0)
+                 from longshore.jobs j
+                 left join longshore.running r on r.id = j.id
+                 left join longshore.finished f on f.id = j.id
+                where j.id = ($1::uuid[])[w.jobs + 1]), 0)
+        from walk w
+       where w.bytes <= $2
+         and w.jobs < cardinality($1::uuid[]))
+    select max(jobs)
+      from walk";
+
+/// The jobs of these rows until their size exceeds the limit of a page, and the last job
+/// before the limit if it was exceeded. Large values are not in the rows and are read here.
+async fn bounded(
+    tx: &mut Tx<'_>,
+    rows: &[PgRow],
+    payloads: Payloads,
+) -> Sql<(Vec<JobRecord>, Option<JobId>)> {
+    let mut large: Vec<Uuid> = Vec::new();
+    for row in rows {
+        if row.try_get(36)? {
+            large.push(row.try_get(0)?);
+        }
+    }
+    let mut read = HashMap::new();
+    if !large.is_empty() {
+        let count: i32 = sqlx::query_scalar(tx.sql(COUNT_UP_TO_BYTES))
+            .bind(&large)
+            .bind(ListFilter::MAX_BYTES as i64)
+            .bind(payloads == Payloads::Include)
+            .fetch_one(&mut *tx.connection)
+            .await?;
+        let text = whole(payloads).replace("{from}", "unnest($1::uuid[]) as e(id)");
+        let wanted = &large[..count as usize];
+        let query = sqlx::query(AssertSqlSafe(tx.fill(&text))).bind(wanted);
+        for row in query.fetch_all(&mut *tx.connection).await? {
+            let job = record(&row)?;
+            read.insert(job.id.0, job);
+        }
+        large.drain(..count as usize);
+    }
+    let mut page = PageBuilder::default();
+    let mut last = None;
+    for row in rows {
+        let id: Uuid = row.try_get(0)?;
+        let job = if !row.try_get::<bool, _>(36)? {
+            record(row)?
+        } else if let Some(job) = read.remove(&id) {
+            job
+        } else if large.first() == Some(&id) {
+            return Ok((page.jobs(), last));
+        } else {
+            // Deleted since the page was chosen.
+            last = Some(JobId(id));
+            continue;
+        };
+        if !page.add(job) {
+            return Ok((page.jobs(), last));
+        }
+        last = Some(JobId(id));
+    }
+    Ok((page.jobs(), None))
 }
 
 /// The rows that a list examines, newest first: those of the table that has the jobs of

@@ -10,22 +10,22 @@ use uuid::Uuid;
 use super::tx::{Columns, Sql, Tx, decoded};
 use crate::enqueue::Options;
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Status, WorkerId};
-use crate::store::{Glance, ListFilter, Page};
+use crate::store::{Glance, ListFilter, MAX_HISTORY, Page, PageBuilder, Payloads};
 
 pub(super) fn get(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
-    let Some(mut record) = record(tx, id)? else { return Ok(None) };
+    let Some(mut record) = record(tx, id, Payloads::Include)? else { return Ok(None) };
     record.errors = history(tx, id)?;
     Ok(Some(record))
 }
 
 /// A job without its history; `None` if it does not exist.
-fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
+fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> {
     const RECORD: &str = "
         select j.kind,
                j.queue,
                j.priority,
                j.max_attempts,
-               j.payload,
+               case when ?2 then j.payload else 'null' end,
                j.run_at,
                j.idempotency_key,
                j.unique_key,
@@ -50,7 +50,7 @@ fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
                f.started_at,
                f.finished_at,
                f.last_error,
-               f.result
+               case when ?2 then f.result end
           from jobs j
           left join ready w on w.id = j.id
           left join running r on r.id = j.id
@@ -70,7 +70,7 @@ fn record(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
          where job = ?1
          order by lease_no desc
          limit 1";
-    let found = tx.row(RECORD, [id.0.as_bytes()], |row| {
+    let found = tx.row(RECORD, params![id.0.as_bytes(), payloads == Payloads::Include], |row| {
         let (attempts, interruptions) = (row.get(13)?, row.get(14)?);
         let status = match row.get_ref(12)?.as_str_or_null()? {
             None => return Ok(None),
@@ -150,8 +150,9 @@ fn history(tx: &Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
                error
           from attempts
          where job = ?1
-         order by lease_no";
-    tx.rows(HISTORY, [id.0.as_bytes()], |row| {
+         order by lease_no desc
+         limit ?2";
+    let mut newest = tx.rows(HISTORY, params![id.0.as_bytes(), MAX_HISTORY], |row| {
         Ok(AttemptRecord {
             attempt: row.get(0)?,
             lease_no: row.get(1)?,
@@ -161,17 +162,24 @@ fn history(tx: &Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
             what: decoded(row.get_ref(5)?, AttemptEnd::from_stored)?,
             error: row.get(6)?,
         })
-    })
+    })?;
+    newest.reverse();
+    Ok(newest)
 }
 
 pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
     let limit = filter.page_size() as usize;
     let (ids, next) = matching(tx, filter, limit)?;
-    let mut jobs = Vec::with_capacity(ids.len());
+    let mut page = PageBuilder::default();
     for id in ids {
-        jobs.extend(record(tx, id)?);
+        if let Some(job) = record(tx, id, filter.payloads)?
+            && !page.add(job)
+        {
+            let next = page.last();
+            return Ok(Page { jobs: page.jobs(), next });
+        }
     }
-    Ok(Page { jobs, next })
+    Ok(Page { jobs: page.jobs(), next })
 }
 
 /// The ids of one page, and the cursor of the next. Walks the table that has the jobs of
@@ -337,7 +345,7 @@ fn matches(tx: &Tx<'_>, filter: &ListFilter, candidate: &Row<'_>, id: JobId) -> 
     if filter.idempotency_key.is_none() && filter.unique_key.is_none() {
         return Ok(true);
     }
-    let Some(record) = record(tx, id)? else { return Ok(false) };
+    let Some(record) = record(tx, id, Payloads::Omit)? else { return Ok(false) };
     let is_live = matches!(record.status, Status::Queued | Status::Retrying | Status::Running);
     Ok(filter.status.is_none_or(|status| status == record.status)
         && (filter.unique_key.is_none() || (filter.unique_key == record.unique_key && is_live)))

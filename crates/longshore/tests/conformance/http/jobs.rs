@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use longshore::api::{Api, Limits};
-use longshore::{NewJob, Status};
+use longshore::{NewJob, Outcome, Status};
 use serde_json::{Value, json};
 
 use super::client::{HttpClient, Response};
@@ -19,6 +19,8 @@ cases! {
     an_unknown_job_is_not_found,
     the_response_to_a_cancel_depends_on_the_status_of_the_job,
     a_list_is_newest_first_filtered_and_paged,
+    a_list_of_large_jobs_is_paged_by_size,
+    payloads_can_be_left_out_of_lists,
     a_job_can_be_edited_retried_and_deleted,
     a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others,
     two_idempotency_key_headers_are_refused,
@@ -441,4 +443,47 @@ async fn json_records_have_the_fields_that_the_document_names(fixture: Fixture) 
     assert_eq!(fields(&http.get("/queues").await.json()[0]), documented("Queue"));
     fixture.worker().await;
     assert_eq!(fields(&http.get("/workers").await.json()[0]), documented("Worker"));
+}
+
+async fn a_list_of_large_jobs_is_paged_by_size(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let mut expected = Vec::new();
+    for i in 0..30 {
+        expected.push(
+            fixture.add(NewJob::new("greet", &format!("{i}{}", "p".repeat(1_000_000)))).await.to_string(),
+        );
+    }
+    expected.reverse();
+    let mut path = "/jobs?limit=200&kind=greet".to_owned();
+    let mut found = Vec::new();
+    loop {
+        let page = http.get(&path).await.expect_status(200);
+        assert!(page.text.len() < 5 * 1024 * 1024, "{} bytes", page.text.len());
+        let jobs = page.json();
+        found.extend(
+            jobs.as_array()
+                .expect("an array")
+                .iter()
+                .map(|job| job["id"].as_str().expect("an id").to_owned()),
+        );
+        let Some(link) = page.header("link").strip_prefix('<') else { break };
+        path = link.split('>').next().expect("a link").to_owned();
+    }
+    assert_eq!(found, expected);
+}
+
+async fn payloads_can_be_left_out_of_lists(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    fixture.ended(job("greet"), Outcome::Succeeded).await;
+    fixture.ended(job("greet").queue("default"), Outcome::FailedPermanent).await;
+    for path in ["/jobs?limit=5", "/dead-letters?limit=5"] {
+        let with = http.get(&format!("{path}&payload=true")).await.expect_status(200).json();
+        assert_eq!(with[0]["payload"], json!({ "for": "greet" }));
+        let without = http.get(&format!("{path}&payload=false")).await.expect_status(200).json();
+        for job in without.as_array().expect("an array") {
+            assert_eq!((&job["payload"], &job["result"]), (&Value::Null, &Value::Null));
+            assert_eq!(job["kind"], "greet");
+        }
+        http.get(&format!("{path}&payload=maybe")).await.expect_problem(400, "bad_request", "payload");
+    }
 }
