@@ -111,8 +111,8 @@ pub use recovery::{
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
     CheckReport, Count, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease, ListFilter,
-    Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Retention, SCHEMA_VERSION, Schedule, Scope, SweepScope,
-    Tallied, TokenRecord, WorkerRecord,
+    Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Retention, SCHEMA_VERSION, Schedule, Scope,
+    SweepScope, Tallied, TokenRecord, WorkerRecord,
 };
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};

@@ -91,6 +91,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "where $9::text is not null",
         replace: "where $9::text is null",
         caught_by: &["operate::postgres::an_edited_payload_deletes_the_checkpoint"],
+    },
     // ---- connections -----------------------------------------------------------
     Mutant {
         name: "postgres: wait long for locks of other clients",

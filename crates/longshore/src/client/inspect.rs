@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::{
-    Ahead, CheckReport, Count, Durability, Glance, ListFilter, Page, QueueRecord, SweepScope, Tallied, WorkerRecord,
+    Ahead, CheckReport, Count, Durability, Glance, ListFilter, Page, QueueRecord, SweepScope, Tallied,
+    WorkerRecord,
 };
 
 impl Client {

@@ -17,7 +17,8 @@ use crate::error::Result;
 use crate::job::{JobId, WorkerId};
 use crate::lifecycle::{Ending, State};
 use crate::store::{
-    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Registration, Wakeups,
+    Beat, CancelNotices, ClaimCursor, ClaimRequest, Claimed, Claims, Fenced, Lease, NewWorker, Registration,
+    Wakeups,
 };
 
 #[doc(hidden)]
