@@ -164,11 +164,29 @@ Examples:
     ///
     /// Verifies, for example, that every job has exactly one state. Prints each problem, and exits 1 if
     /// there is any.
+    ///
+    /// With --repair, first makes the safe repairs: of a job that waits and also runs or has finished,
+    /// it removes the waiting row; it removes rows without a request, frees keys whose owner has ended,
+    /// and corrects the counts. Each repair is checked again and made in its own transaction. Problems
+    /// that could be repaired in more than one way are only printed.
     #[command(after_help = "\
 Examples:
   longshore check
-  longshore check --json")]
-    Check,
+  longshore check --json
+  longshore check --repair --dry-run    # print what would be repaired
+  longshore check --repair")]
+    Check(Check),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// Make the safe repairs, then check
+    #[arg(long)]
+    pub(crate) repair: bool,
+
+    /// Print what would be repaired and change nothing
+    #[arg(long, requires = "repair")]
+    pub(crate) dry_run: bool,
 }
 
 #[derive(Debug, Args)]

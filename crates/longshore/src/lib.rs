@@ -93,7 +93,9 @@ pub mod worker;
 
 #[doc(hidden)]
 pub use client::Report;
-pub use client::{CallerTransaction, Cancelled, CheckPayload, Client, Enqueueing, Redriven, UnknownKinds};
+pub use client::{
+    CallerTransaction, Cancelled, CheckPayload, Client, Enqueueing, Redriven, RepairMode, UnknownKinds,
+};
 #[cfg(feature = "cron")]
 pub use cron::{CronLine, FiredReport, Missed, NewSchedule};
 pub use enqueue::{
@@ -111,8 +113,8 @@ pub use recovery::{
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
     CheckReport, Count, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease, ListFilter,
-    Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Retention, SCHEMA_VERSION, Schedule, Scope,
-    SweepScope, Tallied, TokenRecord, WorkerRecord,
+    Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION, Schedule,
+    Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
 };
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};

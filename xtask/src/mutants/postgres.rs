@@ -2,6 +2,7 @@
 
 use super::Mutant;
 
+const CHECK: &str = "crates/longshore/src/store/postgres/check.rs";
 const CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
 const ENQUEUE: &str = "crates/longshore/src/store/postgres/enqueue.rs";
@@ -10,6 +11,7 @@ const INSPECT: &str = "crates/longshore/src/store/postgres/inspect.rs";
 const KINDS: &str = "crates/longshore/src/store/postgres/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/postgres/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
+const RECOVER: &str = "crates/longshore/src/store/postgres/recover.rs";
 const RUN: &str = "crates/longshore/src/store/postgres/run.rs";
 const TX: &str = "crates/longshore/src/store/postgres/tx.rs";
 const RETAIN: &str = "crates/longshore/src/store/postgres/retain.rs";
@@ -217,6 +219,73 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "is not true or not exists",
         replace: "is not true or true or not exists",
         caught_by: &["recovery::postgres::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
+    },
+    Mutant {
+        name: "postgres: declare a worker with a resilient job dead after its usual threshold",
+        file: RECOVER,
+        anchor: "macro_rules! presumed_dead",
+        find: "where r.flags && $2::text[]))",
+        replace: "where false))",
+        caught_by: &[
+            "recovery::postgres::a_worker_with_a_resilient_job_keeps_all_its_leases_for_three_times_the_threshold",
+            "recovery::postgres::a_manual_sweep_honours_resilience",
+        ],
+    },
+    Mutant {
+        name: "postgres: take a hung handler's lease by the threshold of the sweeper",
+        file: RECOVER,
+        anchor: "const INTERRUPTED:",
+        find: "coalesce($1::int8, w.stale_after_ms, $2::int8)",
+        replace: "coalesce($1::int8, $2::int8)",
+        caught_by: &["recovery::postgres::a_handler_counts_as_hung_by_the_threshold_of_its_holder"],
+    },
+    Mutant {
+        name: "postgres: count a lease as older than the last step of the clock",
+        file: RECOVER,
+        anchor: "when w.id is not null",
+        find: "greatest(r.claimed_at, $7)",
+        replace: "r.claimed_at",
+        caught_by: &[
+            "clock_steps::postgres::a_lease_is_not_counted_as_older_than_the_last_step_of_the_clock",
+            "clock_steps::postgres::a_step_of_the_clock_declares_no_live_worker_dead",
+        ],
+    },
+    Mutant {
+        name: "postgres: wait for locked leases in a sweep",
+        file: RECOVER,
+        anchor: "const LOCK_LEASES:",
+        find: "for update of r skip locked",
+        replace: "for update of r",
+        caught_by: &[
+            "locks::postgres_only::many_locked_leases_do_not_delay_the_recovery_of_others",
+            "locks::postgres_only::a_sweep_recovers_the_other_jobs_when_one_lease_is_locked",
+        ],
+    },
+    Mutant {
+        name: "postgres: do not split a batch that the database refuses in a sweep",
+        file: RECOVER,
+        anchor: "async fn recover(",
+        find: "fault.is_refusal() && part.len() > 1",
+        replace: "fault.is_refusal() && part.len() > 1000",
+        caught_by: &[
+            "recovery::postgres::a_job_that_the_database_rejects_does_not_stop_the_recovery_of_others",
+        ],
+    },
+    Mutant {
+        name: "postgres: let a job that is already running stop its queue",
+        file: CLAIM,
+        anchor: "async fn claim(",
+        find: "fault.is_unsound_row() &&",
+        replace: "false &&",
+        caught_by: &["corrupt::postgres::a_waiting_job_that_is_also_running_does_not_stop_its_queue"],
+    },
+    Mutant {
+        name: "postgres: remove rows without testing again that they have no request",
+        file: CHECK,
+        anchor: "const DROP_READY:",
+        find: "and not exists (select 1 from longshore.jobs j where j.id = s.id)",
+        replace: "",
+        caught_by: &["corrupt::postgres::a_repair_whose_reason_has_gone_changes_nothing"],
     },
     Mutant {
         name: "postgres: ignore the lease number in mark_started",

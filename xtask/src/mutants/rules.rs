@@ -3,6 +3,7 @@
 
 use super::Mutant;
 
+const CLOCK_STEPS: &str = "crates/longshore/src/worker/clock_steps.rs";
 const CRON: &str = "crates/longshore/src/cron/fire.rs";
 const KEYS: &str = "crates/longshore/src/keys.rs";
 const KINDS: &str = "crates/longshore/src/client/kinds.rs";
@@ -13,6 +14,17 @@ const SETTLE: &str = "crates/longshore/src/client/settle.rs";
 
 /// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "rules: sweep at once after a step of the database's clock",
+        file: CLOCK_STEPS,
+        anchor: "fn is_step(",
+        find: "database > monotonic",
+        replace: "false && database > monotonic",
+        caught_by: &[
+            "clock_steps::postgres::a_step_of_the_clock_declares_no_live_worker_dead",
+            "clock_steps::sqlite::a_step_of_the_clock_declares_no_live_worker_dead",
+        ],
+    },
     Mutant {
         name: "rules: charge an attempt for a release",
         file: LIFECYCLE,

@@ -2,12 +2,14 @@
 
 use super::Mutant;
 
+const CHECK: &str = "crates/longshore/src/store/sqlite/check.rs";
 const CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
 const ENQUEUE: &str = "crates/longshore/src/store/sqlite/enqueue.rs";
 const INSPECT: &str = "crates/longshore/src/store/sqlite/inspect.rs";
 const KINDS: &str = "crates/longshore/src/store/sqlite/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/sqlite/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
+const RECOVER: &str = "crates/longshore/src/store/sqlite/recover.rs";
 const RETAIN: &str = "crates/longshore/src/store/sqlite/retain.rs";
 const SCHEDULES: &str = "crates/longshore/src/store/sqlite/schedules.rs";
 const SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
@@ -105,6 +107,62 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "?6 or not exists",
         replace: "?6 or true or not exists",
         caught_by: &["recovery::sqlite::a_recovery_from_a_worker_that_is_not_dead_is_refused"],
+    },
+    Mutant {
+        name: "sqlite: declare a worker with a resilient job dead after its usual threshold",
+        file: RECOVER,
+        anchor: "fn presumed_dead(",
+        find: "holders.contains(&worker)",
+        replace: "false",
+        caught_by: &[
+            "recovery::sqlite::a_worker_with_a_resilient_job_keeps_all_its_leases_for_three_times_the_threshold",
+            "recovery::sqlite::a_manual_sweep_honours_resilience",
+        ],
+    },
+    Mutant {
+        name: "sqlite: take a hung handler's lease by the threshold of the sweeper",
+        file: RECOVER,
+        anchor: "fn may_be_taken(",
+        find: "let margin = scope.threshold_of(stale_after,",
+        replace: "let margin = scope.threshold_of(micros(scope.orphan_after),",
+        caught_by: &["recovery::sqlite::a_handler_counts_as_hung_by_the_threshold_of_its_holder"],
+    },
+    Mutant {
+        name: "sqlite: count a lease as older than the last step of the clock",
+        file: RECOVER,
+        anchor: "fn may_be_taken(",
+        find: ".max(stepped_at)",
+        replace: ".max(stepped_at.min(0))",
+        caught_by: &[
+            "clock_steps::sqlite::a_lease_is_not_counted_as_older_than_the_last_step_of_the_clock",
+            "clock_steps::sqlite::a_step_of_the_clock_declares_no_live_worker_dead",
+        ],
+    },
+    Mutant {
+        name: "sqlite: stop a sweep at a job that the database rejects",
+        file: RECOVER,
+        anchor: "fn recover(",
+        find: "fault.is_refusal() && !tx",
+        replace: "false && fault.is_refusal() && !tx",
+        caught_by: &[
+            "recovery::sqlite::a_job_that_the_database_rejects_does_not_stop_the_recovery_of_others",
+        ],
+    },
+    Mutant {
+        name: "sqlite: do not replace the jobs that a claim skipped",
+        file: CLAIM,
+        anchor: "fn replaces_skipped(",
+        find: "&& !self.is_full()",
+        replace: "&& false",
+        caught_by: &["corrupt::sqlite::a_waiting_job_that_is_also_running_does_not_stop_its_queue"],
+    },
+    Mutant {
+        name: "sqlite: remove rows without testing again that they have no request",
+        file: CHECK,
+        anchor: "const DROP_READY:",
+        find: "and id not in (select id from jobs)",
+        replace: "",
+        caught_by: &["corrupt::sqlite::a_repair_whose_reason_has_gone_changes_nothing"],
     },
     Mutant {
         name: "sqlite: ignore the lease number in mark_started",

@@ -21,10 +21,10 @@ mod workers;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-use longshore::{Client, SCHEMA_VERSION};
+use longshore::{Client, RepairMode, SCHEMA_VERSION};
 use serde_json::json;
 
-use crate::args::{ApiCommand, Cli, Command, Migrate};
+use crate::args::{ApiCommand, Check, Cli, Command, Migrate};
 use crate::config::{Configuration, Error};
 use crate::endpoint::{Endpoint, connect, missing_file};
 use crate::failure::{Code, Failure, Outcome};
@@ -56,7 +56,7 @@ pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> R
         Command::Tokens(command) => {
             tokens::run(&connect(target.database("tokens")?).await?, command, out).await?
         }
-        Command::Check => check(&connect(target.database("check")?).await?, out).await?,
+        Command::Check(args) => check(&connect(target.database("check")?).await?, &args, out).await?,
         Command::Api(command) => run_api_command(&Endpoint::open(&target).await?, command, out).await?,
     })
 }
@@ -176,15 +176,30 @@ fn print_schema(version: i64, out: &Out) -> Code {
     if pending { Code::Problem } else { Code::Done }
 }
 
-async fn check(client: &Client, out: &Out) -> Outcome {
+async fn check(client: &Client, args: &Check, out: &Out) -> Outcome {
+    let repairs = match (args.repair, args.dry_run) {
+        (false, _) => Vec::new(),
+        (true, false) => client.repair(RepairMode::Repair).await?,
+        (true, true) => client.repair(RepairMode::DryRun).await?,
+    };
     let report = client.check().await?;
     let durability = client.durability().await?;
     let mut warnings = if durability.accepted { Vec::new() } else { durability.risks };
     warnings.extend(durability.warnings);
-    if out.json {
+    if out.json && args.repair {
+        out.document(&json!({
+            "dry_run": args.dry_run,
+            "repairs": repairs,
+            "jobs": report.jobs,
+            "problems": report.problems,
+            "warnings": warnings,
+        }));
+    } else if out.json {
         out.document(&json!({ "jobs": report.jobs, "problems": report.problems, "warnings": warnings }));
     } else {
         warnings.iter().for_each(|warning| out.note(format_args!("warning: {warning}")));
+        let what = if args.dry_run { "would" } else { "repaired:" };
+        repairs.iter().for_each(|repair| out.line(format_args!("{what} {repair}")));
         report.problems.iter().for_each(|problem| out.line(problem));
         match report.problems.len() {
             0 => out.line(format_args!("{} jobs checked; no problems found", report.jobs)),

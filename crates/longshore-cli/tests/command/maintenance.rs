@@ -14,6 +14,7 @@ on_every_engine!(
     a_sweep_recovers_what_its_dry_run_reported,
     check_finds_a_job_without_a_state,
     a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it,
+    check_repairs_what_its_dry_run_printed,
 );
 
 // ---- migrate ---------------------------------------------------------------------
@@ -148,4 +149,26 @@ fn a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it(fixture
     assert!(worker.err.contains("synchronous_commit = off"), "{worker:?}");
     run(&accepted, "check").ok();
     run(&format!("{relaxed}&durability=some"), "check").fails_with(2, &["durability", "`full` or `relaxed`"]);
+}
+
+fn check_repairs_what_its_dry_run_printed(fixture: &Fixture) {
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
+    fixture.enqueue("greet --queue mail");
+    fixture.damage("delete from jobs where queue = 'default'");
+    let sentence = format!("remove job {id} from ready, because it has no row in jobs");
+    for _ in 0..2 {
+        let found = fixture.run("check --repair --dry-run").fails_with(1, &["problems found: 1"]);
+        assert!(found.out.starts_with(&format!("would {sentence}\n")), "{found:?}");
+    }
+    let repair = json!({ "repair": "drop_without_request", "job": id, "table": "ready" });
+    let listed = fixture.run("check --repair --dry-run --json");
+    assert_eq!((listed.code, &listed.document()["repairs"]), (1, &json!([repair])));
+    let done = fixture.run("check --repair").ok().out;
+    assert_eq!(done, format!("repaired: {sentence}\n1 jobs checked; no problems found\n"));
+    assert_eq!(
+        fixture.run("check --repair --json").json(),
+        json!({ "dry_run": false, "repairs": [], "jobs": 1, "problems": [], "warnings": [] })
+    );
+    fixture.run("check --dry-run").fails_with(2, &["--repair"]);
 }

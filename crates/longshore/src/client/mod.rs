@@ -31,6 +31,7 @@ pub(crate) mod settle;
 mod tokens;
 
 pub use enqueue::{CallerTransaction, Enqueueing};
+pub use inspect::RepairMode;
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
 pub use settle::Report;

@@ -55,6 +55,9 @@ const HEAD_SCAN_AFTER_WORK: Duration = Duration::from_millis(5);
 /// A head scan that takes longer than this is expensive.
 #[cfg(feature = "api")]
 const CHEAP_HEAD_SCAN: Duration = Duration::from_millis(5);
+/// How long claims skip waiting rows that cannot be claimed, after one was found. Then a
+/// claim tries without the test again.
+const SKIP_UNSOUND_FOR: Duration = Duration::from_secs(60);
 /// A job that is committed up to this long after its `run_at` is found without a head
 /// scan.
 const LATE_COMMIT: TimeDelta = TimeDelta::milliseconds(100);
@@ -77,6 +80,8 @@ pub struct ClaimCursor {
     woken: bool,
     /// Whether to ignore the positions.
     always_head: bool,
+    /// Until when claims skip unsound rows.
+    skips_unsound_until: Option<Instant>,
 }
 
 /// The part of a request that decides which jobs match. For another filter, the
@@ -162,6 +167,7 @@ impl ClaimCursor {
                     min_priority: request.min_priority,
                 }),
                 always_head: self.always_head,
+                skips_unsound_until: self.skips_unsound_until,
                 ..ClaimCursor::default()
             };
         }
@@ -219,6 +225,23 @@ impl ClaimCursor {
     #[cfg(feature = "api")]
     pub(crate) fn is_head_cheap(&self) -> bool {
         self.segments.is_empty() || self.last_head_scan.is_none_or(|last| last.took <= CHEAP_HEAD_SCAN)
+    }
+
+    /// Whether claims test each row and skip the unsound ones: waiting jobs that are also
+    /// running or finished, or that have no request.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite finds them while it claims"))]
+    pub(crate) fn skips_unsound(&self, now: Instant) -> bool {
+        self.skips_unsound_until.is_some_and(|until| now < until)
+    }
+
+    /// Records that a claim found an unsound row. Returns whether it is the first for a
+    /// while and should be logged.
+    pub(crate) fn skip_unsound(&mut self, now: Instant) -> bool {
+        let is_new = self.skips_unsound_until.is_none_or(|until| now >= until);
+        if is_new {
+            self.skips_unsound_until = Some(now + SKIP_UNSOUND_FOR);
+        }
+        is_new
     }
 
     /// The segments to claim from, highest priority first.

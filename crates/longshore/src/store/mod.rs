@@ -26,6 +26,7 @@ use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
 
+mod check;
 mod claim;
 pub mod cursor;
 mod inspect;
@@ -46,6 +47,7 @@ mod stats;
 mod tokens;
 mod workers;
 
+pub use check::{Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, Suspects};
 pub use cursor::ClaimCursor;
 pub use inspect::{Glance, ListFilter, Page, Payloads};
@@ -339,6 +341,14 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Reports the settings of the database with which a crash may lose stored jobs.
     async fn durability(&self) -> Result<Durability>;
+
+    /// Lists repairs that are safe now, at most a thousand of each type, without locking
+    /// anything.
+    async fn repairs(&self) -> Result<Vec<Repair>>;
+
+    /// Makes one repair if its reason still holds, in its own transaction. Returns whether
+    /// it did.
+    async fn repair(&self, repair: &Repair) -> Result<bool>;
 
     // ---- schedules --------------------------------------------------------
 

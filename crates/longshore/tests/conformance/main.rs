@@ -38,6 +38,7 @@ mod cancel_notices;
 mod claim;
 mod claim_ahead;
 mod clock_steps;
+mod corrupt;
 mod counts;
 mod cursor;
 mod dead_connections;

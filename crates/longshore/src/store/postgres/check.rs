@@ -1,9 +1,16 @@
 //! The consistency check: every job is in exactly one table, keys belong to live
-//! jobs, and the tallies match the rows. Also the check whether commits are durable.
+//! jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
+//! are durable.
+
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use uuid::Uuid;
 
 use super::RequiredDurability;
 use super::tx::{Sql, Tx};
-use crate::store::{CheckReport, Durability};
+use crate::enqueue::Options;
+use crate::job::{JobId, Outcome};
+use crate::store::{CheckReport, Durability, Repair, StateTable};
 
 /// Each statement returns one sentence per problem. The sentences are the same as those
 /// of the SQLite engine.
@@ -82,6 +89,7 @@ pub(super) async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
         let found: Vec<String> = sqlx::query_scalar(tx.sql(check)).fetch_all(&mut *tx.connection).await?;
         report.problems.extend(found);
     }
+    report.problems.extend(unreadable_options(tx).await?);
     transaction.commit().await?;
     Ok(report)
 }
@@ -118,4 +126,259 @@ pub(super) async fn durability(tx: &mut Tx<'_>) -> Sql<Durability> {
         );
     }
     Ok(durability)
+}
+
+/// Jobs whose options the library cannot read. They run without them.
+async fn unreadable_options(tx: &mut Tx<'_>) -> Sql<Vec<String>> {
+    const PAGE: &str = "
+        select id, options::text
+          from longshore.jobs
+         where options is not null
+           and id > $1
+         order by id
+         limit 5000";
+    let mut problems = Vec::new();
+    let mut after = Uuid::nil();
+    loop {
+        let page: Vec<(Uuid, String)> =
+            sqlx::query_as(tx.sql(PAGE)).bind(after).fetch_all(&mut *tx.connection).await?;
+        let Some((last, _)) = page.last() else { return Ok(problems) };
+        after = *last;
+        for (id, options) in &page {
+            if let Err(error) = Options::from_stored(Some(options)) {
+                problems.push(format!(
+                    "job {id} has options that cannot be read, and runs without them: {error}"
+                ));
+            }
+        }
+        problems.truncate(100);
+    }
+}
+
+/// Each statement returns the columns that its repair is made from: a job, and for tallies
+/// the group and both numbers.
+const KEEP_LEASE: &str = "
+    select w.id
+      from longshore.ready w
+      join longshore.running r on r.id = w.id and r.lease_no >= w.lease_no
+     where not exists (select 1 from longshore.finished f where f.id = w.id)
+       and exists (select 1 from longshore.jobs j where j.id = w.id)
+     limit 1000";
+
+const KEEP_OUTCOME: &str = "
+    select w.id
+      from longshore.ready w
+      join longshore.finished f on f.id = w.id and f.lease_no >= w.lease_no
+     where not exists (select 1 from longshore.running r where r.id = w.id)
+       and exists (select 1 from longshore.jobs j where j.id = w.id)
+     limit 1000";
+
+const WITHOUT_REQUEST: [(StateTable, &str); 3] = [
+    (
+        StateTable::Ready,
+        "select s.id
+           from longshore.ready s
+          where not exists (select 1 from longshore.jobs j where j.id = s.id)
+          limit 1000",
+    ),
+    (
+        StateTable::Running,
+        "select s.id
+           from longshore.running s
+          where not exists (select 1 from longshore.jobs j where j.id = s.id)
+            and not exists (select 1 from longshore.workers w where w.id = s.worker and w.dead_at is null)
+          limit 1000",
+    ),
+    (
+        StateTable::Finished,
+        "select s.id
+           from longshore.finished s
+          where not exists (select 1 from longshore.jobs j where j.id = s.id)
+          limit 1000",
+    ),
+];
+
+const FREE_KEY: &str = "
+    select k.key, k.job
+      from longshore.keys k
+     where not exists (
+             select 1
+               from longshore.jobs j
+               left join longshore.ready w on w.id = j.id
+               left join longshore.running r on r.id = j.id and not r.superseded
+              where j.id = k.job
+                and j.unique_key = k.key
+                and (w.id is not null or r.id is not null))
+     limit 1000";
+
+/// What the tallies say, and what there is. Null parameters mean any group.
+macro_rules! miscounted {
+    () => {
+        "
+       (select queue, kind, outcome, sum(tallied)::int8 as tallied, sum(found)::int8 as found
+          from (select queue, kind, outcome, kept as tallied, 0 as found
+                  from longshore.tallies
+                 union all
+                select j.queue, j.kind, f.outcome, 0, 1
+                  from longshore.finished f
+                  join longshore.jobs j on j.id = f.id) as counted
+         where ($1::text is null or (queue = $1 and kind = $2 and outcome = $3::text::longshore.outcome))
+         group by queue, kind, outcome
+        having sum(tallied) <> sum(found)
+         limit 1000) as wrong"
+    };
+}
+
+const MISCOUNTED: &str = concat!(
+    "select queue, kind, outcome::text, tallied, found
+       from",
+    miscounted!()
+);
+
+pub(super) async fn repairs(tx: &mut Tx<'_>) -> Sql<Vec<Repair>> {
+    let mut repairs = Vec::new();
+    repairs.extend(jobs(tx, KEEP_LEASE).await?.into_iter().map(|job| Repair::KeepLease { job }));
+    repairs.extend(jobs(tx, KEEP_OUTCOME).await?.into_iter().map(|job| Repair::KeepOutcome { job }));
+    for (table, sql) in WITHOUT_REQUEST {
+        let found = jobs(tx, sql).await?;
+        repairs.extend(found.into_iter().map(|job| Repair::DropWithoutRequest { job, table }));
+    }
+    let keys: Vec<(String, Uuid)> = sqlx::query_as(tx.sql(FREE_KEY)).fetch_all(&mut *tx.connection).await?;
+    repairs.extend(keys.into_iter().map(|(key, job)| Repair::FreeKey { key, job: JobId(job) }));
+    let any = None::<String>;
+    let wrong = sqlx::query(tx.sql(MISCOUNTED))
+        .bind(&any)
+        .bind(&any)
+        .bind(&any)
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    for row in &wrong {
+        repairs.push(miscounted(row)?);
+    }
+    Ok(repairs)
+}
+
+async fn jobs(tx: &mut Tx<'_>, sql: &'static str) -> Sql<Vec<JobId>> {
+    let ids: Vec<Uuid> = sqlx::query_scalar(tx.sql(sql)).fetch_all(&mut *tx.connection).await?;
+    Ok(ids.into_iter().map(JobId).collect())
+}
+
+fn miscounted(row: &PgRow) -> Sql<Repair> {
+    let outcome = Outcome::from_stored(row.try_get(2)?)?;
+    Ok(Repair::CorrectTally {
+        queue: row.try_get(0)?,
+        kind: row.try_get(1)?,
+        outcome,
+        tallied: row.try_get(3)?,
+        found: row.try_get(4)?,
+    })
+}
+
+/// Each repair tests its reason again, on rows that it has locked.
+pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
+    const DROP_WAITING_OF_RUNNING: &str = "
+        with kept as (
+          select r.id, r.lease_no
+            from longshore.running r
+           where r.id = $1
+             for update)
+        delete from longshore.ready w
+         using kept
+         where w.id = kept.id
+           and kept.lease_no >= w.lease_no
+           and not exists (select 1 from longshore.finished f where f.id = w.id)
+           and exists (select 1 from longshore.jobs j where j.id = w.id)";
+    const DROP_WAITING_OF_FINISHED: &str = "
+        with kept as (
+          select f.id, f.lease_no
+            from longshore.finished f
+           where f.id = $1
+             for update)
+        delete from longshore.ready w
+         using kept
+         where w.id = kept.id
+           and kept.lease_no >= w.lease_no
+           and not exists (select 1 from longshore.running r where r.id = w.id)
+           and exists (select 1 from longshore.jobs j where j.id = w.id)";
+    const DROP_READY: &str = "
+        delete from longshore.ready s
+         where s.id = $1
+           and not exists (select 1 from longshore.jobs j where j.id = s.id)";
+    const DROP_RUNNING: &str = "
+        delete from longshore.running s
+         where s.id = $1
+           and not exists (select 1 from longshore.jobs j where j.id = s.id)
+           and not exists (select 1 from longshore.workers w where w.id = s.worker and w.dead_at is null)";
+    const DROP_FINISHED: &str = "
+        delete from longshore.finished s
+         where s.id = $1
+           and not exists (select 1 from longshore.jobs j where j.id = s.id)";
+    const DROP_KEY: &str = "
+        delete from longshore.keys k
+         where k.key = $2
+           and k.job = $1
+           and not exists (
+                 select 1
+                   from longshore.jobs j
+                   left join longshore.ready w on w.id = j.id
+                   left join longshore.running r on r.id = j.id and not r.superseded
+                  where j.id = k.job
+                    and j.unique_key = k.key
+                    and (w.id is not null or r.id is not null))";
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    sqlx::query("set local lock_timeout = '2s'").execute(&mut *tx.connection).await?;
+    let (sql, job) = match repair {
+        Repair::KeepLease { job } => (DROP_WAITING_OF_RUNNING, job),
+        Repair::KeepOutcome { job } => (DROP_WAITING_OF_FINISHED, job),
+        Repair::DropWithoutRequest { job, table: StateTable::Ready } => (DROP_READY, job),
+        Repair::DropWithoutRequest { job, table: StateTable::Running } => (DROP_RUNNING, job),
+        Repair::DropWithoutRequest { job, table: StateTable::Finished } => (DROP_FINISHED, job),
+        Repair::FreeKey { job, .. } => (DROP_KEY, job),
+        Repair::CorrectTally { queue, kind, outcome, .. } => {
+            let corrected = correct_tally(tx, queue, kind, *outcome).await?;
+            transaction.commit().await?;
+            return Ok(corrected);
+        }
+    };
+    let mut query = sqlx::query(tx.sql(sql)).bind(job.0);
+    if let Repair::FreeKey { key, .. } = repair {
+        query = query.bind(key);
+    }
+    let repaired = query.execute(&mut *tx.connection).await?.rows_affected() > 0;
+    if repaired && matches!(repair, Repair::DropWithoutRequest { .. }) {
+        for sql in [
+            "delete from longshore.attempts where job = $1",
+            "delete from longshore.checkpoints where job = $1",
+        ] {
+            sqlx::query(tx.sql(sql)).bind(job.0).execute(&mut *tx.connection).await?;
+        }
+    }
+    transaction.commit().await?;
+    Ok(repaired)
+}
+
+/// A settle changes the rows and the tallies in one transaction, so the difference of one
+/// snapshot is right whatever happens meanwhile. The lock keeps two repairs from correcting
+/// the same difference twice.
+async fn correct_tally(tx: &mut Tx<'_>, queue: &str, kind: &str, outcome: Outcome) -> Sql<bool> {
+    const LOCK: &str = "
+        select name
+          from longshore.upkeep
+         where name = 'fold'
+           for update";
+    const CORRECT: &str = concat!(
+        "insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+         select date_trunc('minute', longshore.clock()), 0, found - tallied, outcome, 0, queue, kind
+           from",
+        miscounted!()
+    );
+    sqlx::query(tx.sql(LOCK)).execute(&mut *tx.connection).await?;
+    let corrected = sqlx::query(tx.sql(CORRECT))
+        .bind(queue)
+        .bind(kind)
+        .bind(outcome.as_str())
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(corrected.rows_affected() > 0)
 }

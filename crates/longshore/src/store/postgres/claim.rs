@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use super::PostgresStore;
 use super::claim_sql::{
-    COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, TAKE, TAKE_FROM_ONE, TAKE_UNLOCKED,
+    COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, TAKE, TAKE_FROM_ONE, TAKE_UNLOCKED, skipping_unsound,
 };
-use super::tx::{Fault, Query, Sql, Tx, translate};
+use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
@@ -23,6 +23,25 @@ use crate::store::cursor::{ClaimCursor, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
 
 pub(super) async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
+    match claim_once(tx, request, cursor).await {
+        // Nothing is leased. The second try skips the rows that cannot be claimed, so that
+        // they do not stop their queue.
+        Err(fault) if fault.is_unsound_row() && !cursor.skips_unsound(Instant::now()) => {
+            skip_unsound(cursor, fault);
+            claim_once(tx, request, cursor).await
+        }
+        done => done,
+    }
+}
+
+fn skip_unsound(cursor: &mut ClaimCursor, fault: Fault) {
+    if cursor.skip_unsound(Instant::now()) {
+        let error = Error::from(fault);
+        tracing::error!(%error, "skipping waiting jobs that cannot be claimed; run `longshore check`");
+    }
+}
+
+async fn claim_once(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
     let wanted = (request.limit as usize).min(MAX_CLAIM);
     let mut jobs = Vec::new();
     if wanted == 0 || request.queues.is_empty() {
@@ -99,8 +118,15 @@ async fn take_any(
     if limited {
         take_limited(tx, request, cursor, jobs, start).await
     } else {
-        take(tx, request, cursor, jobs, start, Vec::new()).await
+        take(tx, request, cursor, jobs, start, Vec::new(), Commits::EachStatement).await
     }
+}
+
+/// When the statements of a claim are committed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Commits {
+    EachStatement,
+    Together,
 }
 
 /// Takes jobs without exceeding the limits of queues. The claim that locks the row of a
@@ -130,7 +156,7 @@ async fn take_limited(
         }
     }
     let caps = free.into_iter().map(|(queue, left)| (queue, left.clamp(0, i32::MAX.into()) as i32)).collect();
-    let more = take(tx, request, cursor, jobs, start, caps).await?;
+    let more = take(tx, request, cursor, jobs, start, caps, Commits::Together).await?;
     transaction.commit().await?;
     Ok(more)
 }
@@ -145,6 +171,7 @@ async fn take(
     jobs: &mut Vec<Claimed>,
     start: Start,
     mut caps: Vec<(String, i32)>,
+    commits: Commits,
 ) -> Sql<bool> {
     let before = jobs.len();
     let wanted = (request.limit as usize).min(MAX_CLAIM) - before;
@@ -156,9 +183,9 @@ async fn take(
     let query = match single {
         Some(segment) => {
             let probe = start == Start::Probe;
-            bind_take_from_one(sqlx::query(tx.sql(TAKE_FROM_ONE)), request, segment, wanted, probe)
+            bind_take_from_one(statement(tx, cursor, TAKE_FROM_ONE), request, segment, wanted, probe)
         }
-        None => bind_take(sqlx::query(tx.sql(TAKE)), request, cursor, &caps, wanted, suspect),
+        None => bind_take(statement(tx, cursor, TAKE), request, cursor, &caps, wanted, suspect),
     };
     let rows = query.fetch_all(&mut *tx.connection).await?;
     let Scan { at, chosen } = read_taken(&rows, request.worker, single, jobs)?;
@@ -172,18 +199,34 @@ async fn take(
             *left -= jobs[before..].iter().filter(|job| *job.queue == **queue).count() as i32;
         }
         let suspect = may_take_suspect(request, jobs);
-        let query = bind_take(sqlx::query(tx.sql(TAKE_UNLOCKED)), request, cursor, &caps, missing, suspect);
-        // The first statement is already stored. A retry of both after a transient fault
-        // would lose its leases. So the fault is not retried; the caller finds the leases
-        // with `Store::leases`.
-        let rows =
-            query.fetch_all(&mut *tx.connection).await.map_err(|error| Fault::Ours(translate(error)))?;
-        full = read_taken(&rows, request.worker, None, jobs)?.chosen >= missing;
+        let query = bind_take(statement(tx, cursor, TAKE_UNLOCKED), request, cursor, &caps, missing, suspect);
+        match query.fetch_all(&mut *tx.connection).await.map_err(Fault::from) {
+            Ok(rows) => full = read_taken(&rows, request.worker, None, jobs)?.chosen >= missing,
+            Err(fault) if fault.is_unsound_row() && commits == Commits::Together => return Err(fault),
+            // The first statement is already stored; the next claim skips the row.
+            Err(fault) if fault.is_unsound_row() => {
+                skip_unsound(cursor, fault);
+                full = true;
+            }
+            // A retry of both statements after a transient fault would lose the leases of the
+            // first. So the fault is not retried; the caller finds the leases with
+            // `Store::leases`.
+            Err(fault) => return Err(Fault::Ours(fault.into())),
+        }
     }
     jobs[before..].sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
     let taken: Vec<Taken> = jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
     cursor.advance(&taken, full, Some(at));
     Ok(full)
+}
+
+/// A claim statement, in the variant that the cursor requires.
+fn statement<'q>(tx: &Tx<'_>, cursor: &ClaimCursor, text: &'static str) -> Query<'q> {
+    if cursor.skips_unsound(Instant::now()) {
+        sqlx::query(AssertSqlSafe(tx.fill(&skipping_unsound(text))))
+    } else {
+        sqlx::query(tx.sql(text))
+    }
 }
 
 /// Whether this call may take a suspect: one at a time, including one it already took.

@@ -96,7 +96,19 @@ macro_rules! queues_and_segments {
     };
 }
 
-/// Whether the worker takes a job of `ready` (as `r`), by its kind and flags.
+/// Returns the variant of a claim statement that skips unsound rows: waiting jobs that are
+/// also running or finished, or that have no request. It costs three lookups per row, so it
+/// is used only after a claim failed because of such a row.
+pub(super) fn skipping_unsound(statement: &str) -> String {
+    const IS_SOUND: &str = "
+                          and exists (select 1 from longshore.jobs s where s.id = r.id)
+                          and not exists (select 1 from longshore.running s where s.id = r.id)
+                          and not exists (select 1 from longshore.finished s where s.id = r.id)";
+    statement.replace("/* sound */", IS_SOUND)
+}
+
+/// Whether the worker takes a job of `ready` (as `r`), by its kind and flags. The comment
+/// marks where [`skipping_unsound`] adds its test.
 macro_rules! is_handled {
     ($kinds:literal, $accept:literal, $forbid:literal) => {
         concat!(
@@ -115,7 +127,7 @@ macro_rules! is_handled {
             "::text[]) is null or r.flags is null
                                or not r.flags && (select ",
             $forbid,
-            "::text[]))"
+            "::text[])) /* sound */"
         )
     };
 }
@@ -168,7 +180,8 @@ macro_rules! due_suspects {
 }
 
 /// Leases the deleted rows (`taken`) to the worker and returns them. If there are none,
-/// returns one row with the time.
+/// returns one row with the time. A job without a request makes the statement fail, because
+/// its text is not a uuid: it must not be leased.
 macro_rules! lease_taken {
     ($worker:literal, $more_columns:literal) => {
         concat!(
@@ -181,9 +194,10 @@ macro_rules! lease_taken {
              t.max_attempts, t.interruptions, t.keyed, t.kind, t.queue, t.flags
         from taken t)
     select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
-           t.run_at, j.payload::text, j.options::text", $more_columns, "
+           t.run_at, coalesce(j.payload::text, ('job ' || t.id || ' has no request')::uuid::text),
+           j.options::text", $more_columns, "
       from (select 1) as one_row
-      left join (taken t join longshore.jobs j on j.id = t.id) on true"
+      left join (taken t left join longshore.jobs j on j.id = t.id) on true"
         )
     };
 }

@@ -270,6 +270,16 @@ impl Store for PostgresStore {
         self.run_read((), |tx, ()| Box::pin(check::durability(tx))).await
     }
 
+    async fn repairs(&self) -> Result<Vec<Repair>> {
+        // It reads all tables.
+        const MAX_TIME: Duration = Duration::from_secs(60 * 60);
+        self.run_within(MAX_TIME, (), |tx, ()| Box::pin(check::repairs(tx))).await
+    }
+
+    async fn repair(&self, repair: &Repair) -> Result<bool> {
+        self.run(repair.clone(), |tx, repair| Box::pin(check::repair(tx, repair))).await
+    }
+
     // ---- schedules --------------------------------------------------------
 
     async fn put_schedule(&self, schedule: &Schedule) -> Result<Schedule> {

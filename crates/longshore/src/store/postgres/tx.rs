@@ -97,6 +97,12 @@ impl Fault {
         self.code().as_deref() == Some("23505")
     }
 
+    /// Whether a claim found a row that cannot be claimed: a job that is already running, or
+    /// one that has no request.
+    pub(super) fn is_unsound_row(&self) -> bool {
+        self.is_duplicate() || self.code().as_deref() == Some("22P02")
+    }
+
     pub(super) fn is_lock_timeout(&self) -> bool {
         self.code().as_deref() == Some("55P03")
     }

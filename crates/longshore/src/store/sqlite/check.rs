@@ -1,8 +1,14 @@
 //! The consistency check: every job is in exactly one table, keys belong to live
-//! jobs, and the tallies match the rows. Also the check whether commits are durable.
+//! jobs, and the tallies match the rows. Also the safe repairs, and the check whether commits
+//! are durable.
 
+use rusqlite::params;
+
+use super::settle::tally;
 use super::tx::{Columns, Sql, Tx};
-use crate::store::{CheckReport, Durability};
+use crate::enqueue::Options;
+use crate::job::{JobId, Outcome};
+use crate::store::{CheckReport, Durability, Repair, StateTable};
 
 /// The maximum number of problems listed of each type.
 const MAX_PROBLEMS: u32 = 100;
@@ -111,6 +117,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             row.get::<_, i64>(4)?
         ))
     })?);
+    problems.extend(unreadable_options(tx)?);
     Ok(CheckReport { jobs: jobs.unsigned_abs(), problems })
 }
 
@@ -118,4 +125,190 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
 /// relaxed.
 pub(super) fn durability(_: &Tx<'_>) -> Sql<Durability> {
     Ok(Durability::default())
+}
+
+/// Jobs whose options the library cannot read. They run without them.
+fn unreadable_options(tx: &Tx<'_>) -> Sql<Vec<String>> {
+    const OPTIONS: &str = "
+        select id,
+               options
+          from jobs
+         where options is not null
+         order by id";
+    let mut problems = Vec::new();
+    let mut statement = tx.prepare(OPTIONS)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        if problems.len() == MAX_PROBLEMS as usize {
+            break;
+        }
+        let options = row.get_ref(1)?.as_str().unwrap_or("?");
+        if let Err(error) = Options::from_stored(Some(options)) {
+            let id = row.job(0)?;
+            problems
+                .push(format!("job {id} has options that cannot be read, and runs without them: {error}"));
+        }
+    }
+    Ok(problems)
+}
+
+/// The maximum number of repairs listed of each type.
+const MAX_REPAIRS: u32 = 1000;
+
+pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
+    const KEEP_LEASE: &str = "
+        select w.id
+          from ready w
+          join running r on r.id = w.id and r.lease_no >= w.lease_no
+         where w.id not in (select id from finished)
+           and w.id in (select id from jobs)
+         limit ?1";
+    const KEEP_OUTCOME: &str = "
+        select w.id
+          from ready w
+          join finished f on f.id = w.id and f.lease_no >= w.lease_no
+         where w.id not in (select id from running)
+           and w.id in (select id from jobs)
+         limit ?1";
+    const WITHOUT_REQUEST: [(StateTable, &str); 3] = [
+        (StateTable::Ready, "select id from ready where id not in (select id from jobs) limit ?1"),
+        (
+            StateTable::Running,
+            "select id
+               from running
+              where id not in (select id from jobs)
+                and worker not in (select id from workers where dead_at is null)
+              limit ?1",
+        ),
+        (StateTable::Finished, "select id from finished where id not in (select id from jobs) limit ?1"),
+    ];
+    const FREE_KEY: &str = "
+        select k.key,
+               k.job
+          from keys k
+          left join jobs j on j.id = k.job
+         where j.unique_key is not k.key
+            or (not exists (select 1 from ready w where w.id = k.job)
+                and not exists (select 1 from running r where r.id = k.job and not r.superseded))
+         limit ?1";
+    let jobs = |sql: &str| tx.rows(sql, [MAX_REPAIRS], |row| row.job(0));
+    let mut repairs = Vec::new();
+    repairs.extend(jobs(KEEP_LEASE)?.into_iter().map(|job| Repair::KeepLease { job }));
+    repairs.extend(jobs(KEEP_OUTCOME)?.into_iter().map(|job| Repair::KeepOutcome { job }));
+    for (table, sql) in WITHOUT_REQUEST {
+        repairs.extend(jobs(sql)?.into_iter().map(|job| Repair::DropWithoutRequest { job, table }));
+    }
+    repairs.extend(
+        tx.rows(FREE_KEY, [MAX_REPAIRS], |row| Ok(Repair::FreeKey { key: row.get(0)?, job: row.job(1)? }))?,
+    );
+    repairs.extend(miscounted(tx)?);
+    Ok(repairs)
+}
+
+fn miscounted(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
+    const MISCOUNTED: &str = "
+        select queue,
+               kind,
+               outcome,
+               sum(tallied),
+               sum(found)
+          from (select queue, kind, outcome, kept as tallied, 0 as found
+                  from tallies
+                 union all
+                select j.queue, j.kind, f.outcome, 0, 1
+                  from finished f
+                  join jobs j on j.id = f.id)
+         group by queue, kind, outcome
+        having sum(tallied) <> sum(found)
+         limit ?1";
+    tx.rows(MISCOUNTED, [MAX_REPAIRS], |row| {
+        Ok(Repair::CorrectTally {
+            queue: row.get(0)?,
+            kind: row.get(1)?,
+            outcome: row.outcome(2)?,
+            tallied: row.get(3)?,
+            found: row.get(4)?,
+        })
+    })
+}
+
+/// Each repair tests its reason again: other writes may have happened since it was listed.
+pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
+    const DROP_WAITING_OF_RUNNING: &str = "
+        delete from ready
+         where id = ?1
+           and exists (select 1 from running r where r.id = ready.id and r.lease_no >= ready.lease_no)
+           and not exists (select 1 from finished f where f.id = ready.id)
+           and exists (select 1 from jobs j where j.id = ready.id)";
+    const DROP_WAITING_OF_FINISHED: &str = "
+        delete from ready
+         where id = ?1
+           and exists (select 1 from finished f where f.id = ready.id and f.lease_no >= ready.lease_no)
+           and not exists (select 1 from running r where r.id = ready.id)
+           and exists (select 1 from jobs j where j.id = ready.id)";
+    const DROP_READY: &str = "
+        delete from ready
+         where id = ?1
+           and id not in (select id from jobs)";
+    const DROP_RUNNING: &str = "
+        delete from running
+         where id = ?1
+           and id not in (select id from jobs)
+           and worker not in (select id from workers where dead_at is null)";
+    const DROP_FINISHED: &str = "
+        delete from finished
+         where id = ?1
+           and id not in (select id from jobs)";
+    const DROP_KEY: &str = "
+        delete from keys
+         where job = ?1
+           and key = ?2
+           and not exists (
+               select 1
+                 from jobs j
+                where j.id = keys.job
+                  and j.unique_key = keys.key
+                  and (exists (select 1 from ready w where w.id = j.id)
+                       or exists (select 1 from running r where r.id = j.id and not r.superseded)))";
+    let (sql, job) = match repair {
+        Repair::KeepLease { job } => (DROP_WAITING_OF_RUNNING, job),
+        Repair::KeepOutcome { job } => (DROP_WAITING_OF_FINISHED, job),
+        Repair::DropWithoutRequest { job, table: StateTable::Ready } => (DROP_READY, job),
+        Repair::DropWithoutRequest { job, table: StateTable::Running } => (DROP_RUNNING, job),
+        Repair::DropWithoutRequest { job, table: StateTable::Finished } => (DROP_FINISHED, job),
+        Repair::FreeKey { key, job } => {
+            return Ok(tx.execute(DROP_KEY, params![job.0.as_bytes(), key])? > 0);
+        }
+        Repair::CorrectTally { queue, kind, outcome, .. } => {
+            return correct_tally(tx, queue, kind, *outcome);
+        }
+    };
+    let repaired = tx.execute(sql, [job.0.as_bytes()])? > 0;
+    if repaired && matches!(repair, Repair::DropWithoutRequest { .. }) {
+        delete_history(tx, *job)?;
+    }
+    Ok(repaired)
+}
+
+fn delete_history(tx: &Tx<'_>, job: JobId) -> Sql<()> {
+    const ATTEMPTS: &str = "
+        delete from attempts
+         where job = ?1";
+    const CHECKPOINT: &str = "
+        delete from checkpoints
+         where job = ?1";
+    tx.execute(ATTEMPTS, [job.0.as_bytes()])?;
+    tx.execute(CHECKPOINT, [job.0.as_bytes()])?;
+    Ok(())
+}
+
+fn correct_tally(tx: &Tx<'_>, queue: &str, kind: &str, outcome: Outcome) -> Sql<bool> {
+    for wrong in miscounted(tx)? {
+        let Repair::CorrectTally { queue: q, kind: k, outcome: o, tallied, found } = wrong else { continue };
+        if (q.as_str(), k.as_str(), o) == (queue, kind, outcome) {
+            tally(tx, queue, kind, outcome, 0, 0, found - tallied)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use rusqlite::{OptionalExtension, Row, params};
 use uuid::Uuid;
 
-use super::tx::{Columns, Sql, Tx, instant};
+use super::tx::{Columns, Fault, Sql, Tx, instant};
 use crate::enqueue::Options;
+use crate::error::Error;
 use crate::job::{JobId, WorkerId};
 use crate::store::cursor::{ClaimCursor, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
@@ -38,6 +39,9 @@ pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCurso
     }
     if start == Start::Head {
         run.take_from_head(cursor)?;
+    }
+    while run.replaces_skipped() {
+        run.take(cursor)?;
     }
     Ok(run.into_claims())
 }
@@ -82,6 +86,11 @@ struct ClaimRun<'a> {
     leased: Vec<Claimed>,
     /// The number of index entries examined.
     examined: Cell<u32>,
+    /// Rows that cannot be claimed: jobs that are also running, that have no request, or
+    /// that cannot be read.
+    unsound: HashSet<Uuid>,
+    /// Whether a row was skipped since the last call of `replaces_skipped`.
+    skipped: bool,
 }
 
 /// A due job, as read from the index.
@@ -117,18 +126,32 @@ impl<'a> ClaimRun<'a> {
             wanted: request.limit as usize,
             leased: Vec::new(),
             examined: Cell::new(0),
+            unsound: HashSet::new(),
+            skipped: false,
         };
         for queue in &request.queues {
             if let Some(slots) = free_slots(tx, queue)? {
                 run.slots.insert(queue, slots);
             }
         }
-        if request.suspects == Suspects::One {
-            for queue in run.slots.keys().copied().collect::<Vec<_>>() {
-                run.suspects.extend(run.first_suspect(queue)?);
+        run.find_suspects()?;
+        Ok(run)
+    }
+
+    fn find_suspects(&mut self) -> Sql<()> {
+        self.suspects.clear();
+        if self.request.suspects == Suspects::One {
+            for queue in self.slots.keys().copied().collect::<Vec<_>>() {
+                let first = self.first_suspect(queue)?;
+                self.suspects.extend(first);
             }
         }
-        Ok(run)
+        Ok(())
+    }
+
+    /// Whether other jobs must be taken in the place of those that were skipped.
+    fn replaces_skipped(&mut self) -> bool {
+        std::mem::take(&mut self.skipped) && !self.is_full()
     }
 
     /// Whether the cursor's segments can still be used. If a queue was paused, or its limit
@@ -310,6 +333,9 @@ impl<'a> ClaimRun<'a> {
               from ready
              where id = ?1";
         self.count_entry();
+        if !self.unsound.is_empty() && self.unsound.contains(&id) {
+            return Ok(false);
+        }
         if self.kinds.as_ref().is_some_and(|kinds| !kinds.contains(kind)) {
             return Ok(false);
         }
@@ -317,7 +343,11 @@ impl<'a> ClaimRun<'a> {
         if accept_flags.is_empty() && forbid_flags.is_empty() {
             return Ok(true);
         }
-        let flags = self.tx.row(FLAGS, [id.as_bytes()], |row| row.list(0))?.unwrap_or_default();
+        let flags = match self.tx.row(FLAGS, [id.as_bytes()], |row| row.list(0)) {
+            // Unreadable flags may be among the forbidden ones.
+            Err(fault) if fault.is_refusal() => return Ok(false),
+            flags => flags?.unwrap_or_default(),
+        };
         let wanted = accept_flags.is_empty() || flags.iter().any(|flag| accept_flags.contains(flag));
         Ok(wanted && !flags.iter().any(|flag| forbid_flags.contains(flag)))
     }
@@ -376,15 +406,18 @@ impl<'a> ClaimRun<'a> {
             let id = candidate.id.as_bytes();
             let mut rows = waiting.query([id])?;
             let Some(row) = rows.next()? else {
-                // One bad row must not stop the queue.
-                tracing::error!(
-                    job_id = %candidate.id,
-                    "skipped a waiting job that has no row in jobs; run `longshore check`"
-                );
+                self.skip(candidate, "it has no row in jobs", cursor)?;
                 continue;
             };
-            let claimed = self.claimed(candidate, row)?;
-            enter.execute(params![
+            let claimed = match self.claimed(candidate, row) {
+                Err(fault) if fault.is_refusal() => {
+                    let error = Error::from(fault);
+                    self.skip(candidate, &format!("it cannot be read: {error}"), cursor)?;
+                    continue;
+                }
+                claimed => claimed?,
+            };
+            let entered = enter.execute(params![
                 id,
                 worker.0.as_bytes(),
                 self.now,
@@ -398,10 +431,39 @@ impl<'a> ClaimRun<'a> {
                 &*claimed.kind,
                 &*claimed.queue,
                 row.get_ref(9)?.as_str_or_null()?,
-            ])?;
+            ]);
             drop(rows);
+            match entered.map_err(Fault::from) {
+                Err(fault) if fault.is_refusal() => {
+                    let error = Error::from(fault);
+                    self.skip(candidate, &format!("it cannot be leased: {error}"), cursor)?;
+                    continue;
+                }
+                entered => drop(entered?),
+            }
             leave.execute([id])?;
             self.leased.push(claimed);
+        }
+        Ok(())
+    }
+
+    /// Leaves a row that cannot be claimed where it is. One bad row must not stop the queue.
+    fn skip(&mut self, candidate: &Candidate<'a>, reason: &str, cursor: &mut ClaimCursor) -> Sql<()> {
+        if cursor.skip_unsound(Instant::now()) {
+            tracing::error!(
+                job_id = %candidate.id,
+                reason,
+                "skipping waiting jobs that cannot be claimed; run `longshore check`"
+            );
+        }
+        self.unsound.insert(candidate.id);
+        self.skipped = true;
+        self.wanted += 1;
+        if let Some(Some(slots)) = self.slots.get_mut(candidate.queue) {
+            *slots += 1;
+        }
+        if candidate.is_suspect {
+            self.find_suspects()?;
         }
         Ok(())
     }

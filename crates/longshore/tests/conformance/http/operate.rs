@@ -177,7 +177,7 @@ async fn a_sweep_can_be_tried_as_a_dry_run_and_executed(fixture: Fixture) {
     fixture.advance(11 * SECOND).await;
     assert_eq!(http.get("/workers").await.expect_status(200).json()[0]["stale"], true);
     let planned = http.post("/sweep", &json!({ "dry_run": true })).await.expect_status(200).json();
-    let expected = json!({ "workers": [dead.to_string()], "recovered": 1, "skipped": 0, "dry_run": true });
+    let expected = json!({ "workers": [dead.to_string()], "recovered": 1, "skipped": 0, "deferred": 0, "dry_run": true });
     assert_eq!(planned, expected);
     assert_eq!(fixture.status(id).await, Status::Running);
     http.post("/sweep", &json!({ "threshold_seconds": 60 })).await.expect_status(200);

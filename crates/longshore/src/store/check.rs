@@ -1,0 +1,103 @@
+//! Repairs of inconsistent tables: which problems have one safe repair.
+
+use serde::Serialize;
+
+use crate::job::{JobId, Outcome};
+
+/// A repair that loses no work and runs no job twice. Problems that could be repaired in
+/// more than one way are only reported, by [`Store::check`](super::Store::check).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "repair", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Repair {
+    /// The job waits and runs: the waiting row goes, and the lease stays. Only if the lease
+    /// is not older than the waiting row.
+    KeepLease {
+        /// The job.
+        job: JobId,
+    },
+    /// The job waits and has finished: the waiting row goes, and the outcome stays. Only if
+    /// the outcome is not older than the waiting row. An operator can retry the job.
+    KeepOutcome {
+        /// The job.
+        job: JobId,
+    },
+    /// The row belongs to no request, so that nothing can run or show it: the row goes, with
+    /// the job's history. A running row goes only if its worker is not alive.
+    DropWithoutRequest {
+        /// The job.
+        job: JobId,
+        /// The table that holds the row.
+        table: StateTable,
+    },
+    /// The key belongs to a job that is not live or has another key: the key is freed.
+    FreeKey {
+        /// The unique key.
+        key: String,
+        /// The job that owned it.
+        job: JobId,
+    },
+    /// The tallies do not match the finished jobs: they are corrected.
+    CorrectTally {
+        /// The queue.
+        queue: String,
+        /// The kind.
+        kind: String,
+        /// The outcome.
+        outcome: Outcome,
+        /// The number of jobs according to the tallies.
+        tallied: i64,
+        /// The number of jobs in `finished`.
+        found: i64,
+    },
+}
+
+/// The tables that hold a job's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateTable {
+    /// Waiting jobs.
+    Ready,
+    /// Live leases.
+    Running,
+    /// Outcomes.
+    Finished,
+}
+
+impl StateTable {
+    /// The name of the table.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StateTable::Ready => "ready",
+            StateTable::Running => "running",
+            StateTable::Finished => "finished",
+        }
+    }
+}
+
+impl std::fmt::Display for Repair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Repair::KeepLease { job } => {
+                write!(f, "remove job {job} from ready, because it is running")
+            }
+            Repair::KeepOutcome { job } => {
+                write!(f, "remove job {job} from ready, because it has finished")
+            }
+            Repair::DropWithoutRequest { job, table } => {
+                write!(f, "remove job {job} from {}, because it has no row in jobs", table.as_str())
+            }
+            Repair::FreeKey { key, job } => {
+                write!(
+                    f,
+                    "free the unique key `{key}`, because its owner, job {job}, is not live or has another key"
+                )
+            }
+            Repair::CorrectTally { queue, kind, outcome, tallied, found } => write!(
+                f,
+                "correct the tallies of {} jobs of kind `{kind}` in queue `{queue}` from {tallied} to {found}",
+                outcome.as_str()
+            ),
+        }
+    }
+}
