@@ -163,7 +163,7 @@ Examples:
     /// Check the consistency of the tables
     ///
     /// Verifies, for example, that every job has exactly one state. Prints each problem, and exits 1 if
-    /// there is any.
+    /// there is any. Warns if a crash of the database may lose stored jobs.
     ///
     /// With --repair, first makes the safe repairs: of a job that waits and also runs or has finished,
     /// it removes the waiting row; it removes rows without a request, frees keys whose owner has ended,

@@ -356,6 +356,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn requests_and_payloads_beyond_the_limits_are_refused_until_others_end() {
+        let backlog = Arc::<Backlog>::default();
+        let half = MAX_WAITING_BYTES as usize / 2;
+        let (one, two) = (backlog.enter(half).unwrap(), backlog.enter(half).unwrap());
+        assert!(backlog.enter(1).unwrap_err().is_overloaded());
+        drop((one, two));
+        let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| backlog.enter(2).unwrap()).collect();
+        assert!(backlog.enter(0).unwrap_err().is_overloaded());
+        waiting.pop();
+        waiting.push(backlog.enter(1).unwrap());
+        drop(waiting);
+        assert_eq!(backlog.0.load(Ordering::Relaxed), 0);
+    }
+
     #[tokio::test]
     async fn the_wake_up_is_requested_before_the_caller_gets_its_reply() {
         let store: Arc<dyn Store> = Arc::new(SqliteStore::open("sqlite::memory:").await.unwrap());

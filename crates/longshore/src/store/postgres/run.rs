@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::PostgresStore;
 use super::pool::Class;
 use super::tx::{Fault, Sql, Tx};
+use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 
 /// The default deadline. No operation except `check` may hold a connection longer.
@@ -19,13 +20,15 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 pub(super) const QUICK: Duration = Duration::from_secs(5);
 /// The first deadline of a quick read. A second try, on another connection, has the usual
 /// one.
-const READ: Duration = Duration::from_secs(2);
+const READ: Duration = Duration::from_secs(3);
 /// The deadline of an enqueue. It leaves a second to repeat the enqueue on a new
 /// connection before callers have waited for five.
 const ENQUEUE: Duration = Duration::from_millis(3500);
 /// How much longer an enqueue may take for each of its jobs: half a second for a full
 /// batch of a lane.
 const ENQUEUE_PER_JOB: Duration = Duration::from_micros(500);
+/// How much longer an enqueue may take for each byte of its payloads: a second for 8 MiB.
+const ENQUEUE_PER_BYTE: Duration = Duration::from_nanos(120);
 /// If an operation gets no reply for this long, other connections are pinged before they
 /// are used.
 const DOUBT_AFTER: Duration = Duration::from_secs(1);
@@ -76,10 +79,14 @@ impl Mode {
     /// For heartbeats. Less than their caller waits, so that a dead connection is noticed.
     const HEARTBEAT: Mode = Mode::new(Class::Hot, Duration::from_secs(4));
 
-    /// For an enqueue of this many jobs. Ids are chosen before the first try, so repeating
-    /// it stores nothing twice.
-    pub(super) fn enqueue(class: Class, jobs: usize) -> Self {
-        let deadline = (ENQUEUE + ENQUEUE_PER_JOB * jobs as u32).min(DEADLINE);
+    /// For an enqueue of these jobs. Ids are chosen before the first try, so repeating it
+    /// stores nothing twice.
+    pub(super) fn enqueue(class: Class, jobs: &[ValidJob]) -> Self {
+        let bytes = jobs.iter().map(|job| job.payload.len()).sum::<usize>();
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let extra = ENQUEUE_PER_JOB.saturating_mul(count(jobs.len()));
+        let extra = extra.saturating_add(ENQUEUE_PER_BYTE.saturating_mul(count(bytes)));
+        let deadline = ENQUEUE.saturating_add(extra).min(DEADLINE);
         Mode { class, deadline, on_broken_connection: OnBrokenConnection::Repeat }
     }
 

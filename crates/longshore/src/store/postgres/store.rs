@@ -58,8 +58,8 @@ impl Store for PostgresStore {
 
     async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>> {
         let mode = match wait {
-            _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Hot, jobs.len()),
-            KeyWait::Short => Mode::enqueue(Class::Shared, jobs.len()),
+            _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Hot, jobs),
+            KeyWait::Short => Mode::enqueue(Class::Shared, jobs),
             KeyWait::Long | KeyWait::UpTo(_) => Mode::WAITING,
         };
         let work: Work<_, _> = |tx, (jobs, wait): &(Vec<ValidJob>, LockWait)| {
