@@ -91,7 +91,7 @@ mod tests {
         let held = HeldLeases::default();
         held.cancel(&leases);
         assert!(!is_check_requested(&held).await, "it would not find the lease yet");
-        held.insert(&[attempt.clone()]);
+        held.insert(std::slice::from_ref(&attempt));
         assert!(is_check_requested(&held).await);
         held.cancel(&leases);
         assert_eq!(attempt.control.reason(), Some(StopReason::Cancelled));
