@@ -66,7 +66,6 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "row",
             "rows",
             "now",
-            "clock",
             "due",
             "host_clock",
             "micros",
@@ -244,16 +243,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     (
         "sqlite",
         "retain.rs",
-        &[
-            "of",
-            "skip_from",
-            "remove",
-            "delete_request",
-            "read_cursor",
-            "write_cursor",
-            "minutes_fold_before",
-            "hour_of",
-        ],
+        &["delete_request", "delete_rows", "minutes_fold_before", "hour_of"],
         "the walk runs row by row; Postgres does a step in one statement",
     ),
 ];

@@ -11,6 +11,7 @@ const LEASE: &str = "crates/longshore/src/client/lease.rs";
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
 const NEW_JOB: &str = "crates/longshore/src/enqueue/new_job.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
+const UPKEEP: &str = "crates/longshore/src/client/upkeep.rs";
 
 /// Each must be caught on both engines.
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -200,6 +201,28 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "workers::sqlite::leases_that_a_worker_does_not_know_are_released_uncharged",
             "http::leases::postgres::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
             "http::leases::sqlite::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
+        ],
+    },
+    Mutant {
+        name: "rules: end a turn of retention after one step",
+        file: UPKEEP,
+        anchor: "pub async fn retain<",
+        find: "if turn.done ||",
+        replace: "if turn.done || turn.removed > 0 ||",
+        caught_by: &[
+            "retention::postgres::one_turn_removes_a_hundred_thousand_expired_jobs",
+            "retention::sqlite::one_turn_removes_a_hundred_thousand_expired_jobs",
+        ],
+    },
+    Mutant {
+        name: "rules: end a turn of folding after one step",
+        file: UPKEEP,
+        anchor: "pub async fn fold_tallies<",
+        find: "if !is_full ||",
+        replace: "if !is_full || total > 0 ||",
+        caught_by: &[
+            "counts::postgres::one_turn_folds_fifty_thousand_tallies",
+            "counts::sqlite::one_turn_folds_fifty_thousand_tallies",
         ],
     },
 ];

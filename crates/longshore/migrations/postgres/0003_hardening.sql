@@ -32,3 +32,32 @@ delete from longshore.merged_requests;
 create index running_cancels
     on longshore.running (worker)
     where cancel_requested;
+-- What retention knows about each range of 16 blocks of `finished`: when the range
+-- was last read, and the end of the oldest job of each outcome that it left there.
+-- Rows are stored in the order in which jobs end, so a range holds jobs of about the
+-- same age, and retention reads a range only when something in it may have expired.
+-- An index on `finished_at` would do the same at 67 bytes of WAL per job.
+create table longshore.finished_ranges (
+    first_block      bigint primary key,
+    read_at          timestamptz not null,
+    succeeded        timestamptz,
+    cancelled        timestamptz,
+    failed_permanent timestamptz
+) with (fillfactor = 50, autovacuum_vacuum_cost_delay = 0);
+
+-- When retention last looked for ranges that are new. Jobs in new ranges ended later.
+alter table longshore.upkeep add column looked_at timestamptz;
+
+-- Retention deletes as fast as jobs end, so vacuum must not be slower than that.
+alter table longshore.jobs set (
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0);
+alter table longshore.finished set (
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0);
+alter table longshore.attempts set (
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0);

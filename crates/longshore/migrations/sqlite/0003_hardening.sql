@@ -22,3 +22,18 @@ create index merged_requests_job on merged_requests (job);
 create index running_cancels
     on running (worker)
     where cancel_requested = 1;
+-- What retention knows about each range of 1,000 rows of `jobs`: when the range was
+-- last read, and the end of the oldest job of each outcome that it left there. Rows
+-- are stored in the order in which jobs arrive, so a range holds jobs of about the
+-- same age, and retention reads a range only when something in it may have expired.
+-- An index on `finished_at` would do the same, but every settle would have to write it.
+create table finished_ranges (
+    first_row        integer primary key,
+    read_at          integer not null,
+    succeeded        integer,
+    cancelled        integer,
+    failed_permanent integer
+) strict;
+
+-- When retention last looked for ranges that are new. Jobs in new ranges ended later.
+alter table upkeep add column looked_at integer;

@@ -9,6 +9,7 @@
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
 //! | `inspect` | reading jobs, numbers, workers and queues |
+//! | `upkeep` | turns of retention and of folding tallies |
 //! | `kinds`, `tokens` | registered kinds and the check of new jobs; API tokens |
 //!
 //! Recovery and cron schedules add their methods in `recovery` and `cron`.
@@ -29,6 +30,7 @@ mod lease;
 mod operate;
 pub(crate) mod settle;
 mod tokens;
+mod upkeep;
 
 pub use enqueue::{CallerTransaction, Enqueueing};
 pub use inspect::RepairMode;

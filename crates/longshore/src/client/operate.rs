@@ -11,7 +11,7 @@ use crate::enqueue::{Edit, ValidEdit, check_name};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::{self, Event, State, Transition, When};
-use crate::store::{DeadFilter, Operated, Operation, QueueChange, Retained, Retention};
+use crate::store::{DeadFilter, Operated, Operation, QueueChange};
 
 /// How often a command starts over before it gives up.
 const MAX_ROUNDS: usize = 5;
@@ -221,21 +221,6 @@ impl Client {
     async fn set_queue(&self, queue: &str, change: QueueChange) -> Result<()> {
         check_name("queue", queue)?;
         self.store.set_queue(queue, &change).await
-    }
-}
-
-/// Upkeep, in bounded steps.
-#[doc(hidden)]
-impl Client {
-    /// Removes finished jobs whose retention time has passed; examines up to `step`
-    /// rows.
-    pub async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained> {
-        self.store.retain(policy, step).await
-    }
-
-    /// Adds up old tallies, up to `step` rows, so that counting stays fast.
-    pub async fn fold_tallies(&self, step: u32) -> Result<u64> {
-        self.store.fold_tallies(step).await
     }
 }
 

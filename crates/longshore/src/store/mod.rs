@@ -383,12 +383,14 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- retain -----------------------------------------------------------
 
-    /// Removes finished jobs whose retention has passed. Walks the finished jobs by
-    /// id, continues where the last call stopped, and examines up to `step` rows.
+    /// Removes up to `step` finished jobs whose retention has passed. Does not examine
+    /// jobs again before one of them may have expired. Jobs that are locked by others
+    /// are skipped this time.
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained>;
 
-    /// Folds up to `step` rows of old tallies into fewer rows, so that counting stays
-    /// fast. Returns how many rows were folded.
+    /// Folds up to `step` rows of each level of tallies into fewer rows, so that counting
+    /// stays fast. Returns how many rows were folded; zero if none is left, or if another
+    /// process folds at this moment.
     async fn fold_tallies(&self, step: u32) -> Result<u64>;
 
     // ---- tokens -----------------------------------------------------------

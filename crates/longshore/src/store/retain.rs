@@ -38,6 +38,8 @@ impl Default for Retention {
 pub struct Retained {
     /// The number of jobs removed.
     pub removed: u64,
-    /// Whether the walk reached the end. The next call starts again from the beginning.
+    /// The number of finished jobs examined, including those removed.
+    pub examined: u64,
+    /// Whether nothing is left to remove now, or what is left is locked by others.
     pub done: bool,
 }

@@ -37,7 +37,7 @@
 //! | `progress` | storing progress reports, in batches |
 //! | `heartbeat` | heartbeats and the self-stop, on their own thread |
 //! | `cancel` | stopping cancelled jobs as soon as the worker is notified |
-//! | `upkeep` | recovery, schedules, retention, gauges |
+//! | `upkeep` | recovery, schedules, retention, tallies, gauges |
 //! | `clock_steps` | whether the database's clock was moved since the last sweep |
 //! | `hooks` | the application's hooks, and how they are called |
 //! | `signals` | SIGINT and SIGTERM |

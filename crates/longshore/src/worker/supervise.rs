@@ -210,6 +210,7 @@ async fn supervise(
         upkeep.spawn(upkeep::cron(shared.clone()));
     }
     upkeep.spawn(upkeep::retain(shared.clone()));
+    upkeep.spawn(upkeep::fold(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));
     upkeep.spawn(cancel::listen(shared.clone()));
     upkeep.spawn(shared.progress.clone().run(shared.client.clone()));

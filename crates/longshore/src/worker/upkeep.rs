@@ -20,12 +20,11 @@ use crate::store::{Interrupted, Schedule, SweepScope};
 /// The longest time between two passes over the schedules: a schedule stored by another process
 /// is noticed this soon.
 const SCHEDULES_INTERVAL: Duration = Duration::from_secs(5);
-/// How many rows one retention step examines.
-const ROWS_PER_STEP: u32 = 1000;
-/// The maximum number of retention steps in one turn.
-const MAX_STEPS: u32 = 50;
-/// The pause between steps, so that a long turn leaves the database to others.
-const PAUSE_BETWEEN_STEPS: Duration = Duration::from_millis(50);
+/// If one turn folds more tallies than this, the next turn is earlier. Counting then never
+/// reads more than a few thousand rows that are not folded.
+const MANY_TALLIES: u64 = 1000;
+/// The factor by which the next turn is earlier.
+const EARLIER: u32 = 12;
 
 /// Recovers the jobs of dead workers.
 pub(super) async fn sweep(shared: Arc<Shared>) {
@@ -179,25 +178,30 @@ impl TickHook for WorkerTickHook {
     }
 }
 
-/// Removes finished jobs past their retention, and folds the tallies to keep counting cheap.
+/// Removes finished jobs past their retention.
 pub(super) async fn retain(shared: Arc<Shared>) {
-    while shared.sleep_unless(Phase::Finishing, shared.settings.retention_interval).await {
-        for _ in 0..MAX_STEPS {
-            match shared.client.retain(&shared.settings.retention, ROWS_PER_STEP).await {
-                Ok(retained) if retained.done => break,
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "retention failed; retrying at the next interval");
-                    break;
-                }
-            }
-            if !shared.sleep_unless(Phase::Finishing, PAUSE_BETWEEN_STEPS).await {
-                return;
-            }
+    let pause = |time| shared.sleep_unless(Phase::Finishing, time);
+    while pause(shared.settings.retention_interval).await {
+        if let Err(error) = shared.client.retain(&shared.settings.retention, pause).await {
+            tracing::warn!(%error, "retention failed; retrying at the next interval");
         }
-        if let Err(error) = shared.client.fold_tallies(ROWS_PER_STEP).await {
-            tracing::warn!(%error, "could not fold the tallies; retrying at the next interval");
-        }
+    }
+}
+
+/// Folds the tallies, to keep counting cheap.
+pub(super) async fn fold(shared: Arc<Shared>) {
+    let pause = |time| shared.sleep_unless(Phase::Finishing, time);
+    let interval = shared.settings.retention_interval;
+    let mut wait = interval;
+    while pause(wait).await {
+        wait = match shared.client.fold_tallies(pause).await {
+            Ok(MANY_TALLIES..) => interval / EARLIER,
+            Ok(_) => interval,
+            Err(error) => {
+                tracing::warn!(%error, "could not fold the tallies; retrying at the next interval");
+                interval
+            }
+        };
     }
 }
 

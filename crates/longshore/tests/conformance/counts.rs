@@ -18,6 +18,9 @@ cases! {
     counts_agree_with_the_list_after_random_operations,
     folding_tallies_keeps_the_counts,
     folding_tallies_terminates_and_leaves_few_rows,
+    one_turn_folds_fifty_thousand_tallies,
+    ends_of_the_current_minute_are_folded_too,
+    an_hour_has_one_row_although_its_minutes_are_folded_one_by_one,
     a_job_replaced_into_another_queue_is_counted_there,
     ends_are_tallied_by_minute_queue_kind_and_outcome,
     tallies_contain_the_durations_of_attempts,
@@ -190,6 +193,71 @@ async fn folding_tallies_terminates_and_leaves_few_rows(fixture: Fixture) {
     let rows = fixture.query_number("select count(*) from tallies", None).await;
     assert!(rows <= 5, "{rows} rows remain");
     assert_eq!(fixture.count(Status::Succeeded).await, 30);
+}
+
+async fn fold(fixture: &Fixture) -> u64 {
+    fixture.fold_tallies(|_| async { true }).await.expect("fold")
+}
+
+async fn tally_rows(fixture: &Fixture) -> i64 {
+    fixture.query_number("select count(*) from tallies", None).await
+}
+
+async fn one_turn_folds_fifty_thousand_tallies(fixture: Fixture) {
+    // One per minute and kind, 50 kinds, from 3 to almost 20 hours ago.
+    let now = start();
+    let text = match fixture.engine() {
+        Engine::Postgres => format!(
+            "insert into tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
+             select date_trunc('minute', '{now}'::timestamptz) - interval '3 hours' - n / 50 * interval '1 minute',
+                    1, 0, 'succeeded', 0, 'default', 'kind' || (n % 50)
+               from generate_series(0, 49999) as n"
+        ),
+        Engine::Sqlite => {
+            let minute = (now - 3 * HOUR - 9 * SECOND).timestamp_micros();
+            format!(
+                "insert into tallies (minute, queue, kind, outcome, run_bucket, ended, kept)
+                 with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n < 49999)
+                 select {minute} - n / 50 * 60000000, 'default', 'kind' || (n % 50), 'succeeded', 0, 1, 0
+                   from numbers"
+            )
+        }
+    };
+    fixture.sql(&text, None).await;
+    assert_eq!(tally_rows(&fixture).await, 50_000);
+    fold(&fixture).await;
+    assert!(tally_rows(&fixture).await <= 18 * 50, "{} rows remain", tally_rows(&fixture).await);
+    let tallied = fixture.store().tallied(start() - DAY).await.expect("tallied");
+    assert_eq!(tallied.iter().map(|tallied| tallied.jobs).sum::<u64>(), 50_000);
+}
+
+/// A busy queue writes thousands of rows per minute.
+async fn ends_of_the_current_minute_are_folded_too(fixture: Fixture) {
+    let expected = async |rows: i64, jobs: u64| {
+        assert_eq!(tally_rows(&fixture).await, rows);
+        let tallied = tallied(&fixture, start()).await;
+        assert_eq!(tallied.len(), 1);
+        assert_eq!(tallied[0].4, jobs);
+        assert_eq!(fixture.count(Status::Succeeded).await, jobs);
+    };
+    for round in 1..=3 {
+        for _ in 0..4 {
+            fixture.ended(job("mail"), Outcome::Succeeded).await;
+        }
+        fold(&fixture).await;
+        expected(1, round * 4).await;
+    }
+}
+
+async fn an_hour_has_one_row_although_its_minutes_are_folded_one_by_one(fixture: Fixture) {
+    for _ in 0..24 {
+        fixture.ended(job("mail"), Outcome::Succeeded).await;
+        fixture.advance(10 * MINUTE).await;
+        fold(&fixture).await;
+    }
+    // It is 11:08: the ends from 7:08 to 8:58 are folded into two hours, and 12 minutes remain.
+    assert_eq!(tally_rows(&fixture).await, 2 + 12);
+    assert_eq!(fixture.count(Status::Succeeded).await, 24);
 }
 
 async fn a_job_replaced_into_another_queue_is_counted_there(fixture: Fixture) {

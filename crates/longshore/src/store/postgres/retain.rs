@@ -1,41 +1,81 @@
 //! Retention: removing finished jobs whose retention has passed, and folding tallies.
 //! Both work in bounded steps. A row lock ensures that one process at a time does so.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
-use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
 use crate::error::Error;
+use crate::job::Outcome;
 use crate::store::{Retained, Retention, millis};
 
-/// The process that locks the row continues the walk; others find no row and do nothing.
-const BEGIN_WALK: &str = "
-    select cursor
+/// The blocks of one row in `finished_ranges`: up to about 1,400 finished jobs. Rows that
+/// are stored already depend on this number.
+const BLOCKS_PER_RANGE: i64 = 16;
+/// A step reads no further range when it has read this many ranges or jobs.
+const MAX_RANGES: usize = 64;
+const MAX_EXAMINED: u64 = 20_000;
+
+/// The process that locks the row does the work; others find no row and do nothing.
+const BEGIN_STEP: &str = "
+    select name
       from longshore.upkeep
      where name = $1
        for update skip locked";
 
+/// The ranges in which a job may have expired. A job that ended after the range was read
+/// cannot have expired before the shortest retention time (`$1`) has passed.
+const DUE_RANGES: &str = "
+    select first_block
+      from longshore.finished_ranges
+     where read_at > longshore.clock()   -- the clock was set back
+        or read_at < longshore.clock() - interval '1 millisecond' * $1::int8
+        or succeeded < longshore.clock() - interval '1 millisecond' * $2::int8
+        or cancelled < longshore.clock() - interval '1 millisecond' * $3::int8
+        or failed_permanent < longshore.clock() - interval '1 millisecond' * $4::int8
+     order by read_at, first_block
+     limit $5";
+
+/// Adds the ranges by which the table has grown. What is in them ended after the last look,
+/// so they need not be read now. `-infinity`: nothing is known about the first ones.
+const ADD_RANGES: &str = "
+    with looked as (
+      update longshore.upkeep
+         set looked_at = longshore.clock()
+       where name = 'retain')
+    insert into longshore.finished_ranges (first_block, read_at)
+    select n * $1::int8, coalesce((select looked_at from longshore.upkeep where name = 'retain'), '-infinity')
+      from generate_series(
+             coalesce((select max(first_block) from longshore.finished_ranges) / $1::int8 + 1, 0),
+             (pg_relation_size($2::regclass) / current_setting('block_size')::int8 - 1) / $1::int8) as n
+        on conflict do nothing";
+
+/// Removes up to `$4` expired jobs of the range that starts at block `$1`. If no more than
+/// that have expired, stores what is left in the range.
 const RETAIN: &str = "
     with page as materialized (
-      select id, outcome, finished_at
-        from longshore.finished
-       where id > coalesce($1, '00000000-0000-0000-0000-000000000000')
-       order by id
-       limit $2),
+      select f.ctid as row_id, f.id, f.outcome, f.finished_at,
+             coalesce(f.finished_at < longshore.clock() - interval '1 millisecond'
+                        * case f.outcome
+                            when 'succeeded' then $5::int8
+                            when 'cancelled' then $6::int8
+                            when 'failed_permanent' then $7::int8
+                          end, false) as is_expired
+        from longshore.finished f
+       where f.ctid >= $2::text::tid
+         and f.ctid < $3::text::tid),
     deleted as (
       delete from longshore.finished
-       where id = any(array(
-               select f.id
+       where ctid = any(array(
+               select f.ctid
                  from longshore.finished f
-                where f.id = any(array(
-                        select id
+                where f.ctid = any(array(
+                        select row_id
                           from page
-                         where finished_at < longshore.clock() - interval '1 millisecond'
-                                 * case outcome
-                                     when 'succeeded' then $3::int8
-                                     when 'cancelled' then $4::int8
-                                     when 'failed_permanent' then $5::int8
-                                   end))
+                         where is_expired
+                         order by row_id
+                         limit $4))
                 order by f.id
                   for update skip locked))   -- locked by an operator's retry: skip it this time
       returning id, outcome),
@@ -58,87 +98,147 @@ const RETAIN: &str = "
         from deleted d
         join deleted_jobs j on j.id = d.id
        group by d.outcome, j.queue, j.kind),
-    moved_cursor as (
-      update longshore.upkeep
-         set cursor = (
-               select case when count(*) = $2 then (array_agg(id order by id desc))[1] end
-                 from page)
-       where name = 'retain')
+    kept as (
+      select min(p.finished_at) filter (where p.outcome = 'succeeded') as succeeded,
+             min(p.finished_at) filter (where p.outcome = 'cancelled') as cancelled,
+             min(p.finished_at) filter (where p.outcome = 'failed_permanent') as failed_permanent
+        from page p
+        left join deleted d on d.id = p.id
+       where d.id is null),
+    stored as (
+      update longshore.finished_ranges r
+         set read_at = longshore.clock(),
+             succeeded = kept.succeeded,
+             cancelled = kept.cancelled,
+             failed_permanent = kept.failed_permanent
+        from kept
+       where r.first_block = $1
+         and (select count(*) from page where is_expired) <= $4)
     select (select count(*) from deleted), (select count(*) from page)";
 
 pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
+    let step = u64::from(step.max(1));
+    let mut retained = Retained { removed: 0, examined: 0, done: true };
+    let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
+        return Ok(retained);
+    };
+    let times = [policy.succeeded, policy.cancelled, policy.failed_permanent].map(|time| time.map(millis));
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    let walk: Option<(Option<Uuid>,)> =
-        sqlx::query_as(tx.sql(BEGIN_WALK)).bind("retain").fetch_optional(&mut *tx.connection).await?;
-    let Some((cursor,)) = walk else { return Ok(Retained { removed: 0, done: true }) };
-    let (removed, examined): (i64, i64) = sqlx::query_as(tx.sql(RETAIN))
-        .bind(cursor)
-        .bind(i64::from(step))
-        .bind(policy.succeeded.map(millis))
-        .bind(policy.cancelled.map(millis))
-        .bind(policy.failed_permanent.map(millis))
-        .fetch_one(&mut *tx.connection)
-        .await?;
+    if sqlx::query(tx.sql(BEGIN_STEP)).bind("retain").fetch_optional(&mut *tx.connection).await?.is_none() {
+        return Ok(retained);
+    }
+    let mut read = HashSet::new();
+    'step: loop {
+        let due = due_ranges(tx, millis(shortest), times).await?;
+        // A range that is still due has jobs that others hold locked.
+        let next: Vec<i64> = due.into_iter().filter(|first_block| !read.contains(first_block)).collect();
+        if next.is_empty() && add_ranges(tx).await? == 0 {
+            break;
+        }
+        for first_block in next {
+            let limit = step - retained.removed;
+            let (removed, examined) = retain_range(tx, first_block, limit, times).await?;
+            retained.removed += removed;
+            retained.examined += examined;
+            read.insert(first_block);
+            if retained.removed == step || retained.examined >= MAX_EXAMINED || read.len() == MAX_RANGES {
+                retained.done = false;
+                break 'step;
+            }
+        }
+    }
     transaction.commit().await?;
-    Ok(Retained { removed: removed as u64, done: examined < i64::from(step) })
+    Ok(retained)
 }
 
-/// Folds tallies of one level into the next. The rows of a past minute become one row;
-/// minutes more than two hours ago become hours; hours more than a week ago become one
-/// row for all time. The sum of `kept` never changes, because each step is one statement.
+async fn due_ranges(tx: &mut Tx<'_>, shortest: i64, times: [Option<i64>; 3]) -> Sql<Vec<i64>> {
+    let [succeeded, cancelled, failed_permanent] = times;
+    let due = sqlx::query_scalar(tx.sql(DUE_RANGES))
+        .bind(shortest)
+        .bind(succeeded)
+        .bind(cancelled)
+        .bind(failed_permanent)
+        .bind(MAX_RANGES as i64 + 1)
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    Ok(due)
+}
+
+async fn add_ranges(tx: &mut Tx<'_>) -> Sql<u64> {
+    let added = sqlx::query(tx.sql(ADD_RANGES))
+        .bind(BLOCKS_PER_RANGE)
+        .bind(tx.fill("longshore.finished"))
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(added.rows_affected())
+}
+
+/// Removes expired jobs of one range; returns how many it removed and examined.
+async fn retain_range(
+    tx: &mut Tx<'_>,
+    first_block: i64,
+    limit: u64,
+    times: [Option<i64>; 3],
+) -> Sql<(u64, u64)> {
+    let [succeeded, cancelled, failed_permanent] = times;
+    let (removed, examined): (i64, i64) = sqlx::query_as(tx.sql(RETAIN))
+        .bind(first_block)
+        .bind(format!("({first_block},0)"))
+        .bind(format!("({},0)", first_block + BLOCKS_PER_RANGE))
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(succeeded)
+        .bind(cancelled)
+        .bind(failed_permanent)
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok((removed.unsigned_abs(), examined.unsigned_abs()))
+}
+
+/// Folds tallies of one level into the next: the rows that settles and retention wrote
+/// become one row per minute; minutes more than two hours ago become hours; hours more than a
+/// week ago become one row for all time. Rows of the next level for the same period are
+/// merged with the new ones, so a period never has two rows of a group, even if it is
+/// folded in parts. The sum of `kept` never changes, because each step is one statement.
 const FOLD: &str = "
-    with old as (
-      select ctid
-        from longshore.tallies
-       where level = $1
-         and minute < $2
-       order by minute
-       limit $3
-         for update skip locked),
-    deleted as (
+    with deleted as (
       delete from longshore.tallies
-       where ctid = any(array(select ctid from old))
-      returning *),
+       where ctid = any(array(
+               select ctid
+                 from longshore.tallies
+                where level = $1
+                  and minute < $2
+                order by minute
+                limit $3))
+      returning case $1 when 0 then minute when 1 then date_trunc('hour', minute, 'UTC') else 'epoch' end as period,
+                case when $1 < 2 then ended else 0 end as ended, kept, outcome,
+                case when $1 < 2 then run_bucket else 0 end as run_bucket, queue, kind),
+    absorbed as (
+      delete from longshore.tallies
+       where level = $1 + 1
+         and minute = any(array(select distinct period from deleted))
+      returning minute, ended, kept, outcome, run_bucket, queue, kind),
     merged as (
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, level, queue, kind)
-      select case $1 when 0 then minute when 1 then date_trunc('hour', minute) else 'epoch' end,
-             case when $1 < 2 then sum(ended) else 0 end, sum(kept), outcome,
-             case when $1 < 2 then run_bucket else 0 end, $1 + 1, queue, kind
-        from deleted
-       group by 1, 4, 5, queue, kind)
+      select period, sum(ended), sum(kept), outcome, run_bucket, $1 + 1, queue, kind
+        from (select * from deleted union all select * from absorbed) as part
+       group by period, outcome, run_bucket, queue, kind
+      having sum(ended) <> 0 or sum(kept) <> 0)
     select count(*) from deleted";
-
-/// Merges the rows for all time, so that there is one per queue, kind and outcome.
-const FOLD_BASE: &str = "
-    with deleted as (
-      delete from longshore.tallies t
-       where t.level = 3
-         and (t.queue, t.kind, t.outcome) in (
-               select queue, kind, outcome
-                 from longshore.tallies
-                where level = 3
-                group by queue, kind, outcome
-               having count(*) > 1)
-      returning *)
-    insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, level, queue, kind)
-    select 'epoch', 0, sum(kept), outcome, 0, 3, queue, kind
-      from deleted
-     group by outcome, queue, kind
-    having sum(kept) <> 0";
 
 pub(super) async fn fold_tallies(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    let walk = sqlx::query(tx.sql(BEGIN_WALK)).bind("fold").fetch_optional(&mut *tx.connection).await?;
-    if walk.is_none() {
+    if sqlx::query(tx.sql(BEGIN_STEP)).bind("fold").fetch_optional(&mut *tx.connection).await?.is_none() {
         return Ok(0);
     }
-    let now: DateTime<Utc> = sqlx::query_scalar(tx.sql("select date_trunc('minute', longshore.clock())"))
-        .fetch_one(&mut *tx.connection)
-        .await?;
-    let hour = chrono::TimeDelta::hours(1);
-    let bounds = [(0i16, now), (1, now - hour * 2), (2, now - hour * 24 * 7)];
+    let hour: DateTime<Utc> =
+        sqlx::query_scalar(tx.sql("select date_trunc('hour', longshore.clock(), 'UTC')"))
+            .fetch_one(&mut *tx.connection)
+            .await?;
+    let hours = |n| chrono::TimeDelta::hours(n);
+    // The current minute is folded too: it may have thousands of rows.
+    let bounds = [(0i16, hour + hours(2)), (1, hour - hours(2)), (2, hour - hours(24 * 7))];
     let mut folded = 0;
     for (level, before) in bounds {
         let rows: i64 = sqlx::query_scalar(tx.sql(FOLD))
@@ -149,9 +249,6 @@ pub(super) async fn fold_tallies(tx: &mut Tx<'_>, step: u32) -> Sql<u64> {
             .await?;
         folded += u64::try_from(rows)
             .map_err(|_| Error::internal("the database returned a negative number of folded tallies"))?;
-        if level == 2 && rows > 0 {
-            sqlx::query(tx.sql(FOLD_BASE)).execute(&mut *tx.connection).await?;
-        }
     }
     transaction.commit().await?;
     Ok(folded)

@@ -1,97 +1,194 @@
 //! Retention: removing finished jobs whose retention has passed, and folding tallies.
 //! Both work in bounded steps.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use rusqlite::{Row, params};
 
 use super::settle::{add_tally, tally};
-use super::tx::{Clock, Columns, DAY, HOUR, Sql, Tx, micros};
+use super::tx::{Columns, DAY, HOUR, Sql, Tx, micros};
 use crate::job::{JobId, Outcome};
 use crate::store::{Retained, Retention};
 
+/// The rows of `jobs` in one row of `finished_ranges`. Rows that are stored already depend on
+/// this number.
+const ROWS_PER_RANGE: i64 = 1000;
+/// A step reads no further range when it has read this many.
+const MAX_RANGES: usize = 16;
+/// A step adds at most this many ranges.
+const MAX_ADDED: u64 = 1000;
+
 pub(super) fn retain(tx: &Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
-    const NEXT: &str = "
-        select id,
-               outcome,
-               finished_at
-          from finished
-         where id > ?1
-         order by id
-         limit ?2";
-    let clock = tx.clock()?;
-    let recent = RecentIds::of(policy, clock);
-    let mut cursor = read_cursor(tx, "retain")?;
-    let mut remaining = step.max(1);
-    let mut removed = 0;
-    loop {
-        let rows = tx.rows(NEXT, params![cursor, remaining], |row| {
-            Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?))
-        })?;
-        let at_end = rows.len() < remaining as usize;
-        remaining -= rows.len() as u32;
-        let mut skip_to = None;
-        for (id, outcome, finished_at) in rows {
-            skip_to = recent.as_ref().and_then(|recent| recent.skip_from(id));
-            if skip_to.is_some() {
-                break;
-            }
-            cursor = id.0.as_bytes().to_vec();
-            let is_expired = |kept: Duration| finished_at < clock.now.saturating_sub(micros(kept));
-            if policy.of(outcome).is_some_and(is_expired) {
-                remove(tx, id, outcome)?;
-                removed += 1;
+    let step = u64::from(step.max(1));
+    let mut retained = Retained { removed: 0, examined: 0, done: true };
+    let Some(shortest) = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min() else {
+        return Ok(retained);
+    };
+    let mut read = HashSet::new();
+    'step: loop {
+        let due = due_ranges(tx, policy, shortest)?;
+        let next: Vec<i64> = due.into_iter().filter(|first_row| !read.contains(first_row)).collect();
+        if next.is_empty() && add_ranges(tx)? == 0 {
+            break;
+        }
+        for first_row in next {
+            let limit = step - retained.removed;
+            let (removed, examined) = retain_range(tx, first_row, limit, policy)?;
+            retained.removed += removed;
+            retained.examined += examined;
+            read.insert(first_row);
+            if retained.removed == step || read.len() == MAX_RANGES {
+                retained.done = false;
+                break 'step;
             }
         }
-        let done = skip_to.is_none() && at_end;
-        if let Some(position) = skip_to {
-            cursor = position;
-        }
-        if done || remaining == 0 {
-            write_cursor(tx, "retain", if done { &[] } else { &cursor })?;
-            return Ok(Retained { removed, done });
-        }
     }
+    Ok(retained)
 }
 
-/// The ids of jobs that are too recent to be removed. Ids start with their creation time,
-/// so the walk can skip this range without reading it. Both bounds have a day of margin,
-/// because the clocks of enqueuing hosts may be wrong. There is no range while the clock is
-/// pinned, because ids follow the real time.
-struct RecentIds {
-    from_ms: i64,
-    to_ms: i64,
+/// The ranges in which a job may have expired. A job that ended after the range was read
+/// cannot have expired before the shortest retention time has passed.
+fn due_ranges(tx: &Tx<'_>, policy: &Retention, shortest: Duration) -> Sql<Vec<i64>> {
+    const DUE: &str = "
+        select first_row
+          from finished_ranges
+         where read_at > ?1   -- the clock was set back
+            or read_at < ?2
+            or succeeded < ?3
+            or cancelled < ?4
+            or failed_permanent < ?5
+         order by read_at, first_row
+         limit ?6";
+    let now = tx.now()?;
+    let before = |time| now.saturating_sub(micros(time));
+    let params = params![
+        now,
+        before(shortest),
+        policy.succeeded.map(before),
+        policy.cancelled.map(before),
+        policy.failed_permanent.map(before),
+        MAX_RANGES as i64 + 1,
+    ];
+    tx.rows(DUE, params, |row| row.get(0))
 }
 
-impl RecentIds {
-    fn of(policy: &Retention, clock: Clock) -> Option<Self> {
-        let shortest = Outcome::ALL.into_iter().filter_map(|outcome| policy.of(outcome)).min();
-        let shortest = shortest.map_or(i64::MAX, micros);
-        (!clock.pinned).then(|| RecentIds {
-            from_ms: clock.now.saturating_sub(shortest).saturating_add(DAY) / 1000,
-            to_ms: (clock.now + DAY) / 1000,
-        })
+/// Adds the ranges by which the table has grown. What is in them ended after the last look,
+/// so they need not be read now.
+fn add_ranges(tx: &Tx<'_>) -> Sql<u64> {
+    const LAST: &str = "
+        select max(first_row)
+          from finished_ranges";
+    const NEXT_JOB: &str = "
+        select min(rowid)
+          from jobs
+         where rowid >= ?1";
+    const ADD: &str = "
+        insert into finished_ranges (first_row, read_at)
+        select ?1, coalesce(looked_at, 0)
+          from upkeep
+         where name = 'retain'";
+    const LOOKED: &str = "
+        update upkeep
+           set looked_at = ?1
+         where name = 'retain'";
+    let last: Option<i64> = tx.row(LAST, [], |row| row.get(0))?.flatten();
+    let mut from = last.map_or(0, |last| last + ROWS_PER_RANGE);
+    for added in 0..MAX_ADDED {
+        let next: Option<i64> = tx.row(NEXT_JOB, [from], |row| row.get(0))?.flatten();
+        let Some(next) = next else {
+            tx.execute(LOOKED, [tx.now()?])?;
+            return Ok(added);
+        };
+        let first_row = next - next.rem_euclid(ROWS_PER_RANGE);
+        tx.execute(ADD, [first_row])?;
+        from = first_row + ROWS_PER_RANGE;
     }
-
-    /// The position after the range, if it contains this id.
-    fn skip_from(&self, id: JobId) -> Option<Vec<u8>> {
-        let (seconds, nanos) = id.0.get_timestamp().filter(|_| id.0.get_version_num() == 7)?.to_unix();
-        let created_ms = i64::try_from(seconds).ok()? * 1000 + i64::from(nanos / 1_000_000);
-        (self.from_ms < created_ms && created_ms < self.to_ms).then(|| self.to_ms.to_be_bytes()[2..].to_vec())
-    }
+    Ok(MAX_ADDED)
 }
 
-fn remove(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
+/// Removes expired jobs of one range; returns how many it removed and examined.
+fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> Sql<(u64, u64)> {
     const FINISHED: &str = "
+        select f.id,
+               f.outcome,
+               f.finished_at
+          from jobs j
+         cross join finished f on f.id = j.id
+         where j.rowid >= ?1
+           and j.rowid < ?2";
+    const DELETE: &str = "
         delete from finished
          where id = ?1";
-    tx.execute(FINISHED, [id.0.as_bytes()])?;
-    delete_request(tx, id, outcome)
+    const HAS_JOBS: &str = "
+        select 1
+          from jobs
+         where rowid >= ?1
+           and rowid < ?2
+         limit 1";
+    const STORE: &str = "
+        update finished_ranges
+           set read_at = ?2,
+               succeeded = ?3,
+               cancelled = ?4,
+               failed_permanent = ?5
+         where first_row = ?1";
+    const FORGET: &str = "
+        delete from finished_ranges
+         where first_row = ?1";
+    let now = tx.now()?;
+    let end = first_row + ROWS_PER_RANGE;
+    let rows =
+        tx.rows(FINISHED, [first_row, end], |row| Ok((row.job(0)?, row.outcome(1)?, row.get::<_, i64>(2)?)))?;
+    let examined = rows.len() as u64;
+    let mut removed = 0;
+    let mut kept = HashMap::<Outcome, i64>::new();
+    let mut tallies = HashMap::<(String, String, Outcome), i64>::new();
+    let mut is_complete = true;
+    for (id, outcome, finished_at) in rows {
+        let is_expired = |time| finished_at < now.saturating_sub(micros(time));
+        if !policy.of(outcome).is_some_and(is_expired) {
+            let oldest = kept.entry(outcome).or_insert(finished_at);
+            *oldest = finished_at.min(*oldest);
+        } else if removed < limit {
+            tx.execute(DELETE, [id.0.as_bytes()])?;
+            if let Some((queue, kind)) = delete_rows(tx, id)? {
+                *tallies.entry((queue, kind, outcome)).or_default() += 1;
+            }
+            removed += 1;
+        } else {
+            is_complete = false;
+            break;
+        }
+    }
+    for ((queue, kind, outcome), jobs) in tallies {
+        tally(tx, &queue, &kind, outcome, 0, 0, -jobs)?;
+    }
+    if !is_complete {
+        return Ok((removed, examined));
+    }
+    if tx.row(HAS_JOBS, [first_row, end], |_| Ok(()))?.is_none() {
+        tx.execute(FORGET, [first_row])?;
+    } else {
+        let [succeeded, cancelled, failed_permanent] =
+            [Outcome::Succeeded, Outcome::Cancelled, Outcome::FailedPermanent]
+                .map(|outcome| kept.get(&outcome));
+        tx.execute(STORE, params![first_row, now, succeeded, cancelled, failed_permanent])?;
+    }
+    Ok((removed, examined))
 }
 
 /// Deletes the request, the history, the checkpoint and the merged requests of a job that is no longer in
 /// `finished`, and updates the tallies.
 pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
+    match delete_rows(tx, id)? {
+        Some((queue, kind)) => tally(tx, &queue, &kind, outcome, 0, 0, -1),
+        None => Ok(()),
+    }
+}
+
+/// Deletes the request, the history and the checkpoint of a job; returns its queue and kind.
+fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)>> {
     const JOB: &str = "
         delete from jobs
          where id = ?1
@@ -106,31 +203,11 @@ pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()
         delete from merged_requests
          where job = ?1";
     let id = id.0.as_bytes();
-    let deleted = tx.row(JOB, [id], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
+    let deleted = tx.row(JOB, [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
     tx.execute(ATTEMPTS, [id])?;
     tx.execute(CHECKPOINT, [id])?;
     tx.execute(REQUESTS, [id])?;
-    match deleted {
-        Some((queue, kind)) => tally(tx, &queue, &kind, outcome, 0, 0, -1),
-        None => Ok(()),
-    }
-}
-
-fn read_cursor(tx: &Tx<'_>, name: &str) -> Sql<Vec<u8>> {
-    const READ: &str = "
-        select cursor
-          from upkeep
-         where name = ?1";
-    Ok(tx.row(READ, [name], |row| row.get::<_, Option<Vec<u8>>>(0))?.flatten().unwrap_or_default())
-}
-
-fn write_cursor(tx: &Tx<'_>, name: &str, cursor: &[u8]) -> Sql<()> {
-    const WRITE: &str = "
-        update upkeep
-           set cursor = ?2
-         where name = ?1";
-    tx.execute(WRITE, params![name, Some(cursor).filter(|cursor| !cursor.is_empty())])?;
-    Ok(())
+    Ok(deleted)
 }
 
 /// Minutes more than two hours ago become hours; hours more than a week ago become one

@@ -9,8 +9,7 @@ use serde_json::json;
 
 use super::*;
 use crate::enqueue::NewJob;
-use crate::job::{JobId, WorkerId};
-use crate::lifecycle::{self, Ending};
+use crate::job::JobId;
 use crate::store::*;
 
 /// A folder that is deleted when the test ends.
@@ -56,17 +55,6 @@ fn job(kind: &str) -> NewJob {
 
 async fn add(store: &SqliteStore, job: NewJob) -> JobId {
     store.enqueue(&[job.validate().unwrap()], KeyWait::Long).await.unwrap()[0].id
-}
-
-async fn worker(store: &SqliteStore) -> WorkerId {
-    let worker = NewWorker::new("tester");
-    store.register(&worker).await.unwrap();
-    worker.id
-}
-
-async fn claim(store: &SqliteStore, limit: u32) -> Vec<Claimed> {
-    let request = ClaimRequest::new(worker(store).await, limit);
-    store.claim(&request, &mut ClaimCursor::default()).await.unwrap().jobs
 }
 
 fn run_async(test: impl Future<Output = ()>) {
@@ -166,31 +154,6 @@ fn a_claim_reads_due_jobs_from_its_index_without_scan_or_sort() {
         let plan = plan.await.unwrap();
         let range = "COVERING INDEX ready_claim (queue=? AND priority=? AND (run_at,id)>(?,?) AND run_at<?)";
         assert!(plan.len() == 1 && plan[0].contains(range), "{plan:?}");
-    });
-}
-
-#[test]
-fn retention_skips_jobs_with_recent_ids() {
-    run_async(async {
-        let store = memory().await;
-        let old = JobId("01800000-0000-7000-8000-000000000001".parse().unwrap());
-        let unordered = JobId("ff000000-0000-4000-8000-000000000001".parse().unwrap());
-        for job in [job("a").id(old), job("a"), job("a").id(unordered)] {
-            add(&store, job).await;
-        }
-        let succeeded = |job: &Claimed| Settlement {
-            lease: job.lease,
-            seen: None,
-            leave: lifecycle::settle(&job.running(), Ending::Succeeded { result: None }),
-            follow_ups: Vec::new(),
-        };
-        let ends: Vec<_> = claim(&store, 9).await.iter().map(succeeded).collect();
-        assert_eq!(store.settle(&ends).await.unwrap(), [Settled::Stored; 3]);
-        let age = "update finished set finished_at = 1000";
-        store.engine.write(move |tx| tx.execute(age, [])).await.unwrap();
-        let retained = store.retain(&Retention::default(), 100).await.unwrap();
-        assert_eq!(retained, Retained { removed: 2, done: true }, "the job with the recent id was skipped");
-        assert_eq!(store.check().await.unwrap().problems, Vec::<String>::new());
     });
 }
 

@@ -21,18 +21,12 @@ pub(super) const DAY: i64 = 24 * HOUR;
 /// A transaction on a connection, and its time.
 pub(super) struct Tx<'c> {
     pub(super) conn: &'c Connection,
-    clock: Cell<Option<Clock>>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Clock {
-    pub(super) now: i64,
-    pub(super) pinned: bool,
+    now: Cell<Option<i64>>,
 }
 
 impl<'c> Tx<'c> {
     pub(super) fn new(conn: &'c Connection) -> Self {
-        Tx { conn, clock: Cell::new(None) }
+        Tx { conn, now: Cell::new(None) }
     }
 
     pub(super) fn prepare(&self, sql: &str) -> Sql<CachedStatement<'c>> {
@@ -67,22 +61,18 @@ impl<'c> Tx<'c> {
 
     /// The engine's time in microseconds, the same throughout the transaction.
     pub(super) fn now(&self) -> Sql<i64> {
-        Ok(self.clock()?.now)
-    }
-
-    pub(super) fn clock(&self) -> Sql<Clock> {
         const PINNED: &str = "
             select pinned
               from clock";
-        if let Some(clock) = self.clock.get() {
-            return Ok(clock);
+        if let Some(now) = self.now.get() {
+            return Ok(now);
         }
         // Read after the write lock was taken, so that a later writer also has a later
         // time.
         let pinned = self.row(PINNED, [], |row| row.get::<_, Option<i64>>(0))?.flatten();
-        let clock = Clock { now: pinned.unwrap_or_else(host_clock), pinned: pinned.is_some() };
-        self.clock.set(Some(clock));
-        Ok(clock)
+        let now = pinned.unwrap_or_else(host_clock);
+        self.now.set(Some(now));
+        Ok(now)
     }
 
     pub(super) fn due(&self, when: When) -> Sql<i64> {
