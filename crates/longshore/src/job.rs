@@ -233,8 +233,10 @@ pub struct JobRecord {
     /// When it ended.
     pub finished_at: Option<DateTime<Utc>>,
     /// Attempts that did not succeed, oldest first; filled for a single job,
-    /// empty in lists.
+    /// empty in lists. A job keeps the newest hundred and its newest error.
     pub errors: Vec<AttemptRecord>,
+    /// How many older attempts are no longer in `errors`; zero in lists.
+    pub errors_omitted: u32,
 }
 
 /// One attempt that ended without success.

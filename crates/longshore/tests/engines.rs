@@ -198,6 +198,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "end_lease",
             "take_lease",
             "record_attempt",
+            "prune_history",
             "enter_finished",
             "finished_by",
             "newest_error",

@@ -573,6 +573,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["counts::postgres::ends_of_the_current_minute_are_folded_too"],
     },
     Mutant {
+        name: "postgres: keep all attempts of a job",
+        file: SETTLE,
+        anchor: "macro_rules! record_attempts",
+        find: "offset 99",
+        replace: "offset 9999",
+        caught_by: &["inspect::postgres::a_job_keeps_its_newest_hundred_attempts_and_its_newest_error"],
+    },
+    Mutant {
+        name: "postgres: remove the newest error from the history",
+        file: SETTLE,
+        anchor: "macro_rules! record_attempts",
+        find: "or old.lease_no is distinct from (",
+        replace: "or true or old.lease_no is distinct from (",
+        caught_by: &["inspect::postgres::a_job_keeps_its_newest_hundred_attempts_and_its_newest_error"],
+    },
+    Mutant {
         name: "postgres: fire a tick that another caller has already fired",
         file: SCHEDULES,
         anchor: "const FIRE",

@@ -325,6 +325,22 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["retention::sqlite::unexpired_jobs_are_not_examined_again"],
     },
     Mutant {
+        name: "sqlite: keep all attempts of a job",
+        file: SETTLE,
+        anchor: "fn prune_history(",
+        find: "params![id, MAX_HISTORY - 1, error]",
+        replace: "params![id, MAX_HISTORY * 99, error]",
+        caught_by: &["inspect::sqlite::a_job_keeps_its_newest_hundred_attempts_and_its_newest_error"],
+    },
+    Mutant {
+        name: "sqlite: remove the newest error from the history",
+        file: SETTLE,
+        anchor: "fn prune_history(",
+        find: "or lease_no is not (",
+        replace: "or true or lease_no is not (",
+        caught_by: &["inspect::sqlite::a_job_keeps_its_newest_hundred_attempts_and_its_newest_error"],
+    },
+    Mutant {
         name: "sqlite: fire a tick that another caller has already fired",
         file: SCHEDULES,
         anchor: "const MOVE_ON",

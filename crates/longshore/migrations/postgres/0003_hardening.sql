@@ -48,6 +48,10 @@ create table longshore.finished_ranges (
 -- When retention last looked for ranges that are new. Jobs in new ranges ended later.
 alter table longshore.upkeep add column looked_at timestamptz;
 
+-- How many older rows of the job's history were removed when this row was written,
+-- including those that earlier rows counted. Null means none.
+alter table longshore.attempts add column omitted integer;
+
 -- Retention deletes as fast as jobs end, so vacuum must not be slower than that.
 alter table longshore.jobs set (
     autovacuum_vacuum_scale_factor = 0.05,

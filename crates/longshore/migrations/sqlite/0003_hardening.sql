@@ -37,3 +37,7 @@ create table finished_ranges (
 
 -- When retention last looked for ranges that are new. Jobs in new ranges ended later.
 alter table upkeep add column looked_at integer;
+
+-- How many older rows of the job's history were removed when this row was written,
+-- including those that earlier rows counted. Null means none.
+alter table attempts add column omitted integer;

@@ -82,8 +82,12 @@ pub(super) struct JobSchema {
     started_at: Option<DateTime<Utc>>,
     #[schema(required)]
     finished_at: Option<DateTime<Utc>>,
-    /// Attempts that did not succeed, oldest first; empty in lists.
+    /// Attempts that did not succeed, oldest first; empty in lists. A job keeps the newest
+    /// hundred and its newest error.
     errors: Vec<AttemptSchema>,
+    /// How many older attempts are no longer in `errors`; zero in lists.
+    #[schema(minimum = 0)]
+    errors_omitted: i32,
 }
 
 /// The status of a job.

@@ -150,9 +150,6 @@ pub struct Page {
     pub next: Option<JobId>,
 }
 
-/// The maximum number of unsuccessful attempts that are read with a job: the newest.
-pub(crate) const MAX_HISTORY: u32 = 100;
-
 /// Collects the jobs of a page until it is large enough.
 #[derive(Default)]
 pub(crate) struct PageBuilder {

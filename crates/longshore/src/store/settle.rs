@@ -8,6 +8,10 @@ use super::{Interruptor, Lease};
 use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
 use crate::lifecycle::{LeaseFlags, Leave};
 
+/// How many attempts without success a job keeps in its history, beside its newest error.
+/// Handlers may snooze a job for ever.
+pub const MAX_HISTORY: i32 = 100;
+
 /// A decision to end one lease.
 #[derive(Clone, Debug)]
 pub struct Settlement {

@@ -1,5 +1,7 @@
 //! Lists, the number of jobs ahead, `check` and the glance at jobs for event streams.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use longshore::store::{Ahead, Fenced};
 use longshore::{Ending, JobId, ListFilter, NewJob, Outcome, Page, Payloads, Status};
@@ -30,6 +32,7 @@ cases! {
     the_count_of_jobs_ahead_says_when_it_may_be_too_low,
     a_job_due_later_is_not_ahead_of_a_due_job,
     a_job_that_does_not_wait_has_no_jobs_ahead,
+    a_job_keeps_its_newest_hundred_attempts_and_its_newest_error,
     check_finds_no_problems_in_a_healthy_database,
     check_finds_a_job_without_a_state,
     check_finds_a_job_with_two_states,
@@ -471,6 +474,52 @@ async fn a_job_that_does_not_wait_has_no_jobs_ahead(fixture: Fixture) {
 }
 
 // ---- check -------------------------------------------------------------------
+
+async fn a_job_keeps_its_newest_hundred_attempts_and_its_newest_error(fixture: Fixture) {
+    let worker = fixture.worker_with(400 * DAY).await;
+    let id = fixture.add(job("mail").max_attempts(9)).await;
+    let snoozed = || Ending::Snoozed { delay: Duration::ZERO };
+    let attempt = async |ending| {
+        let claimed = fixture.claim_one(worker).await;
+        fixture.must_finish(&claimed, ending).await;
+    };
+    let expect = async |kept: usize, omitted: u32, first_lease: i32| {
+        let record = fixture.job(id).await;
+        assert_eq!((record.errors.len(), record.errors_omitted), (kept, omitted));
+        assert_eq!(record.errors[0].lease_no, first_lease);
+        let leases: Vec<i32> = record.errors[1..].iter().map(|attempt| attempt.lease_no).collect();
+        let newest = record.lease_no;
+        assert_eq!(leases, (newest + 2 - kept as i32..=newest).collect::<Vec<_>>());
+        record
+    };
+    attempt(Ending::Failed { error: "the first error".into(), retry_in: Some(Duration::ZERO) }).await;
+    for _ in 0..99 {
+        attempt(snoozed()).await;
+    }
+    expect(100, 0, 1).await;
+    attempt(snoozed()).await;
+    expect(101, 0, 1).await;
+    for _ in 0..400 {
+        attempt(snoozed()).await;
+    }
+    let record = expect(101, 400, 1).await;
+    assert_eq!(record.last_error.as_deref(), Some("the first error"));
+    assert_eq!(record.last_failed_at, Some(record.errors[0].ended_at));
+    attempt(Ending::Failed { error: "the second error".into(), retry_in: Some(Duration::ZERO) }).await;
+    let record = expect(100, 402, 403).await;
+    assert_eq!(record.last_error.as_deref(), Some("the second error"));
+    // The number survives the end of the job and an operator's retry.
+    attempt(failed_permanently()).await;
+    assert_eq!(fixture.job(id).await.errors_omitted, 403);
+    fixture.retry(id).await.expect("retry");
+    attempt(snoozed()).await;
+    expect(100, 404, 405).await;
+    fixture.cancel(id).await.expect("cancel");
+    assert_eq!(fixture.job(id).await.last_error, Some("no such mailbox".into()));
+    fixture.delete(id).await.expect("delete");
+    let rows = fixture.query_number("select count(*) from attempts", None).await;
+    assert_eq!(rows, 0);
+}
 
 async fn check_finds_no_problems_in_a_healthy_database(fixture: Fixture) {
     one_of_each(&fixture).await;

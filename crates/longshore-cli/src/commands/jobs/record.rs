@@ -43,6 +43,9 @@ pub(super) struct Job {
     started_at: Option<DateTime<Utc>>,
     finished_at: Option<DateTime<Utc>>,
     errors: Vec<Attempt>,
+    /// Servers before this field existed kept every attempt.
+    #[serde(default)]
+    errors_omitted: u32,
 }
 
 /// An attempt that did not succeed.
@@ -115,5 +118,8 @@ pub(super) fn print(job: &Job, out: &Out) {
         ]);
     }
     out.line("");
+    if job.errors_omitted > 0 {
+        out.line(format_args!("{} older attempts are no longer kept", job.errors_omitted));
+    }
     out.table(&table, "");
 }

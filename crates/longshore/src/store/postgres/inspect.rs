@@ -91,7 +91,7 @@ pub(super) async fn get(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
     let query = sqlx::query(AssertSqlSafe(tx.fill(&text))).bind(id.0);
     let Some(row) = query.fetch_optional(&mut *tx.connection).await? else { return Ok(None) };
     let mut job = record(&row)?;
-    job.errors = history(tx, id).await?;
+    (job.errors, job.errors_omitted) = history(tx, id).await?;
     Ok(Some(job))
 }
 
@@ -136,6 +136,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         started_at: row.try_get(35)?,
         finished_at: None,
         errors: Vec::new(),
+        errors_omitted: 0,
     };
     let number = |i: usize| row.try_get::<i16, _>(i).map(|n| n as u16);
     if let Some(run_at) = row.try_get(13)? {
@@ -172,15 +173,21 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
 }
 
 const ATTEMPTS: &str = "
-    select attempt, lease_no, worker, started_at, ended_at, what, error
+    select attempt, lease_no, worker, started_at, ended_at, what, error, omitted, count(*) over () as stored
       from longshore.attempts
      where job = $1
      order by lease_no desc
      limit $2";
 
-async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
-    let newest = sqlx::query(tx.sql(ATTEMPTS)).bind(id.0).bind(i64::from(MAX_HISTORY));
+/// The newest attempts, and how many older ones there were.
+async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<(Vec<AttemptRecord>, u32)> {
+    let newest = sqlx::query(tx.sql(ATTEMPTS)).bind(id.0).bind(i64::from(MAX_HISTORY) + 1);
     let rows = newest.fetch_all(&mut *tx.connection).await?;
+    let mut omitted = 0;
+    for row in &rows {
+        let removed = row.try_get::<Option<i32>, _>("omitted")?.unwrap_or(0);
+        omitted = omitted.max(i64::from(removed) + row.try_get::<i64, _>("stored")? - rows.len() as i64);
+    }
     let attempt = |row: &PgRow| -> Sql<AttemptRecord> {
         Ok(AttemptRecord {
             attempt: row.try_get::<i16, _>("attempt")? as u16,
@@ -192,7 +199,7 @@ async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
             error: row.try_get("error")?,
         })
     };
-    rows.iter().rev().map(attempt).collect()
+    Ok((rows.iter().rev().map(attempt).collect::<Sql<_>>()?, u32::try_from(omitted).unwrap_or(u32::MAX)))
 }
 
 pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {

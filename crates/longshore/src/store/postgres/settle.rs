@@ -103,13 +103,43 @@ macro_rules! free_keys_and_tally {
     };
 }
 
-/// Writes the history of the leases that ended.
+/// Writes the history of the leases that ended. A job keeps its newest 100 rows
+/// ([`MAX_HISTORY`](crate::store::MAX_HISTORY)), the newest error, and the number of rows
+/// that were removed. A job with at most 100 leases cannot have more rows, so nothing is
+/// read for it.
 macro_rules! record_attempts {
     () => {
         "
+    pruned as (
+      delete from longshore.attempts
+       where ctid = any(array(
+               select old.row_id
+                 from taken t
+                cross join lateral (
+                        select a.ctid as row_id, a.lease_no
+                          from longshore.attempts a
+                         where a.job = t.id
+                         order by a.lease_no desc
+                        offset 99) as old
+                where t.lease_no > 100
+                  and t.history is not null
+                  and (t.error is not null
+                    or old.lease_no is distinct from (
+                         select e.lease_no
+                           from longshore.attempts e
+                          where e.job = t.id
+                            and e.error is not null
+                          order by e.lease_no desc
+                          limit 1))))
+      returning job),
     recorded as (
-      insert into longshore.attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
-      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error
+      insert into longshore.attempts
+             (job, lease_no, attempt, what, worker, started_at, ended_at, error, omitted)
+      select t.id, t.lease_no, t.attempt, t.history, t.worker, t.claimed_at, longshore.clock(), t.error,
+             case when t.lease_no > 100 then
+               nullif(coalesce((select max(a.omitted) from longshore.attempts a where a.job = t.id), 0)
+                        + (select count(*) from pruned p where p.job = t.id), 0)
+             end
         from taken t
        where t.history is not null)"
     };

@@ -14,7 +14,7 @@ use crate::store::{Glance, ListFilter, MAX_HISTORY, Page, PageBuilder, Payloads}
 
 pub(super) fn get(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
     let Some(mut record) = record(tx, id, Payloads::Include)? else { return Ok(None) };
-    record.errors = history(tx, id)?;
+    (record.errors, record.errors_omitted) = history(tx, id)?;
     Ok(Some(record))
 }
 
@@ -114,6 +114,7 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
             started_at: locked_at.or(row.maybe_time(22)?),
             finished_at: row.maybe_time(23)?,
             errors: Vec::new(),
+            errors_omitted: 0,
         }))
     })?;
     let Some(found) = found else { return Ok(None) };
@@ -139,7 +140,8 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
     Ok(Some(record))
 }
 
-fn history(tx: &Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
+/// The attempts that are kept, and how many older ones are not.
+fn history(tx: &Tx<'_>, id: JobId) -> Sql<(Vec<AttemptRecord>, u32)> {
     const HISTORY: &str = "
         select attempt,
                lease_no,
@@ -147,12 +149,17 @@ fn history(tx: &Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
                started_at,
                ended_at,
                what,
-               error
+               error,
+               omitted,
+               count(*) over ()
           from attempts
          where job = ?1
          order by lease_no desc
          limit ?2";
-    let mut newest = tx.rows(HISTORY, params![id.0.as_bytes(), MAX_HISTORY], |row| {
+    let (mut removed, mut stored) = (0, 0);
+    let mut newest = tx.rows(HISTORY, params![id.0.as_bytes(), MAX_HISTORY + 1], |row| {
+        removed = removed.max(row.get::<_, Option<u32>>(7)?.unwrap_or(0));
+        stored = row.get::<_, u32>(8)?;
         Ok(AttemptRecord {
             attempt: row.get(0)?,
             lease_no: row.get(1)?,
@@ -164,7 +171,8 @@ fn history(tx: &Tx<'_>, id: JobId) -> Sql<Vec<AttemptRecord>> {
         })
     })?;
     newest.reverse();
-    Ok(newest)
+    let omitted = removed + stored - newest.len() as u32;
+    Ok((newest, omitted))
 }
 
 pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {

@@ -13,7 +13,7 @@ use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, JobId, Outcome};
 use crate::lifecycle::{Finish, Leave, Requeue};
-use crate::store::{EndedBy, Lease, Settled, Settlement, clean};
+use crate::store::{EndedBy, Lease, MAX_HISTORY, Settled, Settlement, clean};
 
 /// Ends each lease that is live. The tallies are written once for the whole batch.
 ///
@@ -193,8 +193,10 @@ fn record_attempt(
     error: Option<&str>,
 ) -> Sql<()> {
     const RECORD: &str = "
-        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        insert into attempts (job, lease_no, attempt, what, worker, started_at, ended_at, error, omitted)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, nullif(?9, 0))";
+    // A job with at most this many leases cannot have more rows.
+    let omitted = if lease.lease_no > MAX_HISTORY { prune_history(tx, lease.id, error)? } else { 0 };
     tx.execute(
         RECORD,
         params![
@@ -206,9 +208,38 @@ fn record_attempt(
             held.claimed_at,
             tx.now()?,
             error,
+            omitted,
         ],
     )?;
     Ok(())
+}
+
+/// Makes room for one more row in a job's history. Keeps the newest rows, and the newest
+/// error unless `error` replaces it. Returns how many rows have been removed in total.
+fn prune_history(tx: &Tx<'_>, id: JobId, error: Option<&str>) -> Sql<i64> {
+    const REMOVED: &str = "
+        select coalesce(max(omitted), 0)
+          from attempts
+         where job = ?1";
+    const PRUNE: &str = "
+        delete from attempts
+         where job = ?1
+           and lease_no in (
+               select lease_no
+                 from attempts
+                where job = ?1
+                order by lease_no desc
+                limit -1 offset ?2)
+           and (?3 is not null
+             or lease_no is not (
+                select max(lease_no)
+                  from attempts
+                 where job = ?1
+                   and error is not null))";
+    let id = id.0.as_bytes();
+    let removed: Option<i64> = tx.row(REMOVED, [id], |row| row.get(0))?;
+    let pruned = tx.execute(PRUNE, params![id, MAX_HISTORY - 1, error])?;
+    Ok(removed.unwrap_or(0) + pruned as i64)
 }
 
 fn finish(
