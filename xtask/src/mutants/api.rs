@@ -2,6 +2,7 @@
 
 use super::Mutant;
 
+const ADMISSION: &str = "crates/longshore/src/api/admission.rs";
 const BATCH: &str = "crates/longshore/src/api/batch.rs";
 const BODIES: &str = "crates/longshore/src/api/bodies.rs";
 const BULK: &str = "crates/longshore/src/api/bulk.rs";
@@ -376,6 +377,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "http::leases::postgres::an_expensive_head_is_not_scanned_by_every_call",
             "http::leases::sqlite::an_expensive_head_is_not_scanned_by_every_call",
+        ],
+    },
+    Mutant {
+        name: "api: do not count the jobs accepted since a queue was counted",
+        file: ADMISSION,
+        anchor: "fn accept(&mut self",
+        find: "self.waiting += 1;",
+        replace: "self.waiting += 0;",
+        caught_by: &[
+            "http::requests::postgres::a_limit_of_twenty_thousand_waiting_jobs_refuses_the_next_one",
+            "http::requests::sqlite::a_limit_of_twenty_thousand_waiting_jobs_refuses_the_next_one",
         ],
     },
 ];

@@ -129,12 +129,17 @@ impl Client {
     }
 }
 
-/// For the API's `explain` and `events`.
+/// For the API's limits, `explain` and `events`.
 #[doc(hidden)]
 impl Client {
     /// The workers that a sweep with this scope would declare dead now.
     pub async fn presumed_dead(&self, scope: &SweepScope) -> Result<Vec<WorkerId>> {
         self.store.presumed_dead(scope).await
+    }
+
+    /// The number of waiting jobs of a queue, up to `limit`.
+    pub async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
+        self.store.depth(queue, limit).await
     }
 
     /// The state of a job as the lifecycle rules see it; `None` if it does not exist.

@@ -297,6 +297,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// name.
     async fn queues(&self) -> Result<Vec<QueueRecord>>;
 
+    /// Counts the waiting jobs of one queue, up to `limit`. Reads as many index entries
+    /// as it counts.
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64>;
+
     // ---- inspect ----------------------------------------------------------
 
     /// Returns one job with its history.

@@ -92,3 +92,29 @@ pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     }
     Ok(queues)
 }
+
+/// Suspects have an index of their own.
+const DEPTH: &str = "
+    select count(*)
+      from (select 1
+              from ((select 1
+                       from longshore.ready
+                      where queue = $1
+                        and interruptions = 0
+                      limit $2)
+                    union all
+                    (select 1
+                       from longshore.ready
+                      where queue = $1
+                        and interruptions > 0
+                      limit $2)) as waiting
+             limit $2) as bounded";
+
+pub(super) async fn depth(tx: &mut Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
+    let waiting: i64 = sqlx::query_scalar(tx.sql(DEPTH))
+        .bind(queue)
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok(waiting.unsigned_abs())
+}

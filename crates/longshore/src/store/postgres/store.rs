@@ -221,6 +221,11 @@ impl Store for PostgresStore {
         self.run_read((), |tx, ()| Box::pin(queues::queues(tx))).await
     }
 
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
+        self.run((queue.to_owned(), limit), |tx, (queue, limit)| Box::pin(queues::depth(tx, queue, *limit)))
+            .await
+    }
+
     // ---- inspect ----------------------------------------------------------
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {

@@ -69,6 +69,24 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     Ok(queues.into_values().collect())
 }
 
+pub(super) fn depth(tx: &Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
+    // Suspects have an index of their own.
+    const DEPTH: &str = "
+        select count(*)
+          from (select 1
+                  from ready indexed by ready_claim
+                 where queue = ?1
+                   and interruptions = 0
+                union all
+                select 1
+                  from ready indexed by ready_suspects
+                 where queue = ?1
+                   and interruptions > 0
+                 limit ?2)";
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    Ok(tx.row(DEPTH, params![queue, limit], |row| row.get::<_, i64>(0))?.unwrap_or(0).unsigned_abs())
+}
+
 /// The queues with waiting jobs. Costs one index probe per queue, however many jobs wait.
 fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
     const NEXT: [&str; 2] = [

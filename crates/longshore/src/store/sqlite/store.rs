@@ -212,6 +212,11 @@ impl Store for SqliteStore {
         self.engine.read(queues::queues).await
     }
 
+    async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
+        let queue = queue.to_owned();
+        self.engine.read(move |tx| queues::depth(tx, &queue, limit)).await
+    }
+
     // ---- inspect ----------------------------------------------------------
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {

@@ -20,6 +20,8 @@ cases! {
     a_long_poll_ends_before_the_request_timeout,
     requests_from_another_origin_change_nothing,
     too_many_requests_or_jobs_are_refused_with_retry_after,
+    a_limit_of_twenty_thousand_waiting_jobs_refuses_the_next_one,
+    a_full_queue_accepts_jobs_again_when_it_has_room,
 }
 
 async fn a_healthy_server_reports_ok(fixture: Fixture) {
@@ -137,4 +139,38 @@ async fn too_many_requests_or_jobs_are_refused_with_retry_after(fixture: Fixture
     fixture.add(job("greet")).await;
     http.post("/jobs", &full).await.expect_problem(429, "rate_limited", "queue");
     http.post("/jobs", &other).await.expect_status(201);
+}
+
+fn limited(fixture: &Fixture, waiting_jobs: u64) -> HttpClient {
+    let admission = Admission { waiting_jobs: Some(waiting_jobs), ..Admission::default() };
+    HttpClient::for_api(Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).admission(admission))
+}
+
+async fn a_limit_of_twenty_thousand_waiting_jobs_refuses_the_next_one(fixture: Fixture) {
+    for _ in 0..3 {
+        fixture.enqueue_many((0..6666).map(|_| job("greet"))).await.expect("enqueue");
+    }
+    let http = limited(&fixture, 20_000);
+    let new = json!({ "kind": "a", "payload": 1 });
+    http.post("/jobs", &new).await.expect_status(201);
+    http.post("/jobs", &new).await.expect_status(201);
+    http.post("/jobs", &new).await.expect_problem(429, "rate_limited", "20000 jobs wait");
+    // A server that has counted nothing yet comes to the same result.
+    limited(&fixture, 20_000).post("/jobs", &new).await.expect_problem(429, "rate_limited", "queue");
+    limited(&fixture, 20_001).post("/jobs", &new).await.expect_status(201);
+}
+
+async fn a_full_queue_accepts_jobs_again_when_it_has_room(fixture: Fixture) {
+    let http = limited(&fixture, 2);
+    let new = json!({ "kind": "a", "payload": 1 });
+    for _ in 0..2 {
+        http.post("/jobs", &new).await.expect_status(201);
+    }
+    http.post("/jobs", &new).await.expect_problem(429, "rate_limited", "2 jobs wait");
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 1).await.len(), 1);
+    let began = std::time::Instant::now();
+    while http.post("/jobs", &new).await.status != 201 {
+        assert!(began.elapsed() < 20 * SECOND, "the queue has room, and jobs are still refused");
+    }
 }
