@@ -130,8 +130,12 @@ const WORKERS: &str = "
     select w.id, w.name, w.queues, w.kinds, w.concurrency, w.stale_after_ms, w.started_at, w.heartbeat_at, w.dead_at,
            w.heartbeat_at < longshore.clock()
              - coalesce($1::int8, w.stale_after_ms) * interval '1 millisecond' as stale,
-           (select count(*) from longshore.running r where r.worker = w.id) as running
+           coalesce(held.leases, 0) as running
       from longshore.workers w
+      left join (
+             select worker, count(*) as leases
+               from longshore.running
+              group by worker) as held on held.worker = w.id
      order by w.started_at desc, w.id desc";
 
 pub(super) async fn workers(tx: &mut Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<WorkerRecord>> {
