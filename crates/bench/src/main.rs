@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 mod api;
 mod claim_and_settle;
 mod core_operations;
+mod endurance;
 mod held_snapshot;
 mod library;
 mod postgres_server;
@@ -52,6 +53,9 @@ enum Benchmark {
     Worker(worker::Options),
     /// Claims, lookups and counts in tables with millions of other jobs.
     Flat(table_size::Options),
+    /// A long run in fast motion: whether tables, tallies and statistics stay the same
+    /// while jobs pass through the queue and retention removes them.
+    Endurance(endurance::Options),
     /// `POST /jobs` and `POST /jobs/batch` over real sockets, compared with an empty
     /// handler, single inserts and the library.
     Api(api::Options),
@@ -122,6 +126,7 @@ fn main() -> Result<()> {
             Benchmark::Worker(options) => worker::run(&options).await,
             Benchmark::Held(options) => held_snapshot::run(&options).await,
             Benchmark::Flat(options) => table_size::run(&options).await,
+            Benchmark::Endurance(options) => endurance::run(&options).await,
             Benchmark::Api(options) => api::run(&options).await,
             Benchmark::Views(options) => views::run(&options).await,
             Benchmark::Load(options) => api::load_generator::run(options).await,
