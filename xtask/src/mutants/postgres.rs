@@ -678,6 +678,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "cancel_notices::postgres::the_cancels_of_a_worker_are_its_live_leases_with_a_requested_cancel",
         ],
+    },
+    Mutant {
         name: "postgres: end a list at the first page that is too large",
         file: INSPECT,
         anchor: "pub(super) async fn list(",

@@ -430,6 +430,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "cancel_notices::sqlite::the_cancels_of_a_worker_are_its_live_leases_with_a_requested_cancel",
         ],
+    },
+    Mutant {
         name: "sqlite: skip the rest of a page that is too large",
         file: INSPECT,
         anchor: "pub(super) fn list(",
