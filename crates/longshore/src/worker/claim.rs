@@ -37,8 +37,8 @@ const ANY_KIND_INTERVAL: Duration = Duration::from_millis(25);
 const AHEAD_PAUSE: Duration = Duration::from_millis(100);
 /// How often to look for jobs of a higher priority than the buffered ones.
 const URGENT_INTERVAL: Duration = Duration::from_millis(100);
-/// After a wake-up they are claimed sooner, but not more often than this and than this multiple
-/// of the time that such a claim takes, so that a stream of wake-ups costs little.
+/// After a wake-up they are claimed sooner, but only after this pause and, up to the interval above,
+/// this multiple of the time that such a claim takes, so that a stream of wake-ups costs little.
 const MIN_URGENT_PAUSE: Duration = Duration::from_millis(25);
 const URGENT_PAUSE_FACTOR: u32 = 100;
 /// The pause after a failed claim.
@@ -367,7 +367,8 @@ impl Claimer {
         let now = Instant::now();
         let last_urgent = self.last_urgent.map(|(at, _)| at);
         if self.woken {
-            let pause = |took: Duration| MIN_URGENT_PAUSE.max(took * URGENT_PAUSE_FACTOR);
+            let pause =
+                |took: Duration| (took * URGENT_PAUSE_FACTOR).clamp(MIN_URGENT_PAUSE, URGENT_INTERVAL);
             return self.last_urgent.map_or(now, |(at, took)| at + pause(took));
         }
         self.any_kind_at.max(last_urgent).map_or(now, |at| at + URGENT_INTERVAL)

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::Settings;
@@ -19,7 +18,7 @@ use super::registry::Registry;
 use super::run_times::Slots;
 use super::settle::AttemptReport;
 use crate::client::Client;
-use crate::job::{JobId, WorkerId};
+use crate::job::WorkerId;
 use crate::store::Lease;
 
 pub(super) struct Shared {
@@ -244,7 +243,9 @@ impl HeldLeases {
 // ---- jobs that wait for a slot ---------------------------------------------
 
 /// Claimed jobs that wait for a runner, in the order in which they should start: by priority, then
-/// by the time they were due.
+/// in the order of their claims. Each claim is ordered by due time. The order across claims is not:
+/// jobs of a backlog that are claimed later would otherwise always start before a newer job of
+/// another queue.
 #[derive(Default)]
 pub(super) struct Buffer {
     waiting: Mutex<WaitingJobs>,
@@ -276,7 +277,7 @@ impl Buffer {
         let in_order = waiting.jobs.back().is_none_or(|last| start_order(last) <= start_order(first));
         waiting.jobs.extend(attempts);
         if !in_order {
-            // Merges two sorted runs, so this takes linear time.
+            // Stable. Merges two sorted runs, so this takes linear time.
             waiting.jobs.make_contiguous().sort_by_key(start_order);
         }
         drop(waiting);
@@ -418,9 +419,8 @@ impl Buffer {
     }
 }
 
-fn start_order(attempt: &Arc<Attempt>) -> (Reverse<i16>, DateTime<Utc>, JobId) {
-    let claimed = &attempt.claimed;
-    (Reverse(claimed.priority()), claimed.run_at(), claimed.lease().id)
+fn start_order(attempt: &Arc<Attempt>) -> Reverse<i16> {
+    Reverse(attempt.claimed.priority())
 }
 
 // ---- contact with the database ----------------------------------------------

@@ -136,10 +136,20 @@ async fn a_buffered_job_that_was_cancelled_ends_without_a_charge(fixture: Fixtur
 }
 
 async fn a_due_job_of_higher_priority_starts_before_buffered_ones(fixture: Fixture) {
-    enqueue_around_a_long_job(&fixture, 200).await;
     let handler = Handler::new();
     let running = worker(fixture.client(), 1).function("mail", handler.function());
     let running = running.build().expect("build").start().await.expect("start");
+    // On a busy machine, the buffered jobs may be released before the urgent one is claimed.
+    for round in 1..=4 {
+        starts_first(&fixture, &handler, round).await;
+    }
+    running.stop().await;
+}
+
+async fn starts_first(fixture: &Fixture, handler: &Handler, round: u64) {
+    handler.gate.send_replace(false);
+    handler.starts.lock().expect("starts").clear();
+    enqueue_around_a_long_job(fixture, 200).await;
     handler.waiting.wait_for(1).await;
     let urgent = fixture.add(mail(9000).priority(1000)).await;
     until("the urgent job is claimed, or the buffered ones are released", || async {
@@ -147,8 +157,8 @@ async fn a_due_job_of_higher_priority_starts_before_buffered_ones(fixture: Fixtu
     })
     .await;
     handler.gate.send_replace(true);
-    until("all have succeeded", || async { fixture.count(Status::Succeeded).await == 1202 }).await;
-    running.stop().await;
+    let all = 1202 * round;
+    until("all have succeeded", || async { fixture.count(Status::Succeeded).await == all }).await;
     let starts = handler.starts();
     let long = starts.iter().position(|number| *number == -1).expect("started");
     assert_eq!(starts[long + 1], 9000, "{:?}", &starts[long..long + 20]);
