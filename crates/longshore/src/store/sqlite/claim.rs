@@ -71,6 +71,10 @@ pub(super) const NEXT_DUE: &str = "
 /// The maximum time counted for examining one index entry.
 const MAX_TIME_PER_ENTRY: Duration = Duration::from_micros(5);
 
+/// The maximum number of rows that one claim replaces because they cannot be claimed. The
+/// next claim continues after them.
+const MAX_UNSOUND: usize = 1000;
+
 /// One claim in progress.
 struct ClaimRun<'a> {
     tx: &'a Tx<'a>,
@@ -151,7 +155,7 @@ impl<'a> ClaimRun<'a> {
 
     /// Whether other jobs must be taken in the place of those that were skipped.
     fn replaces_skipped(&mut self) -> bool {
-        std::mem::take(&mut self.skipped) && !self.is_full()
+        std::mem::take(&mut self.skipped) && !self.is_full() && self.unsound.len() < MAX_UNSOUND
     }
 
     /// Whether the cursor's segments can still be used. If a queue was paused, or its limit
