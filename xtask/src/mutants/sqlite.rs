@@ -154,7 +154,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn replaces_skipped(",
         find: "&& !self.is_full()",
         replace: "&& false",
-        caught_by: &["corrupt::sqlite::a_waiting_job_that_is_also_running_does_not_stop_its_queue"],
+        caught_by: &["corrupt::sqlite::an_unsound_suspect_does_not_stop_other_suspects"],
     },
     Mutant {
         name: "sqlite: remove rows without testing again that they have no request",
