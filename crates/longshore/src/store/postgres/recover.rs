@@ -81,7 +81,9 @@ pub(super) async fn mark_dead(tx: &mut Tx<'_>, scope: &SweepScope) -> Sql<Vec<Wo
             let error = Error::from(fault);
             tracing::warn!(%error, "could not remove old dead workers; retrying at the next sweep");
         }
-        done => drop(done?),
+        done => {
+            done?;
+        }
     }
     Ok(dead)
 }
