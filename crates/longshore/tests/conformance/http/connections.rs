@@ -72,7 +72,8 @@ async fn a_client_that_never_reads_is_disconnected(fixture: Fixture) {
 async fn an_idle_connection_is_closed_in_favour_of_a_new_one(fixture: Fixture) {
     let http = HttpClient::new(&fixture).listening(Limits { connections: 1, ..few_connections() }).await;
     let mut idle = TcpStream::connect(http.address()).await.expect("connect");
-    http.get("/health").await.expect_status(200);
+    let served = tokio::time::timeout(15 * SECOND, http.get("/health")).await;
+    served.expect("an idle connection keeps others out").expect_status(200);
     assert_eq!(idle.read(&mut [0; 1]).await.ok().unwrap_or_default(), 0, "it is still open");
 }
 
@@ -285,7 +286,8 @@ async fn a_connection_over_the_limit_waits_while_all_others_handle_requests(fixt
     let length = first.read(&mut buffer).await.expect("a response");
     assert_eq!(parse(&buffer[..length]).expect_status(200).json()["jobs"][0]["kind"], "greet");
     // The first connection now waits for its client.
-    let length = second.read(&mut buffer).await.expect("a response");
+    let served = tokio::time::timeout(15 * SECOND, second.read(&mut buffer)).await;
+    let length = served.expect("an idle connection keeps others out").expect("a response");
     parse(&buffer[..length]).expect_status(200);
 }
 
