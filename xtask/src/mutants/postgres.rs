@@ -111,7 +111,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "OnBrokenConnection::Fail",
         caught_by: &[
             "dead_connections::postgres_only::enqueues_are_stored_although_their_connections_are_dead",
-            "isolation::postgres_only::connections_that_the_server_closed_leave_the_pool_together",
         ],
     },
     Mutant {

@@ -134,11 +134,10 @@ fn a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it(fixture
         let args = line.split_whitespace();
         CommandOutput::of(binary().args(["--database-url", url]).args(args).output().unwrap())
     };
-    for line in
-        ["worker --drain --log off", "serve --bind 127.0.0.1:0", "serve --with-worker --bind 127.0.0.1:0"]
-    {
+    for line in ["worker --drain", "serve --bind 127.0.0.1:0", "serve --with-worker --bind 127.0.0.1:0"] {
+        let line = format!("{line} --simulate --log off");
         let parts = ["synchronous_commit = off", "lost", "turn the setting on", "durability=relaxed"];
-        run(&unsafe_url, line).fails_with(1, &parts);
+        run(&unsafe_url, &line).fails_with(1, &parts);
     }
     let checked = run(&unsafe_url, "check");
     assert_eq!(checked.code, 0, "{checked:?}");

@@ -119,11 +119,13 @@ fn fail_over(failure: Failure, route: Route) {
     });
 }
 
+/// When an enqueue began, and the jobs that it stored.
+type Stored = (Instant, Vec<JobId>);
+
 /// A caller that enqueues all the time, and goes on after an error as an HTTP client
 /// does.
 struct Producer {
-    /// When the enqueue began, and the jobs that it stored.
-    stored: Arc<Mutex<Vec<(Instant, Vec<JobId>)>>>,
+    stored: Arc<Mutex<Vec<Stored>>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -133,7 +135,7 @@ impl Producer {
         Enqueue: Fn(Client) -> Enqueueing + Send + 'static,
         Enqueueing: Future<Output = longshore::Result<Vec<JobId>>> + Send,
     {
-        let stored = Arc::<Mutex<Vec<_>>>::default();
+        let stored = Arc::<Mutex<Vec<Stored>>>::default();
         let (client, list) = (client.clone(), stored.clone());
         let task = tokio::spawn(async move {
             loop {

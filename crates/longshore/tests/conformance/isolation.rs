@@ -4,8 +4,8 @@
 use std::future::Future;
 use std::time::Instant;
 
-use longshore::store::{Beat, ClaimRequest, KeyWait};
-use longshore::{Client, Enqueued, EnqueuedAs, JobId, NewJob, Result, Status, UniqueMode};
+use longshore::store::{Beat, ClaimRequest, Fenced, KeyWait};
+use longshore::{Client, Enqueued, EnqueuedAs, JobId, NewJob, Report, Result, Status, UniqueMode};
 use sqlx::{AssertSqlSafe, PgConnection};
 use tokio::task::JoinHandle;
 
@@ -78,7 +78,8 @@ async fn everything_else_works(fixture: &Fixture, round: usize) {
     let request = ClaimRequest { queues: vec![own], ..ClaimRequest::new(worker, 1) };
     let claims = soon("a claim", fixture.client().claim(&request, &mut Default::default())).await;
     assert_eq!(ids(&claims.jobs), [plain.id]);
-    soon("a settle", async { Ok(fixture.must_finish(&claims.jobs[0], done()).await) }).await;
+    let report = Report { claimed: &claims.jobs[0], ending: done(), follow_ups: Vec::new() };
+    assert_eq!(soon("a settle", fixture.settle(vec![report])).await, [Fenced::Held]);
     for n in 0..3 {
         let free = job("free").queue("free").idempotency_key(format!("free-{round}-{n}"));
         soon("another key", async { fixture.enqueue(free).await }).await;
