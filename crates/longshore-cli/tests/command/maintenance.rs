@@ -25,7 +25,7 @@ fn migrating_twice_changes_nothing_the_second_time(fixture: &Fixture) {
     assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 3\n");
     assert_eq!(
         fixture.run("migrate --check --json").json(),
-        json!({ "version": 2, "wanted": 2, "pending": false })
+        json!({ "version": 3, "wanted": 3, "pending": false })
     );
 }
 
@@ -33,7 +33,7 @@ fn migrate_check_reports_a_pending_migration_and_changes_nothing(fixture: &Fixtu
     for _ in 0..2 {
         let check = fixture.run("migrate --check");
         assert_eq!(check.code, 1);
-        assert_eq!(check.out, "pending: schema version 0, wanted 2; run `longshore migrate`\n");
+        assert_eq!(check.out, "pending: schema version 0, wanted 3; run `longshore migrate`\n");
     }
     let check = fixture.run("migrate --check --json");
     assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));

@@ -37,7 +37,9 @@ async fn assert_each_job_runs_once(fleet: &mut Fleet, processes: usize, kind: &s
     assert_eq!(runs.len(), jobs);
     assert!(runs.iter().all(|(id, times)| ids.contains(id) && *times == 1), "each job started once");
     for job in fleet.jobs().await {
-        let observed = (job.status, job.attempts, job.interruptions, job.lease_no);
-        assert_eq!(observed, (Status::Succeeded, 1, 0, 1), "{}", job.id);
+        // The lease number may be higher: on a busy machine, a worker releases jobs that it
+        // cannot start in time.
+        let observed = (job.status, job.attempts, job.interruptions);
+        assert_eq!(observed, (Status::Succeeded, 1, 0), "{}", job.id);
     }
 }
