@@ -55,6 +55,11 @@ cases! {
     a_claim_dropped_after_its_reply_arrived_leaves_nothing_running,
 }
 
+cases! {
+    only on postgres:
+    a_claim_reads_only_its_own_jobs_although_the_planner_knows_empty_tables,
+}
+
 // ---- order -------------------------------------------------------------------
 
 async fn higher_priority_comes_first_across_queues(fixture: Fixture) {
@@ -521,4 +526,37 @@ async fn a_claim_dropped_after_its_reply_arrived_leaves_nothing_running(fixture:
         tokio::time::sleep(SECOND / 100).await;
     }
     assert_eq!(fixture.claim_one(worker).await.attempt(), 1);
+}
+
+/// An idle queue is analysed while it is empty. When a backlog arrives, the planner still
+/// assumes that every table is empty, and any plan looks equally cheap.
+async fn a_claim_reads_only_its_own_jobs_although_the_planner_knows_empty_tables(fixture: Fixture) {
+    const JOBS: u32 = 2000;
+    fixture.sql("vacuum analyze jobs", None).await;
+    fixture.sql("vacuum analyze ready", None).await;
+    fixture.enqueue_many((0..JOBS).map(|_| job("mail"))).await.expect("enqueue");
+    let worker = fixture.worker().await;
+    let before = request_reads(&fixture).await;
+    let claimed = fixture.claim(worker, JOBS / 2).await;
+    assert_eq!(claimed.len(), JOBS as usize / 2);
+    // The server publishes a connection's counts with a later statement.
+    let read = loop {
+        fixture.claim(worker, 0).await;
+        fixture.store().now().await.expect("now");
+        let read = request_reads(&fixture).await - before;
+        if read >= claimed.len() as i64 {
+            break read;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    assert!(read < 10 * i64::from(JOBS), "the claim read {read} index entries for {} jobs", claimed.len());
+}
+
+async fn request_reads(fixture: &Fixture) -> i64 {
+    const READS: &str = "
+        select idx_tup_read
+          from pg_stat_user_indexes
+         where schemaname = current_schema()
+           and indexrelname = 'jobs_pkey'";
+    fixture.query_number(READS, None).await
 }

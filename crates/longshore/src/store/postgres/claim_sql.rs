@@ -197,7 +197,14 @@ macro_rules! lease_taken {
            t.run_at, coalesce(j.payload::text, ('job ' || t.id || ' has no request')::uuid::text),
            j.options::text", $more_columns, "
       from (select 1) as one_row
-      left join (taken t left join longshore.jobs j on j.id = t.id) on true"
+      left join (taken t
+                 left join lateral (   -- one index probe per job, whatever the planner assumes
+                        select payload, options
+                          from longshore.jobs
+                         where id = t.id
+                         limit 1) as j
+                   on true)
+        on true"
         )
     };
 }

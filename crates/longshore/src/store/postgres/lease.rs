@@ -27,7 +27,11 @@ const CLAIMS: &str = "
                 and h.lease_no = i.lease_no   -- fence: a newer lease owns the row
                 and h.worker = i.worker
               limit 1) as r
-      join longshore.jobs j on j.id = r.id";
+     cross join lateral (
+             select run_at, payload, options
+               from longshore.jobs
+              where id = r.id
+              limit 1) as j";
 
 pub(super) async fn claims(tx: &mut Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>> {
     let rows = sqlx::query(tx.sql(CLAIMS))

@@ -124,7 +124,11 @@ const INTERRUPTED: &str = "
     select r.id, r.kind, r.queue, r.flags, r.lease_no, r.worker, r.attempt, r.max_attempts, r.interruptions,
            r.started_at is not null, r.cancel_requested, r.superseded, r.claimed_at, j.options::text, reason.name
       from longshore.running r
-      join longshore.jobs j on j.id = r.id
+     cross join lateral (   -- one index probe per job, whatever the planner assumes
+             select options
+               from longshore.jobs
+              where id = r.id
+              limit 1) as j
       left join longshore.workers w on w.id = r.worker
       left join resilient on resilient.worker = r.worker
      cross join lateral (
