@@ -122,7 +122,10 @@ impl Client {
             return Ok(0);
         }
         let claims = self.store.claims(leases).await?;
-        let not_started = |claimed: &Claimed| Ending::NotStarted { run_at: claimed.run_at() };
+        // The job was due when it was claimed, but its request may name a later time, if an operator
+        // ran it early.
+        let not_started =
+            |claimed: &Claimed| Ending::NotStarted { run_at: claimed.run_at().min(claimed.claimed_at()) };
         let report = |claimed| Report { claimed, ending: not_started(claimed), follow_ups: Vec::new() };
         let reports: Vec<Report<'_>> = claims.iter().flatten().map(report).collect();
         let kept = self.settle_reports(&reports).await?;

@@ -21,6 +21,7 @@ cases! {
     a_release_is_not_charged_and_is_due_at_once,
     a_job_that_never_started_waits_again_as_before,
     a_repeated_release_of_a_job_that_never_started_changes_nothing,
+    a_job_that_an_operator_ran_early_is_still_due_after_a_release,
     an_interruption_is_counted_but_not_charged,
     the_history_contains_every_attempt_that_did_not_succeed,
     the_last_error_is_kept_after_a_later_success,
@@ -175,6 +176,19 @@ async fn a_repeated_release_of_a_job_that_never_started_changes_nothing(fixture:
     fixture.must_finish(&again, done()).await;
     assert_eq!(fixture.finish(&claimed, not_started(&claimed)).await, Fenced::LeaseLost);
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Succeeded);
+}
+
+/// `jobs` still has the time that was requested at first.
+async fn a_job_that_an_operator_ran_early_is_still_due_after_a_release(fixture: Fixture) {
+    let id = fixture.add(job("mail").delay(DAY)).await;
+    fixture.retry(id).await.expect("retry");
+    let worker = fixture.worker_with(DAY).await;
+    let lease = fixture.claim_one(worker).await.lease();
+    assert_eq!(fixture.release(&[lease]).await.expect("release"), 1);
+    assert_eq!(fixture.job(id).await.run_at, start());
+    let lease = fixture.claim_one(worker).await.lease();
+    assert_eq!(fixture.release_unknown(worker, &[], Duration::ZERO).await.expect("release"), 1);
+    assert_eq!(fixture.claim_one(worker).await.lease().lease_no, lease.lease_no + 1);
 }
 
 async fn an_interruption_is_counted_but_not_charged(fixture: Fixture) {
