@@ -190,6 +190,9 @@ struct Group {
     cursor: ClaimCursor,
     /// For claims ahead, if not every kind is claimed ahead.
     ahead_cursor: ClaimCursor,
+    /// For urgent claims. There are few, and each is for another priority, so it never resumes. It
+    /// only remembers whether to skip rows that cannot be claimed.
+    urgent_cursor: ClaimCursor,
 }
 
 /// What a claim is for.
@@ -201,6 +204,18 @@ enum Purpose {
     Ahead,
     /// Jobs of any kind with at least this priority.
     Urgent(i16),
+}
+
+impl Purpose {
+    const COUNT: usize = 3;
+
+    fn index(self) -> usize {
+        match self {
+            Purpose::AnyKind => 0,
+            Purpose::Ahead => 1,
+            Purpose::Urgent(_) => 2,
+        }
+    }
 }
 
 /// How many jobs may be claimed now.
@@ -222,8 +237,9 @@ struct Claimed {
 struct Claimer {
     shared: Arc<Shared>,
     groups: Vec<Group>,
-    /// The group that the next claim starts with.
-    first_group: usize,
+    /// The group that the next claim starts with, by [`Purpose::index`]. With one for all purposes,
+    /// claims of two purposes that take turns would each start with the same group every time.
+    first_groups: [usize; Purpose::COUNT],
     kinds: Option<Vec<String>>,
     ahead: AheadKinds,
     pace: Pace,
@@ -260,6 +276,7 @@ impl Claimer {
             max_running,
             cursor: ClaimCursor::default(),
             ahead_cursor: ClaimCursor::default(),
+            urgent_cursor: ClaimCursor::always_head(),
         };
         let unlimited: Vec<String> =
             settings.queues.iter().filter(|queue| limit_of(queue).is_none()).cloned().collect();
@@ -276,7 +293,7 @@ impl Claimer {
         Claimer {
             shared,
             groups,
-            first_group: 0,
+            first_groups: [0; Purpose::COUNT],
             kinds,
             ahead: AheadKinds::default(),
             pace: Pace::new(),
@@ -389,7 +406,7 @@ impl Claimer {
     /// Claims from the groups in turn. Returns `None` if a claim failed.
     async fn claim_from_groups(&mut self, purpose: Purpose, limit: usize) -> Option<Claimed> {
         let (mut total, mut left) = (Claimed::default(), limit);
-        let (first, count) = (self.first_group, self.groups.len());
+        let (first, count) = (self.first_groups[purpose.index()], self.groups.len());
         let mut next_first = (first + 1) % count;
         for nth in (first..count).chain(0..first) {
             if self.shared.phase() >= Phase::Finishing {
@@ -406,7 +423,7 @@ impl Claimer {
             total.jobs += claimed.jobs;
             total.more |= claimed.more;
         }
-        self.first_group = next_first;
+        self.first_groups[purpose.index()] = next_first;
         if total.jobs > 0 {
             self.last_poll_delay = None;
         }
@@ -437,12 +454,10 @@ impl Claimer {
             suspects: if shared.held.has_suspect() { Suspects::Leave } else { Suspects::One },
             min_priority: if let Purpose::Urgent(priority) = purpose { Some(priority) } else { None },
         };
-        // There are few urgent claims, and each is for another priority, so a cursor is of no use.
-        let mut new_cursor = ClaimCursor::default();
         let cursor = match purpose {
             Purpose::AnyKind => &mut group.cursor,
             Purpose::Ahead => &mut group.ahead_cursor,
-            Purpose::Urgent(_) => &mut new_cursor,
+            Purpose::Urgent(_) => &mut group.urgent_cursor,
         };
         let began = Instant::now();
         let claims = match shared.client.claim(&request, cursor).await {
@@ -454,6 +469,7 @@ impl Claimer {
                     queues = ?request.queues,
                     "could not claim; retrying"
                 );
+                group.urgent_cursor = ClaimCursor::always_head();
                 self.lost_claim_check_at = Some(began);
                 self.lost_claim_checks_left = 2;
                 return None;

@@ -22,6 +22,7 @@ cases! {
     two_workers_share_short_and_long_jobs,
     a_capped_queue_progresses_beside_a_backlog,
     a_backlog_in_a_capped_queue_does_not_stop_other_queues,
+    a_long_job_is_not_kept_waiting_by_a_backlog_of_short_ones_in_another_queue,
 }
 
 /// A worker that keeps claimed jobs for as long as it may, and that does not poll.
@@ -285,4 +286,51 @@ async fn a_capped_queue_progresses_beside_a_backlog(fixture: Fixture) {
 async fn a_backlog_in_a_capped_queue_does_not_stop_other_queues(fixture: Fixture) {
     let before = backlog_beside_a_few(&fixture, "narrow", "wide").await;
     assert!(before < BACKLOG - 500, "{before} jobs of the backlog ended first");
+}
+
+/// Claims ahead leave the long kind out, so only claims of any kind find the job. On Postgres, each
+/// claim takes so long that a claim ahead always follows.
+async fn a_long_job_is_not_kept_waiting_by_a_backlog_of_short_ones_in_another_queue(fixture: Fixture) {
+    const SHORT: i32 = 3000;
+    const SLOW_CLAIMS: &str = "
+        create function slow_claim() returns trigger language plpgsql as $$
+          begin
+            perform pg_sleep(0.02);
+            return null;
+          end $$;
+        create trigger slow_claim after insert on running for each statement execute function slow_claim()";
+    if fixture.engine() == Engine::Postgres {
+        fixture.sql(SLOW_CLAIMS, None).await;
+    }
+    for (backlog, other) in [("a", "b"), ("d", "c")] {
+        fixture.enqueue_many((1..=SHORT).map(|number| mail(number).queue(backlog))).await.expect("enqueue");
+        let handler = Handler::new();
+        let short = handler.function();
+        let mut queues = [backlog, other];
+        queues.sort_unstable();
+        let running = worker(fixture.client(), 4)
+            .queues(queues)
+            .queue_concurrency(backlog, 1000)
+            .queue_concurrency(other, 1000)
+            .function("mail", move |number: i32, ctx: Context| {
+                let run = short(number, ctx);
+                async move {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    run.await
+                }
+            })
+            .function("long", handler.function())
+            .build()
+            .expect("build")
+            .start()
+            .await
+            .expect("start");
+        until("the worker claims ahead", || async { handler.starts().len() > 200 }).await;
+        fixture.add(NewJob::new("long", &-1).queue(other)).await;
+        handler.waiting.wait_for(1).await;
+        let started = handler.starts().len();
+        handler.gate.send_replace(true);
+        running.stop_now().await;
+        assert!(started < 2000, "{started} other jobs started before it");
+    }
 }
