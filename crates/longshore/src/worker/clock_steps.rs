@@ -70,6 +70,9 @@ impl ClockSteps {
             self.waits_since = Some(reading.after);
             return Clock::Settling;
         };
+        // After a step that was corrected, no lease would count as old until the clock reaches
+        // the wrong time again.
+        self.stepped_at = self.stepped_at.map(|at| at.min(reading.database));
         if is_step(&last, &reading, heartbeat) {
             self.waits_since = Some(reading.after);
             self.stepped_at = Some(reading.database);
@@ -154,6 +157,19 @@ mod tests {
         assert_eq!(clocks.look(31, 8 * 3600), Clock::Stepped);
         let database = DateTime::from_timestamp(2_000_000_000 + 8 * 3600, 0);
         assert_eq!(clocks.steps.stepped_at(), database);
+    }
+
+    #[test]
+    fn a_step_that_was_corrected_does_not_make_leases_young_until_the_wrong_time() {
+        let at = |database: i64| DateTime::from_timestamp(2_000_000_000 + database, 0);
+        let mut clocks = Clocks::new();
+        clocks.look(0, 0);
+        assert_eq!(clocks.look(30, 365 * 86_400), Clock::Stepped);
+        assert_eq!(clocks.steps.stepped_at(), at(365 * 86_400));
+        assert_eq!(clocks.look(60, 60), Clock::Steady);
+        assert_eq!(clocks.steps.stepped_at(), at(60));
+        clocks.look(75, 75);
+        assert_eq!(clocks.steps.stepped_at(), at(60));
     }
 
     #[test]
