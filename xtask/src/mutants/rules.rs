@@ -165,6 +165,17 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     // ---- leases that their worker does not have --------------------------------
     Mutant {
+        name: "release: let a job that an operator ran early wait for its time",
+        file: LEASE,
+        anchor: "pub async fn release(",
+        find: ".min(claimed.claimed_at())",
+        replace: "",
+        caught_by: &[
+            "settle::postgres::a_job_that_an_operator_ran_early_is_still_due_after_a_release",
+            "settle::sqlite::a_job_that_an_operator_ran_early_is_still_due_after_a_release",
+        ],
+    },
+    Mutant {
         name: "rules: do not release the leases of an abandoned claim",
         file: LEASE,
         anchor: "impl Drop for Claiming",

@@ -151,10 +151,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "sqlite: do not replace the jobs that a claim skipped",
         file: CLAIM,
-        anchor: "fn replaces_skipped(",
+        anchor: "fn replace_skipped(",
         find: "&& !self.is_full()",
         replace: "&& false",
         caught_by: &["corrupt::sqlite::an_unsound_suspect_does_not_stop_other_suspects"],
+    },
+    Mutant {
+        name: "sqlite: start at the head after a claim that stopped at unsound rows",
+        file: CLAIM,
+        anchor: "pub(super) fn claim(",
+        find: "cursor.resume_next();",
+        replace: "",
+        caught_by: &["corrupt::sqlite::many_unsound_rows_do_not_stop_their_queue"],
     },
     Mutant {
         name: "sqlite: remove rows without testing again that they have no request",

@@ -61,6 +61,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "claim_ahead::sqlite::a_capped_queue_progresses_beside_a_backlog",
         ],
     },
+    Mutant {
+        name: "worker: let claims ahead move the group that claims of any kind start with",
+        file: CLAIM,
+        anchor: "impl Purpose {",
+        find: "Purpose::Ahead => 1,",
+        replace: "Purpose::Ahead => 0,",
+        caught_by: &[
+            "claim_ahead::postgres::a_long_job_is_not_kept_waiting_by_a_backlog_of_short_ones_in_another_queue",
+        ],
+    },
     // ---- the minimum priority of a claim ---------------------------------------
     Mutant {
         name: "postgres: find the highest priority of a queue below the minimum",

@@ -82,6 +82,8 @@ pub struct ClaimCursor {
     always_head: bool,
     /// Until when claims skip unsound rows.
     skips_unsound_until: Option<Instant>,
+    /// Whether the next claim resumes, even if a head scan is due.
+    resumes_next: bool,
 }
 
 /// The part of a request that decides which jobs match. For another filter, the
@@ -172,7 +174,11 @@ impl ClaimCursor {
             };
         }
         let woken = std::mem::take(&mut self.woken);
+        let resumes = std::mem::take(&mut self.resumes_next);
         let Some(last) = self.last_head_scan else { return Start::Head };
+        if resumes {
+            return Start::Resume;
+        }
         if woken && self.was_short && !self.always_head && self.has_only_segment(request) {
             return Start::Probe;
         }
@@ -242,6 +248,13 @@ impl ClaimCursor {
             self.skips_unsound_until = Some(now + SKIP_UNSOUND_FOR);
         }
         is_new
+    }
+
+    /// Makes the next claim resume: this one stopped at unsound rows, and from the head the next
+    /// one would stop at the same rows.
+    #[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "Postgres skips them in its statements"))]
+    pub(crate) fn resume_next(&mut self) {
+        self.resumes_next = true;
     }
 
     /// The segments to claim from, highest priority first.

@@ -9,6 +9,7 @@ use crate::fixture::*;
 cases! {
     a_waiting_job_that_is_also_running_does_not_stop_its_queue,
     a_waiting_job_without_a_request_does_not_stop_its_queue,
+    many_unsound_rows_do_not_stop_their_queue,
     an_unsound_row_does_not_stop_a_limited_queue,
     an_unsound_suspect_does_not_stop_other_suspects,
     a_job_whose_options_cannot_be_read_is_claimed,
@@ -89,6 +90,24 @@ async fn a_waiting_job_that_is_also_running_does_not_stop_its_queue(fixture: Fix
 async fn a_waiting_job_without_a_request_does_not_stop_its_queue(fixture: Fixture) {
     let id = waiting_without_request(&fixture, job("mail")).await;
     assert_queue_continues(&fixture, id).await;
+}
+
+/// One claim skips a limited number of rows. The next ones continue after them, although each comes
+/// so late that it would normally start at the head.
+async fn many_unsound_rows_do_not_stop_their_queue(fixture: Fixture) {
+    fixture.skip_final_check();
+    fixture.enqueue_many((0..2500).map(|_| job("mail"))).await.expect("enqueue");
+    fixture.sql("delete from jobs", None).await;
+    let sound = fixture.enqueue_kind("mail").await;
+    let worker = fixture.worker().await;
+    let mut cursor = ClaimCursor::default();
+    let mut claimed = Vec::new();
+    for _ in 0..5 {
+        let claims = fixture.store().claim(&ClaimRequest::new(worker, 4), &mut cursor).await.expect("claim");
+        claimed.extend(ids(&claims.jobs));
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    }
+    assert_eq!(claimed, [sound]);
 }
 
 async fn an_unsound_row_does_not_stop_a_limited_queue(fixture: Fixture) {

@@ -33,15 +33,17 @@ pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCurso
     }
     if start == Start::Resume {
         run.take(cursor)?;
-        if !run.is_full() && cursor.may_scan_head(Instant::now()) {
+        run.replace_skipped(cursor)?;
+        if !run.is_full() && !run.skipped_too_many() && cursor.may_scan_head(Instant::now()) {
             start = Start::Head;
         }
     }
     if start == Start::Head {
         run.take_from_head(cursor)?;
+        run.replace_skipped(cursor)?;
     }
-    while run.replaces_skipped() {
-        run.take(cursor)?;
+    if run.skipped_too_many() {
+        cursor.resume_next();
     }
     Ok(run.into_claims())
 }
@@ -93,7 +95,7 @@ struct ClaimRun<'a> {
     /// Rows that cannot be claimed: jobs that are also running, that have no request, or
     /// that cannot be read.
     unsound: HashSet<Uuid>,
-    /// Whether a row was skipped since the last call of `replaces_skipped`.
+    /// Whether a row was skipped since the last jobs were taken in its place.
     skipped: bool,
 }
 
@@ -153,9 +155,16 @@ impl<'a> ClaimRun<'a> {
         Ok(())
     }
 
-    /// Whether other jobs must be taken in the place of those that were skipped.
-    fn replaces_skipped(&mut self) -> bool {
-        std::mem::take(&mut self.skipped) && !self.is_full() && self.unsound.len() < MAX_UNSOUND
+    /// Takes other jobs in the place of those that were skipped.
+    fn replace_skipped(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
+        while std::mem::take(&mut self.skipped) && !self.is_full() && !self.skipped_too_many() {
+            self.take(cursor)?;
+        }
+        Ok(())
+    }
+
+    fn skipped_too_many(&self) -> bool {
+        self.unsound.len() >= MAX_UNSOUND
     }
 
     /// Whether the cursor's segments can still be used. If a queue was paused, or its limit
