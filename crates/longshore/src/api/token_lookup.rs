@@ -162,7 +162,10 @@ impl Running {
                     return;
                 }
                 let now = Instant::now();
-                state.next_due = Some(state.next_due.map_or(now, |due| due.max(now)) + INTERVAL);
+                let due = state.next_due.map_or(now, |due| due.max(now)) + INTERVAL;
+                // Urgent lookups do not wait. However many there were, the next one that
+                // is not urgent waits for one interval at most.
+                state.next_due = Some(due.min(now + (BURST + 1) * INTERVAL));
                 std::mem::take(&mut state.waiting)
             };
             self.0.look_up(waiting).await;
@@ -258,5 +261,16 @@ mod tests {
         assert!(lookup.find(hash(0)).await.unwrap().is_some());
         assert!(unknown.await.unwrap().is_none());
         assert_eq!(lookups.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn a_new_token_does_not_wait_for_the_lookups_of_known_ones() {
+        let (lookup, _) = lookup();
+        for _ in 0..60 {
+            lookup.find(hash(0)).await.unwrap();
+        }
+        let started = Instant::now();
+        lookup.find(hash(1)).await.unwrap();
+        assert!(started.elapsed() < 10 * INTERVAL, "{:?}", started.elapsed());
     }
 }
