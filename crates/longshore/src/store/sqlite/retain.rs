@@ -74,37 +74,66 @@ fn due_ranges(tx: &Tx<'_>, policy: &Retention, shortest: Duration) -> Sql<Vec<i6
 }
 
 /// Adds the ranges by which the table has grown. What is in them ended after the last look,
-/// so they need not be read now.
+/// so they need not be read now. Also adds those that were forgotten and have jobs again:
+/// when the newest jobs are deleted, SQLite uses their row numbers and the ones before them
+/// again. Nothing is known about these ranges.
 fn add_ranges(tx: &Tx<'_>) -> Sql<u64> {
+    const GAPS: &str = "
+        select coalesce((
+                 select max(b.first_row) + ?1
+                   from finished_ranges b
+                  where b.first_row < a.first_row), 0),
+               a.first_row
+          from finished_ranges a
+         where a.first_row > 0
+           and not exists (
+                 select 1
+                   from finished_ranges b
+                  where b.first_row = a.first_row - ?1)";
     const LAST: &str = "
         select max(first_row)
           from finished_ranges";
-    const NEXT_JOB: &str = "
-        select min(rowid)
-          from jobs
-         where rowid >= ?1";
-    const ADD: &str = "
-        insert into finished_ranges (first_row, read_at)
-        select ?1, coalesce(looked_at, 0)
+    const LOOKED_AT: &str = "
+        select looked_at
           from upkeep
          where name = 'retain'";
     const LOOKED: &str = "
         update upkeep
            set looked_at = ?1
          where name = 'retain'";
+    let mut added = 0;
+    for (from, to) in tx.rows(GAPS, [ROWS_PER_RANGE], |row| Ok((row.get(0)?, row.get(1)?)))? {
+        added += add_ranges_between(tx, from, to, 0, MAX_ADDED - added)?;
+    }
     let last: Option<i64> = tx.row(LAST, [], |row| row.get(0))?.flatten();
-    let mut from = last.map_or(0, |last| last + ROWS_PER_RANGE);
-    for added in 0..MAX_ADDED {
-        let next: Option<i64> = tx.row(NEXT_JOB, [from], |row| row.get(0))?.flatten();
-        let Some(next) = next else {
-            tx.execute(LOOKED, [tx.now()?])?;
-            return Ok(added);
-        };
+    let looked_at: Option<i64> = tx.row(LOOKED_AT, [], |row| row.get(0))?.flatten();
+    let from = last.map_or(0, |last| last + ROWS_PER_RANGE);
+    added += add_ranges_between(tx, from, i64::MAX, looked_at.unwrap_or(0), MAX_ADDED - added)?;
+    if added < MAX_ADDED {
+        tx.execute(LOOKED, [tx.now()?])?;
+    }
+    Ok(added)
+}
+
+/// Adds the ranges from row `from` up to row `to` that have jobs, at most `limit`. Returns
+/// how many.
+fn add_ranges_between(tx: &Tx<'_>, mut from: i64, to: i64, read_at: i64, limit: u64) -> Sql<u64> {
+    const NEXT_JOB: &str = "
+        select min(rowid)
+          from jobs
+         where rowid >= ?1
+           and rowid < ?2";
+    const ADD: &str = "
+        insert into finished_ranges (first_row, read_at)
+        values (?1, ?2)";
+    for added in 0..limit {
+        let next: Option<i64> = tx.row(NEXT_JOB, [from, to], |row| row.get(0))?.flatten();
+        let Some(next) = next else { return Ok(added) };
         let first_row = next - next.rem_euclid(ROWS_PER_RANGE);
-        tx.execute(ADD, [first_row])?;
+        tx.execute(ADD, [first_row, read_at])?;
         from = first_row + ROWS_PER_RANGE;
     }
-    Ok(MAX_ADDED)
+    Ok(limit)
 }
 
 /// Removes expired jobs of one range; returns how many it removed and examined.

@@ -3,7 +3,9 @@
 //! engines.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -174,5 +176,44 @@ fn above_the_limit_waiting_jobs_are_estimated_from_both_ends_with_an_exact_total
         let jobs: Vec<_> = estimated.iter().map(|count| (count.kind.as_str(), count.jobs)).collect();
         assert_eq!(jobs, [("new", 3), ("old", 3)]);
         assert!(estimated.iter().all(|count| count.estimated));
+    });
+}
+
+/// SQLite reuses row numbers when the newest jobs are deleted. The ranges of those numbers
+/// may have been forgotten by then.
+#[test]
+fn retention_removes_jobs_whose_row_numbers_are_used_again() {
+    run_async(async {
+        let store = Arc::new(memory().await);
+        let client = crate::Client::new(store.clone());
+        let add_many = async |count: usize| {
+            let jobs: Vec<_> = (0..count).map(|_| job("a").validate().unwrap()).collect();
+            let added = store.enqueue(&jobs, KeyWait::Long).await.unwrap();
+            added.into_iter().map(|added| added.id).collect::<Vec<_>>()
+        };
+        let cancel_all = async |ids: &[JobId]| {
+            for id in ids {
+                client.cancel(*id).await.unwrap();
+            }
+        };
+        let hour = Duration::from_secs(3600);
+        let policy = Retention { succeeded: Some(hour), cancelled: Some(hour), failed_permanent: Some(hour) };
+        let mut now = store.now().await.unwrap();
+        let mut remove_expired = async || {
+            now += 2 * hour;
+            store.pin_clock(Some(now)).await.unwrap();
+            client.retain(&policy, |_| async { true }).await.unwrap().removed
+        };
+
+        let (first, newest) = (add_many(1999).await, add_many(2).await);
+        cancel_all(&first).await;
+        assert_eq!(remove_expired().await, 1999);
+        cancel_all(&newest).await;
+        for id in newest {
+            client.delete(id).await.unwrap();
+        }
+        let (second, _waiting) = (add_many(2500).await, add_many(1).await);
+        cancel_all(&second).await;
+        assert_eq!(remove_expired().await, 2500);
     });
 }
