@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::fixture::*;
+use crate::locks::{open_transaction, roll_back, until_blocked_by};
 
 cases! {
     only on postgres:
@@ -20,6 +21,7 @@ cases! {
     worker_operations_recover_from_dead_connections_within_seconds,
     a_dead_connection_delays_only_its_own_batch,
     enqueues_are_stored_although_their_connections_are_dead,
+    a_transaction_on_a_dead_connection_does_not_keep_its_locks,
 }
 
 /// A proxy to the database that can stop forwarding on the connections opened so far.
@@ -189,4 +191,20 @@ async fn enqueues_are_stored_although_their_connections_are_dead(fixture: Fixtur
         assert_succeeds(batch.enqueue_many([job("mail"), job("mail").idempotency_key("b")])),
     );
     assert_eq!(fixture.count(Status::Queued).await, 3 + 4);
+}
+
+/// The connection dies after the statement has taken the keys and before the commit.
+async fn a_transaction_on_a_dead_connection_does_not_keep_its_locks(fixture: Fixture) {
+    let proxy = Proxy::start(&fixture).await;
+    let client = client_with_idle_connections(&proxy).await;
+    let mut holder = open_transaction(&fixture, "select enqueue('held', idempotency_key => 'z')").await;
+    let lost = tokio::spawn(async move {
+        client.enqueue_many([job("mail").idempotency_key("a"), job("mail").idempotency_key("z")]).await
+    });
+    until_blocked_by(&fixture, &mut holder).await;
+    proxy.silence_open_connections();
+    roll_back(holder).await;
+    let stored = in_time(lost).await.expect("task").expect("stored again on another connection");
+    let next = fixture.enqueue(job("mail").idempotency_key("a")).await.expect("the key is free");
+    assert_eq!(next.id, stored[0].id);
 }

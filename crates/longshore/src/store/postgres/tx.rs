@@ -8,6 +8,11 @@ use sqlx::{Connection, PgConnection, SqlStr};
 use super::Inner;
 use crate::error::Error;
 
+/// If the connection dies without a reset, the server does not notice for hours, and the
+/// transaction would keep its locks: a key, a schedule, or the row of retention. Our
+/// transactions never wait between two statements, so the server ends one that does.
+const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'";
+
 /// A connection for one operation. Each statement is its own transaction,
 /// unless the operation [begins](Tx::begin) one or runs in the caller's.
 pub(super) struct Tx<'c> {
@@ -41,7 +46,12 @@ impl<'c> Tx<'c> {
     }
 
     pub(super) async fn begin(&mut self) -> Sql<Transaction<'_>> {
-        Ok(Transaction { store: self.store, inner: self.connection.begin().await? })
+        let inner = if self.connection.is_in_transaction() {
+            self.connection.begin().await?
+        } else {
+            self.connection.begin_with(BEGIN).await?
+        };
+        Ok(Transaction { store: self.store, inner })
     }
 }
 
@@ -120,9 +130,9 @@ impl Fault {
     pub(super) fn is_broken_connection(&self) -> bool {
         match self {
             Fault::Driver(sqlx::Error::Database(_)) => {
-                // The server shuts down, crashed or restarts.
+                // The server shuts down, crashed or restarts, or ended an idle transaction.
                 self.was_refused_by_a_standby()
-                    || matches!(self.code().as_deref(), Some("57P01" | "57P02" | "57P03"))
+                    || matches!(self.code().as_deref(), Some("57P01" | "57P02" | "57P03" | "25P03"))
             }
             Fault::Driver(_) | Fault::Timeout(_) => true,
             Fault::Ours(_) | Fault::LostRace(_) => false,
@@ -195,7 +205,7 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                 "28P01" | "28000" | "3D000" | "42501" => {
                     Error::unavailable(format!("the database refused access: {message}"))
                 }
-                code if ["08", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
+                code if ["08", "25P03", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
                     Error::unreachable(format!("the database is not available: {message}"))
                 }
                 code if ["40", "55", "57", "58"].iter().any(|class| code.starts_with(class)) => {
