@@ -1,7 +1,8 @@
 //! Which keys callers of this process wait for, because another client's open
 //! transaction holds them. New jobs with such a key wait outside the lane, so that they
 //! do not delay other keys. One job per key waits in the database and the others wait
-//! here, so that one key cannot occupy all connections for waiting.
+//! here, so that one key cannot occupy all connections for waiting. When that job is
+//! stored, nobody holds the key any more, and the others need not wait for their turns.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,21 +45,17 @@ impl HeldKeys {
     /// Records that this job waits for its keys, until the returned value is dropped.
     pub(super) fn wait_for_keys_of(self: &Arc<Self>, job: &ValidJob) -> KeyWaiter {
         let mut maps = self.lock();
-        let mut turn = None;
-        let Maps { idempotency, unique } = &mut *maps;
-        for (map, key) in [(idempotency, job.idempotency_key.as_ref()), (unique, unique_key(job))] {
-            let Some(key) = key else { continue };
+        let wait = |map: &mut HashMap<String, HeldKey>, key: &String| {
             let held = map
                 .entry(key.clone())
                 .or_insert_with(|| HeldKey { waiting: 0, turn: Arc::new(Semaphore::new(1)) });
             held.waiting += 1;
-            turn = Some(held.turn.clone());
-        }
+            (key.clone(), held.turn.clone())
+        };
         KeyWaiter {
             held: self.clone(),
-            idempotency: job.idempotency_key.clone(),
-            unique: unique_key(job).cloned(),
-            turn,
+            idempotency: job.idempotency_key.as_ref().map(|key| wait(&mut maps.idempotency, key)),
+            unique: unique_key(job).map(|key| wait(&mut maps.unique, key)),
         }
     }
 
@@ -71,37 +68,64 @@ fn unique_key(job: &ValidJob) -> Option<&String> {
     job.unique.as_ref().map(|(key, _)| key)
 }
 
-/// A job that waits for its keys.
+/// A job that waits for its keys: each key, and the turns of those that wait for it.
 pub(super) struct KeyWaiter {
     held: Arc<HeldKeys>,
-    idempotency: Option<String>,
-    unique: Option<String>,
-    turn: Option<Arc<Semaphore>>,
+    idempotency: Option<(String, Arc<Semaphore>)>,
+    unique: Option<(String, Arc<Semaphore>)>,
+}
+
+/// What a job waited for.
+pub(super) enum Turn {
+    /// It is the only job of this process that may wait in the database for the key, until
+    /// this is dropped.
+    Own(OwnedSemaphorePermit),
+    /// Another job got the key meanwhile, so nobody holds it.
+    KeyIsFree,
 }
 
 impl KeyWaiter {
     /// Waits until no other job of this process waits in the database for the same key.
     /// A job with two keys takes its turn by the unique one.
-    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        match &self.turn {
-            Some(turn) => turn.clone().acquire_owned().await.ok(),
-            None => None,
+    pub(super) async fn turn(&self) -> Turn {
+        let Some((_, turn)) = self.unique.as_ref().or(self.idempotency.as_ref()) else {
+            return Turn::KeyIsFree;
+        };
+        turn.clone().acquire_owned().await.map_or(Turn::KeyIsFree, Turn::Own)
+    }
+
+    /// Lets all other jobs that wait for the keys of this one continue, because this one is
+    /// stored. New jobs with these keys do not wait.
+    pub(super) fn report_free(&self) {
+        self.for_each_key(|map, key, turn| {
+            map.remove(key);
+            turn.close();
+        });
+    }
+
+    /// Calls `work` for each key of this job that was not reported as free.
+    fn for_each_key(&self, work: impl Fn(&mut HashMap<String, HeldKey>, &String, &Semaphore)) {
+        let mut maps = self.held.lock();
+        let Maps { idempotency, unique } = &mut *maps;
+        for (map, key) in [(idempotency, &self.idempotency), (unique, &self.unique)] {
+            if let Some((key, turn)) = key
+                && map.get(key).is_some_and(|held| Arc::ptr_eq(&held.turn, turn))
+            {
+                work(map, key, turn);
+            }
         }
     }
 }
 
 impl Drop for KeyWaiter {
     fn drop(&mut self) {
-        let mut maps = self.held.lock();
-        let Maps { idempotency, unique } = &mut *maps;
-        for (map, key) in [(idempotency, &self.idempotency), (unique, &self.unique)] {
-            let Some(key) = key else { continue };
-            let Some(held) = map.get_mut(key) else { continue };
+        self.for_each_key(|map, key, _| {
+            let Some(held) = map.get_mut(key) else { return };
             held.waiting -= 1;
             if held.waiting == 0 {
                 map.remove(key);
             }
-        }
+        });
     }
 }
 
@@ -125,5 +149,22 @@ mod tests {
         drop(two);
         assert!(!held.contains_key_of(&by_id("k")));
         assert!(held.lock().idempotency.is_empty());
+    }
+
+    #[tokio::test]
+    async fn jobs_that_wait_continue_when_one_of_them_got_the_key() {
+        let job = NewJob::new("a", &1).idempotency_key("k").validate().unwrap();
+        let held = Arc::<HeldKeys>::default();
+        let (one, two) = (held.wait_for_keys_of(&job), held.wait_for_keys_of(&job));
+        let turn = one.turn().await;
+        assert!(matches!(turn, Turn::Own(_)));
+        one.report_free();
+        assert!(matches!(two.turn().await, Turn::KeyIsFree));
+        assert!(!held.contains_key_of(&job), "new jobs do not wait");
+        // The key is held again. Those that waited for it before do not count.
+        let again = held.wait_for_keys_of(&job);
+        drop((turn, one, two));
+        assert!(held.contains_key_of(&job));
+        assert!(matches!(again.turn().await, Turn::Own(_)));
     }
 }

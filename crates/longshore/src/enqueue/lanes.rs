@@ -22,7 +22,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::held_keys::HeldKeys;
+use super::held_keys::{HeldKeys, Turn};
 use super::{Enqueued, ValidJob};
 use crate::error::{Error, Result};
 use crate::store::{KeyWait, Store};
@@ -298,19 +298,33 @@ impl Sink {
     /// Waits, for a limited time, for a key that another client's open transaction holds.
     async fn wait_for_keys(self, job: ValidJob, reply: Reply) {
         let until = Instant::now() + MAX_KEY_WAIT;
-        let waiter = self.held_keys.wait_for_keys_of(&job);
         let job = [job];
-        let result = match tokio::time::timeout_at(until, waiter.turn()).await {
-            Ok(_turn) => {
-                let rest = until.saturating_duration_since(Instant::now());
-                self.store.enqueue(&job, KeyWait::UpTo(rest)).await.map(|mut results| results.remove(0))
-            }
-            Err(_) => Err(Error::locked(
-                "another client's open transaction holds a key of the job, and did not end in time; \
-                 nothing was stored; end that transaction, or try again later",
-            )),
+        let result = loop {
+            let waiter = self.held_keys.wait_for_keys_of(&job[0]);
+            let done = match tokio::time::timeout_at(until, waiter.turn()).await {
+                Ok(Turn::Own(_turn)) => {
+                    let rest = until.saturating_duration_since(Instant::now());
+                    let done = self.store.enqueue(&job, KeyWait::UpTo(rest)).await;
+                    if done.is_ok() {
+                        waiter.report_free();
+                    }
+                    done
+                }
+                Ok(Turn::KeyIsFree) => {
+                    drop(waiter);
+                    let _turn = self.alone.acquire().await;
+                    match self.store.enqueue(&job, KeyWait::Short).await {
+                        Err(error) if error.is_locked() && Instant::now() < until => continue,
+                        done => done,
+                    }
+                }
+                Err(_) => Err(Error::locked(
+                    "another client's open transaction holds a key of the job, and did not end in time; \
+                     nothing was stored; end that transaction, or try again later",
+                )),
+            };
+            break done.map(|mut results| results.remove(0));
         };
-        drop(waiter);
         if result.is_ok() {
             self.notifier.notify_enqueued(&job);
         }
