@@ -8,6 +8,7 @@ use std::time::Duration;
 use longshore::store::{Beat, ClaimCursor, ClaimRequest, Fenced};
 use longshore::{Client, Report, Result, Status, UniqueMode};
 use sqlx::postgres::PgConnectOptions;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -22,6 +23,7 @@ cases! {
     a_dead_connection_delays_only_its_own_batch,
     enqueues_are_stored_although_their_connections_are_dead,
     a_transaction_on_a_dead_connection_does_not_keep_its_locks,
+    many_unique_keys_are_stored_over_a_slow_network,
 }
 
 /// A proxy to the database that can stop forwarding on the connections opened so far.
@@ -34,13 +36,18 @@ struct Proxy {
 
 impl Proxy {
     async fn start(fixture: &Fixture) -> Self {
+        Proxy::with_latency(fixture, Duration::ZERO).await
+    }
+
+    /// Delays what the client sends.
+    async fn with_latency(fixture: &Fixture, latency: Duration) -> Self {
         let options = PgConnectOptions::from_str(&database_url()).expect("a URL");
         let server = format!("{}:{}", options.get_host(), options.get_port());
         assert!(fixture.url().contains(&server), "the URL of the test database must name a host and a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
         let proxy = listener.local_addr().expect("address").to_string();
         let (generation, swallowed) = (watch::Sender::new(0), watch::Sender::new(0));
-        tokio::spawn(accept(listener, server.clone(), generation.clone(), swallowed.clone()));
+        tokio::spawn(accept(listener, server.clone(), latency, generation.clone(), swallowed.clone()));
         Proxy { url: fixture.url().replacen(&server, &proxy, 1), generation, swallowed }
     }
 
@@ -57,6 +64,7 @@ impl Proxy {
 async fn accept(
     listener: TcpListener,
     server: String,
+    latency: Duration,
     generation: watch::Sender<u32>,
     swallowed: watch::Sender<u32>,
 ) {
@@ -66,7 +74,7 @@ async fn accept(
         tokio::spawn(async move {
             let Ok(mut server) = TcpStream::connect(server).await else { return };
             tokio::select! {
-                _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                _ = forward(&mut client, &mut server, latency) => {}
                 // Both ends stay open, but no data passes.
                 _ = generation.changed() => {
                     let _ = client.readable().await;
@@ -76,6 +84,27 @@ async fn accept(
             }
         });
     }
+}
+
+async fn forward(client: &mut TcpStream, server: &mut TcpStream, latency: Duration) -> std::io::Result<()> {
+    if latency.is_zero() {
+        return tokio::io::copy_bidirectional(client, server).await.map(drop);
+    }
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_server, mut to_server) = server.split();
+    let requests = async {
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let bytes = from_client.read(&mut buffer).await?;
+            tokio::time::sleep(latency).await;
+            to_server.write_all(&buffer[..bytes]).await?;
+            if bytes == 0 {
+                return Ok(());
+            }
+        }
+    };
+    let replies = async { tokio::io::copy(&mut from_server, &mut to_client).await.map(drop) };
+    tokio::try_join!(requests, replies).map(drop)
 }
 
 /// Fails if `work` runs into the timeout of the slow operations.
@@ -207,4 +236,12 @@ async fn a_transaction_on_a_dead_connection_does_not_keep_its_locks(fixture: Fix
     let stored = in_time(lost).await.expect("task").expect("stored again on another connection");
     let next = fixture.enqueue(job("mail").idempotency_key("a")).await.expect("the key is free");
     assert_eq!(next.id, stored[0].id);
+}
+
+/// Each of them takes two round trips. The connection replies all the time, so it is not dead.
+async fn many_unique_keys_are_stored_over_a_slow_network(fixture: Fixture) {
+    let proxy = Proxy::with_latency(&fixture, Duration::from_millis(2)).await;
+    let jobs = (0..1000).map(|n| job("mail").unique_key(format!("{n}"), UniqueMode::Dedupe));
+    let stored = in_time(proxy.client().await.enqueue_many(jobs)).await;
+    assert_eq!(stored.expect("a healthy database").len(), 1000);
 }

@@ -10,6 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::listen::notify_due;
+use super::run::{enqueue_deadline, within};
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::{Enqueued, EnqueuedAs, UniqueMode, ValidJob};
 use crate::error::Error;
@@ -34,15 +35,24 @@ pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], max_wait: Durati
             done => return done.map(|()| jobs.iter().map(created).collect()),
         }
     }
-    let mut transaction = tx.begin().await?;
+    let mut transaction = within(enqueue_deadline([]), tx.begin()).await?;
     let tx = &mut transaction.tx();
-    tx.limit_lock_waits(max_wait).await?;
-    let results = insert_any(tx, jobs).await.map_err(|fault| match fault.is_lock_timeout() {
-        true => Error::locked(held_key(jobs)).into(),
-        false => fault,
-    })?;
-    transaction.commit().await?;
+    within(enqueue_deadline([]), tx.limit_lock_waits(max_wait)).await?;
+    let results =
+        insert_parts(tx, jobs, Deadlines::PerPart).await.map_err(|fault| match fault.is_lock_timeout() {
+            true => Error::locked(held_key(jobs)).into(),
+            false => fault,
+        })?;
+    within(enqueue_deadline([]), transaction.commit()).await?;
     Ok(results)
+}
+
+/// Whether the parts of an enqueue have deadlines. A large batch over a slow network takes
+/// long, but gets replies all the time; a dead connection does not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Deadlines {
+    None,
+    PerPart,
 }
 
 /// The message of an enqueue that waited for a key in vain.
@@ -69,6 +79,14 @@ pub(super) async fn enqueue_in(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<En
 /// Stores jobs with and without keys. Keys are taken in sorted order, so that two
 /// batches never wait for each other.
 pub(super) async fn insert_any(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
+    insert_parts(tx, jobs, Deadlines::None).await
+}
+
+async fn insert_parts(tx: &mut Tx<'_>, jobs: &[ValidJob], deadlines: Deadlines) -> Sql<Vec<Enqueued>> {
+    let deadline = |part: &[usize]| match deadlines {
+        Deadlines::None => Duration::MAX,
+        Deadlines::PerPart => enqueue_deadline(part.iter().map(|i| &jobs[*i])),
+    };
     let mut results: Vec<Option<Enqueued>> = vec![None; jobs.len()];
     let (mut simple, mut unique): (Vec<usize>, Vec<usize>) =
         (0..jobs.len()).partition(|i| jobs[*i].unique.is_none());
@@ -76,10 +94,10 @@ pub(super) async fn insert_any(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<En
     unique
         .sort_by_key(|i| (jobs[*i].unique.as_ref().map(|(key, _)| key), jobs[*i].idempotency_key.as_deref()));
     for step in simple.chunks(INSERT_STEP) {
-        insert_new(tx, jobs, step, &mut results).await?;
+        within(deadline(step), insert_new(tx, jobs, step, &mut results)).await?;
     }
     for i in unique {
-        results[i] = Some(enqueue_unique(tx, &jobs[i]).await?);
+        results[i] = Some(within(deadline(&[i]), enqueue_unique(tx, &jobs[i])).await?);
     }
     Ok(results.into_iter().flatten().collect())
 }

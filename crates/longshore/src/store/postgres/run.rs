@@ -80,14 +80,16 @@ impl Mode {
     const HEARTBEAT: Mode = Mode::new(Class::Hot, Duration::from_secs(4));
 
     /// For an enqueue of these jobs. Ids are chosen before the first try, so repeating it
-    /// stores nothing twice.
+    /// stores nothing twice. Jobs with keys are stored in parts, which have deadlines of
+    /// their own.
     pub(super) fn enqueue(class: Class, jobs: &[ValidJob]) -> Self {
-        let bytes = jobs.iter().map(|job| job.payload.len()).sum::<usize>();
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let extra = ENQUEUE_PER_JOB.saturating_mul(count(jobs.len()));
-        let extra = extra.saturating_add(ENQUEUE_PER_BYTE.saturating_mul(count(bytes)));
-        let deadline = ENQUEUE.saturating_add(extra).min(DEADLINE);
-        Mode { class, deadline, on_broken_connection: OnBrokenConnection::Repeat }
+        let is_in_parts = jobs.iter().any(ValidJob::is_keyed);
+        let deadline = if is_in_parts { DEADLINE } else { enqueue_deadline(jobs) };
+        let on_broken_connection = match class {
+            Class::Waiting => OnBrokenConnection::Fail,
+            Class::Hot | Class::Shared => OnBrokenConnection::Repeat,
+        };
+        Mode { class, deadline, on_broken_connection }
     }
 
     /// Whether to run the operation once more, on another connection.
@@ -231,6 +233,15 @@ impl PostgresStore {
             }
         }
     }
+}
+
+/// How long the database may take to store these jobs with one or a few statements.
+pub(super) fn enqueue_deadline<'j>(jobs: impl IntoIterator<Item = &'j ValidJob>) -> Duration {
+    let extra = jobs.into_iter().map(|job| {
+        let bytes = u32::try_from(job.payload.len()).unwrap_or(u32::MAX);
+        ENQUEUE_PER_JOB.saturating_add(ENQUEUE_PER_BYTE.saturating_mul(bytes))
+    });
+    extra.fold(ENQUEUE, Duration::saturating_add).min(DEADLINE)
 }
 
 /// Fails if the database does not reply within the deadline.

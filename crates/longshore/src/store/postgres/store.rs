@@ -60,7 +60,7 @@ impl Store for PostgresStore {
         let mode = match wait {
             _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Hot, jobs),
             KeyWait::Short => Mode::enqueue(Class::Shared, jobs),
-            KeyWait::Long | KeyWait::UpTo(_) => Mode::WAITING,
+            KeyWait::Long | KeyWait::UpTo(_) => Mode::enqueue(Class::Waiting, jobs),
         };
         let work: Work<_, _> = |tx, (jobs, wait): &(Vec<ValidJob>, LockWait)| {
             Box::pin(enqueue::enqueue(tx, jobs, wait.remaining()))
