@@ -68,6 +68,9 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// that it removes more than arrives. They are halved after each further such period, up to
 /// this many times.
 const LATE: Duration = Duration::from_secs(10);
+/// The pause after a step that changed nothing. If an open transaction has locked many
+/// expired jobs, every step reads them in vain, and the turn lasts until they are free.
+const IDLE_PAUSE: Duration = Duration::from_millis(250);
 const MAX_HALVINGS: u32 = 3;
 
 /// Adapts the size of steps to the time they take. A busy database makes steps slow; they
@@ -103,7 +106,10 @@ impl Pace {
             self.rows = (rows as u32).clamp(MIN_ROWS, MAX_ROWS);
         }
         let halvings = (self.elapsed.as_secs() / LATE.as_secs()).min(MAX_HALVINGS.into());
-        let pause = (took / (1 << halvings)).clamp(MIN_PAUSE, MAX_PAUSE);
+        let pause = match changed {
+            0 => took.clamp(IDLE_PAUSE, MAX_PAUSE),
+            _ => (took / (1 << halvings)).clamp(MIN_PAUSE, MAX_PAUSE),
+        };
         self.elapsed += took + pause;
         pause
     }
@@ -160,6 +166,13 @@ mod tests {
         let pauses: Vec<Duration> = (0..1000).map(|_| pace.pause_after(9999, took)).collect();
         assert!(pauses.is_sorted_by(|a, b| a >= b));
         assert_eq!((pauses[0], pauses[999]), (took, took / 8));
+    }
+
+    #[test]
+    fn a_turn_that_removes_nothing_stays_slow_however_long_it_takes() {
+        let mut pace = Pace::default();
+        let pauses = (0..1000).map(|_| pace.pause_after(0, Duration::from_millis(30)));
+        assert!(pauses.into_iter().all(|pause| pause == IDLE_PAUSE));
     }
 
     #[test]

@@ -30,7 +30,8 @@ const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
 const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
 /// After the last settlements, the longest wait for the settler to end.
 const SETTLER_TIMEOUT: Duration = Duration::from_millis(150);
-/// The longest wait for signing off. Together with the timeouts above less than two seconds.
+/// The longest wait for signing off. Together with the timeouts above less than two seconds,
+/// unless a claim in flight hangs and the grace period is shorter than [`STOP_TIMEOUT`].
 const SIGN_OFF_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// A worker that is built but not yet started.
