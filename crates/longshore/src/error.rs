@@ -71,6 +71,7 @@ impl Error {
         Error::new(Kind::Unavailable, message)
     }
 
+    #[cfg(feature = "postgres")]
     pub(crate) fn unreachable(message: impl Into<String>) -> Self {
         Error::new(Kind::Unreachable, message)
     }
@@ -146,6 +147,7 @@ impl Error {
     }
 
     /// Too many operations wait already. Nothing was written.
+    #[cfg(any(feature = "api", test))]
     pub(crate) fn is_overloaded(&self) -> bool {
         self.0.kind == Kind::Overloaded
     }

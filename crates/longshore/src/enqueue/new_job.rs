@@ -272,6 +272,7 @@ impl NewJob {
 
 impl NewJob {
     /// Checks every field and sets the idempotency key of a tick, which callers cannot use.
+    #[cfg(feature = "cron")]
     pub(crate) fn validate_tick(self, key: String) -> Result<ValidJob> {
         let job = NewJob { idempotency_key: None, ..self }.validate()?;
         Ok(ValidJob { idempotency_key: Some(key), ..job })

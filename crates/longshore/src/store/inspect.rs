@@ -169,6 +169,7 @@ impl PageBuilder {
         true
     }
 
+    #[cfg(feature = "sqlite")]
     pub(crate) fn last(&self) -> Option<JobId> {
         self.jobs.last().map(|job| job.id)
     }
