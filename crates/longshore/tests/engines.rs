@@ -100,6 +100,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "enqueue.rs",
         &[
             "held_key",
+            "insert_parts",
             "insert_any",
             "insert_plain",
             "insert_step",
@@ -245,7 +246,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     (
         "sqlite",
         "retain.rs",
-        &["delete_request", "delete_rows", "minutes_fold_before", "hour_of"],
+        &["add_ranges_between", "delete_request", "delete_rows", "minutes_fold_before", "hour_of"],
         "the walk runs row by row; Postgres does a step in one statement",
     ),
 ];

@@ -184,8 +184,11 @@ async fn check(client: &Client, args: &Check, out: &Out) -> Outcome {
     };
     let report = client.check().await?;
     let durability = client.durability().await?;
-    let mut warnings = if durability.accepted { Vec::new() } else { durability.risks };
+    let mut warnings = durability.risks;
     warnings.extend(durability.warnings);
+    if durability.accepted {
+        warnings.clear();
+    }
     if out.json && args.repair {
         out.document(&json!({
             "dry_run": args.dry_run,

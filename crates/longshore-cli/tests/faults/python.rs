@@ -54,10 +54,9 @@ async fn each_job_of_a_python_worker_killed_five_times_succeeds_once(fleet: &mut
         interrupted += usize::from(job.interruptions > 0);
         if job.lease_no > 1 {
             let history = fleet.get(job.id).await.errors;
-            assert_eq!(history.len(), job.lease_no as usize - 1, "the history has all leases but the last");
-            // Released: the worker died before it received the response with the lease.
-            let expected = [AttemptEnd::Interrupted, AttemptEnd::Released];
-            assert!(history.iter().all(|entry| expected.contains(&entry.what)), "{history:?}");
+            // A lease whose response was not delivered leaves no history.
+            assert!(history.len() < job.lease_no as usize, "{history:?}");
+            assert!(history.iter().all(|entry| entry.what == AttemptEnd::Interrupted), "{history:?}");
         }
     }
     assert!(interrupted > 0, "some jobs were interrupted");
