@@ -182,6 +182,8 @@ async fn a_repair_removes_rows_without_a_request(fixture: Fixture) {
     let ready = fixture.enqueue_kind("mail").await;
     let kept = fixture.enqueue_kind("mail").await;
     for id in [ready, running, finished] {
+        let merged = "insert into merged_requests (id, job, replaced) values ({id}, {id}, false)";
+        fixture.sql(merged, Some(id)).await;
         fixture.sql("delete from jobs where id = {id}", Some(id)).await;
     }
     let drop = |job, table| Repair::DropWithoutRequest { job, table };
@@ -205,7 +207,10 @@ async fn a_repair_removes_rows_without_a_request(fixture: Fixture) {
         tally,
     ];
     assert_repaired(&fixture, &expected).await;
-    assert_eq!(fixture.query_number("select count(*) from attempts", None).await, 0);
+    for table in ["attempts", "merged_requests"] {
+        let rows = fixture.query_number(&format!("select count(*) from {table}"), None).await;
+        assert_eq!(rows, 0, "{table} keeps rows of a removed job");
+    }
     assert_eq!(fixture.status(kept).await, Status::Queued);
 }
 

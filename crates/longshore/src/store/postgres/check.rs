@@ -12,6 +12,41 @@ use crate::enqueue::Options;
 use crate::job::{JobId, Outcome};
 use crate::store::{CheckReport, Durability, Repair, StateTable};
 
+/// A unique key whose job is not live or has another key.
+macro_rules! key_without_owner {
+    () => {
+        "not exists (
+             select 1
+               from longshore.jobs j
+               left join longshore.ready w on w.id = j.id
+               left join longshore.running r on r.id = j.id and not r.superseded
+              where j.id = k.job
+                and j.unique_key = k.key
+                and (w.id is not null or r.id is not null))"
+    };
+}
+
+/// What the tallies count, and what there is, where the two differ.
+macro_rules! miscounted {
+    ($filter:literal) => {
+        concat!(
+            "
+       (select queue, kind, outcome, sum(tallied)::int8 as tallied, sum(found)::int8 as found
+          from (select queue, kind, outcome, kept as tallied, 0 as found
+                  from longshore.tallies
+                 union all
+                select j.queue, j.kind, f.outcome, 0, 1
+                  from longshore.finished f
+                  join longshore.jobs j on j.id = f.id) as counted
+         ",
+            $filter,
+            "
+         group by queue, kind, outcome
+        having sum(tallied) <> sum(found)) as wrong"
+        )
+    };
+}
+
 /// Each statement returns one sentence per problem. The sentences are the same as those
 /// of the SQLite engine.
 const CHECKS: &[&str] = &[
@@ -37,17 +72,14 @@ const CHECKS: &[&str] = &[
       where (w.queue, w.kind, w.priority, w.max_attempts, w.keyed)
             is distinct from (j.queue, j.kind, j.priority, j.max_attempts, j.unique_key is not null)
       limit 100",
-    "select format('unique key `%s` belongs to job %s, which is not live or has another key', k.key, k.job)
-       from longshore.keys k
-      where not exists (
-              select 1
-                from longshore.jobs j
-                left join longshore.ready w on w.id = j.id
-                left join longshore.running r on r.id = j.id and not r.superseded
-               where j.id = k.job
-                 and j.unique_key = k.key
-                 and (w.id is not null or r.id is not null))
-      limit 100",
+    concat!(
+        "select format('unique key `%s` belongs to job %s, which is not live or has another key', k.key, k.job)
+           from longshore.keys k
+          where ",
+        key_without_owner!(),
+        "
+          limit 100"
+    ),
     "select format('job %s is live but does not own its unique key `%s`', j.id, j.unique_key)
        from longshore.jobs j
        left join longshore.ready w on w.id = j.id
@@ -56,21 +88,14 @@ const CHECKS: &[&str] = &[
         and (w.id is not null or r.id is not null)
         and not exists (select 1 from longshore.keys k where k.job = j.id and k.key = j.unique_key)
       limit 100",
-    "select format('the tallies count %s %s jobs of kind `%s` in queue `%s`, but there are %s',
-                   coalesce(t.n, 0), coalesce(t.outcome, f.outcome), coalesce(t.kind, f.kind),
-                   coalesce(t.queue, f.queue), coalesce(f.n, 0))
-       from (select outcome, queue, kind, sum(kept) as n
-               from longshore.tallies
-              group by outcome, queue, kind) t
-       full join (select e.outcome, j.queue, j.kind, count(*) as n
-                    from longshore.finished e
-                    join longshore.jobs j on j.id = e.id
-                   group by e.outcome, j.queue, j.kind) f
-         on f.outcome = t.outcome
-        and f.queue = t.queue
-        and f.kind = t.kind
-      where coalesce(t.n, 0) <> coalesce(f.n, 0)
-      limit 100",
+    concat!(
+        "select format('the tallies count %s %s jobs of kind `%s` in queue `%s`, but there are %s',
+                       tallied, outcome, kind, queue, found)
+           from",
+        miscounted!(""),
+        "
+          limit 100"
+    ),
 ];
 
 pub(super) async fn check(tx: &mut Tx<'_>) -> Sql<CheckReport> {
@@ -155,87 +180,82 @@ async fn unreadable_options(tx: &mut Tx<'_>) -> Sql<Vec<String>> {
     }
 }
 
-/// Each statement returns the columns that its repair is made from: a job, and for tallies
-/// the group and both numbers.
-const KEEP_LEASE: &str = "
-    select w.id
-      from longshore.ready w
-      join longshore.running r on r.id = w.id and r.lease_no >= w.lease_no
-     where not exists (select 1 from longshore.finished f where f.id = w.id)
-       and exists (select 1 from longshore.jobs j where j.id = w.id)
-     limit 1000";
-
-const KEEP_OUTCOME: &str = "
-    select w.id
-      from longshore.ready w
-      join longshore.finished f on f.id = w.id and f.lease_no >= w.lease_no
-     where not exists (select 1 from longshore.running r where r.id = w.id)
-       and exists (select 1 from longshore.jobs j where j.id = w.id)
-     limit 1000";
-
-const WITHOUT_REQUEST: [(StateTable, &str); 3] = [
-    (
-        StateTable::Ready,
-        "select s.id
-           from longshore.ready s
-          where not exists (select 1 from longshore.jobs j where j.id = s.id)
-          limit 1000",
-    ),
-    (
-        StateTable::Running,
-        "select s.id
-           from longshore.running s
-          where not exists (select 1 from longshore.jobs j where j.id = s.id)
-            and not exists (select 1 from longshore.workers w where w.id = s.worker and w.dead_at is null)
-          limit 1000",
-    ),
-    (
-        StateTable::Finished,
-        "select s.id
-           from longshore.finished s
-          where not exists (select 1 from longshore.jobs j where j.id = s.id)
-          limit 1000",
-    ),
-];
-
-const FREE_KEY: &str = "
-    select k.key, k.job
-      from longshore.keys k
-     where not exists (
-             select 1
-               from longshore.jobs j
-               left join longshore.ready w on w.id = j.id
-               left join longshore.running r on r.id = j.id and not r.superseded
-              where j.id = k.job
-                and j.unique_key = k.key
-                and (w.id is not null or r.id is not null))
-     limit 1000";
-
-/// What the tallies say, and what there is. Null parameters mean any group.
-macro_rules! miscounted {
-    () => {
-        "
-       (select queue, kind, outcome, sum(tallied)::int8 as tallied, sum(found)::int8 as found
-          from (select queue, kind, outcome, kept as tallied, 0 as found
-                  from longshore.tallies
-                 union all
-                select j.queue, j.kind, f.outcome, 0, 1
-                  from longshore.finished f
-                  join longshore.jobs j on j.id = f.id) as counted
-         where ($1::text is null or (queue = $1 and kind = $2 and outcome = $3::text::longshore.outcome))
-         group by queue, kind, outcome
-        having sum(tallied) <> sum(found)
-         limit 1000) as wrong"
+/// A waiting job, `w`, beside a row of another table, `kept`, with the same lease or a newer
+/// one. The job must not be in `$other` too.
+macro_rules! waits_beside {
+    ($other:literal) => {
+        concat!(
+            "w.id = kept.id
+           and kept.lease_no >= w.lease_no
+           and not exists (select 1 from longshore.",
+            $other,
+            " o where o.id = w.id)
+           and exists (select 1 from longshore.jobs j where j.id = w.id)"
+        )
     };
 }
 
-const MISCOUNTED: &str = concat!(
-    "select queue, kind, outcome::text, tallied, found
-       from",
-    miscounted!()
-);
+/// A row, `s`, whose job has no request. The lease of a living worker is left to that worker.
+macro_rules! without_request {
+    ("running") => {
+        "not exists (select 1 from longshore.jobs j where j.id = s.id)
+           and not exists (select 1 from longshore.workers w where w.id = s.worker and w.dead_at is null)"
+    };
+    ($table:literal) => {
+        "not exists (select 1 from longshore.jobs j where j.id = s.id)"
+    };
+}
 
+/// Lists the repairs. Each statement returns the columns that its repair is made from: a
+/// job, and for tallies the group and both numbers.
 pub(super) async fn repairs(tx: &mut Tx<'_>) -> Sql<Vec<Repair>> {
+    const KEEP_LEASE: &str = concat!(
+        "select w.id
+           from longshore.ready w, longshore.running kept
+          where ",
+        waits_beside!("finished"),
+        "
+          limit 1000"
+    );
+    const KEEP_OUTCOME: &str = concat!(
+        "select w.id
+           from longshore.ready w, longshore.finished kept
+          where ",
+        waits_beside!("running"),
+        "
+          limit 1000"
+    );
+    const WITHOUT_REQUEST: [(StateTable, &str); 3] = [
+        (
+            StateTable::Ready,
+            concat!("select s.id from longshore.ready s where ", without_request!("ready"), " limit 1000"),
+        ),
+        (
+            StateTable::Running,
+            concat!(
+                "select s.id from longshore.running s where ",
+                without_request!("running"),
+                " limit 1000"
+            ),
+        ),
+        (
+            StateTable::Finished,
+            concat!(
+                "select s.id from longshore.finished s where ",
+                without_request!("finished"),
+                " limit 1000"
+            ),
+        ),
+    ];
+    const FREE_KEY: &str =
+        concat!("select k.key, k.job from longshore.keys k where ", key_without_owner!(), " limit 1000");
+    const MISCOUNTED: &str = concat!(
+        "select queue, kind, outcome::text, tallied, found
+           from",
+        miscounted!(""),
+        "
+          limit 1000"
+    );
     let mut repairs = Vec::new();
     repairs.extend(jobs(tx, KEEP_LEASE).await?.into_iter().map(|job| Repair::KeepLease { job }));
     repairs.extend(jobs(tx, KEEP_OUTCOME).await?.into_iter().map(|job| Repair::KeepOutcome { job }));
@@ -245,13 +265,7 @@ pub(super) async fn repairs(tx: &mut Tx<'_>) -> Sql<Vec<Repair>> {
     }
     let keys: Vec<(String, Uuid)> = sqlx::query_as(tx.sql(FREE_KEY)).fetch_all(&mut *tx.connection).await?;
     repairs.extend(keys.into_iter().map(|(key, job)| Repair::FreeKey { key, job: JobId(job) }));
-    let any = None::<String>;
-    let wrong = sqlx::query(tx.sql(MISCOUNTED))
-        .bind(&any)
-        .bind(&any)
-        .bind(&any)
-        .fetch_all(&mut *tx.connection)
-        .await?;
+    let wrong = sqlx::query(tx.sql(MISCOUNTED)).fetch_all(&mut *tx.connection).await?;
     for row in &wrong {
         repairs.push(miscounted(row)?);
     }
@@ -274,57 +288,43 @@ fn miscounted(row: &PgRow) -> Sql<Repair> {
     })
 }
 
-/// Each repair tests its reason again, on rows that it has locked.
+/// Each repair tests its reason again: other writes may have happened since it was listed.
 pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
-    const DROP_WAITING_OF_RUNNING: &str = "
-        with kept as (
-          select r.id, r.lease_no
-            from longshore.running r
-           where r.id = $1
-             for update)
-        delete from longshore.ready w
-         using kept
-         where w.id = kept.id
-           and kept.lease_no >= w.lease_no
-           and not exists (select 1 from longshore.finished f where f.id = w.id)
-           and exists (select 1 from longshore.jobs j where j.id = w.id)";
-    const DROP_WAITING_OF_FINISHED: &str = "
-        with kept as (
-          select f.id, f.lease_no
-            from longshore.finished f
-           where f.id = $1
-             for update)
-        delete from longshore.ready w
-         using kept
-         where w.id = kept.id
-           and kept.lease_no >= w.lease_no
-           and not exists (select 1 from longshore.running r where r.id = w.id)
-           and exists (select 1 from longshore.jobs j where j.id = w.id)";
-    const DROP_READY: &str = "
-        delete from longshore.ready s
-         where s.id = $1
-           and not exists (select 1 from longshore.jobs j where j.id = s.id)";
-    const DROP_RUNNING: &str = "
-        delete from longshore.running s
-         where s.id = $1
-           and not exists (select 1 from longshore.jobs j where j.id = s.id)
-           and not exists (select 1 from longshore.workers w where w.id = s.worker and w.dead_at is null)";
-    const DROP_FINISHED: &str = "
-        delete from longshore.finished s
-         where s.id = $1
-           and not exists (select 1 from longshore.jobs j where j.id = s.id)";
-    const DROP_KEY: &str = "
-        delete from longshore.keys k
-         where k.key = $2
-           and k.job = $1
-           and not exists (
-                 select 1
-                   from longshore.jobs j
-                   left join longshore.ready w on w.id = j.id
-                   left join longshore.running r on r.id = j.id and not r.superseded
-                  where j.id = k.job
-                    and j.unique_key = k.key
-                    and (w.id is not null or r.id is not null))";
+    /// An operator may just be retrying the job: wait, so that the repair sees it waiting.
+    const LOCK_OUTCOME: &str = "
+        select id
+          from longshore.finished
+         where id = $1
+           for update";
+    const DROP_WAITING_OF_RUNNING: &str = concat!(
+        "with kept as (
+           select r.id, r.lease_no
+             from longshore.running r
+            where r.id = $1
+              for update)
+         delete from longshore.ready w
+          using kept
+          where ",
+        waits_beside!("finished")
+    );
+    const DROP_WAITING_OF_FINISHED: &str = concat!(
+        "with kept as (
+           select f.id, f.lease_no
+             from longshore.finished f
+            where f.id = $1)
+         delete from longshore.ready w
+          using kept
+          where ",
+        waits_beside!("running")
+    );
+    const DROP_READY: &str =
+        concat!("delete from longshore.ready s where s.id = $1 and ", without_request!("ready"));
+    const DROP_RUNNING: &str =
+        concat!("delete from longshore.running s where s.id = $1 and ", without_request!("running"));
+    const DROP_FINISHED: &str =
+        concat!("delete from longshore.finished s where s.id = $1 and ", without_request!("finished"));
+    const DROP_KEY: &str =
+        concat!("delete from longshore.keys k where k.job = $1 and k.key = $2 and ", key_without_owner!());
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     sqlx::query("set local lock_timeout = '2s'").execute(&mut *tx.connection).await?;
@@ -341,6 +341,7 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
             return Ok(corrected);
         }
     };
+    sqlx::query(tx.sql(LOCK_OUTCOME)).bind(job.0).execute(&mut *tx.connection).await?;
     let mut query = sqlx::query(tx.sql(sql)).bind(job.0);
     if let Repair::FreeKey { key, .. } = repair {
         query = query.bind(key);
@@ -350,6 +351,7 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
         for sql in [
             "delete from longshore.attempts where job = $1",
             "delete from longshore.checkpoints where job = $1",
+            "delete from longshore.merged_requests where job = $1",
         ] {
             sqlx::query(tx.sql(sql)).bind(job.0).execute(&mut *tx.connection).await?;
         }
@@ -371,7 +373,7 @@ async fn correct_tally(tx: &mut Tx<'_>, queue: &str, kind: &str, outcome: Outcom
         "insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
          select date_trunc('minute', longshore.clock()), 0, found - tallied, outcome, 0, queue, kind
            from",
-        miscounted!()
+        miscounted!("where queue = $1 and kind = $2 and outcome = $3::text::longshore.outcome")
     );
     sqlx::query(tx.sql(LOCK)).execute(&mut *tx.connection).await?;
     let corrected = sqlx::query(tx.sql(CORRECT))

@@ -4,14 +4,45 @@
 
 use rusqlite::params;
 
+use super::retain::delete_rows;
 use super::settle::tally;
 use super::tx::{Columns, Sql, Tx};
 use crate::enqueue::Options;
-use crate::job::{JobId, Outcome};
+use crate::job::Outcome;
 use crate::store::{CheckReport, Durability, Repair, StateTable};
 
 /// The maximum number of problems listed of each type.
 const MAX_PROBLEMS: u32 = 100;
+
+/// A unique key whose job is not live or has another key.
+macro_rules! key_without_owner {
+    () => {
+        "not exists (
+               select 1
+                 from jobs j
+                where j.id = keys.job
+                  and j.unique_key = keys.key
+                  and (exists (select 1 from ready w where w.id = j.id)
+                       or exists (select 1 from running r where r.id = j.id and not r.superseded)))"
+    };
+}
+
+/// What the tallies count, and what there is, where the two differ.
+const MISCOUNTED: &str = "
+    select queue,
+           kind,
+           outcome,
+           sum(tallied),
+           sum(found)
+      from (select queue, kind, outcome, kept as tallied, 0 as found
+              from tallies
+             union all
+            select j.queue, j.kind, f.outcome, 0, 1
+              from finished f
+              join jobs j on j.id = f.id)
+     group by queue, kind, outcome
+    having sum(tallied) <> sum(found)
+     limit ?1";
 
 pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
     const JOBS: &str = "
@@ -44,15 +75,15 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             or w.max_attempts <> j.max_attempts
             or w.keyed <> (j.unique_key is not null)
          limit ?1";
-    const KEYS_WITHOUT_OWNER: &str = "
-        select k.key,
-               k.job
-          from keys k
-          left join jobs j on j.id = k.job
-         where j.unique_key is not k.key
-            or (not exists (select 1 from ready w where w.id = k.job)
-                and not exists (select 1 from running r where r.id = k.job and not r.superseded))
-         limit ?1";
+    const KEYS_WITHOUT_OWNER: &str = concat!(
+        "select key,
+                job
+           from keys
+          where ",
+        key_without_owner!(),
+        "
+          limit ?1"
+    );
     const JOBS_WITHOUT_KEY: &str = "
         select j.id,
                j.unique_key
@@ -63,21 +94,6 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
           left join keys k on k.job = live.id
          where (j.unique_key is not null or live.keyed)
            and k.key is not j.unique_key
-         limit ?1";
-    const MISCOUNTED: &str = "
-        select queue,
-               kind,
-               outcome,
-               sum(tallied),
-               sum(found)
-          from (select queue, kind, outcome, kept as tallied, 0 as found
-                  from tallies
-                 union all
-                select j.queue, j.kind, f.outcome, 0, 1
-                  from finished f
-                  join jobs j on j.id = f.id)
-         group by queue, kind, outcome
-        having sum(tallied) <> sum(found)
          limit ?1";
     let jobs = tx.row(JOBS, [], |row| row.get::<_, i64>(0))?.unwrap_or(0);
     let mut problems = tx.rows(NOT_IN_ONE_TABLE, [MAX_PROBLEMS], |row| {
@@ -155,42 +171,50 @@ fn unreadable_options(tx: &Tx<'_>) -> Sql<Vec<String>> {
 /// The maximum number of repairs listed of each type.
 const MAX_REPAIRS: u32 = 1000;
 
+/// A waiting job that is also in `$table`, with the same lease or a newer one, and not in
+/// `$other`.
+macro_rules! waits_beside {
+    ($table:literal, $other:literal) => {
+        concat!(
+            "exists (select 1 from ",
+            $table,
+            " s where s.id = ready.id and s.lease_no >= ready.lease_no)
+           and not exists (select 1 from ",
+            $other,
+            " o where o.id = ready.id)
+           and exists (select 1 from jobs j where j.id = ready.id)"
+        )
+    };
+}
+
+/// A row whose job has no request. The lease of a living worker is left to that worker.
+macro_rules! without_request {
+    ("running") => {
+        "id not in (select id from jobs)
+           and worker not in (select id from workers where dead_at is null)"
+    };
+    ($table:literal) => {
+        "id not in (select id from jobs)"
+    };
+}
+
 pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
-    const KEEP_LEASE: &str = "
-        select w.id
-          from ready w
-          join running r on r.id = w.id and r.lease_no >= w.lease_no
-         where w.id not in (select id from finished)
-           and w.id in (select id from jobs)
-         limit ?1";
-    const KEEP_OUTCOME: &str = "
-        select w.id
-          from ready w
-          join finished f on f.id = w.id and f.lease_no >= w.lease_no
-         where w.id not in (select id from running)
-           and w.id in (select id from jobs)
-         limit ?1";
+    const KEEP_LEASE: &str =
+        concat!("select id from ready where ", waits_beside!("running", "finished"), " limit ?1");
+    const KEEP_OUTCOME: &str =
+        concat!("select id from ready where ", waits_beside!("finished", "running"), " limit ?1");
     const WITHOUT_REQUEST: [(StateTable, &str); 3] = [
-        (StateTable::Ready, "select id from ready where id not in (select id from jobs) limit ?1"),
+        (StateTable::Ready, concat!("select id from ready where ", without_request!("ready"), " limit ?1")),
         (
             StateTable::Running,
-            "select id
-               from running
-              where id not in (select id from jobs)
-                and worker not in (select id from workers where dead_at is null)
-              limit ?1",
+            concat!("select id from running where ", without_request!("running"), " limit ?1"),
         ),
-        (StateTable::Finished, "select id from finished where id not in (select id from jobs) limit ?1"),
+        (
+            StateTable::Finished,
+            concat!("select id from finished where ", without_request!("finished"), " limit ?1"),
+        ),
     ];
-    const FREE_KEY: &str = "
-        select k.key,
-               k.job
-          from keys k
-          left join jobs j on j.id = k.job
-         where j.unique_key is not k.key
-            or (not exists (select 1 from ready w where w.id = k.job)
-                and not exists (select 1 from running r where r.id = k.job and not r.superseded))
-         limit ?1";
+    const FREE_KEY: &str = concat!("select key, job from keys where ", key_without_owner!(), " limit ?1");
     let jobs = |sql: &str| tx.rows(sql, [MAX_REPAIRS], |row| row.job(0));
     let mut repairs = Vec::new();
     repairs.extend(jobs(KEEP_LEASE)?.into_iter().map(|job| Repair::KeepLease { job }));
@@ -206,21 +230,6 @@ pub(super) fn repairs(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
 }
 
 fn miscounted(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
-    const MISCOUNTED: &str = "
-        select queue,
-               kind,
-               outcome,
-               sum(tallied),
-               sum(found)
-          from (select queue, kind, outcome, kept as tallied, 0 as found
-                  from tallies
-                 union all
-                select j.queue, j.kind, f.outcome, 0, 1
-                  from finished f
-                  join jobs j on j.id = f.id)
-         group by queue, kind, outcome
-        having sum(tallied) <> sum(found)
-         limit ?1";
     tx.rows(MISCOUNTED, [MAX_REPAIRS], |row| {
         Ok(Repair::CorrectTally {
             queue: row.get(0)?,
@@ -234,42 +243,15 @@ fn miscounted(tx: &Tx<'_>) -> Sql<Vec<Repair>> {
 
 /// Each repair tests its reason again: other writes may have happened since it was listed.
 pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
-    const DROP_WAITING_OF_RUNNING: &str = "
-        delete from ready
-         where id = ?1
-           and exists (select 1 from running r where r.id = ready.id and r.lease_no >= ready.lease_no)
-           and not exists (select 1 from finished f where f.id = ready.id)
-           and exists (select 1 from jobs j where j.id = ready.id)";
-    const DROP_WAITING_OF_FINISHED: &str = "
-        delete from ready
-         where id = ?1
-           and exists (select 1 from finished f where f.id = ready.id and f.lease_no >= ready.lease_no)
-           and not exists (select 1 from running r where r.id = ready.id)
-           and exists (select 1 from jobs j where j.id = ready.id)";
-    const DROP_READY: &str = "
-        delete from ready
-         where id = ?1
-           and id not in (select id from jobs)";
-    const DROP_RUNNING: &str = "
-        delete from running
-         where id = ?1
-           and id not in (select id from jobs)
-           and worker not in (select id from workers where dead_at is null)";
-    const DROP_FINISHED: &str = "
-        delete from finished
-         where id = ?1
-           and id not in (select id from jobs)";
-    const DROP_KEY: &str = "
-        delete from keys
-         where job = ?1
-           and key = ?2
-           and not exists (
-               select 1
-                 from jobs j
-                where j.id = keys.job
-                  and j.unique_key = keys.key
-                  and (exists (select 1 from ready w where w.id = j.id)
-                       or exists (select 1 from running r where r.id = j.id and not r.superseded)))";
+    const DROP_WAITING_OF_RUNNING: &str =
+        concat!("delete from ready where id = ?1 and ", waits_beside!("running", "finished"));
+    const DROP_WAITING_OF_FINISHED: &str =
+        concat!("delete from ready where id = ?1 and ", waits_beside!("finished", "running"));
+    const DROP_READY: &str = concat!("delete from ready where id = ?1 and ", without_request!("ready"));
+    const DROP_RUNNING: &str = concat!("delete from running where id = ?1 and ", without_request!("running"));
+    const DROP_FINISHED: &str =
+        concat!("delete from finished where id = ?1 and ", without_request!("finished"));
+    const DROP_KEY: &str = concat!("delete from keys where job = ?1 and key = ?2 and ", key_without_owner!());
     let (sql, job) = match repair {
         Repair::KeepLease { job } => (DROP_WAITING_OF_RUNNING, job),
         Repair::KeepOutcome { job } => (DROP_WAITING_OF_FINISHED, job),
@@ -285,21 +267,9 @@ pub(super) fn repair(tx: &Tx<'_>, repair: &Repair) -> Sql<bool> {
     };
     let repaired = tx.execute(sql, [job.0.as_bytes()])? > 0;
     if repaired && matches!(repair, Repair::DropWithoutRequest { .. }) {
-        delete_history(tx, *job)?;
+        delete_rows(tx, *job)?;
     }
     Ok(repaired)
-}
-
-fn delete_history(tx: &Tx<'_>, job: JobId) -> Sql<()> {
-    const ATTEMPTS: &str = "
-        delete from attempts
-         where job = ?1";
-    const CHECKPOINT: &str = "
-        delete from checkpoints
-         where job = ?1";
-    tx.execute(ATTEMPTS, [job.0.as_bytes()])?;
-    tx.execute(CHECKPOINT, [job.0.as_bytes()])?;
-    Ok(())
 }
 
 fn correct_tally(tx: &Tx<'_>, queue: &str, kind: &str, outcome: Outcome) -> Sql<bool> {

@@ -207,8 +207,7 @@ fn retain_range(tx: &Tx<'_>, first_row: i64, limit: u64, policy: &Retention) -> 
     Ok((removed, examined))
 }
 
-/// Deletes the request, the history, the checkpoint and the merged requests of a job that is no longer in
-/// `finished`, and updates the tallies.
+/// Deletes everything about a job that is no longer in `finished`, and updates the tallies.
 pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()> {
     match delete_rows(tx, id)? {
         Some((queue, kind)) => tally(tx, &queue, &kind, outcome, 0, 0, -1),
@@ -216,8 +215,9 @@ pub(super) fn delete_request(tx: &Tx<'_>, id: JobId, outcome: Outcome) -> Sql<()
     }
 }
 
-/// Deletes the request, the history and the checkpoint of a job; returns its queue and kind.
-fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)>> {
+/// Deletes the request, the history, the checkpoint and the merged requests of a job;
+/// returns its queue and kind.
+pub(super) fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)>> {
     const JOB: &str = "
         delete from jobs
          where id = ?1
