@@ -159,8 +159,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "() = tokio::time::sleep_until(grace_ends) => {}",
         replace: "() = tokio::time::sleep_until(grace_ends - shared.settings.shutdown_grace) => {}",
         caught_by: &[
-            "worker::postgres::results_are_stored_as_long_as_the_grace_period_lasts",
-            "worker::sqlite::results_are_stored_as_long_as_the_grace_period_lasts",
+            "worker_stop::postgres::results_are_stored_as_long_as_the_grace_period_lasts",
+            "worker_stop::sqlite::results_are_stored_as_long_as_the_grace_period_lasts",
         ],
     },
 ];

@@ -99,14 +99,13 @@ async fn a_worker_paused_with_a_resilient_job_past_its_threshold_runs_the_job_on
     // Before the pause, so that its sweeps cover all of it.
     let other = fleet.start_and_register().await;
     fleet.process(paused).signal("STOP");
+    // Many sweeps after it became stale, and well before three times the threshold.
     fleet
-        .wait_until("the paused worker is stale", async |fleet| {
-            let workers = fleet.client().workers(None).await.unwrap();
+        .wait_until("the paused worker is silent for half as long again as its threshold", async |fleet| {
+            let workers = fleet.client().workers(Some(ms(4500))).await.unwrap();
             workers.iter().any(|worker| worker.running == 1 && worker.stale)
         })
         .await;
-    // Many sweeps later, and well before three times the threshold.
-    tokio::time::sleep(ms(1500)).await;
     fleet.process(paused).signal("CONT");
     fleet.wait_until_succeeded(1).await;
 

@@ -393,8 +393,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn retain(&self, policy: &Retention, step: u32) -> Result<Retained>;
 
     /// Folds up to `step` rows of each level of tallies into fewer rows, so that counting
-    /// stays fast. Returns how many rows were folded; zero if none is left, or if another
-    /// process folds at this moment.
+    /// stays fast. Returns how many rows it folded: none if there is nothing to fold, or
+    /// while another process folds.
     async fn fold_tallies(&self, step: u32) -> Result<u64>;
 
     // ---- tokens -----------------------------------------------------------

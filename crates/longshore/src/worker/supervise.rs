@@ -322,7 +322,7 @@ async fn wait_until_settled(
     grace_ends: tokio::time::Instant,
     skip_grace: &mut watch::Receiver<bool>,
 ) {
-    let min_wait = tokio::time::sleep(SETTLE_TIMEOUT);
+    let began = tokio::time::Instant::now();
     let all_settled = async {
         loop {
             let settled = shared.held.settled.notified();
@@ -333,11 +333,15 @@ async fn wait_until_settled(
         }
     };
     let grace_over = async {
+        tokio::time::sleep_until(began + SETTLE_TIMEOUT).await;
+        if tokio::time::Instant::now() < grace_ends && !*skip_grace.borrow() {
+            let jobs = shared.held.len();
+            tracing::warn!(jobs, "waiting for the database to store results, at most for the grace period");
+        }
         tokio::select! {
             () = tokio::time::sleep_until(grace_ends) => {}
             () = grace_skipped(skip_grace) => {}
         }
-        min_wait.await;
     };
     tokio::select! {
         () = all_settled => {}

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use crate::fixture::*;
 use crate::http::client::HttpClient;
 use crate::locks::in_time;
-use crate::worker::{Started, until_status};
+use crate::worker::{Started, run_worker, until_status};
 
 cases! {
     a_cancel_stops_a_handler_between_heartbeats,
@@ -67,7 +67,7 @@ impl Waiting {
                 Err(Failure::retry("stopped"))
             }
         };
-        let running = builder.function("mail", handler).build().expect("build").start().await.expect("start");
+        let running = run_worker(builder.function("mail", handler)).await;
         Waiting { running, started, reasons }
     }
 

@@ -11,7 +11,7 @@ use longshore::{Client, Context, Failure, NewJob, Status, Worker};
 use tokio::sync::watch;
 
 use crate::fixture::*;
-use crate::worker::{Started, until};
+use crate::worker::{Started, drain, run_worker, until};
 
 cases! {
     buffered_jobs_that_cannot_start_are_run_by_another_worker,
@@ -96,11 +96,11 @@ async fn buffered_jobs_that_cannot_start_are_run_by_another_worker(fixture: Fixt
     let after = enqueue_around_a_long_job(&fixture, 200).await;
     let (busy, free) = (Handler::new(), Handler::new());
     let first = worker(fixture.client(), 1).function("mail", busy.function());
-    let first = first.build().expect("build").start().await.expect("start");
+    let first = run_worker(first).await;
     busy.waiting.wait_for(1).await;
     fixture.advance(MINUTE).await;
     let second = worker(fixture.second_client().await, 1).function("mail", free.function());
-    let second = second.build().expect("build").start().await.expect("start");
+    let second = run_worker(second).await;
     until("the other worker has run the rest", || async {
         free.starts().len() + busy.starts().len() == 1201
     })
@@ -122,7 +122,7 @@ async fn a_buffered_job_that_was_cancelled_ends_without_a_charge(fixture: Fixtur
     let after = enqueue_around_a_long_job(&fixture, 20).await;
     let handler = Handler::new();
     let running = worker(fixture.client(), 1).function("mail", handler.function());
-    let running = running.build().expect("build").start().await.expect("start");
+    let running = run_worker(running).await;
     handler.waiting.wait_for(1).await;
     for id in &after {
         fixture.cancel(*id).await.expect("cancel");
@@ -139,7 +139,7 @@ async fn a_buffered_job_that_was_cancelled_ends_without_a_charge(fixture: Fixtur
 async fn a_due_job_of_higher_priority_starts_before_buffered_ones(fixture: Fixture) {
     let handler = Handler::new();
     let running = worker(fixture.client(), 1).function("mail", handler.function());
-    let running = running.build().expect("build").start().await.expect("start");
+    let running = run_worker(running).await;
     // On a busy machine, the buffered jobs may be released before the urgent one is claimed.
     for round in 1..=4 {
         starts_first(&fixture, &handler, round).await;
@@ -171,14 +171,10 @@ async fn jobs_of_a_kind_without_history_are_claimed_only_for_free_slots(fixture:
     let jobs = (1..=1000).map(mail).chain((1..=200).map(|n| new(-n)));
     fixture.enqueue_many(jobs).await.expect("enqueue");
     let handler = Handler::new();
-    let running = worker(fixture.client(), 2)
-        .function("mail", handler.function())
-        .function("new", handler.function())
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(
+        worker(fixture.client(), 2).function("mail", handler.function()).function("new", handler.function()),
+    )
+    .await;
     handler.waiting.wait_for(2).await;
     assert_eq!(leased(&fixture, "new").await, 2);
     handler.gate.send_replace(true);
@@ -191,14 +187,10 @@ async fn jobs_of_a_long_kind_are_not_kept_waiting_by_a_backlog_of_short_ones(fix
     let jobs = (1..=500).map(mail).chain([long(-1)]).chain((501..=20_000).map(mail));
     fixture.enqueue_many(jobs).await.expect("enqueue");
     let handler = Handler::new();
-    let running = worker(fixture.client(), 2)
-        .function("mail", handler.function())
-        .function("long", handler.function())
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(
+        worker(fixture.client(), 2).function("mail", handler.function()).function("long", handler.function()),
+    )
+    .await;
     handler.waiting.wait_for(1).await;
     let started = handler.starts().len();
     handler.gate.send_replace(true);
@@ -226,7 +218,7 @@ async fn two_workers_share_short_and_long_jobs(fixture: Fixture) {
                 }
             },
         );
-        workers.push(running.build().expect("build").start().await.expect("start"));
+        workers.push(run_worker(running).await);
         runs.push(long);
     }
     until("all have succeeded", || async { fixture.count(Status::Succeeded).await == 1200 }).await;
@@ -254,26 +246,24 @@ async fn backlog_beside_a_few(fixture: &Fixture, backlog: &'static str, few: &'s
     fixture.enqueue_many(jobs).await.expect("enqueue");
     let ended = Arc::new(Mutex::new((BTreeMap::<String, usize>::new(), 0)));
     let seen = ended.clone();
-    let done = worker(fixture.client(), 2)
-        .queues(["narrow", "wide"])
-        .queue_concurrency("narrow", if backlog == "narrow" { 2 } else { 1 })
-        .function("mail", move |_: serde_json::Value, ctx: Context| {
-            let seen = seen.clone();
-            async move {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                let (ended, at_last_of_few) = &mut *seen.lock().expect("lock");
-                *ended.entry(ctx.job().queue().to_owned()).or_default() += 1;
-                if ctx.job().queue() == few && ended[few] == FEW {
-                    *at_last_of_few = ended.get(backlog).copied().unwrap_or_default();
+    let done = drain(
+        worker(fixture.client(), 2)
+            .queues(["narrow", "wide"])
+            .queue_concurrency("narrow", if backlog == "narrow" { 2 } else { 1 })
+            .function("mail", move |_: serde_json::Value, ctx: Context| {
+                let seen = seen.clone();
+                async move {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    let (ended, at_last_of_few) = &mut *seen.lock().expect("lock");
+                    *ended.entry(ctx.job().queue().to_owned()).or_default() += 1;
+                    if ctx.job().queue() == few && ended[few] == FEW {
+                        *at_last_of_few = ended.get(backlog).copied().unwrap_or_default();
+                    }
+                    Ok(())
                 }
-                Ok(())
-            }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+            }),
+    )
+    .await;
     assert_eq!(done.succeeded as usize, BACKLOG + FEW);
     ended.lock().expect("lock").1
 }
@@ -308,23 +298,21 @@ async fn a_long_job_is_not_kept_waiting_by_a_backlog_of_short_ones_in_another_qu
         let short = handler.function();
         let mut queues = [backlog, other];
         queues.sort_unstable();
-        let running = worker(fixture.client(), 4)
-            .queues(queues)
-            .queue_concurrency(backlog, 1000)
-            .queue_concurrency(other, 1000)
-            .function("mail", move |number: i32, ctx: Context| {
-                let run = short(number, ctx);
-                async move {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                    run.await
-                }
-            })
-            .function("long", handler.function())
-            .build()
-            .expect("build")
-            .start()
-            .await
-            .expect("start");
+        let running = run_worker(
+            worker(fixture.client(), 4)
+                .queues(queues)
+                .queue_concurrency(backlog, 1000)
+                .queue_concurrency(other, 1000)
+                .function("mail", move |number: i32, ctx: Context| {
+                    let run = short(number, ctx);
+                    async move {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                        run.await
+                    }
+                })
+                .function("long", handler.function()),
+        )
+        .await;
         until("the worker claims ahead", || async { handler.starts().len() > 200 }).await;
         fixture.add(NewJob::new("long", &-1).queue(other)).await;
         handler.waiting.wait_for(1).await;

@@ -9,7 +9,7 @@ use longshore::{Context, Failure, Interruptor, Status, SweepScope, Worker};
 use tokio::sync::Notify;
 
 use crate::fixture::*;
-use crate::worker::{Started, until, until_status};
+use crate::worker::{Started, run_worker, until, until_status};
 
 cases! {
     a_step_of_the_clock_declares_no_live_worker_dead,
@@ -31,25 +31,23 @@ async fn a_step_of_the_clock_declares_no_live_worker_dead(fixture: Fixture) {
     let id = fixture.add(job("mail").timeout(Some(30 * MINUTE))).await;
     let (started, finish) = (Started::new(), Arc::new(Notify::new()));
     let signals = (started.clone(), finish.clone());
-    let busy = worker(&fixture)
-        .settings(Settings {
-            heartbeat_interval: SECOND,
-            recovery: RecoverySettings { enabled: false, ..RecoverySettings::default() },
-            ..Settings::default()
-        })
-        .function("mail", move |_: serde_json::Value, _: Context| {
-            let (started, finish) = signals.clone();
-            async move {
-                started.increment();
-                finish.notified().await;
-                Ok::<(), Failure>(())
-            }
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let busy = run_worker(
+        worker(&fixture)
+            .settings(Settings {
+                heartbeat_interval: SECOND,
+                recovery: RecoverySettings { enabled: false, ..RecoverySettings::default() },
+                ..Settings::default()
+            })
+            .function("mail", move |_: serde_json::Value, _: Context| {
+                let (started, finish) = signals.clone();
+                async move {
+                    started.increment();
+                    finish.notified().await;
+                    Ok::<(), Failure>(())
+                }
+            }),
+    )
+    .await;
     started.wait_for(1).await;
     let silent = |name: &str| NewWorker { stale_after: MINUTE, ..NewWorker::new(name) };
     let is_dead =
@@ -57,7 +55,7 @@ async fn a_step_of_the_clock_declares_no_live_worker_dead(fixture: Fixture) {
     let first = silent("first");
     fixture.store().register(&first).await.expect("register");
     fixture.advance(61 * SECOND).await;
-    let sweeper = worker(&fixture).upkeep_only().build().expect("build").start().await.expect("start");
+    let sweeper = run_worker(worker(&fixture).upkeep_only()).await;
     until("the sweeper sweeps", || is_dead(&first)).await;
 
     let second = silent("second");

@@ -5,6 +5,7 @@ use longshore::store::{ClaimCursor, ClaimRequest, Repair, StateTable};
 use longshore::{JobId, Outcome, RepairMode, Status, UniqueMode, WorkerId};
 
 use crate::fixture::*;
+use crate::worker::until;
 
 cases! {
     a_waiting_job_that_is_also_running_does_not_stop_its_queue,
@@ -43,7 +44,7 @@ async fn waiting_without_request(fixture: &Fixture, job: longshore::NewJob) -> J
     id
 }
 
-/// Claims one job at a time with the same cursor until none is left.
+/// Claims twenty times with the same cursor.
 async fn claim_all(fixture: &Fixture, worker: WorkerId, limit: u32) -> Vec<JobId> {
     let mut cursor = ClaimCursor::default();
     let mut claimed = Vec::new();
@@ -92,22 +93,21 @@ async fn a_waiting_job_without_a_request_does_not_stop_its_queue(fixture: Fixtur
     assert_queue_continues(&fixture, id).await;
 }
 
-/// One claim skips a limited number of rows. The next ones continue after them, although each comes
-/// so late that it would normally start at the head.
+/// One claim skips a limited number of rows. The next ones continue after them, although a claim
+/// that comes later would normally start at the head.
 async fn many_unsound_rows_do_not_stop_their_queue(fixture: Fixture) {
     fixture.skip_final_check();
     fixture.enqueue_many((0..2500).map(|_| job("mail"))).await.expect("enqueue");
     fixture.sql("delete from jobs", None).await;
     let sound = fixture.enqueue_kind("mail").await;
     let worker = fixture.worker().await;
-    let mut cursor = ClaimCursor::default();
-    let mut claimed = Vec::new();
-    for _ in 0..5 {
-        let claims = fixture.store().claim(&ClaimRequest::new(worker, 4), &mut cursor).await.expect("claim");
-        claimed.extend(ids(&claims.jobs));
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    }
-    assert_eq!(claimed, [sound]);
+    let cursor = tokio::sync::Mutex::new(ClaimCursor::default());
+    until("a claim finds the job behind them", || async {
+        let request = ClaimRequest::new(worker, 4);
+        let claims = fixture.store().claim(&request, &mut *cursor.lock().await).await.expect("claim");
+        ids(&claims.jobs) == [sound]
+    })
+    .await;
 }
 
 async fn an_unsound_row_does_not_stop_a_limited_queue(fixture: Fixture) {

@@ -9,7 +9,7 @@ use longshore::worker::{Hooks, RecoverySettings};
 use longshore::{Context, Decision, Ending, Failure, Interrupted, Status};
 
 use crate::fixture::*;
-use crate::worker::{nothing, until, until_status, worker};
+use crate::worker::{drain, nothing, run_worker, until, until_status, worker};
 
 cases! {
     hooks_run_at_every_step_and_can_change_the_ending,
@@ -109,7 +109,7 @@ async fn hooks_run_at_every_step_and_can_change_the_ending(fixture: Fixture) {
             }
         });
     }
-    builder.build().expect("build").drain().await.expect("drain");
+    drain(builder).await;
     let expected = [
         "start",
         "stop",
@@ -135,14 +135,12 @@ async fn hooks_decide_how_jobs_of_dead_workers_are_recovered(fixture: Fixture) {
     }
     fixture.advance(61 * SECOND).await;
     let recorder = Recorder::default();
-    let running = worker(&fixture)
-        .hooks(recorder.clone())
-        .function("other", |_: serde_json::Value, _: Context| async { Ok(()) })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(
+        worker(&fixture)
+            .hooks(recorder.clone())
+            .function("other", |_: serde_json::Value, _: Context| async { Ok(()) }),
+    )
+    .await;
     for line in ["plain interrupted", "plain recovered", "charged recovered", "skipped interrupted"] {
         until(line, || async { recorder.has(line) }).await;
     }

@@ -2,7 +2,8 @@
 //! work of everybody else.
 
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use longshore::store::{Beat, ClaimRequest, Fenced, KeyWait};
@@ -13,6 +14,7 @@ use tokio::task::JoinHandle;
 use crate::fixture::*;
 use crate::http::client::HttpClient;
 use crate::locks::{in_time, open_transaction, roll_back, until_blocked_by};
+use crate::worker::until;
 
 cases! {
     only on postgres:
@@ -141,31 +143,29 @@ async fn callers_of_a_held_key_get_the_right_job_once_it_is_free(fixture: Fixtur
 /// afterwards, many callers would wait in vain for a key that nobody holds.
 async fn callers_of_a_key_share_batches_again_once_it_is_free(fixture: Fixture) {
     let (mut holder, _) = hold_keys(&fixture).await;
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let free_since = Arc::new(OnceLock::<Instant>::new());
+    let failures = Arc::new(AtomicUsize::new(0));
     let callers: Vec<_> = (0..5000)
         .map(|_| {
-            let (client, stopped, free_since) = (fixture.client(), stopped.clone(), free_since.clone());
+            let (client, failures) = (fixture.client(), failures.clone());
             tokio::spawn(async move {
-                let mut failed_late = 0;
-                while !*stopped.borrow() {
-                    let began = Instant::now();
-                    let done = client.enqueue(job("late").idempotency_key("held")).await;
-                    let is_late = free_since.get().is_some_and(|free| began > *free + 2 * SECOND);
-                    failed_late += usize::from(done.is_err() && is_late);
+                let enqueue = async || client.enqueue(job("late").idempotency_key("held")).await.is_ok();
+                while !enqueue().await {
+                    failures.fetch_add(1, Ordering::Relaxed);
                 }
-                failed_late
+                // The key is free, but others still wait for it.
+                let mut failed = 0;
+                for _ in 0..20 {
+                    failed += usize::from(!enqueue().await);
+                }
+                failed
             })
         })
         .collect();
-    tokio::time::sleep(3 * SECOND / 2).await;
+    until("a caller gives up", || async { failures.load(Ordering::Relaxed) > 0 }).await;
     sqlx::raw_sql("commit").execute(&mut holder).await.expect("commit");
-    free_since.set(Instant::now()).expect("set once");
-    tokio::time::sleep(5 * SECOND).await;
-    stop.send_replace(true);
     let mut failed = 0;
     for caller in callers {
-        failed += in_time(caller).await.expect("task");
+        failed += caller.await.expect("task");
     }
     assert_eq!(failed, 0, "callers failed although nobody held the key");
 }

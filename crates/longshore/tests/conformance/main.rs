@@ -74,4 +74,5 @@ mod wake_paths;
 mod worker;
 mod worker_faults;
 mod worker_metrics;
+mod worker_stop;
 mod workers;

@@ -19,7 +19,7 @@ use sqlx::Connection as _;
 
 use crate::fixture::*;
 use crate::locks::{open_transaction, roll_back};
-use crate::worker::{nothing, until, until_status};
+use crate::worker::{nothing, run_worker, until, until_status};
 
 cases! {
     an_enqueue_starts_the_job,
@@ -76,7 +76,7 @@ async fn idle_worker(fixture: &Fixture) -> RunningWorker {
     // follows a wake-up, it would make a head scan some time later, which could find the
     // job of the case without a wake-up.
     let first = store_unnoticed(fixture).await;
-    let running = worker.build().expect("build").start().await.expect("start");
+    let running = run_worker(worker).await;
     until_status(fixture, first, Status::Succeeded).await;
     running
 }

@@ -1,5 +1,6 @@
-//! The worker runtime on a real engine: what handlers receive, how attempts end, how many
-//! run at once, and how a worker stops. `worker_faults.rs` tests misbehaving handlers.
+//! The worker runtime on a real engine: what handlers receive, how attempts end and how many
+//! run at once. `worker_stop.rs` tests how handlers and workers stop, `worker_faults.rs`
+//! misbehaving handlers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use longshore::cron::NewSchedule;
-use longshore::worker::{Batched, Builder, Executor, Settings, StopReason};
+use longshore::worker::{Batched, Builder, Executor, RunningWorker, Settings, Summary};
 use longshore::{
-    AttemptEnd, Context, Ending, Failure, Job, JobId, NewJob, NewKind, RetryPolicy, Status, UniqueMode,
-    Worker,
+    Context, Ending, Failure, Job, JobId, NewJob, NewKind, RetryPolicy, Status, UniqueMode, Worker,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -36,13 +36,6 @@ cases! {
     follow_ups_are_stored_only_after_a_success,
     a_checkpoint_is_available_to_the_next_attempt,
     progress_is_visible_while_the_job_runs,
-    a_cancel_reaches_the_handler_and_ends_the_job,
-    a_timeout_is_a_failed_attempt,
-    a_stop_lets_running_jobs_finish,
-    jobs_still_running_after_the_grace_period_are_released_uncharged,
-    results_are_stored_as_long_as_the_grace_period_lasts,
-    a_stop_without_grace_does_not_wait_for_results,
-    a_worker_declared_dead_stops_its_handlers_and_registers_again,
     a_thousand_jobs_run_once_each,
     the_concurrency_of_a_queue_is_limited_within_a_worker,
     suspects_run_one_at_a_time,
@@ -89,6 +82,15 @@ impl Started {
     }
 }
 
+pub(crate) async fn run_worker(builder: Builder) -> RunningWorker {
+    builder.build().expect("build").start().await.expect("start")
+}
+
+/// Runs all jobs that are due.
+pub(crate) async fn drain(builder: Builder) -> Summary {
+    builder.build().expect("build").drain().await.expect("drain")
+}
+
 /// Short intervals, so that no case takes seconds.
 fn short_intervals() -> Settings {
     Settings {
@@ -126,17 +128,15 @@ impl<const TOO_LONG: bool> Job for Described<TOO_LONG> {
 async fn a_worker_publishes_its_kinds_when_it_starts(fixture: Fixture) {
     let known = NewKind { schema: Some(raw("true")), defaults: Some(raw("5")), ..NewKind::new("mail") };
     fixture.put_kinds(&[known, NewKind::new("other")]).await.expect("put_kinds");
-    let running = worker(&fixture)
-        .register::<Described<false>>()
-        .function("mail", nothing)
-        .function("described_later", nothing)
-        .describe("described_later", json!({ "type": "object" }))
-        .executor(Echo(Arc::default()))
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(
+        worker(&fixture)
+            .register::<Described<false>>()
+            .function("mail", nothing)
+            .function("described_later", nothing)
+            .describe("described_later", json!({ "type": "object" }))
+            .executor(Echo(Arc::default())),
+    )
+    .await;
     let text = |json: &Option<Box<RawValue>>| json.as_ref().map(|json| json.get().to_owned());
     let kinds = fixture.kinds().await.expect("kinds");
     let kinds: Vec<_> =
@@ -157,8 +157,7 @@ async fn a_worker_publishes_its_kinds_when_it_starts(fixture: Fixture) {
 async fn a_worker_that_cannot_publish_its_kinds_still_runs_jobs(fixture: Fixture) {
     fixture.sql("drop table kinds", None).await;
     let id = fixture.enqueue_kind("mail").await;
-    let done =
-        worker(&fixture).function("mail", nothing).build().expect("build").drain().await.expect("drain");
+    let done = drain(worker(&fixture).function("mail", nothing)).await;
     assert_eq!((done.succeeded, fixture.status(id).await), (1, Status::Succeeded));
 }
 
@@ -213,15 +212,13 @@ async fn a_typed_job_uses_its_defaults_and_runs_with_the_application_state(fixtu
     assert_eq!((job.queue.as_str(), job.priority, job.max_attempts), ("polite", 7, 5));
     assert_eq!(fixture.job(other).await.priority, 9);
     let said = Arc::new(Mutex::new(Vec::new()));
-    let done = worker(&fixture)
-        .queues(["polite"])
-        .state(App { greeting: "Hello".into(), said: said.clone() })
-        .register::<Greet>()
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+    let done = drain(
+        worker(&fixture)
+            .queues(["polite"])
+            .state(App { greeting: "Hello".into(), said: said.clone() })
+            .register::<Greet>(),
+    )
+    .await;
     assert_eq!(done.succeeded, 2);
     said.lock().expect("said").sort();
     assert_eq!(*said.lock().expect("said"), ["Hello, Ada", "Hello, Bob"]);
@@ -243,20 +240,15 @@ async fn the_dynamic_executor_runs_kinds_without_a_handler(fixture: Fixture) {
     fixture.add(NewJob::new("unknown", &2)).await;
     let (seen, own) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicUsize::new(0)));
     let count = own.clone();
-    let done = worker(&fixture)
-        .executor(Echo(seen.clone()))
-        .function("known", move |_: u32, _: Context| {
+    let done =
+        drain(worker(&fixture).executor(Echo(seen.clone())).function("known", move |_: u32, _: Context| {
             let count = count.clone();
             async move {
                 count.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+        }))
+        .await;
     assert_eq!((done.succeeded, own.load(Ordering::Relaxed)), (2, 1));
     assert_eq!(*seen.lock().expect("seen"), ["unknown 2"]);
 }
@@ -277,23 +269,22 @@ async fn a_batch_is_one_call_and_each_job_has_its_own_ending(fixture: Fixture) {
     }
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let seen = sizes.clone();
-    let done = worker(&fixture)
-        .concurrency(1)
-        .settings(Settings { concurrency: 10, ..short_intervals() })
-        .batch("index", 4, move |jobs: Vec<Batched<u32>>| {
-            let seen = seen.clone();
-            async move {
-                seen.lock().expect("sizes").push(jobs.len());
-                jobs.iter()
-                    .map(|job| if job.payload == 3 { Err("no three".into()) } else { Ok(()) })
-                    .collect()
-            }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+    let done = drain(
+        worker(&fixture).concurrency(1).settings(Settings { concurrency: 10, ..short_intervals() }).batch(
+            "index",
+            4,
+            move |jobs: Vec<Batched<u32>>| {
+                let seen = seen.clone();
+                async move {
+                    seen.lock().expect("sizes").push(jobs.len());
+                    jobs.iter()
+                        .map(|job| if job.payload == 3 { Err("no three".into()) } else { Ok(()) })
+                        .collect()
+                }
+            },
+        ),
+    )
+    .await;
     assert_eq!((done.succeeded, done.retrying), (9, 1));
     let sizes = sizes.lock().expect("sizes");
     assert_eq!(sizes.iter().sum::<usize>(), 10);
@@ -310,16 +301,11 @@ async fn ended_with(
 ) -> longshore::JobRecord {
     let id = fixture.add(job).await;
     let handler = Arc::new(handler);
-    worker(fixture)
-        .function("mail", move |_: serde_json::Value, ctx: Context| {
-            let handler = handler.clone();
-            async move { handler(ctx) }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+    drain(worker(fixture).function("mail", move |_: serde_json::Value, ctx: Context| {
+        let handler = handler.clone();
+        async move { handler(ctx) }
+    }))
+    .await;
     fixture.job(id).await
 }
 
@@ -393,21 +379,16 @@ async fn follow_ups_are_stored_only_after_a_success(fixture: Fixture) {
 
 async fn a_checkpoint_is_available_to_the_next_attempt(fixture: Fixture) {
     let id = fixture.add(job("walk").retry(RetryPolicy::fixed(Duration::ZERO))).await;
-    worker(&fixture)
-        .function("walk", |_: serde_json::Value, ctx: Context| async move {
-            match ctx.checkpoint::<u32>().await? {
-                None => {
-                    ctx.save_checkpoint(&41).await?;
-                    Err("interrupted half-way".into())
-                }
-                Some(n) => Ok(ctx.set_result(&(n + 1))?),
+    drain(worker(&fixture).function("walk", |_: serde_json::Value, ctx: Context| async move {
+        match ctx.checkpoint::<u32>().await? {
+            None => {
+                ctx.save_checkpoint(&41).await?;
+                Err("interrupted half-way".into())
             }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+            Some(n) => Ok(ctx.set_result(&(n + 1))?),
+        }
+    }))
+    .await;
     let job = fixture.job(id).await;
     assert_eq!((job.status, job.attempts), (Status::Succeeded, 2));
     assert_eq!(job.result.expect("a result").get(), "42");
@@ -417,21 +398,16 @@ async fn progress_is_visible_while_the_job_runs(fixture: Fixture) {
     let id = fixture.add(job("slow")).await;
     let go = Arc::new(Notify::new());
     let wait = go.clone();
-    let running = worker(&fixture)
-        .function("slow", move |_: serde_json::Value, ctx: Context| {
-            let wait = wait.clone();
-            async move {
-                ctx.progress(&json!({ "percent": 10 }))?;
-                ctx.progress(&json!({ "percent": 20 }))?;
-                wait.notified().await;
-                Ok(())
-            }
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(worker(&fixture).function("slow", move |_: serde_json::Value, ctx: Context| {
+        let wait = wait.clone();
+        async move {
+            ctx.progress(&json!({ "percent": 10 }))?;
+            ctx.progress(&json!({ "percent": 20 }))?;
+            wait.notified().await;
+            Ok(())
+        }
+    }))
+    .await;
     until("progress", || async {
         fixture.job(id).await.progress.is_some_and(|p| p.get().replace(' ', "") == r#"{"percent":20}"#)
     })
@@ -441,230 +417,20 @@ async fn progress_is_visible_while_the_job_runs(fixture: Fixture) {
     running.stop().await;
 }
 
-// ---- stop signals ------------------------------------------------------------------
-
-/// A handler that waits for its stop signal and records the reason.
-fn waiting(
-    started: &Started,
-    reasons: &Arc<Mutex<Vec<StopReason>>>,
-) -> impl Fn(serde_json::Value, Context) -> Waiting + Send + Sync + use<> {
-    let (started, reasons) = (started.clone(), reasons.clone());
-    move |_, ctx| {
-        let reasons = reasons.clone();
-        started.increment();
-        Box::pin(async move {
-            let reason = ctx.stopped().await;
-            reasons.lock().expect("lock").push(reason);
-            Err("stopped".into())
-        })
-    }
-}
-
-type Waiting = std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
-
-async fn a_cancel_reaches_the_handler_and_ends_the_job(fixture: Fixture) {
-    let id = fixture.add(job("mail")).await;
-    let (started, reasons) = (Started::new(), Arc::new(Mutex::new(Vec::new())));
-    let running =
-        worker(&fixture).function("mail", waiting(&started, &reasons)).build().expect("build").start().await;
-    let running = running.expect("start");
-    started.wait_for(1).await;
-    fixture.cancel(id).await.expect("cancel");
-    until_status(&fixture, id, Status::Cancelled).await;
-    assert_eq!(*reasons.lock().expect("lock"), [StopReason::Cancelled]);
-    running.stop().await;
-}
-
-async fn a_timeout_is_a_failed_attempt(fixture: Fixture) {
-    let id = fixture.add(job("mail").timeout(Some(Duration::from_millis(50)))).await;
-    let reasons = Arc::new(Mutex::new(Vec::new()));
-    let handler = waiting(&Started::new(), &reasons);
-    let running = worker(&fixture).function("mail", handler).build().expect("build").start().await;
-    let running = running.expect("start");
-    until_status(&fixture, id, Status::Retrying).await;
-    assert_eq!(*reasons.lock().expect("lock"), [StopReason::TimedOut]);
-    assert_eq!(fixture.job(id).await.last_error.as_deref(), Some("timed out after 50ms"));
-    running.stop().await;
-}
-
-async fn a_stop_lets_running_jobs_finish(fixture: Fixture) {
-    let id = fixture.add(job("slow")).await;
-    let go = tokio::sync::watch::Sender::new(false);
-    let started = Started::new();
-    let (wait, starts) = (go.clone(), started.clone());
-    let running = worker(&fixture)
-        .function("slow", move |_: serde_json::Value, _: Context| {
-            let mut wait = wait.subscribe();
-            starts.increment();
-            async move {
-                wait.wait_for(|go| *go).await.expect("not closed");
-                Ok(())
-            }
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
-    started.wait_for(1).await;
-    // A claim of this job may be in flight when the worker stops.
-    let later = fixture.add(job("slow")).await;
-    let stop = tokio::spawn(running.stop());
-    go.send_replace(true);
-    assert!(stop.await.expect("stop").succeeded <= 2);
-    assert_eq!(fixture.status(id).await, Status::Succeeded);
-    assert_ne!(fixture.status(later).await, Status::Running);
-    assert!(fixture.workers(None).await.expect("workers").is_empty(), "the worker must have signed off");
-}
-
-async fn jobs_still_running_after_the_grace_period_are_released_uncharged(fixture: Fixture) {
-    let (polite, stubborn) = (fixture.add(job("polite")).await, fixture.add(job("stubborn")).await);
-    let (started, reasons) = (Started::new(), Arc::new(Mutex::new(Vec::new())));
-    let starts = started.clone();
-    let running = worker(&fixture)
-        .shutdown_grace(Duration::from_millis(50))
-        .function("polite", waiting(&started, &reasons))
-        .function("stubborn", move |_: serde_json::Value, _: Context| {
-            starts.increment();
-            std::future::pending()
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
-    started.wait_for(2).await;
-    let began = Instant::now();
-    assert_eq!(running.stop().await.put_back, 2);
-    assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
-    assert_eq!(*reasons.lock().expect("lock"), [StopReason::Shutdown]);
-    for id in [polite, stubborn] {
-        let job = fixture.job(id).await;
-        assert_eq!((job.status, job.attempts), (Status::Queued, 0));
-        assert_eq!(fixture.history(id).await, [AttemptEnd::Released]);
-    }
-}
-
-/// Starts a worker, stops it while `jobs` jobs run, and ends the jobs while no result can be stored.
-/// Returns the lock, and the stop in progress.
-async fn stopped_while_no_result_can_be_stored(
-    fixture: &Fixture,
-    jobs: u32,
-) -> (StoreLock, longshore::worker::Stopper, tokio::task::JoinHandle<longshore::worker::Summary>) {
-    fixture.enqueue_many((0..jobs).map(|_| job("slow"))).await.expect("enqueue");
-    let (go, started) = (tokio::sync::watch::Sender::new(false), Started::new());
-    let (wait, starts) = (go.clone(), started.clone());
-    let running = worker(fixture)
-        .concurrency(jobs)
-        .shutdown_grace(MINUTE)
-        .function("slow", move |_: serde_json::Value, _: Context| {
-            let mut wait = wait.subscribe();
-            starts.increment();
-            async move {
-                wait.wait_for(|go| *go).await.expect("not closed");
-                Ok(())
-            }
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
-    started.wait_for(jobs).await;
-    let lock = StoreLock::new(fixture).await;
-    let stopper = running.stopper();
-    let stop = tokio::spawn(running.stop());
-    go.send_replace(true);
-    (lock, stopper, stop)
-}
-
-async fn results_are_stored_as_long_as_the_grace_period_lasts(fixture: Fixture) {
-    let (lock, _, stop) = stopped_while_no_result_can_be_stored(&fixture, 20).await;
-    // Longer than the worker waits for results after the grace period.
-    tokio::time::sleep(3 * SECOND).await;
-    assert!(!stop.is_finished(), "the worker waits for its results");
-    lock.release().await;
-    assert_eq!(stop.await.expect("stop").succeeded, 20);
-    assert_eq!(fixture.count(Status::Succeeded).await, 20);
-    assert!(fixture.workers(None).await.expect("workers").is_empty(), "the worker must have signed off");
-}
-
-async fn a_stop_without_grace_does_not_wait_for_results(fixture: Fixture) {
-    let (lock, stopper, stop) = stopped_while_no_result_can_be_stored(&fixture, 2).await;
-    stopper.stop_now();
-    let began = Instant::now();
-    stop.await.expect("stop");
-    assert!(began.elapsed() < 10 * SECOND, "{:?}", began.elapsed());
-    lock.release().await;
-}
-
-async fn a_worker_declared_dead_stops_its_handlers_and_registers_again(fixture: Fixture) {
-    let id = fixture.add(job("mail").max_attempts(9)).await;
-    let reasons = Arc::new(Mutex::new(Vec::new()));
-    let (seen, first) = (reasons.clone(), Arc::new(AtomicUsize::new(0)));
-    let started = Started::new();
-    let starts = started.clone();
-    let running = worker(&fixture)
-        .function("mail", move |_: serde_json::Value, ctx: Context| {
-            let (seen, nth) = (seen.clone(), first.fetch_add(1, Ordering::Relaxed));
-            starts.increment();
-            async move {
-                if nth > 0 {
-                    return Ok(());
-                }
-                let reason = ctx.stopped().await;
-                seen.lock().expect("lock").push(reason);
-                // The sweep may not have taken the lease yet, and a success would count.
-                while ctx.assert_lease().await.is_ok() {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                Ok(())
-            }
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
-    let before = running.id();
-    started.wait_for(1).await;
-    // Another process sweeps after a long silence. A heartbeat may arrive in between, so
-    // this repeats until it works.
-    until("the job is recovered", || async {
-        fixture.advance(61 * SECOND).await;
-        fixture.sweep_now().await.recovered > 0
-    })
-    .await;
-    until("the handler is stopped", || async { !reasons.lock().expect("lock").is_empty() }).await;
-    assert_eq!(*reasons.lock().expect("lock"), [StopReason::LeaseLost]);
-    until("a new id", || async { running.id() != before }).await;
-    fixture.advance(10 * SECOND).await;
-    until_status(&fixture, id, Status::Succeeded).await;
-    let job = fixture.job(id).await;
-    assert_eq!((job.attempts, job.interruptions), (1, 1));
-    running.stop().await;
-}
-
 // ---- concurrency --------------------------------------------------------------------
 
 async fn a_thousand_jobs_run_once_each(fixture: Fixture) {
     fixture.enqueue_many((0..1000).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let runs = Arc::new(Mutex::new(BTreeMap::<u32, u32>::new()));
     let seen = runs.clone();
-    let done = worker(&fixture)
-        .concurrency(24)
-        .function("mail", move |n: u32, _: Context| {
-            let seen = seen.clone();
-            async move {
-                *seen.lock().expect("runs").entry(n).or_default() += 1;
-                Ok(())
-            }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+    let done = drain(worker(&fixture).concurrency(24).function("mail", move |n: u32, _: Context| {
+        let seen = seen.clone();
+        async move {
+            *seen.lock().expect("runs").entry(n).or_default() += 1;
+            Ok(())
+        }
+    }))
+    .await;
     assert_eq!(done.succeeded, 1000);
     let runs = runs.lock().expect("runs");
     assert!(runs.len() == 1000 && runs.values().all(|times| *times == 1));
@@ -676,26 +442,23 @@ async fn the_concurrency_of_a_queue_is_limited_within_a_worker(fixture: Fixture)
     }
     let (now, max) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (at_once, highest) = (now.clone(), max.clone());
-    let done = worker(&fixture)
-        .queues(["narrow", "wide"])
-        .concurrency(8)
-        .queue_concurrency("narrow", 2)
-        .function("mail", move |n: u32, _: Context| {
-            let (at_once, highest) = (at_once.clone(), highest.clone());
-            async move {
-                if n.is_multiple_of(2) {
-                    highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    at_once.fetch_sub(1, Ordering::SeqCst);
+    let done = drain(
+        worker(&fixture).queues(["narrow", "wide"]).concurrency(8).queue_concurrency("narrow", 2).function(
+            "mail",
+            move |n: u32, _: Context| {
+                let (at_once, highest) = (at_once.clone(), highest.clone());
+                async move {
+                    if n.is_multiple_of(2) {
+                        highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                        at_once.fetch_sub(1, Ordering::SeqCst);
+                    }
+                    Ok(())
                 }
-                Ok(())
-            }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+            },
+        ),
+    )
+    .await;
     assert_eq!(done.succeeded, 30);
     assert!(max.load(Ordering::SeqCst) <= 2, "{max:?} at once");
 }
@@ -710,9 +473,8 @@ async fn suspects_run_one_at_a_time(fixture: Fixture) {
     fixture.advance(HOUR).await;
     let (now, max) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (at_once, highest) = (now.clone(), max.clone());
-    let done = worker(&fixture)
-        .concurrency(8)
-        .function("mail", move |_: serde_json::Value, _: Context| {
+    let done =
+        drain(worker(&fixture).concurrency(8).function("mail", move |_: serde_json::Value, _: Context| {
             let (at_once, highest) = (at_once.clone(), highest.clone());
             async move {
                 highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -720,12 +482,8 @@ async fn suspects_run_one_at_a_time(fixture: Fixture) {
                 at_once.fetch_sub(1, Ordering::SeqCst);
                 Ok(())
             }
-        })
-        .build()
-        .expect("build")
-        .drain()
-        .await
-        .expect("drain");
+        }))
+        .await;
     assert_eq!((done.succeeded, max.load(Ordering::SeqCst)), (3, 1));
 }
 
@@ -761,25 +519,13 @@ async fn suspects_are_claimed_one_after_another_without_polling(fixture: Fixture
     assert_eq!(fixture.claim(crashing, 5).await.len(), 5);
     assert_eq!(fixture.crash_all_workers().await.recovered, 5);
     fixture.advance(HOUR).await;
-    let running = without_polling(&fixture)
-        .function("mail", nothing)
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(without_polling(&fixture).function("mail", nothing)).await;
     until("five successes", || async { fixture.count(Status::Succeeded).await == 5 }).await;
     running.stop().await;
 }
 
 async fn a_notified_job_is_claimed_without_polling(fixture: Fixture) {
-    let running = without_polling(&fixture)
-        .function("mail", nothing)
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(without_polling(&fixture).function("mail", nothing)).await;
     // Each job arrives just after the worker has looked and found nothing.
     for _ in 0..20 {
         let id = fixture.enqueue_kind("mail").await;
@@ -798,7 +544,7 @@ async fn jobs_notified_together_start_in_order_of_priority(fixture: Fixture) {
     let settings =
         Settings { poll_interval: HOUR, max_poll_interval: HOUR, concurrency: 1, ..short_intervals() };
     let builder = worker(&fixture).settings(settings).function("mail", record);
-    let running = builder.build().expect("build").start().await.expect("start");
+    let running = run_worker(builder).await;
     let mail = |priority: i64| NewJob::new("mail", &priority).priority(priority);
     let mut done = 0;
     for _ in 0..5 {
@@ -824,8 +570,8 @@ async fn a_schedule_declared_in_code_fires_in_a_running_worker(fixture: Fixture)
             .cron(every_minute)
             .function("report", |_: serde_json::Value, _: Context| async { Ok(()) })
     };
-    let running = declared().build().expect("build").start().await.expect("start");
-    let other = declared().build().expect("build").start().await.expect("start");
+    let running = run_worker(declared()).await;
+    let other = run_worker(declared()).await;
     let first = fixture.schedules().await.expect("schedules")[0].next_at;
     fixture.advance((first - fixture.now().await).to_std().expect("a time in the future")).await;
     until("the job of the tick", || async { fixture.count(Status::Succeeded).await == 1 }).await;
@@ -896,14 +642,7 @@ async fn an_upkeep_only_worker_recovers_jobs_and_claims_none(fixture: Fixture) {
         heartbeat_interval: Duration::from_millis(10),
         ..longshore::worker::Settings::default()
     };
-    let running = Worker::builder(fixture.client())
-        .settings(settings)
-        .upkeep_only()
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(Worker::builder(fixture.client()).settings(settings).upkeep_only()).await;
     until_status(&fixture, lost.lease().id, Status::Retrying).await;
     for id in [waiting, due] {
         assert_eq!(fixture.status(id).await, Status::Queued);

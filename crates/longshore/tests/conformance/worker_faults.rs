@@ -14,7 +14,7 @@ use sqlx::{Connection, Executor};
 use tokio::sync::Notify;
 
 use crate::fixture::*;
-use crate::worker::{Started, nothing, until, until_status, without_polling, worker};
+use crate::worker::{Started, drain, nothing, run_worker, until, until_status, without_polling, worker};
 
 cases! {
     a_panic_in_the_backoff_function_falls_back_to_the_retry_policy,
@@ -57,14 +57,7 @@ impl Job for BackoffPanics {
 async fn a_panic_in_the_backoff_function_falls_back_to_the_retry_policy(fixture: Fixture) {
     let fails = fixture.enqueue(BackoffPanics { fails: true }).await.expect("enqueue").id;
     let succeeds = fixture.enqueue(BackoffPanics { fails: false }).await.expect("enqueue").id;
-    let running = worker(&fixture)
-        .concurrency(1)
-        .register::<BackoffPanics>()
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+    let running = run_worker(worker(&fixture).concurrency(1).register::<BackoffPanics>()).await;
     until_status(&fixture, succeeds, Status::Succeeded).await;
     until_status(&fixture, fails, Status::Retrying).await;
     running.stop().await;
@@ -88,7 +81,7 @@ async fn a_handler_that_panics_when_dropped_fails_only_its_own_attempt(fixture: 
         std::future::pending().await
     };
     let builder = worker(&fixture).concurrency(1).function("panics", panics).function("mail", nothing);
-    let running = builder.build().expect("build").start().await.expect("start");
+    let running = run_worker(builder).await;
     until_status(&fixture, id, Status::Retrying).await;
     // The slot is free again.
     let next = fixture.enqueue_kind("mail").await;
@@ -115,7 +108,7 @@ async fn a_cancelled_job_does_not_cancel_the_rest_of_its_batch(fixture: Fixture)
         std::future::pending::<Vec<Result<(), Failure>>>()
     };
     let builder = worker(&fixture).concurrency(1).batch("mail", 3, batch);
-    let running = builder.build().expect("build").start().await.expect("start");
+    let running = run_worker(builder).await;
     until_status(&fixture, ids[2], Status::Running).await;
     fixture.cancel(ids[0]).await.expect("cancel");
     for id in &ids[1..] {
@@ -138,7 +131,7 @@ async fn a_batch_handler_receives_full_batches_even_with_one_slot(fixture: Fixtu
         async move { jobs.iter().map(|_| Ok(())).collect::<Vec<Result<(), Failure>>>() }
     };
     let builder = worker(&fixture).concurrency(1).batch("mail", 20, batch);
-    let done = builder.build().expect("build").drain().await.expect("drain");
+    let done = drain(builder).await;
     assert_eq!(done.succeeded, 60);
     // Ideally three batches. There may be more, because a batch starts with the jobs that
     // have been claimed when the slot becomes free.
@@ -177,7 +170,7 @@ impl Hooks for SlowHooks {
 async fn a_hanging_hook_is_stopped_by_the_timeout_of_the_job(fixture: Fixture) {
     let id = fixture.add(NewJob::new("mail", &()).timeout(Some(Duration::from_millis(50)))).await;
     let builder = worker(&fixture).hooks(SlowHooks { before_run: true, ..SlowHooks::default() });
-    let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
+    let running = run_worker(builder.function("mail", nothing)).await;
     until_status(&fixture, id, Status::Retrying).await;
     running.stop().await;
 }
@@ -185,7 +178,7 @@ async fn a_hanging_hook_is_stopped_by_the_timeout_of_the_job(fixture: Fixture) {
 async fn a_hanging_stop_hook_is_stopped_after_the_grace_period(fixture: Fixture) {
     let builder = worker(&fixture).hooks(SlowHooks { on_worker_stop: true, ..SlowHooks::default() });
     let builder = builder.shutdown_grace(Duration::from_millis(50)).function("mail", nothing);
-    let running = builder.build().expect("build").start().await.expect("start");
+    let running = run_worker(builder).await;
     let ended = tokio::time::timeout(20 * SECOND, running.stop()).await;
     assert!(ended.is_ok(), "the worker did not stop");
 }
@@ -194,7 +187,7 @@ async fn hooks_have_run_for_every_end_before_a_drain_returns(fixture: Fixture) {
     fixture.enqueue_many((0..5).map(|n| NewJob::new("mail", &n))).await.expect("enqueue");
     let calls = Arc::new(AtomicUsize::new(0));
     let builder = worker(&fixture).hooks(SlowHooks { calls: calls.clone(), ..SlowHooks::default() });
-    builder.function("mail", nothing).build().expect("build").drain().await.expect("drain");
+    drain(builder.function("mail", nothing)).await;
     assert_eq!(calls.load(Ordering::SeqCst), 5);
 }
 
@@ -233,7 +226,7 @@ async fn jobs_of_a_limited_queue_run_one_after_another_without_polling(fixture: 
     }
     let builder =
         without_polling(&fixture).queues(["serial", "narrow"]).queue_concurrency("narrow", 1).concurrency(8);
-    let running = builder.function("mail", nothing).build().expect("build").start().await.expect("start");
+    let running = run_worker(builder.function("mail", nothing)).await;
     until("ten successes", || async { fixture.count(Status::Succeeded).await == 10 }).await;
     running.stop().await;
 }
@@ -253,7 +246,7 @@ async fn a_locked_row_does_not_block_the_settle_of_other_jobs(fixture: Fixture) 
         }
     };
     let builder = worker(&fixture).function("slow", slow).function("mail", nothing);
-    let running = builder.build().expect("build").start().await.expect("start");
+    let running = run_worker(builder).await;
     until_status(&fixture, held, Status::Running).await;
     let mut connection = fixture.postgres().await;
     let mut tx = connection.begin().await.expect("begin");

@@ -12,7 +12,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use uuid::Uuid;
 
 use crate::fixture::*;
-use crate::worker::{Started, until};
+use crate::worker::{Started, run_worker, until};
 
 cases! {
     the_started_attempts_minus_the_completed_ones_are_in_flight,
@@ -92,9 +92,9 @@ async fn busy_worker(
     let jobs = (1..=500).chain([-1, -2]).chain((0..after).map(|n| 1000 + n)).map(job);
     let enqueued = fixture.enqueue_many(jobs).await.expect("enqueue");
     let starts = started.clone();
-    let running = Worker::builder(fixture.client())
-        .settings(settings(2))
-        .function(kind, move |number: i32, _: Context| {
+    let running = run_worker(Worker::builder(fixture.client()).settings(settings(2)).function(
+        kind,
+        move |number: i32, _: Context| {
             let starts = starts.clone();
             async move {
                 match number {
@@ -106,12 +106,9 @@ async fn busy_worker(
                     _ => Ok(()),
                 }
             }
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+        },
+    ))
+    .await;
     started.wait_for(2).await;
     (running, enqueued[502..].iter().map(|job| job.id).collect())
 }
@@ -149,17 +146,15 @@ async fn a_batch_that_is_stopped_is_counted_once(fixture: Fixture) {
     let kind = new_kind();
     fixture.enqueue_many((0..9).map(|n| NewJob::new(kind, &n))).await.expect("enqueue");
     let starts = started.clone();
-    let running = Worker::builder(fixture.client())
-        .settings(settings(1))
-        .batch(kind, 4, move |_: Vec<Batched<u32>>| {
+    let running = run_worker(Worker::builder(fixture.client()).settings(settings(1)).batch(
+        kind,
+        4,
+        move |_: Vec<Batched<u32>>| {
             starts.increment();
             std::future::pending()
-        })
-        .build()
-        .expect("build")
-        .start()
-        .await
-        .expect("start");
+        },
+    ))
+    .await;
     started.wait_for(1).await;
     assert_eq!(counters.in_flight(kind), 4);
     assert_eq!(running.stop().await.put_back, 4);

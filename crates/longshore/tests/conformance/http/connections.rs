@@ -279,10 +279,11 @@ async fn a_connection_over_the_limit_waits_while_all_others_handle_requests(fixt
         .await;
     let mut second = TcpStream::connect(http.address()).await.expect("connect");
     second.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").await.expect("write");
-    // Long enough for a server that would close the first connection.
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    fixture.add(job("greet")).await;
     let mut buffer = [0; 4096];
+    // Longer than a connection must wait for its client before the server may close it.
+    let early = tokio::time::timeout(Duration::from_millis(300), second.read(&mut buffer)).await;
+    early.expect_err("served although the first request is being handled");
+    fixture.add(job("greet")).await;
     let length = first.read(&mut buffer).await.expect("a response");
     assert_eq!(parse(&buffer[..length]).expect_status(200).json()["jobs"][0]["kind"], "greet");
     // The first connection now waits for its client.

@@ -463,12 +463,13 @@ async fn leases_whose_response_was_lost_are_released(fixture: Fixture) {
     let leased = http.post("/leases", &json!({})).await.expect_status(200);
     let worker_id = worker(&leased);
     // The worker did not receive that response. At first it may still be in flight.
-    let again = async || {
-        http.post("/leases", &json!({ "worker_id": worker_id, "held": [] })).await.expect_status(200)
+    let again = async |wait: u64| {
+        let request = json!({ "worker_id": worker_id, "held": [], "wait_seconds": wait });
+        http.post("/leases", &request).await.expect_status(200)
     };
-    assert_eq!(again().await.json()["jobs"], json!([]));
-    fixture.advance(3 * SECOND).await;
-    let again = again().await;
+    assert_eq!(again(0).await.json()["jobs"], json!([]));
+    fixture.advance(30 * SECOND).await;
+    let again = again(20).await;
     assert_eq!(again.json()["jobs"][0]["id"], id.to_string());
     assert_eq!(again.json()["jobs"][0]["lease_no"], 2);
     assert_eq!(again.json()["jobs"][0]["attempt"], 1, "the attempt must not be charged");
@@ -648,7 +649,8 @@ async fn suspects_are_leased_one_at_a_time_across_servers(fixture: Fixture) {
         other.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200);
     assert_eq!(none.json()["jobs"], json!([]));
     assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", json!({}))).await, "stored");
-    held(&other.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200));
+    let request = json!({ "worker_id": worker_id, "limit": 10, "wait_seconds": 20 });
+    held(&other.post("/leases", &request).await.expect_status(200));
 }
 
 /// Polls the call `steps` times, then drops it.
@@ -709,9 +711,8 @@ async fn a_call_dropped_after_its_job_is_marked_started_leaves_nothing_leased(fi
     let worker_id = worker(&http.post("/leases", &json!({ "queues": ["other"] })).await.expect_status(200));
     // A suspect is marked as started between claim and response.
     let started = || async { matches!(fixture.state(id).await, State::Running(running) if running.started) };
-    while let Some(response) =
-        drop_when(started, http.post("/leases", &json!({ "worker_id": worker_id }))).await
-    {
+    let request = json!({ "worker_id": worker_id, "wait_seconds": 20 });
+    while let Some(response) = drop_when(started, http.post("/leases", &request)).await {
         // The call completed before the condition was checked.
         let lease = held(&response.expect_status(200));
         assert_eq!(settle(&http, &worker_id, ended(&lease, "released", json!({}))).await, "stored");
@@ -753,7 +754,8 @@ async fn suspects_are_leased_one_at_a_time(fixture: Fixture) {
     let none = http.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200);
     assert_eq!(none.json()["jobs"], json!([]));
     assert_eq!(settle(&http, &worker_id, ended(&lease, "succeeded", json!({}))).await, "stored");
-    held(&http.post("/leases", &json!({ "worker_id": worker_id, "limit": 10 })).await.expect_status(200));
+    let request = json!({ "worker_id": worker_id, "limit": 10, "wait_seconds": 20 });
+    held(&http.post("/leases", &request).await.expect_status(200));
 }
 
 async fn a_long_poll_ends_when_the_server_stops(fixture: Fixture) {
