@@ -2,7 +2,7 @@
 //! broken on purpose.
 //!
 //! Each mutant is one small bug in a rule, an engine or the API, together with the
-//! test cases that must fail because of it. Mutants are built in a copy of the tree
+//! test cases that must fail because of it. Mutants are built in copies of the tree
 //! under `target/mutants`, never in the checkout. The task fails if a mutant
 //! survives, hangs, does not build, or no longer matches the code.
 //!
@@ -16,6 +16,11 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -50,6 +55,9 @@ fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
         .into_iter()
         .flatten()
 }
+
+/// Each lab holds its own build of the whole tree.
+const MAX_LABS: usize = 4;
 
 /// The tests of a mutant normally take seconds. Compiling is not included.
 const TEST_TIME_LIMIT: Duration = Duration::from_secs(10 * 60);
@@ -151,19 +159,30 @@ fn is_registered(module: &str, engine: &str, name: &str) -> bool {
     })
 }
 
-/// Builds and tests each mutant.
-fn run(chosen: &[&Mutant]) -> Result {
+/// Builds and tests each mutant. Much of a build uses one core only, so there are
+/// several labs, and each takes the next mutant when it has finished one.
+fn run(chosen: &[&'static Mutant]) -> Result {
     let database = Database::find()?.open()?;
-    let home = target_dir().join("mutants");
-    let lab = Lab { tree: Tree::copy(home.join("tree"))?, home, database_url: database.url().to_owned() };
-    let mut results = Vec::new();
-    for (nth, mutant) in chosen.iter().enumerate() {
-        let started = Instant::now();
-        let outcome = lab.test(mutant)?;
-        let duration = took(started.elapsed());
-        eprintln!("    {}/{} {}: {outcome}, {duration}", nth + 1, chosen.len(), mutant.name);
-        results.push((mutant.name, outcome));
-    }
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    let work = |lab: usize| -> Result<(), String> {
+        let lab = Lab::new(lab, database.url()).map_err(|error| error.to_string())?;
+        while let Some(mutant) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let started = Instant::now();
+            let outcome = lab.test(mutant).map_err(|error| error.to_string())?;
+            let duration = took(started.elapsed());
+            let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+            results.push((mutant.name, outcome));
+            eprintln!("    {}/{} {}: {outcome}, {duration}", results.len(), chosen.len(), mutant.name);
+        }
+        Ok(())
+    };
+    let labs = thread::available_parallelism().map_or(1, usize::from).min(MAX_LABS).min(chosen.len());
+    thread::scope(|scope| {
+        let labs: Vec<_> = (1..=labs).map(|lab| scope.spawn(move || work(lab))).collect();
+        labs.into_iter().try_for_each(|lab| lab.join().unwrap_or_else(|_| Err("a lab panicked".into())))
+    })?;
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     eprintln!("==> mutants: {}", totals(&results));
     let failures = failures(&results);
     if failures.is_empty() {
@@ -252,6 +271,11 @@ struct Lab {
 }
 
 impl Lab {
+    fn new(number: usize, database_url: &str) -> Result<Lab> {
+        let home = target_dir().join("mutants").join(number.to_string());
+        Ok(Lab { tree: Tree::copy(home.join("tree"))?, home, database_url: database_url.to_owned() })
+    }
+
     fn test(&self, mutant: &Mutant) -> Result<Outcome> {
         let path = self.tree.root.join(mutant.file);
         let original = match fs::read_to_string(&path) {
@@ -298,6 +322,9 @@ impl Lab {
         suite
             .current_dir(&self.tree.root)
             .env("CARGO_TARGET_DIR", self.home.join("target"))
+            // Nobody debugs a mutant, and it builds faster without.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_INCREMENTAL", "1")
             .env("LONGSHORE_TEST_DATABASE_URL", &self.database_url);
         suite
     }
