@@ -226,7 +226,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "Postgres decides this in the statements",
     ),
     ("postgres", "check.rs", &["jobs", "miscounted"], "reads the rows of one statement each"),
-    ("sqlite", "check.rs", &["miscounted", "delete_history"], "Postgres does this within its statements"),
+    ("sqlite", "check.rs", &["miscounted"], "Postgres does this within its statements"),
     ("postgres", "operate.rs", &["bind_waiting", "operated"], "statements return how many rows they changed"),
     (
         "sqlite",

@@ -282,8 +282,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "postgres: remove rows without testing again that they have no request",
         file: CHECK,
         anchor: "const DROP_READY:",
-        find: "and not exists (select 1 from longshore.jobs j where j.id = s.id)",
-        replace: "",
+        find: r#"and ", without_request!("ready")"#,
+        replace: "\"",
         caught_by: &["corrupt::postgres::a_repair_whose_reason_has_gone_changes_nothing"],
     },
     Mutant {

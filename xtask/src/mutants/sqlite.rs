@@ -168,8 +168,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "sqlite: remove rows without testing again that they have no request",
         file: CHECK,
         anchor: "const DROP_READY:",
-        find: "and id not in (select id from jobs)",
-        replace: "",
+        find: r#"and ", without_request!("ready")"#,
+        replace: "\"",
         caught_by: &["corrupt::sqlite::a_repair_whose_reason_has_gone_changes_nothing"],
     },
     Mutant {
