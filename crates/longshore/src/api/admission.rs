@@ -133,7 +133,9 @@ impl Limiter {
                     counted_at: Instant::now(),
                     took,
                     waiting: counted.saturating_add(accepted),
-                    accepted: 0,
+                    // When nothing is known yet, several requests count at once. The counts
+                    // that end later may have begun before these jobs were stored.
+                    accepted,
                     counting_until: None,
                 };
                 let result = depth.accept(limit);

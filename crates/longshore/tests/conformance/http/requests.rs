@@ -21,6 +21,7 @@ cases! {
     requests_from_another_origin_change_nothing,
     too_many_requests_or_jobs_are_refused_with_retry_after,
     a_limit_of_twenty_thousand_waiting_jobs_refuses_the_next_one,
+    concurrent_first_requests_do_not_exceed_the_limit,
     a_full_queue_accepts_jobs_again_when_it_has_room,
 }
 
@@ -158,6 +159,21 @@ async fn a_limit_of_twenty_thousand_waiting_jobs_refuses_the_next_one(fixture: F
     // A server that has counted nothing yet comes to the same result.
     limited(&fixture, 20_000).post("/jobs", &new).await.expect_problem(429, "rate_limited", "queue");
     limited(&fixture, 20_001).post("/jobs", &new).await.expect_status(201);
+}
+
+async fn concurrent_first_requests_do_not_exceed_the_limit(fixture: Fixture) {
+    let http = limited(&fixture, 5);
+    let requests: Vec<_> = (0..40)
+        .map(|_| {
+            let http = http.clone();
+            tokio::spawn(async move { http.post("/jobs", &json!({ "kind": "a", "payload": 1 })).await })
+        })
+        .collect();
+    let mut accepted = 0;
+    for request in requests {
+        accepted += u32::from(request.await.expect("task").status == 201);
+    }
+    assert!((1..=5).contains(&accepted), "{accepted} jobs were accepted");
 }
 
 async fn a_full_queue_accepts_jobs_again_when_it_has_room(fixture: Fixture) {
