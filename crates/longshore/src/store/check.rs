@@ -1,8 +1,31 @@
-//! Repairs of inconsistent tables: which problems have one safe repair.
+//! The result of the consistency check, which problems have one safe repair, and whether
+//! commits are durable.
 
 use serde::Serialize;
 
 use crate::job::{JobId, Outcome};
+
+/// The result of [`Store::check`](super::Store::check).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// The number of jobs checked.
+    pub jobs: u64,
+    /// The problems found, one sentence each, at most a hundred of each type. Empty
+    /// if the tables are consistent.
+    pub problems: Vec<String>,
+}
+
+/// Whether stored jobs survive a crash of the database server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Durability {
+    /// Settings of the server with which a crash may lose stored jobs, one sentence each.
+    pub risks: Vec<String>,
+    /// Settings that are safe only on some file systems, one sentence each.
+    pub warnings: Vec<String>,
+    /// Whether the database URL accepts the risks: `?durability=relaxed`.
+    pub accepted: bool,
+}
 
 /// A repair that loses no work and runs no job twice. Problems that could be repaired in
 /// more than one way are only reported, by [`Store::check`](super::Store::check).
@@ -10,20 +33,21 @@ use crate::job::{JobId, Outcome};
 #[serde(tag = "repair", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Repair {
-    /// The job waits and runs: the waiting row goes, and the lease stays. Only if the lease
-    /// is not older than the waiting row.
+    /// The job waits and runs: the waiting row is deleted, and the lease stays. Only if the
+    /// lease is not older than the waiting row.
     KeepLease {
         /// The job.
         job: JobId,
     },
-    /// The job waits and has finished: the waiting row goes, and the outcome stays. Only if
-    /// the outcome is not older than the waiting row. An operator can retry the job.
+    /// The job waits and has finished: the waiting row is deleted, and the outcome stays. Only
+    /// if the outcome is not older than the waiting row. An operator can retry the job.
     KeepOutcome {
         /// The job.
         job: JobId,
     },
-    /// The row belongs to no request, so that nothing can run or show it: the row goes, with
-    /// the job's history. A running row goes only if its worker is not alive.
+    /// The row has no request, so that nothing can run or show it: the row is deleted, with
+    /// the job's history, checkpoint and merged requests. A running row is deleted only if its
+    /// worker is not alive.
     DropWithoutRequest {
         /// The job.
         job: JobId,

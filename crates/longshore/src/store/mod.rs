@@ -47,7 +47,7 @@ mod stats;
 mod tokens;
 mod workers;
 
-pub use check::{Repair, StateTable};
+pub use check::{CheckReport, Durability, Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, Suspects};
 pub use cursor::ClaimCursor;
 pub(crate) use inspect::PageBuilder;
@@ -61,7 +61,7 @@ pub use recover::{Interrupted, Interruptor, Recovered, SweepScope};
 pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{MAX_HISTORY, Settled, Settlement};
-pub use stats::{Ahead, CheckReport, Count, Durability, Tallied};
+pub use stats::{Ahead, Count, Tallied};
 pub use tokens::{NewToken, Scope, TokenRecord};
 pub use workers::{Beat, NewWorker, Registration, WorkerRecord};
 

@@ -1,5 +1,4 @@
-//! Statistics: jobs per status, jobs ahead of a job, jobs that ended per minute, and
-//! the result of the consistency check.
+//! Statistics: jobs per status, jobs ahead of a job, and jobs that ended per minute.
 
 use std::collections::BTreeMap;
 
@@ -94,28 +93,6 @@ fn bucket_end_ms(run_bucket: i32) -> f64 {
 pub(crate) fn start_of(seconds: i64, at: DateTime<Utc>) -> DateTime<Utc> {
     let at = at.clamp(DateTime::UNIX_EPOCH, FAR_FUTURE).timestamp();
     DateTime::from_timestamp(at - at.rem_euclid(seconds), 0).unwrap_or_default()
-}
-
-/// The result of [`Store::check`](super::Store::check).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct CheckReport {
-    /// The number of jobs checked.
-    pub jobs: u64,
-    /// The problems found, one sentence each, at most a hundred of each type. Empty
-    /// if the tables are consistent.
-    pub problems: Vec<String>,
-}
-
-/// Whether stored jobs survive a crash of the database server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Durability {
-    /// Settings of the server with which a crash may lose stored jobs, one sentence each.
-    pub risks: Vec<String>,
-    /// Settings that are safe only on some file systems, one sentence each.
-    pub warnings: Vec<String>,
-    /// Whether the database URL accepts the risks: `?durability=relaxed`.
-    pub accepted: bool,
 }
 
 #[cfg(test)]
