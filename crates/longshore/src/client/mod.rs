@@ -9,6 +9,7 @@
 //! | `settle` | how attempts end |
 //! | `operate` | operators' commands on jobs and queues |
 //! | `inspect` | reading jobs, numbers, workers and queues |
+//! | `check` | the consistency check, its repairs, durability |
 //! | `upkeep` | turns of retention and of folding tallies |
 //! | `kinds`, `tokens` | registered kinds and the check of new jobs; API tokens |
 //!
@@ -23,6 +24,7 @@ use crate::error::Result;
 use crate::store::{Migrated, Store};
 use crate::wake::Notifier;
 
+mod check;
 mod enqueue;
 mod inspect;
 pub(crate) mod kinds;
@@ -32,8 +34,8 @@ pub(crate) mod settle;
 mod tokens;
 mod upkeep;
 
+pub use check::RepairMode;
 pub use enqueue::{CallerTransaction, Enqueueing};
-pub use inspect::RepairMode;
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};
 pub use settle::Report;
