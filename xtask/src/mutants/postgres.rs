@@ -598,9 +598,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "postgres: wait for a locked schedule",
         file: SCHEDULES,
-        anchor: "const LOCK_TIMEOUT",
-        find: "50ms",
-        replace: "50s",
+        anchor: "const MAX_LOCK_WAIT",
+        find: "from_millis(50)",
+        replace: "from_secs(50)",
         caught_by: &[
             "schedules::postgres_only::a_locked_schedule_does_not_delay_the_others",
             "schedules::postgres_only::a_schedule_whose_unique_key_is_held_does_not_delay_the_others",

@@ -7,6 +7,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use super::RequiredDurability;
+use super::run::MAX_LOCK_WAIT;
 use super::tx::{Sql, Tx};
 use crate::enqueue::Options;
 use crate::job::{JobId, Outcome};
@@ -327,7 +328,7 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
         concat!("delete from longshore.keys k where k.job = $1 and k.key = $2 and ", key_without_owner!());
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
-    sqlx::query("set local lock_timeout = '2s'").execute(&mut *tx.connection).await?;
+    tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
     let (sql, job) = match repair {
         Repair::KeepLease { job } => (DROP_WAITING_OF_RUNNING, job),
         Repair::KeepOutcome { job } => (DROP_WAITING_OF_FINISHED, job),

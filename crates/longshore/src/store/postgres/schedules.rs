@@ -1,5 +1,7 @@
 //! Cron schedules: storing them, and moving one to its next tick exactly once.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -88,7 +90,7 @@ const FIRE: &str = "
 /// How long a tick waits for a row or a key that another client's transaction holds. Long
 /// enough for another process that fires the same tick; short enough that a pass over many
 /// locked schedules does not delay the others.
-const LOCK_TIMEOUT: &str = "50ms";
+const MAX_LOCK_WAIT: Duration = Duration::from_millis(50);
 
 pub(super) async fn fire(
     tx: &mut Tx<'_>,
@@ -100,10 +102,7 @@ pub(super) async fn fire(
     let firing = async {
         let mut transaction = tx.begin().await?;
         let tx = &mut transaction.tx();
-        sqlx::query("select set_config('lock_timeout', $1, true)")
-            .bind(LOCK_TIMEOUT)
-            .execute(&mut *tx.connection)
-            .await?;
+        tx.limit_lock_waits(MAX_LOCK_WAIT).await?;
         let moved = sqlx::query(tx.sql(FIRE))
             .bind(&seen.name)
             .bind(seen.next_at)

@@ -35,7 +35,7 @@ impl<'c> Tx<'c> {
         self.store.schema.fill(text)
     }
 
-    /// Lets statements of the open transaction fail if they wait for a lock for longer.
+    /// Makes statements of the open transaction fail if they wait for a lock for longer.
     pub(super) async fn limit_lock_waits(&mut self, max_wait: Duration) -> Sql<()> {
         let max_wait = max_wait.as_millis().max(1);
         sqlx::query("select set_config('lock_timeout', $1, true)")
