@@ -88,12 +88,6 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "the host's clock, and columns that Postgres has types for",
     ),
     ("postgres", "store.rs", &["claim_and_move_cursor"], "a closure cannot name the lifetimes"),
-    (
-        "postgres",
-        "store.rs",
-        &["new", "remaining", "operate_with_limited_waits"],
-        "another client's transaction may hold locks for long",
-    ),
     ("postgres", "migrate.rs", &["new", "sql", "fill", "channel"], "the name of the schema"),
     (
         "postgres",

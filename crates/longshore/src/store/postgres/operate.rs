@@ -1,6 +1,8 @@
 //! Operators' commands on single jobs. Each is stored only if the job is still in
 //! the state that the decision was made from.
 
+use std::time::Duration;
+
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -60,8 +62,19 @@ pub(super) async fn locate(tx: &mut Tx<'_>, id: JobId) -> Sql<Option<State>> {
     Err(Error::internal(format!("job {id} is in no table; run `longshore check`")).into())
 }
 
-pub(super) async fn operate(tx: &mut Tx<'_>, id: JobId, from: &State, to: &Operation) -> Sql<Operated> {
-    match (from, to) {
+/// `max_wait` limits how long the command waits for the job, or a key that it needs, if
+/// another client's open transaction has locked it.
+pub(super) async fn operate(
+    tx: &mut Tx<'_>,
+    id: JobId,
+    from: &State,
+    to: &Operation,
+    max_wait: Duration,
+) -> Sql<Operated> {
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    tx.limit_lock_waits(max_wait).await?;
+    let done = match (from, to) {
         (State::Waiting(seen), Operation::Cancel { attempts }) => cancel(tx, id, seen, *attempts).await,
         (State::Waiting(seen), Operation::RunNow) => run_now(tx, id, seen).await,
         (State::Waiting(seen), Operation::Rewrite(edit)) => rewrite(tx, id, seen, edit).await,
@@ -72,7 +85,9 @@ pub(super) async fn operate(tx: &mut Tx<'_>, id: JobId, from: &State, to: &Opera
             Err(Error::internal(format!("the operation {to:?} does not apply to a job in state {from:?}"))
                 .into())
         }
-    }
+    }?;
+    transaction.commit().await?;
+    Ok(done)
 }
 
 /// Deletes a job from `ready`, if it is there in the state that was seen. The budget is

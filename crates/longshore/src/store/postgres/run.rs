@@ -1,18 +1,19 @@
-//! How an operation runs: in which task, with which deadline, and how often it is
-//! retried.
+//! How an operation runs: in which task, with which deadline, how long it may wait for
+//! locks, and how often it is retried.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::PostgresStore;
 use super::pool::Class;
 use super::tx::{Fault, Sql, Tx};
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
+use crate::store::KeyWait;
 
-/// The default deadline. No operation except `check` may hold a connection longer.
+/// The default deadline. Only operations that read all tables may hold a connection longer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// The deadline of the operations that workers run all the time and that touch few
 /// rows. If one gets no reply for this long, the connection is dead, whatever TCP
@@ -66,6 +67,8 @@ impl Mode {
 
     /// For operations that may take long.
     pub(super) const SLOW: Mode = Mode::new(Class::Shared, DEADLINE);
+    /// For operations that read all tables.
+    pub(super) const ALL_TABLES: Mode = Mode::new(Class::Shared, Duration::from_secs(60 * 60));
     /// For operations that are quick on a healthy database.
     pub(super) const HOT: Mode = Mode::new(Class::Hot, QUICK);
     /// For quick operations that only read.
@@ -106,6 +109,31 @@ impl Mode {
             Class::Shared => DEADLINE,
             Class::Waiting => MAX_LOCK_WAIT,
         }
+    }
+}
+
+/// How long an operation may still wait for locks of another client's transaction.
+pub(super) struct LockWait {
+    until: Instant,
+}
+
+impl LockWait {
+    /// A try on the pool's connections. Commits of other clients end sooner.
+    const SHORT: Duration = Duration::from_millis(200);
+
+    pub(super) fn new(wait: KeyWait) -> Self {
+        let max_wait = match wait {
+            KeyWait::Short => LockWait::SHORT,
+            KeyWait::Long => MAX_LOCK_WAIT,
+            KeyWait::UpTo(max_wait) => max_wait.min(MAX_LOCK_WAIT),
+        };
+        LockWait { until: Instant::now() + max_wait }
+    }
+
+    /// A part of the time may have passed with waiting for a connection. Enough is left
+    /// for the locks of quick transactions.
+    pub(super) fn remaining(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now()).max(LockWait::SHORT / 2)
     }
 }
 
@@ -153,14 +181,6 @@ impl PostgresStore {
     {
         let done = tokio::time::timeout(HEARTBEAT, self.clone().retry(Mode::HEARTBEAT, args, work)).await;
         done.unwrap_or_else(|_| Err(Fault::Timeout(HEARTBEAT).into()))
-    }
-
-    pub(super) async fn run_within<A, T>(&self, deadline: Duration, args: A, work: Work<A, T>) -> Result<T>
-    where
-        A: Send + Sync + 'static,
-        T: Send + 'static,
-    {
-        self.run_as(Mode::new(Class::Shared, deadline), args, work).await
     }
 
     pub(super) async fn run_as<A, T>(&self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>

@@ -2,7 +2,7 @@
 //! the function of the same name in the file named by the section.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use super::listen::CANCEL_POLL_INTERVAL;
 use super::pool::Class;
-use super::run::{MAX_LOCK_WAIT, Mode, Work, Working};
-use super::tx::{Sql, Tx};
+use super::run::{LockWait, Mode, Work, Working};
+use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
     check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
@@ -195,7 +195,7 @@ impl Store for PostgresStore {
 
     async fn operate(&self, id: JobId, from: &State, to: &Operation) -> Result<Operated> {
         let work: Work<_, _> = |tx, (id, from, to, wait): &(JobId, State, Operation, LockWait)| {
-            Box::pin(operate_with_limited_waits(tx, *id, from, to, wait))
+            Box::pin(operate::operate(tx, *id, from, to, wait.remaining()))
         };
         let args = |wait| (id, from.clone(), to.clone(), LockWait::new(wait));
         match self.run(args(KeyWait::Short), work).await {
@@ -266,9 +266,7 @@ impl Store for PostgresStore {
     // ---- check ------------------------------------------------------------
 
     async fn check(&self) -> Result<CheckReport> {
-        // It reads all tables.
-        const MAX_TIME: Duration = Duration::from_secs(60 * 60);
-        self.run_within(MAX_TIME, (), |tx, ()| Box::pin(check::check(tx))).await
+        self.run_as(Mode::ALL_TABLES, (), |tx, ()| Box::pin(check::check(tx))).await
     }
 
     async fn durability(&self) -> Result<Durability> {
@@ -276,9 +274,7 @@ impl Store for PostgresStore {
     }
 
     async fn repairs(&self) -> Result<Vec<Repair>> {
-        // It reads all tables.
-        const MAX_TIME: Duration = Duration::from_secs(60 * 60);
-        self.run_within(MAX_TIME, (), |tx, ()| Box::pin(check::repairs(tx))).await
+        self.run_as(Mode::ALL_TABLES, (), |tx, ()| Box::pin(check::repairs(tx))).await
     }
 
     async fn repair(&self, repair: &Repair) -> Result<bool> {
@@ -374,45 +370,4 @@ fn claim_and_move_cursor<'c>(
         let claims = claim::claim(tx, request, &mut cursor).await?;
         Ok((claims, std::mem::take(&mut *cursor)))
     })
-}
-
-/// How long an operation may still wait for locks of another client's transaction.
-struct LockWait {
-    until: Instant,
-}
-
-impl LockWait {
-    /// A try on the pool's connections. Commits of other clients end sooner.
-    const SHORT: Duration = Duration::from_millis(200);
-
-    fn new(wait: KeyWait) -> Self {
-        let max_wait = match wait {
-            KeyWait::Short => LockWait::SHORT,
-            KeyWait::Long => MAX_LOCK_WAIT,
-            KeyWait::UpTo(max_wait) => max_wait.min(MAX_LOCK_WAIT),
-        };
-        LockWait { until: Instant::now() + max_wait }
-    }
-
-    /// A part of the time may have passed with waiting for a connection. Enough is left
-    /// for the locks of quick transactions.
-    fn remaining(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now()).max(LockWait::SHORT / 2)
-    }
-}
-
-/// The job, or a key that it needs, may be locked by another client's transaction.
-async fn operate_with_limited_waits(
-    tx: &mut Tx<'_>,
-    id: JobId,
-    from: &State,
-    to: &Operation,
-    wait: &LockWait,
-) -> Sql<Operated> {
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    tx.limit_lock_waits(wait.remaining()).await?;
-    let done = operate::operate(tx, id, from, to).await?;
-    transaction.commit().await?;
-    Ok(done)
 }
