@@ -25,7 +25,7 @@ const MAX_IDLE: Duration = Duration::from_secs(5 * 60);
 /// An older connection is closed: sessions accumulate memory, and proxies drop
 /// connections that last too long.
 const MAX_LIFETIME: Duration = Duration::from_secs(30 * 60);
-/// The connections that only [`Class::Hot`] may use; at most half of the pool.
+/// The connections that only [`Class::Quick`] may use; at most half of the pool.
 const RESERVED_CONNECTIONS: usize = 4;
 /// The connections of [`Class::Waiting`], beside the pool's maximum. They are opened when
 /// an operation waits.
@@ -36,11 +36,11 @@ const WAITING_CONNECTIONS: usize = 4;
 pub(super) enum Class {
     /// Quick operations that never wait for another client's transaction for long. They
     /// may use all connections of the pool.
-    Hot,
-    /// Operations that may take long. They leave some connections to hot ones.
-    Shared,
-    /// Operations that wait for another client's transaction. They have connections of
-    /// their own.
+    Quick,
+    /// Operations that may take long. They leave some connections to quick ones.
+    Slow,
+    /// Operations that wait for another client's transaction. They have their own
+    /// connections.
     Waiting,
 }
 
@@ -51,8 +51,8 @@ pub(super) struct Pool {
     max_connections: usize,
     /// One per connection of the pool.
     permits: Arc<Semaphore>,
-    /// A shared operation needs one of these as well.
-    shared: Arc<Semaphore>,
+    /// A slow operation needs one of these as well.
+    slow: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     idle: Mutex<IdleConnections>,
     metrics: Metrics,
@@ -103,7 +103,7 @@ impl Pool {
             acquire_timeout,
             max_connections,
             permits: Arc::new(Semaphore::new(max_connections)),
-            shared: Arc::new(Semaphore::new(max_connections - reserved)),
+            slow: Arc::new(Semaphore::new(max_connections - reserved)),
             waiting: Arc::new(Semaphore::new(WAITING_CONNECTIONS)),
             idle: Mutex::default(),
             metrics,
@@ -153,11 +153,11 @@ impl Pool {
             permit.map_err(|closed| Error::internal("the connection pool is closed").with_source(closed))
         };
         let permits = match class {
-            Class::Hot => (take(&self.permits).await?, None),
+            Class::Quick => (take(&self.permits).await?, None),
             // In this order: an operation that waits for its turn must not occupy a
             // connection.
-            Class::Shared => {
-                let turn = take(&self.shared).await?;
+            Class::Slow => {
+                let turn = take(&self.slow).await?;
                 (take(&self.permits).await?, Some(turn))
             }
             Class::Waiting => (take(&self.waiting).await?, None),

@@ -66,21 +66,21 @@ impl Mode {
     }
 
     /// For operations that may take long.
-    pub(super) const SLOW: Mode = Mode::new(Class::Shared, DEADLINE);
+    pub(super) const SLOW: Mode = Mode::new(Class::Slow, DEADLINE);
     /// For operations that read all tables.
-    pub(super) const ALL_TABLES: Mode = Mode::new(Class::Shared, Duration::from_secs(60 * 60));
+    pub(super) const ALL_TABLES: Mode = Mode::new(Class::Slow, Duration::from_secs(60 * 60));
     /// For operations that are quick on a healthy database.
-    pub(super) const HOT: Mode = Mode::new(Class::Hot, QUICK);
+    pub(super) const QUICK: Mode = Mode::new(Class::Quick, QUICK);
     /// For quick operations that only read.
     const READ: Mode =
-        Mode { class: Class::Hot, deadline: READ, on_broken_connection: OnBrokenConnection::Repeat };
+        Mode { class: Class::Quick, deadline: READ, on_broken_connection: OnBrokenConnection::Repeat };
     /// For operations that set deadlines for their parts.
-    pub(super) const HOT_IN_PARTS: Mode = Mode::new(Class::Hot, DEADLINE);
+    pub(super) const QUICK_IN_PARTS: Mode = Mode::new(Class::Quick, DEADLINE);
     /// For operations that wait for another client's transaction.
     pub(super) const WAITING: Mode =
         Mode::new(Class::Waiting, MAX_LOCK_WAIT.saturating_add(Duration::from_secs(1)));
     /// For heartbeats. Less than their caller waits, so that a dead connection is noticed.
-    const HEARTBEAT: Mode = Mode::new(Class::Hot, Duration::from_secs(4));
+    const HEARTBEAT: Mode = Mode::new(Class::Quick, Duration::from_secs(4));
 
     /// For an enqueue of these jobs. Ids are chosen before the first try, so repeating it
     /// stores nothing twice. Jobs with keys are stored in parts, which have deadlines of
@@ -90,7 +90,7 @@ impl Mode {
         let deadline = if is_in_parts { DEADLINE } else { enqueue_deadline(jobs) };
         let on_broken_connection = match class {
             Class::Waiting => OnBrokenConnection::Fail,
-            Class::Hot | Class::Shared => OnBrokenConnection::Repeat,
+            Class::Quick | Class::Slow => OnBrokenConnection::Repeat,
         };
         Mode { class, deadline, on_broken_connection }
     }
@@ -105,8 +105,8 @@ impl Mode {
     /// How long to wait for a connection.
     fn max_acquire_wait(self) -> Duration {
         match self.class {
-            Class::Hot => QUICK,
-            Class::Shared => DEADLINE,
+            Class::Quick => QUICK,
+            Class::Slow => DEADLINE,
             Class::Waiting => MAX_LOCK_WAIT,
         }
     }
@@ -160,7 +160,7 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        self.run_as(Mode::HOT, args, work).await
+        self.run_as(Mode::QUICK, args, work).await
     }
 
     /// As [`run_quick`](Self::run_quick), for operations that only read.

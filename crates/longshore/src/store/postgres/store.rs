@@ -58,8 +58,8 @@ impl Store for PostgresStore {
 
     async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>> {
         let mode = match wait {
-            _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Hot, jobs),
-            KeyWait::Short => Mode::enqueue(Class::Shared, jobs),
+            _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Quick, jobs),
+            KeyWait::Short => Mode::enqueue(Class::Slow, jobs),
             KeyWait::Long | KeyWait::UpTo(_) => Mode::enqueue(Class::Waiting, jobs),
         };
         let work: Work<_, _> = |tx, (jobs, wait): &(Vec<ValidJob>, LockWait)| {
@@ -91,7 +91,7 @@ impl Store for PostgresStore {
 
     async fn claim(&self, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Result<Claims> {
         let args = (request.clone(), tokio::sync::Mutex::new(std::mem::take(cursor)));
-        let (claims, moved) = self.run_here(Mode::HOT, args, claim_and_move_cursor).await?;
+        let (claims, moved) = self.run_here(Mode::QUICK, args, claim_and_move_cursor).await?;
         *cursor = moved;
         Ok(claims)
     }
@@ -133,7 +133,7 @@ impl Store for PostgresStore {
         let work: Work<_, _> = |tx, settlements: &Vec<Settlement>| Box::pin(settle::settle(tx, settlements));
         // Each statement has its own short deadline. If many leases are locked,
         // they are ended one by one.
-        self.run_here(Mode::HOT_IN_PARTS, settlements.to_vec(), work).await
+        self.run_here(Mode::QUICK_IN_PARTS, settlements.to_vec(), work).await
     }
 
     // ---- workers ----------------------------------------------------------
