@@ -165,7 +165,7 @@ fn invalid_url() -> Error {
 }
 
 /// One URL per host. The hosts are between `@` and the path, or in the parameters `host`
-/// and `port`, which win.
+/// and `port`, which take precedence.
 fn split_hosts(url: &str) -> Result<Vec<String>> {
     let (mut hosts, mut ports) = (None, None);
     let rest = take_parameter(url, "host", |value| {
@@ -235,9 +235,11 @@ fn in_authority(host: &str) -> String {
     }
 }
 
-/// Decodes `%2C` and `%2F`, the only escapes that a list of hosts or ports can need.
+/// Decodes the only escapes that a list of hosts or ports can need: commas, the slashes of
+/// sockets and the colons of IPv6 addresses.
 fn decoded(text: &str) -> String {
-    text.replace("%2C", ",").replace("%2c", ",").replace("%2F", "/").replace("%2f", "/").replace("%3A", ":")
+    let escapes = [("%2C", ","), ("%2c", ","), ("%2F", "/"), ("%2f", "/"), ("%3A", ":"), ("%3a", ":")];
+    escapes.iter().fold(text.to_owned(), |text, (escape, character)| text.replace(escape, character))
 }
 
 #[cfg(test)]
@@ -257,6 +259,7 @@ mod tests {
             ("postgres://ada:s3@/jobs?host=one,two&port=5001,5002", ["one:5001", "two:5002"]),
             ("postgres:///jobs?host=one%2Ctwo&port=5001", ["one:5001", "two:5001"]),
             ("postgres://ada@ignored/jobs?port=5003&host=/tmp,::1", ["/tmp:5003", "[::1]:5003"]),
+            ("postgres:///jobs?host=%3A%3A1%2c%3a%3a2&port=5001", ["[::1]:5001", "[::2]:5001"]),
         ] {
             assert_eq!(hosts(url), expected, "{url}");
         }
