@@ -50,6 +50,7 @@ pub(super) struct Bodies {
 
 #[derive(Debug)]
 struct Arriving {
+    /// `None` if the server does not know its clients' addresses.
     client: Option<ClientKey>,
     since: Instant,
     /// Notified if the body must make room for others.
@@ -119,8 +120,8 @@ impl BodyReceiver {
         let connection = request.extensions().get::<Arc<Connection>>().cloned();
         let address = request.extensions().get::<ConnectInfo<std::net::SocketAddr>>();
         let client = match &connection {
-            Some(connection) => connection.client(),
-            None => address.and_then(|ConnectInfo(address)| ClientKey::of(address.ip())),
+            Some(connection) => Some(connection.client()),
+            None => address.map(|ConnectInfo(address)| ClientKey::of(address.ip())),
         };
         let body = Limited::new(request.into_body(), limit);
         let received = AtomicU64::new(0);

@@ -8,6 +8,7 @@
 //! never closed. Timeouts are in `serve`, `bodies` and `write_timeout`.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -97,10 +98,8 @@ impl Connections {
 
 /// Of the client with the most entries, the one that waits the longest. So a client that
 /// opens many connections affects itself and not the others.
-pub(super) fn longest_waiting<T>(
-    waiting: impl Iterator<Item = (Option<ClientKey>, Instant, T)>,
-) -> Option<T> {
-    let mut by_client: HashMap<Option<ClientKey>, (usize, Instant, T)> = HashMap::new();
+pub(super) fn longest_waiting<C: Eq + Hash, T>(waiting: impl Iterator<Item = (C, Instant, T)>) -> Option<T> {
+    let mut by_client: HashMap<C, (usize, Instant, T)> = HashMap::new();
     for (client, since, item) in waiting {
         match by_client.get_mut(&client) {
             None => {
@@ -118,23 +117,23 @@ pub(super) fn longest_waiting<T>(
     most.map(|(_, _, item)| item)
 }
 
-/// A client, as far as it can be told from its address: an IPv4 address or an IPv6
-/// network of 64 bits, which is what one host usually has.
+/// What identifies a client: its IPv4 address, or its IPv6 network of 64 bits, which is what
+/// one host usually has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ClientKey(IpAddr);
 
 impl ClientKey {
-    pub(super) fn of(address: IpAddr) -> Option<Self> {
-        Some(ClientKey(match address.to_canonical() {
+    pub(super) fn of(address: IpAddr) -> Self {
+        ClientKey(match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
             address => address,
-        }))
+        })
     }
 }
 
 /// One connection. Requests that carry a body have it in their extensions.
 pub(super) struct Connection {
-    client: Option<ClientKey>,
+    client: ClientKey,
     opened: Instant,
     /// Since when it waits for its client: milliseconds after `opened`, or `BUSY`. An
     /// atomic, because every request changes it.
@@ -148,7 +147,7 @@ const WAITING_SINCE_OPENED: u64 = 0;
 const BUSY: u64 = u64::MAX;
 
 impl Connection {
-    pub(super) fn client(&self) -> Option<ClientKey> {
+    pub(super) fn client(&self) -> ClientKey {
         self.client
     }
 
@@ -267,9 +266,9 @@ mod tests {
         let client = |last: u8| ClientKey::of(IpAddr::from([10, 0, 0, last]));
         let waiting = [(client(1), at(1), "a"), (client(2), at(3), "b"), (client(2), at(2), "c")];
         assert_eq!(longest_waiting(waiting.into_iter()), Some("c"));
-        let waiting = [(client(1), at(1), "a"), (client(2), at(3), "b"), (None, at(2), "c")];
+        let waiting = [(client(1), at(1), "a"), (client(2), at(3), "b"), (client(3), at(2), "c")];
         assert_eq!(longest_waiting(waiting.into_iter()), Some("a"));
-        assert_eq!(longest_waiting::<u8>(std::iter::empty()), None);
+        assert_eq!(longest_waiting::<ClientKey, u8>(std::iter::empty()), None);
     }
 
     #[test]
