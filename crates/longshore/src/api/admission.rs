@@ -19,7 +19,7 @@ const FULL_DEPTH_TTL: Duration = Duration::from_millis(25);
 /// A count is used for at least this many times as long as it took, so that counting takes
 /// at most a twentieth of one connection per queue, whatever the limit.
 const DEPTH_TTL_PER_COUNT: u32 = 20;
-/// How long others wait for a request that counts before one of them counts itself.
+/// A count that takes longer was probably abandoned, and another request counts.
 const MAX_COUNT_TIME: Duration = Duration::from_secs(5);
 /// Above this number of queues, old counts are dropped.
 const MAX_DEPTHS: usize = 1000;
@@ -33,9 +33,9 @@ pub struct Admission {
     /// callers without a token share one allowance.
     pub requests_per_second: Option<u32>,
     /// How many jobs may wait in a queue before new ones are refused. The server counts
-    /// a queue at least once per second while jobs arrive for it, and adds the jobs that it
-    /// accepts in between. Jobs that are enqueued elsewhere are noticed with the next
-    /// count.
+    /// a queue once per second while jobs arrive for it, more often while it seems to be
+    /// full, and less often if a count takes long. It adds the jobs that it accepts in
+    /// between. Jobs that are enqueued elsewhere are noticed with the next count.
     pub waiting_jobs: Option<u64>,
 }
 
@@ -58,7 +58,7 @@ struct Depth {
     waiting: u64,
     /// Jobs accepted since the newest count began. They may or may not be in it.
     accepted: u64,
-    /// A request counts now; until then, others use the old number. If that request was
+    /// Set while a request counts; meanwhile, others use the old number. If that request was
     /// abandoned, the next one after this time counts.
     counting_until: Option<Instant>,
 }

@@ -1,4 +1,4 @@
-//! Receives the bodies of requests. Limits how slow they may arrive and how many may
+//! Receives the bodies of requests. Limits how slowly they may arrive and how many may
 //! arrive at once, so that slow bodies do not occupy the server. Parsing is in `extract`.
 
 use std::pin::{Pin, pin};
@@ -21,7 +21,7 @@ use super::refusals::{self, Refusal};
 /// those of most requests do, is not limited by them.
 #[derive(Clone, Debug)]
 pub struct BodyLimits {
-    /// How long a body may take to arrive, in addition to its length divided by
+    /// How long a body may take to arrive, in addition to the bytes received divided by
     /// `min_rate`; 10 s by default. It never takes longer than the request may.
     pub timeout: Duration,
     /// The rate in bytes per second that a body must have after `timeout`; 64 KiB by
@@ -157,7 +157,7 @@ impl BodyReceiver {
         }
     }
 
-    /// When a body must have arrived of which `received` bytes have.
+    /// The deadline of a body of which `received` bytes have arrived.
     fn deadline(&self, started: Instant, received: u64) -> Instant {
         let BodyLimits { timeout, min_rate, .. } = self.bodies.limits;
         let extra = Duration::from_millis(received.saturating_mul(1000) / u64::from(min_rate.max(1)));

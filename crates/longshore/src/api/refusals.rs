@@ -53,7 +53,10 @@ pub(super) fn report(refusal: Refusal) {
 pub(super) fn report_all_busy() {
     static LINE: Line = Mutex::new((None, 0));
     if lines_due(&LINE).is_some() {
-        tracing::warn!("all connections are in use by requests in progress; new ones wait; raise the limit");
+        tracing::warn!(
+            "all connections handle requests, so new ones wait; raise the maximum number of connections \
+             (`Limits::connections`, `--max-connections`)"
+        );
     }
 }
 

@@ -1,5 +1,6 @@
 //! A TCP stream with a write timeout. Without it, clients that never read could hold
-//! every connection slot forever.
+//! every connection slot forever. The stream also records that its client has sent
+//! something, so that an idle client does not count as one with slow headers.
 
 use std::future::Future;
 use std::io;
