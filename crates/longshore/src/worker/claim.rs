@@ -522,8 +522,7 @@ impl Claimer {
             return shared.buffer.push(attempts);
         }
         for attempt in attempts {
-            let ending = attempt.released();
-            shared.report(attempt, ending, None);
+            shared.release(attempt);
         }
     }
 
@@ -667,8 +666,7 @@ impl Claimer {
             tracing::info!(jobs = overdue.len(), "released claimed jobs that could not start in time");
         }
         for attempt in overdue {
-            let ending = attempt.released();
-            self.shared.report(attempt, ending, None);
+            self.shared.release(attempt);
         }
     }
 }

@@ -55,8 +55,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
                     worker_id = %attempt.claimed.lease().worker,
                     "claimed a job of a kind without a handler; releasing it"
                 );
-                let ending = attempt.released();
-                shared.report(attempt, ending, None);
+                shared.release(attempt);
             }
         }
     }
@@ -96,8 +95,7 @@ async fn run_attempt(shared: &Arc<Shared>, clock: &SlotClock, handler: &dyn Hand
     let began = Instant::now();
     let claimed = &attempt.claimed;
     if !may_start(shared, &attempt).await {
-        let ending = attempt.released();
-        return shared.report(attempt, ending, None);
+        return shared.release(attempt);
     }
     start(shared, clock, began, &attempt);
     let work = match shared.hooks.clone() {
@@ -142,8 +140,7 @@ async fn run_batch(
     let mut ready = Vec::with_capacity(attempts.len());
     for attempt in attempts {
         if !may_start(shared, &attempt).await {
-            let ending = attempt.released();
-            shared.report(attempt, ending, None);
+            shared.release(attempt);
             continue;
         }
         start(shared, clock, began, &attempt);

@@ -58,6 +58,12 @@ impl Shared {
         // Fails only when the settler has ended; recovery then handles the job.
         let _ = self.reports.send(AttemptReport { attempt, ending, follow_ups, ran });
     }
+
+    /// Reports an unfinished attempt as released, so that its job returns to the queue.
+    pub(super) fn release(&self, attempt: Arc<Attempt>) {
+        let ending = attempt.released();
+        self.report(attempt, ending, None);
+    }
 }
 
 /// Settles until the worker has ended.

@@ -234,8 +234,7 @@ async fn supervise(
         claimer.abort();
     }
     for attempt in shared.buffer.take_all() {
-        let ending = attempt.released();
-        shared.report(attempt, ending, None);
+        shared.release(attempt);
     }
     shared.buffer.close();
     stop_runners(&shared, &mut runners, grace_ends, &mut skip_grace).await;
@@ -281,8 +280,7 @@ async fn stop_runners(
             // anyway; the fence rejects whatever the handler does later.
             let _ = tokio::time::timeout(ABORT_TIMEOUT, &mut all_done).await;
             for attempt in shared.held.all() {
-                let ending = attempt.released();
-                shared.report(attempt, ending, None);
+                shared.release(attempt);
             }
         }
     }
