@@ -261,7 +261,7 @@ pub(super) struct Buffer {
 #[derive(Default)]
 struct WaitingJobs {
     jobs: VecDeque<Arc<Attempt>>,
-    /// No job was received before this time; `None` while no job waits.
+    /// No waiting job was received before this time. Meaningless while no job waits.
     oldest: Option<Instant>,
     /// Runners that found the buffer empty and wait. Counted under the same lock as the jobs:
     /// a runner that takes a job must see every runner that will not check again by itself.
@@ -273,7 +273,9 @@ impl Buffer {
     pub(super) fn push(&self, attempts: Vec<Arc<Attempt>>) {
         let mut waiting = lock(&self.waiting);
         let Some(first) = attempts.first() else { return };
-        waiting.oldest.get_or_insert(first.received_at);
+        if waiting.jobs.is_empty() {
+            waiting.oldest = Some(first.received_at);
+        }
         let in_order = waiting.jobs.back().is_none_or(|last| start_order(last) <= start_order(first));
         waiting.jobs.extend(attempts);
         if !in_order {
@@ -309,9 +311,6 @@ impl Buffer {
         };
         waiting.idle -= usize::from(*counted_idle);
         let (left, idle) = (waiting.jobs.len(), waiting.idle);
-        if left == 0 {
-            waiting.oldest = None;
-        }
         self.busy.fetch_add(1, Ordering::AcqRel);
         drop(waiting);
         // Each runner that wakes up wakes the next one, so that a push wakes one runner
@@ -319,9 +318,7 @@ impl Buffer {
         if left > 0 && idle > 0 {
             self.arrived.notify_one();
         }
-        if left <= self.low_water.load(Ordering::Relaxed) {
-            self.demand.notify_one();
-        }
+        self.request_refill(left);
         Some(attempt)
     }
 
@@ -337,15 +334,10 @@ impl Buffer {
                 left.push_back(attempt);
             }
         }
+        let still_waiting = left.len();
         waiting.jobs = left;
-        let left = waiting.jobs.len();
-        if left == 0 {
-            waiting.oldest = None;
-        }
         drop(waiting);
-        if left <= self.low_water.load(Ordering::Relaxed) {
-            self.demand.notify_one();
-        }
+        self.request_refill(still_waiting);
         taken
     }
 
@@ -353,7 +345,12 @@ impl Buffer {
     pub(super) fn done(&self, jobs: usize) {
         self.done.fetch_add(jobs as u64, Ordering::Relaxed);
         self.busy.fetch_sub(1, Ordering::AcqRel);
-        if self.len() <= self.low_water.load(Ordering::Relaxed) {
+        self.request_refill(self.len());
+    }
+
+    /// Notifies the claimer if few jobs are left.
+    fn request_refill(&self, left: usize) {
+        if left <= self.low_water.load(Ordering::Relaxed) {
             self.demand.notify_one();
         }
     }
@@ -365,7 +362,8 @@ impl Buffer {
 
     /// When the first of the waiting jobs may have waited for `max_wait`; `None` if no job waits.
     pub(super) fn overdue_at(&self, max_wait: Duration) -> Option<Instant> {
-        lock(&self.waiting).oldest.map(|oldest| oldest + max_wait)
+        let waiting = lock(&self.waiting);
+        waiting.oldest.filter(|_| !waiting.jobs.is_empty()).map(|oldest| oldest + max_wait)
     }
 
     /// Takes the jobs that have waited for `max_wait`.
