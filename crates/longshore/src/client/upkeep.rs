@@ -1,6 +1,6 @@
 //! Turns of retention and of folding tallies: steps until nothing is left to do, with
-//! pauses, so that claims and settles are not delayed. When a turn begins is decided in
-//! `worker/upkeep.rs`.
+//! pauses, so that claims and settles are not delayed. `worker/upkeep.rs` decides when a
+//! turn begins.
 
 use std::time::{Duration, Instant};
 
@@ -64,14 +64,14 @@ const MAX_ROWS: u32 = 10_000;
 const FIRST_ROWS: u32 = 2000;
 const MIN_PAUSE: Duration = Duration::from_millis(1);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// A turn that takes longer than this is late. From then on its pauses are shorter, so
-/// that it removes more than arrives. They are halved after each further such period, up to
-/// this many times.
+/// A turn that takes longer than this is late. Then its pauses are halved, so that it
+/// removes more than arrives, and again after each further such period, up to
+/// `MAX_HALVINGS` times.
 const LATE: Duration = Duration::from_secs(10);
+const MAX_HALVINGS: u32 = 3;
 /// The pause after a step that changed nothing. If an open transaction has locked many
 /// expired jobs, every step reads them in vain, and the turn lasts until they are free.
 const IDLE_PAUSE: Duration = Duration::from_millis(250);
-const MAX_HALVINGS: u32 = 3;
 
 /// Adapts the size of steps to the time they take. A busy database makes steps slow; they
 /// become smaller, and the pauses after them longer.

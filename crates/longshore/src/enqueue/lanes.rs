@@ -143,7 +143,7 @@ impl Drop for Place {
     }
 }
 
-/// Stores the batches of one lane.
+/// Stores the batches of the lanes.
 #[derive(Clone, Debug)]
 struct Sink {
     store: Arc<dyn Store>,
@@ -284,6 +284,7 @@ impl Sink {
         }
     }
 
+    /// Stores one job of a batch that failed.
     async fn store_alone(self, job: ValidJob, reply: Reply) {
         // A batch of a thousand must not use a thousand connections.
         let turn = self.alone.acquire().await;

@@ -268,9 +268,7 @@ impl NewJob {
             options,
         })
     }
-}
 
-impl NewJob {
     /// Checks every field and sets the idempotency key of a tick, which callers cannot use.
     #[cfg(feature = "cron")]
     pub(crate) fn validate_tick(self, key: String) -> Result<ValidJob> {
@@ -279,8 +277,8 @@ impl NewJob {
     }
 }
 
-/// A job that has passed every check. Only [`NewJob::validate`] creates one, so the engines
-/// do not check it again.
+/// A job that has passed every check. Only [`NewJob`] creates one, so the engines do not
+/// check it again.
 #[derive(Clone, Debug)]
 pub struct ValidJob {
     pub(crate) id: JobId,

@@ -143,8 +143,8 @@ pub(crate) enum Start {
 }
 
 impl ClaimCursor {
-    /// A cursor that never resumes: every claim starts at the head. For comparison in
-    /// benchmarks and tests.
+    /// A cursor that never resumes: every claim starts at the head. For claims that are rare
+    /// and differ from each other, and for comparison in benchmarks and tests.
     pub fn always_head() -> Self {
         ClaimCursor { always_head: true, ..ClaimCursor::default() }
     }

@@ -159,9 +159,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// polling finds the jobs, and heartbeats return the cancels.
     async fn notify_others(&self, notices: &[Notice]) -> Result<()>;
 
-    /// Subscribes to the notifications of this and other processes. Subscribe
-    /// before claiming: a job enqueued between the two would otherwise wait a full
-    /// poll interval.
+    /// Subscribes to the notifications of due jobs, from this and other processes.
+    /// Subscribe before claiming: a job enqueued between the two would otherwise wait a
+    /// full poll interval.
     async fn subscribe(&self) -> Result<Wakeups>;
 
     /// Subscribes to the notifications of cancels. Read [`cancels`](Store::cancels)

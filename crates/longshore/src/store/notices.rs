@@ -1,8 +1,8 @@
-//! Notifications: what is sent to workers, and the subscriptions to it. How notifications
-//! reach other processes belongs to the engines; when they are sent, to the module `wake`.
+//! Notifications: what is sent to workers, and the subscriptions to it. The engines own how
+//! notifications reach other processes, and the module `wake` owns when they are sent.
 //!
-//! There are two kinds, and each has its own channel to the subscribers of this process:
-//! a worker that waits for a cancel is not woken by every enqueue.
+//! Due jobs and cancels have separate channels to the subscribers of this process, so that
+//! an enqueue does not wake a worker that waits for a cancel.
 
 use std::time::Duration;
 
@@ -57,8 +57,8 @@ pub struct CancelNotices {
 }
 
 impl CancelNotices {
-    /// Also returns from [`next`](Self::next) after this time, for engines that do not
-    /// receive notifications.
+    /// Also returns from [`next`](Self::next) after this time, for a database that sends no
+    /// notifications.
     #[cfg(feature = "postgres")]
     pub(crate) fn with_poll_interval(self, poll_interval: Duration) -> Self {
         CancelNotices { poll_interval: Some(poll_interval), ..self }
@@ -110,6 +110,7 @@ impl NoticeSender {
             Notice::Due(queue) => self.wakeups.send(queue.clone()).is_ok(),
             Notice::Cancel(worker) => self.cancels.send(Some(*worker)).is_ok(),
         };
+        // Not `any`, which would stop at the first subscriber and send no further notice.
         notices.iter().filter(is_received).count() > 0
     }
 

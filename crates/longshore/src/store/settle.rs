@@ -9,7 +9,7 @@ use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
 use crate::lifecycle::{LeaseFlags, Leave};
 
 /// How many attempts without success a job keeps in its history, beside its newest error.
-/// Handlers may snooze a job for ever.
+/// Without a limit, a handler that snoozes its job again and again would add rows forever.
 pub const MAX_HISTORY: i32 = 100;
 
 /// A decision to end one lease.

@@ -3,7 +3,7 @@
 //!
 //! Heartbeats are compared with the database's clock. If that clock jumps by an hour, every
 //! heartbeat is an hour old until the workers have sent the next one. A sweeper compares how
-//! much time has passed since its last look on the database's clock and on its own monotonic
+//! much time has passed since its last reading on the database's clock and on its own monotonic
 //! clock, which neither jumps nor runs while the host is suspended. If more time has passed
 //! on the database's clock, it waits two heartbeats. A clock that is moved back makes no
 //! heartbeat look old.
@@ -36,13 +36,13 @@ impl Reading {
 pub(super) enum Clock {
     /// They can.
     Steady,
-    /// The clock was moved since the last look.
+    /// The clock was moved since the last reading.
     Stepped,
-    /// Two heartbeats have not passed since the last step or the first look.
+    /// Two heartbeats have not passed since the last step or the first reading.
     Settling,
 }
 
-/// What a sweeper remembers between its looks at the clocks.
+/// What a sweeper remembers between its readings of the clocks.
 #[derive(Debug, Default)]
 pub(super) struct ClockSteps {
     last: Option<Reading>,
@@ -53,9 +53,9 @@ pub(super) struct ClockSteps {
 }
 
 impl ClockSteps {
-    /// The database's clock after the last step; `None` if there was none. The time of a
-    /// claim is never refreshed, so a lease may count as older than this only because of the
-    /// step.
+    /// The database's clock after the last step; `None` if there was none. A lease from before
+    /// the step looks older than it is. Unlike a heartbeat, the time of a claim is never
+    /// refreshed, so no lease counts as older than this.
     pub(super) fn stepped_at(&self) -> Option<DateTime<Utc>> {
         self.stepped_at
     }
@@ -63,16 +63,15 @@ impl ClockSteps {
     /// Compares this reading with the last one. After the first one, the process waits too,
     /// because it may have started just after a step.
     pub(super) fn observe(&mut self, reading: Reading, heartbeat: Duration) -> Clock {
-        let last = self.last.replace(reading);
-        // A live worker's heartbeat is at most one interval old and `stale_after` is at
-        // least three, so a step of one interval does no harm.
-        let Some(last) = last else {
+        let Some(last) = self.last.replace(reading) else {
             self.waits_since = Some(reading.after);
             return Clock::Settling;
         };
-        // After a step that was corrected, no lease would count as old until the clock reaches
-        // the wrong time again.
+        // If the clock was set back after a step, no lease would otherwise count as old until
+        // the clock reaches the wrong time again.
         self.stepped_at = self.stepped_at.map(|at| at.min(reading.database));
+        // A live worker's heartbeat is at most one interval old and `stale_after` is at
+        // least three, so a step of one interval does no harm.
         if is_step(&last, &reading, heartbeat) {
             self.waits_since = Some(reading.after);
             self.stepped_at = Some(reading.database);

@@ -228,7 +228,7 @@ async fn supervise(
         }
     }
     // A claim in flight releases the jobs it found. If it hangs on the database, the
-    // engine releases them when the reply arrives.
+    // client releases them when the reply arrives.
     let grace_ends = tokio::time::Instant::now() + shared.settings.shutdown_grace;
     if tokio::time::timeout(STOP_TIMEOUT, &mut claimer).await.is_err() {
         claimer.abort();
