@@ -132,9 +132,13 @@ impl Client {
                     (Some(now + RETRY_LOCKED), Some(reason.to_owned()))
                 }
                 Err(error) if self.concerns_all_schedules(&error, began).await => return Err(error),
+                Err(error) if error.is_unavailable() => {
+                    tracing::warn!(schedule = %schedule.name, %error, "a due schedule cannot fire now; trying again soon");
+                    (Some(now + RETRY_LOCKED), Some(error.to_string()))
+                }
                 Err(error) => {
                     tracing::warn!(schedule = %schedule.name, %error, "a due schedule cannot fire; store it again");
-                    (error.is_unavailable().then_some(now + RETRY_LOCKED), Some(error.to_string()))
+                    (None, Some(error.to_string()))
                 }
             };
             report.next_wake = report.next_wake.into_iter().chain(next).min();
