@@ -144,22 +144,26 @@ async fn process_jobs(
     let worker = worker.build()?.start().await?;
 
     let started = Instant::now();
-    let producer = tokio::spawn(produce(client, run.clone(), options.jobs, options.seconds));
+    let mut producer = tokio::spawn(produce(client, run.clone(), options.jobs, options.seconds));
+    let mut is_produced = false;
     let interval = Duration::from_secs_f64((options.seconds as f64 / 60.0).max(0.5));
     let mut samples: Vec<Sample> = Vec::new();
     let (mut last_at, mut last_run) = (Duration::ZERO, 0);
     while run.load(Ordering::Relaxed) < options.jobs {
-        tokio::time::sleep(interval).await;
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            produced = &mut producer, if !is_produced => {
+                produced??;
+                is_produced = true;
+                continue;
+            }
+        }
         let (at, done) = (started.elapsed(), run.load(Ordering::Relaxed));
         let (stats, waiting) = time_stats(&observer).await?;
         let tables = probe.tables().await?;
         samples.push(Sample { at, rate: rate(done - last_run, at - last_at), waiting, tables, stats });
         (last_at, last_run) = (at, done);
-        if producer.is_finished() && done == 0 {
-            break;
-        }
     }
-    producer.await??;
     let took = started.elapsed();
     worker.stop().await;
     print_samples(engine, &samples);

@@ -30,7 +30,8 @@ struct Log {
 
 type SharedLog = Arc<Mutex<Log>>;
 
-/// Drains the backlog `rounds` times; each round gets new tables.
+/// The figures of all rounds. Each round drains one backlog in new tables.
+#[derive(Default)]
 pub(super) struct Mixed {
     /// The drain's time divided by the time that the slow jobs alone need on all slots.
     slowdowns: Vec<f64>,
@@ -42,15 +43,6 @@ pub(super) struct Mixed {
 }
 
 impl Mixed {
-    pub(super) fn new() -> Self {
-        Mixed {
-            slowdowns: Vec::new(),
-            idle_at_the_end: Vec::new(),
-            smaller_shares: Vec::new(),
-            urgent_waits: Vec::new(),
-        }
-    }
-
     pub(super) async fn round(&mut self, client: &Client) -> Result<()> {
         let fast = || (0..FAST / 2).map(|n| NewJob::new("fast", &n));
         let slow = (0..SLOW).map(|n| NewJob::new("slow", &n));

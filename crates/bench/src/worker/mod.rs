@@ -518,7 +518,7 @@ impl<'a> Measurement<'a> {
 
     async fn mixed(&mut self) -> Result<()> {
         self.print_progress("mixed drain, two workers");
-        let mut mixed = Mixed::new();
+        let mut mixed = Mixed::default();
         for _ in 0..self.options.rounds {
             let tables = self.backend.filled(0).await?;
             mixed.round(&tables.client).await?;
