@@ -1,5 +1,5 @@
 //! Bugs in the rules that both engines share: the lifecycle, keys, kinds and payloads,
-//! and what the client does with leases.
+//! what the client does with leases, and bounds.
 
 use super::Mutant;
 
@@ -7,6 +7,7 @@ const CLOCK_STEPS: &str = "crates/longshore/src/worker/clock_steps.rs";
 const CRON: &str = "crates/longshore/src/cron/fire.rs";
 const KEYS: &str = "crates/longshore/src/keys.rs";
 const KINDS: &str = "crates/longshore/src/client/kinds.rs";
+const LANES: &str = "crates/longshore/src/enqueue/lanes.rs";
 const LEASE: &str = "crates/longshore/src/client/lease.rs";
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
 const NEW_JOB: &str = "crates/longshore/src/enqueue/new_job.rs";
@@ -212,6 +213,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "workers::sqlite::leases_that_a_worker_does_not_know_are_released_uncharged",
             "http::leases::postgres::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
             "http::leases::sqlite::a_renewal_releases_an_unnamed_lease_after_half_a_minute",
+        ],
+    },
+    // ---- bounds ----------------------------------------------------------------
+    Mutant {
+        name: "rules: let any number of enqueues wait",
+        file: LANES,
+        anchor: "fn enter(",
+        find: "> MAX_WAITING ",
+        replace: "> u64::MAX ",
+        caught_by: &[
+            "isolation::postgres::enqueues_beyond_the_limit_are_refused_at_once",
+            "isolation::sqlite::enqueues_beyond_the_limit_are_refused_at_once",
         ],
     },
     Mutant {

@@ -19,17 +19,6 @@ const WAKE: &str = "crates/longshore/src/wake.rs";
 /// Each must be caught on both engines, except for enqueues in the caller's transaction
 /// and cancels by other processes: SQLite detects those by itself.
 pub(super) const MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "enqueue: let any number of requests wait",
-        file: LANES,
-        anchor: "fn enter(",
-        find: "> MAX_WAITING ",
-        replace: "> u64::MAX ",
-        caught_by: &[
-            "isolation::postgres::enqueues_beyond_the_limit_are_refused_at_once",
-            "isolation::sqlite::enqueues_beyond_the_limit_are_refused_at_once",
-        ],
-    },
     // ---- enqueue ---------------------------------------------------------------
     Mutant {
         name: "wake: do not notify of an enqueue",
