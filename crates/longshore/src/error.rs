@@ -131,7 +131,8 @@ impl Error {
         self.0.kind == Kind::Conflict
     }
 
-    /// The database could not be reached or did not reply in time; try again.
+    /// The database could not be reached or did not reply in time, another client's
+    /// transaction holds a lock, or too many operations wait already; try again.
     pub fn is_unavailable(&self) -> bool {
         matches!(self.0.kind, Kind::Unavailable | Kind::Unreachable | Kind::Locked | Kind::Overloaded)
     }

@@ -35,8 +35,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(2);
 const MIN_PAUSE_WHEN_BUSY: Duration = Duration::from_millis(5);
 /// This many jobs in one round count as busy.
 pub(crate) const BUSY: usize = 8;
-/// Other processes get at most one wake-up per queue in this time, while this
-/// process has its own subscribers; and at most one cancel per worker.
+/// Other processes get at most one cancel notification per worker in this time and,
+/// while this process has its own subscribers, at most one wake-up per queue.
 const MIN_PAUSE_OTHERS: Duration = Duration::from_millis(10);
 
 /// Sends the wake-ups of one client. Cheap to clone; clones share one background

@@ -160,10 +160,10 @@ pub(super) struct HeldLeases {
     suspects: AtomicUsize,
     /// Notified whenever leases have been settled.
     pub(super) settled: Notify,
-    /// Notified when the worker should look for cancelled jobs.
+    /// Notified when the worker should check for cancelled jobs.
     pub(super) cancel_check: Notify,
     /// Whether a cancel may concern a lease that is not here yet, because its claim is in
-    /// flight: look again after the next insert. Changed only under the lock of `attempts`.
+    /// flight: check again after the next insert. Changed only under the lock of `attempts`.
     check_after_insert: AtomicBool,
 }
 
@@ -181,8 +181,8 @@ impl HeldLeases {
         }
     }
 
-    /// Requests a look for cancelled jobs. Without a lease, it waits for the next claim: an
-    /// idle worker makes no query.
+    /// Requests a check for cancelled jobs. Without a lease, the check waits for the next
+    /// claim: an idle worker makes no query.
     pub(super) fn request_cancel_check(&self) {
         let held = lock(&self.attempts);
         if held.is_empty() {
