@@ -50,6 +50,7 @@ impl Client {
     /// As [`enqueue_many`](Self::enqueue_many), for jobs whose payloads have been
     /// checked.
     pub(crate) async fn store_all(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
+        // Most keys are free, so try first without one of the few connections for long waits.
         let enqueued = match self.store.enqueue(jobs, KeyWait::Short).await {
             Err(error) if error.is_locked() => self.store.enqueue(jobs, KeyWait::Long).await?,
             done => done?,

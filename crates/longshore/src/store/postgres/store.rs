@@ -198,6 +198,8 @@ impl Store for PostgresStore {
             Box::pin(operate::operate(tx, *id, from, to, wait.remaining()))
         };
         let args = |wait| (id, from.clone(), to.clone(), LockWait::new(wait));
+        // Most jobs are not locked, so try first without one of the few connections for long
+        // waits.
         match self.run(args(KeyWait::Short), work).await {
             Err(error) if error.is_locked() => self.run_as(Mode::WAITING, args(KeyWait::Long), work).await,
             done => done,
