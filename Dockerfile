@@ -1,5 +1,5 @@
 # One image for every command: `docker run IMAGE serve`, `worker`, `migrate`, `jobs list` …
-# Build it in the root of the repository: docker build -t longshore .
+# Build it in the root of the repository, with BuildKit: docker build -t longshore .
 
 ARG RUST_VERSION=1.95
 ARG DEBIAN=bookworm
@@ -7,7 +7,12 @@ ARG DEBIAN=bookworm
 FROM rust:${RUST_VERSION}-${DEBIAN} AS build
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked --package longshore-cli --bin longshore
+# The caches keep downloaded and compiled dependencies, so that a change of Longshore's own
+# code compiles only that. They are not part of a layer, so the program is copied out.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --profile dist --locked --package longshore-cli --bin longshore \
+ && cp target/dist/longshore /usr/local/bin/longshore
 
 FROM debian:${DEBIAN}-slim
 # Root certificates, for TLS to Postgres, mail servers and webhooks.
@@ -15,7 +20,7 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10001 --user-group --create-home --home-dir /var/lib/longshore longshore
-COPY --from=build /src/target/release/longshore /usr/local/bin/longshore
+COPY --from=build /usr/local/bin/longshore /usr/local/bin/longshore
 
 # Numeric, so that Kubernetes can verify that the user is not root (runAsNonRoot).
 USER 10001:10001
