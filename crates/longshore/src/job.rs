@@ -199,7 +199,7 @@ pub struct JobRecord {
     pub locked_at: Option<DateTime<Utc>>,
     /// The worker that holds the live lease.
     pub locked_by: Option<WorkerId>,
-    /// Whether its cancellation was requested.
+    /// Whether its cancellation was requested; true for every cancelled job.
     pub cancel_requested: bool,
     /// The idempotency key: one job per key, for as long as the job is kept.
     pub idempotency_key: Option<String>,

@@ -21,7 +21,7 @@ pub struct Glance {
     pub status: Status,
     /// The number of attempts, including one in progress.
     pub attempts: u16,
-    /// Whether its cancellation was requested.
+    /// Whether its cancellation was requested; true for every cancelled job.
     pub cancel_requested: bool,
 }
 

@@ -27,7 +27,7 @@ async fn a_waiting_job_is_cancelled_at_once(fixture: Fixture) {
     fixture.advance(3 * SECOND).await;
     assert_eq!(fixture.cancel(id).await.expect("cancel"), Cancelled::Now);
     let job = fixture.job(id).await;
-    assert_eq!((job.status, job.attempts, job.cancel_requested), (Status::Cancelled, 0, false));
+    assert_eq!((job.status, job.attempts, job.cancel_requested), (Status::Cancelled, 0, true));
     assert_eq!((job.started_at, job.finished_at), (None, Some(start() + 3 * SECOND)));
     let worker = fixture.worker().await;
     assert_eq!(fixture.claim(worker, 1).await.len(), 0);
@@ -97,6 +97,7 @@ async fn a_requested_cancel_wins_over_every_other_ending(fixture: Fixture) {
         fixture.must_finish(&claimed, ending.clone()).await;
         let job = fixture.job(id).await;
         assert_eq!((job.status, job.attempts), (Status::Cancelled, attempts), "{ending:?}");
+        assert!(job.cancel_requested, "{ending:?}");
         assert_eq!(fixture.history(id).await, history, "{ending:?}");
         assert_eq!(job.last_error.as_deref(), error, "{ending:?}");
     }

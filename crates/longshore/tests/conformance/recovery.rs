@@ -15,6 +15,7 @@ use crate::fixture::*;
 
 cases! {
     a_dead_workers_job_returns_to_the_queue,
+    a_recovered_job_that_succeeds_later_keeps_its_errors,
     leases_of_a_live_worker_are_never_recovered,
     each_worker_is_declared_dead_by_its_own_threshold,
     a_worker_with_a_resilient_job_keeps_all_its_leases_for_three_times_the_threshold,
@@ -108,6 +109,30 @@ async fn a_dead_workers_job_returns_to_the_queue(fixture: Fixture) {
     assert_eq!((entry.what, entry.attempt, entry.lease_no), (AttemptEnd::Interrupted, 1, 1));
     assert_eq!((entry.worker, entry.started_at), (Some(worker), start()));
     assert_eq!(entry.ended_at, start() + 61 * SECOND);
+}
+
+async fn a_recovered_job_that_succeeds_later_keeps_its_errors(fixture: Fixture) {
+    let first = fixture.running(job("mail")).await;
+    let id = first.lease().id;
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(fixture.sweep_now().await.recovered, 1);
+    fixture.advance(HOUR).await;
+    let worker = fixture.worker().await;
+    fixture.must_finish(&fixture.claim_one(worker).await, failed()).await;
+    fixture.advance(HOUR).await;
+    let worker = fixture.worker().await;
+    fixture.must_finish(&fixture.claim_one(worker).await, done()).await;
+    let job = fixture.job(id).await;
+    assert_eq!((job.status, job.attempts, job.interruptions), (Status::Succeeded, 2, 1));
+    let errors: Vec<_> = job.errors.iter().map(|entry| (entry.what, entry.error.as_deref())).collect();
+    assert_eq!(
+        errors,
+        [
+            (AttemptEnd::Interrupted, Some("Job recovered after worker interruption")),
+            (AttemptEnd::Failed, Some("smtp said 451")),
+        ]
+    );
+    assert_eq!(job.last_error.as_deref(), Some("smtp said 451"));
 }
 
 async fn leases_of_a_live_worker_are_never_recovered(fixture: Fixture) {

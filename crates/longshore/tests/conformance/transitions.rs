@@ -213,7 +213,7 @@ fn expected(
             status: finish.outcome.status(),
             attempts: finish.attempts,
             interruptions: finish.interruptions,
-            cancel_requested: false,
+            cancel_requested: finish.outcome == Outcome::Cancelled,
             history: history_with(finish.history, &finish.error),
             last_error: finish.error.clone().or(was.last_error.clone()),
             result: finish.result.as_ref().map(|result| result.get().to_owned()),
@@ -243,6 +243,7 @@ fn expected(
             result: None,
             // The error of the end is removed with it; the history stays.
             last_error: before.errors.iter().rev().find_map(|entry| entry.error.clone()),
+            cancel_requested: false,
             ..was
         },
         Ok(Transition::RunNow) => Visible { run_at: was.run_at.min(now), ..was },

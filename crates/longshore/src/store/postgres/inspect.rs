@@ -159,6 +159,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         job.progress = row.try_get::<Option<String>, _>(24)?.map(raw).transpose()?;
     } else if let Some(outcome) = row.try_get::<Option<&str>, _>(25)? {
         job.status = Outcome::from_stored(outcome)?.status();
+        job.cancel_requested = job.status == Status::Cancelled;
         job.started_at = row.try_get::<Option<_>, _>(26)?.or(job.started_at);
         job.updated_at = row.try_get(27)?;
         job.finished_at = Some(job.updated_at);
@@ -437,13 +438,15 @@ pub(super) async fn glance(tx: &mut Tx<'_>, limit: u32, also: &[JobId]) -> Sql<V
     let rows =
         sqlx::query(tx.sql(GLANCE)).bind(i64::from(limit)).bind(also).fetch_all(&mut *tx.connection).await?;
     let glance = |row: sqlx::postgres::PgRow| {
+        let status = row.try_get::<String, _>(3)?.parse()?;
         Ok(Glance {
             id: JobId(row.try_get(0)?),
             kind: row.try_get(1)?,
             queue: row.try_get(2)?,
-            status: row.try_get::<String, _>(3)?.parse()?,
+            status,
             attempts: row.try_get::<i16, _>(4)? as u16,
-            cancel_requested: row.try_get(5)?,
+            // The view of an older version shows it only for running jobs.
+            cancel_requested: row.try_get::<bool, _>(5)? || status == Status::Cancelled,
         })
     };
     rows.into_iter().map(glance).collect()

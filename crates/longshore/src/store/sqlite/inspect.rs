@@ -97,7 +97,7 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
             run_at: row.maybe_time(16)?.map_or_else(|| row.time(5), Ok)?,
             locked_at,
             locked_by: row.get::<_, Option<[u8; 16]>>(19)?.map(|id| WorkerId(Uuid::from_bytes(id))),
-            cancel_requested: row.get(20)?,
+            cancel_requested: row.get(20)? || status == Status::Cancelled,
             idempotency_key: row.get(6)?,
             unique_key: row.get(7)?,
             tags: options.tags,
@@ -373,13 +373,15 @@ pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>
           from job_status
          where id = ?1";
     let read = |row: &Row<'_>| {
+        let status = decoded(row.get_ref(3)?, str::parse::<Status>)?;
         Ok(Glance {
             id: row.job(0)?,
             kind: row.get(1)?,
             queue: row.get(2)?,
-            status: decoded(row.get_ref(3)?, str::parse::<Status>)?,
+            status,
             attempts: row.get(4)?,
-            cancel_requested: row.get(5)?,
+            // The view of an older version shows it only for running jobs.
+            cancel_requested: row.get(5)? || status == Status::Cancelled,
         })
     };
     let mut found = tx.rows(NEWEST, [limit], read)?;

@@ -11,6 +11,8 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (2, include_str!("../../../migrations/sqlite/0002_server.sql")),
     (3, include_str!("../../../migrations/sqlite/0003_hardening.sql")),
 ];
+/// The view, replaced by every migration.
+const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");
 
 /// Runs the missing migrations, in the caller's transaction.
 pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
@@ -33,6 +35,7 @@ pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
             tx.execute(RECORD, params![version, host_clock()])?;
         }
     }
+    tx.conn.execute_batch(VIEWS)?;
     Ok(Migrated { from, to: SCHEMA_VERSION })
 }
 
