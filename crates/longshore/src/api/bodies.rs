@@ -1,5 +1,9 @@
 //! Receives the bodies of requests. Limits how slowly they may arrive and how many may
 //! arrive at once, so that slow bodies do not occupy the server. Parsing is in `extract`.
+//!
+//! A body that is too large is refused at once, but the server continues to read it for a
+//! while. Many clients read the response only after they have sent the whole body. If the
+//! server closed the connection earlier, they would report a broken connection instead.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +14,15 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes};
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderValue, StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use tokio::sync::Notify;
 
 use super::connections::{ClientKey, Connection, longest_waiting};
 use super::problem::{ApiResult, Problem, Slug};
 use super::refusals::{self, Refusal};
+
+/// How many bytes of a refused body are read, in addition to those that its route accepts.
+const MAX_DISCARDED: usize = 16 * 1024 * 1024;
 
 /// Limits on the bodies of requests. A body that arrives together with its headers, as
 /// those of most requests do, is not limited by them.
@@ -118,17 +125,21 @@ impl BodyReceiver {
     /// Receives the body of a request, up to `limit` bytes.
     pub(super) async fn receive(&self, request: Request, limit: usize) -> ApiResult<Bytes> {
         let connection = request.extensions().get::<Arc<Connection>>().cloned();
-        let address = request.extensions().get::<ConnectInfo<std::net::SocketAddr>>();
-        let client = match &connection {
-            Some(connection) => Some(connection.client()),
-            None => address.map(|ConnectInfo(address)| ClientKey::of(address.ip())),
-        };
-        let body = Limited::new(request.into_body(), limit);
+        let client = client_of(&request);
         let received = AtomicU64::new(0);
-        let mut receiving = pin!(collect(body, &received, limit));
+        let collected = |body: Result<Bytes, Incomplete>| {
+            body.map_err(|incomplete| match incomplete {
+                Incomplete::TooLarge(rest) => {
+                    self.discard(rest, client, MAX_DISCARDED);
+                    too_large(limit)
+                }
+                Incomplete::EndedEarly => Problem::bad_request("the body ended early; send the whole body"),
+            })
+        };
+        let mut receiving = pin!(collect(request.into_body(), &received, limit));
         let started = Instant::now();
         if let Some(body) = poll_once(receiving.as_mut()).await {
-            return body;
+            return collected(body);
         }
         let _waiting = connection.map(|connection| connection.wait_for_body());
         let slot = self.bodies.begin(client);
@@ -136,7 +147,7 @@ impl BodyReceiver {
             let deadline = self.deadline(started, received.load(Ordering::Relaxed));
             tokio::select! {
                 biased;
-                body = receiving.as_mut() => return body,
+                body = receiving.as_mut() => return collected(body),
                 () = slot.body.stop.notified() => {
                     refusals::report(Refusal::BodyLimit);
                     return Err(refused(
@@ -157,6 +168,39 @@ impl BodyReceiver {
         }
     }
 
+    /// Refuses a request whose body has `declared` bytes, more than its route accepts.
+    pub(super) fn refuse(&self, request: Request, declared: u64, limit: usize) -> Problem {
+        // A client that sends `Expect: 100-continue` waits before it sends the body. Reading
+        // would make hyper request the body.
+        let waits = request.headers().contains_key(header::EXPECT);
+        if !waits && declared <= (limit + MAX_DISCARDED) as u64 {
+            let client = client_of(&request);
+            self.discard(request.into_body(), client, limit + MAX_DISCARDED);
+        }
+        too_large(limit)
+    }
+
+    /// Reads the rest of a refused body in the background, up to `max_bytes`. The limits are
+    /// those of accepted bodies.
+    fn discard(&self, mut body: Body, client: Option<ClientKey>, max_bytes: usize) {
+        let receiver = self.clone();
+        tokio::spawn(async move {
+            let slot = receiver.bodies.begin(client);
+            let (started, mut discarded) = (Instant::now(), 0);
+            while discarded <= max_bytes {
+                tokio::select! {
+                    biased;
+                    frame = body.frame() => match frame {
+                        Some(Ok(frame)) => discarded += frame.data_ref().map_or(0, Bytes::len),
+                        Some(Err(_)) | None => return,
+                    },
+                    () = slot.body.stop.notified() => return,
+                    () = tokio::time::sleep_until(receiver.deadline(started, discarded as u64).into()) => return,
+                }
+            }
+        });
+    }
+
     /// The deadline of a body of which `received` bytes have arrived.
     fn deadline(&self, started: Instant, received: u64) -> Instant {
         let BodyLimits { timeout, min_rate, .. } = self.bodies.limits;
@@ -172,20 +216,34 @@ fn refused(message: String) -> Problem {
         .with_header(header::CONNECTION, HeaderValue::from_static("close"))
 }
 
+/// The client that sent a request, as far as it is known.
+fn client_of(request: &Request) -> Option<ClientKey> {
+    let extensions = request.extensions();
+    match extensions.get::<Arc<Connection>>() {
+        Some(connection) => Some(connection.client()),
+        None => extensions
+            .get::<ConnectInfo<std::net::SocketAddr>>()
+            .map(|ConnectInfo(address)| ClientKey::of(address.ip())),
+    }
+}
+
+/// Why a body is not complete.
+enum Incomplete {
+    /// With the rest of the body.
+    TooLarge(Body),
+    EndedEarly,
+}
+
 /// Reads a body to its end. Counts the bytes in `received`.
-async fn collect(mut body: Limited<Body>, received: &AtomicU64, limit: usize) -> ApiResult<Bytes> {
+async fn collect(mut body: Body, received: &AtomicU64, limit: usize) -> Result<Bytes, Incomplete> {
     let mut first = Bytes::new();
     let mut all: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| {
-            if error.is::<LengthLimitError>() {
-                too_large(limit)
-            } else {
-                Problem::bad_request("the body ended early; send the whole body")
-            }
-        })?;
+        let frame = frame.map_err(|_| Incomplete::EndedEarly)?;
         let Ok(data) = frame.into_data() else { continue };
-        received.fetch_add(data.len() as u64, Ordering::Relaxed);
+        if received.fetch_add(data.len() as u64, Ordering::Relaxed) + data.len() as u64 > limit as u64 {
+            return Err(Incomplete::TooLarge(body));
+        }
         // Most bodies are one piece, which need not be copied.
         if first.is_empty() && all.is_empty() {
             first = data;
@@ -197,7 +255,7 @@ async fn collect(mut body: Limited<Body>, received: &AtomicU64, limit: usize) ->
     Ok(if all.is_empty() { first } else { all.into() })
 }
 
-pub(super) fn too_large(limit: usize) -> Problem {
+fn too_large(limit: usize) -> Problem {
     Problem::new(
         Slug::TooLarge,
         format!(

@@ -11,7 +11,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::bodies::{BodyReceiver, too_large};
+use super::bodies::BodyReceiver;
 use super::problem::{ApiResult, Problem, Slug};
 use crate::enqueue::{MAX_DEPTH, MAX_PAYLOAD};
 use crate::job::JobId;
@@ -36,7 +36,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// As [`Body`], but an absent or null body means the defaults.
+/// As [`Body`], but an absent body means the defaults.
 pub(super) struct OptionalBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
@@ -54,10 +54,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
         if !typed {
             expect_content_type(&HeaderMap::new(), &["application/json"])?;
         }
-        match bytes.trim_ascii() {
-            b"null" => Ok(OptionalBody(T::default())),
-            _ => parse_object(Subject::Body, &bytes).map(OptionalBody),
-        }
+        parse_object(Subject::Body, &bytes).map(OptionalBody)
     }
 }
 
@@ -74,12 +71,11 @@ pub(super) fn expect_content_type(headers: &HeaderMap, accepted: &[&str]) -> Api
 pub(super) async fn read_body(request: Request, limit: usize) -> ApiResult<Bytes> {
     let headers = request.headers();
     refuse_encoding(headers)?;
-    // Refuse before reading the first byte.
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    if declared.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64) {
-        return Err(too_large(limit));
-    }
+    let declared = declared.and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
     match request.extensions().get::<BodyReceiver>().cloned() {
+        // Refuse before reading the first byte.
+        Some(receiver) if declared > limit as u64 => Err(receiver.refuse(request, declared, limit)),
         Some(receiver) => receiver.receive(request, limit).await,
         // The request has no body.
         None => Ok(Bytes::new()),

@@ -20,6 +20,7 @@ cases! {
     follow_ups_are_subject_to_the_limit_on_waiting_jobs,
     each_job_of_a_batch_is_validated_like_a_single_job,
     a_compressed_body_is_refused_before_it_is_read,
+    a_client_that_reads_after_sending_a_too_large_body_gets_the_refusal,
 }
 
 async fn an_array_is_not_accepted_in_place_of_an_object(fixture: Fixture) {
@@ -189,4 +190,45 @@ async fn a_compressed_body_is_refused_before_it_is_read(fixture: Fixture) {
     let headers = [("content-type", "application/json"), ("content-encoding", "identity")];
     let body = json!({ "kind": "greet", "payload": 1 }).to_string();
     http.send("POST", "/jobs", &headers, &body).await.expect_status(201);
+}
+
+async fn a_client_that_reads_after_sending_a_too_large_body_gets_the_refusal(fixture: Fixture) {
+    let http = HttpClient::new(&fixture).listening(Limits::default()).await;
+    const MIB: usize = 1024 * 1024;
+    for (path, mib) in [("/jobs", 16), ("/jobs/batch", 31)] {
+        let chunked = format!("100000\r\n{}\r\n", " ".repeat(MIB)).into_bytes();
+        for framing in [format!("content-length: {}", mib * MIB), "transfer-encoding: chunked".into()] {
+            let mut stream = TcpStream::connect(http.address()).await.expect("connect");
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{framing}\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.expect("write");
+            let is_chunked = framing.starts_with("transfer");
+            for _ in 0..mib {
+                let sent = if is_chunked { &chunked[..] } else { &chunked[8..8 + MIB] };
+                stream.write_all(sent).await.unwrap_or_else(|error| panic!("{path} {framing}: {error}"));
+            }
+            if is_chunked {
+                stream.write_all(b"0\r\n\r\n").await.expect("write");
+            }
+            // The connection still works, because the whole body was read.
+            for (request, status) in [("", 413), ("GET /health HTTP/1.1\r\nhost: a\r\n\r\n", 200)] {
+                stream.write_all(request.as_bytes()).await.expect("write");
+                let mut response = vec![0; 4096];
+                let length = stream.read(&mut response).await.expect("a response");
+                parse(&response[..length]).expect_status(status);
+            }
+        }
+    }
+    // A client that asks first does not send the body.
+    let mut asking = TcpStream::connect(http.address()).await.expect("connect");
+    let head = format!(
+        "POST /jobs HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n\
+         content-length: {}\r\n\r\n",
+        8 * MIB
+    );
+    asking.write_all(head.as_bytes()).await.expect("write");
+    let mut response = Vec::new();
+    asking.read_to_end(&mut response).await.expect("the server closes the connection");
+    parse(&response).expect_problem(413, "too_large", "larger than");
 }

@@ -305,12 +305,12 @@ async fn a_too_large_batch_is_refused_before_it_is_read(fixture: Fixture) {
     let too_much = 16 * 1024 * 1024 + 1;
     let mut announced = TcpStream::connect(http.address()).await.expect("connect");
     announced.write_all(head(&format!("content-length: {too_much}")).as_bytes()).await.expect("write");
-    let mut response = Vec::new();
+    let mut response = vec![0; 4096];
     // The response arrives although no byte of the body was sent.
-    let _ = announced.read_to_end(&mut response).await;
-    parse(&response).expect_problem(413, "too_large", "16777216");
+    let length = announced.read(&mut response).await.expect("a response");
+    parse(&response[..length]).expect_problem(413, "too_large", "16777216");
 
-    // Without a content length, the server stops reading at the limit.
+    // Without a content length, the server refuses the body at the limit.
     let chunked = TcpStream::connect(http.address()).await.expect("connect");
     let (mut reading, mut writing) = chunked.into_split();
     let sent = tokio::spawn(async move {
