@@ -19,6 +19,7 @@ use tower::{Layer, Service};
 use super::admission::Limiter;
 use super::problem::{ApiResult, Problem, Slug};
 use super::token_lookup::TokenLookup;
+use super::url_parameters::UrlParameters;
 use crate::client::Client;
 use crate::enqueue::{UniqueMode, ValidJob};
 use crate::store::{Scope, TokenRecord};
@@ -252,6 +253,18 @@ fn unauthorized(message: &str) -> Problem {
 pub(super) struct RequireScope {
     pub(super) guard: Arc<Guard>,
     pub(super) scope: Scope,
+    /// The URL parameters that the route takes.
+    pub(super) parameters: UrlParameters,
+}
+
+impl RequireScope {
+    /// Adds the caller to the request. Refuses a request with an unknown URL parameter; that
+    /// comes last, so that only callers with the scope learn about the parameters.
+    fn let_through(&self, admitted: ApiResult<Caller>, request: Request) -> ApiResult<Request> {
+        let request = self.guard.count_and_attach(admitted, request)?;
+        self.parameters.check(&request)?;
+        Ok(request)
+    }
 }
 
 impl<S> Layer<S> for RequireScope {
@@ -283,9 +296,9 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        let RequireScope { guard, scope } = self.rule.clone();
-        if let Some(admitted) = guard.admit_from_cache(request.headers(), scope) {
-            return match guard.count_and_attach(admitted, request) {
+        let rule = &self.rule;
+        if let Some(admitted) = rule.guard.admit_from_cache(request.headers(), rule.scope) {
+            return match rule.let_through(admitted, request) {
                 Ok(request) => Box::pin(self.inner.call(request)),
                 Err(problem) => Box::pin(ready(Ok(problem.into_response()))),
             };
@@ -293,9 +306,10 @@ where
         // Call the service that `poll_ready` was called on, not the clone.
         let copy = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, copy);
+        let rule = self.rule.clone();
         Box::pin(async move {
-            let admitted = guard.admit(request.headers(), scope).await;
-            match guard.count_and_attach(admitted, request) {
+            let admitted = rule.guard.admit(request.headers(), rule.scope).await;
+            match rule.let_through(admitted, request) {
                 Ok(request) => inner.call(request).await,
                 Err(problem) => Ok(problem.into_response()),
             }

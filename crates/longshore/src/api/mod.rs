@@ -51,6 +51,7 @@ mod stats;
 #[cfg(feature = "swagger")]
 mod swagger;
 mod token_lookup;
+mod url_parameters;
 mod write_timeout;
 
 pub use admission::Admission;

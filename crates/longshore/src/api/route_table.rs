@@ -1,5 +1,6 @@
 //! Assembles the routes. Every route is added either under a scope or as public; the
-//! same call guards the route and writes the scope into the OpenAPI document.
+//! same call guards the route and writes the scope into the OpenAPI document. A guarded route
+//! refuses URL parameters that the document does not name.
 
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::Server;
 use super::auth::{Guard, RequireScope};
+use super::url_parameters::UrlParameters;
 use crate::store::Scope;
 
 /// The name of the token scheme in the OpenAPI document.
@@ -32,8 +34,10 @@ impl RouteTable {
         routes: impl IntoIterator<Item = UtoipaMethodRouter<Server>>,
     ) -> Self {
         let mut group = OpenApiRouter::new();
-        for route in routes {
-            group = group.routes(route);
+        for (schemas, paths, methods) in routes {
+            let parameters = UrlParameters::of(&paths);
+            let guarded = methods.layer(RequireScope { guard: self.guard.clone(), scope, parameters });
+            group = group.routes((schemas, paths, guarded));
         }
         for operation in operations(group.get_openapi_mut()) {
             let token = SecurityRequirement::new(TOKEN, [scope.as_str()]);
@@ -41,8 +45,7 @@ impl RouteTable {
             let none = (!self.guard.requires_tokens()).then(SecurityRequirement::default);
             operation.security = Some(none.into_iter().chain([token]).collect());
         }
-        let guarded = group.route_layer(RequireScope { guard: self.guard.clone(), scope });
-        RouteTable { router: self.router.merge(guarded), ..self }
+        RouteTable { router: self.router.merge(group), ..self }
     }
 
     /// Adds routes that require no token.

@@ -15,6 +15,7 @@ cases! {
     a_database_error_is_reported_without_internals,
     a_request_keeps_its_request_id_or_gets_one,
     unknown_routes_and_methods_get_the_usual_error_body,
+    unknown_url_parameters_are_refused_with_the_nearest_known_one,
     an_unknown_host_is_refused,
     a_request_that_takes_too_long_gets_a_timeout,
     a_long_poll_ends_before_the_request_timeout,
@@ -62,6 +63,31 @@ async fn unknown_routes_and_methods_get_the_usual_error_body(fixture: Fixture) {
     http.get("/nowhere").await.expect_problem(404, "not_found", "/nowhere");
     http.send("PUT", "/jobs", &[], "").await.expect_problem(405, "method_not_allowed", "PUT");
     http.send("DELETE", "/health", &[], "").await.expect_problem(405, "method_not_allowed", "DELETE");
+}
+
+async fn unknown_url_parameters_are_refused_with_the_nearest_known_one(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet")).await;
+    for (path, parts) in [
+        ("/jobs?quue=mail", ["`quue`", "did you mean `queue`"]),
+        ("/jobs?limit=2&kinds=greet", ["`kinds`", "did you mean `kind`"]),
+        ("/jobs?colour=red", ["`colour`", "status, kind, queue"]),
+        ("/dead-letters?status=queued", ["`status`", "kind, queue"]),
+        ("/stats?minute=5", ["`minute`", "did you mean `minutes`"]),
+        ("/workers?threshold_second=5", ["`threshold_second`", "did you mean `threshold_seconds`"]),
+        ("/queues?name=mail", ["`name`", "takes none"]),
+        (&format!("/jobs/{id}?payload=false"), ["`payload`", "takes none"]),
+    ] {
+        let refused = http.get(path).await.expect_problem(400, "bad_request", parts[0]);
+        refused.expect_problem(400, "bad_request", parts[1]);
+    }
+    let greet = json!({ "kind": "greet", "payload": 1 });
+    http.post("/jobs?queue=mail", &greet).await.expect_problem(400, "bad_request", "`queue`");
+    assert_eq!(http.get("/jobs").await.expect_status(200).json().as_array().expect("jobs").len(), 1);
+    // Pages for browsers, an empty query and known parameters are accepted.
+    for path in ["/api-docs/openapi.json?v=1", "/jobs?", "/jobs?queue=mail&limit=1"] {
+        http.get(path).await.expect_status(200);
+    }
 }
 
 async fn an_unknown_host_is_refused(fixture: Fixture) {
