@@ -36,7 +36,7 @@ impl TestServer {
         Ok(TestServer { address, token, task })
     }
 
-    /// A handler that only reads the body and returns the response to a new job.
+    /// A handler that only reads the body and returns a short response.
     pub(crate) async fn empty_handler() -> Result<Self> {
         let response = json!({
             "id": Uuid::now_v7(), "kind": KIND, "queue": "default", "status": "queued", "priority": 0,

@@ -115,13 +115,18 @@ impl NewJob {
 pub(super) struct Enqueued {
     #[serde(alias = "id")]
     job_id: JobId,
+    /// Not in the job that an enqueue returns: there it is a header.
+    #[serde(default)]
     how: String,
 }
 
 pub(super) async fn enqueue(endpoint: &Endpoint, args: Enqueue, out: &Out) -> Outcome {
     let (wait, kind) = (args.wait, args.kind.clone());
     let reply = endpoint.post(&["jobs"]).body(&NewJob::of(args)?).send().await?;
-    let enqueued: Enqueued = reply.read()?;
+    let mut enqueued: Enqueued = reply.read()?;
+    if let Some(how) = reply.enqueued_as {
+        enqueued.how = how;
+    }
     warn_if_unknown(endpoint, &kind, out).await;
     match wait {
         Some(limit) => wait::until_ended(endpoint, &enqueued, limit.0, out).await,

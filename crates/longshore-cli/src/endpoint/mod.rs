@@ -5,7 +5,7 @@ mod in_process;
 mod server;
 
 use axum::body::Bytes;
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, HeaderName, Method, header};
 use longshore::{Client, JobId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -186,12 +186,15 @@ pub(crate) struct Reply {
     text: String,
     /// The cursor of the next page, if there is one.
     pub(crate) next: Option<JobId>,
+    /// Whether an enqueue created the job: `created`, `existing` or `replaced`.
+    pub(crate) enqueued_as: Option<String>,
 }
 
 impl Reply {
     fn new(headers: &HeaderMap, text: String) -> Self {
-        let link = headers.get(header::LINK).and_then(|link| link.to_str().ok());
-        Reply { text, next: link.and_then(cursor) }
+        let value = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let enqueued_as = value(HeaderName::from_static("enqueued-as")).map(str::to_owned);
+        Reply { text, next: value(header::LINK).and_then(cursor), enqueued_as }
     }
 
     /// The body as a type of this program. Unknown fields are ignored, because a newer

@@ -76,7 +76,7 @@ fn the_commands_that_dev_prints_work_and_its_data_survives_a_restart() {
     };
     let [enqueue, list] = curls[..] else { panic!("not two curl commands: {greeting}") };
     let job = run(enqueue);
-    assert_eq!(job["created"], true, "{job}");
+    assert_eq!((&job["status"], &job["kind"]), (&json!("queued"), &json!("summarize_text")), "{job}");
     let id = job["id"].as_str().unwrap();
     assert_eq!(run(list)[0]["id"], id);
     let mode = std::fs::metadata(&folder.0).unwrap().permissions().mode();

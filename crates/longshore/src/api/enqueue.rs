@@ -3,30 +3,36 @@
 //! The client checks kinds and payloads; the rules for the other fields are in
 //! [`crate::enqueue`].
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
 use super::extract::{Body, JobHeaders, duration, optional_object};
 use super::kinds::{Defaults, defaults_of};
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
-use super::schemas::{EnqueuedAsSchema, RetrySchema, StatusSchema};
+use super::schemas::{JobSchema, RetrySchema};
 use crate::client::kinds::Kind;
+use crate::cron::Template;
 use crate::enqueue::{Enqueued, EnqueuedAs, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob};
-use crate::job::Status;
+use crate::job::{JobId, JobRecord};
 use crate::lifecycle::When;
 use crate::retry::RetryPolicy;
 
+/// Whether the request created its job: `created`, `existing` or `replaced`. A header,
+/// because the body is the job and nothing else.
+const ENQUEUED_AS: HeaderName = HeaderName::from_static("enqueued-as");
+
 /// A job to enqueue. Only `kind` and `payload` are required.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewJob)]
 pub(super) struct NewJobBody {
@@ -38,51 +44,62 @@ pub(super) struct NewJobBody {
     #[schema(value_type = serde_json::Value)]
     payload: Box<RawValue>,
     /// 3 by default, unless the kind sets a default.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 32767)]
     max_attempts: Option<i64>,
     /// A second request with the same key returns the first job, as long as that job
     /// is kept. The `Idempotency-Key` header overrides this field.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 512)]
     idempotency_key: Option<String>,
     /// `default` if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 128)]
     queue: Option<String>,
     /// Higher runs first; 0 by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = -32768, maximum = 32767)]
     priority: Option<i64>,
     /// The job does not start before this time.
+    #[serde(skip_serializing_if = "Option::is_none")]
     run_at: Option<DateTime<Utc>>,
     /// The job does not start before this many seconds have passed.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
     /// Only one job that has not finished may have this key.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 512)]
     unique_key: Option<String>,
     /// What to do if an unfinished job already has the key. `dedupe` (the default)
     /// returns that job. `replace` gives a waiting job the new contents;
     /// `preserve_run_at` does too, but keeps its time. If the job is running, both
     /// create a new job that takes over the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<UniqueModeSchema>)]
     unique_mode: Option<UniqueMode>,
     /// How long one attempt may take: seconds, or `none` for no limit. Two hours by
     /// default.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<TimeoutSchema>)]
     timeout_seconds: Option<TimeoutSeconds>,
     /// How long the job waits after a failed attempt.
-    #[serde(default, deserialize_with = "optional_object")]
+    #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<RetrySchema>)]
     retry: Option<RetryPolicy>,
     /// Labels for people.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 64)]
     tags: Vec<String>,
     /// Labels that workers and recovery act on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 64)]
     flags: Vec<String>,
     /// Why the job was enqueued.
+    #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<String>,
     /// Your own data: any JSON value up to 64 KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     metadata: Option<Box<RawValue>>,
     /// The `traceparent` header of the request.
@@ -91,14 +108,14 @@ pub(super) struct NewJobBody {
 }
 
 /// Seconds, or the string `none`.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(untagged)]
 pub(super) enum TimeoutSeconds {
     Seconds(f64),
     None(NoTimeout),
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum NoTimeout {
     None,
@@ -132,26 +149,6 @@ pub(super) enum UniqueModeSchema {
     PreserveRunAt,
 }
 
-/// The job of an enqueue request.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct EnqueuedJob {
-    id: Uuid,
-    kind: String,
-    queue: String,
-    /// `queued` for a new job; an existing one has its current status.
-    #[schema(value_type = StatusSchema)]
-    status: Status,
-    priority: i16,
-    attempts: u16,
-    max_attempts: u16,
-    #[schema(required)]
-    idempotency_key: Option<String>,
-    /// Whether this request created the job.
-    created: bool,
-    #[schema(value_type = EnqueuedAsSchema)]
-    how: EnqueuedAs,
-}
-
 impl NewJobBody {
     /// A job of this kind with a null payload and no other fields.
     pub(super) fn of_kind(kind: &str) -> Self {
@@ -173,6 +170,31 @@ impl NewJobBody {
             context: None,
             metadata: None,
             trace: None,
+        }
+    }
+
+    /// The request that stores this job of a schedule again.
+    pub(super) fn of_template(template: Template) -> Self {
+        let (unique_key, unique_mode) = template.unique.map(|unique| (unique.key, unique.mode)).unzip();
+        let metadata = (!template.metadata.is_empty())
+            .then(|| serde_json::value::to_raw_value(&template.metadata).unwrap_or_default());
+        NewJobBody {
+            payload: template.payload,
+            max_attempts: Some(template.max_attempts.into()),
+            queue: Some(template.queue),
+            priority: Some(template.priority.into()),
+            unique_key,
+            unique_mode,
+            timeout_seconds: Some(match template.timeout_ms {
+                Some(ms) => TimeoutSeconds::Seconds(Duration::from_millis(ms).as_secs_f64()),
+                None => TimeoutSeconds::None(NoTimeout::None),
+            }),
+            retry: template.retry,
+            tags: template.tags,
+            flags: template.flags,
+            context: template.context,
+            metadata,
+            ..NewJobBody::of_kind(&template.kind)
         }
     }
 
@@ -278,21 +300,31 @@ pub(super) fn parse_when(
 }
 
 /// Enqueues a job.
+///
+/// The response is the whole job, as `GET /jobs/{id}` returns it.
 #[utoipa::path(
     post,
     path = "/jobs",
+    operation_id = "enqueue_job",
     tag = "jobs",
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "Overrides `idempotency_key` in the body.",
          max_length = 512),
         ("traceparent" = Option<String>, Header, description = "W3C trace context, stored with the job."),
     ),
-    request_body = NewJobBody,
+    request_body(content = NewJobBody, example = json!({
+        "kind": "summarize_text",
+        "payload": { "text": "Ships bring goods. Longshoremen unload ships. Nothing is lost.", "max_words": 5 },
+        "tags": ["spring"],
+    })),
     responses(
-        (status = 201, description = "The job was created.", body = EnqueuedJob,
-         headers(("Location" = String, description = "The path of the job."))),
+        (status = 201, description = "The job was created.", body = JobSchema,
+         headers(("Location" = String, description = "The path of the job."),
+                 ("Enqueued-As" = String, description = "`created`."))),
         (status = 200, description = "A job with this key already existed. It is unchanged or replaced, depending on `unique_mode`.",
-         body = EnqueuedJob),
+         body = JobSchema,
+         headers(("Location" = String, description = "The path of the job."),
+                 ("Enqueued-As" = String, description = "`existing`, or `replaced` if the job has the new contents."))),
         (status = 400, description = "The body is not JSON, or there are several `Idempotency-Key` headers.",
          body = ProblemBody),
         (status = 413, description = "The body or the payload is too large.", body = ProblemBody),
@@ -321,29 +353,21 @@ pub(super) async fn enqueue(
     let kind = server.client.check_job(body.kind(), body.payload()).await?;
     let job = body.validate(kind.as_deref(), &caller)?;
     server.limiter.check_depth(&server.client, job.queue()).await?;
-    let created = EnqueuedJob {
-        id: job.id().0,
-        kind: job.kind().into(),
-        queue: job.queue().into(),
-        status: Status::Queued,
-        priority: job.priority,
-        attempts: 0,
-        max_attempts: job.max_attempts,
-        idempotency_key: job.idempotency_key.clone(),
-        created: true,
-        how: EnqueuedAs::Created,
+    let stored = server.client.store_one(job).await?;
+    let Enqueued { id, how } = stored.enqueued;
+    let job = match stored.into_created_job() {
+        Some(job) => job,
+        None => Box::pin(existing_job(&server, &caller, id)).await?,
     };
-    let enqueued = server.client.store_one(job).await?;
-    let response = match enqueued.how {
-        EnqueuedAs::Created => created,
-        EnqueuedAs::Existing | EnqueuedAs::Replaced => {
-            Box::pin(existing_job(&server, &caller, enqueued)).await?
-        }
+    let (status, enqueued_as) = match how {
+        EnqueuedAs::Created => (StatusCode::CREATED, "created"),
+        EnqueuedAs::Existing => (StatusCode::OK, "existing"),
+        EnqueuedAs::Replaced => (StatusCode::OK, "replaced"),
     };
-    let status = if response.created { StatusCode::CREATED } else { StatusCode::OK };
-    let location = format!("{}/{}", uri.path().trim_end_matches('/'), enqueued.id);
+    let location = format!("{}/{id}", uri.path().trim_end_matches('/'));
     let location = HeaderValue::from_str(&location).map_err(|_| Problem::bad_request("path: not ASCII"))?;
-    Ok((status, [(header::LOCATION, location)], Json(response)).into_response())
+    let headers = [(header::LOCATION, location), (ENQUEUED_AS, HeaderValue::from_static(enqueued_as))];
+    Ok((status, headers, Json(job)).into_response())
 }
 
 /// Checks a requested job: the payload against its kind, every field, and that the
@@ -353,20 +377,9 @@ pub(super) async fn validate_job(server: &Server, caller: &Caller, body: NewJobB
     body.validate(kind.as_deref(), caller)
 }
 
-/// The response for a key that already had a job.
-async fn existing_job(server: &Server, caller: &Caller, enqueued: Enqueued) -> ApiResult<EnqueuedJob> {
-    let job = server.client.get(enqueued.id).await?;
+/// The job of a request that did not create one, because its key already had a job.
+async fn existing_job(server: &Server, caller: &Caller, id: JobId) -> ApiResult<JobRecord> {
+    let job = server.client.get(id).await?;
     caller.may_access(&job.queue)?;
-    Ok(EnqueuedJob {
-        id: job.id.0,
-        kind: job.kind,
-        queue: job.queue,
-        status: job.status,
-        priority: job.priority,
-        attempts: job.attempts,
-        max_attempts: job.max_attempts,
-        idempotency_key: job.idempotency_key,
-        created: false,
-        how: enqueued.how,
-    })
+    Ok(job)
 }

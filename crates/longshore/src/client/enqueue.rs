@@ -8,9 +8,9 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use super::Client;
-use crate::enqueue::{Enqueued, NewJob, UniqueMode, ValidJob};
+use crate::enqueue::{Enqueued, NewJob, StoredRequest, UniqueMode, ValidJob};
 use crate::error::Result;
-use crate::job::JobId;
+use crate::job::{JobId, JobRecord};
 use crate::retry::RetryPolicy;
 use crate::store::{KeyWait, Store};
 
@@ -43,7 +43,7 @@ impl Client {
     }
 
     /// As [`enqueue`](Self::enqueue), for a job whose payload has been checked.
-    pub(crate) fn store_one(&self, job: ValidJob) -> impl Future<Output = Result<Enqueued>> + use<> {
+    pub(crate) fn store_one(&self, job: ValidJob) -> impl Future<Output = Result<StoredRequest>> + use<> {
         self.lanes.enqueue(job)
     }
 
@@ -51,12 +51,12 @@ impl Client {
     /// checked.
     pub(crate) async fn store_all(&self, jobs: &[ValidJob]) -> Result<Vec<Enqueued>> {
         // Most keys are free, so try first without one of the few connections for long waits.
-        let enqueued = match self.store.enqueue(jobs, KeyWait::Short).await {
+        let done = match self.store.enqueue(jobs, KeyWait::Short).await {
             Err(error) if error.is_locked() => self.store.enqueue(jobs, KeyWait::Long).await?,
             done => done?,
         };
         self.notifier.notify_enqueued(jobs);
-        Ok(enqueued)
+        Ok(done.results)
     }
 
     /// Stores jobs in the caller's own transaction: they exist if and only if it
@@ -111,6 +111,35 @@ impl<'a> Enqueueing<'a> {
     pub async fn in_tx(self, transaction: impl CallerTransaction) -> Result<Enqueued> {
         let mut results = self.client.enqueue_in(transaction, [self.job]).await?;
         Ok(results.remove(0))
+    }
+
+    /// Stores the job and returns all of it, as [`Client::get`] does. A new job costs no
+    /// further query; an existing one is read.
+    ///
+    /// ```
+    /// # use longshore::{Client, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let (enqueued, job) = client.enqueue(NewJob::new("greet", "Ada")).returning_job().await?;
+    /// assert_eq!((job.id, job.kind.as_str()), (enqueued.id, "greet"));
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn returning_job(self) -> Result<(Enqueued, JobRecord)> {
+        let client = self.client;
+        let stored = self.store().await?;
+        let enqueued = stored.enqueued;
+        match stored.into_created_job() {
+            Some(job) => Ok((enqueued, job)),
+            None => Ok((enqueued, client.get(enqueued.id).await?)),
+        }
+    }
+
+    async fn store(self) -> Result<StoredRequest> {
+        let job = self.job.validate()?;
+        self.client.check_job(&job.kind, &job.payload).await?;
+        self.client.store_one(job).await
     }
 
     /// Changes anything that [`NewJob`] has a method for.
@@ -189,11 +218,7 @@ impl<'a> IntoFuture for Enqueueing<'a> {
     type IntoFuture = Pin<Box<dyn Future<Output = Result<Enqueued>> + Send + 'a>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let job = self.job.validate()?;
-            self.client.check_job(&job.kind, &job.payload).await?;
-            self.client.store_one(job).await
-        })
+        Box::pin(async move { Ok(self.store().await?.enqueued) })
     }
 }
 

@@ -53,3 +53,5 @@ pub use fire::{Fired, FiredReport, Skipped, Tick, TickHook};
 pub use line::CronLine;
 pub use missed::{MAX_BACKFILL, Missed, ON_TIME};
 pub use schedule::NewSchedule;
+#[cfg(feature = "api")]
+pub(crate) use template::Template;

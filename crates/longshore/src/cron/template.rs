@@ -15,34 +15,34 @@ use crate::retry::RetryPolicy;
 
 /// A schedule's job as stored: JSON text in the column `template`.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Template {
-    kind: String,
-    payload: Box<RawValue>,
-    queue: String,
-    priority: i16,
-    max_attempts: u16,
+pub(crate) struct Template {
+    pub(crate) kind: String,
+    pub(crate) payload: Box<RawValue>,
+    pub(crate) queue: String,
+    pub(crate) priority: i16,
+    pub(crate) max_attempts: u16,
     /// `null` means no timeout.
-    timeout_ms: Option<u64>,
+    pub(crate) timeout_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    flags: Vec<String>,
+    pub(crate) flags: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    unique: Option<Unique>,
+    pub(crate) unique: Option<Unique>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    retry: Option<RetryPolicy>,
+    pub(crate) retry: Option<RetryPolicy>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    tags: Vec<String>,
+    pub(crate) tags: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    context: Option<String>,
+    pub(crate) context: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    metadata: BTreeMap<String, Box<RawValue>>,
+    pub(crate) metadata: BTreeMap<String, Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trace: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Unique {
-    key: String,
-    mode: UniqueMode,
+pub(crate) struct Unique {
+    pub(crate) key: String,
+    pub(crate) mode: UniqueMode,
 }
 
 /// The schedule and tick of a job, stored in its metadata under `cron`.
@@ -97,7 +97,7 @@ impl Template {
         })
     }
 
-    pub(super) fn parse(text: &str) -> Result<Template> {
+    pub(crate) fn parse(text: &str) -> Result<Template> {
         serde_json::from_str(text).map_err(|error| {
             Error::invalid(
                 "template",

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::held_keys::{HeldKeys, Turn};
-use super::{Enqueued, ValidJob};
+use super::{EnqueuedBatch, StoredRequest, ValidJob};
 use crate::error::{Error, Result};
 use crate::store::{KeyWait, Store};
 use crate::wake::{BUSY, Inbox, Notifier};
@@ -62,12 +62,12 @@ struct Request {
 /// The caller that waits for a result, and its place in the backlog.
 #[derive(Debug)]
 struct Reply {
-    caller: oneshot::Sender<Result<Enqueued>>,
+    caller: oneshot::Sender<Result<StoredRequest>>,
     _place: Place,
 }
 
 impl Reply {
-    fn send(self, result: Result<Enqueued>) {
+    fn send(self, result: Result<StoredRequest>) {
         // The result stands even if the caller no longer waits.
         let _ = self.caller.send(result);
     }
@@ -85,7 +85,8 @@ impl Lanes {
 
     /// Stores one job in the same commit as other callers' jobs. The request is in
     /// the lane when this function returns, unless too many wait already.
-    pub(crate) fn enqueue(&self, job: ValidJob) -> impl Future<Output = Result<Enqueued>> + use<> {
+    /// The result contains the request, so that the caller can build the new job from it.
+    pub(crate) fn enqueue(&self, job: ValidJob) -> impl Future<Output = Result<StoredRequest>> + use<> {
         let result = self.backlog.enter(job.payload.len()).map(|place| {
             let (caller, result) = oneshot::channel();
             let lane = if job.is_keyed() { &self.keyed } else { &self.plain };
@@ -162,11 +163,11 @@ struct Batch {
 /// A batch that is stored.
 struct Stored {
     batch: Batch,
-    results: Vec<Enqueued>,
+    done: EnqueuedBatch,
 }
 
 /// A batch that is being stored.
-type Storing = Pin<Box<dyn Future<Output = (Batch, Result<Vec<Enqueued>>)> + Send>>;
+type Storing = Pin<Box<dyn Future<Output = (Batch, Result<EnqueuedBatch>)> + Send>>;
 
 impl Sink {
     fn new(store: Arc<dyn Store>, notifier: Notifier) -> Self {
@@ -216,7 +217,7 @@ impl Sink {
             };
             took = began.elapsed();
             match done {
-                Ok(results) => unreplied = Some(Stored { batch, results }),
+                Ok(done) => unreplied = Some(Stored { batch, done }),
                 Err(error) => self.fail(batch, error),
             }
         }
@@ -250,17 +251,19 @@ impl Sink {
     /// Waits for the result of a batch outside the lane.
     async fn complete(self, storing: Storing) {
         match storing.await {
-            (batch, Ok(results)) => self.reply(Stored { batch, results }),
+            (batch, Ok(done)) => self.reply(Stored { batch, done }),
             (batch, Err(error)) => self.fail(batch, error),
         }
     }
 
     /// Notifies workers before it replies to callers: a caller that flushes next
     /// must find its own wake-up requested.
-    fn reply(&self, Stored { batch, results }: Stored) {
+    fn reply(&self, Stored { batch, done }: Stored) {
         self.notifier.notify_enqueued(&batch.jobs);
-        for (reply, result) in batch.replies.into_iter().zip(results) {
-            reply.send(Ok(result));
+        let created_at = done.created_at;
+        let requests = batch.jobs.into_iter().zip(batch.replies);
+        for ((job, reply), enqueued) in requests.zip(done.results) {
+            reply.send(Ok(StoredRequest { enqueued, job, created_at }));
         }
     }
 
@@ -324,12 +327,17 @@ impl Sink {
                      nothing was stored; end that transaction, or try again later",
                 )),
             };
-            break done.map(|mut results| results.remove(0));
+            break done;
         };
         if result.is_ok() {
             self.notifier.notify_enqueued(&job);
         }
-        reply.send(result);
+        let [job] = job;
+        reply.send(result.map(|mut done| StoredRequest {
+            enqueued: done.results.remove(0),
+            job,
+            created_at: done.created_at,
+        }));
     }
 }
 
@@ -355,7 +363,7 @@ mod tests {
     use std::task::{Context, Wake};
 
     use super::*;
-    use crate::enqueue::{EnqueuedAs, NewJob};
+    use crate::enqueue::{Enqueued, EnqueuedAs, NewJob};
     use crate::store::sqlite::SqliteStore;
 
     /// Records, at the moment a caller gets its reply, whether its wake-up has been
@@ -399,9 +407,10 @@ mod tests {
 
         let job = NewJob::new("greet", &1).validate().unwrap();
         let results = vec![Enqueued { id: job.id, how: EnqueuedAs::Created }];
+        let done = EnqueuedBatch { results, created_at: None };
         let place = Arc::<Backlog>::default().enter(0).unwrap();
         let batch = Batch { jobs: vec![job], replies: vec![Reply { caller: reply, _place: place }] };
-        Sink::new(store, notifier).reply(Stored { batch, results });
+        Sink::new(store, notifier).reply(Stored { batch, done });
         assert!(result.await.unwrap().is_ok());
         assert!(on_reply.wake_up_came_first.load(Ordering::Relaxed), "a flush would have come first");
     }

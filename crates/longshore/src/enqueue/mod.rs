@@ -8,9 +8,12 @@
 //! | `check` | the checks and their limits |
 //! | `lanes`, `held_keys` | group commit; keys that another transaction holds |
 
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 
-use crate::job::JobId;
+use crate::client::Client;
+use crate::error::Result;
+use crate::job::{JobId, JobRecord};
 
 mod check;
 mod edit;
@@ -32,6 +35,41 @@ pub struct Enqueued {
     pub id: JobId,
     /// Whether the job was created or already existed.
     pub how: EnqueuedAs,
+}
+
+impl Enqueued {
+    /// Reads the whole job. To get it from the enqueue itself, which costs no further query
+    /// for a new job, use [`returning_job`](crate::Enqueueing::returning_job).
+    pub async fn job(&self, client: &Client) -> Result<JobRecord> {
+        client.get(self.id).await
+    }
+}
+
+/// What [`Store::enqueue`](crate::store::Store::enqueue) stored.
+#[derive(Clone, Debug)]
+pub struct EnqueuedBatch {
+    /// One result per job, in the order given.
+    pub results: Vec<Enqueued>,
+    /// When the created jobs were created: all at the same time, that of the commit's
+    /// statement. `None` if an earlier try, whose reply was lost, had stored one of them.
+    pub created_at: Option<DateTime<Utc>>,
+}
+
+/// A request that was stored, with its result.
+#[derive(Debug)]
+pub(crate) struct StoredRequest {
+    pub(crate) enqueued: Enqueued,
+    job: ValidJob,
+    created_at: Option<DateTime<Utc>>,
+}
+
+impl StoredRequest {
+    /// The job as it was created. `None` if the request did not create it, or if an
+    /// earlier try did: then the job may have changed since, and must be read.
+    pub(crate) fn into_created_job(self) -> Option<JobRecord> {
+        let created_at = self.created_at.filter(|_| self.enqueued.how == EnqueuedAs::Created)?;
+        self.job.into_record(created_at)
+    }
 }
 
 /// Whether an enqueue created a job or found an existing one.

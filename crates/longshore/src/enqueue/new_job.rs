@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -11,10 +11,11 @@ use super::check::{
     check_text, check_when,
 };
 use crate::error::{Error, Result};
-use crate::job::JobId;
+use crate::job::{JobId, JobRecord, Status};
 use crate::keys::TICK_PREFIX;
 use crate::lifecycle::When;
 use crate::retry::{MAX_DELAY, RetryPolicy};
+use crate::store::millis;
 
 /// The queue of a job that does not set one.
 pub const DEFAULT_QUEUE: &str = "default";
@@ -309,6 +310,55 @@ impl ValidJob {
     /// The queue of the job.
     pub fn queue(&self) -> &str {
         &self.queue
+    }
+
+    /// The record of this job if it was created at this time: what
+    /// [`Client::get`](crate::Client::get) returns until the job changes. Times and
+    /// durations have the precision of the database. `None` if a stored text would not be
+    /// JSON, which cannot happen to a valid job.
+    pub(crate) fn into_record(self, created_at: DateTime<Utc>) -> Option<JobRecord> {
+        let options = Options::from_stored(self.options.as_deref()).ok()?;
+        let run_at = match self.when {
+            When::At(at) => DateTime::from_timestamp_micros(at.timestamp_micros())?,
+            When::After(delay) => {
+                let micros = i64::try_from(delay.as_micros()).ok()?;
+                created_at.checked_add_signed(TimeDelta::microseconds(micros))?
+            }
+        };
+        Some(JobRecord {
+            id: self.id,
+            kind: self.kind,
+            queue: self.queue,
+            status: Status::Queued,
+            priority: self.priority,
+            attempts: 0,
+            max_attempts: self.max_attempts,
+            last_error: None,
+            last_failed_at: None,
+            payload: RawValue::from_string(self.payload).ok()?,
+            result: None,
+            run_at,
+            locked_at: None,
+            locked_by: None,
+            cancel_requested: false,
+            idempotency_key: self.idempotency_key,
+            unique_key: self.unique.map(|(key, _)| key),
+            tags: options.tags,
+            flags: self.flags,
+            context: options.context,
+            metadata: options.metadata,
+            progress: None,
+            timeout: self.timeout.map(|timeout| Duration::from_millis(millis(timeout) as u64)),
+            retry: options.retry,
+            interruptions: 0,
+            lease_no: 0,
+            created_at,
+            updated_at: created_at,
+            started_at: None,
+            finished_at: None,
+            errors: Vec::new(),
+            errors_omitted: 0,
+        })
     }
 
     /// Whether it has a key, so that an existing job may be returned instead.

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::enqueue::{Enqueued, ValidJob};
+use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
@@ -47,6 +47,7 @@ mod stats;
 mod tokens;
 mod workers;
 
+pub use crate::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, Suspects};
 pub use cursor::ClaimCursor;
@@ -146,7 +147,7 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// affect the other jobs of the batch. If a unique key makes a request part of another
     /// job, the request's idempotency key, and the id of a replacement, return that job for
     /// as long as it is kept.
-    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>>;
+    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<EnqueuedBatch>;
 
     // ---- wake-ups ---------------------------------------------------------
 

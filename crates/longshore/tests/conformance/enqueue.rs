@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use longshore::store::{ClaimRequest, KeyWait};
-use longshore::{Enqueued, EnqueuedAs, NewJob, RetryPolicy, Status, ValidJob};
+use longshore::{Enqueued, EnqueuedAs, NewJob, RetryPolicy, Status, UniqueMode, ValidJob};
 
 use crate::fixture::*;
 
@@ -21,6 +21,8 @@ cases! {
     a_repeated_id_with_keys_returns_created,
     a_repeated_id_with_another_idempotency_key_returns_created,
     a_repeated_id_does_not_requeue_a_running_or_finished_job,
+    an_enqueue_can_return_the_whole_job_as_get_does,
+    a_repeated_enqueue_returns_the_current_job,
     a_delay_counts_from_the_engines_clock,
     a_run_at_in_the_past_is_kept_and_due,
     a_run_at_is_kept_to_the_microsecond,
@@ -134,7 +136,7 @@ async fn results_are_in_the_order_of_the_jobs(fixture: Fixture) {
     let jobs: Vec<_> = (0..40).map(|n| valid(job("mail").priority(n))).collect();
     // Not in the order of their ids.
     let shuffled: Vec<_> = (0..40).map(|n| jobs[n * 17 % 40].clone()).collect();
-    let results = fixture.store().enqueue(&shuffled, KeyWait::Long).await.expect("enqueue");
+    let results = fixture.store().enqueue(&shuffled, KeyWait::Long).await.expect("enqueue").results;
     let expected: Vec<_> =
         shuffled.iter().map(|job| Enqueued { id: job.id(), how: EnqueuedAs::Created }).collect();
     assert_eq!(results, expected);
@@ -143,8 +145,12 @@ async fn results_are_in_the_order_of_the_jobs(fixture: Fixture) {
 async fn a_repeated_id_returns_created_and_is_stored_once(fixture: Fixture) {
     let again = valid(job("mail").priority(3));
     for _ in 0..2 {
-        let results =
-            fixture.store().enqueue(std::slice::from_ref(&again), KeyWait::Long).await.expect("enqueue");
+        let results = fixture
+            .store()
+            .enqueue(std::slice::from_ref(&again), KeyWait::Long)
+            .await
+            .expect("enqueue")
+            .results;
         assert_eq!(results, [Enqueued { id: again.id(), how: EnqueuedAs::Created }]);
     }
     assert_eq!(fixture.count(Status::Queued).await, 1);
@@ -153,7 +159,7 @@ async fn a_repeated_id_returns_created_and_is_stored_once(fixture: Fixture) {
 async fn a_repeated_id_within_one_batch_is_stored_once(fixture: Fixture) {
     let (again, other) = (valid(job("mail")), valid(job("sms")));
     let batch = [again.clone(), other.clone(), again.clone()];
-    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue").results;
     assert_eq!(
         results.iter().map(|result| result.id).collect::<Vec<_>>(),
         [again.id(), other.id(), again.id()]
@@ -170,8 +176,12 @@ async fn a_repeated_id_with_keys_returns_created(fixture: Fixture) {
     ];
     for _ in 0..2 {
         for job in &jobs {
-            let results =
-                fixture.store().enqueue(std::slice::from_ref(job), KeyWait::Long).await.expect("enqueue");
+            let results = fixture
+                .store()
+                .enqueue(std::slice::from_ref(job), KeyWait::Long)
+                .await
+                .expect("enqueue")
+                .results;
             assert_eq!(results, [Enqueued { id: job.id(), how: EnqueuedAs::Created }], "{}", job.kind());
         }
     }
@@ -195,13 +205,82 @@ async fn a_repeated_id_does_not_requeue_a_running_or_finished_job(fixture: Fixtu
     fixture.store().enqueue(std::slice::from_ref(&requested), KeyWait::Long).await.expect("enqueue");
     let worker = fixture.worker().await;
     let claimed = fixture.claim_one(worker).await;
-    let results =
-        fixture.store().enqueue(std::slice::from_ref(&requested), KeyWait::Long).await.expect("enqueue");
+    let results = fixture
+        .store()
+        .enqueue(std::slice::from_ref(&requested), KeyWait::Long)
+        .await
+        .expect("enqueue")
+        .results;
     assert_eq!(results, [Enqueued { id: requested.id(), how: EnqueuedAs::Created }]);
     assert_eq!(fixture.status(requested.id()).await, Status::Running);
     fixture.must_finish(&claimed, done()).await;
     fixture.store().enqueue(std::slice::from_ref(&requested), KeyWait::Long).await.expect("enqueue");
     assert_eq!(fixture.status(requested.id()).await, Status::Succeeded);
+}
+
+async fn an_enqueue_can_return_the_whole_job_as_get_does(fixture: Fixture) {
+    fixture.store().pin_clock(Some(start() + Duration::from_micros(123_457))).await.expect("pin");
+    let at = start() + Duration::from_nanos(1_234_567_891);
+    let requests = [
+        job("mail"),
+        NewJob::from_json("mail", r#"{"a": 1.00, "b": [null, "✓"]}"#)
+            .queue("letters")
+            .priority(-7)
+            .max_attempts(9),
+        job("mail").run_at(at),
+        job("mail").delay(Duration::from_nanos(90_000_001_999)),
+        job("mail").timeout(None),
+        job("mail").timeout(Some(Duration::from_micros(1_500_900))),
+        job("mail")
+            .idempotency_key("order-17")
+            .retry(RetryPolicy::list([Duration::from_millis(1500), 90 * SECOND]))
+            .tags(["red", "blue"])
+            .flags(["gpu"])
+            .context("by hand")
+            .metadata(raw(r#"{"team": "blue", "n": 1.0}"#))
+            .trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+        job("mail").unique_key("account-7", UniqueMode::Replace).idempotency_key("order-18"),
+    ];
+    for request in requests {
+        let (enqueued, job) = fixture.enqueue(request).returning_job().await.expect("enqueue");
+        assert_eq!(enqueued.how, EnqueuedAs::Created);
+        assert_eq!(snapshot(&job), snapshot(&fixture.job(enqueued.id).await));
+    }
+    let existing = [
+        (job("other").idempotency_key("order-17"), EnqueuedAs::Existing),
+        (job("other").unique_key("account-7", UniqueMode::Dedupe), EnqueuedAs::Existing),
+        (job("other").unique_key("account-7", UniqueMode::Replace).priority(3), EnqueuedAs::Replaced),
+    ];
+    for (request, how) in existing {
+        let (enqueued, job) = fixture.enqueue(request).returning_job().await.expect("enqueue");
+        assert_eq!(enqueued.how, how);
+        assert_eq!(snapshot(&job), snapshot(&fixture.job(enqueued.id).await));
+        assert_eq!(snapshot(&job), snapshot(&enqueued.job(&fixture.client()).await.expect("job")));
+    }
+    // A running holder loses its key to a new job.
+    let worker = fixture.worker().await;
+    fixture.claim(worker, 100).await;
+    let next = job("other").unique_key("account-7", UniqueMode::Replace);
+    let (enqueued, job) = fixture.enqueue(next).returning_job().await.expect("enqueue");
+    assert_eq!(enqueued.how, EnqueuedAs::Created);
+    assert_eq!(snapshot(&job), snapshot(&fixture.job(enqueued.id).await));
+}
+
+/// An earlier try stored the job, and its reply was lost. The job may have changed since.
+async fn a_repeated_enqueue_returns_the_current_job(fixture: Fixture) {
+    let worker = fixture.worker().await;
+    let requests = [
+        job("mail"),
+        job("mail").idempotency_key("order-17"),
+        job("mail").unique_key("account-7", UniqueMode::Dedupe),
+    ];
+    for request in requests {
+        fixture.enqueue(request.clone()).await.expect("enqueue");
+        let claimed = fixture.claim_one(worker).await;
+        let (enqueued, job) = fixture.enqueue(request).returning_job().await.expect("enqueue");
+        assert_eq!(enqueued, Enqueued { id: claimed.lease().id, how: EnqueuedAs::Created });
+        assert_eq!(job.status, Status::Running);
+    }
 }
 
 async fn a_delay_counts_from_the_engines_clock(fixture: Fixture) {
@@ -242,7 +321,7 @@ async fn the_lowest_and_highest_priority_are_kept(fixture: Fixture) {
 }
 
 async fn an_empty_batch_is_accepted(fixture: Fixture) {
-    assert_eq!(fixture.store().enqueue(&[], KeyWait::Long).await.expect("enqueue"), []);
+    assert_eq!(fixture.store().enqueue(&[], KeyWait::Long).await.expect("enqueue").results, []);
     assert_eq!(fixture.enqueue_many(Vec::<NewJob>::new()).await.expect("enqueue_many"), []);
 }
 

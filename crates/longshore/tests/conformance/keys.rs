@@ -127,7 +127,7 @@ async fn jobs_with_the_same_key_in_one_batch_become_the_first_of_them(fixture: F
         valid(unique("holder", UniqueMode::Dedupe)),
         valid(unique("duplicate holder", UniqueMode::Dedupe)),
     ];
-    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue").results;
     let expected = [
         created(batch[0].id()),
         created(batch[1].id()),
@@ -147,7 +147,7 @@ async fn jobs_with_the_same_key_in_one_batch_become_the_first_of_them(fixture: F
 async fn a_duplicate_within_a_batch_takes_no_unique_key(fixture: Fixture) {
     let both = |key: &str| job("mail").idempotency_key("order-17").unique_key(key, UniqueMode::Dedupe);
     let batch = [valid(both("u-1")), valid(both("u-2"))];
-    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue").results;
     let winner = results.iter().position(|result| result.how == EnqueuedAs::Created).expect("one is new");
     assert_eq!(results[winner], created(batch[winner].id()));
     assert_eq!(results[1 - winner], existing(batch[winner].id()));
@@ -160,7 +160,7 @@ async fn a_duplicate_within_a_batch_takes_no_unique_key(fixture: Fixture) {
 async fn a_batch_finds_existing_keys(fixture: Fixture) {
     let first = fixture.add(job("mail").idempotency_key("order-17")).await;
     let batch = [valid(job("plain")), valid(job("sms").idempotency_key("order-17")), valid(job("plain too"))];
-    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue").results;
     assert_eq!(results, [created(batch[0].id()), existing(first), created(batch[2].id())]);
 }
 
@@ -270,7 +270,7 @@ async fn a_batch_finds_the_idempotency_keys_of_merged_requests(fixture: Fixture)
         valid(job("fax").idempotency_key("order-17")),
         valid(job("other").idempotency_key("order-18").unique_key("another", UniqueMode::Replace)),
     ];
-    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+    let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue").results;
     let expected = [
         created(batch[0].id()),
         existing(holder),
@@ -314,7 +314,7 @@ async fn a_replacement_repeated_with_its_id_is_the_same_replacement(fixture: Fix
         assert_eq!(enqueue(&fixture, request()).await, replaced(holder));
         assert_eq!(fixture.job(holder).await.kind, "newer");
         let batch = [valid(job("plain").queue("other")), valid(request())];
-        let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue");
+        let results = fixture.store().enqueue(&batch, KeyWait::Long).await.expect("enqueue").results;
         assert_eq!(results[1], replaced(holder));
         assert_eq!(fixture.job(holder).await.kind, "newer");
 

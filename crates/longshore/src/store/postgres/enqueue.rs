@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::listen::notify_due;
 use super::run::{enqueue_deadline, within};
 use super::tx::{Fault, Query, Sql, Tx};
-use crate::enqueue::{Enqueued, EnqueuedAs, UniqueMode, ValidJob};
+use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
 use crate::error::Error;
 use crate::job::JobId;
 use crate::keys::{self, Decision, Holders, Owner, RunAt};
@@ -27,24 +27,27 @@ const MAX_ROUNDS: usize = 10;
 
 /// `max_wait` limits how long the enqueue waits for a key that another client's open
 /// transaction holds.
-pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], max_wait: Duration) -> Sql<Vec<Enqueued>> {
+pub(super) async fn enqueue(tx: &mut Tx<'_>, jobs: &[ValidJob], max_wait: Duration) -> Sql<EnqueuedBatch> {
     if jobs.iter().all(|job| !job.is_keyed()) {
         match insert_plain(tx, jobs).await {
             // An id already exists: an earlier try was stored, but its reply was lost.
             Err(fault) if fault.is_duplicate() => {}
-            done => return done.map(|()| jobs.iter().map(created).collect()),
+            done => {
+                let created_at = Some(done?);
+                return Ok(EnqueuedBatch { results: jobs.iter().map(created).collect(), created_at });
+            }
         }
     }
     let mut transaction = within(enqueue_deadline([]), tx.begin()).await?;
     let tx = &mut transaction.tx();
     within(enqueue_deadline([]), tx.limit_lock_waits(max_wait)).await?;
-    let results =
+    let batch =
         insert_parts(tx, jobs, Deadlines::PerPart).await.map_err(|fault| match fault.is_lock_timeout() {
             true => Error::locked(held_key(jobs)).into(),
             false => fault,
         })?;
     within(enqueue_deadline([]), transaction.commit()).await?;
-    Ok(results)
+    Ok(batch)
 }
 
 /// Whether the parts of an enqueue have deadlines. A large batch over a slow network takes
@@ -71,35 +74,47 @@ fn held_key(jobs: &[ValidJob]) -> String {
 
 /// Stores jobs in the caller's own transaction: no commit and no retry.
 pub(super) async fn enqueue_in(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
-    let results = insert_any(tx, jobs).await?;
+    let batch = insert_any(tx, jobs).await?;
     notify_due(tx, jobs).await?;
-    Ok(results)
+    Ok(batch.results)
 }
 
 /// Stores jobs with and without keys. Keys are taken in sorted order, so that two
 /// batches never wait for each other.
-pub(super) async fn insert_any(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
+pub(super) async fn insert_any(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
     insert_parts(tx, jobs, Deadlines::None).await
 }
 
-async fn insert_parts(tx: &mut Tx<'_>, jobs: &[ValidJob], deadlines: Deadlines) -> Sql<Vec<Enqueued>> {
+async fn insert_parts(tx: &mut Tx<'_>, jobs: &[ValidJob], deadlines: Deadlines) -> Sql<EnqueuedBatch> {
     let deadline = |part: &[usize]| match deadlines {
         Deadlines::None => Duration::MAX,
         Deadlines::PerPart => enqueue_deadline(part.iter().map(|i| &jobs[*i])),
     };
-    let mut results: Vec<Option<Enqueued>> = vec![None; jobs.len()];
+    let mut parts = Parts { results: vec![None; jobs.len()], now: None, repeated: false };
     let (mut simple, mut unique): (Vec<usize>, Vec<usize>) =
         (0..jobs.len()).partition(|i| jobs[*i].unique.is_none());
     simple.sort_by_key(|i| jobs[*i].idempotency_key.as_deref());
     unique
         .sort_by_key(|i| (jobs[*i].unique.as_ref().map(|(key, _)| key), jobs[*i].idempotency_key.as_deref()));
     for step in simple.chunks(INSERT_STEP) {
-        within(deadline(step), insert_new(tx, jobs, step, &mut results)).await?;
+        within(deadline(step), insert_new(tx, jobs, step, &mut parts)).await?;
     }
     for i in unique {
-        results[i] = Some(within(deadline(&[i]), enqueue_unique(tx, &jobs[i])).await?);
+        parts.results[i] = Some(within(deadline(&[i]), enqueue_unique(tx, &jobs[i], &mut parts)).await?);
     }
-    Ok(results.into_iter().flatten().collect())
+    Ok(EnqueuedBatch {
+        results: parts.results.into_iter().flatten().collect(),
+        created_at: parts.now.filter(|_| !parts.repeated),
+    })
+}
+
+/// What the parts of an enqueue have stored so far.
+struct Parts {
+    results: Vec<Option<Enqueued>>,
+    /// The time of the transaction, which is that of all jobs it creates.
+    now: Option<DateTime<Utc>>,
+    /// Whether an earlier try, whose reply was lost, had stored one of the jobs.
+    repeated: bool,
 }
 
 const INSERT: &str = "
@@ -118,29 +133,34 @@ const INSERT: &str = "
              (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options)
       select id, longshore.clock(), run_at, timeout_ms, priority, max_attempts, kind, queue,
              payload::json, flags, options::json
+        from timed),
+    enqueued as (
+      insert into longshore.ready
+             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
+              interruptions, keyed, kind, queue, flags)
+      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags
         from timed)
-    insert into longshore.ready
-           (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-            interruptions, keyed, kind, queue, flags)
-    select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags
-      from timed";
+    select longshore.clock()";
 
-/// Stores jobs that have no keys.
-async fn insert_plain(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<()> {
-    if jobs.len() <= INSERT_STEP {
-        return insert_step(tx, jobs).await;
+/// Stores jobs that have no keys. Returns when they were created.
+async fn insert_plain(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<DateTime<Utc>> {
+    let (first, rest) = jobs.split_at(jobs.len().min(INSERT_STEP));
+    if rest.is_empty() {
+        return insert_step(tx, first).await;
     }
     let mut transaction = tx.begin().await?;
-    for step in jobs.chunks(INSERT_STEP) {
+    let created_at = insert_step(&mut transaction.tx(), first).await?;
+    for step in rest.chunks(INSERT_STEP) {
         insert_step(&mut transaction.tx(), step).await?;
     }
-    transaction.commit().await
+    transaction.commit().await?;
+    Ok(created_at)
 }
 
-async fn insert_step(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<()> {
+async fn insert_step(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<DateTime<Utc>> {
     let columns = Columns::of(jobs.iter());
-    columns.bind(sqlx::query(tx.sql(INSERT))).execute(&mut *tx.connection).await?;
-    Ok(())
+    let row = columns.bind(sqlx::query(tx.sql(INSERT))).fetch_one(&mut *tx.connection).await?;
+    Ok(row.try_get(0)?)
 }
 
 /// As [`INSERT`], for jobs that may exist already: by id, because an earlier reply
@@ -176,7 +196,10 @@ const INSERT_NEW: &str = "
       select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags
         from stored)
     select (select count(*) from stored),
-           longshore.has_merged_key(array(select idempotency_key from stored))";
+           longshore.has_merged_key(array(select idempotency_key from stored)),
+           longshore.clock(),
+           -- not needed if all are stored
+           case when (select count(*) from stored) < cardinality($1::uuid[]) then array(select id from stored) end";
 
 const BY_KEY_OR_ID: &str = "
     select idempotency_key, id
@@ -191,22 +214,21 @@ const BY_KEY_OR_ID: &str = "
 
 /// Stores the jobs of one step, which have no unique key. Skips those whose id or
 /// idempotency key already exists.
-async fn insert_new(
-    tx: &mut Tx<'_>,
-    jobs: &[ValidJob],
-    step: &[usize],
-    results: &mut [Option<Enqueued>],
-) -> Sql<()> {
+async fn insert_new(tx: &mut Tx<'_>, jobs: &[ValidJob], step: &[usize], parts: &mut Parts) -> Sql<()> {
     let columns = Columns::of(step.iter().map(|i| &jobs[*i]));
     let keys: Vec<Option<&str>> = step.iter().map(|i| jobs[*i].idempotency_key.as_deref()).collect();
     let query = columns.bind(sqlx::query(tx.sql(INSERT_NEW))).bind(&keys);
-    let stored = unless_merged(&query.fetch_one(&mut *tx.connection).await?)?;
+    let row = query.fetch_one(&mut *tx.connection).await?;
+    let stored = unless_merged(&row)?;
+    parts.now = Some(row.try_get(2)?);
     if stored == step.len() as i64 {
         for i in step {
-            results[*i] = Some(created(&jobs[*i]));
+            parts.results[*i] = Some(created(&jobs[*i]));
         }
         return Ok(());
     }
+    let stored: Vec<Uuid> = row.try_get::<Option<_>, _>(3)?.unwrap_or_default();
+    let stored: BTreeSet<Uuid> = stored.into_iter().collect();
     let keys: Vec<&str> = keys.into_iter().flatten().collect();
     let rows = sqlx::query(tx.sql(BY_KEY_OR_ID))
         .bind(&keys)
@@ -227,8 +249,11 @@ async fn insert_new(
             idempotency: job.idempotency_key.as_ref().and_then(|key| by_key.get(key)).map(|id| JobId(*id)),
             unique: None,
         };
-        results[*i] = Some(match keys::decide(holders, UniqueMode::default()) {
-            Decision::Repeat(id, how) => Enqueued { id, how },
+        parts.results[*i] = Some(match keys::decide(holders, UniqueMode::default()) {
+            Decision::Repeat(id, how) => {
+                parts.repeated |= !stored.contains(&id.0);
+                Enqueued { id, how }
+            }
             Decision::Existing(id) => Enqueued { id, how: EnqueuedAs::Existing },
             Decision::Insert | Decision::Dedupe(_) | Decision::Replace(..) | Decision::Supersede(_) => {
                 return Err(Error::unavailable(
@@ -256,11 +281,16 @@ fn unless_merged(row: &PgRow) -> Sql<i64> {
 /// Stores one job with a unique key. Each decision is stored by one statement,
 /// which changes nothing if the owner of the key has changed; then the holders are
 /// read again.
-async fn enqueue_unique(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
+async fn enqueue_unique(tx: &mut Tx<'_>, job: &ValidJob, parts: &mut Parts) -> Sql<Enqueued> {
     let mode = job.unique.as_ref().map(|(_, mode)| *mode).unwrap_or_default();
     for _ in 0..MAX_ROUNDS {
-        let (stored, id, how) = match keys::decide(holders(tx, job).await?, mode) {
-            Decision::Repeat(id, how) => (true, id, how),
+        let (holders, now) = holders(tx, job).await?;
+        parts.now = Some(now);
+        let (stored, id, how) = match keys::decide(holders, mode) {
+            Decision::Repeat(id, how) => {
+                parts.repeated = true;
+                (true, id, how)
+            }
             Decision::Existing(id) => (true, id, EnqueuedAs::Existing),
             Decision::Dedupe(owner) => {
                 if job.idempotency_key.is_some() {
@@ -310,13 +340,15 @@ const HOLDERS: &str = "
               where w.id = k.job) as waiting,
            (select r.cancel_requested
               from longshore.running r
-             where r.id = k.job) as cancelling   -- null if it does not run
+             where r.id = k.job) as cancelling,   -- null if it does not run
+           longshore.clock() as now
       from (select 1) as one_row
       left join longshore.keys k on k.key = $3
       left join longshore.merged_requests m on m.id = $1";
 
-/// Finds the jobs that have the id or the keys of this job.
-async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Holders> {
+/// Finds the jobs that have the id or the keys of this job. Also returns the time of the
+/// transaction.
+async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<(Holders, DateTime<Utc>)> {
     let row = sqlx::query(tx.sql(HOLDERS))
         .bind(job.id.0)
         .bind(&job.idempotency_key)
@@ -337,11 +369,12 @@ async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<Holders> {
         row.try_get::<Option<bool>, _>("cancelling")?
             .map(|cancelling| if cancelling { Owner::Cancelling } else { Owner::Running })
     };
-    Ok(Holders {
+    let holders = Holders {
         earlier,
         idempotency: row.try_get::<Option<Uuid>, _>("idempotency")?.map(JobId),
         unique: row.try_get::<Option<Uuid>, _>("owner")?.map(JobId).zip(owner),
-    })
+    };
+    Ok((holders, row.try_get("now")?))
 }
 
 /// Stores nothing if another job owns the key. If the id or the idempotency key was

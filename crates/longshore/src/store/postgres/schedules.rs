@@ -119,7 +119,7 @@ pub(super) async fn fire(
         }
         let enqueued = insert_any(tx, jobs).await?;
         transaction.commit().await?;
-        Ok(Ticked::Fired(enqueued))
+        Ok(Ticked::Fired(enqueued.results))
     };
     match firing.await {
         Err(fault) if Fault::is_lock_timeout(&fault) => Ok(Ticked::Locked),

@@ -18,7 +18,7 @@ use super::{
     check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
     settle, stats, tokens, workers,
 };
-use crate::enqueue::{Enqueued, MAX_PAYLOAD, ValidJob, check_json};
+use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
@@ -56,7 +56,7 @@ impl Store for PostgresStore {
 
     // ---- enqueue ----------------------------------------------------------
 
-    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<Vec<Enqueued>> {
+    async fn enqueue(&self, jobs: &[ValidJob], wait: KeyWait) -> Result<EnqueuedBatch> {
         let mode = match wait {
             _ if jobs.iter().all(|job| !job.is_keyed()) => Mode::enqueue(Class::Quick, jobs),
             KeyWait::Short => Mode::enqueue(Class::Slow, jobs),

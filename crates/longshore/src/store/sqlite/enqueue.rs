@@ -3,16 +3,32 @@
 
 use rusqlite::params;
 
-use super::tx::{Columns, Fault, Sql, Tx, stored_list};
-use crate::enqueue::{Enqueued, EnqueuedAs, ValidJob};
+use super::tx::{Columns, Fault, Sql, Tx, instant, stored_list};
+use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
 use crate::job::JobId;
 use crate::keys::{self, Decision, Holders, Owner, RunAt};
 use crate::store::millis;
 
-pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
-    jobs.iter()
-        .map(|job| if job.is_keyed() { enqueue_keyed(tx, job) } else { enqueue_plain(tx, job) })
-        .collect()
+pub(super) fn enqueue(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<EnqueuedBatch> {
+    let mut batch = EnqueuedBatch {
+        results: Vec::with_capacity(jobs.len()),
+        created_at: if jobs.is_empty() { None } else { Some(instant(tx.now()?)) },
+    };
+    for job in jobs {
+        let (result, tried) = if job.is_keyed() { enqueue_keyed(tx, job) } else { enqueue_plain(tx, job) }?;
+        batch.results.push(result);
+        if tried == Tried::Before {
+            batch.created_at = None;
+        }
+    }
+    Ok(batch)
+}
+
+/// Whether an earlier try, whose reply was lost, had stored the job.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tried {
+    Before,
+    Now,
 }
 
 /// Stores jobs in the caller's own transaction, all or none.
@@ -20,7 +36,7 @@ pub(super) fn enqueue_in(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
     // On a connection without a transaction, the savepoint starts one.
     let run = |sql| tx.conn.execute_batch(sql).map_err(Fault::from);
     run("savepoint longshore_enqueue")?;
-    let done = enqueue(tx, jobs);
+    let done = enqueue(tx, jobs).map(|batch| batch.results);
     if done.is_err() {
         run("rollback to longshore_enqueue")?;
     }
@@ -28,34 +44,34 @@ pub(super) fn enqueue_in(tx: &Tx<'_>, jobs: &[ValidJob]) -> Sql<Vec<Enqueued>> {
     done
 }
 
-fn enqueue_plain(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
-    insert(tx, job)?;
-    Ok(created(job))
+fn enqueue_plain(tx: &Tx<'_>, job: &ValidJob) -> Sql<(Enqueued, Tried)> {
+    Ok((created(job), insert(tx, job)?))
 }
 
 /// Stores one job with keys. Nothing can change between the decision and storing it,
 /// because both run in the writer's transaction.
-fn enqueue_keyed(tx: &Tx<'_>, job: &ValidJob) -> Sql<Enqueued> {
+fn enqueue_keyed(tx: &Tx<'_>, job: &ValidJob) -> Sql<(Enqueued, Tried)> {
     let mode = job.unique.as_ref().map(|(_, mode)| *mode).unwrap_or_default();
-    match keys::decide(holders(tx, job)?, mode) {
-        Decision::Repeat(id, how) => Ok(Enqueued { id, how }),
-        Decision::Existing(id) => Ok(Enqueued { id, how: EnqueuedAs::Existing }),
+    let result = match keys::decide(holders(tx, job)?, mode) {
+        Decision::Repeat(id, how) => return Ok((Enqueued { id, how }, Tried::Before)),
+        Decision::Existing(id) => Enqueued { id, how: EnqueuedAs::Existing },
         Decision::Dedupe(owner) => {
             if job.idempotency_key.is_some() {
                 merge(tx, job, owner, EnqueuedAs::Existing, job.idempotency_key.as_deref())?;
             }
-            Ok(Enqueued { id: owner, how: EnqueuedAs::Existing })
+            Enqueued { id: owner, how: EnqueuedAs::Existing }
         }
-        Decision::Insert => enqueue_plain(tx, job),
+        Decision::Insert => return enqueue_plain(tx, job),
         Decision::Replace(owner, run_at) => {
             replace(tx, job, owner, run_at)?;
-            Ok(Enqueued { id: owner, how: EnqueuedAs::Replaced })
+            Enqueued { id: owner, how: EnqueuedAs::Replaced }
         }
         Decision::Supersede(owner) => {
             supersede(tx, job, owner)?;
-            Ok(created(job))
+            created(job)
         }
-    }
+    };
+    Ok((result, Tried::Now))
 }
 
 /// Finds the jobs that have the id or the keys of this job.
@@ -113,7 +129,7 @@ fn holders(tx: &Tx<'_>, job: &ValidJob) -> Sql<Holders> {
 }
 
 /// Stores the new job. It owns its unique key, if it has one.
-fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
+fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<Tried> {
     const INSERT: &str = "
         insert into jobs
                (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
@@ -145,12 +161,13 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<()> {
     )?;
     if inserted == 0 {
         // An earlier try stored it; it may be in any state by now.
-        return Ok(());
+        return Ok(Tried::Before);
     }
     if let Some(key) = unique_key {
         tx.execute(OWN, params![key, job.id.0.as_bytes()])?;
     }
-    Ready::of(tx, job.id, job, flags.as_deref())?.store(tx)
+    Ready::of(tx, job.id, job, flags.as_deref())?.store(tx)?;
+    Ok(Tried::Now)
 }
 
 /// Replaces the contents of the waiting owner of the key, resets its attempts and merges
@@ -229,7 +246,7 @@ fn supersede(tx: &Tx<'_>, job: &ValidJob, owner: JobId) -> Sql<()> {
          where job = ?1";
     tx.execute(SUPERSEDE, [owner.0.as_bytes()])?;
     tx.execute(FREE, [owner.0.as_bytes()])?;
-    insert(tx, job)
+    insert(tx, job).map(drop)
 }
 
 /// Stores that the request became part of `owner`, so that its id and this key return

@@ -104,7 +104,7 @@ pub(super) fn fire(
             seen.template,
         ],
     )?;
-    if moved > 0 { enqueue(tx, jobs).map(Ticked::Fired) } else { Ok(Ticked::Moved) }
+    if moved > 0 { Ok(Ticked::Fired(enqueue(tx, jobs)?.results)) } else { Ok(Ticked::Moved) }
 }
 
 fn read_schedule(row: &Row<'_>) -> rusqlite::Result<Schedule> {

@@ -15,7 +15,7 @@ use super::{
     check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
     settle, stats, tokens, workers,
 };
-use crate::enqueue::{Enqueued, MAX_PAYLOAD, ValidJob, check_json};
+use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
@@ -53,7 +53,7 @@ impl Store for SqliteStore {
 
     // ---- enqueue ----------------------------------------------------------
 
-    async fn enqueue(&self, jobs: &[ValidJob], _: KeyWait) -> Result<Vec<Enqueued>> {
+    async fn enqueue(&self, jobs: &[ValidJob], _: KeyWait) -> Result<EnqueuedBatch> {
         // There is one writer at a time, so no open transaction can hold a key.
         let jobs = jobs.to_vec();
         self.engine.write(move |tx| enqueue::enqueue(tx, &jobs)).await

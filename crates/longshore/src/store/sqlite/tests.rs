@@ -56,7 +56,7 @@ fn job(kind: &str) -> NewJob {
 }
 
 async fn add(store: &SqliteStore, job: NewJob) -> JobId {
-    store.enqueue(&[job.validate().unwrap()], KeyWait::Long).await.unwrap()[0].id
+    store.enqueue(&[job.validate().unwrap()], KeyWait::Long).await.unwrap().results[0].id
 }
 
 fn run_async(test: impl Future<Output = ()>) {
@@ -188,7 +188,7 @@ fn retention_removes_jobs_whose_row_numbers_are_used_again() {
         let client = crate::Client::new(store.clone());
         let add_many = async |count: usize| {
             let jobs: Vec<_> = (0..count).map(|_| job("a").validate().unwrap()).collect();
-            let added = store.enqueue(&jobs, KeyWait::Long).await.unwrap();
+            let added = store.enqueue(&jobs, KeyWait::Long).await.unwrap().results;
             added.into_iter().map(|added| added.id).collect::<Vec<_>>()
         };
         let cancel_all = async |ids: &[JobId]| {

@@ -14,6 +14,7 @@ cases! {
     every_field_of_a_request_is_stored,
     an_idempotency_key_returns_one_job_and_the_header_wins_over_the_body,
     the_response_says_that_a_job_was_replaced,
+    the_response_to_a_post_is_the_job_that_get_returns,
     ten_concurrent_posts_with_one_key_create_one_job,
     an_invalid_job_is_refused_by_field,
     an_unknown_job_is_not_found,
@@ -50,7 +51,7 @@ async fn a_posted_job_is_created_and_can_be_read(fixture: Fixture) {
         let posted = http.post("/jobs", &greet()).await.expect_status(201);
         let body = posted.json();
         assert_eq!(body["status"], "queued");
-        assert_eq!((&body["created"], &body["how"]), (&json!(true), &json!("created")));
+        assert_eq!(posted.header("enqueued-as"), "created");
         assert_eq!((&body["queue"], &body["max_attempts"]), (&json!("default"), &json!(3)));
         assert_eq!(posted.header("location"), format!("/jobs/{}", id(&posted)));
         let read = http.get(&format!("/jobs/{}", id(&posted))).await.expect_status(200).json();
@@ -104,8 +105,8 @@ async fn an_idempotency_key_returns_one_job_and_the_header_wins_over_the_body(fi
         // The second body never overwrites the first.
         body["payload"] = json!({ "name": "Grace" });
         let second = http.send("POST", "/jobs", &headers, &body.to_string()).await.expect_status(200);
-        assert_eq!((id(&second), second.json()["created"].clone()), (id(&first), json!(false)));
-        assert_eq!(second.json()["how"], "existing");
+        assert_eq!((id(&second), second.header("enqueued-as")), (id(&first), "existing"));
+        assert_eq!(second.json()["payload"], json!({ "name": "Ada" }));
         let other = http.post("/jobs", &body).await.expect_status(201);
         assert_ne!(id(&other), id(&first));
         let stored = fixture.get(id(&first).parse().expect("an id")).await.expect("get");
@@ -119,7 +120,40 @@ async fn the_response_says_that_a_job_was_replaced(fixture: Fixture) {
     let first = http.post("/jobs", &keyed(1)).await.expect_status(201);
     let second = http.post("/jobs", &keyed(2)).await.expect_status(200);
     let body = second.json();
-    assert_eq!((id(&second), &body["how"], &body["priority"]), (id(&first), &json!("replaced"), &json!(2)));
+    assert_eq!((id(&second), &body["priority"]), (id(&first), &json!(2)));
+    assert_eq!(second.header("enqueued-as"), "replaced");
+}
+
+async fn the_response_to_a_post_is_the_job_that_get_returns(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let all_fields = json!({
+        "kind": "greet", "payload": [1, "two", 3.50], "max_attempts": 7, "idempotency_key": "idem-1",
+        "queue": "mail", "priority": -5, "run_at": "2030-01-31T09:00:00.1234567Z", "unique_key": "account-7",
+        "unique_mode": "replace", "timeout_seconds": 90.5, "retry": { "policy": "fixed", "delay_ms": 1500 },
+        "tags": ["nightly"], "flags": ["gpu"], "context": "by hand", "metadata": { "team": "blue" },
+    });
+    let delayed =
+        json!({ "kind": "greet", "payload": null, "delay_seconds": 0.5, "timeout_seconds": "none" });
+    let keyed = json!({ "kind": "greet", "payload": 1, "unique_key": "account-9" });
+    let replacing = json!({
+        "kind": "greet", "payload": 2, "unique_key": "account-7", "unique_mode": "preserve_run_at",
+    });
+    for (request, status, enqueued_as) in [
+        (greet(), 201, "created"),
+        (all_fields.clone(), 201, "created"),
+        (delayed, 201, "created"),
+        (keyed.clone(), 201, "created"),
+        // The same idempotency key, the same unique key, and a replacement.
+        (all_fields, 200, "existing"),
+        (keyed, 200, "existing"),
+        (replacing, 200, "replaced"),
+    ] {
+        let posted = http.post("/jobs", &request).await.expect_status(status);
+        assert_eq!(posted.header("enqueued-as"), enqueued_as, "{request}");
+        assert_eq!(posted.header("location"), format!("/jobs/{}", id(&posted)));
+        let read = http.get(&format!("/jobs/{}", id(&posted))).await.expect_status(200);
+        assert_eq!(posted.text, read.text, "{request}");
+    }
 }
 
 async fn ten_concurrent_posts_with_one_key_create_one_job(fixture: Fixture) {
@@ -275,6 +309,8 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
     // A limit out of range is clamped.
     assert_eq!(listed(&http.get("/jobs?limit=0").await.expect_status(200)).len(), 1);
     assert_eq!(listed(&http.get("/jobs?limit=-7").await.expect_status(200)).len(), 1);
+    assert_eq!(listed(&http.get("/jobs?limit=2&offset=-7").await.expect_status(200)), ids[..2]);
+    http.get("/dead-letters?offset=-9223372036854775808").await.expect_status(200);
     assert_eq!(listed(&http.get("/jobs?limit=1000").await.expect_status(200)).len(), 5);
     let mut seen = Vec::new();
     let mut next = Some("/jobs?kind=greet&limit=2".to_owned());
