@@ -15,6 +15,7 @@ mod jobs;
 #[path = "../mail/server.rs"]
 mod mail;
 mod maintenance;
+mod openapi_examples;
 mod operate;
 mod packaging;
 mod process;

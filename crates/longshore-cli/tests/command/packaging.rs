@@ -205,6 +205,8 @@ fn the_services_start_in_order() {
     }
     assert_eq!(services["worker"]["deploy"]["replicas"].as_i64(), Some(2));
     assert_eq!(services["server"]["environment"]["LONGSHORE_AUTH"].as_str(), Some("tokens"));
+    // Prometheus and browsers have no token.
+    assert_eq!(services["server"]["environment"]["LONGSHORE_PUBLIC"].as_str(), Some("metrics,docs"));
 }
 
 // ---- validation by the tools that read the files --------------------------------

@@ -32,16 +32,34 @@ pub(super) struct BatchResponse {
 
 /// The result of one job in a batch.
 #[derive(Serialize, ToSchema)]
-#[serde(tag = "outcome", rename_all = "snake_case")]
-pub(super) enum BatchItem {
+pub(super) struct BatchItem {
+    outcome: BatchOutcome,
+    /// The id of the job. Absent if it was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    id: Option<Uuid>,
+    /// Why the job was refused, for programs. Absent if it was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    error: Option<Slug>,
+    /// Why the job was refused, for people. Absent if it was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    message: Option<String>,
+}
+
+/// What happened to one job of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum BatchOutcome {
     /// The job was created.
-    Created { id: Uuid },
+    Created,
     /// A job with this key already existed and is unchanged.
-    Existing { id: Uuid },
+    Existing,
     /// A waiting job with this key already existed and has the new contents.
-    Replaced { id: Uuid },
+    Replaced,
     /// The job was not stored.
-    Refused { error: Slug, message: String },
+    Refused,
 }
 
 /// A job of the request.
@@ -57,11 +75,16 @@ struct Item {
 #[utoipa::path(
     post,
     path = "/jobs/batch",
+    operation_id = "enqueue_jobs",
     tag = "jobs",
     request_body(
         description = "An array of jobs, each as in `POST /jobs`, or one job per line as `application/x-ndjson`. \
                        At most 10,000 jobs and 16 MiB.",
-        content = Vec<serde_json::Value>,
+        content = Vec<NewJobBody>,
+        example = json!([
+            { "kind": "summarize_text", "payload": { "text": "Ships come. Ships go." }, "tags": ["spring"] },
+            { "kind": "summarize_text", "payload": { "text": "Nothing is lost." }, "priority": 5 },
+        ]),
     ),
     responses(
         (status = 200, description = "One result per job, in the order of the request.", body = BatchResponse),
@@ -130,19 +153,20 @@ pub(super) async fn enqueue(
                 results[position] = Some(refused(problem, lines[position]));
                 continue;
             }
-            results[position] = Some(match enqueued.how {
-                EnqueuedAs::Created => BatchItem::Created { id },
-                EnqueuedAs::Existing => BatchItem::Existing { id },
-                EnqueuedAs::Replaced => BatchItem::Replaced { id },
-            });
+            let outcome = match enqueued.how {
+                EnqueuedAs::Created => BatchOutcome::Created,
+                EnqueuedAs::Existing => BatchOutcome::Existing,
+                EnqueuedAs::Replaced => BatchOutcome::Replaced,
+            };
+            results[position] = Some(BatchItem { outcome, id: Some(id), error: None, message: None });
         }
     }
     let items: Vec<BatchItem> = results.into_iter().flatten().collect();
-    let count = |is: fn(&BatchItem) -> bool| items.iter().filter(|item| is(item)).count();
+    let count = |outcome| items.iter().filter(|item| item.outcome == outcome).count();
     Ok(Json(BatchResponse {
-        created: count(|item| matches!(item, BatchItem::Created { .. })),
-        existing: count(|item| matches!(item, BatchItem::Existing { .. } | BatchItem::Replaced { .. })),
-        refused: count(|item| matches!(item, BatchItem::Refused { .. })),
+        created: count(BatchOutcome::Created),
+        existing: count(BatchOutcome::Existing) + count(BatchOutcome::Replaced),
+        refused: count(BatchOutcome::Refused),
         items,
     }))
 }
@@ -153,7 +177,12 @@ fn refused(problem: Problem, line: Option<usize>) -> BatchItem {
         Some(line) => problem.at(format_args!("line {line}")),
         None => problem,
     };
-    BatchItem::Refused { error: problem.slug(), message: problem.message().to_owned() }
+    BatchItem {
+        outcome: BatchOutcome::Refused,
+        id: None,
+        error: Some(problem.slug()),
+        message: Some(problem.message().to_owned()),
+    }
 }
 
 async fn check(server: &Server, caller: &Caller, item: ApiResult<NewJobBody>) -> ApiResult<ValidJob> {

@@ -92,8 +92,13 @@ pub(super) struct BulkResponse {
 #[utoipa::path(
     post,
     path = "/jobs/bulk",
+    operation_id = "change_jobs",
     tag = "jobs",
-    request_body = BulkRequest,
+    request_body(content = BulkRequest, example = json!({
+        "action": "cancel",
+        "filter": { "tag": "spring", "status": "queued" },
+        "dry_run": true,
+    })),
     responses(
         (status = 200, description = "How many jobs matched, were changed and were skipped.",
          body = BulkResponse),

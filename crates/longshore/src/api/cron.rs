@@ -5,7 +5,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -16,7 +15,7 @@ use super::extract::{Body, NamePath, object};
 use super::kinds::defaults_of;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
 use super::schemas::EnqueuedAsSchema;
-use crate::cron::NewSchedule;
+use crate::cron::{NewSchedule, Template};
 use crate::enqueue::EnqueuedAs;
 use crate::store::Schedule;
 
@@ -31,9 +30,9 @@ pub(super) struct ScheduleBody {
     zone: String,
     /// What happens to missed ticks: `skip`, `one` or `all:N`.
     missed: String,
-    /// The job that each tick enqueues.
-    #[schema(value_type = serde_json::Value)]
-    job: Box<RawValue>,
+    /// The job that each tick enqueues. Null if the stored job cannot be read.
+    #[schema(required)]
+    job: Option<NewJobBody>,
     paused: bool,
     /// The next tick.
     next_at: DateTime<Utc>,
@@ -44,13 +43,15 @@ pub(super) struct ScheduleBody {
 
 impl From<Schedule> for ScheduleBody {
     fn from(schedule: Schedule) -> Self {
+        let template = Template::parse(&schedule.template).inspect_err(|error| {
+            tracing::warn!(schedule = schedule.name, %error, "the stored job of a schedule cannot be read");
+        });
         ScheduleBody {
             name: schedule.name,
             cron: schedule.expression,
             zone: schedule.zone,
             missed: schedule.missed,
-            // Stored as JSON.
-            job: RawValue::from_string(schedule.template).unwrap_or_default(),
+            job: template.ok().map(NewJobBody::of_template),
             paused: schedule.paused,
             next_at: schedule.next_at,
             last_at: schedule.last_at,
@@ -58,7 +59,8 @@ impl From<Schedule> for ScheduleBody {
     }
 }
 
-/// The contents of a schedule.
+/// The contents of a schedule. A schedule can be stored as it was read: the fields that the
+/// server computes are accepted too.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewSchedule)]
@@ -74,12 +76,24 @@ pub(super) struct NewScheduleBody {
     /// `idempotency_key`.
     #[serde(deserialize_with = "object")]
     job: NewJobBody,
+    /// The name in the path, if set.
+    name: Option<String>,
+    /// Whether the schedule is paused. If absent, a new schedule is not paused, and an
+    /// existing one stays as it is.
+    paused: Option<bool>,
+    /// Ignored: the server computes the next tick.
+    #[expect(dead_code, reason = "accepted, so that a schedule can be stored as it was read")]
+    next_at: Option<DateTime<Utc>>,
+    /// Ignored: the server records the last tick.
+    #[expect(dead_code, reason = "accepted, so that a schedule can be stored as it was read")]
+    last_at: Option<DateTime<Utc>>,
 }
 
 /// Lists schedules, sorted by name.
 #[utoipa::path(
     get,
     path = "/cron",
+    operation_id = "list_schedules",
     tag = "cron",
     responses((status = 200, description = "All schedules.", body = Vec<ScheduleBody>)),
 )]
@@ -92,8 +106,9 @@ pub(super) async fn list(State(server): State<Server>, caller: Caller) -> ApiRes
 #[utoipa::path(
     get,
     path = "/cron/{name}",
+    operation_id = "get_schedule",
     tag = "cron",
-    params(("name" = String, Path, description = "The name of the schedule.")),
+    params(("name" = String, Path, description = "The name of a schedule.", example = "nightly")),
     responses(
         (status = 200, description = "The schedule.", body = ScheduleBody),
         (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
@@ -109,12 +124,20 @@ pub(super) async fn get(
 }
 
 /// Creates a schedule, or changes the one with this name.
+///
+/// Accepts what `GET /cron/{name}` returns.
 #[utoipa::path(
     put,
     path = "/cron/{name}",
+    operation_id = "put_schedule",
     tag = "cron",
-    params(("name" = String, Path, description = "The name of the schedule.", min_length = 1, max_length = 128)),
-    request_body = NewScheduleBody,
+    params(("name" = String, Path, description = "The name of the schedule.", example = "nightly", min_length = 1, max_length = 128)),
+    request_body(content = NewScheduleBody, example = json!({
+        "cron": "0 3 * * *",
+        "zone": "Europe/Berlin",
+        "missed": "one",
+        "job": { "kind": "summarize_text", "payload": { "text": "Ships come. Ships go." } },
+    })),
     responses(
         (status = 200, description = "The schedule as stored.", body = ScheduleBody),
         (status = 422, description = "The cron expression, the zone, the policy or the job is invalid.",
@@ -128,23 +151,36 @@ pub(super) async fn put(
     Body(body): Body<NewScheduleBody>,
 ) -> ApiResult<Json<ScheduleBody>> {
     caller.may_use_all()?;
+    if let Some(other) = body.name.filter(|other| *other != name) {
+        return Err(Problem::validation(format!(
+            "name: `{other}` differs from `{name}` in the path; use the same name, or leave it out"
+        )));
+    }
     let kind = server.client.check_job(body.job.kind(), body.job.payload()).await?;
-    let mut schedule = NewSchedule::new(name, body.cron, body.job.into_job(&defaults_of(kind.as_deref()))?);
+    let job = body.job.into_job(&defaults_of(kind.as_deref()))?;
+    let mut schedule = NewSchedule::new(&name, body.cron, job);
     if let Some(zone) = body.zone {
         schedule = schedule.zone(zone);
     }
     if let Some(missed) = body.missed {
         schedule = schedule.missed(missed.parse()?);
     }
-    Ok(Json(server.client.put_schedule(schedule).await?.into()))
+    let stored = server.client.put_schedule(schedule).await?;
+    match body.paused {
+        Some(true) if !stored.paused => server.client.pause_schedule(&name).await?,
+        Some(false) if stored.paused => server.client.resume_schedule(&name).await?,
+        _ => return Ok(Json(stored.into())),
+    }
+    find(&server, &name).await
 }
 
 /// Pauses a schedule: it enqueues no jobs until it is resumed.
 #[utoipa::path(
     post,
     path = "/cron/{name}/pause",
+    operation_id = "pause_schedule",
     tag = "cron",
-    params(("name" = String, Path, description = "The name of the schedule.")),
+    params(("name" = String, Path, description = "The name of a schedule.", example = "nightly")),
     responses(
         (status = 200, description = "The schedule after the change.", body = ScheduleBody),
         (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
@@ -164,8 +200,9 @@ pub(super) async fn pause(
 #[utoipa::path(
     post,
     path = "/cron/{name}/resume",
+    operation_id = "resume_schedule",
     tag = "cron",
-    params(("name" = String, Path, description = "The name of the schedule.")),
+    params(("name" = String, Path, description = "The name of a schedule.", example = "nightly")),
     responses(
         (status = 200, description = "The schedule after the change.", body = ScheduleBody),
         (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
@@ -193,8 +230,9 @@ pub(super) struct ScheduleRun {
 #[utoipa::path(
     post,
     path = "/cron/{name}/run",
+    operation_id = "run_schedule",
     tag = "cron",
-    params(("name" = String, Path, description = "The name of the schedule.")),
+    params(("name" = String, Path, description = "The name of a schedule.", example = "nightly")),
     responses(
         (status = 201, description = "The job was enqueued.", body = ScheduleRun),
         (status = 404, description = "There is no schedule with this name.", body = ProblemBody),
@@ -214,8 +252,9 @@ pub(super) async fn run(
 #[utoipa::path(
     delete,
     path = "/cron/{name}",
+    operation_id = "delete_schedule",
     tag = "cron",
-    params(("name" = String, Path, description = "The name of the schedule.")),
+    params(("name" = String, Path, description = "The name of a schedule.", example = "nightly")),
     responses(
         (status = 204, description = "The schedule is deleted."),
         (status = 404, description = "There is no schedule with this name.", body = ProblemBody),

@@ -86,8 +86,9 @@ pub(super) enum Reason {
 #[utoipa::path(
     get,
     path = "/jobs/{id}/explain",
+    operation_id = "explain_job",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The id of the job.")),
+    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     responses(
         (status = 200, description = "The reason.", body = Explanation),
         (status = 404, description = "There is no such job.", body = ProblemBody),

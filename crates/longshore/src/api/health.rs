@@ -28,6 +28,7 @@ pub(super) struct Health {
 #[utoipa::path(
     get,
     path = "/health",
+    operation_id = "get_health",
     tag = "monitoring",
     responses(
         (status = 200, description = "The database replies.", body = Health),
@@ -48,6 +49,7 @@ pub(super) async fn health(State(server): State<Server>) -> ApiResult<Json<Healt
 #[utoipa::path(
     get,
     path = "/metrics",
+    operation_id = "get_metrics",
     tag = "monitoring",
     responses(
         (status = 200, description = "Metrics in the Prometheus text format.",

@@ -25,8 +25,9 @@ use crate::store::{ListFilter, Page, Payloads};
 #[utoipa::path(
     get,
     path = "/jobs/{id}",
+    operation_id = "get_job",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The id of the job.")),
+    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     responses(
         (status = 200, description = "The job.", body = JobSchema),
         (status = 404, description = "There is no such job, or it is no longer kept.", body = ProblemBody),
@@ -62,9 +63,10 @@ pub(super) struct ListQuery {
     unique_key: Option<String>,
     /// The page size, clamped to 1 to 200. 50 by default.
     limit: Option<i64>,
-    /// Skip this many matches, at most 10,000. Beyond that, use `cursor`.
-    #[param(minimum = 0, maximum = 10000)]
-    offset: Option<u64>,
+    /// Skip this many matches, at most 10,000. Beyond that, use `cursor`. A negative number
+    /// counts as 0.
+    #[param(maximum = 10000)]
+    offset: Option<i64>,
     /// Only jobs older than this one. The `Link` header contains the cursor of the next
     /// page.
     cursor: Option<Uuid>,
@@ -77,6 +79,7 @@ pub(super) struct ListQuery {
 #[utoipa::path(
     get,
     path = "/jobs",
+    operation_id = "list_jobs",
     tag = "jobs",
     params(ListQuery),
     responses(
@@ -92,7 +95,6 @@ pub(super) async fn list(
     Query(query): Query<ListQuery>,
 ) -> ApiResult<Response> {
     caller.may_use_queue_or_all(query.queue.as_deref())?;
-    let offset = query.offset.unwrap_or(0);
     let filter = ListFilter {
         status: query.status.as_deref().map(str::parse).transpose().map_err(Problem::in_url)?,
         kind: query.kind.clone(),
@@ -101,7 +103,7 @@ pub(super) async fn list(
         idempotency_key: query.idempotency_key.clone(),
         unique_key: query.unique_key.clone(),
         cursor: query.cursor.map(JobId),
-        offset: u32::try_from(offset).unwrap_or(u32::MAX),
+        offset: skipped(query.offset),
         limit: page_size(query.limit),
         payloads: payloads(query.payload),
         ..ListFilter::default()
@@ -117,6 +119,11 @@ pub(super) async fn list(
 /// The page size for a requested `limit`.
 pub(super) fn page_size(requested: Option<i64>) -> u32 {
     requested.unwrap_or(50).clamp(1, ListFilter::MAX_LIMIT.into()) as u32
+}
+
+/// The number of jobs to skip for a requested `offset`.
+pub(super) fn skipped(requested: Option<i64>) -> u32 {
+    u32::try_from(requested.unwrap_or(0).max(0)).unwrap_or(u32::MAX)
 }
 
 /// Whether to read payloads, for the parameter `payload`.
@@ -158,11 +165,14 @@ pub(super) struct CancelResponse {
 }
 
 /// Cancels a waiting job at once, and requests that a running one stops.
+///
+/// A job that has ended is refused with 409.
 #[utoipa::path(
     post,
     path = "/jobs/{id}/cancel",
+    operation_id = "cancel_job",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The id of the job.")),
+    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     responses(
         (status = 200, description = "The job was waiting and is cancelled.", body = CancelResponse),
         (status = 202, description = "The job is running; its handler sees the request at its next safe point.",
@@ -185,11 +195,14 @@ pub(super) async fn cancel(
 }
 
 /// Runs a finished job again with a fresh attempt budget, or a waiting one now.
+///
+/// A running job is refused with 409.
 #[utoipa::path(
     post,
     path = "/jobs/{id}/retry",
+    operation_id = "retry_job",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The id of the job.")),
+    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     responses(
         (status = 200, description = "The job after the change.", body = JobSchema),
         (status = 404, description = "There is no such job.", body = ProblemBody),
@@ -224,13 +237,15 @@ pub(super) struct EditRequest {
 
 /// Edits a waiting job.
 ///
-/// A concurrent claim gets either the old job or the new one, never a mixture.
+/// A concurrent claim gets either the old job or the new one, never a mixture. A job that is
+/// not waiting is refused with 409.
 #[utoipa::path(
     patch,
     path = "/jobs/{id}",
+    operation_id = "edit_job",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The id of the job.")),
-    request_body = EditRequest,
+    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
+    request_body(content = EditRequest, example = json!({ "priority": 10 })),
     responses(
         (status = 200, description = "The job after the change.", body = JobSchema),
         (status = 404, description = "There is no such job.", body = ProblemBody),
@@ -264,11 +279,14 @@ pub(super) async fn edit(
 }
 
 /// Deletes a finished job and its history.
+///
+/// A job that has not ended is refused with 409; cancel it first.
 #[utoipa::path(
     delete,
     path = "/jobs/{id}",
+    operation_id = "delete_job",
     tag = "jobs",
-    params(("id" = Uuid, Path, description = "The id of the job.")),
+    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     responses(
         (status = 204, description = "The job is deleted."),
         (status = 404, description = "There is no such job.", body = ProblemBody),

@@ -81,6 +81,7 @@ impl From<KindRecord> for KindBody {
 #[utoipa::path(
     get,
     path = "/kinds",
+    operation_id = "list_kinds",
     tag = "kinds",
     responses((status = 200, description = "All registered kinds.", body = Vec<KindBody>)),
 )]
@@ -106,9 +107,13 @@ pub(super) struct NewKindBody {
 #[utoipa::path(
     put,
     path = "/kinds/{kind}",
+    operation_id = "put_kind",
     tag = "kinds",
-    params(("kind" = String, Path, description = "The name of the kind.", min_length = 1, max_length = 128)),
-    request_body = NewKindBody,
+    params(("kind" = String, Path, description = "The name of the kind.", example = "greet", min_length = 1, max_length = 128)),
+    request_body(content = NewKindBody, example = json!({
+        "schema": { "type": "object", "required": ["name"] },
+        "defaults": { "queue": "greetings", "max_attempts": 5 },
+    })),
     responses(
         (status = 200, description = "The kind as stored.", body = KindBody),
         (status = 422, description = "The schema or the defaults are invalid.", body = ProblemBody),
@@ -141,8 +146,9 @@ pub(super) async fn put(
 #[utoipa::path(
     delete,
     path = "/kinds/{kind}",
+    operation_id = "delete_kind",
     tag = "kinds",
-    params(("kind" = String, Path, description = "The name of the kind.")),
+    params(("kind" = String, Path, description = "The name of the kind.", example = "greet")),
     responses(
         (status = 204, description = "The kind is removed."),
         (status = 404, description = "The kind is not registered.", body = ProblemBody),

@@ -1,12 +1,12 @@
 //! The OpenAPI document, and the routes that serve it.
 
-use axum::extract::State;
+use axum::extract::{OriginalUri, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use utoipa::OpenApi;
 use utoipa::openapi::content::ContentBuilder;
 use utoipa::openapi::response::ResponseBuilder;
-use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Ref, RefOr};
 use utoipa_axum::router::UtoipaMethodRouter;
 use utoipa_axum::routes;
@@ -23,6 +23,7 @@ use super::route_table::{TOKEN, operations};
                        and `message`, a text for people. The server accepts or generates `x-request-id`, returns \
                        it and logs it.",
     ),
+    servers((url = "/", description = "This server.")),
     components(schemas(ProblemBody)),
     tags(
         (name = "jobs", description = "Enqueue, list, cancel, retry, edit and delete jobs."),
@@ -43,8 +44,11 @@ pub(super) fn document() -> utoipa::openapi::OpenApi {
     let mut document = Base::openapi();
     document.info.version = env!("CARGO_PKG_VERSION").into();
     let components = document.components.get_or_insert_default();
-    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
-    components.add_security_scheme(TOKEN, scheme);
+    let scheme = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some("A token that `longshore tokens create` printed."))
+        .build();
+    components.add_security_scheme(TOKEN, SecurityScheme::Http(scheme));
     document
 }
 
@@ -78,9 +82,19 @@ pub(super) fn routes() -> Vec<UtoipaMethodRouter<Server>> {
 #[utoipa::path(
     get,
     path = "/api-docs/openapi.json",
+    operation_id = "get_openapi_document",
     tag = "documentation",
     responses((status = 200, description = "The document, as OpenAPI 3.1.", body = serde_json::Value)),
 )]
-pub(super) async fn openapi_json(State(server): State<Server>) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], server.document.clone()).into_response()
+pub(super) async fn openapi_json(State(server): State<Server>, OriginalUri(uri): OriginalUri) -> Response {
+    // The path before the route, if the router is nested under a prefix.
+    let prefix = uri.path().strip_suffix("/api-docs/openapi.json").unwrap_or_default();
+    let document = match prefix {
+        "" => server.document.clone(),
+        prefix => {
+            let url = serde_json::Value::from(prefix);
+            server.document.replacen("\"url\": \"/\"", &format!("\"url\": {url}"), 1)
+        }
+    };
+    ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::extract::{Body, JobIdPath, NamePath, OptionalBody, Query, check_range, duration, refuse_nul};
-use super::jobs::{check_access, page_response, page_size, payloads};
+use super::jobs::{check_access, page_response, page_size, payloads, skipped};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, QueueSchema, WorkerSchema};
 use crate::client::Redriven;
@@ -26,6 +26,7 @@ use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord
 #[utoipa::path(
     get,
     path = "/queues",
+    operation_id = "list_queues",
     tag = "queues",
     responses((status = 200, description = "The queues that the token covers.", body = Vec<QueueSchema>)),
 )]
@@ -42,8 +43,9 @@ pub(super) async fn queues(
 #[utoipa::path(
     post,
     path = "/queues/{name}/pause",
+    operation_id = "pause_queue",
     tag = "queues",
-    params(("name" = String, Path, description = "The name of the queue.", min_length = 1, max_length = 128)),
+    params(("name" = String, Path, description = "The name of the queue.", example = "mail", min_length = 1, max_length = 128)),
     responses((status = 200, description = "The queue after the change.", body = QueueSchema)),
 )]
 pub(super) async fn pause(
@@ -60,8 +62,9 @@ pub(super) async fn pause(
 #[utoipa::path(
     post,
     path = "/queues/{name}/resume",
+    operation_id = "resume_queue",
     tag = "queues",
-    params(("name" = String, Path, description = "The name of the queue.", min_length = 1, max_length = 128)),
+    params(("name" = String, Path, description = "The name of the queue.", example = "mail", min_length = 1, max_length = 128)),
     responses((status = 200, description = "The queue after the change.", body = QueueSchema)),
 )]
 pub(super) async fn resume(
@@ -90,9 +93,10 @@ pub(super) struct LimitRequest {
 #[utoipa::path(
     put,
     path = "/queues/{name}/limit",
+    operation_id = "limit_queue",
     tag = "queues",
-    params(("name" = String, Path, description = "The name of the queue.", min_length = 1, max_length = 128)),
-    request_body = LimitRequest,
+    params(("name" = String, Path, description = "The name of the queue.", example = "mail", min_length = 1, max_length = 128)),
+    request_body(content = LimitRequest, example = json!({ "limit": 5 })),
     responses(
         (status = 200, description = "The queue after the change.", body = QueueSchema),
         (status = 422, description = "The limit is less than 1.", body = ProblemBody),
@@ -139,6 +143,7 @@ pub(super) struct WorkersQuery {
 #[utoipa::path(
     get,
     path = "/workers",
+    operation_id = "list_workers",
     tag = "workers",
     params(WorkersQuery),
     responses((status = 200, description = "Live and dead workers.", body = Vec<WorkerSchema>)),
@@ -188,8 +193,11 @@ pub(super) struct SweepResponse {
 #[utoipa::path(
     post,
     path = "/sweep",
+    operation_id = "sweep_workers",
     tag = "workers",
-    request_body = Option<SweepRequest>,
+    // The server also accepts an empty body. The document does not say so, because generated
+    // clients would then send a body that is not JSON.
+    request_body(content = SweepRequest, example = json!({ "dry_run": true })),
     responses((status = 200, description = "What the sweep did.", body = SweepResponse)),
 )]
 pub(super) async fn sweep(
@@ -228,9 +236,10 @@ pub(super) struct DeadQuery {
     queue: Option<String>,
     /// The page size, clamped to 1 to 200. 50 by default.
     limit: Option<i64>,
-    /// Skip this many matches, at most 10,000. Beyond that, use `cursor`.
-    #[param(minimum = 0, maximum = 10000)]
-    offset: Option<u64>,
+    /// Skip this many matches, at most 10,000. Beyond that, use `cursor`. A negative number
+    /// counts as 0.
+    #[param(maximum = 10000)]
+    offset: Option<i64>,
     /// Only jobs older than this one. The `Link` header contains the cursor of the next
     /// page.
     cursor: Option<Uuid>,
@@ -243,6 +252,7 @@ pub(super) struct DeadQuery {
 #[utoipa::path(
     get,
     path = "/dead-letters",
+    operation_id = "list_dead_letters",
     tag = "dead letters",
     params(DeadQuery),
     responses(
@@ -262,7 +272,7 @@ pub(super) async fn dead_letters(
         kind: query.kind,
         queue: query.queue,
         cursor: query.cursor.map(JobId),
-        offset: query.offset.map_or(0, |offset| u32::try_from(offset).unwrap_or(u32::MAX)),
+        offset: skipped(query.offset),
         limit: page_size(query.limit),
         payloads: payloads(query.payload),
         ..ListFilter::default()
@@ -309,8 +319,9 @@ pub(super) struct RedrivenSchema {
 #[utoipa::path(
     post,
     path = "/dead-letters/redrive",
+    operation_id = "redrive_dead_letters",
     tag = "dead letters",
-    request_body = RedriveRequest,
+    request_body(content = RedriveRequest, example = json!({ "kind": "summarize_text", "limit": 100 })),
     responses((status = 200, description = "How many jobs were redriven and skipped.", body = RedrivenSchema)),
 )]
 pub(super) async fn redrive_all(
@@ -326,11 +337,14 @@ pub(super) async fn redrive_all(
 }
 
 /// Redrives one dead letter: it runs again with a fresh attempt budget.
+///
+/// A job that is not a dead letter is refused with 409.
 #[utoipa::path(
     post,
     path = "/dead-letters/{id}/redrive",
+    operation_id = "redrive_dead_letter",
     tag = "dead letters",
-    params(("id" = Uuid, Path, description = "The id of the job.")),
+    params(("id" = Uuid, Path, description = "The id of a job, as `POST /jobs` and `GET /jobs` return it.")),
     responses(
         (status = 200, description = "The job after the change.", body = JobSchema),
         (status = 404, description = "There is no such job.", body = ProblemBody),

@@ -46,7 +46,7 @@ pub(super) struct JobSchema {
     /// The worker that holds the live lease.
     #[schema(required)]
     locked_by: Option<Uuid>,
-    /// Whether cancellation was requested.
+    /// Whether cancellation was requested; true for every cancelled job.
     cancel_requested: bool,
     #[schema(required)]
     idempotency_key: Option<String>,
@@ -137,32 +137,76 @@ pub(super) struct AttemptSchema {
 /// How long a job waits after a failed attempt.
 #[derive(ToSchema)]
 #[schema(as = Retry)]
-#[serde(tag = "policy", rename_all = "snake_case")]
+#[serde(untagged)]
 #[derive(serde::Serialize)]
 #[expect(dead_code, reason = "describes what `RetryPolicy` serialises to")]
 pub(super) enum RetrySchema {
+    Jitter(RetryJitterSchema),
+    Exponential(RetryExponentialSchema),
+    Fixed(RetryFixedSchema),
+    List(RetryListSchema),
+    None(RetryNoneSchema),
+}
+
+/// Describes one policy. Each has a name of its own, so that generated clients have one
+/// type per policy. The tag is an enum with one value.
+macro_rules! retry_policy {
+    ($(#[$doc:meta])* $name:ident as $public:ident, $tag:ident::$value:ident { $($fields:tt)* }) => {
+        $(#[$doc])*
+        #[derive(ToSchema, serde::Serialize)]
+        #[schema(as = $public)]
+        pub(super) struct $name {
+            #[schema(inline)]
+            policy: $tag,
+            $($fields)*
+        }
+
+        #[derive(ToSchema, serde::Serialize)]
+        #[serde(rename_all = "snake_case")]
+        #[expect(dead_code, reason = "describes a tag of `RetryPolicy`")]
+        enum $tag {
+            $value,
+        }
+    };
+}
+
+retry_policy! {
     /// A random time between `base_ms` and the smaller of `cap_ms` and
     /// `base_ms · 3^attempt`, uniformly distributed.
-    Jitter {
+    RetryJitterSchema as RetryJitter, JitterTag::Jitter {
         #[schema(maximum = 315360000000_i64)]
         base_ms: u64,
         #[schema(maximum = 315360000000_i64)]
         cap_ms: u64,
-    },
+    }
+}
+
+retry_policy! {
     /// `2^(attempt+1)` seconds, up to `cap_ms`.
-    Exponential {
+    RetryExponentialSchema as RetryExponential, ExponentialTag::Exponential {
         #[schema(maximum = 315360000000_i64)]
         cap_ms: u64,
-    },
+    }
+}
+
+retry_policy! {
     /// Always `delay_ms`.
-    Fixed {
+    RetryFixedSchema as RetryFixed, FixedTag::Fixed {
         #[schema(maximum = 315360000000_i64)]
         delay_ms: u64,
-    },
+    }
+}
+
+retry_policy! {
     /// One delay after the other; the last one repeats.
-    List { delays_ms: Vec<u64> },
+    RetryListSchema as RetryList, ListTag::List {
+        delays_ms: Vec<u64>,
+    }
+}
+
+retry_policy! {
     /// No retry: the first failure is permanent.
-    None,
+    RetryNoneSchema as RetryNone, NoneTag::None {}
 }
 
 /// A queue.

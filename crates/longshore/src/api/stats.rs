@@ -78,6 +78,7 @@ pub(super) struct Percentiles {
 #[utoipa::path(
     get,
     path = "/stats",
+    operation_id = "get_stats",
     tag = "monitoring",
     params(StatsQuery),
     responses((status = 200, description = "The statistics.", body = Stats)),

@@ -18,6 +18,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'u
 #[utoipa::path(
     get,
     path = "/docs",
+    operation_id = "redirect_to_docs",
     tag = "documentation",
     responses((status = 308, description = "Redirect to `/docs/`.")),
 )]
@@ -29,6 +30,7 @@ pub(super) async fn index(OriginalUri(uri): OriginalUri) -> Redirect {
 #[utoipa::path(
     get,
     path = "/docs/",
+    operation_id = "get_docs_page",
     tag = "documentation",
     responses((status = 200, description = "The page.", body = String, content_type = "text/html")),
 )]
@@ -40,10 +42,12 @@ pub(super) async fn page() -> ApiResult<Response> {
 #[utoipa::path(
     get,
     path = "/docs/{file}",
+    operation_id = "get_docs_file",
     tag = "documentation",
     params(("file" = String, Path, description = "The name of the file.")),
     responses(
-        (status = 200, description = "The file.", body = String, content_type = "*/*"),
+        // Of several content types, which generators of clients do not support.
+        (status = 200, description = "The file."),
         (status = 404, description = "There is no such file."),
     ),
 )]
@@ -53,8 +57,8 @@ pub(super) async fn asset(Path(name): Path<String>) -> ApiResult<Response> {
 
 fn file(name: &str) -> ApiResult<Response> {
     // Relative to the page, so that it works when the router is nested under a prefix.
-    let config = Arc::new(Config::from("../api-docs/openapi.json"));
-    let found = utoipa_swagger_ui::serve(name, config).map_err(|error| {
+    let config = Config::from("../api-docs/openapi.json").try_it_out_enabled(true);
+    let found = utoipa_swagger_ui::serve(name, Arc::new(config)).map_err(|error| {
         tracing::error!(%error, "could not build the Swagger UI page");
         Problem::new(Slug::Internal, "the page could not be built; the server log has the reason")
     })?;

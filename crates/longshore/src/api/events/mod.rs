@@ -171,6 +171,7 @@ async fn take_snapshots(server: Weak<Shared>) {
 #[utoipa::path(
     get,
     path = "/events",
+    operation_id = "stream_events",
     tag = "monitoring",
     params(("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event received.")),
     responses(

@@ -141,8 +141,14 @@ impl From<Claimed> for LeasedJob {
 #[utoipa::path(
     post,
     path = "/leases",
+    operation_id = "lease_jobs",
     tag = "leases",
-    request_body = LeaseRequest,
+    request_body(content = LeaseRequest, example = json!({
+        "name": "my-worker",
+        "queues": ["greetings"],
+        "kinds": ["greet"],
+        "limit": 10,
+    })),
     responses(
         (status = 200, description = "The leased jobs; none if no job was due.", body = LeaseResponse),
         (status = 409, description = "The worker was declared dead. Stop its jobs and call again without `worker_id`.",

@@ -112,6 +112,7 @@ fn check_count(field: &str, items: usize) -> ApiResult<()> {
 #[utoipa::path(
     delete,
     path = "/leases/{worker_id}",
+    operation_id = "sign_off_worker",
     tag = "leases",
     params(("worker_id" = Uuid, Path, description = "The id that the worker's first call returned.")),
     responses((status = 204, description = "The worker is signed off.")),

@@ -57,11 +57,18 @@ pub(in crate::api) struct RenewResponse {
 }
 
 /// Sends a worker's heartbeat and the leases it holds.
+///
+/// `worker_id` is the id that `POST /leases` returned. A worker that is dead or was never
+/// registered, such as the one in the example, is refused with 409.
 #[utoipa::path(
     post,
     path = "/leases/renew",
+    operation_id = "renew_leases",
     tag = "leases",
-    request_body = RenewRequest,
+    request_body(content = RenewRequest, example = json!({
+        "worker_id": "01990000-0000-7000-8000-000000000000",
+        "leases": [{ "id": "01990000-0000-7000-8000-000000000001", "lease_no": 1 }],
+    })),
     responses(
         (status = 200, description = "The leases that are lost and those to cancel.", body = RenewResponse),
         (status = 409, description = "The worker was declared dead. Stop its jobs and register again.",

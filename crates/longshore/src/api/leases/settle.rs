@@ -102,8 +102,17 @@ pub(in crate::api) enum SettleResult {
 #[utoipa::path(
     post,
     path = "/leases/settle",
+    operation_id = "settle_leases",
     tag = "leases",
-    request_body = SettleRequest,
+    request_body(content = SettleRequest, example = json!({
+        "worker_id": "01990000-0000-7000-8000-000000000000",
+        "items": [{
+            "id": "01990000-0000-7000-8000-000000000001",
+            "lease_no": 1,
+            "outcome": "succeeded",
+            "result": { "greeted": "Ada" },
+        }],
+    })),
     responses(
         (status = 200, description = "One result per item, in the order of the request.", body = SettleResponse),
         (status = 422, description = "An item is invalid; nothing was stored.", body = ProblemBody),

@@ -9,6 +9,7 @@ use crate::fixture::{Fixture, SECOND, job};
 cases! {
     a_queue_can_be_paused_limited_and_resumed,
     a_schedule_can_be_put_paused_run_and_removed,
+    a_schedule_can_be_stored_as_it_was_read,
     dead_letters_can_be_listed_and_redriven,
     a_redrive_continues_after_the_cursor_of_the_last_response,
     a_redrive_skips_a_job_whose_key_is_taken,
@@ -119,6 +120,39 @@ async fn a_schedule_can_be_put_paused_run_and_removed(fixture: Fixture) {
         "validation",
         "kind",
     );
+}
+
+async fn a_schedule_can_be_stored_as_it_was_read(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let all_fields = json!({
+        "cron": "*/5 * * * *", "zone": "Europe/Berlin", "missed": "all:7",
+        "job": {
+            "kind": "report", "payload": { "pages": 3 }, "queue": "slow", "priority": -4, "max_attempts": 9,
+            "unique_key": "report", "unique_mode": "replace", "timeout_seconds": 90.25,
+            "retry": { "policy": "fixed", "delay_ms": 1500 }, "tags": ["paper"], "flags": ["big"],
+            "context": "by hand", "metadata": { "team": "blue" },
+        },
+    });
+    let stored = http.json("PUT", "/cron/all", &all_fields).await.expect_status(200).json();
+    assert_eq!(stored["job"], all_fields["job"]);
+    let no_timeout = json!({
+        "cron": "0 3 * * *", "job": { "kind": "report", "payload": null, "timeout_seconds": "none" },
+    });
+    http.json("PUT", "/cron/short", &no_timeout).await.expect_status(200);
+    http.send("POST", "/cron/short/pause", &[], "").await.expect_status(200);
+    for name in ["all", "short"] {
+        let path = format!("/cron/{name}");
+        let read = http.get(&path).await.expect_status(200).json();
+        assert_eq!(http.json("PUT", &path, &read).await.expect_status(200).json(), read);
+        assert_eq!(http.get(&path).await.expect_status(200).json(), read);
+        // Also after the schedule was removed, with its pause.
+        http.send("DELETE", &path, &[], "").await.expect_status(204);
+        assert_eq!(http.json("PUT", &path, &read).await.expect_status(200).json(), read);
+        http.json("PUT", "/cron/other", &read).await.expect_problem(422, "validation", "name");
+    }
+    let resumed =
+        json!({ "cron": "0 3 * * *", "paused": false, "job": { "kind": "report", "payload": null } });
+    assert_eq!(http.json("PUT", "/cron/short", &resumed).await.expect_status(200).json()["paused"], false);
 }
 
 async fn dead_letters_can_be_listed_and_redriven(fixture: Fixture) {
