@@ -26,6 +26,7 @@ def before_call(context, case, kwargs):
         return
     if case.operation.path == "/cron/{name}":
         case.body.update(cron="*/5 * * * *", zone=None, missed=None)
+        case.body.pop("name", None)
         for field in ("run_at", "delay_seconds", "idempotency_key"):
             case.body["job"].pop(field, None)
     for job in (case.body, case.body.get("job"), *follow_ups(case.body)):

@@ -5,6 +5,7 @@
 
 mod bench;
 mod ci;
+mod clients;
 mod features;
 mod mutants;
 mod postgres;
@@ -22,9 +23,9 @@ Longshore's project tasks. In a fresh clone, `cargo xtask test` runs all tests.
 
 Usage: cargo xtask <task> [arguments]
 
-  test [args]   Run the doctests, a short `schemathesis`, then all other tests.
-                Arguments go to `cargo nextest run` and narrow the run; then the
-                doctests and `schemathesis` are skipped:
+  test [args]   Run the doctests, a short `schemathesis`, `clients`, then all other
+                tests. Arguments go to `cargo nextest run` and narrow the run;
+                then the doctests, `schemathesis` and `clients` are skipped:
                     cargo xtask test
                     cargo xtask test late_settle
                     cargo xtask test -p longshore --no-capture
@@ -35,6 +36,11 @@ Usage: cargo xtask <task> [arguments]
                 on both engines: at least 2,000 per engine with all checks, then
                 some without a token. Needs Python 3; installs schemathesis from
                 PyPI into target/python the first time.
+  clients       Validate docs/openapi.json, generate a Python client and TypeScript
+                types from it, check their types, and use them to enqueue, list,
+                lease and settle jobs on the real server. Needs Python 3.11 and
+                Node.js 20; installs the generators from PyPI and npm into target
+                the first time.
   mutants [--check] [words]
                 Break the code on purpose, one rule at a time in a copy of the
                 tree, and verify that the conformance suite fails. Words narrow
@@ -75,6 +81,7 @@ enum Task {
     Test(Vec<OsString>),
     Ci,
     Schemathesis(schemathesis::Options),
+    Clients,
     Mutants(mutants::Options),
     Bench(Vec<OsString>),
     Pg(scratch_db::Action),
@@ -96,6 +103,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::test(&args),
         Task::Ci => ci::ci(),
         Task::Schemathesis(options) => schemathesis::schemathesis(&options),
+        Task::Clients => clients::clients(),
         Task::Mutants(options) => mutants::mutants(&options),
         Task::Bench(args) => bench::bench(&args),
         Task::Pg(action) => scratch_db::run(action),
@@ -123,6 +131,8 @@ fn parse(mut args: Vec<OsString>) -> Result<Task, String> {
         "ci" if args.is_empty() => Ok(Task::Ci),
         "ci" => Err("`ci` takes no arguments; use `test` to run only some tests".into()),
         "schemathesis" => schemathesis::Options::parse(args).map(Task::Schemathesis),
+        "clients" if args.is_empty() => Ok(Task::Clients),
+        "clients" => Err("`clients` takes no arguments".into()),
         "mutants" => mutants::Options::parse(args).map(Task::Mutants),
         "bench" => {
             // `cargo xtask bench -- --help` works as with cargo: the dashes are not

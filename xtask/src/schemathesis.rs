@@ -13,7 +13,7 @@ use std::{
     time::Instant,
 };
 
-mod server;
+pub(crate) mod server;
 
 use server::{Server, TestDatabase};
 

@@ -5,6 +5,7 @@
 use std::{env, ffi::OsString, process::Command};
 
 use crate::{
+    clients,
     postgres::{Binaries, Location, TemporaryCluster, Tuning},
     run::{self, Result, cargo, last_step, step},
     schemathesis,
@@ -30,8 +31,9 @@ pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
             cargo(["test", "--doc", "--workspace", "--all-features"]).env(URL_VARIABLE, database.url()),
         ));
         results.push(schemathesis::quick(&database));
+        results.push(clients::quick());
     } else {
-        eprintln!("==> doctests and schemathesis: SKIPPED, because arguments narrow the run");
+        eprintln!("==> doctests, schemathesis and clients: SKIPPED, because arguments narrow the run");
     }
     results.push(last_step("tests", runner(args).env(URL_VARIABLE, database.url())));
     let failed: Vec<String> =

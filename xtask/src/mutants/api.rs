@@ -113,7 +113,40 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "http::explain::sqlite::explain_says_that_a_job_of_a_silent_worker_waits_for_a_sweep",
         ],
     },
+    Mutant {
+        name: "api: ignore unknown URL parameters",
+        file: "crates/longshore/src/api/auth.rs",
+        anchor: "fn let_through(",
+        find: "self.parameters.check(&request)?;",
+        replace: "let _ = self.parameters.check(&request);",
+        caught_by: &[
+            "http::requests::postgres::unknown_url_parameters_are_refused_with_the_nearest_known_one",
+            "http::requests::sqlite::unknown_url_parameters_are_refused_with_the_nearest_known_one",
+        ],
+    },
+    Mutant {
+        name: "api: ignore the pause of a schedule that is stored",
+        file: "crates/longshore/src/api/cron.rs",
+        anchor: "let stored = server.client.put_schedule(schedule)",
+        find: "Some(true) if !stored.paused",
+        replace: "Some(true) if stored.paused",
+        caught_by: &[
+            "http::operate::postgres::a_schedule_can_be_stored_as_it_was_read",
+            "http::operate::sqlite::a_schedule_can_be_stored_as_it_was_read",
+        ],
+    },
     // ---- slow clients and large responses --------------------------------------
+    Mutant {
+        name: "api: do not read the rest of a refused body",
+        file: BODIES,
+        anchor: "pub(super) fn refuse(",
+        find: "self.discard(request.into_body(), client, limit + MAX_DISCARDED);",
+        replace: "let _ = client;",
+        caught_by: &[
+            "http::bodies::postgres::a_client_that_reads_after_sending_a_too_large_body_gets_the_refusal",
+            "http::bodies::sqlite::a_client_that_reads_after_sending_a_too_large_body_gets_the_refusal",
+        ],
+    },
     Mutant {
         name: "api: report a slow body as a failure of the server",
         file: BODIES,

@@ -25,6 +25,14 @@ const WORKERS: &str = "crates/longshore/src/store/postgres/workers.rs";
 pub(super) const MUTANTS: &[Mutant] = &[
     // ---- merged requests -------------------------------------------------------
     Mutant {
+        name: "postgres: show a job that an earlier try stored as if it was new",
+        file: ENQUEUE,
+        anchor: "async fn insert_parts(",
+        find: "parts.now.filter(|_| !parts.repeated)",
+        replace: "parts.now.filter(|_| !parts.repeated || true)",
+        caught_by: &["enqueue::postgres::a_repeated_enqueue_returns_the_current_job"],
+    },
+    Mutant {
         name: "postgres: forget the idempotency key of a deduplicated request",
         file: ENQUEUE,
         anchor: "async fn enqueue_unique(",
@@ -685,5 +693,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "if let Some(end) = end {",
         replace: "if let Some(end) = end.filter(|_| false) {",
         caught_by: &["inspect::postgres::a_page_of_large_jobs_ends_early_and_the_next_one_continues"],
+    },
+    Mutant {
+        name: "postgres: forget that a cancelled job was to be cancelled",
+        file: INSPECT,
+        anchor: "else if let Some(outcome) = row.try_get",
+        find: "job.cancel_requested = job.status == Status::Cancelled;",
+        replace: "",
+        caught_by: &[
+            "cancel::postgres::a_waiting_job_is_cancelled_at_once",
+            "cancel::postgres::a_requested_cancel_wins_over_every_other_ending",
+        ],
     },
 ];

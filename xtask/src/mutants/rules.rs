@@ -60,6 +60,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "settle_by_lease::sqlite::settling_a_lease_again_returns_held_and_changes_nothing",
         ],
     },
+    Mutant {
+        name: "rules: show a new job without its delay",
+        file: NEW_JOB,
+        anchor: "pub(crate) fn into_record(",
+        find: "TimeDelta::microseconds(micros)",
+        replace: "TimeDelta::microseconds(micros / 2)",
+        caught_by: &[
+            "enqueue::postgres::an_enqueue_can_return_the_whole_job_as_get_does",
+            "enqueue::sqlite::an_enqueue_can_return_the_whole_job_as_get_does",
+            "http::jobs::postgres::the_response_to_a_post_is_the_job_that_get_returns",
+            "http::jobs::sqlite::the_response_to_a_post_is_the_job_that_get_returns",
+        ],
+    },
     // ---- keys ------------------------------------------------------------------
     Mutant {
         name: "rules: replace a waiting job when a deduplicated one is enqueued",

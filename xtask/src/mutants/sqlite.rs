@@ -20,6 +20,14 @@ const WORKERS: &str = "crates/longshore/src/store/sqlite/workers.rs";
 /// In the order of a job's lifecycle.
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        name: "sqlite: show a job that an earlier try stored as if it was new",
+        file: ENQUEUE,
+        anchor: "pub(super) fn enqueue(",
+        find: "batch.created_at = None;",
+        replace: "",
+        caught_by: &["enqueue::sqlite::a_repeated_enqueue_returns_the_current_job"],
+    },
+    Mutant {
         name: "sqlite: forget the idempotency key of a deduplicated request",
         file: ENQUEUE,
         anchor: "fn enqueue_keyed(",
@@ -446,5 +454,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "let next = page.last();",
         replace: "",
         caught_by: &["inspect::sqlite::a_page_of_large_jobs_ends_early_and_the_next_one_continues"],
+    },
+    Mutant {
+        name: "sqlite: forget that a cancelled job was to be cancelled",
+        file: INSPECT,
+        anchor: "let locked_at = row.maybe_time(18)?;",
+        find: "row.get(20)? || status == Status::Cancelled",
+        replace: "row.get(20)?",
+        caught_by: &[
+            "cancel::sqlite::a_waiting_job_is_cancelled_at_once",
+            "cancel::sqlite::a_requested_cancel_wins_over_every_other_ending",
+        ],
     },
 ];

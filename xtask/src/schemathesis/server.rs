@@ -1,4 +1,5 @@
-//! The server under test: `longshore serve` on its own database, with an admin token.
+//! The server under test, also of `clients`: `longshore serve` on its own database, with an
+//! admin token.
 //! Dropping it stops the server.
 
 use std::{
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// The database of the server.
-pub(super) enum TestDatabase {
+pub(crate) enum TestDatabase {
     File(PathBuf),
     /// A separate schema, because the database may contain other data.
     Schema {
@@ -28,11 +29,11 @@ pub(super) enum TestDatabase {
 }
 
 impl TestDatabase {
-    pub(super) fn file(folder: &Path) -> TestDatabase {
+    pub(crate) fn file(folder: &Path) -> TestDatabase {
         TestDatabase::File(folder.join("queue.db"))
     }
 
-    pub(super) fn schema(database: &OpenDatabase) -> Result<TestDatabase> {
+    pub(crate) fn schema(database: &OpenDatabase) -> Result<TestDatabase> {
         let name = format!("schemathesis_{}", random_hex(4)?);
         let is_temporary = matches!(database, OpenDatabase::Private(_));
         Ok(TestDatabase::Schema { url: database.url().to_owned(), name, is_temporary })
@@ -59,7 +60,7 @@ impl TestDatabase {
     }
 }
 
-pub(super) struct Server {
+pub(crate) struct Server {
     child: Child,
     /// Kept open, because the server may fail if its output is closed.
     stdout: Option<BufReader<ChildStdout>>,
@@ -70,11 +71,11 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn start(database: TestDatabase, home: &Path) -> Result<Server> {
+    pub(crate) fn start(database: TestDatabase, home: &Path) -> Result<Server> {
         stdout_of(&mut longshore(&database, &["migrate"]))?;
         let created = stdout_of(&mut longshore(
             &database,
-            &["tokens", "create", "schemathesis", "--scope", "admin", "--json"],
+            &["tokens", "create", "xtask", "--scope", "admin", "--json"],
         ))?;
         let token = string_field(&created, "token").ok_or("`longshore tokens create` printed no token")?;
         let log = home.join("server.log");
@@ -94,18 +95,18 @@ impl Server {
         Ok(server)
     }
 
-    pub(super) fn engine(&self) -> &'static str {
+    pub(crate) fn engine(&self) -> &'static str {
         match self.database {
             TestDatabase::File(_) => "sqlite",
             TestDatabase::Schema { .. } => "postgres",
         }
     }
 
-    pub(super) fn url(&self) -> &str {
+    pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    pub(super) fn token(&self) -> &str {
+    pub(crate) fn token(&self) -> &str {
         &self.token
     }
 
@@ -115,7 +116,7 @@ impl Server {
 
     /// Stops the server with SIGTERM, as an operator would. Fails if it exits with an
     /// error or has panicked.
-    pub(super) fn stop(mut self) -> Result {
+    pub(crate) fn stop(mut self) -> Result {
         succeeds(Command::new("kill").args(["-s", "TERM", &self.child.id().to_string()]));
         let status = self.child.wait()?;
         let log = self.log_text();
