@@ -7,6 +7,7 @@ from longshore_client import AuthenticatedClient
 from longshore_client.api.cron import put_schedule
 from longshore_client.api.jobs import enqueue_job, enqueue_jobs, get_job, list_jobs
 from longshore_client.api.leases import lease_jobs, settle_leases
+from longshore_client.api.workers import sweep_workers
 from longshore_client.models import (
     AttemptOutcome,
     BatchOutcome,
@@ -25,6 +26,7 @@ from longshore_client.models import (
     SettleResponse,
     SettleResult,
     Status,
+    SweepResponse,
 )
 
 QUEUE = "python"
@@ -74,6 +76,10 @@ def main() -> None:
     )
     assert isinstance(schedule, Schedule) and isinstance(schedule.job, NewJob), schedule
     assert (schedule.job.kind, schedule.job.queue) == ("greet", "default"), schedule
+
+    # The body is optional.
+    swept = sweep_workers.sync(client=client)
+    assert isinstance(swept, SweepResponse) and swept.recovered == 0, swept
     print(f"python: enqueued, listed, leased and settled {len(leased.jobs)} jobs")
 
 

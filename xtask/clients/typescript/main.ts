@@ -66,4 +66,8 @@ const schedule = await call("put_schedule", 200, "PUT /cron/typescript", {
   job: { kind: "greet", payload: null },
 });
 check(schedule.job?.kind === "greet" && schedule.job.queue === "default", JSON.stringify(schedule));
+
+// The body is optional.
+const swept = await call("sweep_workers", 200, "POST /sweep", undefined);
+check(swept.recovered === 0, JSON.stringify(swept));
 console.log(`typescript: enqueued, listed, leased and settled ${leased.jobs.length} jobs`);

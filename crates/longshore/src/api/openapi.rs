@@ -5,9 +5,10 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use utoipa::OpenApi;
 use utoipa::openapi::content::ContentBuilder;
+use utoipa::openapi::request_body::RequestBody;
 use utoipa::openapi::response::ResponseBuilder;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Ref, RefOr};
+use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa_axum::router::UtoipaMethodRouter;
 use utoipa_axum::routes;
 
@@ -52,7 +53,8 @@ pub(super) fn document() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The finished document as text. Adds the error response to every operation.
+/// The finished document as text. Adds the error response to every operation, and corrects
+/// optional bodies.
 pub(super) fn render(mut document: utoipa::openapi::OpenApi) -> String {
     let problem = RefOr::Ref(Ref::from_schema_name("Problem"));
     let response = ResponseBuilder::new()
@@ -61,9 +63,24 @@ pub(super) fn render(mut document: utoipa::openapi::OpenApi) -> String {
         .build();
     for operation in operations(&mut document) {
         operation.responses.responses.entry("default".into()).or_insert_with(|| response.clone().into());
+        if let Some(body) = &mut operation.request_body {
+            refuse_null(body);
+        }
     }
     // Cannot fail, because all keys are strings.
     document.to_pretty_json().unwrap_or_default()
+}
+
+/// An optional body can be left out, but it is not null. utoipa describes both in the same
+/// way, and generated clients would send an absent body as something that is not JSON.
+fn refuse_null(body: &mut RequestBody) {
+    for content in body.content.values_mut() {
+        if let Some(RefOr::T(Schema::OneOf(one_of))) = &content.schema
+            && let Some(named) = one_of.items.iter().find(|item| matches!(item, RefOr::Ref(_)))
+        {
+            content.schema = Some(named.clone());
+        }
+    }
 }
 
 /// The routes of the document and of the pages that show it.

@@ -195,9 +195,7 @@ pub(super) struct SweepResponse {
     path = "/sweep",
     operation_id = "sweep_workers",
     tag = "workers",
-    // The server also accepts an empty body. The document does not say so, because generated
-    // clients would then send a body that is not JSON.
-    request_body(content = SweepRequest, example = json!({ "dry_run": true })),
+    request_body(content = Option<SweepRequest>, example = json!({ "dry_run": true })),
     responses((status = 200, description = "What the sweep did.", body = SweepResponse)),
 )]
 pub(super) async fn sweep(
