@@ -36,8 +36,8 @@
 //! `keys` (every next-state rule, pure), `retry` (backoff, pure), `enqueue` (what a
 //! caller can set, its checks, group commit), `client` (the entry point), `wake`
 //! (notifying workers), `recovery` (jobs of dead workers), `store` (the storage contract
-//! and its two engines), `json_schema` (payload schemas), `trace` (trace context),
-//! `error`. `ARCHITECTURE.md` explains how they work together.
+//! and its two engines), `json_schema` (payload schemas), `job_log` and `job_metrics` (log
+//! lines and metrics of attempts), `trace` (trace context), `error`. `ARCHITECTURE.md` explains how they work together.
 //!
 //! # Features
 //!
@@ -65,6 +65,9 @@ pub mod cron;
 mod enqueue;
 mod error;
 mod job;
+mod job_log;
+#[cfg(any(feature = "api", feature = "worker"))]
+mod job_metrics;
 #[cfg(feature = "schema")]
 #[path = "json_schema/enabled.rs"]
 mod json_schema;

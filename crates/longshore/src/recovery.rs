@@ -196,11 +196,12 @@ impl Client {
             );
             self.notifier().notify(due);
             found = Vec::new();
-            for (mut job, recovered) in decided.into_iter().zip(recovered) {
+            for ((mut job, recovered), (_, settlement)) in decided.into_iter().zip(recovered).zip(&batch) {
                 match recovered {
                     Recovered::Settled(Settled::Stored) => {
                         report.recovered += 1;
                         report.workers.insert(job.running.worker);
+                        self.job_log.recovered(&job, &settlement.leave);
                         hook.recovered(&job).await;
                     }
                     Recovered::Settled(Settled::LeaseLost) => {}

@@ -423,4 +423,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "http::requests::sqlite::a_limit_of_twenty_thousand_waiting_jobs_refuses_the_next_one",
         ],
     },
+    Mutant {
+        name: "api: do not count the attempts of HTTP workers",
+        file: SETTLE,
+        anchor: "pub(in crate::api) async fn settle(",
+        find: "settle_leases_with(reports, count_http_attempt)",
+        replace: "settle_leases(reports)",
+        caught_by: &[
+            "worker_metrics::postgres::an_attempt_of_an_http_worker_is_counted_once",
+            "worker_metrics::sqlite::an_attempt_of_an_http_worker_is_counted_once",
+        ],
+    },
 ];

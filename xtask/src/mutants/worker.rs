@@ -6,7 +6,9 @@ use super::Mutant;
 const CLAIM: &str = "crates/longshore/src/worker/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
 const CONTEXT: &str = "crates/longshore/src/worker/context.rs";
+const JOB_LOG: &str = "crates/longshore/src/job_log.rs";
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
+const RECOVERY: &str = "crates/longshore/src/recovery.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
 const SHARED: &str = "crates/longshore/src/worker/shared.rs";
 const SQLITE_CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
@@ -161,6 +163,51 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "worker_stop::postgres::results_are_stored_as_long_as_the_grace_period_lasts",
             "worker_stop::sqlite::results_are_stored_as_long_as_the_grace_period_lasts",
+        ],
+    },
+    Mutant {
+        name: "worker: create the counters of a kind with its first attempt",
+        file: SUPERVISE,
+        anchor: "async fn start_in(",
+        find: "kinds.iter().flatten().for_each(|kind| job_metrics::register_kind(kind));",
+        replace: "",
+        caught_by: &[
+            "worker_metrics::postgres::the_counters_of_known_kinds_start_at_zero",
+            "worker_metrics::sqlite::the_counters_of_known_kinds_start_at_zero",
+        ],
+    },
+    // ---- lines about jobs ------------------------------------------------------
+    Mutant {
+        name: "log: write every line about a job",
+        file: JOB_LOG,
+        anchor: "fn admit(",
+        find: "written.lines < MAX_LINES",
+        replace: "written.lines < u32::MAX",
+        caught_by: &[
+            "job_log::postgres::under_load_further_lines_are_counted",
+            "job_log::sqlite::under_load_further_lines_are_counted",
+        ],
+    },
+    Mutant {
+        name: "log: forget the suppressed lines when the worker ends",
+        file: SUPERVISE,
+        anchor: "async fn supervise(",
+        find: "shared.client.job_log.flush();",
+        replace: "",
+        caught_by: &[
+            "job_log::postgres::under_load_further_lines_are_counted",
+            "job_log::sqlite::under_load_further_lines_are_counted",
+        ],
+    },
+    Mutant {
+        name: "log: write no line about a recovered job",
+        file: RECOVERY,
+        anchor: "async fn recover_page(",
+        find: "self.job_log.recovered(&job, &settlement.leave);",
+        replace: "",
+        caught_by: &[
+            "job_log::postgres::a_recovered_job_is_one_line",
+            "job_log::sqlite::a_recovered_job_is_one_line",
         ],
     },
 ];

@@ -235,6 +235,13 @@ fn count_failure(reason: &'static str) {
     metrics::counter!("longshore_auth_failures_total", "reason" => reason).increment(1);
 }
 
+/// Creates the counters at zero, so that rates show the first failure.
+pub(super) fn register_counters() {
+    for reason in ["no_token", "invalid_token", "no_scope"] {
+        metrics::counter!("longshore_auth_failures_total", "reason" => reason).increment(0);
+    }
+}
+
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (first, None) = (values.next()?, values.next()) else { return None };

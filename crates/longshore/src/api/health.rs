@@ -65,6 +65,7 @@ pub(super) async fn metrics(
     if let Some(Extension(caller)) = caller {
         caller.may_use_all()?;
     }
+    server.kinds.read(&server.client).await;
     let text = server.metrics.as_ref().map(|render| render()).unwrap_or_default();
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }

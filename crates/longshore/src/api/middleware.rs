@@ -24,6 +24,7 @@ use super::problem::{ApiResult, Cause, Problem, Slug};
 use super::request_metrics::RequestMetrics;
 
 const REQUEST_ID: header::HeaderName = header::HeaderName::from_static("x-request-id");
+const TRACEPARENT: header::HeaderName = header::HeaderName::from_static("traceparent");
 const MAX_REQUEST_ID: usize = 128;
 
 /// The layer around all routes.
@@ -115,6 +116,11 @@ impl RequestContext {
             %method,
             path = request.uri().path()
         );
+        if !span.is_disabled()
+            && let Some(parent) = request.headers().get(&TRACEPARENT).and_then(|parent| parent.to_str().ok())
+        {
+            crate::trace::adopt(&span, parent);
+        }
         RequestContext {
             received,
             id,

@@ -21,9 +21,11 @@ use axum::Router;
 use utoipa_axum::routes;
 
 use crate::client::{Client, UnknownKinds};
+use crate::job_metrics;
 use crate::store::Scope;
 
 mod admission;
+mod attempt_metrics;
 mod auth;
 mod batch;
 mod bodies;
@@ -172,6 +174,9 @@ impl Api {
 
     /// Builds the router, to serve or to nest in another one.
     pub fn router(self) -> Router {
+        job_metrics::describe();
+        auth::register_counters();
+        refusals::register_counters();
         let limiter = Arc::new(admission::Limiter::new(self.admission.clone()));
         let guard = Guard::new(self.access, self.client.clone(), limiter.clone());
         let (routes, document) = self.route_table(guard.clone()).finish();
@@ -182,6 +187,7 @@ impl Api {
             document: openapi::render(document),
             sessions: leases::Sessions::default(),
             hub: events::Hub::default(),
+            kinds: attempt_metrics::KnownKinds::default(),
             guard,
             limiter,
             ending: self.ending,
@@ -271,6 +277,7 @@ struct Shared {
     document: String,
     sessions: leases::Sessions,
     hub: events::Hub,
+    kinds: attempt_metrics::KnownKinds,
     guard: Arc<Guard>,
     limiter: Arc<admission::Limiter>,
     ending: Option<tokio::sync::watch::Receiver<bool>>,

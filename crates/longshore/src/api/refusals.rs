@@ -36,6 +36,20 @@ impl Refusal {
     }
 }
 
+/// Creates the counters at zero, so that rates show the first closed connection.
+pub(super) fn register_counters() {
+    for refusal in [
+        Refusal::ConnectionLimit,
+        Refusal::HeaderTimeout,
+        Refusal::BodyTimeout,
+        Refusal::BodyLimit,
+        Refusal::NotReading,
+    ] {
+        metrics::counter!("longshore_http_connections_closed_total", "reason" => refusal.label())
+            .increment(0);
+    }
+}
+
 /// When a line was last logged, and how many were left out since.
 type Line = Mutex<(Option<Instant>, u64)>;
 

@@ -13,7 +13,8 @@
 //! | `upkeep` | turns of retention and of folding tallies |
 //! | `kinds`, `tokens` | registered kinds and the check of new jobs; API tokens |
 //!
-//! Recovery and cron schedules add their methods in `recovery` and `cron`.
+//! Recovery and cron schedules add their methods in `recovery` and `cron`; the log lines about
+//! jobs are in `job_log`.
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use chrono::{DateTime, Utc};
 
 use crate::enqueue::lanes::Lanes;
 use crate::error::Result;
+use crate::job_log::JobLog;
 use crate::store::{Migrated, Store};
 use crate::wake::Notifier;
 
@@ -61,6 +63,7 @@ pub struct Client {
     lanes: Arc<Lanes>,
     notifier: Notifier,
     kind_rules: Arc<kinds::KindRules>,
+    pub(crate) job_log: Arc<JobLog>,
 }
 
 impl Client {
@@ -82,7 +85,7 @@ impl Client {
     pub fn new(store: Arc<dyn Store>) -> Self {
         let notifier = Notifier::new(store.clone());
         let lanes = Arc::new(Lanes::new(store.clone(), notifier.clone()));
-        Client { store, lanes, notifier, kind_rules: Arc::default() }
+        Client { store, lanes, notifier, kind_rules: Arc::default(), job_log: Arc::default() }
     }
 
     /// The engine, for the project's own tests and benchmarks.

@@ -1,10 +1,15 @@
 //! Settle: the holders of leases report how attempts ended, [`lifecycle`] decides what
 //! becomes of the jobs, and the store applies it under the fence.
 
+use std::time::Duration;
+
+use chrono::Utc;
+
 use super::Client;
 use crate::enqueue::ValidJob;
 use crate::error::Result;
 use crate::job::{AttemptEnd, Outcome};
+use crate::job_log;
 use crate::lifecycle::{self, Ending, LeaseFlags, Leave, Running, When};
 use crate::store::{Claimed, Fenced, Lease, Settled, Settlement, storable_result};
 
@@ -85,6 +90,16 @@ impl Client {
     /// # }).unwrap();
     /// ```
     pub async fn settle_leases(&self, reports: Vec<(Lease, Ending, Vec<ValidJob>)>) -> Result<Vec<Fenced>> {
+        self.settle_leases_with(reports, |_, _| {}).await
+    }
+
+    /// As [`settle_leases`](Self::settle_leases). Calls `stored` for each report that this call
+    /// stored, with what became of the job; a repeated report is not stored again.
+    pub(crate) async fn settle_leases_with(
+        &self,
+        reports: Vec<(Lease, Ending, Vec<ValidJob>)>,
+        mut stored: impl FnMut(&Claimed, Kept),
+    ) -> Result<Vec<Fenced>> {
         let leases: Vec<Lease> = reports.iter().map(|(lease, ..)| *lease).collect();
         let claims = self.store.claims(&leases).await?;
         let mut results = vec![Fenced::LeaseLost; reports.len()];
@@ -101,7 +116,13 @@ impl Client {
             match kept {
                 // The same report may have been sent twice and arrived at the same time.
                 Kept::LeaseLost => ended.push((i, report.claimed.lease(), report.ending)),
-                _ => results[i] = Fenced::Held,
+                _ => {
+                    results[i] = Fenced::Held;
+                    let claimed = report.claimed;
+                    let trace_id = claimed.trace().and_then(job_log::trace_id);
+                    self.job_log.settled(claimed, &report.ending, kept, Some(held_for(claimed)), trace_id);
+                    stored(claimed, kept);
+                }
             }
         }
         // The lease has ended, so this stores nothing; it only finds out whether this
@@ -121,12 +142,22 @@ impl Client {
     }
 }
 
+/// How long the lease was held, by this host's clock. For a worker that calls the API, this is
+/// the run time as far as the server knows it.
+pub(crate) fn held_for(claimed: &Claimed) -> Duration {
+    (Utc::now() - claimed.claimed_at()).to_std().unwrap_or_default()
+}
+
 /// What became of a job after its attempt was settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     Finished(Outcome),
-    /// With the history entry of the attempt; `None` if its handler never started.
-    Requeued(Option<AttemptEnd>),
+    Requeued {
+        /// The history entry of the attempt; `None` if its handler never started.
+        history: Option<AttemptEnd>,
+        /// When the job is due again.
+        when: When,
+    },
     LeaseLost,
 }
 
@@ -134,7 +165,7 @@ impl From<&Leave> for Kept {
     fn from(leave: &Leave) -> Self {
         match leave {
             Leave::Finish(finish) => Kept::Finished(finish.outcome),
-            Leave::Requeue(requeue) => Kept::Requeued(requeue.history),
+            Leave::Requeue(requeue) => Kept::Requeued { history: requeue.history, when: requeue.when },
         }
     }
 }

@@ -5,6 +5,12 @@ pub(crate) fn current() -> Option<String> {
     None
 }
 
-/// Makes `span` a child of the span that enqueued the job; without `otel` it does nothing.
-#[cfg(feature = "worker")]
+/// Makes `span` a child of the span with this `traceparent`; without `otel` it does nothing.
+#[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) fn adopt(_span: &tracing::Span, _traceparent: &str) {}
+
+/// The id of the trace that `span` is part of; without `otel` there is none.
+#[cfg(feature = "worker")]
+pub(crate) fn id(_span: &tracing::Span) -> Option<String> {
+    None
+}

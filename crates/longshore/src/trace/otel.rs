@@ -12,7 +12,16 @@ pub(crate) fn current() -> Option<String> {
     span.is_valid().then(|| format!("00-{trace:032x}-{id:016x}-{flags:02x}"))
 }
 
-/// Makes `span` a child of the span that enqueued the job. An invalid `traceparent` is ignored.
+/// The id of the trace that `span` is part of, if an OpenTelemetry layer is installed. Call it after
+/// [`adopt`]: it fixes the span's parent.
+pub(crate) fn id(span: &tracing::Span) -> Option<String> {
+    let context = span.context();
+    let span = context.span().span_context().clone();
+    span.is_valid().then(|| format!("{:032x}", span.trace_id()))
+}
+
+/// Makes `span` a child of the span with this `traceparent`: the one that enqueued the job, or that
+/// of an API request's caller. An invalid `traceparent` is ignored.
 pub(crate) fn adopt(span: &tracing::Span, traceparent: &str) {
     if let Some(parent) = parse(traceparent) {
         let context = opentelemetry::Context::new().with_remote_span_context(parent);

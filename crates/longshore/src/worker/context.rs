@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -37,6 +37,8 @@ pub(super) struct Attempt {
     reported: AtomicBool,
     /// A [`Stage`].
     stage: AtomicU8,
+    /// The trace of the span that runs it, if the span is part of one.
+    trace_id: OnceLock<String>,
 }
 
 /// How far an attempt has been counted in the metrics.
@@ -67,6 +69,7 @@ impl Attempt {
             follow_ups: Mutex::default(),
             reported: AtomicBool::new(false),
             stage: AtomicU8::new(Stage::NotStarted as u8),
+            trace_id: OnceLock::new(),
         })
     }
 
@@ -92,6 +95,26 @@ impl Attempt {
         } else {
             Ending::Released
         }
+    }
+
+    /// Remembers the trace that `span` is part of, and records its id as the span's field
+    /// `trace_id`, so that the lines that a handler logs have it.
+    pub(super) fn record_trace(&self, span: &tracing::Span) {
+        if span.is_disabled() {
+            return;
+        }
+        if let Some(id) = crate::trace::id(span) {
+            let _ = self.trace_id.set(id);
+        }
+        if let Some(id) = self.trace_id() {
+            span.record("trace_id", id);
+        }
+    }
+
+    /// The id of the trace that runs it; otherwise that of the trace that enqueued it.
+    pub(super) fn trace_id(&self) -> Option<&str> {
+        let enqueued_by = || self.claimed.trace().and_then(crate::job_log::trace_id);
+        self.trace_id.get().map(String::as_str).or_else(enqueued_by)
     }
 
     pub(super) fn take_result(&self) -> Option<Box<RawValue>> {

@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tracing::Instrument;
+use tracing::field::Empty;
 
 use super::context::{Attempt, StopReason};
 use super::handler::{BatchHandler, Failure, Handler, Verdict};
@@ -34,10 +35,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
                     kind = claimed.kind(),
                     attempt = claimed.attempt(),
                     worker_id = %claimed.lease().worker,
+                    trace_id = Empty,
+                    otel.status_code = Empty,
                 );
                 if let Some(traceparent) = claimed.trace() {
                     crate::trace::adopt(&span, traceparent);
                 }
+                attempt.record_trace(&span);
                 let_woken_tasks_run().await;
                 run_attempt(&shared, &clock, &*handler, attempt).instrument(span).await;
             }
@@ -119,6 +123,9 @@ async fn run_attempt(shared: &Arc<Shared>, clock: &SlotClock, handler: &dyn Hand
         End::Dropped => unfinished(&attempt, timeout),
     };
     let ending = after_run(shared, &attempt, ending).await;
+    if let Ending::Failed { .. } = ending {
+        tracing::Span::current().record("otel.status_code", "ERROR");
+    }
     let ran = began.elapsed();
     attempt.kind.run_time.record(ran, 1);
     shared.report(attempt, ending, Some(ran));

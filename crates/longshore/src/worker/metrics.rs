@@ -12,6 +12,7 @@ use super::Summary;
 use super::context::Attempt;
 use super::run_times::RunTime;
 use crate::job::Status;
+use crate::job_metrics::{COMPLETED, DURATION, OUTCOMES, STARTED};
 use crate::store::Count;
 
 /// The handles of a worker's metrics, looked up once per kind, not once per job.
@@ -61,26 +62,21 @@ pub(super) struct Kind {
     completed: Vec<(Counter, Histogram)>,
 }
 
-const OUTCOMES: [&str; 8] =
-    ["succeeded", "retrying", "failed_permanent", "cancelled", "snoozed", "released", "lease_lost", "error"];
-
 /// In the order of [`OUTCOMES`].
 const ENDS_THE_JOB: [bool; OUTCOMES.len()] = [true, false, true, true, false, false, false, false];
 
 impl Kind {
     fn new(kind: &str, index: usize) -> Self {
         let handles = |outcome: &'static str| {
-            let counted =
-                counter!("worker_jobs_completed_total", "kind" => kind.to_owned(), "outcome" => outcome);
-            let timed =
-                histogram!("worker_job_duration_seconds", "kind" => kind.to_owned(), "outcome" => outcome);
+            let counted = counter!(COMPLETED, "kind" => kind.to_owned(), "outcome" => outcome);
+            let timed = histogram!(DURATION, "kind" => kind.to_owned(), "outcome" => outcome);
             (counted, timed)
         };
         Kind {
             name: kind.to_owned(),
             index,
             run_time: RunTime::default(),
-            started: counter!("worker_jobs_started_total", "kind" => kind.to_owned()),
+            started: counter!(STARTED, "kind" => kind.to_owned()),
             completed: OUTCOMES.into_iter().map(handles).collect(),
         }
     }

@@ -14,6 +14,7 @@ use crate::client::{self, settle::Kept};
 use crate::enqueue::ValidJob;
 use crate::error::Error;
 use crate::job::{AttemptEnd, Outcome};
+use crate::job_metrics::outcome_label;
 use crate::lifecycle::Ending;
 
 const MAX_BATCH: usize = 1000;
@@ -199,11 +200,11 @@ fn finish(shared: &Arc<Shared>, batch: Vec<AttemptReport>, kept: Vec<Kept>) {
     for (report, kept) in batch.into_iter().zip(kept) {
         let claimed = &report.attempt.claimed;
         shared.metrics.completed(&report.attempt, outcome_label(kept), report.ran);
+        let trace_id = report.attempt.trace_id();
+        shared.client.job_log.settled(claimed, &report.ending, kept, report.ran, trace_id);
         // A repeated release of a job that never started returns `LeaseLost`: nothing is lost.
         if kept == Kept::LeaseLost && !matches!(report.ending, Ending::NotStarted { .. }) {
             report.attempt.control.stop(StopReason::LeaseLost);
-            let lease = claimed.lease();
-            tracing::warn!(job_id = %lease.id, lease_no = lease.lease_no, "lost the lease; another worker owns the job");
         }
         if shared.hooks.is_some() {
             let shared = shared.clone();
@@ -213,19 +214,6 @@ fn finish(shared: &Arc<Shared>, batch: Vec<AttemptReport>, kept: Vec<Kept>) {
                 shared.hook_calls.end();
             });
         }
-    }
-}
-
-/// The metrics' `outcome` label for what was stored.
-fn outcome_label(kept: Kept) -> &'static str {
-    match kept {
-        Kept::Finished(Outcome::Succeeded) => "succeeded",
-        Kept::Finished(Outcome::FailedPermanent) => "failed_permanent",
-        Kept::Finished(Outcome::Cancelled) => "cancelled",
-        Kept::Requeued(Some(AttemptEnd::Snoozed)) => "snoozed",
-        Kept::Requeued(Some(AttemptEnd::Failed)) => "retrying",
-        Kept::Requeued(_) => "released",
-        Kept::LeaseLost => "lease_lost",
     }
 }
 
@@ -242,8 +230,10 @@ async fn call_hooks(shared: &Shared, report: &AttemptReport, kept: Kept) {
             call("on_permanent_failure", hooks.on_permanent_failure(job, error)).await
         }
         Kept::Finished(Outcome::Cancelled) => call("on_cancel", hooks.on_cancel(job)).await,
-        Kept::Requeued(Some(AttemptEnd::Failed)) => call("on_failure", hooks.on_failure(job, error)).await,
-        Kept::Requeued(_) | Kept::LeaseLost => Some(()),
+        Kept::Requeued { history: Some(AttemptEnd::Failed), .. } => {
+            call("on_failure", hooks.on_failure(job, error)).await
+        }
+        Kept::Requeued { .. } | Kept::LeaseLost => Some(()),
     };
     if called.is_none() {
         tracing::warn!(job_id = %job.lease().id, "the attempt is settled, but its hook failed");

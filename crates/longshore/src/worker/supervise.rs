@@ -19,6 +19,7 @@ use crate::client::Client;
 use crate::cron::NewSchedule;
 use crate::error::Result;
 use crate::job::WorkerId;
+use crate::job_metrics;
 
 /// After the grace period, handlers have this long to react to their stop token. Also the
 /// longest wait for a claim in flight.
@@ -106,7 +107,10 @@ impl Worker {
         for schedule in self.schedules {
             self.client.put_schedule(schedule).await?;
         }
-        client.register(&heartbeat::registration(&self.settings, self.registry.kinds(), worker_id)).await?;
+        let kinds = self.registry.kinds();
+        job_metrics::describe();
+        kinds.iter().flatten().for_each(|kind| job_metrics::register_kind(kind));
+        client.register(&heartbeat::registration(&self.settings, kinds, worker_id)).await?;
         let (reports, inbox) = mpsc::unbounded_channel();
         let shared =
             Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker_id, phase);
@@ -247,6 +251,7 @@ async fn supervise(
     for attempt in shared.held.all() {
         shared.metrics.completed(&attempt, "error", None);
     }
+    shared.client.job_log.flush();
     let worker_id = shared.worker_id();
     let retired = tokio::time::timeout(SIGN_OFF_TIMEOUT, shared.client.retire(worker_id)).await;
     if !matches!(retired, Ok(Ok(()))) {

@@ -50,6 +50,7 @@ mod http;
 mod input;
 mod inspect;
 mod isolation;
+mod job_log;
 mod key_rules;
 mod keys;
 mod kinds;

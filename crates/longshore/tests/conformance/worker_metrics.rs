@@ -6,18 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use longshore::api::Api;
 use longshore::worker::{Batched, RunningWorker, Settings};
-use longshore::{Context, NewJob, Status, Worker};
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use longshore::{Context, NewJob, NewKind, Status, UnknownKinds, Worker};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder, SharedString, Unit};
+use serde_json::json;
 use uuid::Uuid;
 
 use crate::fixture::*;
+use crate::http::client::HttpClient;
 use crate::worker::{Started, run_worker, until};
 
 cases! {
     the_started_attempts_minus_the_completed_ones_are_in_flight,
     jobs_that_a_stop_releases_before_they_start_are_not_counted,
     a_batch_that_is_stopped_is_counted_once,
+    the_counters_of_known_kinds_start_at_zero,
+    an_attempt_of_an_http_worker_is_counted_once,
 }
 
 /// Counts for the whole process, so each case uses its own kinds.
@@ -42,6 +47,14 @@ impl Counters {
             key.name() == name && key.labels().any(|label| label.key() == "kind" && label.value() == kind)
         };
         counters.iter().filter(|(key, _)| of_kind(key)).map(|(_, n)| n.load(Ordering::SeqCst) as i64).sum()
+    }
+
+    /// The number of completed attempts with this outcome; `None` if there is no such counter.
+    fn completed(&self, kind: &str, outcome: &str) -> Option<u64> {
+        let labels = vec![Label::new("kind", kind.to_owned()), Label::new("outcome", outcome.to_owned())];
+        let counters = self.0.lock().expect("counters");
+        let counter = counters.get(&Key::from_parts("worker_jobs_completed_total", labels));
+        counter.map(|counter| counter.load(Ordering::SeqCst))
     }
 
     fn in_flight(&self, kind: &str) -> i64 {
@@ -160,4 +173,59 @@ async fn a_batch_that_is_stopped_is_counted_once(fixture: Fixture) {
     assert_eq!(running.stop().await.put_back, 4);
     assert_eq!((counters.in_flight(kind), counters.total("worker_jobs_started_total", kind)), (0, 4));
     assert_eq!(fixture.count(Status::Queued).await, 9);
+}
+
+/// The values of the label `outcome`.
+const OUTCOMES: [&str; 8] =
+    ["succeeded", "retrying", "failed_permanent", "cancelled", "snoozed", "released", "lease_lost", "error"];
+
+async fn the_counters_of_known_kinds_start_at_zero(fixture: Fixture) {
+    let (counters, [handled, leased, registered]) = (Counters::installed(), [(); 3].map(|()| new_kind()));
+    let builder = Worker::builder(fixture.client())
+        .settings(settings(1))
+        .function(handled, |_: (), _: Context| async { Ok::<(), longshore::Failure>(()) });
+    let running = run_worker(builder).await;
+    let api = Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).metrics(String::new);
+    let http = HttpClient::for_api(api);
+    http.post("/leases", &json!({ "kinds": [leased] })).await.expect_status(200);
+    fixture.put_kinds(&[NewKind::new(registered)]).await.expect("put_kinds");
+    http.get("/metrics").await.expect_status(200);
+    for kind in [handled, leased, registered] {
+        for outcome in OUTCOMES {
+            assert_eq!(counters.completed(kind, outcome), Some(0), "{kind} {outcome}");
+        }
+    }
+    running.stop().await;
+}
+
+async fn an_attempt_of_an_http_worker_is_counted_once(fixture: Fixture) {
+    let (counters, kind) = (Counters::installed(), new_kind());
+    let http = HttpClient::new(&fixture);
+    for (outcome, counted) in [
+        ("succeeded", "succeeded"),
+        ("failed", "retrying"),
+        ("released", "released"),
+        ("cancelled", "cancelled"),
+    ] {
+        let id = fixture.add(NewJob::new(kind, &()).retry(longshore::RetryPolicy::fixed(HOUR))).await;
+        let leased = http.post("/leases", &json!({ "kinds": [kind] })).await.expect_status(200).json();
+        let lease_no = &leased["jobs"][0]["lease_no"];
+        let item = json!({ "id": id.to_string(), "lease_no": lease_no, "outcome": outcome });
+        let body = json!({ "worker_id": leased["worker_id"], "items": [item] });
+        for _ in 0..2 {
+            // The second call repeats the first, whose response may have been lost.
+            http.post("/leases/settle", &body).await.expect_status(200);
+        }
+        assert_eq!(counters.completed(kind, counted), Some(1), "{outcome}");
+        assert_eq!(counters.in_flight(kind), 0, "{outcome}");
+        // The released job must not be leased again.
+        fixture.cancel(id).await.ok();
+    }
+    // A worker that signs off releases its leases.
+    fixture.add(NewJob::new(kind, &())).await;
+    let leased = http.post("/leases", &json!({ "kinds": [kind] })).await.expect_status(200).json();
+    let path = format!("/leases/{}", leased["worker_id"].as_str().expect("a worker"));
+    http.send("DELETE", &path, &[], "").await.expect_status(204);
+    assert_eq!((counters.completed(kind, "released"), counters.in_flight(kind)), (Some(2), 0));
+    assert_eq!(counters.total("worker_jobs_started_total", kind), 5);
 }

@@ -227,6 +227,7 @@ pub(in crate::api) async fn lease(
     let renew_within = stale_after / 4;
     let (leased, cancel) =
         wait_for_jobs(&server, &mut session, worker, limit, arrived + wait, renew_within).await?;
+    leased.jobs.iter().for_each(|job| server.kinds.register(job.kind()));
     let response = LeaseResponse {
         worker_id: worker.0,
         renew_within_seconds: renew_within.as_secs_f64(),
@@ -278,6 +279,7 @@ async fn register(
     let client = &server.client;
     client.register(&worker).await?;
     if let Some(kinds) = &body.kinds {
+        kinds.iter().for_each(|kind| server.kinds.register(kind));
         let kinds: Vec<NewKind> = kinds.iter().map(NewKind::new).collect();
         client.put_kinds(&kinds).await?;
     }

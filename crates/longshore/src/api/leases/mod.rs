@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Server;
+use super::attempt_metrics::count_http_attempt;
 use super::auth::Caller;
 use super::problem::{ApiResult, Problem, Slug};
 use crate::client::Client;
@@ -129,7 +130,7 @@ pub(super) async fn sign_off(
     // These attempts may have started, so their history gets an entry.
     let held = server.client.leases(worker).await?;
     let released = held.into_iter().map(|lease| (lease, Ending::Released, Vec::new()));
-    server.client.settle_leases(released.collect()).await?;
+    server.client.settle_leases_with(released.collect(), count_http_attempt).await?;
     server.client.retire(worker).await?;
     server.sessions.remove(worker);
     Ok(StatusCode::NO_CONTENT)

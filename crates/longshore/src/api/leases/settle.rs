@@ -138,7 +138,7 @@ pub(in crate::api) async fn settle(
             .map_err(in_item)?;
         reports.push((lease, ending(item, claimed.as_ref()).map_err(in_item)?, follow_ups));
     }
-    let stored = server.client.settle_leases(reports).await?;
+    let stored = server.client.settle_leases_with(reports, count_http_attempt).await?;
     let items = refs.into_iter().zip(stored).map(|(LeaseRef { id, lease_no }, fenced)| SettledItem {
         id,
         lease_no,

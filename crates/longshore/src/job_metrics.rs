@@ -1,0 +1,76 @@
+//! The metrics of attempts, which the worker runtime and the API share, and the descriptions of
+//! all metrics of this crate. `worker::metrics` and `api::attempt_metrics` count.
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge};
+
+use crate::client::settle::Kept;
+use crate::job::{AttemptEnd, Outcome};
+
+pub(crate) const STARTED: &str = "worker_jobs_started_total";
+pub(crate) const COMPLETED: &str = "worker_jobs_completed_total";
+pub(crate) const DURATION: &str = "worker_job_duration_seconds";
+
+/// The values of the label `outcome`.
+pub(crate) const OUTCOMES: [&str; 8] =
+    ["succeeded", "retrying", "failed_permanent", "cancelled", "snoozed", "released", "lease_lost", "error"];
+
+/// The label `outcome` for what was stored.
+pub(crate) fn outcome_label(kept: Kept) -> &'static str {
+    match kept {
+        Kept::Finished(Outcome::Succeeded) => "succeeded",
+        Kept::Finished(Outcome::FailedPermanent) => "failed_permanent",
+        Kept::Finished(Outcome::Cancelled) => "cancelled",
+        Kept::Requeued { history: Some(AttemptEnd::Snoozed), .. } => "snoozed",
+        Kept::Requeued { history: Some(AttemptEnd::Failed), .. } => "retrying",
+        Kept::Requeued { .. } => "released",
+        Kept::LeaseLost => "lease_lost",
+    }
+}
+
+/// Creates the counters of a kind at zero, for every outcome. A counter that appeared with its
+/// first event would hide that event from rates, and so from alerts.
+pub(crate) fn register_kind(kind: &str) {
+    counter!(STARTED, "kind" => kind.to_owned()).increment(0);
+    for outcome in OUTCOMES {
+        counter!(COMPLETED, "kind" => kind.to_owned(), "outcome" => outcome).increment(0);
+    }
+}
+
+/// Describes every metric of this crate to the recorder. Recorders ignore repetitions.
+pub(crate) fn describe() {
+    describe_counter!(STARTED, "Attempts started, by kind.");
+    describe_counter!(COMPLETED, "Attempts completed, by kind and outcome.");
+    describe_histogram!(DURATION, Unit::Seconds, "Duration of attempts, by kind and outcome.");
+    describe_counter!(
+        "longshore_recovered_jobs_total",
+        "Jobs recovered from dead workers and hung handlers."
+    );
+    describe_histogram!("longshore_claim_seconds", Unit::Seconds, "Duration of claims.");
+    describe_histogram!("longshore_claim_batch_jobs", Unit::Count, "Jobs per claim.");
+    describe_histogram!("longshore_settle_seconds", Unit::Seconds, "Duration of settles.");
+    describe_histogram!("longshore_settle_batch_jobs", Unit::Count, "Jobs per settle.");
+    describe_gauge!(
+        "longshore_queue_jobs",
+        "Waiting and running jobs of the whole queue, by queue and status."
+    );
+    describe_gauge!(
+        "longshore_queue_oldest_ready_seconds",
+        Unit::Seconds,
+        "Age of the oldest due job, by queue."
+    );
+    describe_gauge!("longshore_pool_connections_in_use", "Connections to Postgres in use by this process.");
+    describe_gauge!("longshore_pool_connections_max", "Maximum number of connections to Postgres.");
+    describe_counter!("http_requests_total", "API requests, by method, path and status.");
+    describe_histogram!(
+        "http_request_duration_seconds",
+        Unit::Seconds,
+        "Duration of API requests, by method, path and status."
+    );
+    describe_counter!(
+        "longshore_http_connections_closed_total",
+        "Connections that the server closed, by reason."
+    );
+    describe_counter!("longshore_auth_failures_total", "API requests refused for their token, by reason.");
+    describe_gauge!("longshore_build_info", "Always 1; the labels describe this build.");
+    gauge!("longshore_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+}
