@@ -33,7 +33,7 @@ pub(crate) use operate::{Kinds, PutKind, Queues, Stats, Sweep, Workers};
 pub(crate) use serve::{Auth, Dev, Listen, Public, Serve};
 pub(crate) use target::{Target, TargetArgs};
 pub(crate) use tokens::{CreateToken, Tokens};
-pub(crate) use worker::{LogFormat, Logging, Work, Worker};
+pub(crate) use worker::{LogFormat, Logging, MetricsPort, Work, Worker};
 
 /// Enqueue jobs, run them and operate a Longshore queue.
 #[derive(Debug, Parser)]
@@ -88,6 +88,17 @@ pub(crate) struct Cli {
         help_heading = "Global options"
     )]
     pub(crate) config: Option<OsString>,
+
+    /// Export traces to this OpenTelemetry collector (OTLP over HTTP), like http://127.0.0.1:4318
+    #[arg(
+        long,
+        global = true,
+        env = "OTEL_EXPORTER_OTLP_ENDPOINT",
+        hide_env_values = true,
+        value_name = "URL",
+        help_heading = "Global options"
+    )]
+    pub(crate) otlp_endpoint: Option<String>,
 
     /// Print one JSON document instead of text
     #[arg(long, global = true, help_heading = "Global options")]
@@ -176,6 +187,31 @@ Examples:
   longshore check --repair --dry-run    # print what would be repaired
   longshore check --repair")]
     Check(Check),
+}
+
+impl Command {
+    /// The format of the command's log; `None` if the command does not log.
+    pub(crate) fn log_format(&self) -> Option<LogFormat> {
+        match self {
+            Command::Dev(args) => Some(args.logging.log_format),
+            Command::Serve(args) => Some(args.work.logging.log_format),
+            Command::Worker(args) => Some(args.work.logging.log_format),
+            _ => None,
+        }
+    }
+}
+
+/// Whether this is a command with a JSON log, as far as can be seen before the command line is
+/// parsed: the error of an invalid command line is JSON too.
+pub(crate) fn requests_json_log(args: &[OsString]) -> bool {
+    let words: Vec<&str> = args.iter().skip(1).filter_map(|word| word.to_str()).collect();
+    let value_at = |at: usize| match words[at].strip_prefix("--log-format")? {
+        "" => words.get(at + 1).copied(),
+        value => value.strip_prefix('='),
+    };
+    let flag = (0..words.len()).find_map(value_at).map(str::to_owned);
+    let format = flag.or_else(|| std::env::var("RUST_LOG_FORMAT").ok());
+    format.as_deref() == Some("json") && words.iter().any(|word| ["dev", "serve", "worker"].contains(word))
 }
 
 #[derive(Debug, Args)]
@@ -329,6 +365,20 @@ mod tests {
         for name in ["database_url", "server"] {
             let argument = command.get_arguments().find(|arg| arg.get_id() == name).unwrap();
             assert!(argument.is_hide_env_values_set(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_json_log_is_recognised_on_an_invalid_command_line() {
+        for (line, expected) in [
+            ("worker --log-format json --nonsense", true),
+            ("--nonsense serve --log-format=json", true),
+            ("worker --log-format pretty", false),
+            ("worker --log-format", false),
+            ("jobs list --log-format json", false),
+        ] {
+            let words: Vec<OsString> = format!("longshore {line}").split(' ').map(Into::into).collect();
+            assert_eq!(requests_json_log(&words), expected, "{line}");
         }
     }
 

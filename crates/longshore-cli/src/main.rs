@@ -10,18 +10,22 @@ mod endpoint;
 mod failure;
 mod output;
 mod secret;
+mod traces;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use args::{ApiCommand, Cli, Command};
+use args::{ApiCommand, Cli, Command, LogFormat};
 use config::{Configuration, Error};
 use failure::{Code, Failure};
 use output::{Out, note, write_error};
 use secret::redact;
 
 fn main() -> ExitCode {
-    let ran = config::read(std::env::args_os()).and_then(|(cli, configuration)| run(cli, &configuration));
+    let args: Vec<OsString> = std::env::args_os().collect();
+    output::print_notes_as_json(args::requests_json_log(&args));
+    let ran = config::read(args).and_then(|(cli, configuration)| run(cli, &configuration));
     match ran {
         Ok(code) => ExitCode::from(code as u8),
         Err(Error::CommandLine(error)) => print_clap_error(&error),
@@ -33,7 +37,11 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Error> {
-    let out = Out::new(cli.json);
+    let out = match cli.command.log_format() {
+        Some(LogFormat::Json) => Out::new(cli.json).json_lines(),
+        _ => Out::new(cli.json),
+    };
+    output::print_notes_as_json(cli.command.log_format() == Some(LogFormat::Json));
     let mut builder = match cli.command {
         Command::Api(ApiCommand::Bench(_)) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
             tokio::runtime::Builder::new_multi_thread()
@@ -52,6 +60,10 @@ fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Error> {
 /// Prints help and version to standard output unchanged. An error goes to standard
 /// error and is redacted, because it may quote an argument that contains a password.
 fn print_clap_error(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() && output::prints_notes_as_json() {
+        note(redact(&error.to_string()));
+        return ExitCode::from(Code::Usage as u8);
+    }
     if error.use_stderr() {
         eprint!("{}", redact(&error.to_string()));
         return ExitCode::from(Code::Usage as u8);

@@ -12,6 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Serialize;
@@ -71,6 +72,11 @@ impl Out {
     /// Output that grows line by line.
     pub(crate) fn appended(&self) -> Self {
         Out { mode: Mode::Appended, reader: self.reader.clone(), ..Out::new(self.json) }
+    }
+
+    /// Output as one JSON document per line, to go with a JSON log.
+    pub(crate) fn json_lines(&self) -> Self {
+        Out { mode: Mode::Appended, reader: self.reader.clone(), ..Out::new(true) }
     }
 
     /// Whether output is redrawn in place.
@@ -176,10 +182,37 @@ fn terminal() -> Option<(usize, usize)> {
     Some((columns.into(), lines.into()))
 }
 
+/// Whether [`note`] prints JSON.
+static JSON_NOTES: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether notes are JSON. In a command with a JSON log, programs read standard error line by
+/// line.
+pub(crate) fn print_notes_as_json(json: bool) {
+    JSON_NOTES.store(json, Ordering::Relaxed);
+}
+
+pub(crate) fn prints_notes_as_json() -> bool {
+    JSON_NOTES.load(Ordering::Relaxed)
+}
+
 /// Prints one line to standard error.
 pub(crate) fn note(line: impl Display) {
+    let line = clean(&line.to_string());
+    let line = if prints_notes_as_json() { log_line(&line) } else { line };
     // If standard error is closed, there is nowhere to report that.
-    let _ = writeln!(io::stderr(), "{}", clean(&line.to_string()));
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// A note in the format of a JSON log line.
+fn log_line(note: &str) -> String {
+    let (level, message) = match note.split_once(": ") {
+        Some(("error", message)) => ("ERROR", message),
+        Some(("warning", message)) => ("WARN", message),
+        _ => ("INFO", note),
+    };
+    let timestamp = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, true);
+    let fields = serde_json::json!({ "message": message });
+    serde_json::json!({ "timestamp": timestamp, "level": level, "fields": fields }).to_string()
 }
 
 /// Removes characters that could move the cursor, change colours, ring the bell or reorder

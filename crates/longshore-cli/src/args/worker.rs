@@ -20,14 +20,13 @@ Examples:
   longshore worker --drain --json                       # run the due jobs, then exit
   longshore worker --simulate                           # simulate the built-in kinds
   longshore worker --metrics-addr 0.0.0.0:9091
+  longshore worker --metrics-port auto                  # a second worker on the same machine
   LONGSHORE_SWEEP_THRESHOLD=90s RUST_LOG_FORMAT=json longshore worker
 
 The built-in kinds are send_email, resize_image, summarize_text and webhook_delivery. For your own
 kinds, write a worker with the library (`longshore::worker`).
 
-Metrics: curl http://127.0.0.1:9091/metrics
-
-For a second worker on the same machine, pass --metrics-addr 127.0.0.1:9092, or off.";
+Metrics: curl http://127.0.0.1:9091/metrics";
 
 #[derive(Debug, Args)]
 pub(crate) struct Worker {
@@ -41,6 +40,11 @@ pub(crate) struct Worker {
     #[arg(long, value_name = "ADDR|off", value_parser = metrics_addr, env = "WORKER_METRICS_BIND_ADDR",
           default_value = "127.0.0.1:9091", default_value_if("drain", "true", "off"))]
     metrics_addr: MetricsAddr,
+
+    /// The port of --metrics-addr, or auto: the first free port from there on. If the port is in use,
+    /// the worker warns and serves no metrics
+    #[arg(long, value_name = "PORT|auto", value_parser = metrics_port, env = "LONGSHORE_METRICS_PORT")]
+    metrics_port: Option<PortArg>,
 
     #[command(flatten)]
     pub(crate) work: Work,
@@ -167,10 +171,31 @@ struct Keep(Option<Duration>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MetricsAddr(Option<SocketAddr>);
 
+/// The value of `--metrics-port`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PortArg {
+    Auto,
+    Port(u16),
+}
+
+/// What to do if the port for metrics is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MetricsPort {
+    /// Serve no metrics.
+    Fixed,
+    /// Take the next free port.
+    Auto,
+}
+
 impl Worker {
     /// The address to serve metrics on, if any.
-    pub(crate) fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.metrics_addr.0
+    pub(crate) fn metrics_addr(&self) -> Option<(SocketAddr, MetricsPort)> {
+        let mut addr = self.metrics_addr.0?;
+        if let Some(PortArg::Port(port)) = self.metrics_port {
+            addr.set_port(port);
+        }
+        let is_auto = self.metrics_port == Some(PortArg::Auto);
+        Some((addr, if is_auto { MetricsPort::Auto } else { MetricsPort::Fixed }))
     }
 }
 
@@ -224,6 +249,15 @@ fn metrics_addr(text: &str) -> Result<MetricsAddr, String> {
         "off" => Ok(MetricsAddr(None)),
         _ => text.parse().map(|addr| MetricsAddr(Some(addr))).map_err(|_| {
             format!("`{text}` is not an address; write an IP address and a port, like 127.0.0.1:9091, or off")
+        }),
+    }
+}
+
+fn metrics_port(text: &str) -> Result<PortArg, String> {
+    match text {
+        "auto" => Ok(PortArg::Auto),
+        _ => text.parse().map(PortArg::Port).map_err(|_| {
+            format!("`{text}` is not a port; write a number up to 65535, like 9092, or auto for a free one")
         }),
     }
 }
@@ -298,13 +332,26 @@ mod tests {
 
     #[test]
     fn the_metrics_address_is_an_address_or_off() {
-        assert_eq!(worker("").metrics_addr().unwrap().to_string(), "127.0.0.1:9091");
+        assert_eq!(worker("").metrics_addr().unwrap().0.to_string(), "127.0.0.1:9091");
         assert_eq!(worker("--metrics-addr off").metrics_addr(), None);
         assert_eq!(worker("--drain").metrics_addr(), None);
-        assert_eq!(worker("--drain --metrics-addr 127.0.0.1:1").metrics_addr().unwrap().port(), 1);
+        assert_eq!(worker("--drain --metrics-addr 127.0.0.1:1").metrics_addr().unwrap().0.port(), 1);
         assert_eq!(metrics_addr("[::1]:9091").unwrap().0.unwrap().port(), 9091);
         for text in ["", "9091", "localhost", "127.0.0.1"] {
             assert!(metrics_addr(text).unwrap_err().contains("like 127.0.0.1:9091, or off"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_metrics_port_replaces_the_port_of_the_address() {
+        let addr = |line: &str| worker(line).metrics_addr().map(|(addr, port)| (addr.to_string(), port));
+        let fixed = |text: &str| Some((text.to_owned(), MetricsPort::Fixed));
+        assert_eq!(addr("--metrics-port 9092"), fixed("127.0.0.1:9092"));
+        assert_eq!(addr("--metrics-addr 0.0.0.0:1 --metrics-port 9092"), fixed("0.0.0.0:9092"));
+        assert_eq!(addr("--metrics-port auto"), Some(("127.0.0.1:9091".into(), MetricsPort::Auto)));
+        assert_eq!(addr("--metrics-addr off --metrics-port auto"), None);
+        for text in ["", "many", "65536", "-1"] {
+            assert!(metrics_port(text).unwrap_err().contains("like 9092, or auto"), "{text}");
         }
     }
 }

@@ -9,23 +9,31 @@ use longshore::api::{self, Access, Admission, Api, BodyLimits};
 use longshore::worker::{Builder, Settings, Signals, Summary, Worker};
 use longshore::{Client, UnknownKinds};
 use tokio::net::TcpListener;
+use tracing::Level;
 
-use super::telemetry::{self, by_flag};
+use super::telemetry::{self, JobLines, by_flag};
 use crate::args::{self, Auth, Listen};
 use crate::builtin;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
+use crate::traces::Traces;
 
 /// Claims and runs jobs until a signal, or until nothing is due with `--drain`.
-pub(super) async fn worker(client: Client, args: args::Worker, out: &Out) -> Outcome {
-    telemetry::start_logging(&args.work.logging)?;
+pub(super) async fn worker(
+    client: Client,
+    args: args::Worker,
+    traces: Option<&Traces>,
+    out: &Out,
+) -> Outcome {
+    telemetry::start_logging(&args.work.logging, JobLines::Fields, traces)?;
+    let client = client.log_successes_at(Level::INFO);
     let settings = args.work.settings();
     let builder = Worker::builder(client.clone()).settings(settings.clone());
     let builder = with_built_in_kinds(builder, args.work.simulate, &args.work.builtin.settings())?;
     let worker = builder.build().map_err(by_flag)?;
     super::require_durability(&client).await?;
-    if let Some(addr) = args.metrics_addr() {
-        telemetry::serve_metrics(addr)?;
+    if let Some((addr, port)) = args.metrics_addr() {
+        telemetry::serve_metrics(addr, port).await?;
     }
     tracing::info!(
         queues = settings.queues.join(","),
@@ -59,9 +67,9 @@ fn with_built_in_kinds(
 }
 
 /// Runs the API, upkeep and a worker in one process on SQLite.
-pub(super) async fn dev(args: args::Dev, out: &Out) -> Outcome {
-    telemetry::start_logging(&args.logging)?;
-    let client = open(&args.data_dir).await?;
+pub(super) async fn dev(args: args::Dev, traces: Option<&Traces>, out: &Out) -> Outcome {
+    telemetry::start_logging(&args.logging, JobLines::Short, traces)?;
+    let client = open(&args.data_dir).await?.log_successes_at(Level::INFO);
     let settings = Settings { shutdown_grace: args.shutdown_grace, ..Settings::default() };
     let builder = Worker::builder(client.clone()).settings(settings);
     let builtin = builtin::Settings {
@@ -123,8 +131,9 @@ fn greet(listener: &TcpListener, folder: &Path, out: &Out) -> Result<(), Failure
 }
 
 /// Runs the API and upkeep, and a worker with `--with-worker`.
-pub(super) async fn serve(client: Client, args: args::Serve, out: &Out) -> Outcome {
-    telemetry::start_logging(&args.work.logging)?;
+pub(super) async fn serve(client: Client, args: args::Serve, traces: Option<&Traces>, out: &Out) -> Outcome {
+    telemetry::start_logging(&args.work.logging, JobLines::Fields, traces)?;
+    let client = client.log_successes_at(Level::INFO);
     if args.migrate {
         client.migrate().await?;
     }
@@ -169,7 +178,7 @@ async fn run_server(client: Client, worker: Worker, listener: TcpListener, liste
             per_client: listen.max_bodies_per_client,
             ..BodyLimits::default()
         })
-        .metrics(move || metrics.render());
+        .metrics(metrics);
     for public in &listen.public {
         api = api.public(match public {
             args::Public::Metrics => api::Public::Metrics,

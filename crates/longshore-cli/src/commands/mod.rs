@@ -23,21 +23,37 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use longshore::{Client, RepairMode, SCHEMA_VERSION};
 use serde_json::json;
+use tracing::Instrument;
 
 use crate::args::{ApiCommand, Check, Cli, Command, Migrate};
 use crate::config::{Configuration, Error};
 use crate::endpoint::{Endpoint, connect, missing_file};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
+use crate::traces::Traces;
 
 use repeat::repeat;
 
 /// Runs the command of this command line.
 pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> Result<Code, Error> {
+    let traces = Traces::start(&cli)?;
+    let ran = run_command(cli, configuration, traces.as_ref(), out).await;
+    if let Some(traces) = traces {
+        traces.flush().await;
+    }
+    ran
+}
+
+async fn run_command(
+    cli: Cli,
+    configuration: &Configuration,
+    traces: Option<&Traces>,
+    out: &Out,
+) -> Result<Code, Error> {
     let Cli { target, command, .. } = cli;
     Ok(match command {
         // Uses its own database, not the target.
-        Command::Dev(args) => long_running::dev(*args, out).await?,
+        Command::Dev(args) => long_running::dev(*args, traces, out).await?,
         Command::Completions { shell } => completions(shell, out),
         Command::Config(command) => config::run(&command, configuration, out)?,
         Command::Serve(args) => {
@@ -47,25 +63,36 @@ pub(crate) async fn run(cli: Cli, configuration: &Configuration, out: &Out) -> R
             } else {
                 connect(url).await?
             };
-            long_running::serve(client, *args, out).await?
+            long_running::serve(client, *args, traces, out).await?
         }
         Command::Migrate(args) => migrate(target.database("migrate")?, &args, out).await?,
         Command::Worker(args) => {
-            long_running::worker(connect(target.database("worker")?).await?, *args, out).await?
+            long_running::worker(connect(target.database("worker")?).await?, *args, traces, out).await?
         }
         Command::Tokens(command) => {
             tokens::run(&connect(target.database("tokens")?).await?, command, out).await?
         }
         Command::Check(args) => check(&connect(target.database("check")?).await?, &args, out).await?,
-        Command::Api(command) => run_api_command(&Endpoint::open(&target).await?, command, out).await?,
+        Command::Api(command) => {
+            if let Some(traces) = traces {
+                traces.install();
+            }
+            run_api_command(&Endpoint::open(&target).await?, command, out).await?
+        }
     })
 }
 
 /// Runs a command that uses only the API.
 async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) -> Outcome {
     let outcome = match command {
-        ApiCommand::Enqueue(args) => enqueue::enqueue(endpoint, *args, out).await,
-        ApiCommand::EnqueueMany(args) => enqueue::enqueue_many(endpoint, &args, out).await,
+        ApiCommand::Enqueue(args) => {
+            let span = tracing::info_span!("longshore enqueue", kind = args.kind);
+            enqueue::enqueue(endpoint, *args, out).instrument(span).await
+        }
+        ApiCommand::EnqueueMany(args) => {
+            let span = tracing::info_span!("longshore enqueue-many");
+            enqueue::enqueue_many(endpoint, &args, out).instrument(span).await
+        }
         ApiCommand::Jobs(command) => jobs::run(endpoint, command, out).await,
         ApiCommand::Queues(command) => queues::run(endpoint, command, out).await,
         ApiCommand::Dead(command) => dead::run(endpoint, command, out).await,

@@ -1,14 +1,22 @@
-//! Logs and metrics of the long-running commands.
+//! Logs and metrics of the long-running commands. `job_lines` owns the short lines about jobs
+//! that `longshore dev` prints, `metrics` the metrics. Traces are in [`traces`](crate::traces).
+
+mod job_lines;
+mod metrics;
 
 use std::io::{self, IsTerminal};
-use std::net::SocketAddr;
-use std::time::Duration;
 
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use tracing_subscriber::EnvFilter;
+use tracing::Subscriber;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 use crate::args::{self, LogFormat, Logging};
-use crate::failure::{Code, Failure};
+use crate::failure::Failure;
+use crate::traces::Traces;
+
+pub(super) use self::metrics::{record_metrics, serve_metrics};
 
 /// Replaces the library's name of a setting with the name of its flag.
 pub(super) fn by_flag(error: longshore::Error) -> Failure {
@@ -19,8 +27,21 @@ pub(super) fn by_flag(error: longshore::Error) -> Failure {
     }
 }
 
-/// Starts logging to standard error.
-pub(super) fn start_logging(logging: &Logging) -> Result<(), Failure> {
+/// How lines about jobs look in a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum JobLines {
+    /// Like all other lines, with every field.
+    Fields,
+    /// Short, for people who try things out.
+    Short,
+}
+
+/// Starts logging to standard error, and sends spans to `traces`.
+pub(super) fn start_logging(
+    logging: &Logging,
+    job_lines: JobLines,
+    traces: Option<&Traces>,
+) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(&logging.log).map_err(|error| {
         Failure::usage(format_args!(
             "RUST_LOG: `{}` is not a valid filter ({error}); write a level, or targets with levels, \
@@ -28,63 +49,46 @@ pub(super) fn start_logging(logging: &Logging) -> Result<(), Failure> {
             logging.log
         ))
     })?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
-    match logging.log_format {
-        LogFormat::Pretty => lines.with_ansi(io::stderr().is_terminal()).init(),
-        LogFormat::Json => lines.json().init(),
+    match traces {
+        None => registry().with(filter).with(lines(logging.log_format, job_lines)).init(),
+        // The log's filter must not drop spans that are only traced.
+        Some(traces) => registry()
+            .with(lines(logging.log_format, job_lines).with_filter(filter))
+            .with(traces.layer())
+            .init(),
+    }
+    if logging.log_format == LogFormat::Json {
+        log_panics();
     }
     Ok(())
 }
 
-/// Histogram buckets for durations: from a claim (about a millisecond) to a job that takes
-/// minutes.
-const DURATION_BUCKETS: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
-/// Histogram buckets for batch sizes.
-const BATCH_SIZE_BUCKETS: &[f64] = &[0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
-/// How often to run the recorder's own upkeep, which its documentation requires.
-const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
-
-fn prometheus() -> Result<PrometheusBuilder, BuildError> {
-    PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), DURATION_BUCKETS)?
-        .set_buckets_for_metric(Matcher::Suffix("_batch_jobs".into()), BATCH_SIZE_BUCKETS)
-}
-
-/// Starts recording metrics and serves them at `addr`.
-pub(super) fn serve_metrics(addr: SocketAddr) -> Result<(), Failure> {
-    let failed = |error: &dyn std::fmt::Display| {
-        Failure::new(
-            Code::Problem,
-            format_args!(
-                "cannot serve metrics at {addr}: {error}; \
-                 choose another address with --metrics-addr (WORKER_METRICS_BIND_ADDR), or off"
-            ),
-        )
-    };
-    let (recorder, exporter) = prometheus()
-        .and_then(|builder| builder.with_http_listener(addr).build())
-        .map_err(|error| failed(&error))?;
-    metrics::set_global_recorder(recorder).map_err(|error| failed(&error))?;
-    tokio::spawn(exporter);
-    tracing::info!("serving metrics at http://{addr}/metrics");
-    Ok(())
-}
-
-/// Starts recording metrics and returns a handle that renders them.
-pub(super) fn record_metrics() -> Result<PrometheusHandle, Failure> {
-    let failed = |error: &dyn std::fmt::Display| {
-        Failure::new(Code::Problem, format_args!("cannot record metrics: {error}"))
-    };
-    let recorder = prometheus().map_err(|error| failed(&error))?.build_recorder();
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).map_err(|error| failed(&error))?;
-    let upkeep = handle.clone();
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(UPKEEP_INTERVAL).await;
-            upkeep.run_upkeep();
+fn lines<S>(format: LogFormat, job_lines: JobLines) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let lines = fmt::layer().with_writer(io::stderr).with_target(false);
+    match (format, job_lines) {
+        (LogFormat::Json, _) => lines.json().boxed(),
+        (LogFormat::Pretty, JobLines::Fields) => lines.with_ansi(has_colours()).boxed(),
+        (LogFormat::Pretty, JobLines::Short) => {
+            lines.with_ansi(has_colours()).event_format(job_lines::Short::default()).boxed()
         }
-    });
-    Ok(handle)
+    }
+}
+
+/// Whether log lines may have colours: on a terminal that supports them, unless the user objects.
+fn has_colours() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stderr().is_terminal() && !is_set("NO_COLOR") && !is_dumb
+}
+
+/// Logs panics as JSON. The default prints text.
+fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let message = panic.payload_as_str().unwrap_or("no message");
+        let location = panic.location().map(ToString::to_string);
+        tracing::error!(location, "panicked: {message}");
+    }));
 }

@@ -79,6 +79,7 @@ fn table_and_key<'a>(flag: &'a str, default_table: &'a str) -> (&'a str, &'a str
         "database-url" => ("database", "url"),
         "log" => ("log", "filter"),
         "log-format" => ("log", "format"),
+        "otlp-endpoint" => ("traces", flag),
         "worker-id-prefix" => ("worker", "id-prefix"),
         "smtp-url" | "outbox" => ("mail", flag),
         "mail-from" => ("mail", "from"),
@@ -207,6 +208,8 @@ mod tests {
         assert_eq!(takes("worker.concurrency"), Takes::One);
         let secrets: Vec<String> =
             settings.iter().filter(|setting| setting.secret).map(Setting::name).collect();
-        assert_eq!(secrets, ["database.url", "client.server", "mail.smtp-url", "webhooks.secret"]);
+        let expected =
+            ["database.url", "client.server", "traces.otlp-endpoint", "mail.smtp-url", "webhooks.secret"];
+        assert_eq!(secrets, expected);
     }
 }

@@ -12,6 +12,7 @@ use super::{LAST_EVENT_ID, Reply, error_response};
 use crate::builtin;
 use crate::failure::{Code, Failure};
 use crate::secret::Secret;
+use crate::traces;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than the server's own request timeout, so that the server reports a timeout
@@ -60,6 +61,9 @@ impl Server {
         let mut request = self.http.request(method, format!("{}{uri}", self.base));
         if let Some(body) = body {
             request = request.header(header::CONTENT_TYPE, "application/json").body(body);
+        }
+        if let Some(traceparent) = traces::traceparent() {
+            request = request.header("traceparent", traceparent);
         }
         let mut response = request.send().await.map_err(|error| self.unreachable(error))?;
         if !response.status().is_success() {

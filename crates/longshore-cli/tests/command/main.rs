@@ -22,6 +22,7 @@ mod process;
 mod repeat;
 mod security;
 mod serve;
+mod telemetry;
 mod terminal;
 mod wait;
 mod worker;
