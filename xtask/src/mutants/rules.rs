@@ -41,7 +41,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "rules: do not recognise a repeated settle by lease",
         file: SETTLE,
-        anchor: "async fn settle_leases",
+        anchor: "async fn settle_leases_with(",
         find: "settled == Settled::Stored",
         replace: "settled == Settled::LeaseLost",
         caught_by: &[

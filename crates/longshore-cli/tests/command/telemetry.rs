@@ -223,7 +223,7 @@ fn violations(text: &str) -> Vec<String> {
         }
         let labels = parts.get(3).map_or("", |labels| labels.as_str());
         let names: Vec<String> = label.captures_iter(labels).map(|label| label[1].to_owned()).collect();
-        if label.replace_all(labels, "") != "" {
+        if !label.replace_all(labels, "").is_empty() {
             found.push(format!("invalid labels: {line}"));
         }
         let kind = types.get(&current).map_or("", String::as_str);
