@@ -62,7 +62,12 @@ impl Process {
     /// The address of a server that was started with `--json`, like 127.0.0.1:8080.
     #[track_caller]
     pub(crate) fn address(&mut self) -> String {
-        let greeting: Value = serde_json::from_str(&self.printed_up_to("}")).unwrap();
+        // One line if the log is JSON, otherwise several.
+        let mut printed = self.line();
+        while serde_json::from_str::<Value>(&printed).is_err() {
+            printed += &self.line();
+        }
+        let greeting: Value = serde_json::from_str(&printed).unwrap();
         greeting["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned()
     }
 

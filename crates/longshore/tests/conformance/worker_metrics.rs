@@ -184,17 +184,20 @@ async fn the_counters_of_known_kinds_start_at_zero(fixture: Fixture) {
     let builder = Worker::builder(fixture.client())
         .settings(settings(1))
         .function(handled, |_: (), _: Context| async { Ok::<(), longshore::Failure>(()) });
-    let running = run_worker(builder).await;
-    let api = Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).metrics(String::new);
-    let http = HttpClient::for_api(api);
-    http.post("/leases", &json!({ "kinds": [leased] })).await.expect_status(200);
-    fixture.put_kinds(&[NewKind::new(registered)]).await.expect("put_kinds");
-    http.get("/metrics").await.expect_status(200);
-    for kind in [handled, leased, registered] {
+    let start_at_zero = |kind: &str| {
         for outcome in OUTCOMES {
             assert_eq!(counters.completed(kind, outcome), Some(0), "{kind} {outcome}");
         }
-    }
+    };
+    let running = run_worker(builder).await;
+    start_at_zero(handled);
+    let api = Api::new(fixture.client()).unknown_kinds(UnknownKinds::Allow).metrics(String::new);
+    let http = HttpClient::for_api(api);
+    http.post("/leases", &json!({ "kinds": [leased] })).await.expect_status(200);
+    start_at_zero(leased);
+    fixture.put_kinds(&[NewKind::new(registered)]).await.expect("put_kinds");
+    http.get("/metrics").await.expect_status(200);
+    start_at_zero(registered);
     running.stop().await;
 }
 
