@@ -8,6 +8,7 @@ mod ci;
 mod clients;
 mod features;
 mod mutants;
+mod pgbouncer;
 mod postgres;
 mod python;
 mod run;

@@ -32,6 +32,7 @@ mod wake;
 mod worker;
 
 use crate::{
+    pgbouncer,
     run::{Result, cargo, target_dir, took, workspace},
     test::Database,
     time_limit::status_within,
@@ -162,6 +163,7 @@ fn is_registered(module: &str, engine: &str, name: &str) -> bool {
 /// Builds and tests each mutant. Much of a build uses one core only, so there are
 /// several labs, and each takes the next mutant when it has finished one.
 fn run(chosen: &[&'static Mutant]) -> Result {
+    pgbouncer::install_if_missing();
     let database = Database::find()?.open()?;
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());

@@ -6,6 +6,7 @@ use std::{env, ffi::OsString, process::Command};
 
 use crate::{
     clients,
+    pgbouncer,
     postgres::{Binaries, Location, TemporaryCluster, Tuning},
     run::{self, Result, cargo, last_step, step},
     schemathesis,
@@ -21,6 +22,7 @@ pub(crate) fn test(args: &[OsString]) -> Result {
 /// Runs the tests. The summary of the test runner is printed last, unless a step
 /// failed.
 pub(crate) fn run(database: Database, args: &[OsString]) -> Result {
+    pgbouncer::install_if_missing();
     let database = database.open()?;
     let mut results = Vec::new();
     if args.is_empty() {

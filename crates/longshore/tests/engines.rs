@@ -51,6 +51,8 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
             "is_broken_connection",
             "was_refused_by_a_standby",
             "is_timeout",
+            "is_mixed_up_statement",
+            "is_statement_pooling",
             "code",
             "from",
             "translate",

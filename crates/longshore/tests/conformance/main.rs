@@ -59,6 +59,7 @@ mod locks;
 mod migrate;
 mod operate;
 mod payloads;
+mod pgbouncer;
 mod races;
 mod random_operations;
 mod recovery;

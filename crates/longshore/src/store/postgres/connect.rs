@@ -10,16 +10,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{PgConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
 use super::take_parameter;
-use super::tx::{Fault, Sql};
+use super::tx::{Fault, MIXED_UP_STATEMENTS, Sql};
 use crate::error::{Error, Result};
 
 /// How long one host may take until a session is ready for use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The same if the URL names several hosts: the next one may reply at once.
 const CONNECT_TIMEOUT_PER_HOST: Duration = Duration::from_secs(2);
+/// How long the check for a transaction pooler may take.
+const POOLER_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long its second connection may take. In session mode, a pooler without a free server
+/// connection lets it wait.
+const SECOND_CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The hosts of one URL.
 #[derive(Debug)]
@@ -68,6 +73,9 @@ impl Connector {
             .iter()
             // The parse error contains the URL with its password, so it is left out.
             .map(|url| url.parse().map_err(|_| invalid_url()))
+            // PgBouncer refuses this startup parameter by default. It only concerns floats
+            // as text, and we read none.
+            .map(|options: Result<PgConnectOptions>| Ok(options?.extra_float_digits(None)))
             .collect::<Result<_>>()?;
         // With several hosts the default differs from libpq's `any`: a queue on a standby
         // could do nothing.
@@ -120,6 +128,50 @@ impl Connector {
         }
     }
 
+    /// Refuses a pooler that gives the statements of one client to several server connections
+    /// and does not track which of them are prepared where: PgBouncer in transaction mode
+    /// before version 1.21, or with `max_prepared_statements = 0`. As soon as two clients use
+    /// it at the same time, statements fail, or another client's statement runs instead.
+    /// Returns the connection if it can still be used.
+    pub(super) async fn check_pooler(&self, mut first: Connected) -> Sql<Option<Connected>> {
+        let keeps = self.keeps_statements(&mut first.connection);
+        match tokio::time::timeout(POOLER_CHECK_TIMEOUT, keeps).await {
+            Ok(Ok(true)) => Ok(Some(first)),
+            Ok(Ok(false)) => Err(Error::unavailable(MIXED_UP_STATEMENTS).into()),
+            Ok(Err(fault)) if fault.is_statement_pooling() => Err(fault),
+            // The same error happens again in the first operation.
+            Ok(Err(_)) | Err(_) => Ok(None),
+        }
+    }
+
+    /// Whether a prepared statement stays with its connection. Two connections prepare
+    /// different statements. The driver numbers the statements of each connection, so both
+    /// have the same name. The second connection opens a transaction, which occupies the
+    /// server connection that was used last. If that is the one of `first`, it has a statement
+    /// of this name already, and `first` moves to a server connection that does not have its
+    /// statement.
+    async fn keeps_statements(&self, first: &mut PgConnection) -> Sql<bool> {
+        // Different processes use different numbers.
+        let number = i64::from(std::process::id()) * 2;
+        if !returns_number(first, number).await? {
+            return Ok(false);
+        }
+        // The server may have no room for a second connection, and can be used all the same.
+        let second = tokio::time::timeout(SECOND_CONNECTION_TIMEOUT, self.connect()).await;
+        let Ok(Ok(Connected { connection: mut second, .. })) = second else { return Ok(true) };
+        sqlx::raw_sql("begin").execute(&mut second).await?;
+        // If another client's statement runs instead, it must not write anything.
+        let keeps = returns_number(&mut second, number + 1).await? && {
+            sqlx::raw_sql("begin read only").execute(&mut *first).await?;
+            let keeps = returns_number(first, number).await?;
+            sqlx::raw_sql("rollback").execute(&mut *first).await?;
+            keeps
+        };
+        sqlx::raw_sql("rollback").execute(&mut second).await?;
+        drop(second.close().await);
+        Ok(keeps)
+    }
+
     /// Tries another host first from now on, because this one stopped replying or
     /// accepts no more writes.
     pub(super) fn avoid(&self, host: usize) {
@@ -134,6 +186,16 @@ impl Connector {
     pub(super) async fn options(&self) -> Sql<PgConnectOptions> {
         let host = if self.hosts.len() > 1 { self.connect().await?.host } else { 0 };
         Ok(self.hosts[host].clone())
+    }
+}
+
+/// Runs a prepared statement. Returns false if it was not found, or another one was.
+async fn returns_number(connection: &mut PgConnection, number: i64) -> Sql<bool> {
+    let statement = sqlx::query_scalar::<_, i64>(AssertSqlSafe(format!("select {number}::int8")));
+    match statement.fetch_one(connection).await.map_err(Fault::from) {
+        Ok(found) => Ok(found == number),
+        Err(fault) if fault.is_mixed_up_statement() => Ok(false),
+        Err(fault) => Err(fault),
     }
 }
 

@@ -22,12 +22,12 @@
 //! The engine relies on no session state: no session locks, no temporary tables, no
 //! `search_path`, and `LISTEN` only as a hint. The driver, however, uses named prepared
 //! statements, so PgBouncer in transaction mode must track them
-//! (`max_prepared_statements`, version 1.21 or newer).
+//! (`max_prepared_statements`, version 1.21 or newer). Otherwise opening fails.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 
 use super::{Fenced, Lease, SCHEMA_VERSION, Store, schema_too_new};
 use crate::enqueue::{Enqueued, ValidJob};
@@ -165,9 +165,10 @@ impl PostgresStore {
         // Connect once now: a wrong host or password is reported at once and precisely,
         // not by the first operation after the pool's timeout.
         let first = connector.connect().await?;
-        drop(first.connection.close().await);
+        let first = connector.check_pooler(first).await?;
         let listener = listen::Listener::new(&schema, connector.clone());
         let pool = pool::Pool::new(connector, options.max_connections, options.acquire_timeout);
+        first.into_iter().for_each(|first| pool.add(first));
         let PostgresOptions { notify, durability, .. } = options;
         let store = PostgresStore(Arc::new(Inner { pool, schema, listener, notify, durability }));
         if durability == RequiredDurability::Full {

@@ -207,6 +207,11 @@ impl Pool {
         self.lock().stack.clear();
     }
 
+    /// Adds a connection that was opened elsewhere.
+    pub(super) fn add(&self, connected: Connected) {
+        self.push(connected.connection, connected.host, Instant::now());
+    }
+
     fn push(&self, connection: PgConnection, host: usize, opened: Instant) {
         let mut idle = self.lock();
         idle.stack.push(Idle { connection, host, opened, since: Instant::now() });

@@ -158,6 +158,19 @@ impl Fault {
     }
 }
 
+    /// Whether a prepared statement was not on the server connection where it was expected, or
+    /// another one was. A pooler moved the client to another server connection.
+    pub(super) fn is_mixed_up_statement(&self) -> bool {
+        matches!(self.code().as_deref(), Some("42P05" | "26000" | "08P01"))
+            || matches!(self, Fault::Driver(sqlx::Error::ColumnDecode { .. } | sqlx::Error::RowNotFound))
+    }
+
+    /// Whether a pooler refused a transaction, because each statement may run on another
+    /// server connection.
+    pub(super) fn is_statement_pooling(&self) -> bool {
+        matches!(self, Fault::Driver(sqlx::Error::Database(error)) if error.message().contains(STATEMENT_POOLING))
+    }
+
 impl From<sqlx::Error> for Fault {
     fn from(error: sqlx::Error) -> Self {
         Fault::Driver(error)
@@ -195,12 +208,29 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                     "the database accepts no writes: it is a standby or set to read-only; connect to the primary",
                 ),
                 "55P03" => Error::locked(
+/// The message for a pooler that does not keep a client's prepared statements.
+pub(super) const MIXED_UP_STATEMENTS: &str = "a connection pooler mixes up the prepared statements of its clients: PgBouncer in transaction mode that does \
+     not track them. Set `pool_mode = session`, or use PgBouncer 1.21 or newer with `max_prepared_statements` above 0, \
+     or connect to Postgres directly";
+/// What PgBouncer calls its mode that allows no transactions.
+const STATEMENT_POOLING: &str = "statement pooling mode";
+/// What PgBouncer replies to a parameter of the URL that it does not know.
+const UNSUPPORTED_PARAMETER: &str = "unsupported startup parameter";
+
                     "another client's open transaction holds a key or a row that this operation needs, and did not \
                      end in time; end that transaction, or try again later",
                 ),
                 "22021" => Error::invalid(
                     "text",
                     "a text contains a NUL character, which Postgres cannot store; remove it",
+                _ if message.contains(UNSUPPORTED_PARAMETER) => Error::unavailable(format!(
+                    "the connection pooler refuses a parameter of the database URL ({message}); remove it from the \
+                     URL, or add it to `ignore_startup_parameters` in pgbouncer.ini"
+                )),
+                _ if message.contains(STATEMENT_POOLING) => Error::unavailable(
+                    "the connection pooler allows no transactions: PgBouncer in statement mode; set `pool_mode = session`",
+                ),
+                "42P05" | "26000" => Error::unavailable(MIXED_UP_STATEMENTS),
                 ),
                 "28P01" | "28000" | "3D000" | "42501" => {
                     Error::unavailable(format!("the database refused access: {message}"))
