@@ -83,7 +83,7 @@ pub(super) struct ListQuery {
     tag = "jobs",
     params(ListQuery),
     responses(
-        (status = 200, description = "A page of jobs, which may be shorter than `limit`: it ends after about 4 MiB. `Link` is the next page, if there is one.",
+        (status = 200, description = "A page of jobs, which may be shorter than `limit`: it ends after about 4 MiB, and when the search for matching jobs has taken 80 ms. `Link` is the next page, if there is one.",
          body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
         (status = 400, description = "A parameter is invalid.", body = ProblemBody),
     ),
@@ -135,7 +135,7 @@ pub(super) fn payloads(requested: Option<bool>) -> Payloads {
 pub(super) fn page_response(page: &Page, uri: &Uri) -> Response {
     let mut response = Json(&page.jobs).into_response();
     if let Some(next) = page.next {
-        let link = format!("<{}>; rel=\"next\"", with_cursor(uri.path(), uri.query(), next));
+        let link = format!("<{}>; rel=\"next\"", next_url(uri, next, page.next_offset));
         // The URL of a request always fits into a header.
         if let Ok(link) = HeaderValue::from_str(&link) {
             response.headers_mut().insert(header::LINK, link);
@@ -144,15 +144,18 @@ pub(super) fn page_response(page: &Page, uri: &Uri) -> Response {
     response
 }
 
-/// The same URL with another cursor.
-fn with_cursor(path: &str, query: Option<&str>, next: JobId) -> String {
-    let others = query.unwrap_or_default().split('&').filter(|pair| {
+/// The same URL with another cursor and offset.
+fn next_url(uri: &Uri, next: JobId, offset: u32) -> String {
+    let others = uri.query().unwrap_or_default().split('&').filter(|pair| {
         let name = pair.split('=').next().unwrap_or_default();
         !name.is_empty() && name != "cursor" && name != "offset"
     });
     let mut pairs: Vec<String> = others.map(str::to_owned).collect();
     pairs.push(format!("cursor={next}"));
-    format!("{path}?{}", pairs.join("&"))
+    if offset > 0 {
+        pairs.push(format!("offset={offset}"));
+    }
+    format!("{}?{}", uri.path(), pairs.join("&"))
 }
 
 /// The result of a cancel request.

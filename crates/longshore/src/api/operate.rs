@@ -254,7 +254,7 @@ pub(super) struct DeadQuery {
     tag = "dead letters",
     params(DeadQuery),
     responses(
-        (status = 200, description = "A page of jobs, which may be shorter than `limit`: it ends after about 4 MiB. `Link` is the next page, if there is one.",
+        (status = 200, description = "A page of jobs, which may be shorter than `limit`: it ends after about 4 MiB, and when the search for matching jobs has taken 80 ms. `Link` is the next page, if there is one.",
          body = Vec<JobSchema>, headers(("Link" = String, description = "`<…>; rel=\"next\"`"))),
     ),
 )]

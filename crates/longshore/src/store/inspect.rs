@@ -1,5 +1,7 @@
-//! Reading jobs: filters and pages. The record of one job is in
-//! [`job`](crate::job).
+//! Reading jobs: filters, where a list finds its jobs, and pages. The record of one job is
+//! in [`job`](crate::job). The engines read the tables.
+
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -53,6 +55,9 @@ pub struct ListFilter {
     pub limit: u32,
     /// Whether to read payloads and results.
     pub payloads: Payloads,
+    /// How long to look for matching jobs; 80 ms by default. A page that is not full by
+    /// then is short and has a `next`.
+    pub search_time: Duration,
 }
 
 /// Whether a list contains the payloads and results of its jobs.
@@ -74,9 +79,13 @@ impl ListFilter {
     /// errors together. A page ends before the job that would exceed it, but contains at
     /// least one job.
     pub const MAX_BYTES: usize = 4 * 1024 * 1024;
-    /// The maximum number of rows examined for a page. With an `offset`, four times
-    /// as many, because the skipped matches are counted one by one.
-    pub const MAX_EXAMINED: u32 = 5_000;
+    /// The default of `search_time`. A page takes 100 ms at most if reading its jobs takes
+    /// 20 ms.
+    pub const SEARCH_TIME: Duration = Duration::from_millis(80);
+    /// If at most this many jobs of a queue wait or run, a list reads all of them from the
+    /// index of the queue and sorts them. If more do, it finds them soon by walking the
+    /// table.
+    pub(crate) const MAX_SORTED: u32 = 10_000;
 }
 
 impl ListFilter {
@@ -103,9 +112,53 @@ impl ListFilter {
         self.kind.is_some() || self.queue.is_some() || self.tag.is_some()
     }
 
-    /// The maximum number of rows examined for this page.
-    pub(crate) fn max_examined(&self) -> u32 {
-        if self.offset == 0 { ListFilter::MAX_EXAMINED } else { 4 * ListFilter::MAX_EXAMINED }
+    /// Whether the filter selects a job that a key has led to. The idempotency key is not
+    /// compared: it may belong to a request that was merged into the job.
+    pub(crate) fn selects(&self, job: &JobRecord) -> bool {
+        let (before, from) = self.id_bounds();
+        self.status.is_none_or(|status| job.status == status)
+            && self.kind.as_ref().is_none_or(|kind| job.kind == *kind)
+            && self.queue.as_ref().is_none_or(|queue| job.queue == *queue)
+            && self.tag.as_ref().is_none_or(|tag| job.tags.contains(tag))
+            && (self.unique_key.is_none() || (job.unique_key == self.unique_key && job.finished_at.is_none()))
+            && before.is_none_or(|before| job.id.0 < before)
+            && from.is_none_or(|from| job.id.0 >= from)
+    }
+
+    /// Whether to look first whether a finished job has this queue and kind. The tallies
+    /// contain that, so a list of an unknown kind need not read millions of rows.
+    pub(crate) fn may_ask_tallies(&self) -> bool {
+        let includes_finished =
+            !matches!(self.status, Some(Status::Queued | Status::Retrying | Status::Running));
+        includes_finished && (self.kind.is_some() || self.queue.is_some())
+    }
+
+    /// The jobs that the list reads completely and sorts, if there are not too many.
+    pub(crate) fn live(&self, finished: FinishedJobs) -> Option<Live> {
+        match (self.status, &self.queue) {
+            // The tags are in `jobs`, which is read row by row.
+            _ if self.tag.is_some() => None,
+            (Some(Status::Queued | Status::Retrying), Some(_)) => Some(Live::Waiting),
+            (None, Some(_)) => Some(Live::WaitingAndRunning),
+            (None, None) if finished == FinishedJobs::None => Some(Live::Running),
+            _ => None,
+        }
+    }
+
+    /// The table that the list walks from its newest row until the page is full. `live` are
+    /// the jobs that it has read already.
+    pub(crate) fn walk(&self, live: Option<Live>, finished: FinishedJobs) -> Option<Walk> {
+        match (self.status, live) {
+            (Some(Status::Queued | Status::Retrying), Some(_)) => None,
+            (Some(Status::Queued | Status::Retrying), None) | (None, Some(Live::Running)) => {
+                Some(Walk::Waiting)
+            }
+            (Some(Status::Running), _) => Some(Walk::Running),
+            (None, None) => Some(Walk::Jobs),
+            (None | Some(Status::Succeeded | Status::FailedPermanent | Status::Cancelled), _) => {
+                (finished == FinishedJobs::Possible).then_some(Walk::Finished)
+            }
+        }
     }
 
     /// `limit`, clamped to 1..=200.
@@ -136,7 +189,168 @@ impl Default for ListFilter {
             offset: 0,
             limit: 50,
             payloads: Payloads::Include,
+            search_time: ListFilter::SEARCH_TIME,
         }
+    }
+}
+
+/// Jobs that a list reads completely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Live {
+    /// The waiting jobs of a queue, from its index.
+    Waiting,
+    /// These and the running jobs of the queue.
+    WaitingAndRunning,
+    /// The running jobs.
+    Running,
+}
+
+/// Whether a finished job can match a filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FinishedJobs {
+    Possible,
+    /// According to the tallies, none has this queue and kind.
+    None,
+}
+
+/// A table that a list walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Walk {
+    /// `jobs`: all jobs.
+    Jobs,
+    /// `ready`.
+    Waiting,
+    /// `running`.
+    Running,
+    /// `finished`.
+    Finished,
+}
+
+/// Finds the ids of a page. It walks a table in steps and adds the live jobs that were read
+/// before. A live job is newer than the rows that were not walked yet, or it has to wait for
+/// a later step: pages are newest first.
+pub(crate) struct Search {
+    offset: usize,
+    limit: usize,
+    before: Option<Uuid>,
+    from: Option<Uuid>,
+    /// Newest first, like the next one.
+    live: Vec<JobId>,
+    walked: Vec<JobId>,
+    position: Position,
+    rows: u32,
+    started: Instant,
+    search_time: Duration,
+}
+
+/// How far a search has walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Position {
+    Start,
+    /// Every row down to this one.
+    At(JobId),
+    End,
+}
+
+/// The next step of a search: examine up to `rows` rows below the id `before`, and stop
+/// after `wanted` matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) before: Option<Uuid>,
+    pub(crate) rows: u32,
+    pub(crate) wanted: u32,
+}
+
+/// What a step found.
+#[derive(Debug, Default)]
+pub(crate) struct Walked {
+    /// The matches, newest first.
+    pub(crate) ids: Vec<JobId>,
+    /// The last row that was examined; `None` at the end of the table.
+    pub(crate) reached: Option<JobId>,
+}
+
+/// The ids of a page.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) ids: Vec<JobId>,
+    pub(crate) next: Option<JobId>,
+    /// The `offset` of the next page.
+    pub(crate) next_offset: u32,
+}
+
+impl Search {
+    /// The rows of the first step. A page that is full soon should not read many rows.
+    const FIRST_ROWS: u32 = 1_000;
+    /// The rows of the other steps, however slow or fast the table is read.
+    const ROWS: std::ops::RangeInclusive<u32> = 500..=20_000;
+    /// How long a step should take, so that the search ends in time.
+    const STEP_TIME: Duration = Duration::from_millis(20);
+
+    pub(crate) fn new(filter: &ListFilter, mut live: Vec<JobId>, walk: Option<Walk>) -> Self {
+        let (before, from) = filter.id_bounds();
+        live.sort_unstable_by(|a, b| b.cmp(a));
+        Search {
+            offset: filter.offset as usize,
+            limit: filter.page_size() as usize,
+            before,
+            from,
+            live,
+            walked: Vec::new(),
+            position: if walk.is_some() { Position::Start } else { Position::End },
+            rows: Search::FIRST_ROWS,
+            started: Instant::now(),
+            search_time: filter.search_time,
+        }
+    }
+
+    /// The next step; `None` if the page is full, the search has ended or its time is over.
+    /// There is always a first step, so that a list that follows `next` ends.
+    pub(crate) fn next_step(&self) -> Option<Step> {
+        let before = match self.position {
+            Position::Start => self.before,
+            Position::At(reached) => Some(reached.0),
+            Position::End => return None,
+        };
+        let is_over = self.position != Position::Start && self.started.elapsed() >= self.search_time;
+        if is_over || self.found().len() + self.walked.len() >= self.offset + self.limit {
+            return None;
+        }
+        let wanted = (self.offset + self.limit - self.walked.len()) as u32;
+        Some(Step { before, rows: self.rows, wanted })
+    }
+
+    /// Adds the result of a step that took this long.
+    pub(crate) fn add(&mut self, step: Step, walked: Walked, took: Duration) {
+        let is_within = |id: &JobId| self.from.is_none_or(|from| id.0 >= from);
+        self.position = walked.reached.filter(is_within).map_or(Position::End, Position::At);
+        self.walked.extend(walked.ids.into_iter().filter(is_within));
+        let left = self.search_time.saturating_sub(self.started.elapsed()).min(Search::STEP_TIME);
+        let rows = f64::from(step.rows) * left.as_secs_f64() / took.as_secs_f64().max(1e-6);
+        self.rows = (rows as u32).clamp(*Search::ROWS.start(), *Search::ROWS.end());
+    }
+
+    /// The live jobs that are newer than the rows that were not walked yet.
+    fn found(&self) -> &[JobId] {
+        match self.position {
+            Position::Start => &[],
+            Position::At(reached) => &self.live[..self.live.partition_point(|id| *id >= reached)],
+            Position::End => &self.live,
+        }
+    }
+
+    pub(crate) fn finish(self) -> Found {
+        let mut ids = [self.found(), &self.walked].concat();
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        let is_full = ids.len() >= self.offset + self.limit;
+        let next_offset = self.offset.saturating_sub(ids.len()) as u32;
+        let ids: Vec<JobId> = ids.into_iter().skip(self.offset).take(self.limit).collect();
+        let next = match self.position {
+            _ if is_full => ids.last().copied(),
+            Position::At(reached) => Some(reached),
+            Position::Start | Position::End => None,
+        };
+        Found { ids, next, next_offset }
     }
 }
 
@@ -148,6 +362,9 @@ pub struct Page {
     pub jobs: Vec<JobRecord>,
     /// The `cursor` of the next page; `None` on the last page.
     pub next: Option<JobId>,
+    /// The `offset` of the next page: the matches that are still to be skipped, because the
+    /// search ended before.
+    pub next_offset: u32,
 }
 
 /// Collects the jobs of a page until it is large enough.
@@ -222,5 +439,92 @@ mod tests {
         let bounded = |at| ListFilter { older_than: Some(at), newer_than: Some(at), ..ListFilter::default() };
         assert_eq!(bounded(DateTime::<Utc>::MIN_UTC).id_bounds(), (Some(Uuid::nil()), Some(Uuid::nil())));
         assert_eq!(bounded(DateTime::<Utc>::MAX_UTC).id_bounds(), (None, Some(Uuid::max())));
+    }
+
+    fn id(n: u128) -> JobId {
+        JobId(Uuid::from_u128(n))
+    }
+
+    fn ids(numbers: &[u128]) -> Vec<JobId> {
+        numbers.iter().map(|n| id(*n)).collect()
+    }
+
+    /// Walks the rows `1..=newest`, of which those in `matching` match.
+    fn searched(filter: &ListFilter, live: &[u128], newest: u128, matching: &[u128]) -> Found {
+        let mut search = Search::new(filter, ids(live), Some(Walk::Finished));
+        while let Some(step) = search.next_step() {
+            let first = step.before.map_or(newest, |before| before.as_u128() - 1);
+            let mut walked = Walked::default();
+            for row in (1..=first).rev().take(step.rows as usize) {
+                walked.reached = (row > 1).then_some(id(row));
+                if matching.contains(&row) {
+                    walked.ids.push(id(row));
+                }
+                if walked.ids.len() == step.wanted as usize {
+                    walked.reached = Some(id(row));
+                    break;
+                }
+            }
+            search.add(step, walked, Duration::from_millis(1));
+        }
+        search.finish()
+    }
+
+    #[test]
+    fn a_search_walks_until_the_page_is_full_and_merges_live_jobs() {
+        let filter = ListFilter { limit: 4, search_time: Duration::from_secs(60), ..ListFilter::default() };
+        let found = searched(&filter, &[5, 49_000], 50_000, &[2, 3, 40_000]);
+        assert_eq!(found, Found { ids: ids(&[49_000, 40_000, 5, 3]), next: Some(id(3)), next_offset: 0 });
+        let found = searched(&ListFilter { limit: 5, ..filter.clone() }, &[5, 49_000], 50_000, &[3, 40_000]);
+        assert_eq!(found, Found { ids: ids(&[49_000, 40_000, 5, 3]), next: None, next_offset: 0 });
+        let skipped = ListFilter { offset: 3, ..filter };
+        assert_eq!(searched(&skipped, &[5, 49_000], 50_000, &[3, 40_000]).ids, ids(&[3]));
+    }
+
+    #[test]
+    fn a_search_without_time_makes_one_step_and_keeps_the_rest_of_the_offset() {
+        let filter = ListFilter { offset: 3, search_time: Duration::ZERO, ..ListFilter::default() };
+        // The live job 5 is older than the rows that were walked.
+        let found = searched(&filter, &[5, 49_990], 50_000, &[2, 3, 49_500]);
+        assert_eq!(found, Found { ids: Vec::new(), next: Some(id(49_001)), next_offset: 1 });
+    }
+
+    #[test]
+    fn a_search_ends_at_its_lower_bound() {
+        let filter = ListFilter { search_time: Duration::from_secs(60), ..ListFilter::default() };
+        let mut search = Search::new(&filter, Vec::new(), Some(Walk::Jobs));
+        search.from = Some(Uuid::from_u128(40));
+        let step = search.next_step().unwrap();
+        search.add(step, Walked { ids: ids(&[41, 39]), reached: Some(id(30)) }, Duration::ZERO);
+        assert_eq!(search.next_step(), None);
+        assert_eq!(search.finish(), Found { ids: ids(&[41]), next: None, next_offset: 0 });
+    }
+
+    #[test]
+    fn a_list_reads_few_live_jobs_completely_and_asks_the_tallies_before_it_walks() {
+        let all = ListFilter::default();
+        let queue = ListFilter { queue: Some("mail".into()), ..all.clone() };
+        let kind = ListFilter { kind: Some("mail".into()), ..all.clone() };
+        let of = |status, filter: &ListFilter| ListFilter { status: Some(status), ..filter.clone() };
+        let sources = |filter: &ListFilter, finished| {
+            let live = filter.live(finished);
+            (live, filter.walk(live, finished))
+        };
+        let (possible, none) = (FinishedJobs::Possible, FinishedJobs::None);
+        assert_eq!(sources(&all, possible), (None, Some(Walk::Jobs)));
+        assert_eq!(sources(&queue, possible), (Some(Live::WaitingAndRunning), Some(Walk::Finished)));
+        assert_eq!(sources(&queue, none), (Some(Live::WaitingAndRunning), None));
+        assert_eq!(queue.walk(None, none), Some(Walk::Jobs), "too many live jobs");
+        assert_eq!(sources(&kind, possible), (None, Some(Walk::Jobs)));
+        assert_eq!(sources(&kind, none), (Some(Live::Running), Some(Walk::Waiting)));
+        assert_eq!(sources(&of(Status::Queued, &queue), possible), (Some(Live::Waiting), None));
+        assert_eq!(sources(&of(Status::Queued, &kind), possible), (None, Some(Walk::Waiting)));
+        assert_eq!(sources(&of(Status::Running, &queue), possible), (None, Some(Walk::Running)));
+        assert_eq!(sources(&of(Status::Cancelled, &queue), possible), (None, Some(Walk::Finished)));
+        assert_eq!(sources(&of(Status::Cancelled, &queue), none), (None, None));
+        let tagged = ListFilter { tag: Some("red".into()), ..queue };
+        assert_eq!(sources(&tagged, possible), (None, Some(Walk::Jobs)));
+        assert!(!all.may_ask_tallies() && kind.may_ask_tallies());
+        assert!(!of(Status::Running, &kind).may_ask_tallies());
     }
 }

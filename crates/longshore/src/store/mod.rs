@@ -51,7 +51,7 @@ pub use crate::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, Suspects};
 pub use cursor::ClaimCursor;
-pub(crate) use inspect::PageBuilder;
+pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
 pub use lease::{Fenced, Lease};
@@ -295,7 +295,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     async fn set_queue(&self, name: &str, change: &QueueChange) -> Result<()>;
 
     /// Lists the queues that have settings, waiting jobs or running jobs, ordered by
-    /// name.
+    /// name. Numbers of waiting jobs up to 10,000 per queue are exact (1,000 if there are
+    /// very many queues); larger ones may be estimates, within about 20 %.
     async fn queues(&self) -> Result<Vec<QueueRecord>>;
 
     /// Counts the waiting jobs of one queue, up to `limit`. Reads as many index entries
@@ -307,8 +308,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Returns one job with its history.
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>>;
 
-    /// Lists a page of jobs, newest first. Examines a bounded number of rows, so a
-    /// page may be short although there is a next one.
+    /// Lists a page of jobs, newest first, as they are at one moment. Looks for matches
+    /// until the page is full or the filter's `search_time` has passed, so a page may be
+    /// short although there is a next one. If at most 10,000 jobs of a queue wait or run, a
+    /// list of the queue finds them at once, however many other jobs there are.
     async fn list(&self, filter: &ListFilter) -> Result<Page>;
 
     /// Lists up to `limit` newest jobs, up to `limit` running ones, and `also`,
@@ -318,7 +321,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     // ---- stats ------------------------------------------------------------
 
-    /// Counts the jobs in each status, per queue and kind.
+    /// Counts the jobs in each status, per queue and kind. Waiting jobs of a queue are
+    /// counted exactly or estimated as by [`queues`](Store::queues).
     async fn counts(&self) -> Result<Vec<Count>>;
 
     /// Returns the age of the oldest due job, per queue. Queues without a due job are

@@ -12,6 +12,7 @@ use crate::fixture::*;
 
 cases! {
     an_empty_queue_counts_nothing,
+    large_numbers_of_waiting_jobs_are_estimated_and_small_ones_exact,
     jobs_are_counted_by_status_queue_and_kind,
     the_age_of_the_oldest_due_job_of_each_queue_ignores_priority,
     a_retried_job_is_no_longer_counted_under_its_outcome,
@@ -48,6 +49,71 @@ fn key(status: Status, queue: &str, kind: &str) -> (Status, String, String) {
 
 async fn an_empty_queue_counts_nothing(fixture: Fixture) {
     assert_eq!(counts(&fixture).await, BTreeMap::new());
+}
+
+/// Two queues whose jobs alternate, one whose jobs came together, and two small ones.
+async fn large_numbers_of_waiting_jobs_are_estimated_and_small_ones_exact(fixture: Fixture) {
+    let queue = "case when n = 45000 then 'one' when n % 100 = 50 and n <= 90000 then 'small'
+                      when n > 90901 then 'late' when n % 3 = 0 then 'mail' else 'bulk' end";
+    // The numbers that the expression yields.
+    let mut exact = BTreeMap::<&str, u64>::new();
+    for n in 1..=110_901 {
+        let name = match n {
+            45_000 => "one",
+            n if n % 100 == 50 && n <= 90_000 => "small",
+            n if n > 90_901 => "late",
+            n if n % 3 == 0 => "mail",
+            _ => "bulk",
+        };
+        *exact.entry(name).or_default() += 1;
+    }
+    assert_eq!(exact["small"], 900);
+    let (numbers, id, now, payload) = match fixture.engine() {
+        Engine::Postgres => {
+            ("generate_series(1, 110901) as n", "lpad(to_hex(n), 32, '0')::uuid", "now()", "'1'::json")
+        }
+        Engine::Sqlite => (
+            "(with recursive numbers (n) as (select 1 union all select n + 1 from numbers where n < 110901)
+              select n from numbers)",
+            "cast(printf('%016d', n) as blob)",
+            "0",
+            "'1'",
+        ),
+    };
+    fixture.skip_final_check();
+    let jobs = format!(
+        "insert into jobs (id, created_at, run_at, priority, max_attempts, kind, queue, payload)
+         select {id}, {now}, {now}, 0, 3, 'mail', {queue}, {payload}
+           from {numbers}"
+    );
+    fixture.sql(&jobs, None).await;
+    let ready = format!(
+        "insert into ready (id, run_at, since, lease_no, priority, attempt, max_attempts, interruptions, keyed, kind,
+                            queue)
+         select {id}, {now}, {now}, 0, 0, 0, 3, 0, 1 = 2, 'mail', {queue}
+           from {numbers}"
+    );
+    fixture.sql(&ready, None).await;
+    let check = |queue: &str, jobs: u64, estimated: bool| {
+        let real = exact[queue];
+        let error = jobs.abs_diff(real) as f64 / real as f64;
+        assert!(if estimated { error < 0.2 } else { jobs == real }, "{queue}: {jobs} instead of {real}");
+        assert!(!estimated || real > 10_000, "{queue}: a small number is exact");
+    };
+    let queues = fixture.queues().await.expect("queues");
+    assert_eq!(
+        queues.iter().map(|queue| queue.name.as_str()).collect::<Vec<_>>(),
+        exact.keys().copied().collect::<Vec<_>>()
+    );
+    for queue in queues {
+        check(&queue.name, queue.waiting, queue.waiting_estimated);
+    }
+    let counts = fixture.counts().await.expect("counts");
+    assert_eq!(counts.len(), exact.len(), "{counts:?}");
+    for Count { status, queue, kind, jobs, estimated, .. } in counts {
+        assert_eq!((status, kind.as_str()), (Status::Queued, "mail"));
+        check(&queue, jobs, estimated);
+    }
 }
 
 async fn jobs_are_counted_by_status_queue_and_kind(fixture: Fixture) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use longshore::store::{Ahead, Fenced};
-use longshore::{Ending, JobId, ListFilter, NewJob, Outcome, Page, Payloads, Status};
+use longshore::{Ending, JobId, ListFilter, NewJob, Outcome, Page, Payloads, Report, Status};
 
 use crate::fixture::*;
 
@@ -19,6 +19,11 @@ cases! {
     an_offset_skips_matches_up_to_its_maximum,
     a_list_by_time_finds_the_jobs_created_then,
     a_rare_match_is_found_by_following_short_pages,
+    a_page_is_searched_until_it_is_full,
+    the_live_jobs_of_a_queue_are_found_at_once_among_many_others,
+    live_jobs_are_listed_in_order_among_finished_ones,
+    a_list_of_a_kind_or_queue_without_finished_jobs_does_not_read_them,
+    a_page_that_ends_early_keeps_the_rest_of_its_offset,
     the_maximum_offset_is_reached_in_one_page,
     a_cursor_of_a_deleted_job_still_works,
     a_page_of_large_jobs_ends_early_and_the_next_one_continues,
@@ -237,32 +242,165 @@ async fn a_list_by_time_finds_the_jobs_created_then(fixture: Fixture) {
     assert_eq!(find(between(Some(last), Some(first))).await, []);
 }
 
-/// A filter that matches few jobs must not read the whole table for one page. It returns
-/// short pages instead.
-async fn a_rare_match_is_found_by_following_short_pages(fixture: Fixture) {
-    let rare = fixture.add(job("rare").tags(["needle"])).await;
+/// Enqueues 11,000 jobs of one kind.
+async fn enqueue_many_others(fixture: &Fixture) {
     for _ in 0..2 {
         let bulk = (0..5500).map(|_| job("common"));
         fixture.enqueue_many(bulk).await.expect("enqueue");
     }
-    for by in [
-        ListFilter { kind: Some("rare".into()), ..filter() },
-        ListFilter { tag: Some("needle".into()), ..filter() },
-        ListFilter { kind: Some("rare".into()), status: Some(Status::Queued), ..filter() },
-    ] {
+}
+
+/// Filters that only the job `rare` with the tag `needle` matches.
+fn rare_filters(search_time: Duration) -> [ListFilter; 3] {
+    let filter = ListFilter { search_time, ..filter() };
+    [
+        ListFilter { kind: Some("rare".into()), ..filter.clone() },
+        ListFilter { tag: Some("needle".into()), ..filter.clone() },
+        ListFilter { kind: Some("rare".into()), status: Some(Status::Queued), ..filter },
+    ]
+}
+
+/// A filter that matches few jobs must not read the whole table for one page. It returns
+/// short pages instead.
+async fn a_rare_match_is_found_by_following_short_pages(fixture: Fixture) {
+    let rare = fixture.add(job("rare").tags(["needle"])).await;
+    enqueue_many_others(&fixture).await;
+    for by in rare_filters(Duration::ZERO) {
         let page = fixture.list(&by).await.expect("list");
         assert!(page.jobs.is_empty() && page.next.is_some(), "{by:?} examined too many rows");
         assert_eq!(all(&fixture, &by).await, [rare], "{by:?}");
     }
 }
 
-/// A page may examine more than usual to count up to its offset.
-async fn the_maximum_offset_is_reached_in_one_page(fixture: Fixture) {
-    for _ in 0..2 {
-        let bulk = (0..5500).map(|_| job("common"));
-        fixture.enqueue_many(bulk).await.expect("enqueue");
+async fn a_page_is_searched_until_it_is_full(fixture: Fixture) {
+    let rare = fixture.add(job("rare").tags(["needle"])).await;
+    enqueue_many_others(&fixture).await;
+    for by in rare_filters(MINUTE) {
+        let page = fixture.list(&by).await.expect("list");
+        assert_eq!((listed(&page), page.next), (vec![rare], None), "{by:?}");
     }
-    let far = ListFilter { offset: ListFilter::MAX_OFFSET, kind: Some("common".into()), ..filter() };
+    let many = ListFilter { kind: Some("common".into()), search_time: MINUTE, limit: 200, ..filter() };
+    let page = fixture.list(&many).await.expect("list");
+    assert_eq!((page.jobs.len(), page.next), (200, listed(&page).last().copied()));
+}
+
+/// One step of a search does not reach these jobs, so they come from their own indexes.
+async fn the_live_jobs_of_a_queue_are_found_at_once_among_many_others(fixture: Fixture) {
+    let worker = fixture.worker_with(DAY).await;
+    let add = async |kind: &str, priority| {
+        fixture.add(job(kind).queue("small").priority(priority).max_attempts(5)).await
+    };
+    let finished = add("mail", 9).await;
+    let ended = fixture.claim_from("small", worker, 1).await;
+    fixture.must_finish(&ended[0], done()).await;
+    let retrying = add("mail", 8).await;
+    let failing = fixture.claim_from("small", worker, 1).await;
+    fixture.must_finish(&failing[0], failed()).await;
+    let running = add("sms", 7).await;
+    assert_eq!(ids(&fixture.claim_from("small", worker, 1).await), [running]);
+    // The order of their claims is not the order of their ids.
+    let queued = [add("mail", 1).await, add("sms", 3).await, add("mail", 2).await];
+    enqueue_many_others(&fixture).await;
+    let of =
+        |status| ListFilter { queue: Some("small".into()), status, search_time: Duration::ZERO, ..filter() };
+    let find = async |filter: ListFilter| {
+        let page = fixture.list(&filter).await.expect("list");
+        assert_eq!(page.next, None, "{filter:?}");
+        listed(&page)
+    };
+    let newest_first = [queued[2], queued[1], queued[0], running, retrying, finished];
+    assert_eq!(find(of(None)).await, newest_first);
+    assert_eq!(find(of(Some(Status::Queued))).await, newest_first[..3]);
+    assert_eq!(find(of(Some(Status::Running))).await, [running]);
+    assert_eq!(find(of(Some(Status::Retrying))).await, [retrying]);
+    assert_eq!(find(of(Some(Status::Succeeded))).await, [finished]);
+    let sms = ListFilter { kind: Some("sms".into()), ..of(None) };
+    assert_eq!(find(sms).await, [queued[1], running]);
+    let mail = ListFilter { kind: Some("mail".into()), ..of(Some(Status::Queued)) };
+    assert_eq!(find(mail).await, [queued[2], queued[0]]);
+    for limit in [1, 2, 4] {
+        assert_eq!(all(&fixture, &ListFilter { limit, ..of(None) }).await, newest_first, "{limit}");
+    }
+    let after = ListFilter { cursor: Some(queued[1]), offset: 1, ..of(None) };
+    assert_eq!(find(after).await, newest_first[3..]);
+}
+
+/// Runs 1,500 jobs of one kind, more than one step of a search examines.
+async fn finish_many_others(fixture: &Fixture) {
+    fixture.enqueue_many((0..1500).map(|_| job("common"))).await.expect("enqueue");
+    let worker = fixture.worker_with(DAY).await;
+    loop {
+        let claimed = fixture.claim(worker, 500).await;
+        let report = |claimed| Report { claimed, ending: done(), follow_ups: Vec::new() };
+        if claimed.is_empty() {
+            return;
+        }
+        fixture.settle(claimed.iter().map(report).collect()).await.expect("settle");
+    }
+}
+
+async fn live_jobs_are_listed_in_order_among_finished_ones(fixture: Fixture) {
+    let waiting = fixture.add(job("mail").queue("small").delay(DAY)).await;
+    let finished = fixture.add(job("mail").queue("small")).await;
+    let worker = fixture.worker_with(DAY).await;
+    let claimed = fixture.claim_from("small", worker, 1).await;
+    fixture.must_finish(&claimed[0], done()).await;
+    finish_many_others(&fixture).await;
+    let newest = fixture.add(job("mail").queue("small").delay(DAY)).await;
+    let small = ListFilter { queue: Some("small".into()), search_time: Duration::ZERO, ..filter() };
+    let first = fixture.list(&small).await.expect("list");
+    assert_eq!((listed(&first), first.next.is_some()), (vec![newest], true), "the others are older");
+    assert_eq!(all(&fixture, &small).await, [newest, finished, waiting]);
+}
+
+/// The tallies say so.
+async fn a_list_of_a_kind_or_queue_without_finished_jobs_does_not_read_them(fixture: Fixture) {
+    finish_many_others(&fixture).await;
+    let waiting = fixture.enqueue_kind("rare").await;
+    let by = ListFilter { search_time: Duration::ZERO, ..filter() };
+    let find = async |filter: ListFilter| {
+        let page = fixture.list(&filter).await.expect("list");
+        (listed(&page), page.next.is_some())
+    };
+    let unknown = ListFilter { queue: Some("unknown".into()), ..by.clone() };
+    assert_eq!(find(unknown.clone()).await, (vec![], false));
+    assert_eq!(find(ListFilter { status: Some(Status::Succeeded), ..unknown }).await, (vec![], false));
+    let rare = ListFilter { kind: Some("rare".into()), ..by.clone() };
+    assert_eq!(find(rare.clone()).await, (vec![waiting], false));
+    assert_eq!(find(ListFilter { status: Some(Status::Cancelled), ..rare.clone() }).await, (vec![], false));
+    // Once there is one, it is looked for.
+    fixture.cancel(waiting).await.expect("cancel");
+    assert_eq!(all(&fixture, &rare).await, [waiting]);
+    assert_eq!(all(&fixture, &ListFilter { status: Some(Status::Cancelled), ..rare }).await, [waiting]);
+}
+
+async fn a_page_that_ends_early_keeps_the_rest_of_its_offset(fixture: Fixture) {
+    let mut rare = Vec::new();
+    for _ in 0..4 {
+        rare.push(fixture.enqueue_kind("rare").await);
+    }
+    rare.reverse();
+    enqueue_many_others(&fixture).await;
+    let mut by = ListFilter { kind: Some("rare".into()), offset: 3, search_time: Duration::ZERO, ..filter() };
+    let first = fixture.list(&by).await.expect("list");
+    assert_eq!((listed(&first), first.next_offset), (vec![], 3));
+    let mut page = first;
+    while let Some(next) = page.next {
+        (by.cursor, by.offset) = (Some(next), page.next_offset);
+        page = fixture.list(&by).await.expect("list");
+    }
+    assert_eq!(listed(&page), rare[3..]);
+}
+
+/// A page counts the matches that it skips.
+async fn the_maximum_offset_is_reached_in_one_page(fixture: Fixture) {
+    enqueue_many_others(&fixture).await;
+    let far = ListFilter {
+        offset: ListFilter::MAX_OFFSET,
+        kind: Some("common".into()),
+        search_time: MINUTE,
+        ..filter()
+    };
     assert_eq!(fixture.list(&far).await.expect("list").jobs.len(), 50);
 }
 

@@ -2,7 +2,7 @@
 //! without their payloads.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
 use sqlx::postgres::PgRow;
@@ -13,7 +13,10 @@ use super::tx::{Sql, Tx};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
-use crate::store::{Glance, ListFilter, MAX_HISTORY, Page, PageBuilder, Payloads};
+use crate::store::{
+    FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search, Step,
+    Walk, Walked,
+};
 
 /// The columns of a [`JobRecord`]; `{from}` is a row `e(id)` per job. A column in braces
 /// can be large: see [`whole`] and [`small_only`].
@@ -204,82 +207,245 @@ async fn history(tx: &mut Tx<'_>, id: JobId) -> Sql<(Vec<AttemptRecord>, u32)> {
 }
 
 pub(super) async fn list(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Page> {
-    let candidates = candidates(filter);
-    let (before, from) = filter.id_bounds();
-    // The request is read only if the filter needs it, and row by row (`offset 0`): the
-    // planner does not know how soon a page is full and would read all jobs instead.
-    let (request, matches) = if filter.needs_request() {
-        (
-            "cross join lateral (
-               select kind, queue, options
-                 from longshore.jobs
-                where id = e.id
-               offset 0) j",
-            "($4::text is null or j.kind = $4)
-             and ($5::text is null or j.queue = $5)
-             and ($6::text is null or case json_typeof(j.options -> 'tags') when 'array' then exists (
-                   select 1
-                     from json_array_elements_text(j.options -> 'tags') as tag
-                    where tag = $6) end)",
-        )
-    } else {
-        ("", "$4::text is null and $5::text is null and $6::text is null")
+    // A job that moves to another table meanwhile is listed once, with the status that
+    // matched.
+    let mut transaction = tx.begin_snapshot().await?;
+    let tx = &mut transaction.tx();
+    let is_by_key = filter.idempotency_key.is_some() || filter.unique_key.is_some();
+    let found = if is_by_key { by_key(tx, filter).await? } else { search(tx, filter).await? };
+    let ids: Vec<Uuid> = found.ids.iter().map(|id| id.0).collect();
+    let text =
+        small_only(filter.payloads).replace("{from}", "unnest($1::uuid[]) as e(id)") + " order by e.id desc";
+    let rows = sqlx::query(AssertSqlSafe(tx.fill(&text))).bind(ids).fetch_all(&mut *tx.connection).await?;
+    let (mut jobs, end) = bounded(tx, &rows, filter.payloads).await?;
+    transaction.commit().await?;
+    if is_by_key {
+        jobs.retain(|job| filter.selects(job));
+        jobs.drain(..jobs.len().min(filter.offset as usize));
+    }
+    if let Some(end) = end {
+        return Ok(Page { jobs, next: Some(end), next_offset: 0 });
+    }
+    Ok(Page { jobs, next: found.next, next_offset: found.next_offset })
+}
+
+const BY_IDEMPOTENCY_KEY: &str = "
+    select id
+      from longshore.jobs
+     where idempotency_key = $1
+     union all
+    select job
+      from longshore.merged_requests
+     where idempotency_key = $1";
+
+const BY_UNIQUE_KEY: &str = "
+    select job
+      from longshore.keys
+     where key = $1";
+
+/// The job of a key. The other conditions are tested on its record.
+async fn by_key(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+    let (text, key) = match &filter.idempotency_key {
+        Some(key) => (BY_IDEMPOTENCY_KEY, Some(key)),
+        None => (BY_UNIQUE_KEY, filter.unique_key.as_ref()),
     };
-    // The page is chosen before the other tables are joined. The lower bound of the ids
-    // is tested outside the walk: the planner assumes that a range with two bounds is
-    // short, and would read all of it.
-    let page = format!(
-        "(select e.id
-            from {candidates}
-            {request}
-           where {matches}
-             and ($9::uuid is null or e.id >= $9)
-           order by e.id desc
-          offset $7
-           limit $8) e"
-    );
-    let text = small_only(filter.payloads).replace("{from}", &page) + " order by e.id desc";
-    let rows = sqlx::query(AssertSqlSafe(tx.fill(&text)))
-        .bind(before)
-        .bind(i64::from(filter.max_examined()))
-        .bind(filter.idempotency_key.as_ref().or(filter.unique_key.as_ref()))
+    let ids: Vec<Uuid> = sqlx::query_scalar(tx.sql(text)).bind(key).fetch_all(&mut *tx.connection).await?;
+    Ok(Found { ids: ids.into_iter().map(JobId).collect(), next: None, next_offset: 0 })
+}
+
+async fn search(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+    let finished =
+        if filter.may_ask_tallies() { finished_jobs(tx, filter).await? } else { FinishedJobs::Possible };
+    let live = filter.live(finished);
+    let live_ids = match live {
+        Some(live) => live_jobs(tx, filter, live).await?,
+        None => None,
+    };
+    let walk = filter.walk(live.filter(|_| live_ids.is_some()), finished);
+    let mut search = Search::new(filter, live_ids.unwrap_or_default(), walk);
+    while let (Some(walk), Some(step)) = (walk, search.next_step()) {
+        let started = Instant::now();
+        let walked = walk_step(tx, filter, walk, step).await?;
+        search.add(step, walked, started.elapsed());
+    }
+    Ok(search.finish())
+}
+
+const COUNT_KEPT: &str = "
+    select coalesce(sum(kept), 0)::int8
+      from longshore.tallies
+     where ($1::text is null or queue = $1)
+       and ($2::text is null or kind = $2)
+       and ($3::text is null or outcome::text = $3)";
+
+async fn finished_jobs(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<FinishedJobs> {
+    let kept: i64 = sqlx::query_scalar(tx.sql(COUNT_KEPT))
+        .bind(&filter.queue)
+        .bind(&filter.kind)
+        .bind(filter.status.map(Status::as_str))
+        .fetch_one(&mut *tx.connection)
+        .await?;
+    Ok(if kept > 0 { FinishedJobs::Possible } else { FinishedJobs::None })
+}
+
+/// The waiting jobs of the queue `$1`, read in the order of the indexes.
+const WAITING_OF_QUEUE: &str = "
+      (select id, kind, attempt = 0 as is_fresh
+         from longshore.ready
+        where queue = $1
+          and interruptions = 0
+        order by priority desc, run_at, id
+        limit $2)
+      union all
+      (select id, kind, false
+         from longshore.ready
+        where queue = $1
+          and interruptions > 0
+        order by priority desc, run_at, id
+        limit $2)";
+
+/// The running jobs of the queue `$1`, or of any queue.
+const RUNNING_OF_QUEUE: &str = "
+      (select id, kind, false as is_fresh
+         from longshore.running
+        where $1::text is null
+           or queue = $1
+        limit $2)";
+
+/// Counts the jobs of `{live}`, and returns the newest that match.
+const NEWEST_LIVE: &str = "
+    with live as materialized ({live})
+    select count(*), array(
+             select id
+               from live
+              where id < coalesce($3, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+                and id >= coalesce($4, '00000000-0000-0000-0000-000000000000')
+                and ($5::text is null or kind = $5)
+                and ($6::bool is null or is_fresh = $6)
+              order by id desc
+              limit $7)
+      from live";
+
+/// The live jobs that match; `None` if there are too many to sort them.
+async fn live_jobs(tx: &mut Tx<'_>, filter: &ListFilter, live: Live) -> Sql<Option<Vec<JobId>>> {
+    let parts = match live {
+        Live::Waiting => WAITING_OF_QUEUE.to_owned(),
+        Live::Running => RUNNING_OF_QUEUE.to_owned(),
+        Live::WaitingAndRunning => format!("{WAITING_OF_QUEUE} union all {RUNNING_OF_QUEUE}"),
+    };
+    let (before, from) = filter.id_bounds();
+    let (count, ids): (i64, Vec<Uuid>) =
+        sqlx::query_as(AssertSqlSafe(tx.fill(&NEWEST_LIVE.replace("{live}", &parts))))
+            .bind(&filter.queue)
+            .bind(i64::from(ListFilter::MAX_SORTED) + 1)
+            .bind(before)
+            .bind(from)
+            .bind(&filter.kind)
+            .bind(filter.status.map(|status| status == Status::Queued))
+            .bind(i64::from(filter.offset) + i64::from(filter.page_size()))
+            .fetch_one(&mut *tx.connection)
+            .await?;
+    let is_complete = count <= i64::from(ListFilter::MAX_SORTED);
+    Ok(is_complete.then(|| ids.into_iter().map(JobId).collect()))
+}
+
+/// Examines up to `$2` rows of `{rows}` below the id `$1`, newest first. Returns up to `$3`
+/// matches, and the last row that was examined. Numbering the rows does not need a second
+/// pass, and the statement ends with the last match: every part of it keeps the order of
+/// the ids.
+const WALK: &str = "
+    select e.id, e.is_match, e.number = $2
+      from (select c.id, coalesce({matches}, false) as is_match,
+                   row_number() over (order by c.id desc) as number
+              from ({rows} id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+                     order by id desc
+                     limit $2) as c
+              {request}) as e
+     where e.is_match
+        or e.number = $2
+     order by e.id desc
+     limit $3";
+
+/// The request of a row, for tables that do not have what the filter needs. Read row by row
+/// (`offset 0`): the planner does not know how soon a page is full and would read all jobs
+/// instead.
+const REQUEST: &str = "
+              left join lateral (
+                     select kind, queue, options
+                       from longshore.jobs
+                      where id = c.id
+                     offset 0) as j on true";
+
+async fn walk_step(tx: &mut Tx<'_>, filter: &ListFilter, walk: Walk, step: Step) -> Sql<Walked> {
+    let text = tx.fill(&walk_statement(filter, walk));
+    let rows = sqlx::query(AssertSqlSafe(text))
+        .bind(step.before)
+        .bind(i64::from(step.rows))
+        .bind(i64::from(step.wanted))
         .bind(&filter.kind)
         .bind(&filter.queue)
         .bind(&filter.tag)
-        .bind(i64::from(filter.offset))
-        .bind(i64::from(filter.page_size()))
-        .bind(from)
         .fetch_all(&mut *tx.connection)
         .await?;
-    let is_full = rows.len() == filter.page_size() as usize;
-    let (mut jobs, end) = bounded(tx, &rows, filter.payloads).await?;
-    if filter.unique_key.is_some() || filter.idempotency_key.is_some() {
-        // A key has at most one job; the other conditions are tested on it.
-        jobs.retain(|job| {
-            filter.status.is_none_or(|status| job.status == status)
-                && (filter.unique_key.is_none()
-                    || (job.unique_key == filter.unique_key && job.finished_at.is_none()))
-        });
-        return Ok(Page { jobs, next: None });
+    let mut walked = Walked::default();
+    for row in &rows {
+        let id = JobId(row.try_get(0)?);
+        if row.try_get(1)? {
+            walked.ids.push(id);
+        }
+        let is_last: bool = row.try_get(2)?;
+        walked.reached = (is_last || rows.len() == step.wanted as usize).then_some(id);
     }
-    if let Some(end) = end {
-        return Ok(Page { jobs, next: Some(end) });
-    }
-    if is_full {
-        let next = rows.last().map(|row| row.try_get(0)).transpose()?;
-        return Ok(Page { jobs, next: next.map(JobId) });
-    }
-    // The page is short: either there are no more jobs, or the maximum number of rows was
-    // examined.
-    let text = format!("select e.id from {candidates} offset $2 - 1 limit 1");
-    let next: Option<Uuid> = sqlx::query_scalar(AssertSqlSafe(tx.fill(&text)))
-        .bind(before)
-        .bind(i64::from(filter.max_examined()))
-        .bind(filter.idempotency_key.as_ref().or(filter.unique_key.as_ref()))
-        .fetch_optional(&mut *tx.connection)
-        .await?;
-    let next = next.filter(|next| from.is_none_or(|from| *next >= from));
-    Ok(Page { jobs, next: next.map(JobId) })
+    Ok(walked)
+}
+
+fn walk_statement(filter: &ListFilter, walk: Walk) -> String {
+    let (rows, status) = match (walk, filter.status) {
+        (Walk::Jobs, _) => ("select id, kind, queue, options from longshore.jobs where", "true"),
+        (Walk::Running, _) => ("select id, kind, queue from longshore.running where", "true"),
+        (Walk::Waiting, status) => (
+            "select id, kind, queue, attempt, interruptions from longshore.ready where",
+            match status {
+                Some(Status::Queued) => "c.attempt = 0 and c.interruptions = 0",
+                Some(_) => "(c.attempt > 0 or c.interruptions > 0)",
+                None => "true",
+            },
+        ),
+        (Walk::Finished, Some(Status::FailedPermanent)) => {
+            ("select id from longshore.finished where outcome = 'failed_permanent' and", "true")
+        }
+        (Walk::Finished, Some(Status::Cancelled)) => {
+            ("select id from longshore.finished where outcome = 'cancelled' and", "true")
+        }
+        (Walk::Finished, Some(_)) => {
+            ("select id, outcome from longshore.finished where", "c.outcome = 'succeeded'")
+        }
+        (Walk::Finished, None) => ("select id from longshore.finished where", "true"),
+    };
+    let has_request = filter.tag.is_none() && walk != Walk::Finished;
+    let (request, of) = match walk {
+        _ if !filter.needs_request() => ("", None),
+        Walk::Jobs => ("", Some("c")),
+        _ if has_request => ("", Some("c")),
+        _ => (REQUEST, Some("j")),
+    };
+    let tagged = |of: &str| match &filter.tag {
+        Some(_) => format!(
+            "case json_typeof({of}.options -> 'tags') when 'array' then exists (
+               select 1
+                 from json_array_elements_text({of}.options -> 'tags') as tag
+                where tag = $6) end"
+        ),
+        None => "$6::text is null".to_owned(),
+    };
+    let matches = match of {
+        Some(of) => format!(
+            "{status} and ($4::text is null or {of}.kind = $4) and ($5::text is null or {of}.queue = $5) and {}",
+            tagged(of)
+        ),
+        None => format!("{status} and $4::text is null and $5::text is null and $6::text is null"),
+    };
+    WALK.replace("{rows}", rows).replace("{request}", request).replace("{matches}", &matches)
 }
 
 /// How many of these jobs to read: up to the one with which their large columns exceed `$2`
@@ -362,64 +528,6 @@ async fn bounded(
         last = Some(JobId(id));
     }
     Ok((page.jobs(), None))
-}
-
-/// The rows that a list examines, newest first: those of the table that has the jobs of
-/// the wanted status. `$1` is the cursor, `$2` the maximum number of rows, `$3` a key.
-fn candidates(filter: &ListFilter) -> &'static str {
-    if filter.idempotency_key.is_some() {
-        return "(select id
-                   from (select id from longshore.jobs where idempotency_key = $3
-                          union all
-                         select job from longshore.merged_requests where idempotency_key = $3) o
-                  where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
-    }
-    if filter.unique_key.is_some() {
-        return "(select job as id from longshore.keys
-                  where key = $3 and job < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') limit $2) e";
-    }
-    match filter.status {
-        None => {
-            "(select id from longshore.jobs
-               where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
-               order by id desc limit $2) e"
-        }
-        Some(Status::Queued) => {
-            "(select id from longshore.ready
-               where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
-                 and attempt = 0 and interruptions = 0
-               order by id desc limit $2) e"
-        }
-        Some(Status::Retrying) => {
-            "(select id from longshore.ready
-               where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
-                 and (attempt > 0 or interruptions > 0)
-               order by id desc limit $2) e"
-        }
-        Some(Status::Running) => {
-            "(select id from longshore.running
-               where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
-               order by id desc limit $2) e"
-        }
-        Some(Status::Succeeded) => {
-            "(select id from longshore.finished
-               where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
-                 and outcome = 'succeeded'
-               order by id desc limit $2) e"
-        }
-        Some(Status::FailedPermanent) => {
-            "(select id from longshore.finished
-               where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
-                 and outcome = 'failed_permanent'
-               order by id desc limit $2) e"
-        }
-        Some(Status::Cancelled) => {
-            "(select id from longshore.finished
-               where id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff') and $3::text is null
-                 and outcome = 'cancelled'
-               order by id desc limit $2) e"
-        }
-    }
 }
 
 const GLANCE: &str = "

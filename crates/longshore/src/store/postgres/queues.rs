@@ -2,6 +2,7 @@
 
 use sqlx::Row;
 
+use super::stats::sample;
 use super::tx::{Sql, Tx};
 use crate::store::{QueueChange, QueueRecord};
 
@@ -24,10 +25,8 @@ pub(super) async fn set_queue(tx: &mut Tx<'_>, name: &str, change: &QueueChange)
     Ok(())
 }
 
-const COUNT_BOUND: i64 = 10_000;
-
-/// Counts the waiting jobs of each queue up to a bound. Above it, the number is the
-/// bound, marked as an estimate. Suspects are few and have their own index.
+/// Counts the waiting jobs of each queue up to a bound, which is lower if there are very many
+/// queues. Suspects are few and have their own index.
 const QUEUES: &str = "
     with recursive waiting_queues as (
       (select queue
@@ -61,15 +60,19 @@ const QUEUES: &str = "
       union
       select queue from suspects
       union
-      select queue from running)
-    select n.name, coalesce(s.paused, false) as paused, s.max_running, coalesce(p.n, 0) + (
+      select queue from running),
+    bound as (
+      select greatest(1000, least(10000, 100000 / greatest(count(*), 1))) as jobs
+        from waiting_queues)
+    select n.name, coalesce(s.paused, false) as paused, s.max_running, coalesce(p.n, 0) as suspects, (
              select count(*)
                from (select 1
                        from longshore.ready r
                       where r.queue = n.name
                         and r.interruptions = 0
-                      limit $1 + 1) as bounded) as waiting,
-           coalesce(r.n, 0) as running
+                      order by r.priority desc, r.run_at, r.id   -- the order of the index
+                      limit (select jobs + 1 from bound)) as bounded) as waiting,
+           coalesce(r.n, 0) as running, (select jobs from bound) as bound
       from names n
       left join longshore.queues s on s.name = n.name
       left join suspects p on p.queue = n.name
@@ -77,19 +80,38 @@ const QUEUES: &str = "
      order by n.name collate \"C\"";
 
 pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
-    let rows = sqlx::query(tx.sql(QUEUES)).bind(COUNT_BOUND).fetch_all(&mut *tx.connection).await?;
+    let mut transaction = tx.begin_snapshot().await?;
+    let tx = &mut transaction.tx();
+    let rows = sqlx::query(tx.sql(QUEUES)).fetch_all(&mut *tx.connection).await?;
     let mut queues = Vec::with_capacity(rows.len());
+    let mut estimates = None;
     for row in rows {
-        let waiting: i64 = row.try_get("waiting")?;
-        queues.push(QueueRecord {
+        let (waiting, bound): (i64, i64) = (row.try_get("waiting")?, row.try_get("bound")?);
+        let mut queue = QueueRecord {
             name: row.try_get("name")?,
             paused: row.try_get("paused")?,
             limit: row.try_get::<Option<i32>, _>("max_running")?.map(|limit| limit as u32),
-            waiting: waiting.min(COUNT_BOUND) as u64,
-            waiting_estimated: waiting > COUNT_BOUND,
+            waiting: waiting as u64,
+            waiting_estimated: false,
             running: row.try_get::<i64, _>("running")? as u64,
-        });
+        };
+        if waiting > bound {
+            let counts = match &mut estimates {
+                Some(counts) => counts,
+                None => estimates.insert(sample(tx).await?.0),
+            };
+            let own = counts.iter().filter(|count| count.queue == queue.name);
+            let (jobs, estimated) = own.fold((0, false), |(jobs, estimated), count| {
+                (jobs + count.jobs, estimated || count.estimated)
+            });
+            // At least as many as were counted, also if the sample missed the queue.
+            queue.waiting = jobs.max(queue.waiting);
+            queue.waiting_estimated = estimated || jobs < queue.waiting;
+        }
+        queue.waiting += row.try_get::<i64, _>("suspects")? as u64;
+        queues.push(queue);
     }
+    transaction.commit().await?;
     Ok(queues)
 }
 

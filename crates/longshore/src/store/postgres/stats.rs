@@ -1,6 +1,8 @@
 //! Statistics: jobs per status, the age of the oldest due jobs, jobs ahead of a job, and
 //! jobs that ended per minute.
 
+use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -22,20 +24,6 @@ const COUNT_RUNNING: &str = "
       from longshore.running
      group by queue, kind";
 
-/// Counts waiting jobs up to a bound. Above it, the counts are a sample, which is scaled
-/// to the planner's estimate of the table's size.
-const COUNT_WAITING: &str = "
-    select s.queue, s.kind, s.is_fresh, count(*), (
-             select greatest(c.reltuples, 0)::int8
-               from pg_class c
-              where c.oid = $2::regclass)
-      from (select queue, kind, attempt = 0 and interruptions = 0 as is_fresh
-              from longshore.ready
-             limit $1) as s
-     group by s.queue, s.kind, s.is_fresh";
-
-const COUNT_BOUND: i64 = 50_000;
-
 pub(super) async fn counts(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
     let mut counts = Vec::new();
     for row in sqlx::query(tx.sql(COUNT_FINISHED)).fetch_all(&mut *tx.connection).await? {
@@ -48,29 +36,185 @@ pub(super) async fn counts(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
         let (queue, kind) = (row.try_get(0)?, row.try_get(1)?);
         counts.push(Count { status: Status::Running, queue, kind, jobs, estimated: false });
     }
-    let waiting = sqlx::query(tx.sql(COUNT_WAITING))
-        .bind(COUNT_BOUND + 1)
-        .bind(tx.fill("longshore.ready"))
-        .fetch_all(&mut *tx.connection)
-        .await?;
-    let mut total = 0i64;
-    for row in &waiting {
-        total += row.try_get::<i64, _>(3)?;
-    }
-    for row in &waiting {
-        let estimated = total > COUNT_BOUND;
-        let table_size = row.try_get::<i64, _>(4)?.max(total);
-        let sampled = row.try_get::<i64, _>(3)?;
-        let jobs = if estimated {
-            (sampled as f64 / total as f64 * table_size as f64) as u64
-        } else {
-            sampled as u64
-        };
-        let status = if row.try_get(2)? { Status::Queued } else { Status::Retrying };
-        counts.push(Count { status, queue: row.try_get(0)?, kind: row.try_get(1)?, jobs, estimated });
-    }
+    counts.extend(waiting(tx).await?);
     counts.sort_by(|a, b| (a.status, &a.queue, &a.kind).cmp(&(b.status, &b.queue, &b.kind)));
     Ok(counts)
+}
+
+/// The maximum number of waiting jobs that are counted without looking at their queues.
+const MAX_COUNTED: i64 = 50_000;
+
+/// Counts waiting jobs up to a bound.
+const COUNT_WAITING: &str = "
+    select s.queue, s.kind, s.is_fresh, count(*)
+      from (select queue, kind, attempt = 0 and interruptions = 0 as is_fresh
+              from longshore.ready
+             limit $1) as s
+     group by s.queue, s.kind, s.is_fresh";
+
+/// Counts the waiting jobs of each queue except `$1` up to a bound, which is lower if there are
+/// very many queues. Suspects are few and have their own index.
+const COUNT_WAITING_BY_QUEUE: &str = "
+    with recursive waiting_queues as (
+      (select queue
+         from longshore.ready
+        where interruptions = 0
+        order by queue
+        limit 1)
+      union all
+      select (
+               select r.queue
+                 from longshore.ready r
+                where r.interruptions = 0
+                  and r.queue > w.queue
+                order by r.queue
+                limit 1)
+        from waiting_queues w
+       where w.queue is not null),
+    bound as (
+      select greatest(1000, least(10000, 100000 / greatest(count(*), 1))) as jobs
+        from waiting_queues)
+    select w.queue, s.kind, s.is_fresh, false as is_suspect, count(*), (select jobs from bound)
+      from waiting_queues w
+     cross join lateral (
+             select r.kind, r.attempt = 0 as is_fresh
+               from longshore.ready r
+              where r.queue = w.queue
+                and r.interruptions = 0
+              order by r.priority desc, r.run_at, r.id   -- the order of the index
+              limit (select jobs + 1 from bound)) as s
+     where w.queue <> all($1::text[])
+     group by w.queue, s.kind, s.is_fresh
+     union all
+    select queue, kind, false, true, count(*), (select jobs from bound)
+      from longshore.ready
+     where interruptions > 0
+     group by queue, kind";
+
+/// The waiting jobs per queue, kind and status. All are counted if there are not many.
+/// Otherwise the jobs of queues with few jobs are counted, and the others are estimated from
+/// a sample.
+pub(super) async fn waiting(tx: &mut Tx<'_>) -> Sql<Vec<Count>> {
+    let rows =
+        sqlx::query(tx.sql(COUNT_WAITING)).bind(MAX_COUNTED + 1).fetch_all(&mut *tx.connection).await?;
+    let (mut counts, mut total) = (Vec::with_capacity(rows.len()), 0);
+    for row in &rows {
+        let jobs: i64 = row.try_get(3)?;
+        total += jobs;
+        counts.push(waiting_count(row, jobs as f64, false)?);
+    }
+    if total <= MAX_COUNTED {
+        return Ok(counts);
+    }
+    let mut transaction = tx.begin_snapshot().await?;
+    let tx = &mut transaction.tx();
+    let (mut sampled, scale) = sample(tx).await?;
+    let mut estimates = HashMap::<String, u64>::new();
+    for count in &sampled {
+        *estimates.entry(count.queue.clone()).or_default() += count.jobs;
+    }
+    let is_surely_large = |queue: &&String| {
+        let jobs = estimates[*queue];
+        jobs > SURELY_LARGE && jobs as f64 / scale >= MIN_SAMPLED_OF_QUEUE
+    };
+    let mut large: HashSet<String> = estimates.keys().filter(is_surely_large).cloned().collect();
+    let rows = sqlx::query(tx.sql(COUNT_WAITING_BY_QUEUE))
+        .bind(large.iter().collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    transaction.commit().await?;
+    let mut by_queue = HashMap::<&str, i64>::new();
+    for row in &rows {
+        let (is_suspect, bound): (bool, i64) = (row.try_get(3)?, row.try_get(5)?);
+        let queue: &str = row.try_get(0)?;
+        let jobs = by_queue.entry(queue).or_default();
+        *jobs += if is_suspect { 0 } else { row.try_get::<i64, _>(4)? };
+        if *jobs > bound && estimates.contains_key(queue) {
+            large.insert(queue.to_owned());
+        }
+    }
+    sampled.retain(|count| large.contains(&count.queue));
+    let mut counts = HashMap::<(Status, String, String), Count>::new();
+    for row in &rows {
+        let is_suspect: bool = row.try_get(3)?;
+        if is_suspect || !large.contains(row.try_get::<&str, _>(0)?) {
+            sampled.push(waiting_count(row, row.try_get::<i64, _>(4)? as f64, false)?);
+        }
+    }
+    for count in sampled {
+        let group = (count.status, count.queue.clone(), count.kind.clone());
+        match counts.entry(group) {
+            Entry::Vacant(entry) => {
+                entry.insert(count);
+            }
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().jobs += count.jobs;
+                entry.get_mut().estimated |= count.estimated;
+            }
+        }
+    }
+    Ok(counts.into_values().collect())
+}
+
+/// A queue is not counted if its estimate is above this: twice the number up to which it is
+/// counted.
+const SURELY_LARGE: u64 = 20_000;
+/// The estimate must be based on this many jobs: more than a few pages have.
+const MIN_SAMPLED_OF_QUEUE: f64 = 500.0;
+
+/// The rows of every nth page, if the table has more than `$1` pages, and otherwise all. What
+/// was enqueued together is stored together, so pages at equal distances represent the queues
+/// better than random ones. The pages of a table are known exactly, but not its rows: the
+/// planner's statistics can be minutes old, or missing.
+const SAMPLE_WAITING: &str = "
+    with pages as (
+      select size.pages, least($1, size.pages) as sampled
+        from (select pg_relation_size($2::regclass) / current_setting('block_size')::int8 as pages) as size)
+    select s.queue, s.kind, s.is_fresh, count(*), (select pages::float8 / sampled from pages)
+      from pages
+     cross join lateral generate_series(0, pages.sampled - 1) as n
+     cross join lateral (
+             select r.queue, r.kind, r.attempt = 0 as is_fresh
+               from longshore.ready r
+              where r.ctid >= format('(%s,0)', n * pages.pages / pages.sampled)::tid
+                and r.ctid < format('(%s,0)', n * pages.pages / pages.sampled + 1)::tid
+                and r.interruptions = 0
+             offset 0) as s
+     group by s.queue, s.kind, s.is_fresh";
+
+/// How many pages are read for an estimate.
+const SAMPLED_PAGES: i64 = 250;
+/// If the pages contain fewer jobs, more pages are read: the table has free space of an
+/// earlier backlog.
+const MIN_SAMPLED_JOBS: i64 = 5_000;
+const MAX_SAMPLED_PAGES: i64 = 2_000;
+
+/// Estimates the waiting jobs per queue, kind and status, without suspects. Also returns how
+/// many jobs each sampled one stands for.
+pub(super) async fn sample(tx: &mut Tx<'_>) -> Sql<(Vec<Count>, f64)> {
+    let (mut rows, mut scale) = (Vec::new(), 1.0);
+    for pages in [SAMPLED_PAGES, MAX_SAMPLED_PAGES] {
+        rows = sqlx::query(tx.sql(SAMPLE_WAITING))
+            .bind(pages)
+            .bind(tx.fill("longshore.ready"))
+            .fetch_all(&mut *tx.connection)
+            .await?;
+        let mut jobs = 0;
+        for row in &rows {
+            jobs += row.try_get::<i64, _>(3)?;
+            scale = row.try_get(4)?;
+        }
+        if jobs >= MIN_SAMPLED_JOBS {
+            break;
+        }
+    }
+    let count = |row: &PgRow| waiting_count(row, row.try_get::<i64, _>(3)? as f64 * scale, scale > 1.0);
+    Ok((rows.iter().map(count).collect::<Sql<_>>()?, scale))
+}
+
+fn waiting_count(row: &PgRow, jobs: f64, estimated: bool) -> Sql<Count> {
+    let status = if row.try_get(2)? { Status::Queued } else { Status::Retrying };
+    Ok(Count { status, queue: row.try_get(0)?, kind: row.try_get(1)?, jobs: jobs.round() as u64, estimated })
 }
 
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of

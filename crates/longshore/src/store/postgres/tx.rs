@@ -13,6 +13,14 @@ use crate::error::Error;
 /// transactions never wait between two statements, so the server ends one that does.
 const BEGIN: &str = "begin; set local idle_in_transaction_session_timeout = '5s'";
 
+/// One snapshot for several statements. They read the first few rows of an index. Without
+/// statistics, as on a new table, the planner would rather read all rows of a queue and sort
+/// them, so it has to use the index.
+const BEGIN_SNAPSHOT: &str = "begin isolation level repeatable read, read only;
+     set local idle_in_transaction_session_timeout = '5s';
+     set local enable_bitmapscan = off;
+     set local enable_seqscan = off";
+
 /// A connection for one operation. Each statement is its own transaction,
 /// unless the operation [begins](Tx::begin) one or runs in the caller's.
 pub(super) struct Tx<'c> {
@@ -52,6 +60,11 @@ impl<'c> Tx<'c> {
             self.connection.begin_with(BEGIN).await?
         };
         Ok(Transaction { store: self.store, inner })
+    }
+
+    /// Begins a read-only transaction whose statements all see the same rows.
+    pub(super) async fn begin_snapshot(&mut self) -> Sql<Transaction<'_>> {
+        Ok(Transaction { store: self.store, inner: self.connection.begin_with(BEGIN_SNAPSHOT).await? })
     }
 }
 
@@ -145,19 +158,6 @@ impl Fault {
         self.code().as_deref() == Some("25006")
     }
 
-    /// Whether the server may be frozen or cut off, as opposed to stopped.
-    pub(super) fn is_timeout(&self) -> bool {
-        matches!(self, Fault::Timeout(_))
-    }
-
-    pub(super) fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
-        match self {
-            Fault::Driver(sqlx::Error::Database(error)) => error.code(),
-            _ => None,
-        }
-    }
-}
-
     /// Whether a prepared statement was not on the server connection where it was expected, or
     /// another one was. A pooler moved the client to another server connection.
     pub(super) fn is_mixed_up_statement(&self) -> bool {
@@ -170,6 +170,19 @@ impl Fault {
     pub(super) fn is_statement_pooling(&self) -> bool {
         matches!(self, Fault::Driver(sqlx::Error::Database(error)) if error.message().contains(STATEMENT_POOLING))
     }
+
+    /// Whether the server may be frozen or cut off, as opposed to stopped.
+    pub(super) fn is_timeout(&self) -> bool {
+        matches!(self, Fault::Timeout(_))
+    }
+
+    pub(super) fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+        match self {
+            Fault::Driver(sqlx::Error::Database(error)) => error.code(),
+            _ => None,
+        }
+    }
+}
 
 impl From<sqlx::Error> for Fault {
     fn from(error: sqlx::Error) -> Self {
@@ -195,19 +208,6 @@ impl From<Fault> for Error {
     }
 }
 
-/// Turns a driver error into one of ours. Never repeats the URL.
-pub(super) fn translate(error: sqlx::Error) -> Error {
-    let translated = match &error {
-        sqlx::Error::Database(database) => {
-            let message = database.message();
-            match database.code().as_deref().unwrap_or_default() {
-                "42P01" | "3F000" | "42883" | "42704" => Error::schema(format!(
-                    "the queue's tables are missing or too old ({message}); run `longshore migrate`"
-                )),
-                "25006" => Error::read_only(
-                    "the database accepts no writes: it is a standby or set to read-only; connect to the primary",
-                ),
-                "55P03" => Error::locked(
 /// The message for a pooler that does not keep a client's prepared statements.
 pub(super) const MIXED_UP_STATEMENTS: &str = "a connection pooler mixes up the prepared statements of its clients: PgBouncer in transaction mode that does \
      not track them. Set `pool_mode = session`, or use PgBouncer 1.21 or newer with `max_prepared_statements` above 0, \
@@ -217,12 +217,12 @@ const STATEMENT_POOLING: &str = "statement pooling mode";
 /// What PgBouncer replies to a parameter of the URL that it does not know.
 const UNSUPPORTED_PARAMETER: &str = "unsupported startup parameter";
 
-                    "another client's open transaction holds a key or a row that this operation needs, and did not \
-                     end in time; end that transaction, or try again later",
-                ),
-                "22021" => Error::invalid(
-                    "text",
-                    "a text contains a NUL character, which Postgres cannot store; remove it",
+/// Turns a driver error into one of ours. Never repeats the URL.
+pub(super) fn translate(error: sqlx::Error) -> Error {
+    let translated = match &error {
+        sqlx::Error::Database(database) => {
+            let message = database.message();
+            match database.code().as_deref().unwrap_or_default() {
                 _ if message.contains(UNSUPPORTED_PARAMETER) => Error::unavailable(format!(
                     "the connection pooler refuses a parameter of the database URL ({message}); remove it from the \
                      URL, or add it to `ignore_startup_parameters` in pgbouncer.ini"
@@ -231,6 +231,19 @@ const UNSUPPORTED_PARAMETER: &str = "unsupported startup parameter";
                     "the connection pooler allows no transactions: PgBouncer in statement mode; set `pool_mode = session`",
                 ),
                 "42P05" | "26000" => Error::unavailable(MIXED_UP_STATEMENTS),
+                "42P01" | "3F000" | "42883" | "42704" => Error::schema(format!(
+                    "the queue's tables are missing or too old ({message}); run `longshore migrate`"
+                )),
+                "25006" => Error::read_only(
+                    "the database accepts no writes: it is a standby or set to read-only; connect to the primary",
+                ),
+                "55P03" => Error::locked(
+                    "another client's open transaction holds a key or a row that this operation needs, and did not \
+                     end in time; end that transaction, or try again later",
+                ),
+                "22021" => Error::invalid(
+                    "text",
+                    "a text contains a NUL character, which Postgres cannot store; remove it",
                 ),
                 "28P01" | "28000" | "3D000" | "42501" => {
                     Error::unavailable(format!("the database refused access: {message}"))

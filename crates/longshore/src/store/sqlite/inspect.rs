@@ -2,6 +2,7 @@
 //! without their payloads.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use rusqlite::{Row, params};
 use serde_json::value::RawValue;
@@ -10,7 +11,10 @@ use uuid::Uuid;
 use super::tx::{Columns, Sql, Tx, decoded};
 use crate::enqueue::Options;
 use crate::job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Status, WorkerId};
-use crate::store::{Glance, ListFilter, MAX_HISTORY, Page, PageBuilder, Payloads};
+use crate::store::{
+    FinishedJobs, Found, Glance, ListFilter, Live, MAX_HISTORY, Page, PageBuilder, Payloads, Search, Step,
+    Walk, Walked,
+};
 
 pub(super) fn get(tx: &Tx<'_>, id: JobId) -> Sql<Option<JobRecord>> {
     let Some(mut record) = record(tx, id, Payloads::Include)? else { return Ok(None) };
@@ -176,148 +180,208 @@ fn history(tx: &Tx<'_>, id: JobId) -> Sql<(Vec<AttemptRecord>, u32)> {
 }
 
 pub(super) fn list(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Page> {
-    let limit = filter.page_size() as usize;
-    let (ids, next) = matching(tx, filter, limit)?;
+    let is_by_key = filter.idempotency_key.is_some() || filter.unique_key.is_some();
+    let found = if is_by_key { by_key(tx, filter)? } else { search(tx, filter)? };
     let mut page = PageBuilder::default();
-    for id in ids {
+    for id in found.ids {
         if let Some(job) = record(tx, id, filter.payloads)?
             && !page.add(job)
         {
             let next = page.last();
-            return Ok(Page { jobs: page.jobs(), next });
+            return Ok(Page { jobs: page.jobs(), next, next_offset: 0 });
         }
     }
-    Ok(Page { jobs: page.jobs(), next })
+    let mut jobs = page.jobs();
+    if is_by_key {
+        jobs.retain(|job| filter.selects(job));
+        jobs.drain(..jobs.len().min(filter.offset as usize));
+    }
+    Ok(Page { jobs, next: found.next, next_offset: found.next_offset })
 }
 
-/// The ids of one page, and the cursor of the next. Walks the table that has the jobs of
-/// the wanted status, newest first, and filters row by row.
-fn matching(tx: &Tx<'_>, filter: &ListFilter, limit: usize) -> Sql<(Vec<JobId>, Option<JobId>)> {
-    let (walk, outcome) = walk(filter);
-    let (before, from) = filter.id_bounds();
-    // Without an upper bound, 17 bytes of 0xff: greater than every id, which has 16 bytes.
-    let before = before.map_or(vec![0xff; 17], |id| id.as_bytes().to_vec());
-    let from = from.unwrap_or_default().into_bytes();
-    let mut statement = tx.prepare(walk)?;
-    let mut rows = match (&filter.idempotency_key, &filter.unique_key) {
-        (Some(key), _) | (None, Some(key)) => statement.query(params![before, key, from])?,
-        (None, None) => statement.query(params![before, outcome, from])?,
+/// The job of a key. The other conditions are tested on its record.
+fn by_key(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+    const BY_IDEMPOTENCY_KEY: &str = "
+        select id
+          from jobs
+         where idempotency_key = ?1
+         union all
+        select job
+          from merged_requests
+         where idempotency_key = ?1";
+    const BY_UNIQUE_KEY: &str = "
+        select job
+          from keys
+         where key = ?1";
+    let (text, key) = match &filter.idempotency_key {
+        Some(key) => (BY_IDEMPOTENCY_KEY, Some(key)),
+        None => (BY_UNIQUE_KEY, filter.unique_key.as_ref()),
     };
-    let (mut ids, mut skipped, mut examined) = (Vec::new(), 0, 0);
-    while let Some(row) = rows.next()? {
-        let id = row.job(0)?;
-        examined += 1;
-        if matches(tx, filter, row, id)? {
-            if skipped < filter.offset {
-                skipped += 1;
-            } else {
+    Ok(Found { ids: tx.rows(text, [key], |row| row.job(0))?, next: None, next_offset: 0 })
+}
+
+fn search(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+    let finished = if filter.may_ask_tallies() { finished_jobs(tx, filter)? } else { FinishedJobs::Possible };
+    let live = filter.live(finished);
+    let live_ids = live.map(|live| live_jobs(tx, filter, live)).transpose()?.flatten();
+    let walk = filter.walk(live.filter(|_| live_ids.is_some()), finished);
+    let mut search = Search::new(filter, live_ids.unwrap_or_default(), walk);
+    while let (Some(walk), Some(step)) = (walk, search.next_step()) {
+        let started = Instant::now();
+        let walked = walk_step(tx, filter, walk, step)?;
+        search.add(step, walked, started.elapsed());
+    }
+    Ok(search.finish())
+}
+
+fn finished_jobs(tx: &Tx<'_>, filter: &ListFilter) -> Sql<FinishedJobs> {
+    const KEPT: &str = "
+        select coalesce(sum(kept), 0)
+          from tallies
+         where (?1 is null or queue = ?1)
+           and (?2 is null or kind = ?2)
+           and (?3 is null or outcome = ?3)";
+    let params = params![filter.queue, filter.kind, filter.status.map(Status::as_str)];
+    let kept: i64 = tx.row(KEPT, params, |row| row.get(0))?.unwrap_or(0);
+    Ok(if kept > 0 { FinishedJobs::Possible } else { FinishedJobs::None })
+}
+
+/// The live jobs that match; `None` if there are too many to sort them.
+fn live_jobs(tx: &Tx<'_>, filter: &ListFilter, live: Live) -> Sql<Option<Vec<JobId>>> {
+    const WAITING: &str = "
+        select id,
+               kind,
+               attempt = 0 and interruptions = 0
+          from (select id, kind, attempt, interruptions
+                  from ready indexed by ready_claim
+                 where queue = ?1
+                   and interruptions = 0
+                union all
+                select id, kind, attempt, interruptions
+                  from ready indexed by ready_suspects
+                 where queue = ?1
+                   and interruptions > 0)
+         limit ?2";
+    const RUNNING: &str = "
+        select id,
+               kind,
+               0
+          from running
+         where ?1 is null
+            or queue = ?1
+         limit ?2";
+    let parts: &[&str] = match live {
+        Live::Waiting => &[WAITING],
+        Live::Running => &[RUNNING],
+        Live::WaitingAndRunning => &[WAITING, RUNNING],
+    };
+    let (before, from) = filter.id_bounds();
+    let (mut ids, mut count) = (Vec::new(), 0);
+    for part in parts {
+        let mut statement = tx.prepare(part)?;
+        let mut rows = statement.query(params![filter.queue, ListFilter::MAX_SORTED + 1])?;
+        while let Some(row) = rows.next()? {
+            count += 1;
+            let id = row.job(0)?;
+            let is_fresh: bool = row.get(2)?;
+            let is_match = before.is_none_or(|before| id.0 < before)
+                && from.is_none_or(|from| id.0 >= from)
+                && filter.status.is_none_or(|status| (status == Status::Queued) == is_fresh)
+                && has_text(row, 1, &filter.kind)?;
+            if is_match {
                 ids.push(id);
             }
         }
-        if ids.len() == limit || examined == filter.max_examined() {
-            return Ok((ids, Some(id)));
-        }
     }
-    Ok((ids, None))
+    Ok((count <= ListFilter::MAX_SORTED).then_some(ids))
 }
 
-/// The statement that returns the ids of candidates. If it walks `jobs` and the filter
-/// needs the request, it also returns those columns.
-fn walk(filter: &ListFilter) -> (&'static str, Option<&'static str>) {
-    const ALL: &str = "
+fn walk_step(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, step: Step) -> Sql<Walked> {
+    let (text, outcome) = walk_statement(filter, walk);
+    // Without an upper bound, 17 bytes of 0xff: greater than every id, which has 16 bytes.
+    let before = step.before.map_or(vec![0xff; 17], |id| id.as_bytes().to_vec());
+    let mut statement = tx.prepare(text)?;
+    let mut rows = statement.query(params![before, outcome])?;
+    let (mut walked, mut examined) = (Walked::default(), 0);
+    while let Some(row) = rows.next()? {
+        let id = row.job(0)?;
+        examined += 1;
+        if matches(tx, filter, walk, row, id)? {
+            walked.ids.push(id);
+        }
+        if examined == step.rows || walked.ids.len() == step.wanted as usize {
+            walked.reached = Some(id);
+            break;
+        }
+    }
+    Ok(walked)
+}
+
+/// The statement that returns the ids of a table, and what the filter needs of its other
+/// columns.
+fn walk_statement(filter: &ListFilter, walk: Walk) -> (&'static str, Option<&'static str>) {
+    const JOBS: &str = "
         select id
           from jobs
          where id < ?1
-           and id >= ?3
            and ?2 is null
          order by id desc";
-    const ALL_WITH_REQUEST: &str = "
+    const JOBS_WITH_REQUEST: &str = "
         select id,
                queue,
                kind,
                options
           from jobs
          where id < ?1
-           and id >= ?3
            and ?2 is null
          order by id desc";
-    const BY_IDEMPOTENCY_KEY: &str = "
-        select id
-          from jobs
-         where id < ?1
-           and id >= ?3
-           and idempotency_key = ?2
-         union all
-        select job
-          from merged_requests
-         where job < ?1
-           and job >= ?3
-           and idempotency_key = ?2";
-    const BY_UNIQUE_KEY: &str = "
-        select job
-          from keys
-         where job < ?1
-           and job >= ?3
-           and key = ?2";
-    const QUEUED: &str = "
-        select id
+    const WAITING: &str = "
+        select id,
+               queue,
+               kind,
+               attempt = 0 and interruptions = 0
           from ready
          where id < ?1
-           and id >= ?3
            and ?2 is null
-           and attempt = 0
-           and interruptions = 0
-         order by id desc";
-    const RETRYING: &str = "
-        select id
-          from ready
-         where id < ?1
-           and id >= ?3
-           and ?2 is null
-           and (attempt > 0 or interruptions > 0)
          order by id desc";
     const RUNNING: &str = "
-        select id
+        select id,
+               queue,
+               kind
           from running
          where id < ?1
-           and id >= ?3
            and ?2 is null
          order by id desc";
-    const SUCCEEDED: &str = "
-        select id
+    const FINISHED: &str = "
+        select id,
+               outcome
           from finished
          where id < ?1
-           and id >= ?3
-           and outcome = ?2
+           and ?2 is null
          order by id desc";
     const UNSUCCESSFUL: &str = "
-        select id
+        select id,
+               outcome
           from finished indexed by finished_unsuccessful
          where id < ?1
-           and id >= ?3
            and outcome = ?2
            and outcome <> 'succeeded'
          order by id desc";
-    if filter.idempotency_key.is_some() {
-        return (BY_IDEMPOTENCY_KEY, None);
-    }
-    if filter.unique_key.is_some() {
-        return (BY_UNIQUE_KEY, None);
-    }
-    match filter.status {
-        None if filter.needs_request() => (ALL_WITH_REQUEST, None),
-        None => (ALL, None),
-        Some(Status::Queued) => (QUEUED, None),
-        Some(Status::Retrying) => (RETRYING, None),
-        Some(Status::Running) => (RUNNING, None),
-        Some(Status::Succeeded) => (SUCCEEDED, Some("succeeded")),
-        Some(status) => (UNSUCCESSFUL, Some(status.as_str())),
+    match (walk, filter.status) {
+        (Walk::Jobs, _) if filter.needs_request() => (JOBS_WITH_REQUEST, None),
+        (Walk::Jobs, _) => (JOBS, None),
+        (Walk::Waiting, _) => (WAITING, None),
+        (Walk::Running, _) => (RUNNING, None),
+        (Walk::Finished, Some(status @ (Status::FailedPermanent | Status::Cancelled))) => {
+            (UNSUCCESSFUL, Some(status.as_str()))
+        }
+        (Walk::Finished, _) => (FINISHED, None),
     }
 }
 
-/// Tests the parts of the filter that the walk did not. Reads the request only if the
-/// filter needs it.
-fn matches(tx: &Tx<'_>, filter: &ListFilter, candidate: &Row<'_>, id: JobId) -> Sql<bool> {
+/// Tests a row of [`walk_statement`]. Reads the request only if the table does not have what
+/// the filter needs.
+fn matches(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobId) -> Sql<bool> {
     const REQUEST: &str = "
         select id,
                queue,
@@ -325,38 +389,37 @@ fn matches(tx: &Tx<'_>, filter: &ListFilter, candidate: &Row<'_>, id: JobId) -> 
                options
           from jobs
          where id = ?1";
-    if filter.needs_request() {
-        let passes = |row: &Row<'_>| {
-            let equals = |wanted: &Option<String>, column| -> rusqlite::Result<bool> {
-                let text = row.get_ref(column)?.as_str()?;
-                Ok(wanted.as_deref().is_none_or(|wanted| wanted == text))
-            };
-            if !equals(&filter.queue, 1)? || !equals(&filter.kind, 2)? {
-                return Ok(false);
-            }
-            let Some(tag) = &filter.tag else { return Ok(true) };
-            let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
-            Ok(options.tags.contains(tag))
-        };
-        let has_request = candidate.as_ref().column_count() > 1;
-        let is_match = if has_request {
-            passes(candidate)?
-        } else {
-            tx.row(REQUEST, [id.0.as_bytes()], passes)?.unwrap_or(false)
-        };
-        if !is_match {
+    let has_status = match (walk, filter.status) {
+        (Walk::Waiting, Some(status)) => row.get::<_, bool>(3)? == (status == Status::Queued),
+        (Walk::Finished, Some(status)) => row.get_ref(1)?.as_str()? == status.as_str(),
+        _ => true,
+    };
+    if !has_status || !filter.needs_request() {
+        return Ok(has_status);
+    }
+    let has_names = |row: &Row<'_>| -> rusqlite::Result<bool> {
+        Ok(has_text(row, 1, &filter.queue)? && has_text(row, 2, &filter.kind)?)
+    };
+    let is_request = |row: &Row<'_>| -> rusqlite::Result<bool> {
+        if !has_names(row)? {
             return Ok(false);
         }
+        let Some(tag) = &filter.tag else { return Ok(true) };
+        let options = Options::from_stored(row.get_ref(3)?.as_str_or_null()?).unwrap_or_default();
+        Ok(options.tags.contains(tag))
+    };
+    match walk {
+        Walk::Jobs => Ok(is_request(row)?),
+        Walk::Waiting | Walk::Running if !has_names(row)? => Ok(false),
+        Walk::Waiting | Walk::Running if filter.tag.is_none() => Ok(true),
+        _ => Ok(tx.row(REQUEST, [id.0.as_bytes()], is_request)?.unwrap_or(false)),
     }
-    // A walk by key finds one job in any status. If both keys were given, the other one
-    // must still be compared.
-    if filter.idempotency_key.is_none() && filter.unique_key.is_none() {
-        return Ok(true);
-    }
-    let Some(record) = record(tx, id, Payloads::Omit)? else { return Ok(false) };
-    let is_live = matches!(record.status, Status::Queued | Status::Retrying | Status::Running);
-    Ok(filter.status.is_none_or(|status| status == record.status)
-        && (filter.unique_key.is_none() || (filter.unique_key == record.unique_key && is_live)))
+}
+
+/// Whether a column contains this text; true if none is wanted.
+fn has_text(row: &Row<'_>, column: usize, wanted: &Option<String>) -> rusqlite::Result<bool> {
+    let Some(wanted) = wanted else { return Ok(true) };
+    Ok(row.get_ref(column)?.as_str()? == wanted)
 }
 
 pub(super) fn glance(tx: &Tx<'_>, limit: u32, also: &[JobId]) -> Sql<Vec<Glance>> {

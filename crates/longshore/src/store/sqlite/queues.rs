@@ -10,10 +10,6 @@ use crate::enqueue::check_name;
 use crate::error::Error;
 use crate::store::{QueueChange, QueueRecord};
 
-/// The maximum number of waiting jobs that are counted one by one. Above it, the numbers
-/// are estimated.
-const MAX_COUNTED: u32 = 50_000;
-
 pub(super) fn set_queue(tx: &Tx<'_>, name: &str, change: &QueueChange) -> Sql<()> {
     const SET: &str = "
         insert into queues (name, paused, max_running)
@@ -42,7 +38,7 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
                count(*) as running
           from running
          group by queue";
-    let waiting = waiting(tx, MAX_COUNTED)?;
+    let waiting = waiting(tx)?;
     let mut queues = BTreeMap::<String, QueueRecord>::new();
     fn entry<'q>(queues: &'q mut BTreeMap<String, QueueRecord>, name: &str) -> &'q mut QueueRecord {
         queues.entry(name.to_owned()).or_insert_with(|| QueueRecord::empty(name))
@@ -64,7 +60,13 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
     for count in waiting {
         let queue = entry(&mut queues, &count.queue);
         queue.waiting += count.jobs;
-        queue.waiting_estimated = count.estimated;
+        queue.waiting_estimated |= count.estimated;
+    }
+    // The total is exact, so the number of one queue is exact if all others are.
+    let mut estimated: Vec<&mut QueueRecord> =
+        queues.values_mut().filter(|queue| queue.waiting_estimated).collect();
+    if let [queue] = &mut estimated[..] {
+        queue.waiting_estimated = false;
     }
     Ok(queues.into_values().collect())
 }
@@ -88,7 +90,7 @@ pub(super) fn depth(tx: &Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
 }
 
 /// The queues with waiting jobs. Costs one index probe per queue, however many jobs wait.
-fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
+pub(super) fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
     const NEXT: [&str; 2] = [
         "
         select queue

@@ -1,20 +1,20 @@
 //! Statistics: jobs per status, the age of the oldest due jobs, jobs ahead of a job, and
 //! jobs that ended per minute.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use rusqlite::params;
+use rusqlite::{OptionalExtension, Row, params};
 
+use super::queues::waiting_queues;
 use super::retain::minutes_fold_before;
 use super::tx::{Columns, Sql, Tx, json_list};
 use crate::job::{JobId, Outcome, Status};
 use crate::store::{Ahead, Count, Tallied, Tally, add_up, start_of};
 
-/// The maximum number of waiting jobs that are counted one by one. Above it, the numbers
-/// are estimated.
-const MAX_COUNTED: u32 = 50_000;
+/// The maximum number of waiting jobs that are counted without looking at their queues.
+const MAX_COUNTED: u64 = 50_000;
 
 pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
     const RUNNING: &str = "
@@ -30,7 +30,7 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
                outcome,
                kept
           from tallies";
-    let mut counts = waiting(tx, MAX_COUNTED)?;
+    let mut counts = waiting(tx)?;
     counts.extend(tx.rows(RUNNING, [], |row| {
         Ok(Count {
             status: Status::Running,
@@ -56,48 +56,138 @@ pub(super) fn counts(tx: &Tx<'_>) -> Sql<Vec<Count>> {
     Ok(counts)
 }
 
-/// The waiting jobs per queue, kind and status: counted up to `limit`, above it estimated
-/// from the oldest and the newest jobs. Their total is exact either way, because SQLite
-/// counts rows without reading them.
-pub(super) fn waiting(tx: &Tx<'_>, limit: u32) -> Sql<Vec<Count>> {
-    const ALL: &str = "
+/// The waiting jobs per queue, kind and status. All are counted if there are not many.
+/// Otherwise the jobs of queues with few jobs are counted, and the others are estimated from
+/// a sample. The total is exact either way, because SQLite counts rows without reading them.
+pub(super) fn waiting(tx: &Tx<'_>) -> Sql<Vec<Count>> {
+    const TOTAL: &str = "
         select count(*)
           from ready";
-    const OLDEST: &str = "
+    const ALL: &str = "
         select queue,
                kind,
                attempt = 0 and interruptions = 0
-          from ready
-         order by id
-         limit ?1";
-    const NEWEST: &str = "
+          from ready";
+    const OF_QUEUE: &str = "
         select queue,
                kind,
                attempt = 0 and interruptions = 0
-          from ready
-         order by id desc
-         limit ?1";
-    let total: u32 = tx.row(ALL, [], |row| row.get(0))?.unwrap_or(0);
-    let estimated = total > limit;
-    let samples: &[(&str, u32)] =
-        if estimated { &[(OLDEST, limit / 2), (NEWEST, limit / 2)] } else { &[(OLDEST, limit)] };
-    let mut counted = HashMap::<(String, String, bool), u64>::new();
-    for (sample, size) in samples {
-        let mut statement = tx.prepare(sample)?;
-        let mut rows = statement.query([size])?;
+          from (select queue, kind, attempt, interruptions
+                  from ready indexed by ready_claim
+                 where queue = ?1
+                   and interruptions = 0
+                union all
+                select queue, kind, attempt, interruptions
+                  from ready indexed by ready_suspects
+                 where queue = ?1
+                   and interruptions > 0)
+         limit ?2";
+    let grouped = |text: &str, params: &[&dyn rusqlite::ToSql]| -> Sql<Groups> {
+        let mut groups = Groups::new();
+        let mut statement = tx.prepare(text)?;
+        let mut rows = statement.query(params)?;
         while let Some(row) = rows.next()? {
-            *counted.entry((row.get(0)?, row.get(1)?, row.get(2)?)).or_default() += 1;
+            *groups.entry((row.get(0)?, row.get(1)?, row.get(2)?)).or_default() += 1;
+        }
+        Ok(groups)
+    };
+    let total = tx.row(TOTAL, [], |row| row.get::<_, i64>(0))?.unwrap_or(0).unsigned_abs();
+    if total <= MAX_COUNTED {
+        let groups = grouped(ALL, &[])?;
+        return Ok(groups.into_iter().map(|group| waiting_count(group, false)).collect());
+    }
+    let mut sampled = sample(tx)?;
+    let scale = total as f64 / sampled.values().sum::<u64>().max(1) as f64;
+    let of_queue = |queue: &str| -> u64 {
+        sampled.iter().filter(|((other, ..), _)| other == queue).map(|(_, jobs)| *jobs).sum()
+    };
+    let queues = waiting_queues(tx)?;
+    let bound = (100_000 / queues.len().max(1)).clamp(1_000, 10_000) as u64;
+    let (mut counts, mut counted, mut large) = (Vec::new(), 0, BTreeSet::new());
+    for queue in queues {
+        let in_sample = of_queue(&queue);
+        if in_sample >= MIN_SAMPLED_OF_QUEUE && in_sample as f64 * scale > SURELY_LARGE {
+            large.insert(queue);
+            continue;
+        }
+        let groups = grouped(OF_QUEUE, &[&queue, &(bound as i64 + 1)])?;
+        let jobs: u64 = groups.values().sum();
+        if jobs > bound && in_sample > 0 {
+            large.insert(queue);
+        } else {
+            counted += jobs;
+            counts.extend(groups.into_iter().map(|group| waiting_count(group, jobs > bound)));
         }
     }
-    let sampled: u64 = counted.values().sum();
-    let count = |((queue, kind, is_fresh), jobs): (_, u64)| Count {
-        status: if is_fresh { Status::Queued } else { Status::Retrying },
-        queue,
-        kind,
-        jobs: jobs * u64::from(total) / sampled,
-        estimated,
-    };
-    Ok(counted.into_iter().map(count).collect())
+    sampled.retain(|(queue, ..), _| large.contains(queue));
+    let rest = total.saturating_sub(counted);
+    counts.extend(scaled(sampled, rest).into_iter().map(|group| waiting_count(group, true)));
+    Ok(counts)
+}
+
+/// A queue is not counted if its estimate is above this: twice the number up to which it is
+/// counted.
+const SURELY_LARGE: f64 = 20_000.0;
+/// The estimate must be based on this many jobs.
+const MIN_SAMPLED_OF_QUEUE: u64 = 50;
+
+/// Numbers of waiting jobs by queue, kind, and whether they have not been tried yet.
+type Groups = BTreeMap<(String, String, bool), u64>;
+
+/// How many jobs are read for an estimate.
+const SAMPLED_JOBS: u64 = 10_000;
+
+/// Reads jobs at about equal distances in the order of their arrival, from the oldest
+/// waiting one on, and counts those that wait. The distances vary, because producers may
+/// take turns.
+fn sample(tx: &Tx<'_>) -> Sql<Groups> {
+    const RANGE: &str = "
+        select coalesce(
+                 (select rowid from jobs where id = (select min(id) from ready)),
+                 (select min(rowid) from jobs),
+                 0),
+               coalesce((select max(rowid) from jobs), -1)";
+    const AT: &str = "
+        select w.queue,
+               w.kind,
+               w.attempt = 0 and w.interruptions = 0
+          from jobs j
+         cross join ready w on w.id = j.id
+         where j.rowid = ?1";
+    let (first, last) =
+        tx.row(RANGE, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))?.unwrap_or((0, -1));
+    let distance = ((last - first + 1) / SAMPLED_JOBS as i64).max(1);
+    let mut groups = Groups::new();
+    let mut statement = tx.prepare(AT)?;
+    for start in (first..=last).step_by(distance as usize) {
+        // A number that looks random and is the same for the same table.
+        let offset = (start as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+        let rowid = start + (offset % distance as u64) as i64;
+        let group = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        if let Some(group) = statement.query_row([rowid], group).optional()? {
+            *groups.entry(group).or_default() += 1;
+        }
+    }
+    Ok(groups)
+}
+
+/// Scales the numbers of a sample to this total.
+fn scaled(mut sampled: Groups, total: u64) -> Groups {
+    let jobs = sampled.values().sum::<u64>().max(1);
+    let mut rest = total;
+    for number in sampled.values_mut() {
+        *number = (u128::from(*number) * u128::from(total) / u128::from(jobs)) as u64;
+        rest -= *number;
+    }
+    if let Some(largest) = sampled.values_mut().max() {
+        *largest += rest;
+    }
+    sampled
+}
+
+fn waiting_count(((queue, kind, is_fresh), jobs): ((String, String, bool), u64), estimated: bool) -> Count {
+    let status = if is_fresh { Status::Queued } else { Status::Retrying };
+    Count { status, queue, kind, jobs, estimated }
 }
 
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
@@ -234,4 +324,18 @@ pub(super) fn tallied(tx: &Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Tallied>> {
         })
     })?;
     Ok(add_up(tallies))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_of_a_sample_are_scaled_to_the_exact_total() {
+        let sampled =
+            Groups::from([(("a".into(), "mail".into(), true), 3), (("b".into(), "mail".into(), false), 4)]);
+        let scaled: Vec<u64> = scaled(sampled, 1_000).into_values().collect();
+        assert_eq!(scaled, [428, 572]);
+        assert_eq!(super::scaled(Groups::new(), 5), Groups::new());
+    }
 }

@@ -55,10 +55,6 @@ fn job(kind: &str) -> NewJob {
     NewJob::new(kind, &json!({ "from": kind }))
 }
 
-async fn add(store: &SqliteStore, job: NewJob) -> JobId {
-    store.enqueue(&[job.validate().unwrap()], KeyWait::Long).await.unwrap().results[0].id
-}
-
 fn run_async(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -156,26 +152,6 @@ fn a_claim_reads_due_jobs_from_its_index_without_scan_or_sort() {
         let plan = plan.await.unwrap();
         let range = "COVERING INDEX ready_claim (queue=? AND priority=? AND (run_at,id)>(?,?) AND run_at<?)";
         assert!(plan.len() == 1 && plan[0].contains(range), "{plan:?}");
-    });
-}
-
-#[test]
-fn above_the_limit_waiting_jobs_are_estimated_from_both_ends_with_an_exact_total() {
-    run_async(async {
-        let store = memory().await;
-        for kind in ["old", "old", "old", "unseen", "new", "new"] {
-            add(&store, job(kind)).await;
-        }
-        let counted = |limit| store.engine.read(move |tx| super::stats::waiting(tx, limit));
-        let mut exact = counted(6).await.unwrap();
-        exact.sort_by_key(|count| count.jobs);
-        assert_eq!(exact.iter().map(|count| count.jobs).collect::<Vec<_>>(), [1, 2, 3]);
-        assert!(exact.iter().all(|count| !count.estimated));
-        let mut estimated = counted(4).await.unwrap();
-        estimated.sort_by(|a, b| a.kind.cmp(&b.kind));
-        let jobs: Vec<_> = estimated.iter().map(|count| (count.kind.as_str(), count.jobs)).collect();
-        assert_eq!(jobs, [("new", 3), ("old", 3)]);
-        assert!(estimated.iter().all(|count| count.estimated));
     });
 }
 

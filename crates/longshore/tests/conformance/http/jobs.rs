@@ -20,6 +20,7 @@ cases! {
     an_unknown_job_is_not_found,
     the_response_to_a_cancel_depends_on_the_status_of_the_job,
     a_list_is_newest_first_filtered_and_paged,
+    a_list_of_a_queue_finds_its_waiting_jobs_among_many_others,
     a_list_of_large_jobs_is_paged_by_size,
     payloads_can_be_left_out_of_lists,
     a_job_can_be_edited_retried_and_deleted,
@@ -479,6 +480,16 @@ async fn json_records_have_the_fields_that_the_document_names(fixture: Fixture) 
     assert_eq!(fields(&http.get("/queues").await.json()[0]), documented("Queue"));
     fixture.worker().await;
     assert_eq!(fields(&http.get("/workers").await.json()[0]), documented("Worker"));
+}
+
+async fn a_list_of_a_queue_finds_its_waiting_jobs_among_many_others(fixture: Fixture) {
+    let id = fixture.add(job("mail").queue("letters")).await;
+    fixture.enqueue_many((0..5500).map(|_| job("mail"))).await.expect("enqueue");
+    let http = HttpClient::new(&fixture);
+    let page = http.get("/jobs?queue=letters").await.expect_status(200);
+    assert_eq!(page.json().as_array().map(Vec::len), Some(1), "{}", page.json());
+    assert_eq!(page.json()[0]["id"], id.to_string());
+    assert_eq!(page.header("link"), "", "the page is the last one");
 }
 
 async fn a_list_of_large_jobs_is_paged_by_size(fixture: Fixture) {
