@@ -10,9 +10,9 @@ use super::{Repeat, WhenArgs};
 pub(crate) enum Jobs {
     /// List jobs, newest first
     ///
-    /// Each page examines a limited number of jobs. A page of a filter that few jobs match can
-    /// therefore be short or empty although more pages follow. The line below the table has the command
-    /// for the next page; in JSON, `next` is its cursor.
+    /// If few jobs match, the search continues until the page is full, for at most 30 seconds; Ctrl-C
+    /// stops it and shows the jobs found so far. The line below the table has the command for the next
+    /// page; in JSON, `next` is its cursor.
     #[command(after_help = "\
 Examples:
   longshore jobs list --status retrying --kind send_email

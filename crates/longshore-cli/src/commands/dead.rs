@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::bulk::{Action, JobFilter, count, for_all_matching, for_each_id};
-use super::jobs::{delete, next_page, page_request, print_page};
+use super::jobs::{delete, full_page, next_page, page_request, print_page};
 use super::repeat::repeat;
-use crate::args::{Dead, DeadList, Filter, Purge, Redrive};
+use crate::args::{Dead, DeadList, Filter, PageArgs, Purge, Redrive};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Out, Progress};
@@ -23,7 +23,10 @@ pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcom
 
 async fn list(endpoint: &Endpoint, args: &DeadList, out: &Out) -> Outcome {
     let filter = [("kind", args.kind.as_deref()), ("queue", args.queue.as_deref())];
-    let reply = page_request(endpoint.get(&["dead-letters"]), &filter, &args.page, out)?.send().await?;
+    let get = async |page: &PageArgs| {
+        page_request(endpoint.get(&["dead-letters"]), &filter, page, out)?.send().await
+    };
+    let reply = full_page(&args.page, out, get).await?;
     print_page(&reply, &next_page("longshore dead list", &filter, &args.page), "no dead letters match", out)
 }
 

@@ -2,7 +2,11 @@
 
 mod record;
 
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
 use chrono::{DateTime, Utc};
+use longshore::worker::Signals;
 use longshore::{JobId, ListFilter, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -40,8 +44,50 @@ async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
         ("idempotency_key", args.idempotency_key.as_deref()),
         ("unique_key", args.unique_key.as_deref()),
     ];
-    let reply = page_request(endpoint.get(&["jobs"]), &filter, page, out)?.send().await?;
+    let get = async |page: &PageArgs| page_request(endpoint.get(&["jobs"]), &filter, page, out)?.send().await;
+    let reply = full_page(page, out, get).await?;
     print_page(&reply, &next_page("longshore jobs list", &filter, page), "no jobs match", out)
+}
+
+/// How long a list looks for further jobs.
+const MAX_SEARCH_TIME: Duration = Duration::from_secs(30);
+/// A list does not look for further jobs if it is larger than this, in bytes.
+const MAX_SEARCH_BYTES: usize = 16 * 1024 * 1024;
+/// A search that takes longer says how to stop it.
+const ANNOUNCE_AFTER: Duration = Duration::from_secs(1);
+
+/// Gets a page. The server ends the search for matching jobs after a short time, so this
+/// follows the links to the next pages until the page is full. Ctrl-C ends that, and the jobs
+/// found so far are shown.
+pub(super) async fn full_page(
+    page: &PageArgs,
+    out: &Out,
+    get: impl AsyncFn(&PageArgs) -> Result<Reply, Failure>,
+) -> Result<Reply, Failure> {
+    let started = Instant::now();
+    let limit = page.limit.clamp(1, ListFilter::MAX_LIMIT);
+    let mut reply = get(page).await?;
+    let (mut signals, mut is_announced) = (None, false);
+    while let Some(next) = reply.next {
+        let found = reply.items()? as u32;
+        if found >= limit || started.elapsed() > MAX_SEARCH_TIME || reply.bytes() > MAX_SEARCH_BYTES {
+            break;
+        }
+        if !is_announced && started.elapsed() > ANNOUNCE_AFTER && io::stderr().is_terminal() {
+            out.note("looking for older jobs; press Ctrl-C to stop");
+            is_announced = true;
+        }
+        let rest = PageArgs { limit: limit - found, cursor: Some(next), offset: reply.next_offset };
+        let signals = match &mut signals {
+            Some(signals) => signals,
+            None => signals.insert(Signals::new()?),
+        };
+        tokio::select! {
+            more = get(&rest) => reply.append(more?)?,
+            () = signals.next() => break,
+        }
+    }
+    Ok(reply)
 }
 
 /// Adds the filter and the page to a list request. The table shows no payloads, so they are
@@ -118,12 +164,16 @@ pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: 
         ]);
     }
     match reply.next {
-        // A page can be empty without being the last: it examines a limited number of jobs.
-        Some(_) => out.table(&table, "no jobs match on this page; see the next page"),
+        // The search was stopped, or took too long.
+        Some(_) => out.table(&table, "no jobs match so far; the next page continues the search"),
         None => out.table(&table, when_empty),
     }
     if let Some(next) = reply.next {
-        out.note(format_args!("next page: {next_page} --cursor {next}"));
+        let offset = match reply.next_offset {
+            0 => String::new(),
+            offset => format!(" --offset {offset}"),
+        };
+        out.note(format_args!("next page: {next_page} --cursor {next}{offset}"));
     }
     Ok(Code::Done)
 }

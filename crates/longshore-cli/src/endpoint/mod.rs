@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderName, Method, header};
 use longshore::{Client, JobId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::args::{Target, TargetArgs};
 use crate::failure::{Code, Failure};
@@ -188,13 +189,39 @@ pub(crate) struct Reply {
     pub(crate) next: Option<JobId>,
     /// Whether an enqueue created the job: `created`, `existing` or `replaced`.
     pub(crate) enqueued_as: Option<String>,
+    /// The offset of the next page: how many matches it still has to skip.
+    pub(crate) next_offset: u32,
 }
 
 impl Reply {
     fn new(headers: &HeaderMap, text: String) -> Self {
         let value = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-        let enqueued_as = value(HeaderName::from_static("enqueued-as")).map(str::to_owned);
-        Reply { text, next: value(header::LINK).and_then(cursor), enqueued_as }
+        let parameter = |name| value(header::LINK).and_then(|link| link_parameter(link, name));
+        Reply {
+            text,
+            next: parameter("cursor=").and_then(|id| id.parse().ok()),
+            next_offset: parameter("offset=").and_then(|offset| offset.parse().ok()).unwrap_or(0),
+            enqueued_as: value(HeaderName::from_static("enqueued-as")).map(str::to_owned),
+        }
+    }
+
+    /// The size of the body in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// The number of items of a list.
+    pub(crate) fn items(&self) -> Result<usize, Failure> {
+        Ok(self.read::<Vec<Box<RawValue>>>()?.len())
+    }
+
+    /// Adds the items of the next page.
+    pub(crate) fn append(&mut self, page: Reply) -> Result<(), Failure> {
+        let mut items: Vec<Box<RawValue>> = self.read()?;
+        items.extend(page.read::<Vec<Box<RawValue>>>()?);
+        let items: Vec<&str> = items.iter().map(|item| item.get()).collect();
+        *self = Reply { text: format!("[{}]", items.join(",")), ..page };
+        Ok(())
     }
 
     /// The body as a type of this program. Unknown fields are ignored, because a newer
@@ -211,11 +238,11 @@ impl Reply {
     }
 }
 
-/// The cursor of `<…?cursor=ID>; rel="next"`.
-fn cursor(link: &str) -> Option<JobId> {
+/// The value of a parameter, such as `cursor=`, of `<…?cursor=ID>; rel="next"`.
+fn link_parameter<'l>(link: &'l str, name: &str) -> Option<&'l str> {
     let (url, _) = link.strip_prefix('<')?.split_once('>')?;
     let (_, query) = url.split_once('?')?;
-    query.split('&').find_map(|pair| pair.strip_prefix("cursor="))?.parse().ok()
+    query.split('&').find_map(|pair| pair.strip_prefix(name))
 }
 
 /// The body of an error response.
@@ -284,10 +311,15 @@ mod tests {
     #[test]
     fn the_cursor_of_the_next_page_is_read_from_the_link_header() {
         let id = "01990000-0000-7000-8000-000000000000";
-        let next = |link: &str| cursor(link).map(|id| id.to_string());
-        assert_eq!(next(&format!("</jobs?limit=2&cursor={id}>; rel=\"next\"")).as_deref(), Some(id));
+        let next = |link: &str| {
+            let headers = HeaderMap::from_iter([(header::LINK, link.parse().unwrap())]);
+            let reply = Reply::new(&headers, String::new());
+            (reply.next.map(|id| id.to_string()), reply.next_offset)
+        };
+        assert_eq!(next(&format!("</jobs?limit=2&cursor={id}>; rel=\"next\"")), (Some(id.into()), 0));
+        assert_eq!(next(&format!("</jobs?cursor={id}&offset=7>; rel=\"next\"")), (Some(id.into()), 7));
         for link in ["", "</jobs>; rel=\"next\"", "</jobs?cursor=7>; rel=\"next\"", "/jobs?cursor"] {
-            assert_eq!(next(link), None, "{link}");
+            assert_eq!(next(link), (None, 0), "{link}");
         }
     }
 

@@ -1,9 +1,14 @@
 //! `longshore jobs`: list, show, explain, cancel, retry, delete and edit.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::sync::mpsc;
+
 use longshore::{Ending, NewJob};
 use serde_json::{Value, json};
 
-use crate::fixture::{Fixture, UNKNOWN_ID, on_every_target};
+use crate::fixture::{CommandOutput, Fixture, UNKNOWN_ID, binary, on_every_target};
+use crate::process::Process;
 
 on_every_target!(
     lists_filter_and_page_to_the_end,
@@ -21,6 +26,84 @@ on_every_target!(
 
 fn ids(document: &Value) -> Vec<String> {
     document["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A server that sends these pages, one per connection, and does not respond to further
+/// requests. A page is a list of jobs and the parameters of the next page. Returns the URL of
+/// the server, and a channel with the URLs that were requested.
+fn serve_pages(pages: &'static [(&'static str, &'static str)]) -> (String, mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, requested) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut pages = pages.iter();
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut head =
+                BufReader::new(&stream).lines().map(Result::unwrap).take_while(|line| !line.is_empty());
+            let first = head.next().unwrap_or_default();
+            head.for_each(drop);
+            let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
+            if let Some((jobs, next)) = pages.next() {
+                let link =
+                    if next.is_empty() { "" } else { &format!("link: </jobs?{next}>; rel=\"next\"\r\n") };
+                let response = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{link}content-length: {}\r\n\
+                     connection: close\r\n\r\n{jobs}",
+                    jobs.len()
+                );
+                stream.write_all(response.as_bytes()).unwrap();
+            } else {
+                open.push(stream);
+            }
+            let _ = sender.send(path);
+        }
+    });
+    (url, requested)
+}
+
+const FIRST_CURSOR: &str = "cursor=01990000-0000-7000-8000-00000000000a";
+const SECOND_CURSOR: &str = "limit=2&cursor=01990000-0000-7000-8000-00000000000b&offset=1";
+const THIRD_CURSOR: &str = "cursor=01990000-0000-7000-8000-00000000000c";
+
+#[test]
+fn a_list_follows_short_pages_until_it_is_full() {
+    for command in ["jobs", "dead"] {
+        let (url, requested) = serve_pages(&[
+            ("[]", FIRST_CURSOR),
+            ("[{\"id\":\"x\"}]", SECOND_CURSOR),
+            ("[{\"id\": \"y\"}]", THIRD_CURSOR),
+        ]);
+        let line = [command, "list", "--queue", "rare", "--limit", "2", "--offset", "3", "--json"];
+        let output = binary().env("LONGSHORE_SERVER", url).args(line).output().unwrap();
+        let page = CommandOutput::of(output).json();
+        assert_eq!(ids(&page), ["x", "y"]);
+        assert_eq!(page["next"], "01990000-0000-7000-8000-00000000000c");
+        let requested: Vec<String> = requested.try_iter().collect();
+        assert_eq!(requested.len(), 3, "{requested:?}");
+        assert!(requested[0].contains("limit=2&offset=3"), "{requested:?}");
+        assert!(requested[1].contains("limit=2") && requested[1].ends_with("00a"), "{requested:?}");
+        assert!(requested[2].contains("limit=1&offset=1") && requested[2].ends_with("00b"), "{requested:?}");
+        assert!(requested.iter().all(|url| url.contains("queue=rare")), "{requested:?}");
+    }
+}
+
+#[test]
+fn a_list_that_is_interrupted_shows_the_jobs_found_so_far() {
+    let (url, requested) = serve_pages(&[("[{\"id\":\"x\"}]", FIRST_CURSOR)]);
+    let mut command = binary();
+    let mut list = Process::start(command.env("LONGSHORE_SERVER", url).args(["jobs", "list", "--json"]));
+    for _ in 0..2 {
+        requested.recv().unwrap();
+    }
+    list.signal("INT");
+    let (code, out, err) = list.ended();
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let page: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (ids(&page), &page["next"]),
+        (vec!["x".to_owned()], &json!("01990000-0000-7000-8000-00000000000a"))
+    );
 }
 
 fn lists_filter_and_page_to_the_end(fixture: &Fixture) {
