@@ -233,6 +233,39 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
+        name: "lists: end the search for a page after its first step",
+        file: INSPECT,
+        anchor: "pub(crate) fn next_step(&self)",
+        find: "self.position != Position::Start && self.started.elapsed() >= self.search_time",
+        replace: "self.position != Position::Start",
+        caught_by: &[
+            "inspect::postgres::a_page_is_searched_until_it_is_full",
+            "inspect::sqlite::a_page_is_searched_until_it_is_full",
+        ],
+    },
+    Mutant {
+        name: "lists: show live jobs before newer finished ones",
+        file: INSPECT,
+        anchor: "fn found(&self) -> &[JobId]",
+        find: "&self.live[..self.live.partition_point(|id| *id >= reached)]",
+        replace: "{\n                let _ = reached;\n                &self.live\n            }",
+        caught_by: &[
+            "inspect::postgres::live_jobs_are_listed_in_order_among_finished_ones",
+            "inspect::sqlite::live_jobs_are_listed_in_order_among_finished_ones",
+        ],
+    },
+    Mutant {
+        name: "lists: forget the offset when a search ends early",
+        file: INSPECT,
+        anchor: "pub(crate) fn finish(self)",
+        find: "self.offset.saturating_sub(ids.len()) as u32",
+        replace: "0",
+        caught_by: &[
+            "inspect::postgres::a_page_that_ends_early_keeps_the_rest_of_its_offset",
+            "inspect::sqlite::a_page_that_ends_early_keeps_the_rest_of_its_offset",
+        ],
+    },
+    Mutant {
         name: "api: look up each unknown token by itself",
         file: TOKENS,
         anchor: "pub(super) async fn find(",

@@ -5,12 +5,14 @@ use super::Mutant;
 const CHECK: &str = "crates/longshore/src/store/postgres/check.rs";
 const CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
+const CONNECT: &str = "crates/longshore/src/store/postgres/connect.rs";
 const ENQUEUE: &str = "crates/longshore/src/store/postgres/enqueue.rs";
 const FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const INSPECT: &str = "crates/longshore/src/store/postgres/inspect.rs";
 const KINDS: &str = "crates/longshore/src/store/postgres/kinds.rs";
 const LEASE: &str = "crates/longshore/src/store/postgres/lease.rs";
 const OPERATE: &str = "crates/longshore/src/store/postgres/operate.rs";
+const QUEUES: &str = "crates/longshore/src/store/postgres/queues.rs";
 const RECOVER: &str = "crates/longshore/src/store/postgres/recover.rs";
 const RUN: &str = "crates/longshore/src/store/postgres/run.rs";
 const TX: &str = "crates/longshore/src/store/postgres/tx.rs";
@@ -684,6 +686,40 @@ pub(super) const MUTANTS: &[Mutant] = &[
         replace: "where $1::uuid is not null\n       and cancel_requested",
         caught_by: &[
             "cancel_notices::postgres::the_cancels_of_a_worker_are_its_live_leases_with_a_requested_cancel",
+        ],
+    },
+    Mutant {
+        name: "postgres: walk the jobs of all queues for a queue's waiting jobs",
+        file: INSPECT,
+        anchor: "async fn live_jobs(",
+        find: "let is_complete = count <= i64::from(ListFilter::MAX_SORTED);",
+        replace: "let is_complete = count < 0;",
+        caught_by: &["inspect::postgres::the_live_jobs_of_a_queue_are_found_at_once_among_many_others"],
+    },
+    Mutant {
+        name: "postgres: show the bound as the number of waiting jobs",
+        file: QUEUES,
+        anchor: "pub(super) async fn queues(",
+        find: "queue.waiting = jobs.max(queue.waiting);",
+        replace: "",
+        caught_by: &["counts::postgres::large_numbers_of_waiting_jobs_are_estimated_and_small_ones_exact"],
+    },
+    Mutant {
+        name: "postgres: estimate the number of every queue",
+        file: STATS,
+        anchor: "pub(super) async fn waiting(",
+        find: "*jobs > bound &&",
+        replace: "*jobs > 0 &&",
+        caught_by: &["counts::postgres::large_numbers_of_waiting_jobs_are_estimated_and_small_ones_exact"],
+    },
+    Mutant {
+        name: "postgres: accept a pooler that mixes up prepared statements",
+        file: CONNECT,
+        anchor: "pub(super) async fn check_pooler(",
+        find: "Ok(Ok(false)) => Err(Error::unavailable(MIXED_UP_STATEMENTS).into()),",
+        replace: "Ok(Ok(false)) => Ok(None),",
+        caught_by: &[
+            "pgbouncer::postgres_only::pgbouncer_in_transaction_mode_is_refused_unless_it_tracks_statements",
         ],
     },
     Mutant {

@@ -448,11 +448,27 @@ pub(super) const MUTANTS: &[Mutant] = &[
         ],
     },
     Mutant {
+        name: "sqlite: walk the jobs of all queues for a queue's waiting jobs",
+        file: INSPECT,
+        anchor: "let (mut ids, mut count) = (Vec::new(), 0);",
+        find: "(count <= ListFilter::MAX_SORTED)",
+        replace: "(count > u32::MAX - 1)",
+        caught_by: &["inspect::sqlite::the_live_jobs_of_a_queue_are_found_at_once_among_many_others"],
+    },
+    Mutant {
+        name: "sqlite: estimate the number of every queue",
+        file: STATS,
+        anchor: "let queues = waiting_queues(tx)?;",
+        find: "if jobs > bound && in_sample > 0",
+        replace: "if jobs > 0 && in_sample > 0",
+        caught_by: &["counts::sqlite::large_numbers_of_waiting_jobs_are_estimated_and_small_ones_exact"],
+    },
+    Mutant {
         name: "sqlite: skip the rest of a page that is too large",
         file: INSPECT,
         anchor: "pub(super) fn list(",
         find: "let next = page.last();",
-        replace: "",
+        replace: "let next = found.next;",
         caught_by: &["inspect::sqlite::a_page_of_large_jobs_ends_early_and_the_next_one_continues"],
     },
     Mutant {
