@@ -125,8 +125,8 @@ impl ListFilter {
             && from.is_none_or(|from| job.id.0 >= from)
     }
 
-    /// Whether to look first whether a finished job has this queue and kind. The tallies
-    /// contain that, so a list of an unknown kind need not read millions of rows.
+    /// Whether the tallies can say that no finished job has this queue and kind, so that a
+    /// list of an unknown kind need not read millions of rows.
     pub(crate) fn may_ask_tallies(&self) -> bool {
         let includes_finished =
             !matches!(self.status, Some(Status::Queued | Status::Retrying | Status::Running));
@@ -139,7 +139,7 @@ impl ListFilter {
             // The tags are in `jobs`, which is read row by row.
             _ if self.tag.is_some() => None,
             (Some(Status::Queued | Status::Retrying), Some(_)) => Some(Live::Waiting),
-            (None, Some(_)) => Some(Live::WaitingAndRunning),
+            (None, Some(_)) if finished != FinishedJobs::Many => Some(Live::WaitingAndRunning),
             (None, None) if finished == FinishedJobs::None => Some(Live::Running),
             _ => None,
         }
@@ -156,7 +156,7 @@ impl ListFilter {
             (Some(Status::Running), _) => Some(Walk::Running),
             (None, None) => Some(Walk::Jobs),
             (None | Some(Status::Succeeded | Status::FailedPermanent | Status::Cancelled), _) => {
-                (finished == FinishedJobs::Possible).then_some(Walk::Finished)
+                (finished != FinishedJobs::None).then_some(Walk::Finished)
             }
         }
     }
@@ -205,12 +205,29 @@ pub(crate) enum Live {
     Running,
 }
 
-/// Whether a finished job can match a filter.
+/// Which finished jobs there are, according to the tallies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FinishedJobs {
-    Possible,
-    /// According to the tallies, none has this queue and kind.
+    /// None has the queue and kind of the filter.
     None,
+    /// Some have, and there are few of other queues and kinds.
+    Few,
+    Many,
+}
+
+impl FinishedJobs {
+    /// Walking `finished` also reads the request of each row, so walking `jobs` is faster
+    /// unless most jobs wait.
+    const FEW: i64 = 50_000;
+
+    /// For the numbers of those that match, and of all.
+    pub(crate) fn of(matching: i64, all: i64) -> Self {
+        match matching {
+            ..=0 => FinishedJobs::None,
+            _ if all <= FinishedJobs::FEW => FinishedJobs::Few,
+            _ => FinishedJobs::Many,
+        }
+    }
 }
 
 /// A table that a list walks.
@@ -510,20 +527,22 @@ mod tests {
             let live = filter.live(finished);
             (live, filter.walk(live, finished))
         };
-        let (possible, none) = (FinishedJobs::Possible, FinishedJobs::None);
-        assert_eq!(sources(&all, possible), (None, Some(Walk::Jobs)));
-        assert_eq!(sources(&queue, possible), (Some(Live::WaitingAndRunning), Some(Walk::Finished)));
+        let [none, few, many] =
+            [(0, 9), (1, 50_000), (1, 50_001)].map(|(own, all)| FinishedJobs::of(own, all));
+        assert_eq!(sources(&all, many), (None, Some(Walk::Jobs)));
+        assert_eq!(sources(&queue, few), (Some(Live::WaitingAndRunning), Some(Walk::Finished)));
+        assert_eq!(sources(&queue, many), (None, Some(Walk::Jobs)));
         assert_eq!(sources(&queue, none), (Some(Live::WaitingAndRunning), None));
         assert_eq!(queue.walk(None, none), Some(Walk::Jobs), "too many live jobs");
-        assert_eq!(sources(&kind, possible), (None, Some(Walk::Jobs)));
+        assert_eq!(sources(&kind, few), (None, Some(Walk::Jobs)));
         assert_eq!(sources(&kind, none), (Some(Live::Running), Some(Walk::Waiting)));
-        assert_eq!(sources(&of(Status::Queued, &queue), possible), (Some(Live::Waiting), None));
-        assert_eq!(sources(&of(Status::Queued, &kind), possible), (None, Some(Walk::Waiting)));
-        assert_eq!(sources(&of(Status::Running, &queue), possible), (None, Some(Walk::Running)));
-        assert_eq!(sources(&of(Status::Cancelled, &queue), possible), (None, Some(Walk::Finished)));
+        assert_eq!(sources(&of(Status::Queued, &queue), many), (Some(Live::Waiting), None));
+        assert_eq!(sources(&of(Status::Queued, &kind), many), (None, Some(Walk::Waiting)));
+        assert_eq!(sources(&of(Status::Running, &queue), many), (None, Some(Walk::Running)));
+        assert_eq!(sources(&of(Status::Cancelled, &queue), many), (None, Some(Walk::Finished)));
         assert_eq!(sources(&of(Status::Cancelled, &queue), none), (None, None));
         let tagged = ListFilter { tag: Some("red".into()), ..queue };
-        assert_eq!(sources(&tagged, possible), (None, Some(Walk::Jobs)));
+        assert_eq!(sources(&tagged, many), (None, Some(Walk::Jobs)));
         assert!(!all.may_ask_tallies() && kind.may_ask_tallies());
         assert!(!of(Status::Running, &kind).may_ask_tallies());
     }

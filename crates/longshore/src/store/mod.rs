@@ -311,7 +311,8 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Lists a page of jobs, newest first, as they are at one moment. Looks for matches
     /// until the page is full or the filter's `search_time` has passed, so a page may be
     /// short although there is a next one. If at most 10,000 jobs of a queue wait or run, a
-    /// list of the queue finds them at once, however many other jobs there are.
+    /// list of its waiting or running jobs finds them at once, however many other jobs there
+    /// are; so does a list of the queue while few jobs are finished.
     async fn list(&self, filter: &ListFilter) -> Result<Page>;
 
     /// Lists up to `limit` newest jobs, up to `limit` running ones, and `also`,

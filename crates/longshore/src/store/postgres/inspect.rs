@@ -255,7 +255,7 @@ async fn by_key(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
 
 async fn search(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
     let finished =
-        if filter.may_ask_tallies() { finished_jobs(tx, filter).await? } else { FinishedJobs::Possible };
+        if filter.may_ask_tallies() { finished_jobs(tx, filter).await? } else { FinishedJobs::Many };
     let live = filter.live(finished);
     let live_ids = match live {
         Some(live) => live_jobs(tx, filter, live).await?,
@@ -272,20 +272,21 @@ async fn search(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
 }
 
 const COUNT_KEPT: &str = "
-    select coalesce(sum(kept), 0)::int8
-      from longshore.tallies
-     where ($1::text is null or queue = $1)
-       and ($2::text is null or kind = $2)
-       and ($3::text is null or outcome::text = $3)";
+    select coalesce(sum(kept) filter (
+             where ($1::text is null or queue = $1)
+               and ($2::text is null or kind = $2)
+               and ($3::text is null or outcome::text = $3)), 0)::int8,
+           coalesce(sum(kept), 0)::int8
+      from longshore.tallies";
 
 async fn finished_jobs(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<FinishedJobs> {
-    let kept: i64 = sqlx::query_scalar(tx.sql(COUNT_KEPT))
+    let (matching, all): (i64, i64) = sqlx::query_as(tx.sql(COUNT_KEPT))
         .bind(&filter.queue)
         .bind(&filter.kind)
         .bind(filter.status.map(Status::as_str))
         .fetch_one(&mut *tx.connection)
         .await?;
-    Ok(if kept > 0 { FinishedJobs::Possible } else { FinishedJobs::None })
+    Ok(FinishedJobs::of(matching, all))
 }
 
 /// The waiting jobs of the queue `$1`, read in the order of the indexes.
@@ -349,36 +350,41 @@ async fn live_jobs(tx: &mut Tx<'_>, filter: &ListFilter, live: Live) -> Sql<Opti
     Ok(is_complete.then(|| ids.into_iter().map(JobId).collect()))
 }
 
-/// Examines up to `$2` rows of `{rows}` below the id `$1`, newest first. Returns up to `$3`
-/// matches, and the last row that was examined. Numbering the rows does not need a second
-/// pass, and the statement ends with the last match: every part of it keeps the order of
-/// the ids.
+/// Up to `$2` rows of `{rows}` below the id `$1`, newest first.
+const ROWS: &str = "
+           ({rows} id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+             order by id desc
+             limit $2) as c";
+
+/// Returns up to `$3` of these rows that match.
 const WALK: &str = "
-    select e.id, e.is_match, e.number = $2
-      from (select c.id, coalesce({matches}, false) as is_match,
-                   row_number() over (order by c.id desc) as number
-              from ({rows} id < coalesce($1, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-                     order by id desc
-                     limit $2) as c
-              {request}) as e
-     where e.is_match
-        or e.number = $2
-     order by e.id desc
+    select c.id
+      from {rows}
+           {request}
+     where {matches}
+     order by c.id desc
      limit $3";
+
+/// Returns the last of these rows.
+const LAST_ROW: &str = "
+    select c.id
+      from {rows}
+     order by c.id desc
+    offset $2 - 1";
 
 /// The request of a row, for tables that do not have what the filter needs. Read row by row
 /// (`offset 0`): the planner does not know how soon a page is full and would read all jobs
 /// instead.
 const REQUEST: &str = "
-              left join lateral (
-                     select kind, queue, options
-                       from longshore.jobs
-                      where id = c.id
-                     offset 0) as j on true";
+           cross join lateral (
+             select kind, queue, options
+               from longshore.jobs
+              where id = c.id
+             offset 0) as j";
 
 async fn walk_step(tx: &mut Tx<'_>, filter: &ListFilter, walk: Walk, step: Step) -> Sql<Walked> {
-    let text = tx.fill(&walk_statement(filter, walk));
-    let rows = sqlx::query(AssertSqlSafe(text))
+    let (walk, last_row) = walk_statement(filter, walk);
+    let ids: Vec<Uuid> = sqlx::query_scalar(AssertSqlSafe(tx.fill(&walk)))
         .bind(step.before)
         .bind(i64::from(step.rows))
         .bind(i64::from(step.wanted))
@@ -387,19 +393,22 @@ async fn walk_step(tx: &mut Tx<'_>, filter: &ListFilter, walk: Walk, step: Step)
         .bind(&filter.tag)
         .fetch_all(&mut *tx.connection)
         .await?;
-    let mut walked = Walked::default();
-    for row in &rows {
-        let id = JobId(row.try_get(0)?);
-        if row.try_get(1)? {
-            walked.ids.push(id);
-        }
-        let is_last: bool = row.try_get(2)?;
-        walked.reached = (is_last || rows.len() == step.wanted as usize).then_some(id);
+    let mut walked = Walked { ids: ids.into_iter().map(JobId).collect(), reached: None };
+    if walked.ids.len() == step.wanted as usize {
+        walked.reached = walked.ids.last().copied();
+    } else {
+        let last: Option<Uuid> = sqlx::query_scalar(AssertSqlSafe(tx.fill(&last_row)))
+            .bind(step.before)
+            .bind(i64::from(step.rows))
+            .fetch_optional(&mut *tx.connection)
+            .await?;
+        walked.reached = last.map(JobId);
     }
     Ok(walked)
 }
 
-fn walk_statement(filter: &ListFilter, walk: Walk) -> String {
+/// The statement of a step, and the one that finds its last row.
+fn walk_statement(filter: &ListFilter, walk: Walk) -> (String, String) {
     let (rows, status) = match (walk, filter.status) {
         (Walk::Jobs, _) => ("select id, kind, queue, options from longshore.jobs where", "true"),
         (Walk::Running, _) => ("select id, kind, queue from longshore.running where", "true"),
@@ -445,7 +454,9 @@ fn walk_statement(filter: &ListFilter, walk: Walk) -> String {
         ),
         None => format!("{status} and $4::text is null and $5::text is null and $6::text is null"),
     };
-    WALK.replace("{rows}", rows).replace("{request}", request).replace("{matches}", &matches)
+    let rows = ROWS.replace("{rows}", rows);
+    let walk = WALK.replace("{rows}", &rows).replace("{request}", request).replace("{matches}", &matches);
+    (walk, LAST_ROW.replace("{rows}", &rows))
 }
 
 /// How many of these jobs to read: up to the one with which their large columns exceed `$2`

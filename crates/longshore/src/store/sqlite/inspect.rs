@@ -221,7 +221,7 @@ fn by_key(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
 }
 
 fn search(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
-    let finished = if filter.may_ask_tallies() { finished_jobs(tx, filter)? } else { FinishedJobs::Possible };
+    let finished = if filter.may_ask_tallies() { finished_jobs(tx, filter)? } else { FinishedJobs::Many };
     let live = filter.live(finished);
     let live_ids = live.map(|live| live_jobs(tx, filter, live)).transpose()?.flatten();
     let walk = filter.walk(live.filter(|_| live_ids.is_some()), finished);
@@ -236,14 +236,15 @@ fn search(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
 
 fn finished_jobs(tx: &Tx<'_>, filter: &ListFilter) -> Sql<FinishedJobs> {
     const KEPT: &str = "
-        select coalesce(sum(kept), 0)
-          from tallies
-         where (?1 is null or queue = ?1)
-           and (?2 is null or kind = ?2)
-           and (?3 is null or outcome = ?3)";
+        select coalesce(sum(kept) filter (
+                 where (?1 is null or queue = ?1)
+                   and (?2 is null or kind = ?2)
+                   and (?3 is null or outcome = ?3)), 0),
+               coalesce(sum(kept), 0)
+          from tallies";
     let params = params![filter.queue, filter.kind, filter.status.map(Status::as_str)];
-    let kept: i64 = tx.row(KEPT, params, |row| row.get(0))?.unwrap_or(0);
-    Ok(if kept > 0 { FinishedJobs::Possible } else { FinishedJobs::None })
+    let (matching, all) = tx.row(KEPT, params, |row| Ok((row.get(0)?, row.get(1)?)))?.unwrap_or((0, 0));
+    Ok(FinishedJobs::of(matching, all))
 }
 
 /// The live jobs that match; `None` if there are too many to sort them.
