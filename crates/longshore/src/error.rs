@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::job::Status;
+
 /// The result type of every fallible operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -23,6 +25,7 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: Kind,
     field: Option<String>,
+    status: Option<Status>,
     message: String,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -49,7 +52,7 @@ enum Kind {
 
 impl Error {
     fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error(Box::new(Inner { kind, field: None, message: message.into(), source: None }))
+        Error(Box::new(Inner { kind, field: None, status: None, message: message.into(), source: None }))
     }
 
     /// Input that can never be accepted; `field` is the part to change.
@@ -101,6 +104,12 @@ impl Error {
         self
     }
 
+    /// Adds the job's status, if the operation was refused because of it.
+    pub(crate) fn with_status(mut self, status: Status) -> Self {
+        self.0.status = Some(status);
+        self
+    }
+
     /// The same error about item `i` of the list `list`, if it names a field.
     pub(crate) fn in_item(self, list: &str, i: usize) -> Self {
         match self.field() {
@@ -113,6 +122,7 @@ impl Error {
     pub(crate) fn shared(&self) -> Self {
         let mut copy = Error::new(self.0.kind, self.to_string());
         copy.0.field = self.0.field.clone();
+        copy.0.status = self.0.status;
         copy
     }
 
@@ -166,6 +176,29 @@ impl Error {
     /// The name of the field to change, if the input is invalid.
     pub fn field(&self) -> Option<&str> {
         self.0.field.as_deref()
+    }
+
+    /// The status of the job when the operation was refused, if the refusal is a
+    /// [conflict](Error::is_conflict) with it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> longshore::Result<()> {
+    /// use longshore::{Client, NewJob, Status};
+    ///
+    /// let client = Client::connect("sqlite::memory:").await?;
+    /// client.migrate().await?;
+    /// let job = client.enqueue(NewJob::new("greet", "Ada")).await?;
+    /// client.cancel(job.id).await?;
+    ///
+    /// let refused = client.cancel(job.id).await.unwrap_err();
+    /// assert!(refused.is_conflict());
+    /// assert_eq!(refused.status(), Some(Status::Cancelled));
+    /// # Ok(()) }
+    /// # #[cfg(not(feature = "sqlite"))] fn main() {}
+    /// ```
+    pub fn status(&self) -> Option<Status> {
+        self.0.status
     }
 }
 

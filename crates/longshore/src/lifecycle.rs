@@ -16,7 +16,7 @@ use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 
 use crate::error::Error;
-use crate::job::{AttemptEnd, Outcome, WorkerId};
+use crate::job::{AttemptEnd, Outcome, Status, WorkerId};
 use crate::retry::MAX_DELAY;
 
 /// The error recorded for a job whose worker died.
@@ -40,6 +40,18 @@ pub enum State {
     Running(Running),
     /// In `finished`.
     Finished(Finished),
+}
+
+impl State {
+    /// The status of a job in this state.
+    pub fn status(&self) -> Status {
+        match self {
+            State::Waiting(Waiting { attempts: 0, interruptions: 0, .. }) => Status::Queued,
+            State::Waiting(_) => Status::Retrying,
+            State::Running(_) => Status::Running,
+            State::Finished(job) => job.outcome.status(),
+        }
+    }
 }
 
 /// A waiting job.
@@ -317,9 +329,9 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The conflict error for the caller.
-    pub(crate) fn into_error(self, id: impl std::fmt::Display) -> Error {
-        Error::conflict(match self {
+    /// The conflict error for the caller. `state` is the job's state that led to the refusal.
+    pub(crate) fn into_error(self, id: impl std::fmt::Display, state: &State) -> Error {
+        let message = match self {
             Refusal::LeaseLost => format!("job {id}: the lease is no longer held"),
             Refusal::NotWaiting => format!("job {id} is not waiting"),
             Refusal::AlreadyFinished(outcome) => {
@@ -333,7 +345,8 @@ impl Refusal {
                 "job {id} ended as {}, not failed_permanent; retry it instead of redriving it",
                 outcome.as_str()
             ),
-        })
+        };
+        Error::conflict(message).with_status(state.status())
     }
 }
 

@@ -467,4 +467,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "worker_metrics::sqlite::an_attempt_of_an_http_worker_is_counted_once",
         ],
     },
+    Mutant {
+        name: "api: leave the status of the job out of a refusal",
+        file: "crates/longshore/src/api/problem.rs",
+        anchor: "impl From<Error> for Problem",
+        find: "job_status: error.status()",
+        replace: "job_status: None",
+        caught_by: &[
+            "http::jobs::postgres::the_response_to_a_cancel_depends_on_the_status_of_the_job",
+            "http::jobs::sqlite::the_response_to_a_cancel_depends_on_the_status_of_the_job",
+        ],
+    },
 ];

@@ -262,4 +262,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "counts::sqlite::one_turn_folds_fifty_thousand_tallies",
         ],
     },
+    Mutant {
+        name: "rules: show an interrupted waiting job as queued in a refusal",
+        file: LIFECYCLE,
+        anchor: "pub fn status(&self) -> Status",
+        find: "State::Waiting(_) => Status::Retrying,",
+        replace: "State::Waiting(_) => Status::Queued,",
+        caught_by: &[
+            "operate::postgres::a_refusal_contains_the_status_of_the_job",
+            "operate::sqlite::a_refusal_contains_the_status_of_the_job",
+        ],
+    },
 ];

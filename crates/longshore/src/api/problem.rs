@@ -10,7 +10,9 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::schemas::StatusSchema;
 use crate::error::Error;
+use crate::job::Status;
 
 /// The result of every handler.
 pub(super) type ApiResult<T> = std::result::Result<T, Problem>;
@@ -22,6 +24,8 @@ pub(super) struct Problem {
     /// Instead of the usual status of the slug.
     status: Option<StatusCode>,
     message: String,
+    /// The status of the job that the request is about, if the request conflicts with it.
+    job_status: Option<Status>,
     headers: Vec<(header::HeaderName, HeaderValue)>,
     cause: Option<Cause>,
 }
@@ -61,6 +65,10 @@ pub(super) struct ProblemBody {
     error: Slug,
     /// A text for people.
     message: String,
+    /// The job's status, if it does not allow the request (`conflict`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = StatusSchema, required = false)]
+    job_status: Option<Status>,
 }
 
 /// The kind of error.
@@ -107,7 +115,14 @@ impl Slug {
 
 impl Problem {
     pub(super) fn new(slug: Slug, message: impl Into<String>) -> Self {
-        Problem { slug, status: None, message: message.into(), headers: Vec::new(), cause: None }
+        Problem {
+            slug,
+            status: None,
+            message: message.into(),
+            job_status: None,
+            headers: Vec::new(),
+            cause: None,
+        }
     }
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
@@ -168,7 +183,9 @@ impl From<Error> for Problem {
             return Problem::new(Slug::NotFound, error.to_string()).with_cause(error);
         }
         if error.is_conflict() {
-            return Problem::new(Slug::Conflict, error.to_string()).with_cause(error);
+            let problem =
+                Problem { job_status: error.status(), ..Problem::new(Slug::Conflict, error.to_string()) };
+            return problem.with_cause(error);
         }
         if error.is_locked() || error.is_overloaded() {
             return Problem::new(Slug::Unavailable, error.to_string())
@@ -193,9 +210,9 @@ impl From<Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Problem { slug, status, message, headers, cause } = self;
+        let Problem { slug, status, message, job_status, headers, cause } = self;
         let status = status.unwrap_or_else(|| slug.status());
-        let mut response = (status, Json(ProblemBody { error: slug, message })).into_response();
+        let mut response = (status, Json(ProblemBody { error: slug, message, job_status })).into_response();
         for (name, value) in headers {
             response.headers_mut().insert(name, value);
         }

@@ -41,7 +41,8 @@ impl Client {
     // ---- jobs ------------------------------------------------------------
 
     /// Cancels a waiting job at once, or requests that a running job stop and notifies its
-    /// worker. Returns a conflict error if the job has ended, and a not-found error if it does not exist.
+    /// worker. Returns a conflict error if the job has ended, whose
+    /// [status](Error::status) says how, and a not-found error if it does not exist.
     pub async fn cancel(&self, id: JobId) -> Result<Cancelled> {
         match self.command(id, &Command::Cancel).await? {
             Operation::RequestCancel => Ok(Cancelled::Pending),
@@ -150,7 +151,7 @@ impl Client {
             let Some(state) = self.store.locate(id).await? else {
                 return Err(Error::not_found(format!("job {id} does not exist, or is no longer kept")));
             };
-            let operation = command.decide(&state).map_err(|refusal| refusal.into_error(id))?;
+            let operation = command.decide(&state).map_err(|refusal| refusal.into_error(id, &state))?;
             match self.store.operate(id, &state, &operation).await? {
                 Operated::Done => {
                     if let (State::Running(running), Operation::RequestCancel) = (&state, &operation) {
@@ -162,7 +163,8 @@ impl Client {
                 Operated::KeyTaken(holder) => {
                     return Err(Error::conflict(format!(
                         "job {id}: its unique key belongs to job {holder}; cancel that job, or wait for it to end"
-                    )));
+                    ))
+                    .with_status(state.status()));
                 }
             }
         }

@@ -538,8 +538,9 @@ fn a_flagged_job_ends_instead_of_being_rescheduled() {
 #[test]
 fn every_refusal_is_a_conflict_that_names_the_job_and_most_name_the_remedy() {
     let message = |refusal: Refusal| {
-        let error = refusal.into_error("J");
+        let error = refusal.into_error("J", &finished(Outcome::Cancelled));
         assert!(error.is_conflict());
+        assert_eq!(error.status(), Some(Status::Cancelled));
         error.to_string()
     };
     assert_table(

@@ -27,6 +27,7 @@ cases! {
     an_invalid_edit_is_refused_by_field,
     a_finished_job_is_deleted_with_its_history,
     live_jobs_cannot_be_deleted,
+    a_refusal_contains_the_status_of_the_job,
     every_operation_on_an_unknown_job_is_not_found,
     an_operation_decided_on_an_outdated_state_changes_nothing,
     an_operation_decided_before_another_run_changes_nothing,
@@ -275,6 +276,30 @@ async fn live_jobs_cannot_be_deleted(fixture: Fixture) {
 }
 
 // ---- every operation ---------------------------------------------------------
+
+async fn a_refusal_contains_the_status_of_the_job(fixture: Fixture) {
+    let refused = |result: Result<(), Error>| {
+        let error = result.expect_err("a refusal");
+        assert!(error.is_conflict(), "{error:?}");
+        error.status()
+    };
+    let waiting = fixture.add(job("queued")).await;
+    assert_eq!(refused(fixture.delete(waiting).await), Some(Status::Queued));
+    let again = fixture.add(job("retrying")).await;
+    let worker = fixture.worker().await;
+    for claimed in fixture.claim(worker, 2).await {
+        fixture.must_finish(&claimed, failed()).await;
+    }
+    assert_eq!(refused(fixture.redrive(again).await), Some(Status::Retrying));
+    let running = fixture.running(job("running")).await.lease().id;
+    assert_eq!(refused(fixture.retry(running).await), Some(Status::Running));
+    for outcome in Outcome::ALL {
+        let ended = fixture.ended(job("ended"), outcome).await;
+        assert_eq!(refused(fixture.cancel(ended).await.map(drop)), Some(outcome.status()));
+    }
+    let unknown = fixture.cancel(JobId::new()).await.expect_err("not found");
+    assert_eq!(unknown.status(), None);
+}
 
 async fn every_operation_on_an_unknown_job_is_not_found(fixture: Fixture) {
     let id = JobId::new();

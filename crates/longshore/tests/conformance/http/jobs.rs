@@ -267,11 +267,12 @@ async fn the_response_to_a_cancel_depends_on_the_status_of_the_job(fixture: Fixt
         let response =
             http.send("POST", &format!("/jobs/{waiting}/cancel"), &[], "").await.expect_status(200);
         assert_eq!(response.json(), json!({ "status": "cancelled", "job_id": waiting.to_string() }));
-        http.send("POST", &format!("/jobs/{waiting}/cancel"), &[], "").await.expect_problem(
+        let refused = http.send("POST", &format!("/jobs/{waiting}/cancel"), &[], "").await.expect_problem(
             409,
             "conflict",
             "cancelled",
         );
+        assert_eq!(refused.json()["job_status"], "cancelled");
 
         let running = fixture.add(job("greet")).await;
         let worker = fixture.worker().await;
