@@ -111,7 +111,8 @@ pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, Work
 pub use lifecycle::Ending;
 pub use lifecycle::{Interruption, When};
 pub use recovery::{
-    Decision, INFRASTRUCTURE_RESILIENT_FLAG, RecoveryHook, SweepMode, SweepOptions, SweepReport,
+    Decision, INFRASTRUCTURE_RESILIENT_FLAG, InterruptedJob, RecoveryHook, SweepMode, SweepOptions,
+    SweepReport,
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Serialize;
+use serde_json::value::RawValue;
 
 use crate::client::Client;
 use crate::error::Result;
-use crate::job::WorkerId;
+use crate::job::{JobRecord, Status, WorkerId};
 use crate::lifecycle::{self, Interruption, Recovery, When};
 use crate::store::{Interrupted, Interruptor, Recovered, Settled, Settlement, SweepScope};
 
@@ -82,21 +83,47 @@ pub enum Decision {
     Skip,
 }
 
-/// Decides about each job that a sweep recovers. Closures that take an [`Interrupted`] and return
-/// a [`Decision`] implement it.
+/// A job that a sweep recovers, as hooks receive it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct InterruptedJob {
+    /// The whole job as the sweep found it: payload, tags, context, attempts and so on.
+    pub record: JobRecord,
+    /// The worker that held the lease.
+    pub previous_worker: WorkerId,
+    /// Why the lease may be taken from it.
+    pub why: Interruptor,
+}
+
+impl InterruptedJob {
+    /// The reason for the interruption: always `WorkerCrashed`. [`why`](Self::why) has the details.
+    pub fn reason(&self) -> &'static str {
+        lifecycle::WORKER_CRASHED
+    }
+
+    /// Roughly how much memory it uses.
+    fn size(&self) -> usize {
+        let length = |json: &Option<Box<RawValue>>| json.as_ref().map_or(0, |json| json.get().len());
+        let JobRecord { payload, metadata, progress, .. } = &self.record;
+        payload.get().len() + length(metadata) + length(progress)
+    }
+}
+
+/// Decides about each job that a sweep recovers. Closures that take an [`InterruptedJob`] and
+/// return a [`Decision`] implement it.
 #[async_trait]
 pub trait RecoveryHook: Send {
     /// Decides what happens to the job. May be called twice for the same job; one decision
     /// applies.
-    async fn decide(&mut self, job: &Interrupted) -> Decision;
+    async fn decide(&mut self, job: &InterruptedJob) -> Decision;
 
-    /// Called after the decision is stored.
-    async fn recovered(&mut self, _job: &Interrupted) {}
+    /// Called after the decision is stored, with the job as it was before.
+    async fn recovered(&mut self, _job: &InterruptedJob) {}
 }
 
 #[async_trait]
-impl<F: FnMut(&Interrupted) -> Decision + Send> RecoveryHook for F {
-    async fn decide(&mut self, job: &Interrupted) -> Decision {
+impl<F: FnMut(&InterruptedJob) -> Decision + Send> RecoveryHook for F {
+    async fn decide(&mut self, job: &InterruptedJob) -> Decision {
         self(job)
     }
 }
@@ -119,6 +146,8 @@ pub struct SweepReport {
 
 /// How many deferred jobs a sweep logs one by one.
 const MAX_DEFERRED_LOGGED: u64 = 10;
+/// How many bytes of jobs a sweep with a hook keeps in memory before it stores their decisions.
+const MAX_HELD_BYTES: usize = 16 * 1024 * 1024;
 
 impl SweepReport {
     fn defer(&mut self, job: &Interrupted, reason: &str) {
@@ -132,14 +161,23 @@ impl SweepReport {
 impl Client {
     /// Recovers the jobs of dead workers and of hung handlers.
     pub async fn sweep(&self, options: &SweepOptions) -> Result<SweepReport> {
-        self.sweep_with(options, &mut |_: &Interrupted| Decision::Default).await
+        self.sweep_all(options, None).await
     }
 
-    /// Like [`sweep`](Client::sweep), and calls `hook` for each job.
+    /// Like [`sweep`](Client::sweep), and calls `hook` for each job. The hook receives the whole
+    /// job, so this reads every recovered job once more than `sweep` does.
     pub async fn sweep_with(
         &self,
         options: &SweepOptions,
         hook: &mut dyn RecoveryHook,
+    ) -> Result<SweepReport> {
+        self.sweep_all(options, Some(hook)).await
+    }
+
+    async fn sweep_all(
+        &self,
+        options: &SweepOptions,
+        mut hook: Option<&mut dyn RecoveryHook>,
     ) -> Result<SweepReport> {
         let mut report = SweepReport::default();
         // Mark workers dead before taking their leases: a worker that comes back in between
@@ -159,7 +197,7 @@ impl Client {
                     report.workers.extend(found.iter().map(|job| job.running.worker));
                 }
                 SweepMode::Recover => {
-                    self.recover_page(found, options, hook, &mut report).await?;
+                    self.recover_page(found, options, &mut hook, &mut report).await?;
                 }
             }
         }
@@ -167,9 +205,57 @@ impl Client {
 
     async fn recover_page(
         &self,
-        mut found: Vec<Interrupted>,
+        found: Vec<Interrupted>,
         options: &SweepOptions,
-        hook: &mut dyn RecoveryHook,
+        hook: &mut Option<&mut dyn RecoveryHook>,
+        report: &mut SweepReport,
+    ) -> Result<()> {
+        let (mut candidates, mut bytes) = (Vec::with_capacity(found.len()), 0);
+        for lease in found {
+            let job = match hook {
+                None => None,
+                Some(_) => match self.job_of(&lease).await? {
+                    JobOfLease::Read(job) => Some(job),
+                    JobOfLease::Unreadable => None,
+                    JobOfLease::LeaseLost => continue,
+                },
+            };
+            bytes += job.as_deref().map_or(0, InterruptedJob::size);
+            candidates.push(Candidate { lease, job });
+            if bytes >= MAX_HELD_BYTES {
+                bytes = 0;
+                self.recover_candidates(std::mem::take(&mut candidates), options, hook, report).await?;
+            }
+        }
+        self.recover_candidates(candidates, options, hook, report).await
+    }
+
+    /// Reads the job of a lease for a hook.
+    async fn job_of(&self, lease: &Interrupted) -> Result<JobOfLease> {
+        let record = match self.store().get(lease.id).await {
+            Ok(Some(record)) => record,
+            Ok(None) => return Ok(JobOfLease::LeaseLost),
+            Err(error) if error.is_unavailable() || error.is_read_only() || error.is_schema() => {
+                return Err(error);
+            }
+            // One unreadable row must not stop the recovery of others.
+            Err(error) => {
+                tracing::warn!(job_id = %lease.id, %error, "could not read the job for the recovery hook; recovering it without the hook");
+                return Ok(JobOfLease::Unreadable);
+            }
+        };
+        if record.status != Status::Running || record.lease_no != lease.running.lease_no {
+            return Ok(JobOfLease::LeaseLost);
+        }
+        let (previous_worker, why) = (lease.running.worker, lease.why);
+        Ok(JobOfLease::Read(Box::new(InterruptedJob { record, previous_worker, why })))
+    }
+
+    async fn recover_candidates(
+        &self,
+        mut found: Vec<Candidate>,
+        options: &SweepOptions,
+        hook: &mut Option<&mut dyn RecoveryHook>,
         report: &mut SweepReport,
     ) -> Result<()> {
         // If a flag was set since the listing, the job is decided again. Flags are never cleared,
@@ -177,11 +263,16 @@ impl Client {
         while !found.is_empty() {
             let mut decided = Vec::with_capacity(found.len());
             let mut batch: Vec<(Interruptor, Settlement)> = Vec::with_capacity(found.len());
-            for job in found {
-                match recovery(&job, &hook.decide(&job).await, options.interruption) {
+            for candidate in found {
+                let decision = match (hook.as_mut(), &candidate.job) {
+                    (Some(hook), Some(job)) => hook.decide(job).await,
+                    _ => Decision::Default,
+                };
+                let lease = &candidate.lease;
+                match recovery(lease, &decision, options.interruption) {
                     Some(recovery) => {
-                        batch.push((job.why, settlement(&job, recovery)));
-                        decided.push(job);
+                        batch.push((lease.why, settlement(lease, recovery)));
+                        decided.push(candidate);
                     }
                     None => report.skipped += 1,
                 }
@@ -189,32 +280,51 @@ impl Client {
             let recovered = self.store().recover(&batch).await?;
             let is_stored = |recovered: &Recovered| *recovered == Recovered::Settled(Settled::Stored);
             let due = batch.iter().zip(&decided).zip(&recovered).filter_map(
-                |(((_, settlement), job), recovered)| {
+                |(((_, settlement), candidate), recovered)| {
                     let when = settlement.leave.requeued_for().filter(|_| is_stored(recovered))?;
-                    Some((job.queue.as_str(), when))
+                    Some((candidate.lease.queue.as_str(), when))
                 },
             );
             self.notifier().notify(due);
             found = Vec::new();
-            for ((mut job, recovered), (_, settlement)) in decided.into_iter().zip(recovered).zip(&batch) {
+            for ((mut candidate, recovered), (_, settlement)) in decided.into_iter().zip(recovered).zip(&batch) {
                 match recovered {
                     Recovered::Settled(Settled::Stored) => {
                         report.recovered += 1;
-                        report.workers.insert(job.running.worker);
-                        self.job_log.recovered(&job, &settlement.leave);
-                        hook.recovered(&job).await;
+                        report.workers.insert(candidate.lease.running.worker);
+                        self.job_log.recovered(&candidate.lease, &settlement.leave);
+                        if let (Some(hook), Some(job)) = (hook.as_mut(), &candidate.job) {
+                            hook.recovered(job).await;
+                        }
                     }
                     Recovered::Settled(Settled::LeaseLost) => {}
                     Recovered::Settled(Settled::Flagged(flags)) => {
-                        job.running.flags = flags;
-                        found.push(job);
+                        candidate.lease.running.flags = flags;
+                        if let Some(job) = &mut candidate.job {
+                            job.record.cancel_requested = flags.cancel_requested;
+                        }
+                        found.push(candidate);
                     }
-                    Recovered::Deferred(reason) => report.defer(&job, &reason),
+                    Recovered::Deferred(reason) => report.defer(&candidate.lease, &reason),
                 }
             }
         }
         Ok(())
     }
+}
+
+/// A lease to recover, and its job for the hook.
+struct Candidate {
+    lease: Interrupted,
+    /// `None` without a hook, or if the job cannot be read: then the default applies.
+    job: Option<Box<InterruptedJob>>,
+}
+
+enum JobOfLease {
+    Read(Box<InterruptedJob>),
+    Unreadable,
+    /// The job has ended or has a newer lease, so there is nothing to recover.
+    LeaseLost,
 }
 
 fn recovery(job: &Interrupted, decision: &Decision, interruption: Interruption) -> Option<Recovery> {

@@ -478,4 +478,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "http::jobs::sqlite::the_response_to_a_cancel_depends_on_the_status_of_the_job",
         ],
     },
+    Mutant {
+        name: "api: sweep without the server's resilient flags and factor",
+        file: "crates/longshore/src/api/operate.rs",
+        anchor: "pub(super) async fn sweep(",
+        find: "server.sweep.clone()",
+        replace: "crate::recovery::SweepOptions::default()",
+        caught_by: &[
+            "http::operate::postgres::a_sweep_uses_the_resilient_flags_and_the_factor_of_the_server_or_the_request",
+            "http::operate::sqlite::a_sweep_uses_the_resilient_flags_and_the_factor_of_the_server_or_the_request",
+        ],
+    },
 ];

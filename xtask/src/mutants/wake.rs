@@ -132,7 +132,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "wake: do not notify of recovered jobs",
         file: RECOVERY,
-        anchor: "async fn recover_page(",
+        anchor: "async fn recover_candidates(",
         find: "self.notifier().notify(due);",
         replace: "drop(due);",
         caught_by: &[

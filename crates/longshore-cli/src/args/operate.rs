@@ -87,6 +87,15 @@ pub(crate) struct Sweep {
     /// How long recovered jobs wait before they are due again
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
     pub(crate) recovery_delay: Duration,
+
+    /// The flags of resilient jobs; '' for none. A worker that holds such a job is declared dead only
+    /// after --resilient-factor times its threshold [default: the server's, or infrastructure_resilient]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', env = "LONGSHORE_RESILIENT_FLAGS")]
+    pub(crate) resilient_flags: Option<Vec<String>>,
+
+    /// The factor for workers that hold a resilient job [default: the server's, or 3]
+    #[arg(long, value_name = "N", env = "LONGSHORE_RESILIENT_FACTOR")]
+    pub(crate) resilient_factor: Option<u32>,
 }
 
 fn queue_limit(text: &str) -> Result<QueueLimit, String> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use super::worker::Recovery;
 use super::{Logging, Work};
 use crate::duration;
 
@@ -40,6 +41,9 @@ pub(crate) struct Dev {
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse,
           env = "LONGSHORE_SHUTDOWN_GRACE")]
     pub(crate) shutdown_grace: Duration,
+
+    #[command(flatten)]
+    pub(crate) recovery: Recovery,
 
     #[command(flatten)]
     pub(crate) listen: Listen,

@@ -110,6 +110,9 @@ pub(crate) struct Work {
     #[arg(long, value_name = "N", default_value_t = 3, env = "LONGSHORE_MAX_INTERRUPTIONS")]
     max_interruptions: u16,
 
+    #[command(flatten)]
+    recovery: Recovery,
+
     /// How long running jobs may continue after a signal
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse,
           env = "LONGSHORE_SHUTDOWN_GRACE")]
@@ -139,6 +142,50 @@ pub(crate) struct Work {
 
     #[command(flatten)]
     pub(crate) builtin: Builtin,
+}
+
+/// Whether this process recovers jobs, and which jobs need a longer threshold. `worker`, `serve` and
+/// `dev` have these settings.
+#[derive(Debug, Args)]
+pub(crate) struct Recovery {
+    /// Whether this process recovers the jobs of dead workers
+    ///
+    /// Turn it off if the hooks of your own workers decide about interrupted jobs: a process that
+    /// recovers a job first does not call the hooks of another one. Some process must recover jobs.
+    #[arg(long, value_enum, value_name = "on|off", default_value_t = Switch::On,
+          hide_possible_values = true, env = "LONGSHORE_RECOVERY")]
+    recovery: Switch,
+
+    /// The flags of resilient jobs; '' for none. A worker that holds such a job is declared dead only
+    /// after --resilient-factor times its threshold
+    #[arg(long, value_name = "A,B", value_delimiter = ',',
+          default_value = longshore::INFRASTRUCTURE_RESILIENT_FLAG, env = "LONGSHORE_RESILIENT_FLAGS")]
+    resilient_flags: Vec<String>,
+
+    /// The factor for workers that hold a resilient job
+    #[arg(long, value_name = "N", default_value_t = 3, env = "LONGSHORE_RESILIENT_FACTOR")]
+    resilient_factor: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+impl Recovery {
+    /// The library's settings; the delay and the limit of interruptions are the defaults.
+    pub(crate) fn settings(&self) -> RecoverySettings {
+        RecoverySettings::default()
+            .enabled(self.recovery == Switch::On)
+            .resilient_flags(without_empty(&self.resilient_flags))
+            .resilient_factor(self.resilient_factor)
+    }
+}
+
+/// The items of a list. An empty string is an empty list.
+fn without_empty(items: &[String]) -> impl Iterator<Item = &String> {
+    items.iter().filter(|item| !item.is_empty())
 }
 
 /// What is logged, and in which format.
@@ -209,11 +256,11 @@ impl Work {
             heartbeat_interval: self.heartbeat_interval,
             stale_after: self.sweep_threshold,
             sweep_interval: self.sweep_interval,
-            recovery: RecoverySettings {
-                delay: self.recovery_delay,
-                max_interruptions: self.max_interruptions,
-                ..RecoverySettings::default()
-            },
+            recovery: self
+                .recovery
+                .settings()
+                .delay(self.recovery_delay)
+                .max_interruptions(self.max_interruptions),
             shutdown_grace: self.shutdown_grace,
             retention: Retention {
                 succeeded: self.keep_succeeded.0,
@@ -291,7 +338,8 @@ mod tests {
             "--queues mail,images --concurrency 7 --poll-interval 11ms --max-poll-interval 12ms \
              --heartbeat-interval 13s --sweep-interval 14s --sweep-threshold 15m --recovery-delay 16s \
              --max-interruptions 17 --shutdown-grace 18s --keep-succeeded 19h --keep-cancelled 20h \
-             --keep-dead forever --worker-id-prefix crane",
+             --keep-dead forever --worker-id-prefix crane --recovery off --resilient-flags slow,big \
+             --resilient-factor 21",
         )
         .work
         .settings();
@@ -305,9 +353,11 @@ mod tests {
             sweep_interval: 14 * second,
             stale_after: 15 * 60 * second,
             recovery: RecoverySettings {
+                enabled: false,
                 delay: 16 * second,
                 max_interruptions: 17,
-                ..RecoverySettings::default()
+                resilient_flags: vec!["slow".into(), "big".into()],
+                resilient_factor: 21,
             },
             shutdown_grace: 18 * second,
             retention: Retention {
@@ -319,6 +369,22 @@ mod tests {
             ..Settings::default()
         };
         assert_eq!(format!("{settings:?}"), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn an_empty_list_of_resilient_flags_is_none() {
+        let flags = |line: &str| worker(line).work.settings().recovery.resilient_flags;
+        assert_eq!(flags(""), [longshore::INFRASTRUCTURE_RESILIENT_FLAG]);
+        assert_eq!(flags("--resilient-flags="), Vec::<String>::new());
+    }
+
+    #[test]
+    fn dev_has_the_recovery_settings_of_a_worker() {
+        let words = "longshore dev --recovery off --resilient-flags slow --resilient-factor 4".split(' ');
+        let Command::Dev(dev) = Cli::try_parse_from(words).unwrap().command else { unreachable!() };
+        let expected =
+            RecoverySettings::default().enabled(false).resilient_flags(["slow"]).resilient_factor(4);
+        assert_eq!(format!("{:?}", dev.recovery.settings()), format!("{expected:?}"));
     }
 
     #[test]

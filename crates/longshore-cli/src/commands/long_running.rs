@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use longshore::api::{self, Access, Admission, Api, BodyLimits};
-use longshore::worker::{Builder, Settings, Signals, Summary, Worker};
-use longshore::{Client, UnknownKinds};
+use longshore::worker::{Builder, RecoverySettings, Settings, Signals, Summary, Worker};
+use longshore::{Client, Interruption, SweepOptions, SweepScope, UnknownKinds};
 use tokio::net::TcpListener;
 use tracing::Level;
 
@@ -70,7 +70,12 @@ fn with_built_in_kinds(
 pub(super) async fn dev(args: args::Dev, traces: Option<&Traces>, out: &Out) -> Outcome {
     telemetry::start_logging(&args.logging, JobLines::Short, traces)?;
     let client = open(&args.data_dir).await?.log_successes_at(Level::INFO);
-    let settings = Settings { shutdown_grace: args.shutdown_grace, ..Settings::default() };
+    let settings = Settings {
+        shutdown_grace: args.shutdown_grace,
+        recovery: args.recovery.settings(),
+        ..Settings::default()
+    };
+    let sweep = sweep_options(&settings);
     let builder = Worker::builder(client.clone()).settings(settings);
     let builtin = builtin::Settings {
         outbox: args.data_dir.join("outbox"),
@@ -80,7 +85,7 @@ pub(super) async fn dev(args: args::Dev, traces: Option<&Traces>, out: &Out) -> 
     let builder = with_built_in_kinds(builder, args.simulate, &builtin)?;
     let listener = bind(&args.listen).await?;
     greet(&listener, &args.data_dir, out)?;
-    run_server(client, builder.build().map_err(by_flag)?, listener, &args.listen).await
+    run_server(client, builder.build().map_err(by_flag)?, listener, &args.listen, sweep).await
 }
 
 /// Creates the data folder and the database in it.
@@ -139,6 +144,7 @@ pub(super) async fn serve(client: Client, args: args::Serve, traces: Option<&Tra
     }
     super::require_schema(&client).await?;
     let settings = args.work.settings();
+    let sweep = sweep_options(&settings);
     let builder = Worker::builder(client.clone());
     let builder = if args.with_worker {
         with_built_in_kinds(builder.settings(settings), args.work.simulate, &args.work.builtin.settings())?
@@ -154,11 +160,33 @@ pub(super) async fn serve(client: Client, args: args::Serve, traces: Option<&Tra
     } else {
         out.line(format_args!("listening on http://{address}"));
     }
-    run_server(client, worker, listener, &args.listen).await
+    run_server(client, worker, listener, &args.listen, sweep).await
+}
+
+/// The defaults of `POST /sweep`: those of the server's own sweeper.
+fn sweep_options(settings: &Settings) -> SweepOptions {
+    let RecoverySettings { delay, max_interruptions, resilient_flags, resilient_factor, .. } =
+        settings.recovery.clone();
+    SweepOptions {
+        scope: SweepScope {
+            orphan_after: settings.stale_after,
+            resilient_flags,
+            resilient_factor,
+            ..SweepScope::default()
+        },
+        interruption: Interruption { delay, max_interruptions },
+        ..SweepOptions::default()
+    }
 }
 
 /// Runs the API and the worker until a signal, then stops both.
-async fn run_server(client: Client, worker: Worker, listener: TcpListener, listen: &Listen) -> Outcome {
+async fn run_server(
+    client: Client,
+    worker: Worker,
+    listener: TcpListener,
+    listen: &Listen,
+    sweep: SweepOptions,
+) -> Outcome {
     let metrics = telemetry::record_metrics()?;
     let mut api = Api::new(client)
         .access(match listen.auth {
@@ -171,6 +199,7 @@ async fn run_server(client: Client, worker: Worker, listener: TcpListener, liste
             waiting_jobs: listen.queue_depth_limit.0.map(u64::from),
         })
         .check(builtin::check_payload)
+        .sweep(sweep)
         .timeout(listen.request_timeout)
         .bodies(BodyLimits {
             timeout: listen.body_timeout,

@@ -99,11 +99,18 @@ struct Swept {
 }
 
 pub(super) async fn sweep(endpoint: &Endpoint, args: &Sweep, out: &Out) -> Outcome {
-    let body = json!({
+    let mut body = json!({
         "threshold_seconds": args.threshold.map(|threshold| threshold.as_secs_f64()),
         "delay_seconds": args.recovery_delay.as_secs_f64(),
         "dry_run": args.dry_run,
     });
+    // Sent only if they are set: an older server does not know these fields.
+    if let Some(flags) = &args.resilient_flags {
+        body["resilient_flags"] = flags.iter().filter(|flag| !flag.is_empty()).cloned().collect();
+    }
+    if let Some(factor) = args.resilient_factor {
+        body["resilient_factor"] = factor.into();
+    }
     let reply = endpoint.post(&["sweep"]).body(&body).send().await?;
     if out.json {
         out.document(&reply.read::<RawObject>()?);

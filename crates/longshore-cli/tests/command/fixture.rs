@@ -100,11 +100,11 @@ impl Fixture {
     }
 
     /// Starts a server for this queue and returns its URL. It does not sweep by itself, so that
-    /// tests can do so.
+    /// tests can do so, unless a flag sets the interval.
     pub(crate) fn serve(&self, flags: &str) -> (Process, String) {
         let mut command = binary();
-        command.env("DATABASE_URL", &self.url);
-        command.args(["serve", "--bind", "127.0.0.1:0", "--json", "--sweep-interval", "1h"]);
+        command.env("DATABASE_URL", &self.url).env("LONGSHORE_SWEEP_INTERVAL", "1h");
+        command.args(["serve", "--bind", "127.0.0.1:0", "--json"]);
         let mut server = Process::start(command.args(flags.split_whitespace()));
         let url = format!("http://{}", server.address());
         (server, url)

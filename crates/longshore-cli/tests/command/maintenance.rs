@@ -12,6 +12,7 @@ on_every_engine!(
     before_the_migration_every_command_says_to_migrate,
     workers_are_listed_with_their_state,
     a_sweep_recovers_what_its_dry_run_reported,
+    a_sweep_uses_the_given_resilient_flags_and_factor,
     check_finds_a_job_without_a_state,
     a_database_that_may_lose_commits_is_refused_unless_the_url_accepts_it,
     check_repairs_what_its_dry_run_printed,
@@ -104,6 +105,20 @@ fn a_sweep_recovers_what_its_dry_run_reported(fixture: &Fixture) {
     });
     assert_eq!(waits.num_seconds(), 120);
     fixture.run("sweep --recovery-delay soon").fails_with(2, &["--recovery-delay", "like 500ms"]);
+}
+
+fn a_sweep_uses_the_given_resilient_flags_and_factor(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.enqueue("greet --flag slow_disks");
+    fixture.claim(1);
+    fixture.move_clock(Duration::from_secs(100));
+    let would_recover =
+        |flags: &str| fixture.run(&format!("sweep --dry-run --json {flags}")).json()["recovered"].clone();
+    assert_eq!(would_recover(""), 1);
+    assert_eq!(would_recover("--resilient-flags slow_disks,other"), 0);
+    assert_eq!(would_recover("--resilient-flags slow_disks --resilient-factor 1"), 1);
+    assert_eq!(would_recover("--resilient-flags="), 1);
+    fixture.run("sweep --resilient-factor 0").fails_with(2, &["resilient_factor", "use 1 to"]);
 }
 
 fn check_finds_a_job_without_a_state(fixture: &Fixture) {

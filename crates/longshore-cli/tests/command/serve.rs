@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use longshore::JobId;
+use longshore::store::{ClaimCursor, ClaimRequest, NewWorker};
 use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, binary, on_every_engine};
@@ -16,6 +17,7 @@ use crate::process::{Process, Reply, request, until};
 on_every_engine!(
     a_server_counts_its_requests_and_stops_on_sigterm,
     a_server_with_a_worker_runs_the_built_in_kinds,
+    a_server_with_recovery_off_leaves_interrupted_jobs_to_others,
     a_server_off_loopback_requires_tokens_or_does_not_start,
     a_token_is_accepted_until_it_is_revoked,
     a_server_without_tables_says_to_migrate,
@@ -124,6 +126,32 @@ fn a_server_with_a_worker_runs_the_built_in_kinds(fixture: &Fixture) {
     let (_server, addr) = serve(fixture, "--migrate --with-worker");
     let id = request(&addr, "POST", "/jobs", None, SUMMARY).json(201)["id"].as_str().unwrap().to_owned();
     until_succeeded(&addr, &id);
+}
+
+/// Otherwise a server would recover the job before a worker whose hooks decide about it.
+fn a_server_with_recovery_off_leaves_interrupted_jobs_to_others(fixture: &Fixture) {
+    const INTERVALS: &str = "--heartbeat-interval 50ms --sweep-threshold 300ms --sweep-interval 50ms";
+    fixture.migrated();
+    let id = fixture.enqueue("greet");
+    fixture.with_client(async |client| {
+        let dead = NewWorker { stale_after: Duration::from_millis(1), ..NewWorker::new("dead") };
+        client.store().register(&dead).await?;
+        client.store().claim(&ClaimRequest::new(dead.id, 1), &mut ClaimCursor::default()).await
+    });
+    let (server, addr) = serve(fixture, &format!("{INTERVALS} --recovery off"));
+    let status = |addr: &str| get(addr, &format!("/jobs/{id}")).json(200)["status"].clone();
+    // A server sweeps at every heartbeat, from the third heartbeat on.
+    let mut heartbeats = std::collections::BTreeSet::new();
+    until(MAX_WAIT, "the server sends heartbeats", || {
+        let workers = get(&addr, "/workers").json(200);
+        let server = workers.as_array().unwrap().iter().find(|worker| worker["name"] != "dead");
+        heartbeats.extend(server.map(|server| server["heartbeat_at"].to_string()));
+        heartbeats.len() > 12
+    });
+    assert_eq!(status(&addr), "running");
+    drop(server);
+    let (_server, addr) = serve(fixture, INTERVALS);
+    until(MAX_WAIT, "the job is recovered", || status(&addr) == "retrying");
 }
 
 fn a_server_off_loopback_requires_tokens_or_does_not_start(fixture: &Fixture) {

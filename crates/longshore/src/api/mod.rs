@@ -22,6 +22,7 @@ use utoipa_axum::routes;
 
 use crate::client::{Client, UnknownKinds};
 use crate::job_metrics;
+use crate::recovery::SweepOptions;
 use crate::store::Scope;
 
 mod admission;
@@ -75,6 +76,7 @@ pub struct Api {
     public: Vec<Public>,
     timeout: Duration,
     bodies: BodyLimits,
+    sweep: SweepOptions,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
 }
 
@@ -99,6 +101,7 @@ impl Api {
             public: Vec::new(),
             timeout: Duration::from_secs(30),
             bodies: BodyLimits::default(),
+            sweep: SweepOptions::default(),
             ending: None,
         }
     }
@@ -165,6 +168,13 @@ impl Api {
         self
     }
 
+    /// Sets the defaults of `POST /sweep`, such as the flags of resilient jobs. Use the same as in
+    /// the workers.
+    pub fn sweep(mut self, options: SweepOptions) -> Self {
+        self.sweep = options;
+        self
+    }
+
     /// Once this value is true, requests that wait for work or stream events return
     /// at once, so that the server can stop.
     pub fn ending(mut self, ending: tokio::sync::watch::Receiver<bool>) -> Self {
@@ -190,6 +200,7 @@ impl Api {
             kinds: attempt_metrics::KnownKinds::default(),
             guard,
             limiter,
+            sweep: self.sweep,
             ending: self.ending,
             timeout: self.timeout,
         }));
@@ -280,6 +291,7 @@ struct Shared {
     kinds: attempt_metrics::KnownKinds,
     guard: Arc<Guard>,
     limiter: Arc<admission::Limiter>,
+    sweep: SweepOptions,
     ending: Option<tokio::sync::watch::Receiver<bool>>,
     timeout: Duration,
 }

@@ -15,9 +15,10 @@ use super::jobs::{check_access, page_response, page_size, payloads, skipped};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, QueueSchema, WorkerSchema};
 use crate::client::Redriven;
+use crate::enqueue::check_labels;
 use crate::job::{JobId, JobRecord, Status};
 use crate::lifecycle::Interruption;
-use crate::recovery::{SweepMode, SweepOptions, SweepReport};
+use crate::recovery::{SweepMode, SweepReport};
 use crate::store::{DeadFilter, ListFilter, QueueRecord, SweepScope, WorkerRecord};
 
 // ---- queues ----------------------------------------------------------------
@@ -158,7 +159,7 @@ pub(super) async fn workers(
     Ok(Json(server.client.workers(threshold.transpose()?).await?))
 }
 
-/// Options of a sweep. The defaults are those of a worker.
+/// Options of a sweep. The defaults are the server's recovery settings.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct SweepRequest {
@@ -168,6 +169,13 @@ pub(super) struct SweepRequest {
     /// How long recovered jobs wait before they are due; 5 by default.
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
+    /// The flags of resilient jobs. A worker that holds one is declared dead only after
+    /// `resilient_factor` times its threshold. `infrastructure_resilient` by default.
+    #[schema(max_items = 64)]
+    resilient_flags: Option<Vec<String>>,
+    /// The factor for workers that hold a resilient job; 3 by default.
+    #[schema(minimum = 1, maximum = 2147483647)]
+    resilient_factor: Option<u32>,
     /// Only report what would be done; change nothing.
     dry_run: bool,
 }
@@ -204,7 +212,7 @@ pub(super) async fn sweep(
     OptionalBody(body): OptionalBody<SweepRequest>,
 ) -> ApiResult<Json<SweepResponse>> {
     caller.may_use_all()?;
-    let mut options = SweepOptions::default();
+    let mut options = server.sweep.clone();
     if let Some(seconds) = body.threshold_seconds {
         let threshold = duration("threshold_seconds", seconds)?;
         options.scope = SweepScope { threshold: Some(threshold), orphan_after: threshold, ..options.scope };
@@ -212,6 +220,13 @@ pub(super) async fn sweep(
     if let Some(seconds) = body.delay_seconds {
         options.interruption =
             Interruption { delay: duration("delay_seconds", seconds)?, ..options.interruption };
+    }
+    if let Some(flags) = body.resilient_flags {
+        check_labels("resilient_flags", &flags)?;
+        options.scope.resilient_flags = flags;
+    }
+    if let Some(factor) = body.resilient_factor {
+        options.scope.resilient_factor = check_range("resilient_factor", factor, i32::MAX as u32)?;
     }
     if body.dry_run {
         options.mode = SweepMode::DryRun;

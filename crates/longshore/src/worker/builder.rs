@@ -156,7 +156,34 @@ impl Builder {
         self
     }
 
+    /// Sets how often the worker sends a heartbeat; 10 s by default.
+    pub fn heartbeat_interval(mut self, interval: Duration) -> Self {
+        self.settings.heartbeat_interval = interval;
+        self
+    }
+
+    /// Sets how long this worker may go without a heartbeat before it is declared dead and its
+    /// jobs are recovered: at least three heartbeats; 60 s by default.
+    pub fn stale_after(mut self, threshold: Duration) -> Self {
+        self.settings.stale_after = threshold;
+        self
+    }
+
+    /// Sets how often this process looks for dead workers; 15 s by default.
+    pub fn sweep_interval(mut self, interval: Duration) -> Self {
+        self.settings.sweep_interval = interval;
+        self
+    }
+
     /// Sets whether and how this process recovers the jobs of dead workers; on by default.
+    ///
+    /// ```
+    /// # use longshore::{Client, Worker, worker::RecoverySettings};
+    /// # fn example(client: Client) {
+    /// let recovery = RecoverySettings::default().enabled(false); // other processes recover jobs
+    /// let builder = Worker::builder(client).recovery(recovery);
+    /// # }
+    /// ```
     pub fn recovery(mut self, recovery: RecoverySettings) -> Self {
         self.settings.recovery = recovery;
         self

@@ -32,8 +32,8 @@ use super::handler::Failure;
 use crate::enqueue::NewJob;
 use crate::job::WorkerId;
 use crate::lifecycle::Ending;
-use crate::recovery::{Decision, SweepReport};
-use crate::store::{Claimed, Interrupted, Schedule};
+use crate::recovery::{Decision, InterruptedJob, SweepReport};
+use crate::store::{Claimed, Schedule};
 
 /// The application's hooks into a worker. Every method has a default that changes nothing.
 #[async_trait]
@@ -69,13 +69,14 @@ pub trait Hooks: Send + Sync + 'static {
     async fn on_cancel(&self, _job: &Claimed) {}
 
     /// Called before a sweep takes a lease from a dead worker or a hung handler; decides what
-    /// happens to the job.
-    async fn on_interrupted_job(&self, _recovering: WorkerId, _job: &Interrupted) -> Decision {
+    /// happens to the job. `recovering` is this worker; the job names the previous one.
+    async fn on_interrupted_job(&self, _recovering: WorkerId, _job: &InterruptedJob) -> Decision {
         Decision::Default
     }
 
-    /// Called after a job was recovered from a dead worker or a hung handler.
-    async fn on_interruption(&self, _job: &Interrupted) {}
+    /// Called after a job was recovered from a dead worker or a hung handler, with the job as it
+    /// was before.
+    async fn on_interruption(&self, _job: &InterruptedJob) {}
 
     /// Called after a sweep that recovered jobs or found dead workers.
     async fn on_sweep(&self, _report: &SweepReport) {}

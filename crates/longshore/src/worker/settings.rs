@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::enqueue::{DEFAULT_QUEUE, check_name};
+use crate::enqueue::{DEFAULT_QUEUE, check_labels, check_name};
 use crate::error::{Error, Result};
 use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
 use crate::store::Retention;
@@ -76,6 +76,20 @@ impl Default for Settings {
 }
 
 /// How jobs of dead workers and hung handlers are recovered.
+///
+/// ```
+/// use std::time::Duration;
+/// use longshore::INFRASTRUCTURE_RESILIENT_FLAG;
+/// use longshore::worker::RecoverySettings;
+///
+/// let recovery = RecoverySettings::default()
+///     .delay(Duration::from_secs(30))
+///     .resilient_flags([INFRASTRUCTURE_RESILIENT_FLAG, "migrates_disks"])
+///     .resilient_factor(5);
+/// assert!(recovery.enabled);
+/// let off = RecoverySettings::default().enabled(false);
+/// assert!(!off.enabled);
+/// ```
 #[derive(Clone, Debug)]
 pub struct RecoverySettings {
     /// Whether this process recovers jobs.
@@ -104,6 +118,36 @@ impl Default for RecoverySettings {
 }
 
 impl RecoverySettings {
+    /// Sets whether this process recovers jobs; on by default.
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.enabled = enabled;
+        self
+    }
+
+    /// Sets how long a recovered job waits before it is due again; 5 s by default.
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Sets after how many interruptions a job is quarantined; 3 by default.
+    pub fn max_interruptions(mut self, max_interruptions: u16) -> Self {
+        self.max_interruptions = max_interruptions;
+        self
+    }
+
+    /// Sets the flags of resilient jobs; only [`INFRASTRUCTURE_RESILIENT_FLAG`] by default.
+    pub fn resilient_flags<S: Into<String>>(mut self, flags: impl IntoIterator<Item = S>) -> Self {
+        self.resilient_flags = flags.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets the factor by which a resilient job multiplies the threshold of its worker; 3 by default.
+    pub fn resilient_factor(mut self, factor: u32) -> Self {
+        self.resilient_factor = factor;
+        self
+    }
+
     /// The factor by which the threshold is multiplied for a job with these flags.
     pub(super) fn threshold_factor(&self, flags: &[String]) -> u32 {
         let is_resilient = flags.iter().any(|flag| self.resilient_flags.contains(flag));
@@ -179,6 +223,13 @@ impl Settings {
         if self.recovery.max_interruptions == 0 {
             return invalid("max_interruptions", "must be at least 1".into());
         }
+        if self.recovery.resilient_factor == 0 {
+            return invalid(
+                "resilient_factor",
+                "must be at least 1; 1 gives resilient jobs no longer threshold".into(),
+            );
+        }
+        check_labels("resilient_flags", &self.recovery.resilient_flags)?;
         check_name("name_prefix", &self.name_prefix)
     }
 }

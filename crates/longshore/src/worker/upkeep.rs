@@ -14,8 +14,8 @@ use crate::cron::{Tick, TickHook};
 use crate::enqueue::NewJob;
 use crate::job::WorkerId;
 use crate::lifecycle::Interruption;
-use crate::recovery::{Decision, RecoveryHook, SweepMode, SweepOptions, SweepReport};
-use crate::store::{Interrupted, Schedule, SweepScope};
+use crate::recovery::{Decision, InterruptedJob, RecoveryHook, SweepMode, SweepOptions, SweepReport};
+use crate::store::{Schedule, SweepScope};
 
 /// The longest time between two passes over the schedules: a schedule stored by another process
 /// is noticed this soon.
@@ -125,12 +125,12 @@ struct WorkerRecoveryHook {
 
 #[async_trait]
 impl RecoveryHook for WorkerRecoveryHook {
-    async fn decide(&mut self, job: &Interrupted) -> Decision {
+    async fn decide(&mut self, job: &InterruptedJob) -> Decision {
         let decision = call("on_interrupted_job", self.hooks.on_interrupted_job(self.worker_id, job)).await;
         decision.unwrap_or(Decision::Default)
     }
 
-    async fn recovered(&mut self, job: &Interrupted) {
+    async fn recovered(&mut self, job: &InterruptedJob) {
         call("on_interruption", self.hooks.on_interruption(job)).await;
     }
 }

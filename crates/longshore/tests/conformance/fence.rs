@@ -3,7 +3,7 @@
 
 use longshore::store::{Beat, Claimed, Fenced, Settled};
 use longshore::{
-    Decision, Ending, Interrupted, JobId, Lease, NewJob, Outcome, RetryPolicy, Status, SweepOptions,
+    Decision, Ending, InterruptedJob, JobId, Lease, NewJob, Outcome, RetryPolicy, Status, SweepOptions,
 };
 
 use crate::fixture::*;
@@ -146,7 +146,7 @@ async fn a_late_failure_is_not_mistaken_for_the_failure_a_hook_decided(fixture: 
         fixture.advance(61 * SECOND).await;
         let options = SweepOptions::default();
         let report = fixture
-            .sweep_with(&options, &mut |_: &Interrupted| Decision::FailWithBackoff)
+            .sweep_with(&options, &mut |_: &InterruptedJob| Decision::FailWithBackoff)
             .await
             .expect("sweep");
         assert_eq!(report.recovered, 1);

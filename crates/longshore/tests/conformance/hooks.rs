@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use longshore::store::Claimed;
 use longshore::worker::{Hooks, RecoverySettings};
-use longshore::{Context, Decision, Ending, Failure, Interrupted, Status};
+use longshore::{Context, Decision, Ending, Failure, InterruptedJob, Interruptor, Status};
 
 use crate::fixture::*;
 use crate::worker::{drain, nothing, run_worker, until, until_status, worker};
@@ -14,6 +14,7 @@ use crate::worker::{drain, nothing, run_worker, until, until_status, worker};
 cases! {
     hooks_run_at_every_step_and_can_change_the_ending,
     hooks_decide_how_jobs_of_dead_workers_are_recovered,
+    recovery_hooks_receive_the_whole_job,
     recovery_can_be_disabled,
 }
 
@@ -73,17 +74,17 @@ impl Hooks for Recorder {
         self.record(format!("{} cancelled", job.kind()));
     }
 
-    async fn on_interrupted_job(&self, _: longshore::WorkerId, job: &Interrupted) -> Decision {
-        self.record(format!("{} interrupted", job.kind));
-        match job.kind.as_str() {
+    async fn on_interrupted_job(&self, _: longshore::WorkerId, job: &InterruptedJob) -> Decision {
+        self.record(format!("{} interrupted", job.record.kind));
+        match job.record.kind.as_str() {
             "skipped" => Decision::Skip,
             "charged" => Decision::FailWithBackoff,
             _ => Decision::Default,
         }
     }
 
-    async fn on_interruption(&self, job: &Interrupted) {
-        self.record(format!("{} recovered", job.kind));
+    async fn on_interruption(&self, job: &InterruptedJob) {
+        self.record(format!("{} recovered", job.record.kind));
     }
 
     async fn on_sweep(&self, report: &longshore::SweepReport) {
@@ -153,6 +154,61 @@ async fn hooks_decide_how_jobs_of_dead_workers_are_recovered(fixture: Fixture) {
     assert_eq!(fixture.job(ids["charged"]).await.attempts, 1);
 }
 
+/// Hooks that keep the jobs they receive.
+#[derive(Clone, Default)]
+struct Keeper {
+    decided: Arc<Mutex<Vec<(longshore::WorkerId, InterruptedJob)>>>,
+    recovered: Arc<Mutex<Vec<InterruptedJob>>>,
+}
+
+#[async_trait]
+impl Hooks for Keeper {
+    async fn on_interrupted_job(&self, recovering: longshore::WorkerId, job: &InterruptedJob) -> Decision {
+        self.decided.lock().expect("decided").push((recovering, job.clone()));
+        Decision::Default
+    }
+
+    async fn on_interruption(&self, job: &InterruptedJob) {
+        self.recovered.lock().expect("recovered").push(job.clone());
+    }
+}
+
+async fn recovery_hooks_receive_the_whole_job(fixture: Fixture) {
+    let metadata = serde_json::value::to_raw_value(&serde_json::json!({ "order": 11 })).expect("metadata");
+    let whole = longshore::NewJob::new("ship", &serde_json::json!({ "crate": 7 }))
+        .queue("default")
+        .priority(5)
+        .max_attempts(9)
+        .tags(["fragile"])
+        .flags(["gpu"])
+        .context("a customer asked")
+        .metadata(metadata);
+    let claimed = fixture.running(whole).await;
+    let lease = claimed.lease();
+    fixture.advance(61 * SECOND).await;
+    let keeper = Keeper::default();
+    let running = run_worker(worker(&fixture).hooks(keeper.clone()).function("other", nothing)).await;
+    until("a recovered job", || async { !keeper.recovered.lock().expect("recovered").is_empty() }).await;
+    let recovering = running.id();
+    running.stop().await;
+    let (by, decided) = keeper.decided.lock().expect("decided").remove(0);
+    assert_eq!(by, recovering);
+    let recovered = keeper.recovered.lock().expect("recovered").remove(0);
+    for job in [decided, recovered] {
+        assert_eq!(
+            (job.previous_worker, job.why, job.reason()),
+            (lease.worker, Interruptor::DeadWorker, "WorkerCrashed")
+        );
+        let record = job.record;
+        assert_eq!((record.id, record.lease_no, record.status), (lease.id, lease.lease_no, Status::Running));
+        assert_eq!((record.kind.as_str(), record.payload.get()), ("ship", r#"{"crate":7}"#));
+        assert_eq!((record.priority, record.attempts, record.max_attempts), (5, 1, 9));
+        assert_eq!((record.tags, record.flags), (vec!["fragile".to_owned()], vec!["gpu".to_owned()]));
+        assert_eq!(record.context.as_deref(), Some("a customer asked"));
+        assert_eq!(record.metadata.expect("metadata").get(), r#"{"order":11}"#);
+    }
+}
+
 async fn recovery_can_be_disabled(fixture: Fixture) {
     let id = fixture.running(job("plain")).await.lease().id;
     fixture.advance(DAY / 2).await;
@@ -161,7 +217,7 @@ async fn recovery_can_be_disabled(fixture: Fixture) {
         let builder = worker(&fixture).recovery(recovery).hooks(recorder.clone()).function("other", nothing);
         builder.build().expect("build")
     };
-    let off = RecoverySettings { enabled: false, ..RecoverySettings::default() };
+    let off = RecoverySettings::default().enabled(false);
     let running = build(off).start().await.expect("start");
     // A worker sweeps at every heartbeat, from the third heartbeat on.
     for _ in 0..6 {

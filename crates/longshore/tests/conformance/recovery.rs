@@ -7,7 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use longshore::lifecycle::{self, Recovery};
 use longshore::store::{Beat, Claimed, Fenced, Recovered, Settled, Settlement};
 use longshore::{
-    AttemptEnd, Decision, Interrupted, Interruption, Interruptor, JobId, NewJob, RetryPolicy, Status,
+    AttemptEnd, Decision, InterruptedJob, Interruption, Interruptor, JobId, NewJob, RetryPolicy, Status,
     SweepMode, SweepOptions, SweepReport, SweepScope, When, WorkerId,
 };
 
@@ -531,8 +531,8 @@ async fn sweep_with_decision(fixture: &Fixture, claimed: &Claimed, decision: Dec
     let id = claimed.lease().id;
     let options = SweepOptions::default();
     let report = fixture
-        .sweep_with(&options, &mut |lease: &Interrupted| {
-            assert_eq!(lease.id, id);
+        .sweep_with(&options, &mut |job: &InterruptedJob| {
+            assert_eq!(job.record.id, id);
             decision.clone()
         })
         .await;

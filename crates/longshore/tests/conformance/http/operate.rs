@@ -1,10 +1,11 @@
 //! The routes for operators: queues, schedules, dead letters, sweeps and bulk operations.
 
-use longshore::{NewJob, Outcome, Status};
+use longshore::api::Api;
+use longshore::{NewJob, Outcome, Status, SweepOptions};
 use serde_json::{Value, json};
 
 use super::client::HttpClient;
-use crate::fixture::{Fixture, SECOND, job};
+use crate::fixture::{Fixture, MINUTE, SECOND, job};
 
 cases! {
     a_queue_can_be_paused_limited_and_resumed,
@@ -14,6 +15,7 @@ cases! {
     a_redrive_continues_after_the_cursor_of_the_last_response,
     a_redrive_skips_a_job_whose_key_is_taken,
     a_sweep_can_be_tried_as_a_dry_run_and_executed,
+    a_sweep_uses_the_resilient_flags_and_the_factor_of_the_server_or_the_request,
     a_bulk_operation_changes_every_job_that_matches_its_filter,
     a_dry_run_predicts_what_a_bulk_operation_skips,
     a_bulk_operation_over_several_pages_stops_at_its_limit,
@@ -201,6 +203,31 @@ async fn a_redrive_skips_a_job_whose_key_is_taken(fixture: Fixture) {
     fixture.add(keyed()).await;
     let response = http.post("/dead-letters/redrive", &json!({})).await.expect_status(200).json();
     assert_eq!(response, json!({ "redriven": 0, "skipped": 1, "next": null }));
+}
+
+async fn a_sweep_uses_the_resilient_flags_and_the_factor_of_the_server_or_the_request(fixture: Fixture) {
+    let mut options = SweepOptions::default();
+    options.scope.resilient_flags = vec!["slow_disks".into()];
+    options.scope.resilient_factor = 2;
+    let http = HttpClient::for_api(Api::new(fixture.client()).sweep(options));
+    fixture.running(job("provision").flags(["slow_disks"])).await;
+    let would_recover = async |body: serde_json::Value| {
+        let report = http.post("/sweep", &body).await.expect_status(200).json();
+        report["recovered"].as_u64().expect("a number")
+    };
+    fixture.advance(61 * SECOND).await;
+    assert_eq!(would_recover(json!({ "dry_run": true })).await, 0);
+    assert_eq!(would_recover(json!({ "dry_run": true, "resilient_flags": [] })).await, 1);
+    assert_eq!(would_recover(json!({ "dry_run": true, "resilient_factor": 1 })).await, 1);
+    fixture.advance(MINUTE).await;
+    assert_eq!(would_recover(json!({ "dry_run": true, "resilient_factor": 3 })).await, 0);
+    assert_eq!(would_recover(json!({ "dry_run": true })).await, 1);
+    for (field, body) in [
+        ("resilient_factor", json!({ "resilient_factor": 0 })),
+        ("resilient_flags", json!({ "resilient_flags": [""] })),
+    ] {
+        http.post("/sweep", &body).await.expect_problem(422, "validation", field);
+    }
 }
 
 async fn a_sweep_can_be_tried_as_a_dry_run_and_executed(fixture: Fixture) {
