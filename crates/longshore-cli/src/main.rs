@@ -2,7 +2,6 @@
 //! command against a database or a server, and exits with a documented code.
 
 mod args;
-mod builtin;
 mod commands;
 mod config;
 mod duration;

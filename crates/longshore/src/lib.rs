@@ -30,6 +30,7 @@
 //! | `worker` | the runtime: claim, execute, settle, heartbeat, upkeep |
 //! | `cron` | schedules, and one job per tick |
 //! | `api` | the HTTP API as a router, and a server for it |
+//! | `builtin` | the built-in kinds: email, images, summaries, webhooks; their simulator |
 //! | `testing` | a queue in memory for the tests of your own program |
 //!
 //! Inside the crate, in reading order: `job` (ids, statuses, records), `lifecycle` and
@@ -51,6 +52,7 @@
 //! | `cron` | schedules; part of `worker` and `api` |
 //! | `schema` | checks payloads against JSON Schemas; part of `api` |
 //! | `metrics` | metrics through the `metrics` crate; part of `worker` and `api` |
+//! | `builtin` | the built-in kinds and their simulator |
 //! | `otel` | propagates the trace context from enqueue to run |
 //! | `tls` | encrypts connections to Postgres |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -59,6 +61,8 @@
 
 #[cfg(feature = "api")]
 pub mod api;
+#[cfg(feature = "builtin")]
+pub mod builtin;
 mod client;
 #[cfg(feature = "cron")]
 pub mod cron;
@@ -142,6 +146,9 @@ mod documents {
     struct AxumGuide;
     #[doc = include_str!("../../../docs/guides/cron.md")]
     struct CronGuide;
+    #[cfg(feature = "builtin")]
+    #[doc = include_str!("../../../docs/guides/builtin-kinds.md")]
+    struct BuiltinKindsGuide;
     #[cfg(feature = "api")]
     #[doc = include_str!("../../../docs/guides/api.md")]
     struct ApiGuide;

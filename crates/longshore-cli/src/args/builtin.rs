@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use lettre::message::Mailbox;
+use longshore::builtin::{self, Allowed, Sender, Settings};
 
-use crate::builtin::{Allowed, Settings};
 use crate::secret::Secret;
 
 #[derive(Debug, Args)]
@@ -22,8 +21,8 @@ pub(crate) struct Builtin {
     smtp_url: Option<Secret>,
 
     /// send_email: the sender, like 'Harbour <harbour@example.com>'. Required with --smtp-url
-    #[arg(long, value_name = "ADDRESS", value_parser = mailbox, env = "LONGSHORE_MAIL_FROM")]
-    mail_from: Option<Mailbox>,
+    #[arg(long, value_name = "ADDRESS", env = "LONGSHORE_MAIL_FROM")]
+    mail_from: Option<Sender>,
 
     /// send_email: the folder for messages as .eml files, used without --smtp-url
     #[arg(long, value_name = "FOLDER", default_value = "outbox", env = "LONGSHORE_OUTBOX")]
@@ -65,24 +64,20 @@ pub(crate) struct Builtin {
 impl Builtin {
     pub(crate) fn settings(&self) -> Settings {
         Settings {
-            smtp_url: self.smtp_url.clone(),
+            smtp_url: self.smtp_url.as_ref().map(secret),
             mail_from: self.mail_from.clone(),
             outbox: self.outbox.clone(),
             image_root: self.image_root.clone(),
             image_output: self.image_output.clone(),
-            webhook_secrets: self.webhook_secrets.clone(),
+            webhook_secrets: self.webhook_secrets.iter().map(secret).collect(),
             allow_http: self.allow_http,
             allow_outbound: self.allow_outbound.clone(),
         }
     }
 }
 
-fn mailbox(text: &str) -> Result<Mailbox, String> {
-    text.parse().map_err(|_| {
-        format!(
-            "`{text}` is not a sender address; write harbour@example.com or 'Harbour <harbour@example.com>'"
-        )
-    })
+fn secret(secret: &Secret) -> builtin::Secret {
+    builtin::Secret::new(secret.expose())
 }
 
 #[cfg(test)]
@@ -128,12 +123,12 @@ mod tests {
         ])
         .unwrap();
         let expected = Settings {
-            smtp_url: Some(Secret::read("smtps://mail.example.com").unwrap()),
+            smtp_url: Some(builtin::Secret::new("smtps://mail.example.com")),
             mail_from: Some("Harbour <harbour@example.com>".parse().unwrap()),
             outbox: "a".into(),
             image_root: Some("b".into()),
             image_output: "c".into(),
-            webhook_secrets: ["whsec_one", "whsec_two"].map(|text| Secret::read(text).unwrap()).into(),
+            webhook_secrets: ["whsec_one", "whsec_two"].map(builtin::Secret::new).into(),
             allow_http: true,
             allow_outbound: ["10.0.0.0/8", "hooks.internal"].map(|text| text.parse().unwrap()).into(),
         };

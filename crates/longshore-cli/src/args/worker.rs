@@ -272,11 +272,12 @@ impl Work {
         }
     }
 
-    /// The name of the flag for a field of [`Settings`].
+    /// The name of the flag for a field of [`Settings`] or of the settings of the built-in kinds.
     pub(crate) fn flag(field: &str) -> String {
         match field {
             "stale_after" => "--sweep-threshold".into(),
             "name_prefix" => "--worker-id-prefix".into(),
+            "webhook_secrets" => "--webhook-secret".into(),
             _ => format!("--{}", field.replace('_', "-")),
         }
     }

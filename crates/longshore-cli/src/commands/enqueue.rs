@@ -8,13 +8,12 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use chrono::{DateTime, Utc};
-use longshore::{JobId, MAX_PAYLOAD, RetryPolicy, UniqueMode, When};
+use longshore::{JobId, MAX_PAYLOAD, RetryPolicy, UniqueMode, When, builtin};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::args::Enqueue;
-use crate::builtin;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;

@@ -7,13 +7,12 @@ use std::path::Path;
 
 use longshore::api::{self, Access, Admission, Api, BodyLimits};
 use longshore::worker::{Builder, RecoverySettings, Settings, Signals, Summary, Worker};
-use longshore::{Client, Interruption, SweepOptions, SweepScope, UnknownKinds};
+use longshore::{Client, Interruption, SweepOptions, SweepScope, UnknownKinds, builtin};
 use tokio::net::TcpListener;
 use tracing::Level;
 
 use super::telemetry::{self, JobLines, by_flag};
 use crate::args::{self, Auth, Listen};
-use crate::builtin;
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 use crate::traces::Traces;
@@ -63,7 +62,11 @@ fn with_built_in_kinds(
     simulate: bool,
     settings: &builtin::Settings,
 ) -> Result<Builder, Failure> {
-    if simulate { Ok(builtin::simulate(builder)) } else { builtin::register(builder, settings) }
+    if simulate {
+        Ok(builtin::simulate(builder))
+    } else {
+        builtin::register(builder, settings).map_err(by_flag)
+    }
 }
 
 /// Runs the API, upkeep and a worker in one process on SQLite.

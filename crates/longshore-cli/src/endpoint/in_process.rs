@@ -11,11 +11,10 @@ use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::http::{self, Method, header};
 use axum::response::Response;
 use longshore::api::{Api, Cause};
-use longshore::{Client, UnknownKinds};
+use longshore::{Client, UnknownKinds, builtin};
 use tower::ServiceExt;
 
 use super::{LAST_EVENT_ID, Reply, error_response};
-use crate::builtin;
 use crate::failure::{Code, Failure};
 
 /// Effectively no request timeout: the user sees that the command is still running and can

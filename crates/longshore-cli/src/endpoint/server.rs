@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
+use longshore::builtin;
 use url::Url;
 
 use super::{LAST_EVENT_ID, Reply, error_response};
-use crate::builtin;
 use crate::failure::{Code, Failure};
 use crate::secret::Secret;
 use crate::traces;

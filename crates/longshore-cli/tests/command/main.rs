@@ -12,7 +12,7 @@ mod events;
 mod fixture;
 mod guide;
 mod jobs;
-#[path = "../mail/server.rs"]
+#[path = "../../../longshore/tests/mail/server.rs"]
 mod mail;
 mod maintenance;
 mod openapi_examples;

@@ -15,8 +15,8 @@
 //! | Payload, batch 413; depth, NUL, surrogates 422; 415; unknown fields by name | `longshore/tests/conformance/http/jobs.rs`: `an_invalid_job_is_refused_by_field`, `a_batch_stores_the_valid_jobs_and_names_the_errors_of_the_others`; `http/connections.rs`; `http/bodies.rs` |
 //! | Slow headers, slow bodies, many connections | `longshore/tests/conformance/http/connections.rs` |
 //! | 429 with `Retry-After` | `longshore/tests/conformance/http/requests.rs`: `too_many_requests_or_jobs_are_refused_with_retry_after`; `http/bodies.rs`: `follow_ups_are_subject_to_the_limit_on_waiting_jobs` |
-//! | Outbound calls | `longshore-cli/src/builtin/outbound/{address,rules,tests}.rs`: every category of address, names that resolve to internal or changing addresses, redirects, long responses; by construction in `outbound/mod.rs`: no proxy, 15 s |
-//! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_the_signatures`]; `longshore-cli/src/builtin/{signature,webhook}.rs` |
+//! | Outbound calls | `longshore/src/builtin/outbound/{address,rules,tests}.rs`: every category of address, names that resolve to internal or changing addresses, redirects, long responses; by construction in `outbound/mod.rs`: no proxy, 15 s |
+//! | Webhooks: signed by the standard, two secrets, one id, 410 | [`another_implementation_verifies_the_signatures`]; `longshore/src/builtin/{signature,webhook}.rs` |
 //! | Payloads, tokens and passwords never logged | [`no_secret_reaches_a_log_even_at_trace`]; `terminal::no_password_is_ever_printed`; `longshore/src/worker/handler.rs`, `longshore/tests/conformance/input.rs` |
 //! | Output cannot control the terminal; JSON logs are escaped | `terminal::stored_text_cannot_control_the_terminal`; [`no_secret_reaches_a_log_even_at_trace`] |
 //! | SQL: the schema's name | `longshore/tests/conformance/sql.rs`: `any_valid_schema_name_…`, `a_reserved_or_invalid_schema_name_…`; [`a_schema_name_cannot_inject_sql`] |

@@ -6,18 +6,19 @@
 
 use std::time::Duration;
 
-use longshore::JobId;
-use longshore::worker::{Builder, Context, Failure, StopReason};
 use serde_json::{Value, json};
 
 use super::{Kind, ResizeImage, SendEmail, SummarizeText, WebhookDelivery, describe_kinds};
+use crate::job::JobId;
+use crate::worker::{Builder, Context, Failure, StopReason};
 
 const STEP_DURATION: Duration = Duration::from_millis(60);
 /// The percentage of steps that fail in the first attempt and in the second.
 const FAILURE_PERCENT: [u64; 2] = [25, 10];
 
-/// Registers the built-in kinds as simulations.
-pub(crate) fn simulate(builder: Builder) -> Builder {
+/// Registers the built-in kinds as simulations: they do short steps and nothing else, and some
+/// first attempts fail. The job's id determines which, so a run can be repeated exactly.
+pub fn simulate(builder: Builder) -> Builder {
     describe_kinds(builder)
         .function(SendEmail::NAME, run_simulation::<SendEmail>)
         .function(ResizeImage::NAME, run_simulation::<ResizeImage>)
@@ -119,13 +120,11 @@ impl Simulation for WebhookDelivery {
     }
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
-    use longshore::worker::{Settings, Worker};
-    use longshore::{Cancelled, Client, NewJob, RetryPolicy, Status};
-
     use super::*;
+    use crate::worker::{Settings, Worker};
+    use crate::{Cancelled, Client, NewJob, RetryPolicy, Status};
 
     /// The first attempt of this job fails and the second does not.
     const FAILS_ONCE: &str = "01990000-0000-7000-8000-000000000001";

@@ -1,6 +1,29 @@
-//! The built-in kinds of the command. Each kind has its own file with its payload, the
-//! payload's checks and the handler. This file has what they share. [`outbound`] makes
-//! their HTTP calls, and [`simulate`](simulate()) registers simulations of them.
+//! The built-in kinds `send_email`, `resize_image`, `summarize_text` and `webhook_delivery`, as
+//! `longshore worker` runs them, and a simulator of them (feature `builtin`).
+//!
+//! ```
+//! # #[cfg(feature = "sqlite")]
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> longshore::Result<()> {
+//! use longshore::{Client, NewJob, Worker, builtin};
+//!
+//! // The client refuses invalid payloads of these kinds.
+//! let client = Client::connect("sqlite::memory:").await?.check_payloads(builtin::check_payload);
+//! client.migrate().await?;
+//! let text = serde_json::json!({ "text": "Ships come in. Ships go out.", "max_words": 3 });
+//! let id = client.enqueue(NewJob::new("summarize_text", &text)).await?.id;
+//!
+//! // Your own kinds can be registered in the same worker.
+//! let worker = builtin::register(Worker::builder(client.clone()), &builtin::Settings::default())?;
+//! worker.build()?.drain().await?;
+//! let result = client.get(id).await?.result.unwrap();
+//! assert!(result.get().contains("Ships come in."));
+//! # Ok(()) }
+//! # #[cfg(not(feature = "sqlite"))] fn main() {}
+//! ```
+//!
+//! Each kind has its own file with its payload, the payload's checks and the handler. This file
+//! has what they share. `outbound` makes their HTTP calls, and `simulate` has the simulator. How
+//! the settings can be given on a command line belongs to the command.
 
 mod email;
 mod folder;
@@ -9,19 +32,18 @@ mod outbound;
 mod signature;
 mod simulate;
 mod summary;
-#[cfg(test)]
+#[cfg(all(test, feature = "sqlite"))]
 mod testing;
 mod webhook;
 
+use std::fmt;
 use std::path::PathBuf;
 
-use lettre::message::Mailbox;
-use longshore::worker::{Builder, Context, Failure, StopReason};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::failure;
-use crate::secret::Secret;
+use crate::error::Result;
+use crate::worker::{Builder, Context, Failure, StopReason};
 
 use email::{Mailer, SendEmail};
 use image::{Images, ResizeImage};
@@ -29,8 +51,11 @@ use outbound::{Outbound, Rules};
 use summary::SummarizeText;
 use webhook::{WebhookDelivery, Webhooks};
 
-pub(crate) use outbound::{Allowed, tls};
-pub(crate) use simulate::simulate;
+pub use email::Sender;
+pub use outbound::Allowed;
+#[doc(hidden)]
+pub use outbound::tls;
+pub use simulate::simulate;
 
 /// The payload of a built-in kind.
 trait Kind: DeserializeOwned + Send + 'static {
@@ -47,23 +72,23 @@ trait Kind: DeserializeOwned + Send + 'static {
 
 /// The settings of the built-in kinds.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// The mail server. Without one, mail is written to the outbox.
-    pub(crate) smtp_url: Option<Secret>,
+    pub smtp_url: Option<Secret>,
     /// The sender of mail. Required with a mail server.
-    pub(crate) mail_from: Option<Mailbox>,
+    pub mail_from: Option<Sender>,
     /// The folder for messages if there is no mail server.
-    pub(crate) outbox: PathBuf,
+    pub outbox: PathBuf,
     /// The only folder that `file://` URLs may read from.
-    pub(crate) image_root: Option<PathBuf>,
+    pub image_root: Option<PathBuf>,
     /// The folder for resized images.
-    pub(crate) image_output: PathBuf,
+    pub image_output: PathBuf,
     /// The secrets that sign webhooks: usually one, and two during a rotation.
-    pub(crate) webhook_secrets: Vec<Secret>,
+    pub webhook_secrets: Vec<Secret>,
     /// Whether `http://` URLs may be called in addition to `https://`.
-    pub(crate) allow_http: bool,
+    pub allow_http: bool,
     /// Internal addresses that may be called.
-    pub(crate) allow_outbound: Vec<Allowed>,
+    pub allow_outbound: Vec<Allowed>,
 }
 
 impl Default for Settings {
@@ -81,9 +106,30 @@ impl Default for Settings {
     }
 }
 
-/// Registers the built-in kinds with their real handlers. The error for an invalid
-/// setting names its flag.
-pub(crate) fn register(builder: Builder, settings: &Settings) -> Result<Builder, failure::Failure> {
+/// A password, a key, or a URL that contains one. `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps the text, without white space around it. Whatever uses the secret validates it.
+    pub fn new(text: &str) -> Self {
+        Secret(text.trim().to_owned())
+    }
+
+    fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Registers the built-in kinds with their real handlers. The error for an invalid setting
+/// names the field of [`Settings`].
+pub fn register(builder: Builder, settings: &Settings) -> Result<Builder> {
     let outbound = Outbound::new(Rules::of(settings))?;
     Ok(describe_kinds(builder)
         .state(Mailer::open(settings)?)
@@ -95,13 +141,14 @@ pub(crate) fn register(builder: Builder, settings: &Settings) -> Result<Builder,
         .function(WebhookDelivery::NAME, webhook::deliver))
 }
 
-/// Checks a payload for a built-in kind. Returns `None` for any other kind.
-pub(crate) fn check_payload(kind: &str, payload: &str) -> Option<Result<(), String>> {
+/// Checks a payload for a built-in kind. Returns `None` for any other kind. For
+/// [`Client::check_payloads`](crate::Client::check_payloads).
+pub fn check_payload(kind: &str, payload: &str) -> Option<Result<(), String>> {
     built_in(kind).map(|kind| (kind.check)(payload))
 }
 
-/// Whether every `longshore worker` handles this kind.
-pub(crate) fn is_built_in(kind: &str) -> bool {
+/// Whether this is a built-in kind, which every `longshore worker` handles.
+pub fn is_built_in(kind: &str) -> bool {
     built_in(kind).is_some()
 }
 
@@ -172,8 +219,7 @@ fn check_url(field: &str, url: &str, schemes: &[&str]) -> Result<(), String> {
     Err(format!("{field}: not a valid URL for this kind; use one that starts with {}", schemes.join(" or ")))
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use serde_json::json;
 

@@ -5,11 +5,11 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use longshore::worker::{Context, Failure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Kind;
+use crate::worker::{Context, Failure};
 
 /// The word limit if the payload has none.
 pub(super) const DEFAULT_MAX_WORDS: u32 = 100;
@@ -181,12 +181,10 @@ const STOP_WORDS: &[&str] = &[
     "with", "would", "you", "your",
 ];
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
-    use longshore::Status;
-
     use super::*;
+    use crate::Status;
     use crate::builtin::Settings;
     use crate::builtin::testing::run;
 

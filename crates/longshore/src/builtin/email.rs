@@ -1,20 +1,21 @@
 //! `send_email`: sends mail through the configured mail server. Without one, it writes
 //! messages to an outbox folder, for machines that must not send mail and for trials.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use lettre::message::Mailbox;
 use lettre::message::header::ContentType;
 use lettre::transport::smtp;
 use lettre::{Address, AsyncSmtpTransport, AsyncTransport, Message, Tokio1Executor};
-use longshore::JobId;
-use longshore::worker::{Context, Failure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::folder::Folder;
 use super::{Kind, Settings, unless_stopped};
-use crate::failure;
+use crate::error::{Error, Result};
+use crate::job::JobId;
+use crate::worker::{Context, Failure};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -65,6 +66,27 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How many characters of a server's reply are quoted.
 const MAX_QUOTED_REPLY: usize = 200;
 
+/// The sender of mail: `harbour@example.com` or `Harbour <harbour@example.com>`.
+///
+/// ```
+/// let sender: longshore::builtin::Sender = "Harbour <harbour@example.com>".parse().unwrap();
+/// assert!("harbour".parse::<longshore::builtin::Sender>().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sender(Mailbox);
+
+impl FromStr for Sender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Sender).map_err(|_| {
+            format!(
+                "`{text}` is not a sender address; write harbour@example.com or 'Harbour <harbour@example.com>'"
+            )
+        })
+    }
+}
+
 /// Sends mail or writes it to the outbox.
 pub(super) struct Mailer {
     from: Mailbox,
@@ -77,32 +99,39 @@ enum Transport {
 }
 
 impl Mailer {
-    pub(super) fn open(settings: &Settings) -> Result<Self, failure::Failure> {
+    pub(super) fn open(settings: &Settings) -> Result<Self> {
         let url = settings.smtp_url.as_ref().map(|url| url.expose()).filter(|url| !url.is_empty());
         let Some(url) = url else {
-            let outbox = Folder::new("--outbox", &settings.outbox)?;
+            let outbox = Folder::new("outbox", &settings.outbox)?;
             let folder = outbox.path().display();
-            tracing::info!("mail is written to {folder}, because --smtp-url (LONGSHORE_SMTP_URL) is not set");
-            let from = settings.mail_from.clone().map_or_else(default_sender, Ok)?;
+            tracing::info!(
+                "mail is written to {folder}, because `smtp_url` (--smtp-url, LONGSHORE_SMTP_URL) is not set"
+            );
+            let from = match &settings.mail_from {
+                Some(Sender(from)) => from.clone(),
+                None => default_sender()?,
+            };
             return Ok(Mailer { from, transport: Transport::Outbox(outbox) });
         };
         // The message does not quote the URL, which contains a password.
         let server = AsyncSmtpTransport::<Tokio1Executor>::from_url(url).map_err(|_| {
-            failure::Failure::usage(
-                "--smtp-url: not the URL of a mail server; write smtps://user:password@mail.example.com \
+            Error::invalid(
+                "smtp_url",
+                "smtp_url: not the URL of a mail server; write smtps://user:password@mail.example.com \
                  or smtp://user:password@mail.example.com:587?tls=required, and percent-encode special \
                  characters of the password",
             )
         })?;
-        let from = settings.mail_from.clone().ok_or_else(|| {
-            failure::Failure::usage(
-                "--mail-from: required with --smtp-url, because mail servers refuse mail without a sender; \
+        let Sender(from) = settings.mail_from.clone().ok_or_else(|| {
+            Error::invalid(
+                "mail_from",
+                "mail_from: required with `smtp_url` (--smtp-url), because mail servers refuse mail without a sender; \
                  write it like harbour@example.com",
             )
         })?;
         if url.starts_with("smtp:") && !url.contains("tls=") {
             tracing::warn!(
-                "--smtp-url: the connection to the mail server is not encrypted; use smtps:// or ?tls=required"
+                "smtp_url (--smtp-url): the connection to the mail server is not encrypted; use smtps:// or ?tls=required"
             );
         }
         Ok(Mailer { from, transport: Transport::Server(server.timeout(Some(TIMEOUT)).build()) })
@@ -128,10 +157,10 @@ impl Mailer {
 }
 
 /// The sender of messages in the outbox, which are never sent.
-fn default_sender() -> Result<Mailbox, failure::Failure> {
+fn default_sender() -> Result<Mailbox> {
     "longshore@localhost"
         .parse()
-        .map_err(|error| failure::Failure::usage(format_args!("--mail-from: {error}")))
+        .map_err(|error| Error::internal("the default sender is not an address").with_source(error))
 }
 
 pub(super) async fn send(mail: SendEmail, ctx: Context<Mailer>) -> Result<(), Failure> {
@@ -166,9 +195,9 @@ async fn submit(server: &AsyncSmtpTransport<Tokio1Executor>, message: Message) -
 fn smtp_failure(error: &smtp::Error) -> Failure {
     let reply: String = error.to_string().chars().take(MAX_QUOTED_REPLY).collect();
     match error.status().map(u16::from) {
-        Some(530 | 534 | 535 | 538) => {
-            Failure::retry(format!("the mail server refused the login: {reply}; check --smtp-url"))
-        }
+        Some(530 | 534 | 535 | 538) => Failure::retry(format!(
+            "the mail server refused the login: {reply}; check `smtp_url` (--smtp-url)"
+        )),
         _ if error.is_permanent() => {
             Failure::permanent(format!("the mail server rejected the message: {reply}"))
         }
@@ -176,14 +205,12 @@ fn smtp_failure(error: &smtp::Error) -> Failure {
     }
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
-    use longshore::{JobRecord, Status};
-
     use super::*;
+    use crate::builtin::Secret;
     use crate::builtin::testing::{MailServer, TempFolder, run, run_without_backoff};
-    use crate::secret::Secret;
+    use crate::{JobRecord, Status};
 
     fn payload(to: &str) -> Value {
         json!({ "to": to, "subject": "Sch\u{f6}ne Gr\u{fc}\u{df}e", "body": "first line\n.\n\u{26f5} last line" })
@@ -191,7 +218,7 @@ mod tests {
 
     fn settings(url: &str) -> Settings {
         Settings {
-            smtp_url: Some(Secret::read(url).unwrap()),
+            smtp_url: Some(Secret::new(url)),
             mail_from: Some("Harbour <harbour@example.com>".parse().unwrap()),
             ..Settings::default()
         }
@@ -296,10 +323,10 @@ mod tests {
     fn errors_in_settings_name_the_flag_and_show_no_password() {
         for url in ["mail.example.com", "http://ada:s3cret@mail", "smtp://", "smtp://a?tls=s3cret"] {
             let error = Mailer::open(&settings(url)).err().unwrap().to_string();
-            assert!(error.starts_with("--smtp-url: "), "{error}");
+            assert!(error.starts_with("smtp_url: "), "{error}");
             assert!(!error.contains("s3cret"), "{error}");
         }
         let without_sender = Settings { mail_from: None, ..settings("smtps://mail.example.com") };
-        assert!(Mailer::open(&without_sender).err().unwrap().to_string().starts_with("--mail-from: "));
+        assert!(Mailer::open(&without_sender).err().unwrap().to_string().starts_with("mail_from: "));
     }
 }

@@ -79,7 +79,6 @@ pub(super) fn is_in_network(addr: IpAddr, first: IpAddr, prefix: u8) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 pub(super) mod tests {
     use super::*;
 

@@ -15,7 +15,7 @@ pub(crate) struct MailServer {
 impl MailServer {
     /// Returns `None` if Python is not installed.
     pub(crate) fn start(flags: &[&str]) -> Option<Self> {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mail/server.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../longshore/tests/mail/server.py");
         let mut python = Command::new("python3");
         let python = python.arg(script).args(flags).stdin(Stdio::null()).stdout(Stdio::piped());
         let Ok(mut process) = python.spawn() else {

@@ -8,7 +8,6 @@ use std::path::{Component, Path, PathBuf};
 
 use image::imageops::FilterType;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
-use longshore::worker::{Context, Failure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use url::Url;
@@ -16,7 +15,8 @@ use url::Url;
 use super::folder::Folder;
 use super::outbound::Outbound;
 use super::{Kind, Settings, check_url, unless_stopped};
-use crate::failure;
+use crate::error::{Error, Result};
+use crate::worker::{Context, Failure};
 
 /// The largest width or height, in pixels.
 pub(super) const MAX_SIDE: u32 = 16_384;
@@ -84,9 +84,9 @@ pub(super) struct Images {
 }
 
 impl Images {
-    pub(super) fn open(settings: &Settings, outbound: Outbound) -> Result<Self, failure::Failure> {
+    pub(super) fn open(settings: &Settings, outbound: Outbound) -> Result<Self> {
         let root = settings.image_root.as_deref().map(Root::open).transpose()?;
-        let output = Folder::new("--image-output", &settings.image_output)?;
+        let output = Folder::new("image_output", &settings.image_output)?;
         tracing::info!("resized images are written to {}", output.path().display());
         Ok(Images { outbound, root, output })
     }
@@ -98,7 +98,7 @@ impl Images {
         }
         let Some(root) = self.root.clone() else {
             return Err(Failure::permanent(
-                "source_url: this worker does not read files; set the folder that it may read with --image-root",
+                "source_url: this worker does not read files; set the folder that it may read with `image_root` (--image-root)",
             ));
         };
         let source = source.to_owned();
@@ -127,20 +127,23 @@ struct Root {
 }
 
 impl Root {
-    fn open(path: &Path) -> Result<Self, failure::Failure> {
+    fn open(path: &Path) -> Result<Self> {
         match (std::path::absolute(path), path.canonicalize()) {
             (Ok(configured), Ok(real)) if real.is_dir() => Ok(Root { configured, real }),
-            _ => Err(failure::Failure::usage(format_args!(
-                "--image-root: `{}` is not a folder; set the folder that file:// URLs may read from",
-                path.display()
-            ))),
+            _ => Err(Error::invalid(
+                "image_root",
+                format!(
+                    "image_root: `{}` is not a folder; set the folder that file:// URLs may read from",
+                    path.display()
+                ),
+            )),
         }
     }
 
     fn read(&self, source: &str) -> Result<Vec<u8>, Failure> {
         let outside = || {
             Failure::permanent(
-                "source_url: only files in the folder of --image-root may be read; use a full path in that folder",
+                "source_url: only files in the folder of `image_root` (--image-root) may be read; use a full path in that folder",
             )
         };
         let path = Url::parse(source).ok().and_then(|url| url.to_file_path().ok()).ok_or_else(outside)?;
@@ -236,14 +239,13 @@ fn rounded_div(dividend: u64, divisor: u64) -> u64 {
     (dividend + divisor / 2) / divisor
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use image::{Rgb, RgbImage};
-    use longshore::{JobRecord, Status};
 
     use super::*;
     use crate::builtin::testing::{Server, TempFolder, run, run_without_backoff};
+    use crate::{JobRecord, Status};
 
     fn encoded(width: u32, height: u32, format: ImageFormat) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -423,10 +425,10 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_not_a_folder_is_refused_with_the_name_of_its_flag() {
+    fn a_root_that_is_not_a_folder_is_refused_with_the_name_of_its_setting() {
         let outbound = Outbound::new(super::super::Rules::of(&Settings::default())).unwrap();
         let settings = Settings { image_root: Some("/there/is/no/such".into()), ..Settings::default() };
         let error = Images::open(&settings, outbound).err().unwrap().to_string();
-        assert!(error.starts_with("--image-root: "), "{error}");
+        assert!(error.starts_with("image_root: "), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use rustls::{ClientConfig, RootCertStore};
 
 use super::rules::Rules;
-use crate::failure::{self, Code};
+use crate::error::{Error, Result};
 
 /// Resolves a name to addresses. Tests replace it.
 pub(super) type Lookup = dyn Fn(String) -> LookupFuture + Send + Sync;
@@ -48,7 +48,7 @@ impl Resolve for Resolver {
 
 /// TLS with the system's root certificates. If there are none, jobs that make no
 /// HTTPS calls still run; the others fail with an unknown issuer.
-pub(crate) fn tls() -> Result<ClientConfig, failure::Failure> {
+pub fn tls() -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if added == 0 {
@@ -56,6 +56,6 @@ pub(crate) fn tls() -> Result<ClientConfig, failure::Failure> {
     }
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| failure::Failure::new(Code::Problem, format_args!("cannot set up TLS: {error}")))?;
+        .map_err(|error| Error::internal(format!("cannot set up TLS: {error}")))?;
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }

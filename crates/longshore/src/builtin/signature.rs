@@ -8,7 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::secret::Secret;
+use super::Secret;
 
 /// The prefix of every secret.
 const PREFIX: &str = "whsec_";
@@ -60,8 +60,7 @@ fn parse_key(secret: &str) -> Result<Hmac<Sha256>, String> {
     Hmac::new_from_slice(&bytes).map_err(|_| format!("not a valid key; {remedy}"))
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use std::process::Command;
 
@@ -72,7 +71,7 @@ mod tests {
     const SIGNATURE: &str = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
 
     fn keys(secrets: &[&str]) -> Result<Keys, String> {
-        let secrets: Vec<Secret> = secrets.iter().map(|secret| Secret::read(secret).unwrap()).collect();
+        let secrets: Vec<Secret> = secrets.iter().map(|secret| Secret::new(secret)).collect();
         Keys::parse(&secrets)
     }
 

@@ -1,7 +1,6 @@
 //! Fixtures for the tests of the built-in kinds: a small HTTP server, a mail server, a
 //! temporary folder, a queue that runs one job, and a JSON Schema validator with the
 //! keywords that the schemas use.
-#![allow(clippy::unwrap_used)]
 
 #[path = "../../tests/mail/server.rs"]
 mod mail;
@@ -11,14 +10,14 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use longshore::worker::Worker;
-use longshore::{Client, JobId, JobRecord, NewJob, RetryPolicy};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::{Settings, register};
+use crate::worker::Worker;
+use crate::{Client, JobId, JobRecord, NewJob, RetryPolicy};
 
 pub(super) use mail::MailServer;
 

@@ -2,7 +2,6 @@
 //! sender and detect replays.
 
 use chrono::Utc;
-use longshore::worker::{Context, Failure};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -11,7 +10,8 @@ use serde_json::{Value, json};
 use super::outbound::Outbound;
 use super::signature::Keys;
 use super::{Kind, Settings, check_url, unless_stopped};
-use crate::failure;
+use crate::error::{Error, Result};
+use crate::worker::{Context, Failure};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,12 +54,13 @@ pub(super) struct Webhooks {
 }
 
 impl Webhooks {
-    pub(super) fn open(settings: &Settings, outbound: Outbound) -> Result<Self, failure::Failure> {
+    pub(super) fn open(settings: &Settings, outbound: Outbound) -> Result<Self> {
         let keys = Keys::parse(&settings.webhook_secrets)
-            .map_err(|error| failure::Failure::usage(format_args!("--webhook-secret: {error}")))?;
+            .map_err(|error| Error::invalid("webhook_secrets", format!("webhook_secrets: {error}")))?;
         if keys.is_empty() {
             tracing::info!(
-                "webhooks are sent unsigned, because --webhook-secret (LONGSHORE_WEBHOOK_SECRETS) is not set"
+                "webhooks are sent unsigned, because `webhook_secrets` (--webhook-secret, \
+                 LONGSHORE_WEBHOOK_SECRETS) is not set"
             );
         }
         Ok(Webhooks { outbound, keys })
@@ -96,21 +97,19 @@ fn headers<const N: usize>(fields: [(&'static str, Option<String>); N]) -> Resul
     Ok(headers)
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
-    use longshore::Status;
-
     use super::*;
+    use crate::Status;
+    use crate::builtin::Secret;
     use crate::builtin::testing::{Server, run, run_without_backoff};
-    use crate::secret::Secret;
 
     const SECRETS: [&str; 2] =
         ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc="];
 
     fn settings(secrets: &[&str]) -> Settings {
         Settings {
-            webhook_secrets: secrets.iter().map(|secret| Secret::read(secret).unwrap()).collect(),
+            webhook_secrets: secrets.iter().map(|secret| Secret::new(secret)).collect(),
             allow_http: true,
             allow_outbound: vec!["127.0.0.1".parse().unwrap()],
             ..Settings::default()
@@ -223,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_secret_is_refused_with_the_name_of_its_flag() {
+    fn an_invalid_secret_is_refused_with_the_name_of_its_setting() {
         let outbound = Outbound::new(super::super::Rules::of(&Settings::default())).unwrap();
         let error = Webhooks::open(&settings(&["s3cret"]), outbound).err().unwrap().to_string();
-        assert!(error.starts_with("--webhook-secret: secret number 1"), "{error}");
+        assert!(error.starts_with("webhook_secrets: secret number 1"), "{error}");
         assert!(!error.contains("s3cret"), "{error}");
     }
 }

@@ -5,29 +5,31 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use longshore::worker::{Context, Failure};
-
-use crate::failure;
+use crate::error::{Error, Result};
+use crate::worker::{Context, Failure};
 
 pub(super) struct Folder {
     path: PathBuf,
-    /// The flag that sets the path, for messages.
-    flag: &'static str,
+    /// The setting of the path, for messages.
+    field: &'static str,
 }
 
 impl Folder {
     /// Accepts a folder that exists or can be created with the first file.
-    pub(super) fn new(flag: &'static str, path: &Path) -> Result<Self, failure::Failure> {
+    pub(super) fn new(field: &'static str, path: &Path) -> Result<Self> {
         if path.as_os_str().is_empty() || (path.exists() && !path.is_dir()) {
             let path = path.display();
-            return Err(failure::Failure::usage(format_args!(
-                "{flag}: `{path}` is not a folder; use an existing folder or a path that can be created"
-            )));
+            return Err(Error::invalid(
+                field,
+                format!(
+                    "{field}: `{path}` is not a folder; use an existing folder or a path that can be created"
+                ),
+            ));
         }
         // Job results contain the path, so it must not depend on the working directory.
-        let path = std::path::absolute(path)
-            .map_err(|error| failure::Failure::usage(format_args!("{flag}: {error}")))?;
-        Ok(Folder { path, flag })
+        let path =
+            std::path::absolute(path).map_err(|error| Error::invalid(field, format!("{field}: {error}")))?;
+        Ok(Folder { path, field })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -49,8 +51,8 @@ impl Folder {
         let result =
             ctx.spawn_blocking(move || write_atomically(&folder, &partial, &complete, &bytes)).await?;
         result.map_err(|error| {
-            let (path, flag) = (self.path.display(), self.flag);
-            Failure::retry(format!("{path}: {error}; make sure that the worker may write there ({flag})"))
+            let (path, field) = (self.path.display(), self.field);
+            Failure::retry(format!("{path}: {error}; make sure that the worker may write there (`{field}`)"))
         })?;
         Ok(path)
     }
@@ -71,8 +73,7 @@ fn write_atomically(folder: &Path, partial: &Path, complete: &Path, bytes: &[u8]
     Ok(())
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use super::*;
     use crate::builtin::testing::TempFolder;
@@ -94,14 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_folder_is_refused_with_the_name_of_its_flag() {
+    fn an_invalid_folder_is_refused_with_the_name_of_its_setting() {
         let temp = TempFolder::new();
         let file = temp.path().join("file");
         fs::write(&file, "").unwrap();
         for invalid in [file.as_path(), Path::new("")] {
-            let error = Folder::new("--outbox", invalid).err().unwrap().to_string();
-            assert!(error.starts_with("--outbox: "), "{error}");
+            let error = Folder::new("outbox", invalid).err().unwrap();
+            assert_eq!(error.field(), Some("outbox"), "{error}");
         }
-        assert!(Folder::new("--outbox", Path::new("later")).unwrap().path().is_absolute());
+        assert!(Folder::new("outbox", Path::new("later")).unwrap().path().is_absolute());
     }
 }

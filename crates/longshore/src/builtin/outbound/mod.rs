@@ -14,28 +14,28 @@
 mod address;
 mod connect;
 mod rules;
-#[cfg(test)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests;
 
-use std::error::Error;
+use std::error::Error as StdError;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::worker::Failure;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use url::{Host, Url};
 
-use crate::failure::{self, Code};
+use crate::error::{Error, Result};
+use crate::worker::Failure;
 
 use connect::{Lookup, Resolver};
 use rules::Refused;
 
-pub(crate) use connect::tls;
-pub(crate) use rules::Allowed;
+pub use connect::tls;
+pub use rules::Allowed;
 pub(super) use rules::Rules;
 
 /// The limit for a whole call, from the DNS lookup to the last byte of the response.
@@ -62,11 +62,11 @@ pub(super) struct Target {
 }
 
 impl Outbound {
-    pub(super) fn new(rules: Rules) -> Result<Self, failure::Failure> {
+    pub(super) fn new(rules: Rules) -> Result<Self> {
         Outbound::with_lookup(rules, connect::system_lookup())
     }
 
-    fn with_lookup(rules: Rules, lookup: Box<Lookup>) -> Result<Self, failure::Failure> {
+    fn with_lookup(rules: Rules, lookup: Box<Lookup>) -> Result<Self> {
         let rules = Arc::new(rules);
         let client = Client::builder()
             .tls_backend_preconfigured(tls()?)
@@ -77,9 +77,7 @@ impl Outbound {
             .timeout(TIMEOUT)
             .user_agent(concat!("longshore/", env!("CARGO_PKG_VERSION")))
             .build()
-            .map_err(|error| {
-                failure::Failure::new(Code::Problem, format_args!("cannot create the HTTP client: {error}"))
-            })?;
+            .map_err(|error| Error::internal(format!("cannot create the HTTP client: {error}")))?;
         Ok(Outbound { client, rules })
     }
 
@@ -196,7 +194,7 @@ fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
 /// The failure of a call without a response: permanent if the rules forbid the call,
 /// otherwise retried.
 fn call_failed(target: &Target, error: reqwest::Error) -> Failure {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(&error);
     while let Some(error) = cause {
         if let Some(refused) = error.downcast_ref::<Refused>() {
             return Failure::permanent(refused.clone());
@@ -222,8 +220,8 @@ impl fmt::Display for CallFailed {
     }
 }
 
-impl Error for CallFailed {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
+impl StdError for CallFailed {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
         Some(&self.error)
     }
 }

@@ -27,7 +27,7 @@ impl Rules {
             "https" => Ok(()),
             "http" if self.allow_http => Ok(()),
             "http" => Err(Refused(format!(
-                "{host}: only https URLs may be called; use https, or allow http in the worker with --allow-http"
+                "{host}: only https URLs may be called; use https, or allow http in the worker with `allow_http` (--allow-http)"
             ))),
             _ => Err(Refused(format!("{host}: only https and http URLs may be called; use one of them"))),
         }
@@ -52,7 +52,7 @@ impl Rules {
             // must not learn how names resolve in the internal network.
             Some(category) if addrs.is_empty() => Err(Refused(format!(
                 "{host} resolves to {category} address, which jobs may not call; to allow it, list the host \
-                 or its network in the worker's --allow-outbound"
+                 or its network in the worker's `allow_outbound` (--allow-outbound)"
             ))),
             _ => Ok(addrs),
         }
@@ -71,11 +71,19 @@ impl fmt::Display for Refused {
 
 impl Error for Refused {}
 
-/// An entry of `--allow-outbound`: an internal address, network or host that may be
-/// called.
+/// An internal address, network or host that may be called although it is not public. Parses
+/// `127.0.0.1`, `10.0.0.0/8` and `hooks.internal`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Allowed {
-    Network { first: IpAddr, prefix: u8 },
+#[non_exhaustive]
+pub enum Allowed {
+    /// All addresses of a network.
+    Network {
+        /// The first address.
+        first: IpAddr,
+        /// How many leading bits all addresses share.
+        prefix: u8,
+    },
+    /// A host name, whatever it resolves to.
     Host(String),
 }
 
@@ -121,8 +129,7 @@ impl FromStr for Allowed {
     }
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 impl Rules {
     /// Rules that allow http and these entries.
     pub(super) fn allowing(allowed: &[&str]) -> Self {
@@ -130,8 +137,7 @@ impl Rules {
     }
 }
 
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use super::*;
 
