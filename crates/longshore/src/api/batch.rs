@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use serde::Serialize;
+use tracing::Instrument;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -12,6 +13,7 @@ use super::enqueue::{NewJobBody, validate_job};
 use super::extract::{MAX_BATCH_BODY, Subject, expect_content_type, parse, parse_object, read_body};
 use super::jobs::check_access;
 use super::problem::{ApiResult, Problem, ProblemBody, Slug};
+use crate::client::batch_span;
 use crate::enqueue::{EnqueuedAs, ValidJob};
 
 /// The maximum number of jobs in one request.
@@ -129,8 +131,9 @@ pub(super) async fn enqueue(
     let mut results: Vec<Option<BatchItem>> = Vec::with_capacity(items.len());
     let (mut jobs, mut positions) = (Vec::new(), Vec::new());
     let lines: Vec<Option<usize>> = items.iter().map(|item| item.line).collect();
+    let span = batch_span();
     for (position, item) in items.into_iter().enumerate() {
-        match check(&server, &caller, item.job).await {
+        match check(&server, &caller, item.job).instrument(span.clone()).await {
             Ok(job) => {
                 jobs.push(job);
                 positions.push(position);
@@ -144,7 +147,8 @@ pub(super) async fn enqueue(
         }
     }
     if !jobs.is_empty() {
-        let stored = server.client.store_all(&jobs).await?;
+        span.record("jobs", jobs.len());
+        let stored = server.client.store_all(&jobs).instrument(span).await?;
         for (position, enqueued) in positions.into_iter().zip(stored) {
             let id = enqueued.id.0;
             if enqueued.how != EnqueuedAs::Created

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tracing::{Instrument, Span};
 use utoipa::ToSchema;
 
 use super::Server;
@@ -254,9 +255,18 @@ impl NewJobBody {
     /// Checks every field, and that the caller may enqueue this job.
     fn validate(self, kind: Option<&Kind>, caller: &Caller) -> ApiResult<ValidJob> {
         let job = self.into_job(&defaults_of(kind))?.validate()?;
-        caller.may_use(job.queue())?;
-        caller.may_use_key(&job)?;
+        check_caller(&job, caller)?;
         Ok(job)
+    }
+
+    /// As [`validate`](Self::validate), and returns the span of the enqueue. A job without a
+    /// `traceparent` gets the trace context of that span.
+    fn validate_in_span(self, kind: Option<&Kind>, caller: &Caller) -> ApiResult<(ValidJob, Span)> {
+        let job = self.into_job(&defaults_of(kind))?;
+        let span = job.span();
+        let job = span.in_scope(|| job.validate())?;
+        check_caller(&job, caller)?;
+        Ok((job, span))
     }
 
     pub(super) fn kind(&self) -> &str {
@@ -266,6 +276,12 @@ impl NewJobBody {
     pub(super) fn payload(&self) -> &str {
         self.payload.get()
     }
+}
+
+/// Checks that the caller may enqueue this job.
+fn check_caller(job: &ValidJob, caller: &Caller) -> ApiResult<()> {
+    caller.may_use(job.queue())?;
+    caller.may_use_key(job)
 }
 
 /// Refuses a payload that is too large with 413, as for a body that is too large.
@@ -351,9 +367,9 @@ pub(super) async fn enqueue(
     }
     body.trace = trace.as_ref().and_then(|trace| trace.to_str().ok()).map(str::to_owned);
     let kind = server.client.check_job(body.kind(), body.payload()).await?;
-    let job = body.validate(kind.as_deref(), &caller)?;
+    let (job, span) = body.validate_in_span(kind.as_deref(), &caller)?;
     server.limiter.check_depth(&server.client, job.queue()).await?;
-    let stored = server.client.store_one(job).await?;
+    let stored = server.client.store_one(job).instrument(span).await?;
     let Enqueued { id, how } = stored.enqueued;
     let job = match stored.into_created_job() {
         Some(job) => job,

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use tracing::Instrument;
 
 use super::Client;
 use crate::enqueue::{Enqueued, NewJob, StoredRequest, UniqueMode, ValidJob};
@@ -16,7 +17,8 @@ use crate::store::{KeyWait, Store};
 
 impl Client {
     /// Enqueues one job. When the returned value is awaited, the job is stored durably.
-    /// Concurrent callers share a commit.
+    /// Concurrent callers share a commit. The call has a tracing span `enqueue` with the job's
+    /// id, kind and queue. With the feature `otel`, the span of the run is its child.
     ///
     /// ```
     /// # use longshore::{Client, NewJob};
@@ -37,9 +39,14 @@ impl Client {
         &self,
         jobs: impl IntoIterator<Item = J>,
     ) -> Result<Vec<Enqueued>> {
-        let jobs = validate_all(jobs)?;
-        self.check_jobs(&jobs).await?;
-        self.store_all(&jobs).await
+        let span = batch_span();
+        let jobs = span.in_scope(|| validate_all(jobs))?;
+        span.record("jobs", jobs.len());
+        let storing = async {
+            self.check_jobs(&jobs).await?;
+            self.store_all(&jobs).await
+        };
+        storing.instrument(span).await
     }
 
     /// As [`enqueue`](Self::enqueue), for a job whose payload has been checked.
@@ -77,9 +84,14 @@ impl Client {
         transaction: impl CallerTransaction,
         jobs: impl IntoIterator<Item = impl Into<NewJob>>,
     ) -> Result<Vec<Enqueued>> {
-        let jobs = validate_all(jobs)?;
-        self.check_jobs(&jobs).await?;
-        transaction.enqueue(&*self.store, &jobs).await
+        let span = batch_span();
+        let jobs = span.in_scope(|| validate_all(jobs))?;
+        span.record("jobs", jobs.len());
+        let storing = async {
+            self.check_jobs(&jobs).await?;
+            transaction.enqueue(&*self.store, &jobs).await
+        };
+        storing.instrument(span).await
     }
 
     /// Waits until workers have been notified of every job that is due so far. For
@@ -137,9 +149,13 @@ impl<'a> Enqueueing<'a> {
     }
 
     async fn store(self) -> Result<StoredRequest> {
-        let job = self.job.validate()?;
-        self.client.check_job(&job.kind, &job.payload).await?;
-        self.client.store_one(job).await
+        let span = self.job.span();
+        let stored = async move {
+            let job = self.job.validate()?;
+            self.client.check_job(&job.kind, &job.payload).await?;
+            self.client.store_one(job).await
+        };
+        stored.instrument(span).await
     }
 
     /// Changes anything that [`NewJob`] has a method for.
@@ -220,6 +236,11 @@ impl<'a> IntoFuture for Enqueueing<'a> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { Ok(self.store().await?.enqueued) })
     }
+}
+
+/// The span of an enqueue of several jobs. Each of them gets its trace context.
+pub(crate) fn batch_span() -> tracing::Span {
+    tracing::info_span!("enqueue", otel.kind = "producer", jobs = tracing::field::Empty)
 }
 
 /// Checks a batch. An error names the invalid job by its index.

@@ -37,6 +37,8 @@ mod tokens;
 mod upkeep;
 
 pub use check::RepairMode;
+#[cfg(feature = "api")]
+pub(crate) use enqueue::batch_span;
 pub use enqueue::{CallerTransaction, Enqueueing};
 pub use kinds::{CheckPayload, UnknownKinds};
 pub use operate::{Cancelled, Redriven};

@@ -187,6 +187,21 @@ impl NewJob {
         self
     }
 
+    /// The span of enqueuing it. It continues the job's trace, if there is one.
+    pub(crate) fn span(&self) -> tracing::Span {
+        let span = tracing::info_span!(
+            "enqueue",
+            otel.kind = "producer",
+            job_id = %self.id,
+            kind = self.kind.as_str(),
+            queue = self.queue.as_str(),
+        );
+        if let Some(traceparent) = &self.more.trace {
+            crate::trace::adopt(&span, traceparent);
+        }
+        span
+    }
+
     /// Checks every field. The error names the first invalid field and the remedy. A job
     /// without a trace context gets that of the current span, if there is one.
     pub fn validate(mut self) -> Result<ValidJob> {

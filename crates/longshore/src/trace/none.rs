@@ -6,7 +6,6 @@ pub(crate) fn current() -> Option<String> {
 }
 
 /// Makes `span` a child of the span with this `traceparent`; without `otel` it does nothing.
-#[cfg(any(feature = "api", feature = "worker"))]
 pub(crate) fn adopt(_span: &tracing::Span, _traceparent: &str) {}
 
 /// The id of the trace that `span` is part of; without `otel` there is none.
