@@ -199,6 +199,8 @@ pub struct JobRecord {
     pub locked_at: Option<DateTime<Utc>>,
     /// The worker that holds the live lease.
     pub locked_by: Option<WorkerId>,
+    /// The name of that worker; `None` if the worker is no longer registered.
+    pub locked_by_name: Option<String>,
     /// Whether its cancellation was requested; true for every cancelled job.
     pub cancel_requested: bool,
     /// The idempotency key: one job per key, for as long as the job is kept.

@@ -46,6 +46,9 @@ pub(super) struct JobSchema {
     /// The worker that holds the live lease.
     #[schema(required)]
     locked_by: Option<Uuid>,
+    /// The name of that worker; null if the worker is no longer registered.
+    #[schema(required)]
+    locked_by_name: Option<String>,
     /// Whether cancellation was requested; true for every cancelled job.
     cancel_requested: bool,
     #[schema(required)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::store::{Ahead, Fenced};
+use longshore::store::{Ahead, Fenced, NewWorker};
 use longshore::{Ending, JobId, ListFilter, NewJob, Outcome, Page, Payloads, Report, Status};
 
 use crate::fixture::*;
@@ -12,6 +12,7 @@ cases! {
     a_list_is_newest_first_across_all_statuses,
     a_list_by_status_finds_only_that_status,
     a_list_shows_each_job_as_get_does,
+    a_running_job_is_shown_with_the_name_of_its_worker,
     a_list_by_kind_queue_tag_or_key_finds_the_matching_jobs,
     a_list_by_key_applies_the_other_filters_too,
     consecutive_pages_have_no_gap_and_no_overlap,
@@ -118,6 +119,20 @@ async fn a_list_shows_each_job_as_get_does(fixture: Fixture) {
         single.errors.clear();
         assert_eq!(snapshot(&listed), snapshot(&single), "{}", listed.status);
     }
+}
+
+async fn a_running_job_is_shown_with_the_name_of_its_worker(fixture: Fixture) {
+    let named = NewWorker::new("crane-7");
+    fixture.store().register(&named).await.expect("register");
+    let id = fixture.add(job("mail")).await;
+    let claimed = fixture.claim_one(named.id).await;
+    let shown = fixture.job(id).await;
+    assert_eq!((shown.locked_by, shown.locked_by_name.as_deref()), (Some(named.id), Some("crane-7")));
+    let listed = fixture.list(&filter()).await.expect("list").jobs.remove(0);
+    assert_eq!(listed.locked_by_name.as_deref(), Some("crane-7"));
+    fixture.must_finish(&claimed, done()).await;
+    let shown = fixture.job(id).await;
+    assert_eq!((shown.locked_by, shown.locked_by_name), (None, None));
 }
 
 async fn a_list_by_kind_queue_tag_or_key_finds_the_matching_jobs(fixture: Fixture) {

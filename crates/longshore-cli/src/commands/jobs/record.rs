@@ -26,6 +26,9 @@ pub(super) struct Job {
     pub(super) run_at: DateTime<Utc>,
     locked_at: Option<DateTime<Utc>>,
     locked_by: Option<Uuid>,
+    /// Absent in the replies of older servers.
+    #[serde(default)]
+    locked_by_name: Option<String>,
     cancel_requested: bool,
     idempotency_key: Option<String>,
     unique_key: Option<String>,
@@ -78,7 +81,13 @@ pub(super) fn print(job: &Job, out: &Out) {
         ("started at", time(job.started_at)),
         ("finished at", time(job.finished_at)),
         ("locked at", time(job.locked_at)),
-        ("locked by", job.locked_by.map(|worker| worker.to_string())),
+        (
+            "locked by",
+            job.locked_by.map(|worker| match &job.locked_by_name {
+                Some(name) => format!("{name} ({worker})"),
+                None => worker.to_string(),
+            }),
+        ),
         ("timeout", Some(job.timeout_seconds.map_or_else(|| "none".into(), duration::show_seconds))),
         ("retry", json(&job.retry)),
         ("idempotency key", job.idempotency_key.clone()),

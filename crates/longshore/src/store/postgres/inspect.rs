@@ -32,7 +32,10 @@ const JOB: &str = "
                from longshore.attempts b
               where b.job = j.id
               order by b.lease_no desc
-              limit 1), {is_large}
+              limit 1), {is_large}, (
+             select h.name
+               from longshore.workers h
+              where h.id = r.worker)
       from {from}
       join longshore.jobs j on j.id = e.id
       left join longshore.ready w on w.id = j.id
@@ -117,6 +120,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         run_at: row.try_get(12)?,
         locked_at: None,
         locked_by: None,
+        locked_by_name: None,
         cancel_requested: false,
         idempotency_key: row.try_get(8)?,
         unique_key: row.try_get(9)?,
@@ -156,6 +160,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         job.started_at = Some(claimed_at);
         job.locked_at = Some(claimed_at);
         job.locked_by = Some(WorkerId(row.try_get(19)?));
+        job.locked_by_name = row.try_get(37)?;
         (job.attempts, job.interruptions) = (number(20)?, number(21)?);
         job.lease_no = row.try_get(22)?;
         job.cancel_requested = row.try_get(23)?;

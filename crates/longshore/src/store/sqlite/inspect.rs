@@ -54,7 +54,8 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
                f.started_at,
                f.finished_at,
                f.last_error,
-               case when ?2 then f.result end
+               case when ?2 then f.result end,
+               (select name from workers where id = r.worker)
           from jobs j
           left join ready w on w.id = j.id
           left join running r on r.id = j.id
@@ -101,6 +102,7 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
             run_at: row.maybe_time(16)?.map_or_else(|| row.time(5), Ok)?,
             locked_at,
             locked_by: row.get::<_, Option<[u8; 16]>>(19)?.map(|id| WorkerId(Uuid::from_bytes(id))),
+            locked_by_name: row.get(26)?,
             cancel_requested: row.get(20)? || status == Status::Cancelled,
             idempotency_key: row.get(6)?,
             unique_key: row.get(7)?,
