@@ -4,7 +4,7 @@
 use std::{process::Command, time::Instant};
 
 use crate::{
-    features,
+    features, older_sqlx,
     run::{self, Result, cargo, step},
     test,
 };
@@ -23,6 +23,7 @@ pub(crate) fn ci() -> Result {
         step(&name, &mut clippy(&selection))?;
     }
     step("docs", &mut docs())?;
+    older_sqlx::check()?;
     licences()?;
 
     let duration = run::took(started.elapsed());

@@ -8,6 +8,7 @@ mod ci;
 mod clients;
 mod features;
 mod mutants;
+mod older_sqlx;
 mod pgbouncer;
 mod postgres;
 mod python;
@@ -31,7 +32,8 @@ Usage: cargo xtask <task> [arguments]
                     cargo xtask test late_settle
                     cargo xtask test -p longshore --no-capture
   ci            Run every check that a change must pass, fastest first: format,
-                lints, each feature alone, docs, licences, tests.
+                lints, each feature alone, docs, older versions of
+                sqlx, licences, tests.
   schemathesis [--engine sqlite|postgres] [--examples N] [--seed S]
                 Send requests generated from docs/openapi.json to the real server
                 on both engines: at least 2,000 per engine with all checks, then

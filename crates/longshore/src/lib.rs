@@ -86,7 +86,7 @@ mod recovery;
 mod retry;
 #[doc(hidden)]
 pub mod store;
-#[cfg(all(feature = "worker", feature = "sqlite"))]
+#[cfg(all(feature = "worker", any(feature = "postgres", feature = "sqlite")))]
 pub mod testing;
 #[cfg(feature = "otel")]
 #[path = "trace/otel.rs"]
@@ -120,9 +120,9 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    CheckReport, Count, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease, ListFilter,
-    Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION, Schedule,
-    Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
+    CheckReport, Count, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease,
+    ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
+    Schedule, Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
 };
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};

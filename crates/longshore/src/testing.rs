@@ -1,10 +1,12 @@
-//! Helpers for the tests of programs that use Longshore: an in-memory queue, a controllable
+//! Helpers for the tests of programs that use Longshore: a queue for each test, a controllable
 //! clock, assertions about enqueued jobs, and running jobs inline.
 //!
 //! Nothing is mocked: the queue uses the same statements, the same rules and the same worker, on
-//! SQLite in memory.
+//! SQLite in memory (feature `sqlite`) or in its own schema of a Postgres database (feature
+//! `postgres`).
 //!
 //! ```
+//! # #[cfg(feature = "sqlite")] {
 //! use longshore::testing::Queue;
 //! use longshore::{Context, Failure, Job, Status, Worker};
 //! use serde::{Deserialize, Serialize};
@@ -35,6 +37,7 @@
 //! assert_eq!(queue.run(worker, Welcome { user: 0 }).await.status, Status::FailedPermanent);
 //! # Ok::<(), longshore::Error>(())
 //! # }).unwrap();
+//! # }
 //! ```
 
 use std::ops::Deref;
@@ -49,11 +52,13 @@ use crate::job::{JobRecord, Status};
 use crate::store::ListFilter;
 use crate::worker::{Builder, Job, Summary};
 
-/// An in-memory queue for one test. It dereferences to a [`Client`]. Its own methods panic on
-/// errors, because they run in tests.
+/// A queue for one test. It dereferences to a [`Client`]. Its own methods panic on errors, because
+/// they run in tests.
 pub struct Queue {
     client: Client,
     now: Mutex<Option<DateTime<Utc>>>,
+    #[cfg(feature = "postgres")]
+    _schema: Option<TestSchema>,
 }
 
 impl Deref for Queue {
@@ -65,19 +70,51 @@ impl Deref for Queue {
 }
 
 impl Queue {
-    /// Creates an empty queue on the real clock.
+    /// Creates an empty queue in memory, on the real clock.
+    #[cfg(feature = "sqlite")]
     pub async fn new() -> Self {
-        let client = Client::connect("sqlite::memory:").await.unwrap_or_else(|error| fail("open", &error));
-        client.migrate().await.unwrap_or_else(|error| fail("migrate", &error));
-        Queue { client, now: Mutex::default() }
+        Queue {
+            client: open("sqlite::memory:").await,
+            now: Mutex::default(),
+            #[cfg(feature = "postgres")]
+            _schema: None,
+        }
     }
 
-    /// Creates an empty queue whose clock is stopped at 2030-01-01 00:00 UTC until it is
+    /// Creates an empty queue in memory whose clock is stopped at 2030-01-01 00:00 UTC until it is
     /// [advanced](Self::advance).
+    #[cfg(feature = "sqlite")]
     pub async fn with_stopped_clock() -> Self {
         let queue = Queue::new().await;
-        queue.set_clock(Utc.with_ymd_and_hms(2030, 1, 1, 0, 0, 0).single().unwrap_or_default()).await;
+        queue.stop_clock().await;
         queue
+    }
+
+    /// Creates an empty queue on the real clock in a new schema of a Postgres database. The schema
+    /// is removed when the queue is dropped. Use a database for tests:
+    /// `postgres://postgres@localhost/test`.
+    ///
+    /// ```no_run
+    /// # use longshore::testing::Queue;
+    /// # async fn example() {
+    /// let queue = Queue::on_postgres(&std::env::var("TEST_DATABASE_URL").unwrap()).await;
+    /// queue.stop_clock().await;
+    /// # }
+    /// ```
+    #[cfg(feature = "postgres")]
+    pub async fn on_postgres(url: &str) -> Self {
+        let schema = TestSchema {
+            url: url.to_owned(),
+            name: format!("longshore_test_{}", uuid::Uuid::now_v7().simple()),
+        };
+        let separator = if url.contains('?') { '&' } else { '?' };
+        let client = open(&format!("{url}{separator}schema={}", schema.name)).await;
+        Queue { client, now: Mutex::default(), _schema: Some(schema) }
+    }
+
+    /// Stops the queue's clock at 2030-01-01 00:00 UTC until it is [advanced](Self::advance).
+    pub async fn stop_clock(&self) {
+        self.set_clock(Utc.with_ymd_and_hms(2030, 1, 1, 0, 0, 0).single().unwrap_or_default()).await;
     }
 
     /// Stops the queue's clock at `at`.
@@ -90,7 +127,7 @@ impl Queue {
     pub async fn advance(&self, by: Duration) {
         let now = *self.now.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(now) = now else {
-            panic!("the queue uses the real clock; create it with Queue::with_stopped_clock to advance it")
+            panic!("the queue uses the real clock; call `stop_clock` first to advance it")
         };
         self.set_clock(now + by).await;
     }
@@ -149,6 +186,45 @@ impl Queue {
         }
         found.sort_by_key(|job| std::cmp::Reverse(job.id));
         found
+    }
+}
+
+async fn open(url: &str) -> Client {
+    let client = Client::connect(url).await.unwrap_or_else(|error| fail("open", &error));
+    client.migrate().await.unwrap_or_else(|error| fail("migrate", &error));
+    client
+}
+
+/// The schema of one test's queue. Removed on drop; one that is left over does no harm.
+#[cfg(feature = "postgres")]
+struct TestSchema {
+    url: String,
+    name: String,
+}
+
+#[cfg(feature = "postgres")]
+impl TestSchema {
+    async fn remove(url: String, name: String) -> Result<(), sqlx::Error> {
+        use sqlx::Connection as _;
+        let mut connection = sqlx::PgConnection::connect(&url).await?;
+        let statements = format!("set lock_timeout = '5s'; drop schema if exists {name} cascade");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut connection).await?;
+        connection.close().await
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl Drop for TestSchema {
+    fn drop(&mut self) {
+        let (url, name) = (self.url.clone(), self.name.clone());
+        // On its own thread and runtime: the test's runtime cannot run a task while this waits.
+        let removing = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.map(|runtime| runtime.block_on(TestSchema::remove(url, name)))
+        });
+        if !matches!(removing.join(), Ok(Ok(Ok(())))) {
+            eprintln!("could not remove the test schema {}", self.name);
+        }
     }
 }
 

@@ -120,6 +120,17 @@ pub struct Enqueueing<'a> {
 
 impl<'a> Enqueueing<'a> {
     /// Stores the job in the caller's own transaction instead.
+    ///
+    /// ```no_run
+    /// # async fn example(client: longshore::Client, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use longshore::NewJob;
+    ///
+    /// let mut tx = pool.begin().await?;
+    /// sqlx::query("insert into orders (id) values (7)").execute(&mut *tx).await?;
+    /// client.enqueue(NewJob::new("confirm_order", &7)).queue("mail").in_tx(&mut tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn in_tx(self, transaction: impl CallerTransaction) -> Result<Enqueued> {
         let mut results = self.client.enqueue_in(transaction, [self.job]).await?;
         Ok(results.remove(0))

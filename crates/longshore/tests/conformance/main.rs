@@ -68,6 +68,7 @@ mod schedules;
 mod settle;
 mod settle_by_lease;
 mod sql;
+mod testing;
 mod tokens;
 mod transactions;
 mod transitions;

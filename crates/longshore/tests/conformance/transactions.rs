@@ -14,6 +14,11 @@ cases! {
 }
 
 cases! {
+    only on postgres:
+    a_task_that_may_move_between_threads_can_enqueue_in_its_transaction,
+}
+
+cases! {
     only on sqlite:
     a_failed_enqueue_on_a_connection_without_a_transaction_stores_nothing,
 }
@@ -143,6 +148,22 @@ async fn an_invalid_job_is_refused_and_leaves_the_transaction_usable(fixture: Fi
         }
     }
     assert_eq!((count_orders(&fixture).await, fixture.count(Status::Queued).await), (1, 0));
+}
+
+/// As in a handler of a web server, which must be `Send`.
+async fn a_task_that_may_move_between_threads_can_enqueue_in_its_transaction(fixture: Fixture) {
+    create_orders(&fixture).await;
+    let client = fixture.client();
+    let mut connection = fixture.postgres().await;
+    let handler = tokio::spawn(async move {
+        let mut tx = connection.begin().await?;
+        sqlx::query("insert into orders values (1)").execute(&mut *tx).await?;
+        client.enqueue(job("welcome")).queue("mail").in_tx(&mut tx).await.expect("in_tx");
+        client.enqueue_in(&mut tx, [job("count")]).await.expect("enqueue_in");
+        tx.commit().await
+    });
+    handler.await.expect("the task").expect("commit");
+    assert_eq!((count_orders(&fixture).await, fixture.count(Status::Queued).await), (1, 2));
 }
 
 fn enqueue_without_a_transaction(fixture: &Fixture) {
