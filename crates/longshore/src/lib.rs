@@ -104,7 +104,7 @@ pub use client::{
     CallerTransaction, Cancelled, CheckPayload, Client, Enqueueing, Redriven, RepairMode, UnknownKinds,
 };
 #[cfg(feature = "cron")]
-pub use cron::{CronLine, FiredReport, Missed, NewSchedule};
+pub use cron::{CronLine, FiredReport, Missed, NewSchedule, Undeclared};
 pub use enqueue::{
     DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE, DEFAULT_TIMEOUT, Edit, Enqueued, EnqueuedAs, MAX_DEPTH, MAX_KEY,
     MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
@@ -120,7 +120,7 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    CheckReport, Count, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease,
+    CheckReport, Count, CronOrigin, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease,
     ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
     Schedule, Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
 };

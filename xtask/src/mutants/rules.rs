@@ -273,4 +273,15 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "operate::sqlite::a_refusal_contains_the_status_of_the_job",
         ],
     },
+    Mutant {
+        name: "cron: remove the schedules of other programs too",
+        file: "crates/longshore/src/cron/schedule.rs",
+        anchor: "pub(crate) async fn declare_schedules(",
+        find: "template.declared_by().as_deref() == Some(program)",
+        replace: "template.declared_by().is_some()",
+        caught_by: &[
+            "schedules::postgres::a_schedule_that_the_code_no_longer_declares_is_reported_or_removed",
+            "schedules::sqlite::a_schedule_that_the_code_no_longer_declares_is_reported_or_removed",
+        ],
+    },
 ];

@@ -52,6 +52,6 @@ mod template;
 pub use fire::{Fired, FiredReport, Skipped, Tick, TickHook};
 pub use line::CronLine;
 pub use missed::{MAX_BACKFILL, Missed, ON_TIME};
-pub use schedule::NewSchedule;
+pub use schedule::{NewSchedule, Undeclared};
 #[cfg(feature = "api")]
 pub(crate) use template::Template;

@@ -1,6 +1,9 @@
 //! Schedules to store, and the client's methods to manage stored ones. Firing due ticks belongs
 //! to `fire`.
 
+#[cfg(feature = "worker")]
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, Utc};
 
 use super::line::{CronLine, past_the_calendar};
@@ -10,6 +13,16 @@ use crate::client::Client;
 use crate::enqueue::{Enqueued, NewJob};
 use crate::error::{Error, Result};
 use crate::store::{Schedule, Ticking};
+
+/// What happens to a stored schedule that a worker's code no longer declares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Undeclared {
+    /// The worker logs a warning when it starts. The schedule still ticks.
+    #[default]
+    Report,
+    /// The worker removes it when it starts. Jobs that it already enqueued stay.
+    Remove,
+}
 
 /// A schedule to store. Only its name, cron line and job are required; the defaults are the zone
 /// UTC and the policy [`Missed::One`].
@@ -44,6 +57,7 @@ pub struct NewSchedule {
     zone: String,
     missed: Missed,
     job: NewJob,
+    declared_by: Option<String>,
 }
 
 impl NewSchedule {
@@ -55,6 +69,7 @@ impl NewSchedule {
             zone: "UTC".into(),
             missed: Missed::default(),
             job: job.into(),
+            declared_by: None,
         }
     }
 
@@ -74,7 +89,10 @@ impl NewSchedule {
     pub(super) fn into_stored(self, now: DateTime<Utc>) -> Result<Schedule> {
         let line = CronLine::parse(&self.expression, &self.zone)?;
         let next_at = line.next_after(now).ok_or_else(past_the_calendar)?;
-        let template = Template::from_job(self.job.validate()?)?;
+        let mut template = Template::from_job(self.job.validate()?)?;
+        if let Some(program) = &self.declared_by {
+            template.set_declared_by(program)?;
+        }
         let schedule = Schedule {
             name: self.name,
             expression: line.expression().into(),
@@ -107,6 +125,40 @@ impl Client {
         self.check_job(&job.kind, &job.payload).await?;
         let schedule = schedule.into_stored(self.store().now().await?)?;
         self.store().put_schedule(&schedule).await
+    }
+
+    /// Stores the schedules that a program declares in its code. Returns the names of those that
+    /// it declared earlier and no longer does. They still tick, unless `undeclared` removes them.
+    #[cfg(feature = "worker")]
+    pub(crate) async fn declare_schedules(
+        &self,
+        program: &str,
+        declared: Vec<NewSchedule>,
+        undeclared: Undeclared,
+    ) -> Result<Vec<String>> {
+        // A program that declares none may be another part of the application.
+        if declared.is_empty() && undeclared == Undeclared::Report {
+            return Ok(Vec::new());
+        }
+        let mut names = BTreeSet::new();
+        for mut schedule in declared {
+            schedule.declared_by = Some(program.into());
+            names.insert(self.put_schedule(schedule).await?.name);
+        }
+        let mut found = Vec::new();
+        for schedule in self.schedules().await? {
+            let is_declared_by = |template: Template| template.declared_by().as_deref() == Some(program);
+            if !names.contains(&schedule.name)
+                && Template::parse(&schedule.template).is_ok_and(is_declared_by)
+            {
+                if undeclared == Undeclared::Remove {
+                    // Another process may have removed it meanwhile.
+                    self.store().remove_schedule(&schedule.name).await?;
+                }
+                found.push(schedule.name);
+            }
+        }
+        Ok(found)
     }
 
     /// Lists all schedules, ordered by name.

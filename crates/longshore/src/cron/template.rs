@@ -55,6 +55,12 @@ struct Origin<'a> {
     since: Option<String>,
 }
 
+/// In the metadata of a template, under `cron`.
+#[derive(Serialize, Deserialize)]
+struct Declared {
+    declared_by: String,
+}
+
 impl Template {
     pub(super) fn from_job(job: ValidJob) -> Result<Template> {
         if job.when != When::NOW {
@@ -95,6 +101,22 @@ impl Template {
             metadata,
             trace: options.trace,
         })
+    }
+
+    /// Records which program declares the schedule. It is stored where a tick puts its origin, so
+    /// it never reaches a job.
+    pub(super) fn set_declared_by(&mut self, program: &str) -> Result<()> {
+        let declared = serde_json::value::to_raw_value(&Declared { declared_by: program.into() });
+        let not_json =
+            |error| Error::internal("could not serialize the name of a program").with_source(error);
+        self.metadata.insert("cron".into(), declared.map_err(not_json)?);
+        Ok(())
+    }
+
+    /// The program that declares the schedule; `None` if an operator or a call stored it.
+    pub(super) fn declared_by(&self) -> Option<String> {
+        let declared: Declared = serde_json::from_str(self.metadata.get("cron")?.get()).ok()?;
+        Some(declared.declared_by)
     }
 
     pub(crate) fn parse(text: &str) -> Result<Template> {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::Lease;
 use crate::enqueue::{DEFAULT_QUEUE, Options};
@@ -81,6 +83,18 @@ pub(crate) fn shared(last: &mut Arc<str>, text: &str) -> Arc<str> {
     last.clone()
 }
 
+/// The schedule that enqueued a job, and the tick.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
+pub struct CronOrigin {
+    /// The schedule's name.
+    pub schedule: String,
+    /// The tick: when the job was scheduled to run. `None` for a manual run.
+    pub tick: Option<DateTime<Utc>>,
+    /// If the job also covers missed ticks: the oldest of them.
+    pub since: Option<DateTime<Utc>>,
+}
+
 /// A leased job, with everything needed to run it. Only the store creates one.
 #[derive(Debug)]
 pub struct Claimed {
@@ -153,6 +167,37 @@ impl Claimed {
     /// Its tags: labels for filtering and display.
     pub fn tags(&self) -> &[String] {
         &self.options.tags
+    }
+
+    /// Why it was enqueued.
+    pub fn context(&self) -> Option<&str> {
+        self.options.context.as_deref()
+    }
+
+    /// The data that the caller attached, as JSON.
+    pub fn metadata(&self) -> Option<&RawValue> {
+        self.options.metadata.as_deref()
+    }
+
+    /// The schedule that enqueued it, and the tick; `None` if no schedule did. Read from the
+    /// metadata.
+    ///
+    /// ```
+    /// # use longshore::{Context, Failure};
+    /// async fn report(_: (), ctx: Context) -> Result<(), Failure> {
+    ///     // The time that the report is for, even if the job runs late.
+    ///     let scheduled = ctx.job().cron().and_then(|cron| cron.tick);
+    ///     println!("report for {scheduled:?}");
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn cron(&self) -> Option<CronOrigin> {
+        #[derive(Deserialize)]
+        struct Metadata {
+            cron: CronOrigin,
+        }
+        let metadata: Metadata = serde_json::from_str(self.metadata()?.get()).ok()?;
+        Some(metadata.cron)
     }
 
     /// The W3C trace context of the caller that enqueued it.

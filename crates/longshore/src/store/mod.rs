@@ -49,7 +49,7 @@ mod workers;
 
 pub use crate::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Repair, StateTable};
-pub use claim::{ClaimRequest, Claimed, Claims, Suspects};
+pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
 pub use inspect::{Glance, ListFilter, Page, Payloads};

@@ -14,7 +14,7 @@ use super::registry::{Entries, Route, States};
 use super::settings::{RecoverySettings, Settings};
 use super::supervise::Worker;
 use crate::client::Client;
-use crate::cron::NewSchedule;
+use crate::cron::{NewSchedule, Undeclared};
 use crate::error::{Error, Result};
 
 /// Builds a worker: handlers, their state, hooks, schedules and settings.
@@ -24,6 +24,7 @@ pub struct Builder {
     states: States,
     entries: Entries,
     schedules: Vec<NewSchedule>,
+    undeclared: Undeclared,
     hooks: Option<Arc<dyn Hooks>>,
 }
 
@@ -35,6 +36,7 @@ impl Builder {
             states: States::default(),
             entries: Entries::default(),
             schedules: Vec::new(),
+            undeclared: Undeclared::default(),
             hooks: None,
         }
     }
@@ -113,10 +115,22 @@ impl Builder {
         self
     }
 
-    /// Stores a schedule when the worker starts. When every process declares the same schedule,
-    /// it is stored once and keeps its next tick.
+    /// Declares a schedule: it is stored when the worker starts. When every process declares the
+    /// same schedule, it is stored once and keeps its next tick. When the code no longer declares
+    /// it, the schedule still ticks; see [`undeclared_schedules`](Self::undeclared_schedules).
     pub fn cron(mut self, schedule: NewSchedule) -> Self {
         self.schedules.push(schedule);
+        self
+    }
+
+    /// Sets what happens at the start to schedules that earlier versions of this program declared
+    /// with [`cron`](Self::cron) and this one does not. By default they are
+    /// [reported](Undeclared::Report). Schedules stored in other ways are not affected.
+    ///
+    /// A program is identified by the prefix of its workers' names (`Settings::name_prefix`). If
+    /// several programs with schedules share a queue, give each of them its own prefix.
+    pub fn undeclared_schedules(mut self, undeclared: Undeclared) -> Self {
+        self.undeclared = undeclared;
         self
     }
 
@@ -199,6 +213,7 @@ impl Builder {
             settings: self.settings,
             registry,
             schedules: self.schedules,
+            undeclared: self.undeclared,
             hooks: self.hooks,
         })
     }

@@ -16,7 +16,7 @@ use super::shared::{EndGuard, Phase, Shared};
 use super::signals::Signals;
 use super::{cancel, claim, execute, heartbeat, settle, upkeep};
 use crate::client::Client;
-use crate::cron::NewSchedule;
+use crate::cron::{NewSchedule, Undeclared};
 use crate::error::Result;
 use crate::job::WorkerId;
 use crate::job_metrics;
@@ -41,6 +41,7 @@ pub struct Worker {
     pub(super) settings: Settings,
     pub(super) registry: Registry,
     pub(super) schedules: Vec<NewSchedule>,
+    pub(super) undeclared: Undeclared,
     pub(super) hooks: Option<Arc<dyn Hooks>>,
 }
 
@@ -104,9 +105,9 @@ impl Worker {
     async fn start_in(self, phase: Phase) -> Result<RunningWorker> {
         let worker_id = WorkerId::new();
         let client = self.client.clone();
-        for schedule in self.schedules {
-            self.client.put_schedule(schedule).await?;
-        }
+        let program = &self.settings.name_prefix;
+        let undeclared = client.declare_schedules(program, self.schedules, self.undeclared).await?;
+        report_undeclared(&undeclared, self.undeclared);
         let kinds = self.registry.kinds();
         job_metrics::describe();
         kinds.iter().flatten().for_each(|kind| job_metrics::register_kind(kind));
@@ -124,7 +125,7 @@ impl Worker {
         }
         let skip_grace = watch::Sender::new(false);
         let task = tokio::spawn(supervise(end_guard, inbox, skip_grace.subscribe()));
-        Ok(RunningWorker { shared, skip_grace, task })
+        Ok(RunningWorker { shared, skip_grace, task, undeclared })
     }
 }
 
@@ -133,6 +134,7 @@ pub struct RunningWorker {
     shared: Arc<Shared>,
     skip_grace: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
+    undeclared: Vec<String>,
 }
 
 /// Stops a running worker from another task. Cheap to clone.
@@ -170,6 +172,12 @@ impl RunningWorker {
         Stopper { shared: self.shared.clone(), skip_grace: self.skip_grace.clone() }
     }
 
+    /// The names of the schedules that this program declared earlier and no longer does, as
+    /// [`Builder::undeclared_schedules`] describes.
+    pub fn undeclared_schedules(&self) -> &[String] {
+        &self.undeclared
+    }
+
     /// How the worker's attempts have ended so far.
     pub fn summary(&self) -> Summary {
         self.shared.metrics.summary()
@@ -195,6 +203,21 @@ impl RunningWorker {
             tracing::error!(%died, worker_id = %self.shared.worker_id(), "the worker's supervisor died");
         }
         self.shared.metrics.summary()
+    }
+}
+
+fn report_undeclared(schedules: &[String], undeclared: Undeclared) {
+    for schedule in schedules {
+        match undeclared {
+            Undeclared::Report => tracing::warn!(
+                schedule,
+                "this program no longer declares the schedule, but the schedule still ticks; remove it with \
+                 `longshore cron remove`, or let the worker remove it with `Builder::undeclared_schedules`"
+            ),
+            Undeclared::Remove => {
+                tracing::info!(schedule, "removed a schedule that this program no longer declares");
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use longshore::{
 
 use crate::fixture::*;
 use crate::locks::{in_time, open_transaction, roll_back};
+use crate::worker::{drain, nothing, worker};
 
 cases! {
     schedules_are_stored_exactly_and_listed_by_name,
@@ -46,6 +47,8 @@ cases! {
     a_schedule_whose_job_is_rejected_does_not_stop_the_others,
     the_callback_of_a_pass_may_veto_or_change_a_tick,
     a_caller_cannot_take_the_key_of_a_tick,
+    a_handler_receives_the_context_the_metadata_and_the_tick_of_its_job,
+    a_schedule_that_the_code_no_longer_declares_is_reported_or_removed,
 }
 
 cases! {
@@ -663,4 +666,75 @@ async fn the_callback_of_a_pass_may_veto_or_change_a_tick(fixture: Fixture) {
     assert_eq!(fixture.fire_due_with(&mut veto).await.expect("fire").fired, []);
     let kept = stored(&fixture, "ten").await;
     assert_eq!((kept.next_at, kept.last_at), (at("07:50:00"), Some(at("07:20:00"))));
+}
+
+// ---- the worker ----------------------------------------------------------------
+
+async fn a_handler_receives_the_context_the_metadata_and_the_tick_of_its_job(fixture: Fixture) {
+    let metadata = |json: &str| serde_json::value::RawValue::from_string(json.into()).expect("metadata");
+    let template = job("report").context("for the board").metadata(metadata(r#"{"team":"a"}"#));
+    let stored = fixture.put_schedule(NewSchedule::new("nightly", "0 3 * * *", template)).await.expect("put");
+    fixture.store().pin_clock(Some(stored.next_at)).await.expect("clock");
+    assert_eq!(fixture.fire_due().await.expect("fire").fired.len(), 1);
+    fixture.run_schedule_now("nightly").await.expect("run");
+    fixture.add(job("report").metadata(metadata(r#"{"cron":"not a tick"}"#))).await;
+    fixture.add(job("report")).await;
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let sink = seen.clone();
+    let builder = worker(&fixture).concurrency(1).function(
+        "report",
+        move |_: serde_json::Value, ctx: longshore::Context| {
+            let job = ctx.job();
+            let metadata = job.metadata().map(|json| json.get().to_owned());
+            sink.lock().expect("seen").push((job.context().map(str::to_owned), metadata, job.cron()));
+            async { Ok(()) }
+        },
+    );
+    drain(builder).await;
+    let seen = std::mem::take(&mut *seen.lock().expect("seen"));
+    let [ticked, manual, foreign, plain] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!(ticked.0.as_deref(), Some("for the board"));
+    assert!(ticked.1.as_deref().expect("metadata").contains(r#""team":"a""#), "{ticked:?}");
+    let origin = ticked.2.as_ref().expect("a tick");
+    assert_eq!(
+        (origin.schedule.as_str(), origin.tick, origin.since),
+        ("nightly", Some(stored.next_at), None)
+    );
+    let origin = manual.2.as_ref().expect("a manual run");
+    assert_eq!((origin.schedule.as_str(), origin.tick), ("nightly", None));
+    assert_eq!((&foreign.2, plain), (&None, &(None, None, None)));
+}
+
+async fn a_schedule_that_the_code_no_longer_declares_is_reported_or_removed(fixture: Fixture) {
+    let nightly = |name: &str| NewSchedule::new(name, "0 3 * * *", job("report"));
+    let build = |names: &[&str]| {
+        let builder = worker(&fixture).function("report", nothing);
+        names.iter().fold(builder, |builder, name| builder.cron(nightly(name)))
+    };
+    let started = async |builder: longshore::worker::Builder| {
+        let running = builder.build().expect("build").start().await.expect("start");
+        let undeclared = running.undeclared_schedules().to_vec();
+        running.stop_now().await;
+        undeclared
+    };
+    let stored = async || -> Vec<String> {
+        fixture.schedules().await.expect("schedules").into_iter().map(|schedule| schedule.name).collect()
+    };
+    // Schedules of an operator and of another program.
+    fixture.put_schedule(nightly("by hand")).await.expect("put");
+    let mut other = longshore::worker::Settings { name_prefix: "billing".into(), ..Default::default() };
+    other.schedules = false;
+    assert_eq!(started(build(&["invoices"]).settings(other)).await, [""; 0]);
+
+    assert_eq!(started(build(&["one", "two"])).await, [""; 0]);
+    assert_eq!(started(build(&["one", "two"])).await, [""; 0]);
+    // Reported by default, and not by a process that declares none.
+    assert_eq!(started(build(&["one"])).await, ["two"]);
+    assert_eq!(started(build(&[])).await, [""; 0]);
+    assert_eq!(stored().await, ["by hand", "invoices", "one", "two"]);
+    let removing = |names: &[&str]| build(names).undeclared_schedules(longshore::Undeclared::Remove);
+    assert_eq!(started(removing(&["one"])).await, ["two"]);
+    assert_eq!(stored().await, ["by hand", "invoices", "one"]);
+    assert_eq!(started(removing(&[])).await, ["one"]);
+    assert_eq!(stored().await, ["by hand", "invoices"]);
 }
