@@ -35,6 +35,7 @@ examples!(
     mounted_api,
     progress_and_results,
     recovery,
+    sentry,
     typed_job
 );
 
