@@ -5,8 +5,7 @@
 use std::{env, ffi::OsString, process::Command};
 
 use crate::{
-    clients,
-    pgbouncer,
+    clients, pgbouncer,
     postgres::{Binaries, Location, TemporaryCluster, Tuning},
     run::{self, Result, cargo, last_step, step},
     schemathesis,

@@ -29,8 +29,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 use url::Url;
 
 use crate::args::{ApiCommand, Cli, Command};
-use crate::builtin;
 use crate::failure::{Code, Failure};
+use longshore::builtin;
 
 /// The maximum number of ended spans that wait to be sent; more are dropped.
 const MAX_WAITING: usize = 8192;

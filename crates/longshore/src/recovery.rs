@@ -287,7 +287,9 @@ impl Client {
             );
             self.notifier().notify(due);
             found = Vec::new();
-            for ((mut candidate, recovered), (_, settlement)) in decided.into_iter().zip(recovered).zip(&batch) {
+            for ((mut candidate, recovered), (_, settlement)) in
+                decided.into_iter().zip(recovered).zip(&batch)
+            {
                 match recovered {
                     Recovered::Settled(Settled::Stored) => {
                         report.recovered += 1;

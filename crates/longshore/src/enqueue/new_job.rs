@@ -355,6 +355,7 @@ impl ValidJob {
             run_at,
             locked_at: None,
             locked_by: None,
+            locked_by_name: None,
             cancel_requested: false,
             idempotency_key: self.idempotency_key,
             unique_key: self.unique.map(|(key, _)| key),
