@@ -38,7 +38,9 @@
 //! caller can set, its checks, group commit), `client` (the entry point), `wake`
 //! (notifying workers), `recovery` (jobs of dead workers), `store` (the storage contract
 //! and its two engines), `json_schema` (payload schemas), `job_log` and `job_metrics` (log
-//! lines and metrics of attempts), `trace` (trace context), `error`. `ARCHITECTURE.md` explains how they work together.
+//! lines and metrics of attempts), `trace` (trace context), `nearest` and `id_pattern`
+//! (mistyped words and shortened ids), `error`. `ARCHITECTURE.md` explains how they work
+//! together.
 //!
 //! # Features
 //!
@@ -68,6 +70,8 @@ mod client;
 pub mod cron;
 mod enqueue;
 mod error;
+#[doc(hidden)]
+pub mod id_pattern;
 mod job;
 mod job_log;
 #[cfg(any(feature = "api", feature = "worker"))]
@@ -82,6 +86,8 @@ mod json_schema;
 pub mod keys;
 #[doc(hidden)]
 pub mod lifecycle;
+#[doc(hidden)]
+pub mod nearest;
 mod recovery;
 mod retry;
 #[doc(hidden)]
@@ -110,6 +116,7 @@ pub use enqueue::{
     MAX_NAME, MAX_PAYLOAD, NewJob, UniqueMode, ValidJob,
 };
 pub use error::{Error, Result};
+pub use id_pattern::IdPattern;
 pub use job::{AttemptEnd, AttemptRecord, JobId, JobRecord, Outcome, Status, WorkerId};
 #[doc(hidden)]
 pub use lifecycle::Ending;
@@ -120,7 +127,7 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    CheckReport, Count, CronOrigin, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease,
+    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease,
     ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
     Schedule, Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
 };

@@ -231,7 +231,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         &["as_ready", "leave_ready", "is_still_finished", "leave_finished"],
         "several short statements; Postgres has one per command",
     ),
-    ("sqlite", "queues.rs", &["entry", "waiting_queues"], "Postgres joins the parts in one statement"),
+    ("sqlite", "queues.rs", &["entry"], "Postgres joins the parts in one statement"),
     (
         "postgres",
         "inspect.rs",

@@ -489,4 +489,26 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "http::operate::sqlite::a_sweep_uses_the_resilient_flags_and_the_factor_of_the_server_or_the_request",
         ],
     },
+    Mutant {
+        name: "api: find jobs of queues that the token does not cover",
+        file: "crates/longshore/src/api/jobs.rs",
+        anchor: "pub(super) async fn find(",
+        find: ".filter(|job| caller.may_use(&job.queue).is_ok())",
+        replace: ".filter(|job| caller.may_use(&job.queue).is_ok() || !job.queue.is_empty())",
+        caught_by: &[
+            "http::auth::postgres::a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues",
+            "http::auth::sqlite::a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues",
+        ],
+    },
+    Mutant {
+        name: "api: explain that a worker of every queue takes no job",
+        file: "crates/longshore/src/store/workers.rs",
+        anchor: "pub fn claims_from(",
+        find: "name == queue || name == ALL_QUEUES",
+        replace: "name == queue",
+        caught_by: &[
+            "http::explain::postgres::a_worker_of_every_queue_can_run_a_job_of_any_queue",
+            "http::explain::sqlite::a_worker_of_every_queue_can_run_a_job_of_any_queue",
+        ],
+    },
 ];

@@ -741,4 +741,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "cancel::postgres::a_requested_cancel_wins_over_every_other_ending",
         ],
     },
+    Mutant {
+        name: "postgres: find a job by the beginning of its id alone",
+        file: INSPECT,
+        anchor: "const FIND",
+        find: "and right(id::text, length($3)) = $3",
+        replace: "and $3::text is not null",
+        caught_by: &["inspect::postgres::a_job_is_found_by_the_beginning_and_the_end_of_its_id"],
+    },
 ];

@@ -482,4 +482,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "cancel::sqlite::a_requested_cancel_wins_over_every_other_ending",
         ],
     },
+    Mutant {
+        name: "sqlite: find a job by the beginning of its id alone",
+        file: INSPECT,
+        anchor: "pub(super) fn find(",
+        find: "and (?3 = '' or substr(lower(hex(id)), -length(?3)) = ?3)",
+        replace: "and ?3 is not null",
+        caught_by: &["inspect::sqlite::a_job_is_found_by_the_beginning_and_the_end_of_its_id"],
+    },
 ];

@@ -3,6 +3,7 @@
 
 use super::Mutant;
 
+const BUILDER: &str = "crates/longshore/src/worker/builder.rs";
 const CLAIM: &str = "crates/longshore/src/worker/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
 const CONTEXT: &str = "crates/longshore/src/worker/context.rs";
@@ -208,6 +209,40 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &[
             "job_log::postgres::a_recovered_job_is_one_line",
             "job_log::sqlite::a_recovered_job_is_one_line",
+        ],
+    },
+    // ---- every queue -----------------------------------------------------------
+    Mutant {
+        name: "worker: ignore the queue that a wake-up names",
+        file: CLAIM,
+        anchor: "fn note_queue(",
+        find: "Some(queue) => self.add_queue(queue),",
+        replace: "Some(_) => {}",
+        caught_by: &[
+            "worker::postgres::a_worker_of_every_queue_claims_from_queues_that_are_new",
+            "worker::sqlite::a_worker_of_every_queue_claims_from_queues_that_are_new",
+        ],
+    },
+    Mutant {
+        name: "worker: list the queues only once",
+        file: CLAIM,
+        anchor: "async fn list_queues(",
+        find: "let is_needed = !is_recent ||",
+        replace: "let is_needed = self.listed_at.is_none() ||",
+        caught_by: &[
+            "worker::postgres::a_worker_of_every_queue_finds_a_new_queue_by_polling",
+            "worker::sqlite::a_worker_of_every_queue_finds_a_new_queue_by_polling",
+        ],
+    },
+    Mutant {
+        name: "worker: check schedules only when the worker starts",
+        file: BUILDER,
+        anchor: "pub fn build(",
+        find: "self.schedules.iter().try_for_each(NewSchedule::check)?;",
+        replace: "",
+        caught_by: &[
+            "worker::postgres::an_invalid_schedule_is_refused_when_the_worker_is_built",
+            "worker::sqlite::an_invalid_schedule_is_refused_when_the_worker_is_built",
         ],
     },
 ];

@@ -270,7 +270,7 @@ fn live_workers_of_queue<'w>(
     workers: &'w [WorkerRecord],
 ) -> impl Iterator<Item = &'w WorkerRecord> {
     let is_live = |worker: &&WorkerRecord| worker.dead_at.is_none() && !worker.stale;
-    workers.iter().filter(is_live).filter(|worker| worker.queues.contains(&job.queue))
+    workers.iter().filter(is_live).filter(|worker| worker.claims_from(&job.queue))
 }
 
 /// The first reason that will not clear by itself, with a message that names all of

@@ -18,7 +18,7 @@ use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, StatusSchema};
 use crate::client::Cancelled;
 use crate::enqueue::Edit;
-use crate::job::{JobId, JobRecord};
+use crate::job::{JobId, JobRecord, Status};
 use crate::store::{ListFilter, Page, Payloads};
 
 /// Returns a job, including the attempts that did not succeed.
@@ -41,6 +41,65 @@ pub(super) async fn get(
     let job = server.client.get(id).await?;
     caller.may_access(&job.queue)?;
     Ok(Json(job))
+}
+
+/// The maximum number of jobs that a pattern returns.
+const MAX_FOUND: u32 = 20;
+
+/// The pattern of an id.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct FindQuery {
+    /// The first characters of an id, at least 4, or its short form: the first 8 or more
+    /// characters, two dots, and the last ones.
+    #[param(
+        example = "01990a2b..6789ab",
+        pattern = r"^-*([0-9a-fA-F]-*){4,32}$|^-*([0-9a-fA-F]-*){8,31}\.\.-*([0-9a-fA-F]-*){0,12}$"
+    )]
+    id: String,
+}
+
+/// A job, without its payload.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = FoundJob)]
+pub(super) struct FoundJob {
+    id: Uuid,
+    kind: String,
+    queue: String,
+    #[schema(value_type = StatusSchema)]
+    status: Status,
+}
+
+/// Finds jobs by a part of their id, oldest first, at most 20.
+///
+/// Tables show ids in a short form. Finding a job by it does not depend on the number of
+/// other jobs.
+#[utoipa::path(
+    get,
+    path = "/jobs/find",
+    operation_id = "find_jobs",
+    tag = "jobs",
+    params(FindQuery),
+    responses(
+        (status = 200, description = "The jobs that the token covers.", body = Vec<FoundJob>),
+        (status = 400, description = "The pattern cannot be part of an id.", body = ProblemBody),
+    ),
+)]
+pub(super) async fn find(
+    State(server): State<Server>,
+    caller: Caller,
+    Query(query): Query<FindQuery>,
+) -> ApiResult<Json<Vec<FoundJob>>> {
+    let pattern = query.id.parse().map_err(Problem::in_url)?;
+    let ids = server.client.find(&pattern, MAX_FOUND).await?;
+    let found = server.client.glance(0, &ids).await?;
+    let found = found.into_iter().filter(|job| caller.may_use(&job.queue).is_ok());
+    Ok(Json(
+        found
+            .map(|job| FoundJob { id: job.id.0, kind: job.kind, queue: job.queue, status: job.status })
+            .collect(),
+    ))
 }
 
 /// Filters and paging.

@@ -50,6 +50,7 @@ mod request_metrics;
 mod route_table;
 mod schemas;
 mod serve;
+mod start_page;
 mod stats;
 #[cfg(feature = "swagger")]
 mod swagger;
@@ -215,13 +216,14 @@ impl Api {
     fn route_table(&self, guard: Arc<Guard>) -> RouteTable {
         let scope = |part: Public| (!self.public.contains(&part)).then_some(Scope::Read);
         let mut table = RouteTable::new(guard, openapi::document())
-            .public([routes!(health::health)])
+            .public([routes!(health::health), routes!(start_page::start_page)])
             .scoped(Scope::Enqueue, [routes!(enqueue::enqueue), routes!(batch::enqueue)])
             .scoped(
                 Scope::Read,
                 [
                     routes!(jobs::list),
                     routes!(jobs::get),
+                    routes!(jobs::find),
                     routes!(explain::explain),
                     routes!(stats::stats),
                     routes!(events::events),

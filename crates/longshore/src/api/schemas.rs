@@ -239,8 +239,10 @@ pub(super) struct WorkerSchema {
     /// A new id for each start of the process.
     id: Uuid,
     name: String,
+    /// The queues it claims from; `*` means every queue.
     queues: Vec<String>,
-    /// The kinds that the worker handles; null means any.
+    /// The kinds that the worker handles; null means any. A server that runs no jobs
+    /// handles none.
     #[schema(required)]
     kinds: Option<Vec<String>>,
     /// How many jobs the worker runs at once.
@@ -257,6 +259,15 @@ pub(super) struct WorkerSchema {
     stale: bool,
     /// How many leases the worker holds.
     running: u64,
+    /// The host it runs on; null if unknown, for example for a worker over HTTP.
+    #[schema(required)]
+    host: Option<String>,
+    /// Its process id; null if unknown.
+    #[schema(required)]
+    pid: Option<u32>,
+    /// The version of Longshore it was built with; null if unknown.
+    #[schema(required)]
+    version: Option<String>,
 }
 
 /// The number of jobs of one queue and kind with one status.

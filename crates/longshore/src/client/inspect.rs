@@ -6,6 +6,7 @@ use chrono::{DateTime, Utc};
 
 use super::Client;
 use crate::error::{Error, Result};
+use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::{Ahead, Count, Glance, ListFilter, Page, QueueRecord, SweepScope, Tallied, WorkerRecord};
@@ -67,9 +68,27 @@ impl Client {
     pub async fn queues(&self) -> Result<Vec<QueueRecord>> {
         self.store.queues().await
     }
+
+    /// Lists up to `limit` jobs whose ids match a pattern, oldest first: the beginning of an
+    /// id, or its [short form](JobId::short).
+    ///
+    /// ```
+    /// # use longshore::{Client, NewJob};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// let job = client.enqueue(NewJob::new("greet", "Ada")).await?;
+    /// let found = client.find(&job.id.short().parse()?, 10).await?;
+    /// assert_eq!(found, [job.id]);
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>> {
+        self.store.find(pattern, limit).await
+    }
 }
 
-/// For the API's limits, `explain` and `events`.
+/// For the API's limits, `explain` and `events`, and for workers of every queue.
 #[doc(hidden)]
 impl Client {
     /// The workers that a sweep with this scope would declare dead now.
@@ -80,6 +99,11 @@ impl Client {
     /// The number of waiting jobs of a queue, up to `limit`.
     pub async fn depth(&self, queue: &str, limit: u64) -> Result<u64> {
         self.store.depth(queue, limit).await
+    }
+
+    /// The queues with waiting jobs, due or not.
+    pub async fn waiting_queues(&self) -> Result<Vec<String>> {
+        self.store.waiting_queues().await
     }
 
     /// The state of a job as the lifecycle rules see it; `None` if it does not exist.

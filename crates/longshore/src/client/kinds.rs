@@ -14,6 +14,7 @@ use super::Client;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::json_schema::JsonSchema;
+use crate::nearest::nearest;
 use crate::store::{KindRecord, NewKind, Store};
 
 /// How long the registered kinds are cached. A change made by another process takes
@@ -149,10 +150,11 @@ impl KindRules {
             (None, None) => Err(Error::invalid(
                 "kind",
                 format!(
-                    "kind: `{}` is not registered; start a worker that handles it, register it with \
+                    "kind: `{}` is not registered{}; start a worker that handles it, register it with \
                      `longshore kinds put` or PUT /kinds/{{kind}}, or allow unknown kinds \
                      (`Client::unknown_kinds`, `--allow-unknown-kinds`)",
-                    truncated(kind)
+                    truncated(kind),
+                    self.suggestion(kind)
                 ),
             )),
         }
@@ -183,6 +185,19 @@ impl KindRules {
         let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, kinds) = cache.as_ref().filter(|(loaded_at, _)| loaded_at.elapsed() < CACHE_TTL)?;
         Some(kinds.get(kind).cloned())
+    }
+
+    /// The registered kind that is spelt almost like this one, for a message. The cache
+    /// was read just before.
+    fn suggestion(&self, kind: &str) -> String {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known: Vec<&str> =
+            cache.iter().flat_map(|(_, kinds)| kinds.keys().map(String::as_str)).collect();
+        known.sort_unstable();
+        match nearest(kind, known) {
+            Some(found) => format!(" (did you mean `{found}`?)"),
+            None => String::new(),
+        }
     }
 
     /// Empties the cache, after this client has changed a kind.

@@ -50,7 +50,7 @@ pub enum Undeclared {
 /// # Ok(()) }
 /// # #[cfg(not(feature = "sqlite"))] fn main() {}
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct NewSchedule {
     name: String,
     expression: String,
@@ -83,6 +83,16 @@ impl NewSchedule {
     pub fn missed(mut self, missed: Missed) -> Self {
         self.missed = missed;
         self
+    }
+
+    /// Validates the schedule without storing it. The error names the schedule.
+    #[cfg(feature = "worker")]
+    pub(crate) fn check(&self) -> Result<()> {
+        // The time is of no importance: a line is refused only if it has no ticks at all.
+        self.clone().into_stored(Utc::now()).map(drop).map_err(|error| {
+            let message = format!("schedule `{}`: {error}", self.name);
+            Error::invalid(error.field().unwrap_or("schedule"), message)
+        })
     }
 
     /// Validates the schedule and sets its next tick to the first one after `now`.

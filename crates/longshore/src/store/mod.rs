@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
+use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::retry::MAX_DELAY;
@@ -64,7 +65,7 @@ pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
 pub use tokens::{NewToken, Scope, TokenRecord};
-pub use workers::{Beat, NewWorker, Registration, WorkerRecord};
+pub use workers::{ALL_QUEUES, Beat, NewWorker, Registration, WorkerRecord};
 
 pub(crate) use claim::shared;
 pub(crate) use kinds::by_name;
@@ -76,7 +77,7 @@ pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 3;
+pub const SCHEMA_VERSION: i64 = 4;
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
@@ -303,6 +304,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// as it counts.
     async fn depth(&self, queue: &str, limit: u64) -> Result<u64>;
 
+    /// Lists the queues with waiting jobs, due or not, ordered by name. Costs one index
+    /// probe per queue, however many jobs wait.
+    async fn waiting_queues(&self) -> Result<Vec<String>>;
+
     // ---- inspect ----------------------------------------------------------
 
     /// Returns one job with its history.
@@ -319,6 +324,10 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// without payloads. Each job is listed once, oldest first; ids in `also` that do
     /// not exist are left out.
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>>;
+
+    /// Lists up to `limit` jobs whose ids match a pattern, oldest first. Reads the ids
+    /// between the pattern's bounds, and nothing else of the jobs.
+    async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>>;
 
     // ---- stats ------------------------------------------------------------
 

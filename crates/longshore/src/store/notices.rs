@@ -40,11 +40,15 @@ impl Wakeups {
         }
     }
 
-    /// Discards the wake-ups that have arrived. A claim that starts now sees their
-    /// jobs.
+    /// Takes the wake-ups that have arrived, as [`next`](Self::next) would return them. A
+    /// claim that starts now sees their jobs.
     #[cfg(feature = "worker")]
-    pub(crate) fn discard_arrived(&mut self) {
-        while let Ok(_) | Err(broadcast::error::TryRecvError::Lagged(_)) = self.0.try_recv() {}
+    pub(crate) fn take_arrived(&mut self) -> impl Iterator<Item = Option<String>> {
+        std::iter::from_fn(|| match self.0.try_recv() {
+            Ok(queue) => Some(Some(queue).filter(|queue| queue != Wakeups::ANY_QUEUE)),
+            Err(broadcast::error::TryRecvError::Lagged(_)) => Some(None),
+            Err(_) => None,
+        })
     }
 }
 

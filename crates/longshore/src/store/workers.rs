@@ -10,6 +10,9 @@ use super::Lease;
 use crate::enqueue::DEFAULT_QUEUE;
 use crate::job::WorkerId;
 
+/// In a worker's list of queues: every queue, including queues that have no job yet.
+pub const ALL_QUEUES: &str = "*";
+
 /// A worker process to register.
 #[derive(Clone, Debug)]
 pub struct NewWorker {
@@ -17,7 +20,7 @@ pub struct NewWorker {
     pub id: WorkerId,
     /// A name for display.
     pub name: String,
-    /// The queues it claims from.
+    /// The queues it claims from; [`ALL_QUEUES`] means every queue.
     pub queues: Vec<String>,
     /// The kinds it handles; `None` means any.
     pub kinds: Option<Vec<String>>,
@@ -25,6 +28,12 @@ pub struct NewWorker {
     pub concurrency: u32,
     /// The worker is dead after this time without a heartbeat.
     pub stale_after: Duration,
+    /// The host it runs on, if known.
+    pub host: Option<String>,
+    /// Its process id, if known.
+    pub pid: Option<u32>,
+    /// The version of Longshore it was built with, if known.
+    pub version: Option<String>,
 }
 
 impl NewWorker {
@@ -37,6 +46,9 @@ impl NewWorker {
             kinds: None,
             concurrency: 4,
             stale_after: Duration::from_secs(60),
+            host: None,
+            pid: None,
+            version: None,
         }
     }
 }
@@ -58,7 +70,7 @@ pub struct WorkerRecord {
     pub id: WorkerId,
     /// A name for display.
     pub name: String,
-    /// The queues it claims from.
+    /// The queues it claims from; [`ALL_QUEUES`] means every queue.
     pub queues: Vec<String>,
     /// The kinds it handles; absent means any.
     pub kinds: Option<Vec<String>>,
@@ -78,6 +90,19 @@ pub struct WorkerRecord {
     pub stale: bool,
     /// The number of leases it holds.
     pub running: u64,
+    /// The host it runs on; absent if unknown.
+    pub host: Option<String>,
+    /// Its process id; absent if unknown.
+    pub pid: Option<u32>,
+    /// The version of Longshore it was built with; absent if unknown.
+    pub version: Option<String>,
+}
+
+impl WorkerRecord {
+    /// Whether it claims from this queue.
+    pub fn claims_from(&self, queue: &str) -> bool {
+        self.queues.iter().any(|name| name == queue || name == ALL_QUEUES)
+    }
 }
 
 fn in_seconds<S: serde::Serializer>(duration: &Duration, out: S) -> Result<S::Ok, S::Error> {

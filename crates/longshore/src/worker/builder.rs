@@ -146,7 +146,7 @@ impl Builder {
         self
     }
 
-    /// Sets the queues to claim from; `default` if never called.
+    /// Sets the queues to claim from; `default` if never called. `*` means every queue.
     pub fn queues<S: Into<String>>(mut self, queues: impl IntoIterator<Item = S>) -> Self {
         self.settings.queues = queues.into_iter().map(Into::into).collect();
         self
@@ -203,10 +203,11 @@ impl Builder {
         self
     }
 
-    /// Checks handlers, state and settings, and returns the worker. Mistakes are reported
-    /// here, before the first job runs.
+    /// Checks handlers, state, schedules and settings, and returns the worker. Mistakes are
+    /// reported here, before the first job runs.
     pub fn build(self) -> Result<Worker> {
         self.settings.validate()?;
+        self.schedules.iter().try_for_each(NewSchedule::check)?;
         let registry = self.entries.build(&self.states)?;
         Ok(Worker {
             client: self.client,

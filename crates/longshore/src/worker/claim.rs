@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::context::{Attempt, StopReason};
 use super::metrics::Kind;
 use super::run_times::{Occupancy, START_WITHIN};
+use super::settings::Settings;
 use super::shared::{Phase, Shared};
 use crate::store::{ClaimCursor, ClaimRequest, Claims, Suspects, Wakeups};
 
@@ -45,6 +46,9 @@ const URGENT_PAUSE_FACTOR: u32 = 100;
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(500);
 /// The server may still commit a claim within this time after the client gave up on it.
 const LOST_CLAIM_COMMIT_TIME: Duration = Duration::from_secs(60);
+/// A worker of every queue keeps up to this many queues without waiting jobs in its list, because
+/// every change of the list makes the claim cursors start over.
+const MAX_IDLE_QUEUES: usize = 100;
 /// In a drain, how soon to claim again while the last jobs run.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -78,11 +82,12 @@ pub(super) async fn run(shared: Arc<Shared>) {
         // signs off.
         match claimer.claim(&mut wakeups).await {
             Found::Full => {
-                let queues = &shared.settings.queues;
                 tokio::select! {
                     () = shared.buffer.demand.notified() => {}
                     () = &mut settled => {}
-                    () = woken(&mut wakeups, queues), if claimer.listens_while_full() => claimer.on_wakeup(),
+                    queue = woken(&mut wakeups, &shared.settings), if claimer.listens_while_full() => {
+                        claimer.on_wakeup(queue);
+                    }
                     () = sleep_until(claimer.next_check()) => {}
                     () = shared.reached(Phase::Finishing) => return,
                 }
@@ -107,7 +112,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
             Found::Some | Found::Nothing => {
                 tokio::select! {
-                    () = woken(&mut wakeups, &shared.settings.queues) => claimer.on_wakeup(),
+                    queue = woken(&mut wakeups, &shared.settings) => claimer.on_wakeup(queue),
                     () = suspects_settled(&shared, claimer.skipped_suspects) => {}
                     () = &mut settled, if claimer.capped => {}
                     () = sleep_until(shared.buffer.overdue_at(MAX_BUFFER_WAIT)) => {}
@@ -158,13 +163,14 @@ async fn suspects_settled(shared: &Shared, skipped_suspects: bool) {
     }
 }
 
-/// Waits for a wake-up of one of the worker's queues.
-async fn woken(wakeups: &mut Option<Wakeups>, queues: &[String]) {
+/// Waits for a wake-up of one of the worker's queues. Returns the queue, or `None` if it can be
+/// any queue.
+async fn woken(wakeups: &mut Option<Wakeups>, settings: &Settings) -> Option<String> {
     let Some(wakeups) = wakeups else { return std::future::pending().await };
     loop {
         match wakeups.next().await {
-            Some(queue) if !queues.contains(&queue) => {}
-            _ => return,
+            Some(queue) if !settings.claims_from(&queue) => {}
+            queue => return queue,
         }
     }
 }
@@ -236,7 +242,11 @@ struct Claimed {
 
 struct Claimer {
     shared: Arc<Shared>,
+    /// In a worker of every queue, the first group has the queues without a limit that are known
+    /// so far.
     groups: Vec<Group>,
+    /// In a worker of every queue: when the queues with waiting jobs were last listed.
+    listed_at: Option<Instant>,
     /// The group that the next claim starts with, by [`Purpose::index`]. With one for all purposes,
     /// claims of two purposes that take turns would each start with the same group every time.
     first_groups: [usize; Purpose::COUNT],
@@ -278,13 +288,19 @@ impl Claimer {
             ahead_cursor: ClaimCursor::default(),
             urgent_cursor: ClaimCursor::always_head(),
         };
-        let unlimited: Vec<String> =
-            settings.queues.iter().filter(|queue| limit_of(queue).is_none()).cloned().collect();
         let mut groups = Vec::new();
+        let named: Vec<String> = if settings.claims_from_all() {
+            groups.push(group(Vec::new(), None));
+            settings.queue_concurrency.keys().cloned().collect()
+        } else {
+            settings.queues.clone()
+        };
+        let unlimited: Vec<String> =
+            named.iter().filter(|queue| limit_of(queue).is_none()).cloned().collect();
         if !unlimited.is_empty() {
             groups.push(group(unlimited, None));
         }
-        for queue in &settings.queues {
+        for queue in &named {
             if let Some(limit) = limit_of(queue) {
                 groups.push(group(vec![queue.clone()], Some(limit)));
             }
@@ -293,6 +309,7 @@ impl Claimer {
         Claimer {
             shared,
             groups,
+            listed_at: None,
             first_groups: [0; Purpose::COUNT],
             kinds,
             ahead: AheadKinds::default(),
@@ -326,8 +343,8 @@ impl Claimer {
             Room { any_kind: 0, ahead: 0 } => self.claim_urgent().await,
             Room { any_kind: 0, ahead } => self.claim_ahead(ahead).await,
             Room { any_kind, ahead } => {
-                if let Some(wakeups) = wakeups {
-                    wakeups.discard_arrived();
+                for queue in wakeups.iter_mut().flat_map(Wakeups::take_arrived) {
+                    self.note_queue(queue);
                 }
                 self.claim_any_kind(any_kind, ahead).await
             }
@@ -403,8 +420,57 @@ impl Claimer {
         !self.woken && (self.ahead_paused_until.is_some() || self.shared.buffer.len() > 0)
     }
 
+    /// In a worker of every queue, lists the queues with waiting jobs, from time to time: a wake-up
+    /// names its queue, but it can be lost. Returns `None` if that failed.
+    async fn list_queues(&mut self) -> Option<()> {
+        let shared = self.shared.clone();
+        let is_recent = self.listed_at.is_some_and(|at| at.elapsed() < shared.settings.poll_interval);
+        // In a drain, the claim that decides whether it is complete must see every queue.
+        let is_needed = !is_recent || shared.phase() == Phase::Draining;
+        if !shared.settings.claims_from_all() || !is_needed {
+            return Some(());
+        }
+        let listed_at = Instant::now();
+        match shared.client.waiting_queues().await {
+            Ok(waiting) => {
+                if self.groups[0].queues.len() > waiting.len() + MAX_IDLE_QUEUES {
+                    self.groups[0].queues.clear();
+                }
+                waiting.into_iter().for_each(|queue| self.add_queue(queue));
+                self.listed_at = Some(listed_at);
+                Some(())
+            }
+            Err(error) => {
+                tracing::warn!(%error, worker_id = %shared.worker_id(), "could not list the queues; retrying");
+                None
+            }
+        }
+    }
+
+    /// Handles the name of a wake-up's queue, which may be new to a worker of every queue.
+    fn note_queue(&mut self, queue: Option<String>) {
+        if self.shared.settings.claims_from_all() {
+            match queue {
+                Some(queue) => self.add_queue(queue),
+                None => self.listed_at = None,
+            }
+        }
+    }
+
+    /// Adds a queue to those of the first group, unless it has a group of its own.
+    fn add_queue(&mut self, queue: String) {
+        if self.shared.settings.queue_concurrency.contains_key(&queue) {
+            return;
+        }
+        let known = &mut self.groups[0].queues;
+        if let Err(at) = known.binary_search(&queue) {
+            known.insert(at, queue);
+        }
+    }
+
     /// Claims from the groups in turn. Returns `None` if a claim failed.
     async fn claim_from_groups(&mut self, purpose: Purpose, limit: usize) -> Option<Claimed> {
+        self.list_queues().await?;
         let (mut total, mut left) = (Claimed::default(), limit);
         let (first, count) = (self.first_groups[purpose.index()], self.groups.len());
         let mut next_first = (first + 1) % count;
@@ -433,6 +499,9 @@ impl Claimer {
     async fn claim_from_group(&mut self, nth: usize, purpose: Purpose, limit: usize) -> Option<Claimed> {
         let shared = self.shared.clone();
         let group = &mut self.groups[nth];
+        if group.queues.is_empty() {
+            return Some(Claimed::default());
+        }
         let queue_room =
             group.max_running.map(|max| max.saturating_sub(shared.held.count_in_queue(&group.queues[0])));
         let limit = limit.min(queue_room.unwrap_or(limit));
@@ -539,7 +608,8 @@ impl Claimer {
     }
 
     /// Handles a wake-up: there is work again.
-    fn on_wakeup(&mut self) {
+    fn on_wakeup(&mut self, queue: Option<String>) {
+        self.note_queue(queue);
         self.last_poll_delay = None;
         self.woken = true;
         self.ahead_paused_until = None;

@@ -112,7 +112,18 @@ pub(super) fn registration(settings: &Settings, kinds: Option<Vec<String>>, id: 
         kinds,
         concurrency: settings.concurrency,
         stale_after: settings.stale_after,
+        host: host(),
+        pid: Some(std::process::id()),
+        version: Some(env!("CARGO_PKG_VERSION").into()),
     }
+}
+
+/// The name of this host, if it can be read without a system call of our own.
+fn host() -> Option<String> {
+    let named = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let named =
+        named.or_else(|| ["HOSTNAME", "COMPUTERNAME"].iter().find_map(|name| std::env::var(name).ok()));
+    named.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 /// Stops handlers two heartbeats before the worker's threshold runs out, and drops them one

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::enqueue::{DEFAULT_QUEUE, check_labels, check_name};
 use crate::error::{Error, Result};
 use crate::recovery::INFRASTRUCTURE_RESILIENT_FLAG;
-use crate::store::Retention;
+use crate::store::{ALL_QUEUES, Retention};
 
 /// With more tasks than this, the tasks would wait for the database, not for work.
 const MAX_CONCURRENCY: u32 = 100_000;
@@ -15,7 +15,8 @@ const MAX_CONCURRENCY: u32 = 100_000;
 /// A worker's settings. The defaults suit most applications.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The queues to claim from.
+    /// The queues to claim from. [`ALL_QUEUES`](crate::ALL_QUEUES), `*`, means every queue,
+    /// including queues that get their first job later.
     pub queues: Vec<String>,
     /// How many jobs run at once.
     pub concurrency: u32,
@@ -156,6 +157,16 @@ impl RecoverySettings {
 }
 
 impl Settings {
+    /// Whether the worker claims from every queue.
+    pub(super) fn claims_from_all(&self) -> bool {
+        self.queues.iter().any(|queue| queue == ALL_QUEUES)
+    }
+
+    /// Whether the worker claims from this queue.
+    pub(super) fn claims_from(&self, queue: &str) -> bool {
+        self.claims_from_all() || self.queues.iter().any(|name| name == queue)
+    }
+
     pub(super) fn validate(&self) -> Result<()> {
         let invalid =
             |field: &str, message: String| Err(Error::invalid(field, format!("{field}: {message}")));
@@ -183,7 +194,7 @@ impl Settings {
                     ),
                 );
             }
-            if !self.queues.contains(queue) {
+            if !self.claims_from(queue) {
                 return invalid(
                     "queue_concurrency",
                     format!("queue `{queue}` is not among the worker's queues; add it to `queues`"),

@@ -50,6 +50,8 @@ cases! {
     check_finds_a_tally_that_disagrees_with_the_rows,
     check_finds_a_waiting_row_that_disagrees_with_its_job,
     a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_does,
+    a_job_is_found_by_the_beginning_and_the_end_of_its_id,
+    a_job_is_found_by_its_short_id_among_jobs_of_the_same_batch,
 }
 
 fn filter() -> ListFilter {
@@ -783,4 +785,47 @@ async fn a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_doe
         [claimed],
         "the newest job is also the running one"
     );
+}
+
+async fn a_job_is_found_by_the_beginning_and_the_end_of_its_id(fixture: Fixture) {
+    let add = async |text: &str| {
+        let id: JobId = text.parse().expect("an id");
+        assert_eq!(fixture.add(job("mail").id(id)).await, id);
+        id
+    };
+    let one = add("01990a2b-0000-7000-8000-0000006789ab").await;
+    let other = add("01990a2b-ffff-7fff-bfff-ffffffabcdef").await;
+    let later = add("01990a2c-0000-7000-8000-0000006789ab").await;
+    let find = async |text: &str, limit: u32| {
+        fixture.client().find(&text.parse().expect("a pattern"), limit).await.expect("find")
+    };
+    for (text, expected) in [
+        ("0199", vec![one, other, later]),
+        ("01990a2b", vec![one, other]),
+        ("01990a2b-f", vec![other]),
+        ("01990A2B..6789AB", vec![one]),
+        ("01990a2b..ab", vec![one]),
+        ("01990a2b..cdef", vec![other]),
+        ("01990a2b..", vec![one, other]),
+        ("01990a2c", vec![later]),
+        ("01990a2d", vec![]),
+        ("01990a2c..abcdef", vec![]),
+        ("01990a2c-0000-7000-8000-0000006789ab", vec![later]),
+    ] {
+        assert_eq!(find(text, 10).await, expected, "{text}");
+    }
+    assert_eq!(find("0199", 2).await, [one, other], "the oldest come first");
+    for id in [one, other, later] {
+        assert_eq!(find(&id.short(), 2).await, [id]);
+    }
+}
+
+async fn a_job_is_found_by_its_short_id_among_jobs_of_the_same_batch(fixture: Fixture) {
+    let created = fixture.enqueue_many((0..500).map(|_| job("mail"))).await.expect("enqueue");
+    let patterns =
+        longshore::id_pattern::short_forms(&created.iter().map(|job| job.id.0).collect::<Vec<_>>());
+    for (job, pattern) in created.iter().zip(&patterns).step_by(50) {
+        let found = fixture.client().find(&pattern.parse().expect("a pattern"), 10).await.expect("find");
+        assert_eq!(found, [job.id], "{pattern}");
+    }
 }

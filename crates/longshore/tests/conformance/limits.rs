@@ -23,6 +23,7 @@ cases! {
     a_suspect_needs_a_slot_like_any_other_job,
     a_limit_below_one_is_refused_by_field,
     queues_show_their_settings_and_their_live_jobs,
+    the_queues_with_waiting_jobs_are_listed_by_name,
     changing_one_queue_setting_keeps_the_others,
 }
 
@@ -240,4 +241,20 @@ async fn changing_one_queue_setting_keeps_the_others(fixture: Fixture) {
     assert_eq!((queues[0].paused, queues[0].limit), (true, Some(5)));
     fixture.resume(QUEUE).await.expect("resume");
     assert_eq!(fixture.queues().await.expect("queues")[0].limit, Some(5));
+}
+
+async fn the_queues_with_waiting_jobs_are_listed_by_name(fixture: Fixture) {
+    let waiting = async || fixture.store().waiting_queues().await.expect("waiting_queues");
+    assert_eq!(waiting().await, Vec::<String>::new());
+    fixture.pause("settings only").await.expect("pause");
+    fixture.suspect(job("step")).await;
+    for (queue, priority) in [("b", 3), ("ä", 0), ("a", -3), ("b", 7), ("B", 0)] {
+        fixture.add(job("step").queue(queue).priority(priority)).await;
+    }
+    fixture.add(job("step").queue("later").delay(HOUR)).await;
+    fixture.add(job("step").queue("running")).await;
+    let worker = fixture.worker_with(DAY).await;
+    assert_eq!(fixture.claim_from("running", worker, 1).await.len(), 1);
+    // `default` has only the suspect.
+    assert_eq!(waiting().await, ["B", "a", "b", "default", "later", "ä"], "running jobs do not wait");
 }

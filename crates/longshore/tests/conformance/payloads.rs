@@ -96,6 +96,10 @@ async fn an_unknown_kind_is_allowed_unless_the_client_refuses_it(fixture: Fixtur
     is_about(&refused, "kind", "`greet` is not registered");
     strict.put_kinds(&[NewKind::new("greet")]).await.expect("put_kinds");
     strict.enqueue(job("greet")).await.expect("registered now");
+    let mistyped = strict.enqueue(job("gret")).await.expect_err("unknown");
+    is_about(&mistyped, "kind", "`gret` is not registered (did you mean `greet`?); start a worker");
+    let unlike = strict.enqueue(job("report")).await.expect_err("unknown");
+    assert!(!unlike.to_string().contains("did you mean"), "{unlike}");
 }
 
 async fn a_built_in_check_applies_to_its_kind_only(fixture: Fixture) {

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use longshore::cron::NewSchedule;
+use longshore::store::KeyWait;
 use longshore::worker::{Batched, Builder, Executor, RunningWorker, Settings, Summary};
 use longshore::{
-    Context, Ending, Failure, Job, JobId, NewJob, NewKind, RetryPolicy, Status, UniqueMode, Worker,
+    ALL_QUEUES, Context, Ending, Failure, Job, JobId, NewJob, NewKind, RetryPolicy, Status, UniqueMode,
+    Worker,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -44,7 +46,11 @@ cases! {
     a_notified_job_is_claimed_without_polling,
     jobs_notified_together_start_in_order_of_priority,
     a_schedule_declared_in_code_fires_in_a_running_worker,
-    an_invalid_schedule_is_refused_when_the_worker_starts,
+    an_invalid_schedule_is_refused_when_the_worker_is_built,
+    a_worker_of_every_queue_claims_from_queues_that_are_new,
+    a_worker_of_every_queue_finds_a_new_queue_by_polling,
+    a_drain_of_every_queue_ends_when_no_queue_has_a_due_job,
+    a_worker_of_every_queue_respects_the_concurrency_of_a_queue,
     an_invalid_setting_is_refused_by_field_when_the_worker_is_built,
     an_upkeep_only_worker_recovers_jobs_and_claims_none,
 }
@@ -580,13 +586,80 @@ async fn a_schedule_declared_in_code_fires_in_a_running_worker(fixture: Fixture)
     assert_eq!(fixture.schedules().await.expect("schedules")[0].last_at, Some(first));
 }
 
-async fn an_invalid_schedule_is_refused_when_the_worker_starts(fixture: Fixture) {
-    let wrong = NewSchedule::new("never", "99 * * * *", NewJob::new("report", &1));
-    let started =
-        worker(&fixture).cron(wrong).function("report", |_: u32, _: Context| async { Ok(()) }).build();
-    let error = started.expect("build").start().await.err().expect("refused");
-    assert!(error.is_invalid(), "{error}");
+async fn an_invalid_schedule_is_refused_when_the_worker_is_built(fixture: Fixture) {
+    let report = || NewJob::new("report", &1);
+    for (wrong, field) in [
+        (NewSchedule::new("never", "99 * * * *", report()), "expression"),
+        (NewSchedule::new("never", "0 3 * * *", report()).zone("Mars/Olympus"), "zone"),
+        (NewSchedule::new("never", "0 3 * * *", NewJob::new("", &1)), "kind"),
+    ] {
+        let builder = worker(&fixture).cron(wrong).function("report", |_: u32, _: Context| async { Ok(()) });
+        let error = builder.build().err().expect("refused");
+        assert_eq!(error.field(), Some(field), "{error}");
+        assert!(error.to_string().starts_with("schedule `never`: "), "{error}");
+    }
     assert!(fixture.workers(None).await.expect("workers").is_empty());
+}
+
+// ---- every queue --------------------------------------------------------------------
+
+async fn a_worker_of_every_queue_claims_from_queues_that_are_new(fixture: Fixture) {
+    // Without polling, only the wake-up can name the new queue.
+    let running = run_worker(without_polling(&fixture).queues([ALL_QUEUES]).function("mail", nothing)).await;
+    for n in 0..20 {
+        let id = fixture.add(job("mail").queue(format!("queue {n}"))).await;
+        until_status(&fixture, id, Status::Succeeded).await;
+    }
+    let record = fixture.worker_record(running.id()).await.expect("registered");
+    assert_eq!(record.queues, [ALL_QUEUES]);
+    running.stop().await;
+}
+
+async fn a_worker_of_every_queue_finds_a_new_queue_by_polling(fixture: Fixture) {
+    let running = run_worker(worker(&fixture).queues([ALL_QUEUES]).function("mail", nothing)).await;
+    let first = fixture.add(job("mail").queue("known")).await;
+    until_status(&fixture, first, Status::Succeeded).await;
+    // A store without a client sends no wake-ups.
+    let silent = job("mail").queue("new").validate().expect("valid");
+    let stored = fixture.store().enqueue(&[silent], KeyWait::Short).await.expect("enqueue");
+    until_status(&fixture, stored[0].id, Status::Succeeded).await;
+    running.stop().await;
+}
+
+async fn a_drain_of_every_queue_ends_when_no_queue_has_a_due_job(fixture: Fixture) {
+    let suspect = fixture.suspect(job("mail")).await;
+    for n in 0..5 {
+        fixture.add(job("mail").queue(format!("queue {n}")).priority(n)).await;
+    }
+    fixture.add(job("mail").queue("later").delay(HOUR)).await;
+    fixture.add(job("other").queue("other kinds")).await;
+    let done = drain(worker(&fixture).queues([ALL_QUEUES]).function("mail", nothing)).await;
+    assert_eq!(done.succeeded, 6);
+    assert_eq!(fixture.status(suspect).await, Status::Succeeded);
+    let none = drain(worker(&fixture).queues([ALL_QUEUES]).function("mail", nothing)).await;
+    assert_eq!(none.succeeded, 0);
+}
+
+async fn a_worker_of_every_queue_respects_the_concurrency_of_a_queue(fixture: Fixture) {
+    for n in 0..30 {
+        fixture.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
+    }
+    let (now, max) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (at_once, highest) = (now.clone(), max.clone());
+    let handler = move |n: u32, _: Context| {
+        let (at_once, highest) = (at_once.clone(), highest.clone());
+        async move {
+            if n.is_multiple_of(2) {
+                highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                at_once.fetch_sub(1, Ordering::SeqCst);
+            }
+            Ok(())
+        }
+    };
+    let builder = worker(&fixture).queues([ALL_QUEUES]).concurrency(8).queue_concurrency("narrow", 2);
+    assert_eq!(drain(builder.function("mail", handler)).await.succeeded, 30);
+    assert!(max.load(Ordering::SeqCst) <= 2, "{max:?} at once");
 }
 
 // ---- invalid settings ---------------------------------------------------------------

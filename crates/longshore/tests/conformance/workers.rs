@@ -38,6 +38,9 @@ async fn a_worker_record_contains_every_registered_field(fixture: Fixture) {
         kinds: Some(vec!["mail".into()]),
         concurrency: 17,
         stale_after: Duration::from_millis(45_500),
+        host: Some("crane-7".into()),
+        pid: Some(u32::MAX),
+        version: Some("0.0.9".into()),
         ..NewWorker::new("host-a/17")
     };
     fixture.store().register(&worker).await.expect("register");
@@ -51,6 +54,9 @@ async fn a_worker_record_contains_every_registered_field(fixture: Fixture) {
     assert_eq!((record.concurrency, record.stale_after), (17, Duration::from_millis(45_500)));
     assert_eq!((record.started_at, record.heartbeat_at), (start(), start() + 5 * SECOND));
     assert_eq!((record.dead_at, record.stale, record.running), (None, false, 0));
+    assert_eq!((record.host, record.pid, record.version), (worker.host, worker.pid, worker.version));
+    let unknown = fixture.worker_record(fixture.worker().await).await.expect("worker");
+    assert_eq!((unknown.host, unknown.pid, unknown.version), (None, None, None));
 }
 
 async fn a_registration_is_found_by_the_workers_id(fixture: Fixture) {

@@ -140,3 +140,35 @@ pub(super) async fn depth(tx: &mut Tx<'_>, queue: &str, limit: u64) -> Sql<u64> 
         .await?;
     Ok(waiting.unsigned_abs())
 }
+
+/// Suspects have an index of their own, and are few.
+const WAITING_QUEUES: &str = "
+    with recursive names as (
+      (select queue
+         from longshore.ready
+        where interruptions = 0
+        order by queue
+        limit 1)
+      union all
+      select (
+               select r.queue
+                 from longshore.ready r
+                where r.interruptions = 0
+                  and r.queue > n.queue
+                order by r.queue
+                limit 1)
+        from names n
+       where n.queue is not null)
+    select queue
+      from (select queue
+              from names
+             where queue is not null
+             union
+            select queue
+              from longshore.ready
+             where interruptions > 0) as waiting
+     order by queue collate \"C\"";
+
+pub(super) async fn waiting_queues(tx: &mut Tx<'_>) -> Sql<Vec<String>> {
+    Ok(sqlx::query_scalar(tx.sql(WAITING_QUEUES)).fetch_all(&mut *tx.connection).await?)
+}

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
+use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
@@ -228,6 +229,10 @@ impl Store for PostgresStore {
             .await
     }
 
+    async fn waiting_queues(&self) -> Result<Vec<String>> {
+        self.run((), |tx, ()| Box::pin(queues::waiting_queues(tx))).await
+    }
+
     // ---- inspect ----------------------------------------------------------
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
@@ -242,6 +247,13 @@ impl Store for PostgresStore {
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
         self.run((limit, also.to_vec()), |tx, (limit, also)| Box::pin(inspect::glance(tx, *limit, also)))
             .await
+    }
+
+    async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>> {
+        self.run((pattern.clone(), limit), |tx, (pattern, limit)| {
+            Box::pin(inspect::find(tx, pattern, *limit))
+        })
+        .await
     }
 
     // ---- stats ------------------------------------------------------------

@@ -231,7 +231,7 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                     "the connection pooler allows no transactions: PgBouncer in statement mode; set `pool_mode = session`",
                 ),
                 "42P05" | "26000" => Error::unavailable(MIXED_UP_STATEMENTS),
-                "42P01" | "3F000" | "42883" | "42704" => Error::schema(format!(
+                "42P01" | "3F000" | "42883" | "42703" | "42704" => Error::schema(format!(
                     "the queue's tables are missing or too old ({message}); run `longshore migrate`"
                 )),
                 "25006" => Error::read_only(
@@ -245,9 +245,14 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                     "text",
                     "a text contains a NUL character, which Postgres cannot store; remove it",
                 ),
-                "28P01" | "28000" | "3D000" | "42501" => {
-                    Error::unavailable(format!("the database refused access: {message}"))
-                }
+                "42501" => Error::unavailable(format!(
+                    "the database user lacks a privilege: {message}; grant it, or connect as the owner of the queue's \
+                     schema"
+                )),
+                "3D000" => Error::unavailable(format!(
+                    "{message} on this server; create it, or correct the name in the database URL"
+                )),
+                "28P01" | "28000" => Error::unavailable(format!("the database refused access: {message}")),
                 code if ["08", "25P03", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
                     Error::unreachable(format!("the database is not available: {message}"))
                 }
@@ -257,6 +262,10 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
                 code => Error::internal(format!("the database refused a statement ({code}): {message}")),
             }
         }
+        sqlx::Error::Tls(reason) if reason.to_string().contains("without TLS support") => Error::unreachable(
+            "the `sslmode` of the database URL requires TLS, and this program was built without it; enable the \
+             feature `tls` of the crate `longshore`, or set sslmode=disable if the network is trusted",
+        ),
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Tls(_) => {
             Error::unreachable(format!("the database cannot be reached: {error}"))
         }
@@ -266,4 +275,31 @@ pub(super) fn translate(error: sqlx::Error) -> Error {
         _ => Error::internal(format!("unexpected reply from the database: {error}")),
     };
     translated.with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_tls_names_the_feature_that_adds_it() {
+        // The text of the driver.
+        let reason = "TLS upgrade required by connect options but SQLx was built without TLS support enabled";
+        let error = translate(sqlx::Error::Tls(reason.into())).to_string();
+        assert!(error.contains("`sslmode`") && error.contains("feature `tls`"), "{error}");
+        let refused = translate(sqlx::Error::Tls("server does not support TLS".into())).to_string();
+        assert!(refused.contains("server does not support TLS"), "{refused}");
+        assert!(!refused.contains("feature `tls`"), "{refused}");
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[tokio::test]
+    async fn the_driver_reports_that_it_has_no_tls_in_the_expected_words() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let options: sqlx::postgres::PgConnectOptions =
+            format!("postgres://ada@127.0.0.1:{port}/jobs?sslmode=require").parse().unwrap();
+        let error = sqlx::ConnectOptions::connect(&options).await.unwrap_err();
+        assert!(translate(error).to_string().contains("feature `tls`"));
+    }
 }

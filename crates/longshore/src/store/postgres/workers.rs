@@ -12,8 +12,8 @@ use crate::store::{Beat, Lease, NewWorker, Registration, WorkerRecord, millis};
 
 const REGISTER: &str = "
     insert into longshore.workers
-           (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at)
-    values ($1, $2, $3, $4, $5, $6, longshore.clock(), longshore.clock())
+           (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at, host, pid, version)
+    values ($1, $2, $3, $4, $5, $6, longshore.clock(), longshore.clock(), $7, $8, $9)
         on conflict (id) do update
        set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
            heartbeat_at = excluded.heartbeat_at
@@ -27,6 +27,9 @@ pub(super) async fn register(tx: &mut Tx<'_>, worker: &NewWorker) -> Sql<()> {
         .bind(&worker.kinds)
         .bind(worker.concurrency as i32)
         .bind(millis(worker.stale_after))
+        .bind(&worker.host)
+        .bind(worker.pid.map(i64::from))
+        .bind(&worker.version)
         .execute(&mut *tx.connection)
         .await?;
     Ok(())
@@ -130,7 +133,7 @@ const WORKERS: &str = "
     select w.id, w.name, w.queues, w.kinds, w.concurrency, w.stale_after_ms, w.started_at, w.heartbeat_at, w.dead_at,
            w.heartbeat_at < longshore.clock()
              - coalesce($1::int8, w.stale_after_ms) * interval '1 millisecond' as stale,
-           coalesce(held.leases, 0) as running
+           coalesce(held.leases, 0) as running, w.host, w.pid, w.version
       from longshore.workers w
       left join (
              select worker, count(*) as leases
@@ -154,6 +157,9 @@ pub(super) async fn workers(tx: &mut Tx<'_>, threshold: Option<Duration>) -> Sql
             dead_at: row.try_get("dead_at")?,
             stale: row.try_get("stale")?,
             running: row.try_get::<i64, _>("running")? as u64,
+            host: row.try_get("host")?,
+            pid: row.try_get::<Option<i64>, _>("pid")?.map(|pid| pid as u32),
+            version: row.try_get("version")?,
         })
     };
     rows.iter().map(record).collect()

@@ -90,7 +90,7 @@ pub(super) fn depth(tx: &Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
 }
 
 /// The queues with waiting jobs. Costs one index probe per queue, however many jobs wait.
-pub(super) fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
+pub(super) fn waiting_queues(tx: &Tx<'_>) -> Sql<Vec<String>> {
     const NEXT: [&str; 2] = [
         "
         select queue
@@ -115,5 +115,5 @@ pub(super) fn waiting_queues(tx: &Tx<'_>) -> Sql<BTreeSet<String>> {
             last = queue;
         }
     }
-    Ok(queues)
+    Ok(queues.into_iter().collect())
 }

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
+use crate::id_pattern::IdPattern;
 use crate::job::{JobId, JobRecord, WorkerId};
 use crate::lifecycle::State;
 use crate::store::*;
@@ -217,6 +218,10 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| queues::depth(tx, &queue, limit)).await
     }
 
+    async fn waiting_queues(&self) -> Result<Vec<String>> {
+        self.engine.read(queues::waiting_queues).await
+    }
+
     // ---- inspect ----------------------------------------------------------
 
     async fn get(&self, id: JobId) -> Result<Option<JobRecord>> {
@@ -232,6 +237,11 @@ impl Store for SqliteStore {
     async fn glance(&self, limit: u32, also: &[JobId]) -> Result<Vec<Glance>> {
         let also = also.to_vec();
         self.engine.read(move |tx| inspect::glance(tx, limit, &also)).await
+    }
+
+    async fn find(&self, pattern: &IdPattern, limit: u32) -> Result<Vec<JobId>> {
+        let pattern = pattern.clone();
+        self.engine.read(move |tx| inspect::find(tx, &pattern, limit)).await
     }
 
     // ---- stats ------------------------------------------------------------

@@ -11,8 +11,9 @@ use crate::store::{Beat, Lease, NewWorker, Registration, WorkerRecord, millis};
 
 pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
     const REGISTER: &str = "
-        insert into workers (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7)
+        insert into workers
+               (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at, host, pid, version)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10)
             on conflict (id) do update
            set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
                heartbeat_at = excluded.heartbeat_at
@@ -28,6 +29,9 @@ pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
             worker.concurrency,
             millis(worker.stale_after).max(1),
             tx.now()?,
+            worker.host,
+            worker.pid,
+            worker.version,
         ],
     )?;
     Ok(())
@@ -123,7 +127,10 @@ pub(super) fn workers(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Worke
                heartbeat_at,
                dead_at,
                heartbeat_at < ?1 - coalesce(?2, stale_after_ms * 1000) as stale,
-               coalesce(held.leases, 0) as running
+               coalesce(held.leases, 0) as running,
+               host,
+               pid,
+               version
           from workers
           left join (
                select worker,
@@ -145,6 +152,9 @@ pub(super) fn workers(tx: &Tx<'_>, threshold: Option<Duration>) -> Sql<Vec<Worke
             dead_at: row.maybe_time("dead_at")?,
             stale: row.get("stale")?,
             running: row.get::<_, u32>("running")?.into(),
+            host: row.get("host")?,
+            pid: row.get("pid")?,
+            version: row.get("version")?,
         })
     })
 }

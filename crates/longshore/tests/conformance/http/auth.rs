@@ -2,7 +2,7 @@
 //! stored.
 
 use longshore::api::{Access, Api, Public, hash_token};
-use longshore::{NewToken, Outcome, Scope, Status, UnknownKinds};
+use longshore::{JobId, NewToken, Outcome, Scope, Status, UnknownKinds};
 use serde_json::{Value, json};
 use sqlx::Connection;
 use uuid::Uuid;
@@ -79,7 +79,7 @@ async fn every_route_requires_the_scope_that_its_document_names(fixture: Fixture
         let open = http.send(method, path, &[], "").await;
         match scope {
             None => {
-                assert_eq!(path, "/health", "only /health is public");
+                assert!(["/", "/health"].contains(&path.as_str()), "{path} is public");
                 open.expect_status(200);
             }
             Some(_) => {
@@ -202,6 +202,9 @@ async fn a_token_limited_to_queues_cannot_list_or_change_jobs_of_other_queues(fi
     let mine = fixture.add(job("greet").queue("mail")).await;
     http.get(&format!("/jobs/{mine}/explain")).await.expect_status(200);
     http.get(&format!("/jobs/{theirs}/explain")).await.expect_problem(403, "forbidden", "another queue");
+    let find =
+        async |id: JobId| http.get(&format!("/jobs/find?id={}", id.short())).await.expect_status(200).json();
+    assert_eq!((find(mine).await[0]["id"].clone(), find(theirs).await), (json!(mine), json!([])));
     http.get("/dead-letters").await.expect_problem(403, "forbidden", "queue");
     http.get("/dead-letters?queue=default").await.expect_problem(403, "forbidden", "default");
     http.get("/workers").await.expect_problem(403, "forbidden", "mail");

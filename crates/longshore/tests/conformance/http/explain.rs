@@ -1,7 +1,7 @@
 //! `explain`, which says why a job is not running, and the statistics of the queues.
 
 use longshore::store::NewWorker;
-use longshore::{JobId, NewJob, Outcome, WorkerId};
+use longshore::{ALL_QUEUES, JobId, NewJob, Outcome, WorkerId};
 use serde_json::{Value, json};
 
 use super::client::HttpClient;
@@ -9,6 +9,7 @@ use crate::fixture::{Fixture, HOUR, MINUTE, SECOND, done, failed, job};
 
 cases! {
     explain_returns_each_reason_in_its_situation,
+    a_worker_of_every_queue_can_run_a_job_of_any_queue,
     explain_says_that_a_suspect_waits_as_a_suspect,
     explain_returns_the_number_of_jobs_ahead_and_an_estimate,
     jobs_that_no_worker_of_the_job_handles_are_not_ahead,
@@ -44,6 +45,16 @@ fn assert_message(explained: &Value, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "`{part}` is missing: {message}");
     }
+}
+
+async fn a_worker_of_every_queue_can_run_a_job_of_any_queue(fixture: Fixture) {
+    let http = HttpClient::new(&fixture);
+    let id = fixture.add(job("greet").queue("mail")).await;
+    fixture.store().register(&NewWorker::new("default only")).await.expect("register");
+    assert_eq!(explain(&http, id).await["reason"], "no_worker_for_queue");
+    let every = NewWorker { queues: vec![ALL_QUEUES.into()], ..NewWorker::new("every queue") };
+    fixture.store().register(&every).await.expect("register");
+    assert_eq!(explain(&http, id).await["reason"], "waits_its_turn");
 }
 
 async fn explain_returns_each_reason_in_its_situation(fixture: Fixture) {

@@ -16,6 +16,7 @@ cases! {
     a_request_keeps_its_request_id_or_gets_one,
     unknown_routes_and_methods_get_the_usual_error_body,
     unknown_url_parameters_are_refused_with_the_nearest_known_one,
+    the_start_page_links_to_the_other_pages,
     an_unknown_host_is_refused,
     a_request_that_takes_too_long_gets_a_timeout,
     a_long_poll_ends_before_the_request_timeout,
@@ -88,6 +89,32 @@ async fn unknown_url_parameters_are_refused_with_the_nearest_known_one(fixture: 
     for path in ["/api-docs/openapi.json?v=1", "/jobs?", "/jobs?queue=mail&limit=1"] {
         http.get(path).await.expect_status(200);
     }
+}
+
+async fn the_start_page_links_to_the_other_pages(fixture: Fixture) {
+    let api = || Api::new(fixture.client()).metrics(|| "up 1\n".into());
+    let page = HttpClient::for_api(api()).get("/").await.expect_status(200);
+    assert_eq!(page.header("content-type"), "text/html; charset=utf-8");
+    assert!(page.header("content-security-policy").starts_with("default-src 'none'"));
+    for link in ["/docs", "/jobs", "/stats", "/metrics"] {
+        assert!(page.text.contains(&format!("<a href=\"{link}\">")), "{link}: {}", page.text);
+    }
+    for outside in ["<script", "http://", "https://", "url("] {
+        assert!(!page.text.contains(outside), "{outside}: {}", page.text);
+    }
+    let http = HttpClient::for_api(api());
+    let index = http.send("GET", "/", &[("accept", "application/json")], "").await.expect_status(200).json();
+    assert_eq!((&index["name"], &index["requires_token"]), (&json!("longshore"), &json!(false)));
+    for link in index["links"].as_array().expect("links") {
+        let path = link["href"].as_str().expect("a path");
+        assert!(http.get(path).await.status < 400, "{path}");
+    }
+    // In another application's router, the links have its prefix.
+    let router = axum::Router::new().nest("/queue", api().router());
+    let request = axum::http::Request::get("/queue").body(axum::body::Body::empty()).expect("a request");
+    let response = tower::ServiceExt::oneshot(router, request).await.expect("infallible");
+    let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body");
+    assert!(String::from_utf8_lossy(&bytes).contains("<a href=\"/queue/jobs\">"));
 }
 
 async fn an_unknown_host_is_refused(fixture: Fixture) {
