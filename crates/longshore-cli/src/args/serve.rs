@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use super::builtin::Builtin;
 use super::worker::Recovery;
 use super::{Logging, Work};
 use crate::duration;
@@ -13,10 +14,12 @@ use crate::duration;
 pub(super) const DEV_EXAMPLES: &str = "\
 Examples:
   longshore dev
-  longshore dev --bind 127.0.0.1:9000 --data-dir /tmp/try
+  longshore dev --bind 9000 --data-dir /tmp/try
   longshore dev --simulate            # simulate the built-in kinds
+  longshore dev --allow-http --allow-outbound 127.0.0.1    # webhooks to this machine
 
-All data is in the data folder. Delete the folder to start over.";
+All data is in the data folder. Delete the folder to start over. --outbox and --image-output are
+inside it, unless they are absolute paths.";
 
 pub(super) const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -37,6 +40,11 @@ pub(crate) struct Dev {
     #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
 
+    /// The queues to claim from; * for every queue
+    #[arg(long, value_name = "A,B|*", value_delimiter = ',', default_value = longshore::ALL_QUEUES,
+          env = "LONGSHORE_QUEUES")]
+    pub(crate) queues: Vec<String>,
+
     /// How long running jobs may continue after a signal
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse,
           env = "LONGSHORE_SHUTDOWN_GRACE")]
@@ -50,6 +58,9 @@ pub(crate) struct Dev {
 
     #[command(flatten)]
     pub(crate) logging: Logging,
+
+    #[command(flatten)]
+    pub(crate) builtin: Builtin,
 }
 
 #[derive(Debug, Args)]
@@ -72,8 +83,9 @@ pub(crate) struct Serve {
 /// Where the API listens, who may use it, and its limits.
 #[derive(Debug, Args)]
 pub(crate) struct Listen {
-    /// The address the API listens on
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", env = "API_BIND_ADDR")]
+    /// The address the API listens on; a port alone means 127.0.0.1
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = bind_address,
+          env = "API_BIND_ADDR")]
     pub(crate) bind: SocketAddr,
 
     /// Who may use the API
@@ -131,6 +143,24 @@ pub(crate) struct Listen {
     pub(crate) queue_depth_limit: Limit,
 }
 
+/// Parses `9000`, `:9000`, `localhost:9000` or an IP address with a port. Without an address it is
+/// loopback, because an address that other machines can reach must be a choice.
+fn bind_address(text: &str) -> Result<SocketAddr, String> {
+    let invalid = || {
+        format!(
+            "`{text}` is not an address; write a port, like 9000, or an IP address and a port, like 0.0.0.0:9000 \
+             or [::1]:9000"
+        )
+    };
+    let text = text.trim();
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':')).unwrap_or(text);
+    let port = port.parse().map_err(|_| invalid())?;
+    Ok(SocketAddr::from(([127, 0, 0, 1], port)))
+}
+
 /// A limit of the API; `None` is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit(pub(crate) Option<u32>);
@@ -160,4 +190,27 @@ pub(crate) enum Public {
     Metrics,
     /// GET /docs and the OpenAPI document
     Docs,
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_be_a_port_alone() {
+        for (text, expected) in [
+            ("9000", "127.0.0.1:9000"),
+            (":9000", "127.0.0.1:9000"),
+            ("localhost:9000", "127.0.0.1:9000"),
+            ("127.0.0.1:0", "127.0.0.1:0"),
+            ("0.0.0.0:9000", "0.0.0.0:9000"),
+            ("[::1]:9000", "[::1]:9000"),
+        ] {
+            assert_eq!(bind_address(text).unwrap().to_string(), expected, "{text}");
+        }
+        for text in ["", "localhost", "127.0.0.1", "queue.example.com:9000", "99999", ":", "::1"] {
+            assert!(bind_address(text).unwrap_err().contains("like 0.0.0.0:9000"), "{text}");
+        }
+    }
 }

@@ -15,6 +15,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   longshore worker                                      # run the built-in kinds
   longshore worker --queues mail,images --concurrency 16
+  longshore worker --queues '*'                         # every queue
   longshore worker --outbox /var/spool/mail-out --image-output /srv/pictures
   longshore worker --allow-http --allow-outbound 127.0.0.1,10.0.0.0/8
   longshore worker --drain --json                       # run the due jobs, then exit
@@ -60,10 +61,10 @@ pub(crate) struct Work {
     #[arg(long, env = "LONGSHORE_SIMULATE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) simulate: bool,
 
-    /// The queues to claim from
+    /// The queues to claim from; * for every queue, including new ones
     #[arg(
         long,
-        value_name = "A,B",
+        value_name = "A,B|*",
         value_delimiter = ',',
         default_value = longshore::DEFAULT_QUEUE,
         env = "LONGSHORE_QUEUES"

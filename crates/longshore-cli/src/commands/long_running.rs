@@ -14,7 +14,7 @@ use tracing::Level;
 use super::telemetry::{self, JobLines, by_flag};
 use crate::args::{self, Auth, Listen};
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::Out;
+use crate::output::{Out, quote};
 use crate::traces::Traces;
 
 /// Claims and runs jobs until a signal, or until nothing is due with `--drain`.
@@ -72,27 +72,32 @@ fn with_built_in_kinds(
 /// Runs the API, upkeep and a worker in one process on SQLite.
 pub(super) async fn dev(args: args::Dev, traces: Option<&Traces>, out: &Out) -> Outcome {
     telemetry::start_logging(&args.logging, JobLines::Short, traces)?;
-    let client = open(&args.data_dir).await?.log_successes_at(Level::INFO);
+    let (client, url) = open(&args.data_dir).await?;
+    let client = client.log_successes_at(Level::INFO);
     let settings = Settings {
+        queues: args.queues.clone(),
         shutdown_grace: args.shutdown_grace,
         recovery: args.recovery.settings(),
         ..Settings::default()
     };
     let sweep = sweep_options(&settings);
     let builder = Worker::builder(client.clone()).settings(settings);
+    let builtin = args.builtin.settings();
     let builtin = builtin::Settings {
-        outbox: args.data_dir.join("outbox"),
-        image_output: args.data_dir.join("images"),
-        ..builtin::Settings::default()
+        // Absolute paths stay as they are.
+        outbox: args.data_dir.join(&builtin.outbox),
+        image_output: args.data_dir.join(&builtin.image_output),
+        ..builtin
     };
     let builder = with_built_in_kinds(builder, args.simulate, &builtin)?;
     let listener = bind(&args.listen).await?;
-    greet(&listener, &args.data_dir, out)?;
+    greet(&listener, &args.data_dir, &url, out)?;
     run_server(client, builder.build().map_err(by_flag)?, listener, &args.listen, sweep).await
 }
 
-/// Creates the data folder and the database in it.
-async fn open(folder: &Path) -> Result<Client, Failure> {
+/// Creates the data folder and the database in it. Also returns the URL of the database, which
+/// is valid in every folder.
+async fn open(folder: &Path) -> Result<(Client, String), Failure> {
     let unusable = |error: &dyn std::fmt::Display| {
         Failure::new(
             Code::Problem,
@@ -107,30 +112,39 @@ async fn open(folder: &Path) -> Result<Client, Failure> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut folders, 0o700);
     folders.recursive(true).create(folder).map_err(|error| unusable(&error))?;
-    let file = folder.join("queue.db");
+    let file = std::path::absolute(folder.join("queue.db")).map_err(|error| unusable(&error))?;
     let file = file.to_str().ok_or_else(|| unusable(&"its name is not UTF-8"))?;
-    let client = Client::connect(&format!("sqlite:{file}")).await?;
+    let url = format!("sqlite:{file}");
+    let client = Client::connect(&url).await?;
     client.migrate().await?;
-    Ok(client)
+    Ok((client, url))
 }
 
 /// Prints the address and some commands to try.
-fn greet(listener: &TcpListener, folder: &Path, out: &Out) -> Result<(), Failure> {
+fn greet(listener: &TcpListener, folder: &Path, database: &str, out: &Out) -> Result<(), Failure> {
     let address = local_address(listener)?;
     if out.json {
-        out.document(&serde_json::json!({ "url": format!("http://{address}"), "data_dir": folder }));
+        out.document(&serde_json::json!({
+            "url": format!("http://{address}"),
+            "data_dir": folder,
+            "database_url": database,
+        }));
         return Ok(());
     }
     let job = r#"{"kind":"summarize_text","payload":{"text":"Ships bring goods. Longshoremen unload ships. Nothing is lost.","max_words":5}}"#;
     let lines = [
         format!("Longshore is listening on http://{address}"),
-        format!("  API   http://{address}/docs"),
-        format!("  data  {}", folder.display()),
+        format!("  API       http://{address}/docs"),
+        format!("  data      {}", folder.display()),
+        format!("  database  {database}"),
         String::new(),
         "Try it:".into(),
         format!("  curl -s http://{address}/jobs -H 'content-type: application/json' -d '{job}'"),
         format!("  curl -s 'http://{address}/jobs?limit=1'"),
         format!("  longshore jobs list --server http://{address}"),
+        String::new(),
+        "For the other commands, in another terminal:".into(),
+        format!("  export DATABASE_URL={}", quote(database)),
         String::new(),
         "Press Ctrl-C to stop.".into(),
     ];

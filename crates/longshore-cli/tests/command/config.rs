@@ -146,9 +146,10 @@ fn each_command_shows_its_own_settings() {
     let has = |keys: &[String], key: &str| keys.iter().any(|known| known == key);
     assert!(has(&worker, "worker.metrics-addr") && !has(&worker, "server.bind"), "{worker:?}");
     assert!(has(&serve, "server.bind") && has(&serve, "worker.queues"), "{serve:?}");
-    assert!(has(&dev, "dev.data-dir") && !has(&dev, "worker.queues"), "{dev:?}");
+    assert!(has(&dev, "dev.data-dir") && !has(&dev, "worker.concurrency"), "{dev:?}");
     assert!([worker, serve, dev].iter().flatten().all(|key| has(&all, key)), "{all:?}");
     assert_setting(&folder.shown("dev")["worker.shutdown-grace"], "1s", "default", "default");
+    assert_eq!(folder.shown("dev")["worker.queues"]["value"], serde_json::json!(["*"]));
     assert_setting(&folder.shown("")["worker.shutdown-grace"], "30s", "default", "default");
     let table = folder.run("config show").ok().out;
     assert!(table.starts_with("SETTING"), "{table}");

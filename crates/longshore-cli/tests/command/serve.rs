@@ -106,6 +106,61 @@ fn the_commands_that_dev_prints_work_and_its_data_survives_a_restart() {
     assert_eq!(described, ["resize_image", "send_email", "summarize_text", "webhook_delivery"]);
 }
 
+#[test]
+fn dev_runs_every_queue_and_names_its_database() {
+    let folder = Folder::new();
+    let mut dev = folder.dev(&["--json"]);
+    let greeting: Value = serde_json::from_str(&dev.printed_up_to("}")).unwrap();
+    let (url, database) = (greeting["url"].as_str().unwrap(), greeting["database_url"].as_str().unwrap());
+    let addr = url.strip_prefix("http://").unwrap();
+    let run = |line: &str| {
+        let mut command = binary();
+        command.env("DATABASE_URL", database).current_dir("/").args(line.split_whitespace());
+        crate::fixture::CommandOutput::of(command.output().unwrap())
+    };
+    for queue in ["mail", "images"] {
+        let line =
+            format!("enqueue summarize_text --payload {{\"text\":\"Ships.\"}} --queue {queue} --wait=60s");
+        let output = run(&line).ok();
+        assert!(output.out.contains("succeeded"), "{output:?}");
+    }
+    assert_eq!(run("workers list --json").json()[0]["queues"], json!(["*"]));
+    let page = get(addr, "/");
+    assert_eq!(page.status, 200);
+    assert!(page.text.contains("<a href=\"/docs\">/docs</a>"), "{page:?}");
+}
+
+#[test]
+fn dev_has_the_flags_that_the_messages_of_the_built_in_kinds_name() {
+    let folder = Folder::new();
+    let hook = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = hook.local_addr().unwrap();
+    let flags = ["--allow-http", "--allow-outbound", "127.0.0.1", "--queues", "hooks", "--json"];
+    let secret = ["--webhook-secret", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"];
+    let mut dev = folder.dev(&[flags.as_slice(), &secret].concat());
+    let addr = dev.address();
+    let job = json!({
+        "kind": "webhook_delivery", "queue": "hooks", "payload": { "url": format!("http://{target}/"), "body": 7 },
+    });
+    request(&addr, "POST", "/jobs", None, &job.to_string()).json(201);
+    let (mut stream, _) = hook.accept().unwrap();
+    let mut received = [0; 4096];
+    let length = stream.read(&mut received).unwrap();
+    let text = String::from_utf8_lossy(&received[..length]).to_lowercase();
+    assert!(text.starts_with("post / ") && text.contains("webhook-signature: v1,"), "{text}");
+    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+}
+
+#[test]
+fn an_address_may_be_a_port_alone() {
+    let folder = Folder::new();
+    for bind in ["0", ":0", "localhost:0"] {
+        let flags = ["dev", "--json", "--bind", bind, "--data-dir", folder.0.to_str().unwrap()];
+        let addr = Process::start(binary().args(flags)).address();
+        assert!(addr.starts_with("127.0.0.1:"), "{bind}: {addr}");
+    }
+}
+
 // ---- serve ---------------------------------------------------------------------
 
 fn a_server_counts_its_requests_and_stops_on_sigterm(fixture: &Fixture) {
@@ -119,7 +174,7 @@ fn a_server_counts_its_requests_and_stops_on_sigterm(fixture: &Fixture) {
     server.signal("TERM");
     let (code, _, err) = server.ended();
     assert_eq!(code, Some(0), "{err}");
-    assert_eq!(fixture.run("workers list --json").json(), json!([]), "the server has signed off");
+    assert_eq!(fixture.run("workers list --all --json").json(), json!([]), "the server has signed off");
 }
 
 fn a_server_with_a_worker_runs_the_built_in_kinds(fixture: &Fixture) {
