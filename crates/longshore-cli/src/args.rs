@@ -13,6 +13,7 @@ mod operate;
 mod serve;
 mod target;
 mod tokens;
+mod values;
 mod worker;
 
 use std::ffi::OsString;
@@ -103,6 +104,10 @@ pub(crate) struct Cli {
     /// Print one JSON document instead of text
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
+
+    /// Show exact times in UTC instead of how long ago
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) utc: bool,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -320,11 +325,14 @@ mod tests {
             (
                 "enqueue greet --unique-key k --unique-mode first",
                 "--unique-mode",
-                "dedupe, replace or preserve_run_at",
+                "dedupe, replace, preserve_run_at",
             ),
             ("enqueue greet --delay 5s --run-at 2030-01-31T09:00:00Z", "--run-at", "cannot be used with"),
             ("jobs list --status done", "--status", "failed_permanent"),
-            ("jobs show 17", "<ID>", "`longshore jobs list` shows them"),
+            ("jobs show 17", "<ID>", "give a whole id, its first 4 or more characters"),
+            ("jobs list --status qeued", "--status", "a similar value exists: 'queued'"),
+            ("jobs list --staus queued", "--staus", "a similar argument exists: '--status'"),
+            ("tokens create ci --scope reed", "--scope", "enqueue, work, read, operate, admin"),
             ("jobs edit 01990000-0000-7000-8000-000000000000", "--priority", "--payload"),
             ("queues limit mail many", "N|none", "at least 1, or none"),
             ("dead redrive", "--kind", "--all"),

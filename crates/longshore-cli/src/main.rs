@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use args::{ApiCommand, Cli, Command, LogFormat};
 use config::{Configuration, Error};
 use failure::{Code, Failure};
-use output::{Out, note, write_error};
+use output::{Out, Times, note, write_error};
 use secret::redact;
 
 fn main() -> ExitCode {
@@ -36,11 +36,10 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, configuration: &Configuration) -> Result<Code, Error> {
-    let out = match cli.command.log_format() {
-        Some(LogFormat::Json) => Out::new(cli.json).json_lines(),
-        _ => Out::new(cli.json),
-    };
-    output::print_notes_as_json(cli.command.log_format() == Some(LogFormat::Json));
+    let out = Out::new(cli.json, if cli.utc { Times::Utc } else { Times::Relative });
+    let has_json_log = cli.command.log_format() == Some(LogFormat::Json);
+    let out = if has_json_log { out.json_lines() } else { out };
+    output::print_notes_as_json(has_json_log);
     let mut builder = match cli.command {
         Command::Api(ApiCommand::Bench(_)) | Command::Dev(_) | Command::Serve(_) | Command::Worker(_) => {
             tokio::runtime::Builder::new_multi_thread()

@@ -7,6 +7,8 @@
 mod progress;
 mod raw_object;
 mod screen;
+mod table;
+mod time;
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
@@ -15,23 +17,37 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use longshore::id_pattern::short_forms;
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::failure::Code;
 
 pub(crate) use progress::Progress;
 pub(crate) use raw_object::RawObject;
 pub(crate) use screen::Cursor;
+use table::Colours;
+pub(crate) use table::{Fit, Table};
 
 /// Writes a command's output, as text or JSON.
 #[derive(Debug)]
 pub(crate) struct Out {
     pub(crate) json: bool,
+    times: Times,
     mode: Mode,
     /// The text of the next frame, if output is redrawn.
     frame: RefCell<String>,
     /// Shared by all outputs of one command.
     reader: Rc<Cell<Reader>>,
+}
+
+/// How text shows times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Times {
+    /// How long ago, or how soon.
+    Relative,
+    /// In UTC, to the second.
+    Utc,
 }
 
 /// The state of whatever reads standard output.
@@ -58,25 +74,26 @@ enum Mode {
 impl Out {
     /// Output that is printed once. Tables are cut to the width of the terminal, and are
     /// complete if standard output is not a terminal.
-    pub(crate) fn new(json: bool) -> Self {
-        Out { json, mode: Mode::Once, frame: RefCell::default(), reader: Rc::new(Cell::new(Reader::Reading)) }
+    pub(crate) fn new(json: bool, times: Times) -> Self {
+        let reader = Rc::new(Cell::new(Reader::Reading));
+        Out { json, times, mode: Mode::Once, frame: RefCell::default(), reader }
     }
 
     /// Repeated output: redrawn in place on a terminal, otherwise appended.
     pub(crate) fn repeated(&self) -> Self {
-        let redrawn = !self.json && io::stdout().is_terminal();
+        let redrawn = !self.json && has_escapes(&io::stdout());
         let mode = if redrawn { Mode::Redrawn } else { Mode::Appended };
-        Out { mode, reader: self.reader.clone(), ..Out::new(self.json) }
+        Out { mode, reader: self.reader.clone(), ..Out::new(self.json, self.times) }
     }
 
     /// Output that grows line by line.
     pub(crate) fn appended(&self) -> Self {
-        Out { mode: Mode::Appended, reader: self.reader.clone(), ..Out::new(self.json) }
+        Out { mode: Mode::Appended, reader: self.reader.clone(), ..Out::new(self.json, self.times) }
     }
 
     /// Output as one JSON document per line, to go with a JSON log.
     pub(crate) fn json_lines(&self) -> Self {
-        Out { mode: Mode::Appended, reader: self.reader.clone(), ..Out::new(true) }
+        Out { mode: Mode::Appended, reader: self.reader.clone(), ..Out::new(true, self.times) }
     }
 
     /// Whether output is redrawn in place.
@@ -125,12 +142,44 @@ impl Out {
 
     /// Prints a table, or `when_empty` if it has no rows.
     pub(crate) fn table(&self, table: &Table, when_empty: &str) {
-        if table.rows.is_empty() {
-            self.print(when_empty)
-        } else {
-            let width = terminal().map(|(width, _)| width);
-            self.print(table.render(width).trim_end_matches('\n'));
+        if table.is_empty() {
+            return self.print(when_empty);
         }
+        let rendered = table.render(terminal().map(|(width, _)| width), colours());
+        self.print(rendered.text.trim_end_matches('\n'));
+        if !rendered.omitted.is_empty() {
+            self.note(format_args!(
+                "not shown: {} (use a wider terminal or --json)",
+                rendered.omitted.join(", ")
+            ));
+        }
+    }
+
+    /// A time: how long ago or how soon, or exact with `--utc`; a dash if there is none.
+    pub(crate) fn time(&self, at: impl Into<Option<DateTime<Utc>>>) -> String {
+        match (at.into(), self.times) {
+            (Some(at), Times::Relative) => time::relative(Utc::now() - at),
+            (at, _) => instant(at),
+        }
+    }
+
+    /// The age of something since this time, or the time itself with `--utc`.
+    pub(crate) fn age(&self, since: DateTime<Utc>) -> String {
+        match self.times {
+            Times::Relative => time::rounded(Utc::now() - since),
+            Times::Utc => instant(since),
+        }
+    }
+
+    /// Whether people read the output, at a terminal.
+    pub(crate) fn is_terminal(&self) -> bool {
+        terminal().is_some()
+    }
+
+    /// The ids for a table: short ones at a terminal, where people read them, and whole ones
+    /// for programs.
+    pub(crate) fn ids(&self, ids: &[Uuid]) -> Vec<String> {
+        if self.is_terminal() { short_forms(ids) } else { ids.iter().map(Uuid::to_string).collect() }
     }
 
     /// Prints one line of text.
@@ -193,6 +242,17 @@ pub(crate) fn print_notes_as_json(json: bool) {
 
 pub(crate) fn prints_notes_as_json() -> bool {
     JSON_NOTES.load(Ordering::Relaxed)
+}
+
+/// Whether escape sequences may be written here: it is a terminal that understands them.
+pub(crate) fn has_escapes(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
+}
+
+/// Whether standard output shows colours. The user can turn them off: see no-color.org.
+fn colours() -> Colours {
+    let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if has_escapes(&io::stdout()) && !is_unwanted { Colours::On } else { Colours::Off }
 }
 
 /// Prints one line to standard error.
@@ -275,167 +335,15 @@ pub(crate) fn quote(word: &str) -> String {
     }
 }
 
-/// How a column adapts to a narrow terminal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fit {
-    /// Never cut, for values that people copy.
-    Whole,
-    /// Cut.
-    Cut,
-    /// Never cut, but omitted if there is no room, rightmost column first.
-    WholeOrOmitted,
-    /// Cut, and omitted if that is not enough.
-    CutOrOmitted,
-}
-
-impl Fit {
-    fn min_width(self, width: usize, narrowest: usize) -> usize {
-        match self {
-            Fit::Whole | Fit::WholeOrOmitted => width,
-            Fit::Cut | Fit::CutOrOmitted => width.min(narrowest),
-        }
-    }
-}
-
-/// A table whose columns are as wide as their content.
-#[derive(Debug)]
-pub(crate) struct Table {
-    columns: Vec<(&'static str, Fit)>,
-    rows: Vec<Vec<String>>,
-}
-
-const GAP: usize = 2;
-/// How narrow a column may be cut: first to a readable width, and further if there is
-/// still no room after omitting columns.
-const NARROWEST: [usize; 2] = [8, 4];
-
-impl Table {
-    pub(crate) fn new(columns: impl IntoIterator<Item = (&'static str, Fit)>) -> Self {
-        Table { columns: columns.into_iter().collect(), rows: Vec::new() }
-    }
-
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let row: Vec<String> = cells.into_iter().map(|cell| clean(&cell)).collect();
-        debug_assert_eq!(row.len(), self.columns.len(), "one cell per column");
-        self.rows.push(row);
-    }
-
-    fn render(&self, width: Option<usize>) -> String {
-        let widths = self.widths(width.unwrap_or(usize::MAX));
-        let mut text = String::new();
-        let titles: Vec<String> = self.columns.iter().map(|(title, _)| title.to_uppercase()).collect();
-        for row in std::iter::once(&titles).chain(&self.rows) {
-            let shown = widths.iter().zip(row).filter_map(|(width, cell)| Some((*width.as_ref()?, cell)));
-            let line: Vec<String> =
-                shown.map(|(width, cell)| format!("{:<width$}", truncate(cell, width))).collect();
-            text.push_str(line.join(&" ".repeat(GAP)).trim_end());
-            text.push('\n');
-        }
-        text
-    }
-
-    /// The width of each column; `None` omits it.
-    fn widths(&self, room: usize) -> Vec<Option<usize>> {
-        let content = |at: usize| {
-            let cells = self.rows.iter().map(|row| row[at].chars().count());
-            cells.chain([self.columns[at].0.len()]).max().unwrap_or(0)
-        };
-        let mut widths: Vec<Option<usize>> = (0..self.columns.len()).map(|at| Some(content(at))).collect();
-        while self.total(&widths, NARROWEST[0]) > room {
-            let can_omit = |at: &usize| {
-                widths[*at].is_some()
-                    && matches!(self.columns[*at].1, Fit::WholeOrOmitted | Fit::CutOrOmitted)
-            };
-            let Some(at) = (0..widths.len()).rev().find(can_omit) else { break };
-            widths[at] = None;
-        }
-        for narrowest in NARROWEST {
-            while self.total(&widths, usize::MAX) > room {
-                let cuttable = |at: &usize| {
-                    widths[*at].is_some_and(|width| width > self.columns[*at].1.min_width(width, narrowest))
-                };
-                let Some(widest) = (0..widths.len()).filter(cuttable).max_by_key(|at| widths[*at]) else {
-                    break;
-                };
-                widths[widest] = widths[widest].map(|width| width - 1);
-            }
-        }
-        widths
-    }
-
-    /// The width of the table if columns are cut to `narrowest`.
-    fn total(&self, widths: &[Option<usize>], narrowest: usize) -> usize {
-        let shown = widths.iter().zip(&self.columns);
-        let shown = shown.filter_map(|(width, (_, fit))| Some(fit.min_width((*width)?, narrowest) + GAP));
-        shown.sum::<usize>().saturating_sub(GAP)
-    }
-}
-
-fn truncate(cell: &str, width: usize) -> String {
-    if cell.chars().count() <= width {
-        cell.to_owned()
-    } else {
-        cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
-    fn table() -> Table {
-        let mut table = Table::new([
-            ("id", Fit::Whole),
-            ("kind", Fit::Cut),
-            ("attempts", Fit::WholeOrOmitted),
-            ("last error", Fit::CutOrOmitted),
-        ]);
-        table.row(["0199-aaaa-bbbb", "send_email_to_everybody", "1/3", "connection refused"].map(Into::into));
-        table.row(["0199-cccc-dddd", "greet", "-", "-"].map(Into::into));
-        table
-    }
-
-    #[test]
-    fn columns_are_as_wide_as_their_content() {
-        let expected = "\
-ID              KIND                     ATTEMPTS  LAST ERROR
-0199-aaaa-bbbb  send_email_to_everybody  1/3       connection refused
-0199-cccc-dddd  greet                    -         -
-";
-        assert_eq!(table().render(None), expected);
-    }
-
-    #[test]
-    fn on_a_narrow_terminal_the_widest_column_is_cut_first_and_never_the_id() {
-        let expected = "\
-ID              KIND        ATTEMPTS  LAST ERROR
-0199-aaaa-bbbb  send_emai…  1/3       connectio…
-0199-cccc-dddd  greet       -         -
-";
-        let shown = table().render(Some(48));
-        assert_eq!(shown, expected);
-        assert!(shown.lines().all(|line| line.chars().count() <= 48));
-    }
-
-    #[test]
-    fn on_a_very_narrow_terminal_columns_are_omitted() {
-        for (room, kind) in [(26, "send_emai…"), (22, "send_…")] {
-            let shown = table().render(Some(room));
-            let lines: Vec<&str> = shown.lines().collect();
-            assert_eq!(lines[..2], ["ID              KIND", &format!("0199-aaaa-bbbb  {kind}")], "{room}");
-            assert!(lines.iter().all(|line| line.chars().count() <= room), "{shown}");
-        }
-        assert!(table().render(Some(3)).contains("0199-cccc-dddd"), "ids are never cut");
-    }
-
     #[test]
     fn stored_text_cannot_control_the_terminal() {
         let hostile = "\u{1b}[31mred\u{7}\u{9b}2J\r\nnext\u{202e}txt\u{0}\u{7f}";
         assert_eq!(clean(hostile), "[31mred2J  nexttxt");
-        let mut table = Table::new([("error", Fit::Whole)]);
-        table.row([hostile.to_owned()]);
-        assert!(!table.render(None).chars().any(|c| c != '\n' && is_unsafe(c)));
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use clap::{ArgGroup, Args};
-use longshore::{JobId, Status};
+use longshore::{IdPattern, Status};
 
 use super::enqueue::rfc3339;
+use super::values;
 use crate::duration;
 
 /// The jobs of one operation, by id or by filter.
@@ -15,12 +16,12 @@ use crate::duration;
 #[command(group = ArgGroup::new("which").required(true).multiple(true)
     .args(["ids", "status", "kind", "queue", "tag", "older_than", "newer_than"]))]
 pub(crate) struct BulkArgs {
-    /// The ids of the jobs
+    /// The ids of the jobs, whole or shortened
     #[arg(value_name = "ID", conflicts_with_all = ["status", "kind", "queue", "tag", "older_than", "newer_than"])]
-    pub(crate) ids: Vec<JobId>,
+    pub(crate) ids: Vec<IdPattern>,
 
-    /// All jobs in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
-    #[arg(long)]
+    /// All jobs in this status
+    #[arg(long, value_parser = values::status())]
     pub(crate) status: Option<Status>,
 
     #[command(flatten)]

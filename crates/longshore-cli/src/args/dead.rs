@@ -1,7 +1,7 @@
 //! The arguments of `longshore dead`.
 
 use clap::{ArgGroup, Args, Subcommand};
-use longshore::JobId;
+use longshore::IdPattern;
 
 use super::bulk::{Confirm, Filter};
 use super::{PageArgs, Repeat};
@@ -56,9 +56,9 @@ pub(crate) struct DeadList {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("which").required(true).multiple(true).args(["ids", "kind", "queue", "all"]))]
 pub(crate) struct Redrive {
-    /// The ids of the jobs
+    /// The ids of the jobs, whole or shortened
     #[arg(value_name = "ID", conflicts_with_all = ["kind", "queue", "all", "limit"])]
-    pub(crate) ids: Vec<JobId>,
+    pub(crate) ids: Vec<IdPattern>,
 
     /// All dead letters of this kind
     #[arg(long)]
@@ -81,9 +81,9 @@ pub(crate) struct Redrive {
 #[command(group = ArgGroup::new("which").required(true).multiple(true)
     .args(["ids", "kind", "queue", "tag", "older_than", "newer_than", "all"]))]
 pub(crate) struct Purge {
-    /// The ids of the jobs
+    /// The ids of the jobs, whole or shortened
     #[arg(value_name = "ID", conflicts_with_all = ["kind", "queue", "tag", "older_than", "newer_than", "all"])]
-    pub(crate) ids: Vec<JobId>,
+    pub(crate) ids: Vec<IdPattern>,
 
     #[command(flatten)]
     pub(crate) filter: Filter,

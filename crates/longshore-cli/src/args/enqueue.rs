@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use longshore::{RetryPolicy, UniqueMode, When};
 
+use super::values;
 use crate::duration;
 
 #[derive(Debug, Args)]
@@ -42,8 +43,8 @@ pub(crate) struct Enqueue {
     #[arg(long, value_name = "KEY")]
     pub(crate) unique_key: Option<String>,
 
-    /// What to do if a job has the unique key already: dedupe (the default), replace or preserve_run_at
-    #[arg(long, value_name = "MODE", requires = "unique_key")]
+    /// What to do if a job has the unique key already [default: dedupe]
+    #[arg(long, value_name = "MODE", requires = "unique_key", value_parser = values::unique_mode())]
     pub(crate) unique_mode: Option<UniqueMode>,
 
     /// How long one attempt may take, like 90s, or none for no limit [default: the kind's default,

@@ -1,10 +1,10 @@
 //! The arguments of `longshore jobs`.
 
 use clap::{ArgGroup, Args, Subcommand};
-use longshore::{JobId, Status};
+use longshore::{IdPattern, JobId, Status};
 
 use super::bulk::BulkArgs;
-use super::{Repeat, WhenArgs};
+use super::{Repeat, WhenArgs, values};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Jobs {
@@ -24,11 +24,11 @@ Examples:
     /// Show one job with its history
     #[command(after_help = "\
 Examples:
-  longshore jobs show 01990000-0000-7000-8000-000000000000
+  longshore jobs show 01990a2b..6789ab                           # as a list shows it
   longshore jobs show 01990000-0000-7000-8000-000000000000 --json | jq .payload")]
     Show {
-        /// The job's id
-        id: JobId,
+        /// The job's id: whole, its first characters, or its short form
+        id: IdPattern,
     },
 
     /// Explain why a job is not running, what to do about it, and when it is expected to start
@@ -37,8 +37,8 @@ Examples:
   longshore jobs explain 01990000-0000-7000-8000-000000000000
   longshore jobs explain 01990000-0000-7000-8000-000000000000 --json | jq -r .reason")]
     Explain {
-        /// The job's id
-        id: JobId,
+        /// The job's id: whole, its first characters, or its short form
+        id: IdPattern,
     },
 
     /// Cancel jobs
@@ -83,8 +83,8 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Only jobs in this status: queued, running, succeeded, retrying, failed_permanent or cancelled
-    #[arg(long)]
+    /// Only jobs in this status
+    #[arg(long, value_parser = values::status())]
     pub(crate) status: Option<Status>,
 
     /// Only jobs of this kind
@@ -133,8 +133,8 @@ pub(crate) struct PageArgs {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("change").required(true).multiple(true).args(["priority", "delay", "run_at", "payload"]))]
 pub(crate) struct Edit {
-    /// The job's id
-    pub(crate) id: JobId,
+    /// The job's id: whole, its first characters, or its short form
+    pub(crate) id: IdPattern,
 
     /// The new priority; -32768 to 32767
     #[arg(long, allow_negative_numbers = true)]

@@ -58,6 +58,8 @@ pub(crate) struct QueueLimit(pub(crate) Option<u32>);
 #[derive(Debug, Subcommand)]
 pub(crate) enum Workers {
     /// List worker processes, newest first
+    ///
+    /// A server without a worker runs no jobs and only does upkeep. It is listed with --all.
     #[command(after_help = "\
 Examples:
   longshore workers list --watch
@@ -67,6 +69,10 @@ Examples:
         /// threshold
         #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
         threshold: Option<Duration>,
+
+        /// List servers too, which do only upkeep
+        #[arg(long)]
+        all: bool,
 
         #[command(flatten)]
         every: Repeat,

@@ -7,7 +7,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 
 use crate::failure::Failure;
-use crate::secret::Secret;
+use crate::secret::{self, Secret};
 
 /// The flags, variables and file settings that name the target.
 #[derive(Debug, Default, Args)]
@@ -87,13 +87,11 @@ impl TargetArgs {
         match (database, server) {
             (Some(url), Some(_)) if self.database_source > self.server_source => Ok(Target::Database(url)),
             (Some(_), Some(url)) if self.database_source < self.server_source => Ok(Target::Server(url)),
+            // Many programs use DATABASE_URL, but LONGSHORE_SERVER is meant for this command.
+            (Some(_), Some(url)) if self.server_source == Source::Variable => Ok(Target::Server(url)),
             (Some(_), Some(_)) => Err(Failure::usage(match self.server_source {
                 Source::Flag => "--server and --database-url exclude each other; give only one of them",
-                Source::Variable => {
-                    "DATABASE_URL and LONGSHORE_SERVER are both set; \
-                     unset one of them, or choose with --database-url or --server"
-                }
-                Source::File => {
+                Source::Variable | Source::File => {
                     "the configuration file has both url under [database] and server under [client]; \
                      remove one of them, or choose with --database-url or --server"
                 }
@@ -107,6 +105,22 @@ impl TargetArgs {
                  http://127.0.0.1:8080",
             )),
         }
+    }
+
+    /// Which of two variables was used, if both are set and no flag chooses.
+    pub(crate) fn choice_note(&self) -> Option<String> {
+        let is_set = |url: &Option<String>, source| {
+            url.as_deref().is_some_and(|url| !url.is_empty()) && source == Source::Variable
+        };
+        let both =
+            is_set(&self.database_url, self.database_source) && is_set(&self.server, self.server_source);
+        both.then(|| {
+            format!(
+                "using the server {} (LONGSHORE_SERVER), not DATABASE_URL, which is also set; \
+                 choose with --server or --database-url, or unset one of them",
+                secret::mask(self.server.as_deref().unwrap_or_default())
+            )
+        })
     }
 
     /// The database, for a command that works only on the database itself.
@@ -164,10 +178,24 @@ mod tests {
             assert_eq!(both(weak, strong).resolve().unwrap(), Target::Server("http://a"));
             assert_eq!(both(strong, weak).resolve().unwrap(), Target::Database("sqlite:a"));
         }
-        for (source, part) in [(file, "[client]"), (variable, "unset one"), (flag, "give only one")] {
+        for (source, part) in [(file, "[client]"), (flag, "give only one")] {
             let message = both(source, source).resolve().unwrap_err().to_string();
             assert!(message.contains(part) && message.contains("--server"), "{message}");
         }
+    }
+
+    #[test]
+    fn with_both_variables_the_server_is_used_and_the_choice_is_named() {
+        let (file, variable, flag) = (Source::File, Source::Variable, Source::Flag);
+        let both = |database, server| target_args(Some(("sqlite:a", database)), Some(("http://a", server)));
+        assert_eq!(both(variable, variable).resolve().unwrap(), Target::Server("http://a"));
+        let note = both(variable, variable).choice_note().unwrap();
+        assert!(note.contains("using the server http://a") && note.contains("--database-url"), "{note}");
+        for (database, server) in [(file, variable), (variable, file), (flag, variable), (variable, flag)] {
+            assert_eq!(both(database, server).choice_note(), None, "{database:?} {server:?}");
+        }
+        let empty = target_args(Some(("", variable)), Some(("http://a", variable)));
+        assert_eq!(empty.choice_note(), None);
     }
 
     #[test]

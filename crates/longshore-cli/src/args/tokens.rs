@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use uuid::Uuid;
+use longshore::IdPattern;
 
+use super::values;
 use crate::duration;
 
 #[derive(Debug, Subcommand)]
@@ -34,9 +35,9 @@ Examples:
 Examples:
   longshore tokens revoke 01990000-0000-7000-8000-000000000000")]
     Revoke {
-        /// The ids of the tokens, as shown by `longshore tokens list`
+        /// The ids of the tokens, whole or shortened, as shown by `longshore tokens list`
         #[arg(required = true, value_name = "ID")]
-        ids: Vec<Uuid>,
+        ids: Vec<IdPattern>,
     },
 }
 
@@ -45,8 +46,9 @@ pub(crate) struct CreateToken {
     /// A name to recognise the token by
     pub(crate) name: String,
 
-    /// What the token allows: enqueue, work, read, operate or admin; may be repeated
-    #[arg(long = "scope", value_name = "SCOPE", required = true, value_delimiter = ',')]
+    /// What the token allows; may be repeated
+    #[arg(long = "scope", value_name = "SCOPE", required = true, value_delimiter = ',',
+          value_parser = values::scope())]
     pub(crate) scopes: Vec<String>,
 
     /// Only this queue; may be repeated [default: all]

@@ -3,10 +3,11 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use chrono::{DateTime, Utc};
-use longshore::{JobId, Status};
+use longshore::{IdPattern, JobId, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::find;
 use crate::args::{Confirm, Filter};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
@@ -17,7 +18,8 @@ use crate::output::{Out, Progress, counted};
 /// The result for one job.
 #[derive(Serialize)]
 struct JobResult {
-    job_id: JobId,
+    /// The job's id, or what was given for it if no job was found.
+    job_id: String,
     #[serde(flatten)]
     change: Change,
 }
@@ -33,14 +35,23 @@ enum Change {
 /// the exit code. Stops early if the queue is unavailable or access is denied, because the
 /// other jobs would fail in the same way.
 pub(super) async fn for_each_id(
-    ids: &[JobId],
+    endpoint: &Endpoint,
+    ids: &[IdPattern],
     out: &Out,
     act: impl AsyncFn(JobId) -> Result<String, Failure>,
 ) -> Outcome {
     let mut code = Code::Done;
     let mut results = Vec::with_capacity(ids.len());
-    for &job_id in ids {
-        let change = match act(job_id).await {
+    for pattern in ids {
+        let mut job_id = pattern.to_string();
+        let done = match find::job_id(endpoint, pattern, out).await {
+            Ok(id) => {
+                job_id = id.to_string();
+                act(id).await
+            }
+            Err(failure) => Err(failure),
+        };
+        let change = match done {
             Ok(status) => {
                 if !out.json {
                     out.line(format_args!("{status} {job_id}"));

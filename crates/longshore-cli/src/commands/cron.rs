@@ -9,7 +9,7 @@ use super::repeat::repeat;
 use crate::args::{Cron, CronAdd};
 use crate::endpoint::{Endpoint, Reply};
 use crate::failure::{Code, Outcome};
-use crate::output::{Fit, Out, RawObject, Table, instant};
+use crate::output::{Fit, Out, RawObject, Table};
 
 #[derive(Deserialize)]
 struct Schedule {
@@ -20,6 +20,15 @@ struct Schedule {
     paused: bool,
     next_at: DateTime<Utc>,
     last_at: Option<DateTime<Utc>>,
+    /// Null if it cannot be read.
+    job: Option<Job>,
+}
+
+/// The job that each tick enqueues.
+#[derive(Deserialize)]
+struct Job {
+    kind: String,
+    queue: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -69,7 +78,7 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
         out.document(&reply.read::<Vec<RawObject>>()?);
     } else {
         out.table(
-            &table(&reply.read::<Vec<Schedule>>()?),
+            &table(&reply.read::<Vec<Schedule>>()?, out),
             "no schedules; `longshore cron add --help` shows how to add one",
         );
     }
@@ -81,30 +90,40 @@ fn show(reply: &Reply, out: &Out) -> Outcome {
     if out.json {
         out.document(&reply.read::<RawObject>()?);
     } else {
-        out.table(&table(&[reply.read()?]), "");
+        out.table(&table(&[reply.read()?], out), "");
     }
     Ok(Code::Done)
 }
 
-fn table(schedules: &[Schedule]) -> Table {
+fn table(schedules: &[Schedule], out: &Out) -> Table {
     let mut table = Table::new([
         ("schedule", Fit::Cut),
-        ("cron", Fit::Cut),
-        ("zone", Fit::Cut),
-        ("missed", Fit::Whole),
         ("state", Fit::Whole),
         ("next", Fit::Whole),
-        ("last", Fit::Whole),
+        ("cron", Fit::CutLast),
+        ("kind", Fit::CutLast),
+        ("queue", Fit::Cut),
+        ("zone", Fit::CutOrOmitted),
+        ("last", Fit::WholeOrOmitted),
+        ("missed", Fit::WholeOrOmitted),
     ]);
     for schedule in schedules {
+        let queue_of = |job: &Job| job.queue.clone().unwrap_or_else(|| longshore::DEFAULT_QUEUE.into());
+        let (kind, queue) = match &schedule.job {
+            Some(job) => (job.kind.clone(), queue_of(job)),
+            None => ("-".into(), "-".into()),
+        };
         table.row([
             schedule.name.clone(),
-            schedule.cron.clone(),
-            schedule.zone.clone(),
-            schedule.missed.clone(),
             if schedule.paused { "paused" } else { "active" }.to_owned(),
-            instant(schedule.next_at),
-            instant(schedule.last_at),
+            // A paused schedule has no next tick.
+            out.time((!schedule.paused).then_some(schedule.next_at)),
+            schedule.cron.clone(),
+            kind,
+            queue,
+            schedule.zone.clone(),
+            out.time(schedule.last_at),
+            schedule.missed.clone(),
         ]);
     }
     table

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::bulk::{Action, JobFilter, count, for_all_matching, for_each_id};
-use super::jobs::{delete, full_page, next_page, page_request, print_page};
+use super::find;
+use super::jobs::{Shown, delete, full_page, next_page, page_request, print_page};
 use super::repeat::repeat;
 use crate::args::{Dead, DeadList, Filter, PageArgs, Purge, Redrive};
 use crate::endpoint::Endpoint;
@@ -16,7 +17,9 @@ pub(super) async fn run(endpoint: &Endpoint, command: Dead, out: &Out) -> Outcom
     match command {
         Dead::List(args) => repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await,
         Dead::Redrive(args) if args.ids.is_empty() => redrive_all(endpoint, args, out).await,
-        Dead::Redrive(args) => for_each_id(&args.ids, out, async |id| redrive(endpoint, id).await).await,
+        Dead::Redrive(args) => {
+            for_each_id(endpoint, &args.ids, out, async |id| redrive(endpoint, id).await).await
+        }
         Dead::Purge(args) => purge(endpoint, args, out).await,
     }
 }
@@ -27,7 +30,12 @@ async fn list(endpoint: &Endpoint, args: &DeadList, out: &Out) -> Outcome {
         page_request(endpoint.get(&["dead-letters"]), &filter, page, out)?.send().await
     };
     let reply = full_page(&args.page, out, get).await?;
-    print_page(&reply, &next_page("longshore dead list", &filter, &args.page), "no dead letters match", out)
+    let next = next_page("longshore dead list", &filter, &args.page);
+    let status = Some(Status::FailedPermanent);
+    if print_page(&reply, &next, "no dead letters match", status, out)? == Shown::Nothing {
+        find::suggest_filter(endpoint, args.kind.as_deref(), args.queue.as_deref(), out).await;
+    }
+    Ok(Code::Done)
 }
 
 async fn redrive(endpoint: &Endpoint, id: JobId) -> Result<String, Failure> {
@@ -94,7 +102,7 @@ async fn purge(endpoint: &Endpoint, args: Purge, out: &Out) -> Outcome {
         let filter = JobFilter::new(Some(Status::FailedPermanent), args.filter);
         return for_all_matching(endpoint, Action::Delete, &filter, &args.confirm, out).await;
     }
-    for_each_id(&args.ids, out, async |id| {
+    for_each_id(endpoint, &args.ids, out, async |id| {
         require_dead_letter(endpoint, id).await?;
         delete(endpoint, id).await
     })

@@ -8,11 +8,13 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use chrono::{DateTime, Utc};
+use longshore::nearest::nearest;
 use longshore::{JobId, MAX_PAYLOAD, RetryPolicy, UniqueMode, When, builtin};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use super::find;
 use crate::args::Enqueue;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure, Outcome};
@@ -120,13 +122,16 @@ pub(super) struct Enqueued {
 }
 
 pub(super) async fn enqueue(endpoint: &Endpoint, args: Enqueue, out: &Out) -> Outcome {
-    let (wait, kind) = (args.wait, args.kind.clone());
+    let (wait, kind, queue) = (args.wait, args.kind.clone(), args.queue.clone());
     let reply = endpoint.post(&["jobs"]).body(&NewJob::of(args)?).send().await?;
     let mut enqueued: Enqueued = reply.read()?;
     if let Some(how) = reply.enqueued_as {
         enqueued.how = how;
     }
     warn_if_unknown(endpoint, &kind, out).await;
+    if let Some(queue) = queue {
+        find::warn_of_new_queue(endpoint, &queue, out).await;
+    }
     match wait {
         Some(limit) => wait::until_ended(endpoint, &enqueued, limit.0, out).await,
         None => {
@@ -140,20 +145,19 @@ pub(super) async fn enqueue(endpoint: &Endpoint, args: Enqueue, out: &Out) -> Ou
 /// started yet. With a server there is no warning, because the server rejects unregistered
 /// kinds unless it is configured to accept them.
 pub(super) async fn warn_if_unknown(endpoint: &Endpoint, kind: &str, out: &Out) {
-    #[derive(Deserialize)]
-    struct Kind {
-        name: String,
-    }
-
     if out.json || endpoint.client().is_none() || builtin::is_built_in(kind) {
         return;
     }
     // The job is already stored, so a failure to list the kinds is not an error.
     let Ok(reply) = endpoint.get(&["kinds"]).send().await else { return };
-    let Ok(kinds) = reply.read::<Vec<Kind>>() else { return };
+    let Ok(kinds) = reply.read::<Vec<find::Named>>() else { return };
     if !kinds.iter().any(|known| known.name == kind) {
+        let mut known: Vec<&str> = kinds.iter().map(|known| known.name.as_str()).collect();
+        builtin::names().for_each(|name| known.push(name));
+        let meant =
+            nearest(kind, known).map(|found| format!(" (did you mean `{found}`?)")).unwrap_or_default();
         out.note(format_args!(
-            "warning: kind `{kind}` is not registered; its jobs wait until a worker handles it. \
+            "warning: kind `{kind}` is not registered{meant}; its jobs wait until a worker handles it. \
              `longshore kinds list` shows the registered kinds"
         ));
     }

@@ -7,26 +7,30 @@ use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use longshore::worker::Signals;
-use longshore::{JobId, ListFilter, Status};
+use longshore::{IdPattern, JobId, ListFilter, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::bulk::{Action, JobFilter, for_all_matching, for_each_id};
 use super::enqueue::{StartTime, read_json};
+use super::find::{self, job_id};
 use super::repeat::repeat;
 use super::stats::seconds;
 use crate::args::{self, Jobs, PageArgs};
 use crate::endpoint::{Endpoint, Reply, Request};
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Fit, Out, RawObject, Table, counted, instant, or_dash, quote};
+use crate::output::{Fit, Out, RawObject, Table, counted, or_dash, quote};
 
 use record::Job;
 
 pub(super) async fn run(endpoint: &Endpoint, command: Jobs, out: &Out) -> Outcome {
     match command {
         Jobs::List(args) => repeat(&args.every, out, async |out| list(endpoint, &args, out).await).await,
-        Jobs::Show { id } => show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out),
-        Jobs::Explain { id } => explain(endpoint, id, out).await,
+        Jobs::Show { id } => {
+            let id = job_id(endpoint, &id, out).await?;
+            show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out)
+        }
+        Jobs::Explain { id } => explain(endpoint, &id, out).await,
         Jobs::Cancel(args) => bulk(endpoint, Action::Cancel, args, out).await,
         Jobs::Retry(args) => bulk(endpoint, Action::Retry, args, out).await,
         Jobs::Delete(args) => bulk(endpoint, Action::Delete, args, out).await,
@@ -46,7 +50,11 @@ async fn list(endpoint: &Endpoint, args: &args::List, out: &Out) -> Outcome {
     ];
     let get = async |page: &PageArgs| page_request(endpoint.get(&["jobs"]), &filter, page, out)?.send().await;
     let reply = full_page(page, out, get).await?;
-    print_page(&reply, &next_page("longshore jobs list", &filter, page), "no jobs match", out)
+    let next = next_page("longshore jobs list", &filter, page);
+    if print_page(&reply, &next, "no jobs match", args.status, out)? == Shown::Nothing {
+        find::suggest_filter(endpoint, args.kind.as_deref(), args.queue.as_deref(), out).await;
+    }
+    Ok(Code::Done)
 }
 
 /// How long a list looks for further jobs.
@@ -135,33 +143,56 @@ struct PageDocument {
     next: Option<JobId>,
 }
 
-/// Prints one page of jobs, and the command for the next page if there is one.
-pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: &Out) -> Outcome {
+/// Whether a page had jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    Jobs,
+    /// No job matches, on this page or later.
+    Nothing,
+}
+
+/// Prints one page of jobs, and the command for the next page if there is one. `status` is the
+/// status that all of them have, if the list was filtered by it.
+pub(super) fn print_page(
+    reply: &Reply,
+    next_page: &str,
+    when_empty: &str,
+    status: Option<Status>,
+    out: &Out,
+) -> Result<Shown, Failure> {
     if out.json {
         out.document(&PageDocument { jobs: reply.read()?, next: reply.next });
-        return Ok(Code::Done);
+        return Ok(Shown::Jobs);
     }
     let mut table = Table::new([
         ("id", Fit::Whole),
         ("status", Fit::Whole),
         ("kind", Fit::Cut),
-        ("queue", Fit::Cut),
+        ("age", Fit::Whole),
+        ("last error", Fit::CutLast),
         ("attempts", Fit::WholeOrOmitted),
+        ("queue", Fit::CutOrOmitted),
+        ("due", Fit::WholeOrOmitted),
         ("priority", Fit::WholeOrOmitted),
-        ("run at", Fit::WholeOrOmitted),
-        ("last error", Fit::CutOrOmitted),
     ]);
-    for job in reply.read::<Vec<Job>>()? {
+    let jobs: Vec<Job> = reply.read()?;
+    let ids = out.ids(&jobs.iter().map(|job| job.id.0).collect::<Vec<_>>());
+    for (job, id) in jobs.iter().zip(ids) {
+        let is_waiting = matches!(job.status, Status::Queued | Status::Retrying);
         table.row([
-            job.id.to_string(),
+            id,
             job.status.to_string(),
             job.kind.clone(),
-            job.queue.clone(),
-            format!("{}/{}", job.attempts, job.max_attempts),
-            job.priority.to_string(),
-            instant(job.run_at),
+            out.age(job.created_at),
             or_dash(job.last_error.as_deref()).to_owned(),
+            format!("{}/{}", job.attempts, job.max_attempts),
+            job.queue.clone(),
+            out.time(is_waiting.then_some(job.run_at)),
+            job.priority.to_string(),
         ]);
+    }
+    if status.is_some() && out.is_terminal() {
+        table = table.without(&["status"]);
     }
     match reply.next {
         // The search was stopped, or took too long.
@@ -175,7 +206,7 @@ pub(super) fn print_page(reply: &Reply, next_page: &str, when_empty: &str, out: 
         };
         out.note(format_args!("next page: {next_page} --cursor {next}{offset}"));
     }
-    Ok(Code::Done)
+    Ok(if jobs.is_empty() && reply.next.is_none() { Shown::Nothing } else { Shown::Jobs })
 }
 
 fn show(reply: &Reply, out: &Out) -> Outcome {
@@ -198,7 +229,8 @@ struct Explanation {
     estimated_seconds: Option<f64>,
 }
 
-async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
+async fn explain(endpoint: &Endpoint, id: &IdPattern, out: &Out) -> Outcome {
+    let id = job_id(endpoint, id, out).await?;
     let reply = endpoint.get(&["jobs", &id.to_string(), "explain"]).send().await?;
     if out.json {
         out.document(&reply.read::<RawObject>()?);
@@ -209,7 +241,7 @@ async fn explain(endpoint: &Endpoint, id: JobId, out: &Out) -> Outcome {
         ("status", Some(explanation.status.to_string())),
         ("reason", Some(explanation.reason)),
         ("", Some(explanation.message)),
-        ("due at", explanation.due_at.map(instant)),
+        ("due", explanation.due_at.map(|at| out.time(at))),
         ("ahead", explanation.ahead.map(|ahead| counted(ahead.into(), "job"))),
         ("starts in", explanation.estimated_seconds.map(|s| format!("about {}", seconds(Some(s))))),
     ];
@@ -227,7 +259,7 @@ async fn bulk(endpoint: &Endpoint, action: Action, args: args::BulkArgs, out: &O
         let filter = JobFilter::new(args.status, args.filter);
         return for_all_matching(endpoint, action, &filter, &args.confirm, out).await;
     }
-    for_each_id(&args.ids, out, async |id| match action {
+    for_each_id(endpoint, &args.ids, out, async |id| match action {
         Action::Cancel => cancel(endpoint, id).await,
         Action::Retry => retry(endpoint, id).await,
         Action::Delete => delete(endpoint, id).await,
@@ -273,7 +305,8 @@ async fn edit(endpoint: &Endpoint, args: args::Edit, out: &Out) -> Outcome {
         when: args.when.when().into(),
         payload: args.payload.map(|payload| read_json("payload", &payload)).transpose()?,
     };
-    show(&endpoint.patch(&["jobs", &args.id.to_string()]).body(&edit).send().await?, out)
+    let id = job_id(endpoint, &args.id, out).await?;
+    show(&endpoint.patch(&["jobs", &id.to_string()]).body(&edit).send().await?, out)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::enqueue::read_json;
 use crate::args::{Kinds, PutKind};
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
-use crate::output::{Fit, Out, RawObject, Table, instant};
+use crate::output::{Fit, Out, RawObject, Table};
 
 #[derive(Deserialize)]
 struct Kind {
@@ -50,7 +50,7 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
         out.document(&reply.read::<Vec<RawObject>>()?);
     } else {
         out.table(
-            &table(&reply.read::<Vec<Kind>>()?),
+            &table(&reply.read::<Vec<Kind>>()?, out),
             "no kinds; a worker registers its kinds when it starts, or use `longshore kinds put`",
         );
     }
@@ -65,23 +65,23 @@ async fn put(endpoint: &Endpoint, args: &PutKind, out: &Out) -> Outcome {
     if out.json {
         out.document(&reply.read::<RawObject>()?);
     } else {
-        out.table(&table(&[reply.read()?]), "");
+        out.table(&table(&[reply.read()?], out), "");
     }
     Ok(Code::Done)
 }
 
-fn table(kinds: &[Kind]) -> Table {
+fn table(kinds: &[Kind], out: &Out) -> Table {
     let mut table = Table::new([
         ("kind", Fit::Cut),
         ("schema", Fit::Whole),
-        ("updated at", Fit::WholeOrOmitted),
+        ("updated", Fit::WholeOrOmitted),
         ("defaults", Fit::CutOrOmitted),
     ]);
     for kind in kinds {
         table.row([
             kind.name.clone(),
             if kind.schema.is_some() { "yes" } else { "-" }.to_owned(),
-            instant(kind.updated_at),
+            out.time(kind.updated_at),
             kind.defaults.as_ref().map_or_else(|| "-".into(), |defaults| defaults.get().to_owned()),
         ]);
     }

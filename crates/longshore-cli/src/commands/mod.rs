@@ -9,6 +9,7 @@ mod cron;
 mod dead;
 mod enqueue;
 mod events;
+mod find;
 mod jobs;
 mod kinds;
 mod long_running;
@@ -27,7 +28,7 @@ use tracing::Instrument;
 
 use crate::args::{ApiCommand, Check, Cli, Command, Migrate};
 use crate::config::{Configuration, Error};
-use crate::endpoint::{Endpoint, connect, missing_file};
+use crate::endpoint::{Endpoint, connect, file_of};
 use crate::failure::{Code, Failure, Outcome};
 use crate::output::Out;
 use crate::traces::Traces;
@@ -123,7 +124,8 @@ fn completions(shell: Shell, out: &Out) -> Code {
 }
 
 async fn migrate(url: &str, args: &Migrate, out: &Out) -> Outcome {
-    if args.check && missing_file(url).is_some() {
+    // Connecting would create the file.
+    if args.check && file_of(url).is_some_and(|file| matches!(file.try_exists(), Ok(false))) {
         return Ok(print_schema(0, out));
     }
     let client = Client::connect(url).await?;

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::json;
 
+use super::find::unknown_queue;
 use super::repeat::repeat;
 use crate::args::Queues;
 use crate::endpoint::{Endpoint, Reply};
@@ -20,17 +21,30 @@ struct Queue {
 }
 
 pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outcome {
-    let request = match command {
+    let (queue, request) = match command {
         Queues::List(every) => {
             return repeat(&every, out, async |out| list(endpoint, out).await).await;
         }
-        Queues::Pause(args) => endpoint.post(&["queues", &args.queue, "pause"]),
-        Queues::Resume(args) => endpoint.post(&["queues", &args.queue, "resume"]),
+        Queues::Pause(args) => {
+            let request = endpoint.post(&["queues", &args.queue, "pause"]);
+            (args.queue, request)
+        }
+        Queues::Resume(args) => {
+            let request = endpoint.post(&["queues", &args.queue, "resume"]);
+            (args.queue, request)
+        }
         Queues::Limit { queue, limit } => {
-            endpoint.put(&["queues", &queue, "limit"]).body(&json!({ "limit": limit.0 }))
+            let request = endpoint.put(&["queues", &queue, "limit"]).body(&json!({ "limit": limit.0 }));
+            (queue, request)
         }
     };
-    show(&request.send().await?, out)
+    // The change itself makes the queue known.
+    let warning = unknown_queue(endpoint, &queue, out).await;
+    let shown = show(&request.send().await?, out);
+    if let Some(warning) = warning {
+        out.note(format_args!("warning: {warning}"));
+    }
+    shown
 }
 
 async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {

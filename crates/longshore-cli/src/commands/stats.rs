@@ -63,7 +63,10 @@ fn counts_table(counts: &[Count]) -> Table {
             }
         }
     }
-    let statuses = Status::ALL.map(|status| (status.as_str(), Fit::Whole));
+    // A column of zeros says nothing.
+    let is_zero = |status: Status| counts.iter().all(|count| count.status != status || count.jobs == 0);
+    let statuses = Status::ALL
+        .map(|status| (status.as_str(), if is_zero(status) { Fit::WholeOrOmitted } else { Fit::Whole }));
     let mut table = Table::new([("queue", Fit::Cut), ("kind", Fit::Cut)].into_iter().chain(statuses));
     for ((queue, kind), cells) in rows {
         table.row([queue.to_owned(), kind.to_owned()].into_iter().chain(cells));

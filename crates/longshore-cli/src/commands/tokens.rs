@@ -4,13 +4,13 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::{DateTime, Utc};
 use longshore::api::hash_token;
-use longshore::{Client, NewToken, TokenRecord};
+use longshore::{Client, IdPattern, NewToken, TokenRecord};
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::args::{CreateToken, Tokens};
 use crate::failure::{Code, Failure, Outcome};
-use crate::output::{Fit, Out, Table, instant};
+use crate::output::{Fit, Out, Table};
 
 pub(super) async fn run(client: &Client, command: Tokens, out: &Out) -> Outcome {
     match command {
@@ -80,24 +80,25 @@ async fn list(client: &Client, out: &Out) -> Outcome {
     } else {
         let now = client.now().await?;
         out.table(
-            &table(&tokens, now),
+            &table(&tokens, now, out),
             "no tokens; `longshore tokens create --help` shows how to create one",
         );
     }
     Ok(Code::Done)
 }
 
-fn table(tokens: &[TokenRecord], now: DateTime<Utc>) -> Table {
+fn table(tokens: &[TokenRecord], now: DateTime<Utc>, out: &Out) -> Table {
     let mut table = Table::new([
         ("id", Fit::Whole),
         ("name", Fit::Cut),
         ("state", Fit::Whole),
         ("scopes", Fit::Cut),
         ("queues", Fit::CutOrOmitted),
-        ("created at", Fit::WholeOrOmitted),
-        ("expires at", Fit::WholeOrOmitted),
+        ("created", Fit::WholeOrOmitted),
+        ("expires", Fit::WholeOrOmitted),
     ]);
-    for token in tokens {
+    let ids = out.ids(&tokens.iter().map(|token| token.id).collect::<Vec<_>>());
+    for (token, id) in tokens.iter().zip(ids) {
         let state = if token.revoked_at.is_some() {
             "revoked"
         } else if token.expires_at.is_some_and(|at| at <= now) {
@@ -106,29 +107,45 @@ fn table(tokens: &[TokenRecord], now: DateTime<Utc>) -> Table {
             "active"
         };
         table.row([
-            token.id.to_string(),
+            id,
             token.name.clone(),
             state.into(),
             token.scopes.join(","),
             token.queues.as_ref().map_or_else(|| "all".into(), |queues| queues.join(",")),
-            instant(token.created_at),
-            instant(token.expires_at),
+            out.time(token.created_at),
+            out.time(token.expires_at),
         ]);
     }
     table
 }
 
-async fn revoke(client: &Client, ids: &[Uuid], out: &Out) -> Outcome {
+async fn revoke(client: &Client, ids: &[IdPattern], out: &Out) -> Outcome {
     let mut code = Code::Done;
     let mut revoked = Vec::new();
-    for id in ids {
-        if client.revoke_token(*id).await? {
-            revoked.push(*id)
-        } else {
-            out.note(format_args!(
-                "error: token {id} does not exist; `longshore tokens list` shows all tokens"
-            ));
-            code = Code::NotFound;
+    let mut fail = |failed: Code, message: String| {
+        out.note(format_args!("error: {message}"));
+        if code == Code::Done {
+            code = failed;
+        }
+    };
+    let tokens = client.tokens().await?;
+    for pattern in ids {
+        let found: Vec<&TokenRecord> = tokens.iter().filter(|token| pattern.matches(token.id)).collect();
+        match found.as_slice() {
+            [] => fail(
+                Code::NotFound,
+                format!("token {pattern} does not exist; `longshore tokens list` shows all tokens"),
+            ),
+            [token] => {
+                client.revoke_token(token.id).await?;
+                revoked.push(token.id);
+            }
+            found => {
+                for token in found {
+                    out.note(format_args!("{}  {}", token.id, token.name));
+                }
+                fail(Code::Usage, format!("`{pattern}` matches several tokens; give more characters"));
+            }
         }
     }
     if out.json {

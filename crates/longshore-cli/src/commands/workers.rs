@@ -13,7 +13,7 @@ use crate::args::{Sweep, Workers};
 use crate::duration;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Outcome};
-use crate::output::{Fit, Out, RawObject, Table, counted, instant};
+use crate::output::{Fit, Out, RawObject, Table, counted, or_dash};
 
 #[derive(Deserialize)]
 struct Worker {
@@ -28,62 +28,114 @@ struct Worker {
     dead_at: Option<DateTime<Utc>>,
     stale: bool,
     running: u64,
+    // Servers before these fields existed do not send them.
+    #[serde(default)]
+    host: Option<String>,
+    #[serde(default)]
+    pid: Option<u32>,
+    #[serde(default)]
+    version: Option<String>,
+}
+
+/// The part of a worker that says whether it runs jobs.
+#[derive(Deserialize)]
+struct Handles {
+    kinds: Option<Vec<String>>,
+}
+
+/// Whether a worker runs no jobs: a server that only does upkeep.
+fn is_server(kinds: Option<&[String]>) -> bool {
+    kinds.is_some_and(<[String]>::is_empty)
 }
 
 pub(super) async fn run(endpoint: &Endpoint, command: Workers, out: &Out) -> Outcome {
     match command {
-        Workers::List { threshold, every } => {
-            repeat(&every, out, async |out| list(endpoint, threshold, out).await).await
+        Workers::List { threshold, all, every } => {
+            let which = if all { Which::All } else { Which::RunJobs };
+            repeat(&every, out, async |out| list(endpoint, threshold, which, out).await).await
         }
     }
 }
 
-async fn list(endpoint: &Endpoint, threshold: Option<Duration>, out: &Out) -> Outcome {
+/// Which workers are listed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    RunJobs,
+    /// Also servers that only do upkeep.
+    All,
+}
+
+async fn list(endpoint: &Endpoint, threshold: Option<Duration>, which: Which, out: &Out) -> Outcome {
     let threshold = threshold.map(|threshold| threshold.as_secs_f64());
     let reply = endpoint.get(&["workers"]).query("threshold_seconds", threshold).send().await?;
     if out.json {
-        out.document(&reply.read::<Vec<RawObject>>()?);
-    } else {
-        out.table(&table(&reply.read::<Vec<Worker>>()?), "no workers");
+        let handles: Vec<Handles> = reply.read()?;
+        let listed = handles.iter().map(|worker| which == Which::All || !is_server(worker.kinds.as_deref()));
+        let workers: Vec<RawObject> = reply.read()?;
+        let workers = workers.into_iter().zip(listed).filter_map(|(worker, listed)| listed.then_some(worker));
+        out.document(&workers.collect::<Vec<_>>());
+        return Ok(Code::Done);
     }
+    let (servers, workers): (Vec<Worker>, Vec<Worker>) =
+        reply.read::<Vec<Worker>>()?.into_iter().partition(|worker| is_server(worker.kinds.as_deref()));
+    let when_empty = match (which, servers.len() as u64) {
+        (Which::RunJobs, n @ 1..) => format!("no workers; {} only upkeep (see --all)", does(n)),
+        _ => "no workers".to_owned(),
+    };
+    let listed = if which == Which::All { workers.into_iter().chain(servers).collect() } else { workers };
+    out.table(&table(&listed, out), &when_empty);
     Ok(Code::Done)
 }
 
-fn table(workers: &[Worker]) -> Table {
+fn does(servers: u64) -> String {
+    format!("{} {}", counted(servers, "server"), if servers == 1 { "does" } else { "do" })
+}
+
+fn table(workers: &[Worker], out: &Out) -> Table {
     let mut table = Table::new([
-        ("id", Fit::Whole),
-        ("name", Fit::Cut),
+        ("name", Fit::CutLast),
         ("state", Fit::Whole),
         ("running", Fit::Whole),
-        ("heartbeat at", Fit::WholeOrOmitted),
-        ("started at", Fit::WholeOrOmitted),
-        ("stale after", Fit::WholeOrOmitted),
+        ("host", Fit::Cut),
+        ("pid", Fit::Whole),
+        ("version", Fit::WholeOrOmitted),
         ("queues", Fit::CutOrOmitted),
+        ("started", Fit::WholeOrOmitted),
+        ("heartbeat", Fit::WholeOrOmitted),
+        ("stale after", Fit::WholeOrOmitted),
         ("kinds", Fit::CutOrOmitted),
+        ("id", Fit::WholeOrOmitted),
     ]);
-    for worker in workers {
+    let ids = out.ids(&workers.iter().map(|worker| worker.id).collect::<Vec<_>>());
+    for (worker, id) in workers.iter().zip(ids) {
+        let server = is_server(worker.kinds.as_deref());
+        let kinds = worker.kinds.as_ref().map_or_else(|| "any".into(), |kinds| kinds.join(","));
         table.row([
-            worker.id.to_string(),
             worker.name.clone(),
-            state(worker).to_owned(),
+            state(worker),
             format!("{}/{}", worker.running, worker.concurrency),
-            instant(worker.heartbeat_at),
-            instant(worker.started_at),
+            or_dash(worker.host.as_deref()).to_owned(),
+            worker.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
+            or_dash(worker.version.as_deref()).to_owned(),
+            if server { "-".into() } else { worker.queues.join(",") },
+            out.time(worker.started_at),
+            out.time(worker.heartbeat_at),
             duration::show_seconds(worker.stale_after_seconds),
-            worker.queues.join(","),
-            worker.kinds.as_ref().map_or_else(|| "any".into(), |kinds| kinds.join(",")),
+            if server { "-".into() } else { kinds },
+            id,
         ]);
     }
     table
 }
 
-fn state(worker: &Worker) -> &'static str {
+/// `alive`, `dead`, or how long a stale worker has sent no heartbeat.
+fn state(worker: &Worker) -> String {
     if worker.dead_at.is_some() {
-        "dead"
+        "dead".into()
     } else if worker.stale {
-        "stale"
+        format!("silent for {} s", (Utc::now() - worker.heartbeat_at).num_seconds().max(0))
     } else {
-        "alive"
+        "alive".into()
     }
 }
 

@@ -2,7 +2,8 @@
 //! socket and no token. A failed request carries the library's original error.
 
 use std::future::poll_fn;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -115,24 +116,69 @@ fn call_failed(error: impl std::fmt::Display) -> Failure {
 
 /// Connects to a database that must exist already.
 pub(crate) async fn connect(url: &str) -> Result<Client, Failure> {
-    match missing_file(url) {
-        None => Ok(Client::connect(url).await?),
-        Some(file) => Err(Failure::new(
+    if let Some(file) = file_of(url) {
+        require_file(&file, std::fs::File::open(&file).map(drop))?;
+    }
+    Ok(Client::connect(url).await?)
+}
+
+/// Fails if an SQLite file does not exist, or cannot be opened. Connecting would create a
+/// missing one, and a mistyped path would look like an empty queue.
+fn require_file(file: &Path, opened: io::Result<()>) -> Result<(), Failure> {
+    let file = file.display();
+    match opened {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Failure::new(
             Code::Schema,
             format_args!(
-                "the database file `{}` does not exist; check the path, \
-                 or run `longshore migrate` to create it",
-                file.display()
+                "the database file `{file}` does not exist; check the path, \
+                 or run `longshore migrate` to create it"
+            ),
+        )),
+        Err(error) => Err(Failure::new(
+            Code::Unavailable,
+            format_args!(
+                "the database file `{file}` cannot be opened: {error}; check the path and its permissions, \
+                 and the user that runs this command"
             ),
         )),
     }
 }
 
-/// The path of the SQLite file if it does not exist. Connecting would create it, and a
-/// mistyped path would look like an empty queue.
-pub(crate) fn missing_file(url: &str) -> Option<PathBuf> {
+/// The path of the SQLite file that a URL names.
+pub(crate) fn file_of(url: &str) -> Option<PathBuf> {
     let path = url.strip_prefix("sqlite:")?;
     let path = path.strip_prefix("//").unwrap_or(path);
     let names_a_file = !path.is_empty() && path != ":memory:";
-    names_a_file.then(|| PathBuf::from(path)).filter(|file| !file.exists())
+    names_a_file.then(|| PathBuf::from(path))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permission_denied_is_not_reported_as_missing() {
+        let failed = |kind: io::ErrorKind| require_file(Path::new("jobs.db"), Err(kind.into())).unwrap_err();
+        let missing = failed(io::ErrorKind::NotFound);
+        assert_eq!(missing.code, Code::Schema);
+        assert!(missing.to_string().contains("does not exist"), "{missing}");
+        for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::NotADirectory] {
+            let denied = failed(kind);
+            assert_eq!(denied.code, Code::Unavailable);
+            let message = denied.to_string();
+            assert!(!message.contains("does not exist") && message.contains("permissions"), "{message}");
+        }
+        assert!(failed(io::ErrorKind::PermissionDenied).to_string().contains("permission denied"));
+    }
+
+    #[test]
+    fn a_url_names_a_file_or_memory() {
+        assert_eq!(file_of("sqlite:./a.db"), Some("./a.db".into()));
+        assert_eq!(file_of("sqlite:///a.db"), Some("/a.db".into()));
+        for url in ["sqlite::memory:", "sqlite:", "postgres://a/b"] {
+            assert_eq!(file_of(url), None, "{url}");
+        }
+    }
 }

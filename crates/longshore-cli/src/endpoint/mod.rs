@@ -13,10 +13,11 @@ use serde_json::value::RawValue;
 
 use crate::args::{Target, TargetArgs};
 use crate::failure::{Code, Failure};
+use crate::output::note;
 
 use server::Server;
 
-pub(crate) use in_process::{InProcess, connect, missing_file};
+pub(crate) use in_process::{InProcess, connect, file_of};
 
 /// Where requests go.
 #[derive(Clone)]
@@ -29,7 +30,11 @@ pub(crate) enum Endpoint {
 
 impl Endpoint {
     pub(crate) async fn open(target: &TargetArgs) -> Result<Self, Failure> {
-        match target.resolve()? {
+        let resolved = target.resolve()?;
+        if let Some(choice) = target.choice_note() {
+            note(choice);
+        }
+        match resolved {
             Target::Database(url) => InProcess::open(url).await.map(Endpoint::InProcess),
             Target::Server(url) => Server::new(url, target.token()?).map(Endpoint::Server),
         }

@@ -117,7 +117,10 @@ impl Server {
             why = error.to_string();
             source = error.source();
         }
-        self.no_response(&why)
+        match wrong_scheme(&self.base, &why) {
+            Some(advice) => Failure::usage(advice),
+            None => self.no_response(&why),
+        }
     }
 
     fn no_response(&self, why: &str) -> Failure {
@@ -130,6 +133,26 @@ impl Server {
             ),
         )
     }
+}
+
+/// The advice if the cause is that the server speaks the other one of http and https.
+fn wrong_scheme(base: &str, why: &str) -> Option<String> {
+    let (scheme, rest) = base.split_once("://")?;
+    // rustls reads the first bytes of the plain response as the type of a TLS record.
+    if scheme == "https" && why.contains("InvalidContentType") {
+        return Some(format!(
+            "the server at {base} does not use TLS: it speaks http, not https; \
+             give http://{rest} with --server (LONGSHORE_SERVER)"
+        ));
+    }
+    // hyper reads a TLS alert as the start of a response.
+    if scheme == "http" && why.contains("invalid HTTP version") {
+        return Some(format!(
+            "the server at {base} does not speak http; if it uses TLS, \
+             give https://{rest} with --server (LONGSHORE_SERVER)"
+        ));
+    }
+    None
 }
 
 /// The body of a streaming response, chunk by chunk.

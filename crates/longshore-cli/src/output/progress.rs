@@ -1,6 +1,8 @@
 //! A progress bar for long operations, shown only if standard error is a terminal.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
+
+use super::has_escapes;
 
 /// A bar on standard error, if that is a terminal.
 #[derive(Debug)]
@@ -13,7 +15,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// Whether a bar would be visible. If not, callers skip counting the work in advance.
     pub(crate) fn is_visible() -> bool {
-        io::stderr().is_terminal()
+        has_escapes(&io::stderr())
     }
 
     pub(crate) fn of(total: u64) -> Self {

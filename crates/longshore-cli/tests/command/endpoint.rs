@@ -21,7 +21,10 @@ fn a_target_flag_beats_the_variable_of_the_other_target() {
     fixture.migrated();
     let (_server, url) = fixture.serve("");
     let both = [("DATABASE_URL", "sqlite:/no/such.db"), ("LONGSHORE_SERVER", NOWHERE)];
-    run(&both, "queues list").fails_with(2, &["DATABASE_URL and LONGSHORE_SERVER", "unset one", "--server"]);
+    let note = format!("using the server {NOWHERE} (LONGSHORE_SERVER), not DATABASE_URL");
+    let neither = run(&both, "queues list");
+    assert_eq!(neither.code, 5, "{neither:?}");
+    assert!(neither.err.starts_with(&note) && neither.err.contains("--database-url"), "{neither:?}");
     run(&both, &format!("queues list --server {url}")).ok();
     run(&both, &format!("queues list --database-url {}", fixture.url)).ok();
     run(&[], &format!("--server {url} queues list --database-url {}", fixture.url))
@@ -98,7 +101,7 @@ fn a_missing_or_insufficient_token_is_an_error_with_a_remedy() {
     with("two words", "queues list").fails_with(2, &["LONGSHORE_TOKEN", "one line"]);
     with(&reader, "queues list").ok();
     with(&reader, "queues pause mail").fails_with(7, &["`operate`", "longshore tokens list"]);
-    with(&operator, "queues pause mail").ok();
+    with(&operator, "queues pause mail --json").ok();
 
     let file = std::env::temp_dir().join(format!("longshore-token-{}", longshore::JobId::new()));
     std::fs::write(&file, format!("{operator}\n")).unwrap();
@@ -125,4 +128,25 @@ fn the_path_of_the_server_url_is_a_prefix_of_the_api() {
     let (_server, url) = fixture.serve("");
     run(&[("LONGSHORE_SERVER", &format!("{url}/"))], "queues list").ok();
     run(&[("LONGSHORE_SERVER", &format!("{url}/queue"))], "queues list").fails_with(3, &["/queue/queues"]);
+}
+
+#[test]
+fn https_to_an_http_server_says_so() {
+    let fixture = Fixture::sqlite();
+    fixture.migrated();
+    let (_server, url) = fixture.serve("");
+    let https = url.replace("http://", "https://");
+    run(&[("LONGSHORE_SERVER", &https)], "queues list")
+        .fails_with(2, &[&https, "speaks http, not https", &format!("give {url}")]);
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_not_reported_as_missing() {
+    let fixture = Fixture::sqlite();
+    fixture.migrated();
+    // A path below a file: it cannot exist, but the reason is another one.
+    let below = format!("{}/jobs.db", fixture.url);
+    let output =
+        run(&[("DATABASE_URL", &below)], "queues list").fails_with(5, &["cannot be opened", "permissions"]);
+    assert!(!output.err.contains("does not exist"), "{output:?}");
 }

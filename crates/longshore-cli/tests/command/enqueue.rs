@@ -237,12 +237,30 @@ fn an_unregistered_kind_is_accepted_with_a_warning_on_a_database_and_rejected_by
         let accepted = fixture.run_args(line);
         assert_eq!(accepted.code, 0, "{accepted:?}");
         assert!(accepted.err.starts_with(warning) && accepted.err.contains("kinds list"), "{accepted:?}");
+        assert!(!accepted.err.contains("did you mean"), "{accepted:?}");
         fixture.run_args(&[line, &["--json"]].concat()).ok();
         let (_server, url) = fixture.serve("");
         let args = [line, &["--server", &url]].concat();
         CommandOutput::of(binary().args(args).output().unwrap()).fails_with(2, &["kind", "gret"]);
     }
+    let mistyped = fixture.run("enqueue sned_email");
+    assert!(mistyped.err.contains("(did you mean `send_email`?)"), "{mistyped:?}");
     // Registered and built-in kinds cause no warning.
     fixture.with_kinds(&["gret"]).run("enqueue gret").ok();
     fixture.run_args(&["enqueue", "summarize_text", "--payload", "{\"text\":\"Ships come.\"}"]).ok();
+}
+
+#[test]
+fn a_new_queue_with_a_similar_name_to_a_known_one_is_pointed_out() {
+    let fixture = Fixture::sqlite();
+    fixture.migrated().with_kinds(&["greet"]).enqueue("greet --queue mail");
+    let mistyped = fixture.run("enqueue greet --queue mial");
+    assert_eq!(mistyped.code, 0, "{mistyped:?}");
+    assert!(
+        mistyped.err.starts_with("warning: queue `mial`") && mistyped.err.contains("`mail`"),
+        "{mistyped:?}"
+    );
+    fixture.run("enqueue greet --queue reports").ok();
+    fixture.run("enqueue greet --queue mail").ok();
+    fixture.run("enqueue greet --queue mial").ok();
 }

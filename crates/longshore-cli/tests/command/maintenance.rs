@@ -5,12 +5,17 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_engine};
+use crate::process::{Process, until};
+
+/// Generous, for slow machines.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 on_every_engine!(
     migrating_twice_changes_nothing_the_second_time,
     migrate_check_reports_a_pending_migration_and_changes_nothing,
     before_the_migration_every_command_says_to_migrate,
     workers_are_listed_with_their_state,
+    workers_are_listed_with_their_process_and_servers_are_not_workers,
     a_sweep_recovers_what_its_dry_run_reported,
     a_sweep_uses_the_given_resilient_flags_and_factor,
     check_finds_a_job_without_a_state,
@@ -21,12 +26,12 @@ on_every_engine!(
 // ---- migrate ---------------------------------------------------------------------
 
 fn migrating_twice_changes_nothing_the_second_time(fixture: &Fixture) {
-    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 3 }));
-    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 3; nothing to do\n");
-    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 3\n");
+    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 4 }));
+    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 4; nothing to do\n");
+    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 4\n");
     assert_eq!(
         fixture.run("migrate --check --json").json(),
-        json!({ "version": 3, "wanted": 3, "pending": false })
+        json!({ "version": 4, "wanted": 4, "pending": false })
     );
 }
 
@@ -34,7 +39,7 @@ fn migrate_check_reports_a_pending_migration_and_changes_nothing(fixture: &Fixtu
     for _ in 0..2 {
         let check = fixture.run("migrate --check");
         assert_eq!(check.code, 1);
-        assert_eq!(check.out, "pending: schema version 0, wanted 3; run `longshore migrate`\n");
+        assert_eq!(check.out, "pending: schema version 0, wanted 4; run `longshore migrate`\n");
     }
     let check = fixture.run("migrate --check --json");
     assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));
@@ -70,13 +75,50 @@ fn workers_are_listed_with_their_state(fixture: &Fixture) {
     assert_eq!((&listed[0]["running"], &listed[0]["stale"]), (&json!(1), &json!(false)));
 
     fixture.move_clock(Duration::from_secs(30));
+    // The name of this worker has two words.
     let state = |line: &str| {
         let listed = fixture.run(line).ok().out;
-        listed.lines().nth(1).unwrap().split_whitespace().nth(3).unwrap().to_owned()
+        listed.lines().nth(1).unwrap().split_whitespace().nth(2).unwrap().to_owned()
     };
     assert_eq!(state("workers list"), "alive");
-    assert_eq!(state("workers list --threshold 20s"), "stale");
+    assert_eq!(state("workers list --threshold 20s"), "silent");
     fixture.run("workers list --threshold 20").fails_with(2, &["--threshold", "like 500ms"]);
+}
+
+fn workers_are_listed_with_their_process_and_servers_are_not_workers(fixture: &Fixture) {
+    fixture.migrated();
+    let (_server, _) = fixture.serve("");
+    until(MAX_WAIT, "the server is registered", || {
+        fixture.run("workers list --all --json").json().as_array().unwrap().len() == 1
+    });
+    assert_eq!(fixture.run("workers list --json").json(), json!([]), "a server runs no jobs");
+    assert_eq!(fixture.run("workers list").ok().out, "no workers; 1 server does only upkeep (see --all)\n");
+    let mut command = fixture.command(&["worker", "--metrics-addr", "off", "--log", "off"]);
+    let worker = Process::start(&mut command);
+    until(MAX_WAIT, "the worker is registered", || {
+        fixture.run("workers list --json").json().as_array().unwrap().len() == 1
+    });
+    let listed = fixture.run("workers list --json").json();
+    let (host, pid) = (listed[0]["host"].as_str().unwrap(), worker.id());
+    assert_eq!((&listed[0]["pid"], &listed[0]["version"]), (&json!(pid), &json!(env!("CARGO_PKG_VERSION"))));
+    let table = fixture.run("workers list").ok().out;
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 2, "{table}");
+    for part in [host, &pid.to_string(), env!("CARGO_PKG_VERSION"), "alive"] {
+        assert!(lines[1].contains(part), "{part}: {table}");
+    }
+    assert_eq!(fixture.run("workers list --all").ok().out.lines().count(), 3);
+
+    // The clock of the database is not moved, so that the age of the heartbeat is real.
+    let past = match fixture.file() {
+        Some(_) => "heartbeat_at - 33000000",
+        None => "heartbeat_at - interval '33 seconds'",
+    };
+    worker.signal("STOP");
+    fixture.damage(&format!("update workers set heartbeat_at = {past} where pid = {pid}"));
+    let silent = fixture.run("workers list --threshold 20s").ok().out;
+    worker.signal("CONT");
+    assert!(silent.contains("silent for 3"), "{silent}");
 }
 
 fn a_sweep_recovers_what_its_dry_run_reported(fixture: &Fixture) {

@@ -35,6 +35,13 @@ fn queues_are_paused_resumed_and_limited(fixture: &Fixture) {
     assert_eq!(fixture.run("queues limit mail none --json").json()["limit"], json!(null));
     assert_eq!(fixture.run("queues list --json").json()[0]["name"], "mail");
 
+    let typo = fixture.run("queues pause mial");
+    assert_eq!(typo.code, 0, "{typo:?}");
+    assert!(typo.err.starts_with("warning: queue `mial` is unknown"), "{typo:?}");
+    assert!(typo.err.contains("did you mean `mail`?"), "{typo:?}");
+    assert!(typo.out.contains("paused"), "the queue is paused anyway: {typo:?}");
+    fixture.run("queues resume mial").ok();
+
     fixture.run("queues limit mail 0").fails_with(2, &["mail", "at least 1", "pause"]);
     fixture.run("queues limit mail some").fails_with(2, &["N|none", "or none"]);
     fixture.run(&format!("queues pause {}", "x".repeat(129))).fails_with(2, &["queue", "at most 128"]);
@@ -50,6 +57,9 @@ fn schedules_are_added_paused_run_and_removed(fixture: &Fixture) {
         ["cron", "add", "nightly", "30 2 * * *", "report", "--zone", "Europe/Berlin", "--missed", "all:7"];
     let put = fixture.run_args(&nightly).ok().out;
     assert!(put.contains("nightly") && put.contains("Europe/Berlin") && put.contains("all:7"), "{put}");
+    let row: Vec<&str> = put.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..3], ["nightly", "active", "in"], "{put}");
+    assert_eq!(row[4..11], ["30", "2", "*", "*", "*", "report", "default"], "{put}");
     let listed = fixture.run("cron list --json").json();
     assert_eq!((&listed[0]["name"], &listed[0]["paused"]), (&json!("nightly"), &json!(false)));
     fixture.run_args(&nightly).ok();

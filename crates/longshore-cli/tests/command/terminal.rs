@@ -1,7 +1,7 @@
 //! Properties of all output: it cannot control the terminal, shows no secrets, and a closed
 //! pipe is not an error.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use longshore::{Ending, NewJob};
 
@@ -11,6 +11,8 @@ on_every_engine!(
     stored_text_cannot_control_the_terminal,
     a_closed_pipe_is_not_an_error,
     output_that_cannot_be_written_is_an_error,
+    a_list_at_80_columns_shows_what_matters,
+    colours_depend_on_the_terminal_and_the_user,
 );
 
 const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}txet\r\nlast";
@@ -129,6 +131,67 @@ fn the_root_help_lists_every_exit_code() {
         assert!(help.contains(line), "{line}");
     }
     CommandOutput::of(binary().output().unwrap());
+}
+
+// ---- at a terminal ---------------------------------------------------------------
+
+/// Runs a command at a terminal of 80 columns. `None` if the program `script` is missing.
+fn at_a_terminal(fixture: &Fixture, variables: &[(&str, &str)], line: &str) -> Option<String> {
+    let mut command = Command::new("script");
+    let line = format!("stty cols 80 rows 24; {} {line}", env!("CARGO_BIN_EXE_longshore"));
+    command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
+    command.env("DATABASE_URL", &fixture.url).env("LONGSHORE_CONFIG", "").env("TERM", "xterm");
+    command.env_remove("LONGSHORE_SERVER").env_remove("NO_COLOR").envs(variables.iter().copied());
+    match command.output() {
+        Ok(output) => Some(String::from_utf8(output.stdout).unwrap().replace('\r', "")),
+        Err(error) => {
+            eprintln!("skipped: cannot run `script`: {error}");
+            None
+        }
+    }
+}
+
+fn a_list_at_80_columns_shows_what_matters(fixture: &Fixture) {
+    fixture.migrated();
+    let error = "connection refused by the mail server of the harbour";
+    let id = fixture.failed_job("send_email", error);
+    fixture.enqueue("greet --queue a-queue-with-a-long-name");
+    let plain = [("NO_COLOR", "1")];
+    let Some(listed) = at_a_terminal(fixture, &plain, "jobs list") else { return };
+    assert!(listed.lines().all(|line| line.chars().count() <= 80), "{listed}");
+    let row = listed.lines().find(|line| line.contains("failed_permanent")).unwrap();
+    assert!(row.starts_with(&format!("{}  failed_permanent  send_email  ", id.short())), "{listed}");
+    assert!(row.contains("  connection refused by the "), "{listed}");
+    let footer = "not shown: attempts, queue, due, priority (use a wider terminal or --json)";
+    assert_eq!(listed.lines().last(), Some(footer), "{listed}");
+
+    let dead = at_a_terminal(fixture, &plain, "dead list").unwrap();
+    assert!(!dead.contains("STATUS") && dead.contains("connection refused by the mail"), "{dead}");
+    let shown = fixture.run(&format!("jobs show {} --json", id.short())).json();
+    assert_eq!(shown["id"], id.to_string(), "the short id is accepted");
+}
+
+fn colours_depend_on_the_terminal_and_the_user(fixture: &Fixture) {
+    fixture.migrated().failed_job("greet", "no");
+    let Some(coloured) = at_a_terminal(fixture, &[], "jobs list") else { return };
+    assert!(coloured.contains("\u{1b}[31mfailed_permanent\u{1b}[0m"), "{coloured:?}");
+    let lines = ["jobs list", "jobs list --watch 100ms", "--help", "jobs delete --status succeeded --yes"];
+    for line in lines {
+        // A watched list is stopped after its first frames.
+        let line = if line.contains("--watch") {
+            format!("{line} & sleep 1; kill -INT $!; wait")
+        } else {
+            line.into()
+        };
+        for variables in [[("TERM", "dumb")], [("NO_COLOR", "1")]] {
+            let shown = at_a_terminal(fixture, &variables, &line).unwrap();
+            let is_watched_in_colour = line.contains("--watch") && variables[0].0 == "NO_COLOR";
+            let escapes =
+                if is_watched_in_colour { shown.contains("\u{1b}[3") } else { shown.contains('\u{1b}') };
+            assert!(!escapes, "{line} {variables:?}: {shown:?}");
+        }
+    }
+    assert!(!fixture.run("jobs list").ok().out.contains('\u{1b}'), "no terminal, no colours");
 }
 
 #[test]

@@ -14,6 +14,7 @@ on_every_target!(
     a_permanent_failure_has_its_own_exit_code,
     a_cancelled_job_is_reported,
     a_job_continues_after_the_wait_times_out,
+    the_reason_is_printed_if_no_worker_can_run_the_job,
 );
 
 /// Generous, for slow machines.
@@ -85,4 +86,17 @@ fn a_job_continues_after_the_wait_times_out(fixture: &Fixture) {
     let id = timed_out.document()["job_id"].as_str().unwrap().to_owned();
     assert_eq!(fixture.run(&format!("jobs show {id} --json")).json()["status"], "queued");
     fixture.run("enqueue greet --wait=soon").fails_with(2, &["--wait", "or none"]);
+}
+
+fn the_reason_is_printed_if_no_worker_can_run_the_job(fixture: &Fixture) {
+    fixture.migrated().with_kinds(&["greet"]);
+    let waited = fixture.run("enqueue greet --queue lonely --wait=4s");
+    assert_eq!(waited.code, 9, "{waited:?}");
+    let lines: Vec<&str> = waited.err.lines().collect();
+    assert_eq!(lines.len(), 2, "once, and the timeout: {waited:?}");
+    assert!(
+        lines[0].starts_with("still waiting: no live worker takes jobs from queue `lonely`"),
+        "{waited:?}"
+    );
+    assert!(lines[0].contains("longshore worker --queues lonely"), "{waited:?}");
 }

@@ -152,6 +152,11 @@ pub fn is_built_in(kind: &str) -> bool {
     built_in(kind).is_some()
 }
 
+/// The names of the built-in kinds.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|kind| kind.name)
+}
+
 /// Declares the payload schemas of the built-in kinds.
 fn describe_kinds(builder: Builder) -> Builder {
     KINDS.iter().fold(builder, |builder, kind| builder.describe(kind.name, (kind.schema)()))

@@ -16,6 +16,8 @@ use crate::output::Out;
 /// once, and a slow job costs one request per second.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// After this time, the reason is printed if no worker can run the job.
+const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 /// How long the queue may be unavailable. A server restart takes less.
 const MAX_OUTAGE: Duration = Duration::from_secs(60);
 
@@ -51,8 +53,10 @@ pub(super) async fn until_ended(
         print(enqueued, out);
     }
     let id = enqueued.job_id;
-    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let began = Instant::now();
+    let deadline = limit.and_then(|limit| began.checked_add(limit));
     let mut pause = FIRST_PAUSE;
+    let mut is_explained = false;
     loop {
         let job = get(endpoint, id).await?;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -72,10 +76,33 @@ pub(super) async fn until_ended(
                 ));
                 return Ok(Code::NotEnded);
             }
+            Status::Queued | Status::Retrying if !is_explained && began.elapsed() >= EXPLAIN_AFTER => {
+                is_explained = true;
+                explain_if_stuck(endpoint, id, out).await;
+            }
             _ => {}
         }
-        tokio::time::sleep(left.map_or(pause, |left| pause.min(left))).await;
+        let until_explained =
+            Some(EXPLAIN_AFTER.saturating_sub(began.elapsed())).filter(|time| !time.is_zero());
+        let next = [left, until_explained].into_iter().flatten().fold(pause, Duration::min);
+        tokio::time::sleep(next).await;
         pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Prints why the job does not run, if that will not change by itself.
+async fn explain_if_stuck(endpoint: &Endpoint, id: JobId, out: &Out) {
+    #[derive(Deserialize)]
+    struct Explanation {
+        reason: String,
+        message: String,
+    }
+
+    // The explanation is extra: the wait continues without it.
+    let Ok(reply) = endpoint.get(&["jobs", &id.to_string(), "explain"]).send().await else { return };
+    let Ok(Explanation { reason, message }) = reply.read() else { return };
+    if matches!(reason.as_str(), "queue_paused" | "no_worker_for_queue" | "no_worker_for_kind") {
+        out.note(format_args!("still waiting: {message}"));
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Job {
     retry: Option<Box<RawValue>>,
     interruptions: u32,
     lease_no: i64,
-    created_at: DateTime<Utc>,
+    pub(super) created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
     started_at: Option<DateTime<Utc>>,
     finished_at: Option<DateTime<Utc>>,
@@ -113,7 +113,7 @@ pub(super) fn print(job: &Job, out: &Out) {
     let mut table = Table::new([
         ("attempt", Fit::Whole),
         ("ended", Fit::Whole),
-        ("ended at", Fit::Whole),
+        ("when", Fit::Whole),
         ("error", Fit::Cut),
         ("worker", Fit::WholeOrOmitted),
     ]);
@@ -121,7 +121,7 @@ pub(super) fn print(job: &Job, out: &Out) {
         table.row([
             attempt.attempt.to_string(),
             attempt.what.clone(),
-            instant(attempt.ended_at),
+            out.time(attempt.ended_at),
             clean(or_dash(attempt.error.as_deref())),
             attempt.worker.map_or_else(|| "-".into(), |worker| worker.to_string()),
         ]);

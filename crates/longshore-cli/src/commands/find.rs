@@ -1,0 +1,163 @@
+//! Finds the job that a shortened id means, and words that were probably meant instead of
+//! mistyped ones.
+
+use longshore::nearest::{nearest, suggestion};
+use longshore::{ALL_QUEUES, IdPattern, JobId};
+use serde::Deserialize;
+
+use crate::builtin;
+use crate::endpoint::Endpoint;
+use crate::failure::{Code, Failure};
+use crate::output::Out;
+
+/// How many jobs are printed if an id can mean several.
+const MAX_CANDIDATES: usize = 10;
+
+/// A job that a pattern matches.
+#[derive(Deserialize)]
+struct Candidate {
+    id: JobId,
+    kind: String,
+    queue: String,
+    status: String,
+}
+
+/// The job that a pattern means. If it can mean several, prints them.
+pub(super) async fn job_id(endpoint: &Endpoint, pattern: &IdPattern, out: &Out) -> Result<JobId, Failure> {
+    if let Some(id) = pattern.exact() {
+        return Ok(JobId(id));
+    }
+    let reply = endpoint.get(&["jobs", "find"]).query("id", Some(pattern)).send().await?;
+    let found: Vec<Candidate> = reply.read()?;
+    match found.as_slice() {
+        [job] => Ok(job.id),
+        [] => Err(Failure::new(
+            Code::NotFound,
+            format_args!("no job has an id like `{pattern}`; `longshore jobs list` shows the jobs"),
+        )),
+        found => {
+            for Candidate { id, kind, queue, status } in found.iter().take(MAX_CANDIDATES) {
+                out.note(format_args!("{id}  {status}  {kind} in {queue}"));
+            }
+            let more =
+                if found.len() > MAX_CANDIDATES { ", of which the oldest are shown above" } else { "" };
+            Err(Failure::usage(format_args!(
+                "`{pattern}` matches several jobs{more}; give more characters, or one of these ids"
+            )))
+        }
+    }
+}
+
+/// Something with a name.
+#[derive(Deserialize)]
+pub(super) struct Named {
+    pub(super) name: String,
+}
+
+/// The names in a list of the API. Empty if it cannot be read: the caller only wants to give
+/// advice.
+pub(super) async fn names(endpoint: &Endpoint, path: &str) -> Vec<String> {
+    let Ok(reply) = endpoint.get(&[path]).send().await else { return Vec::new() };
+    let named: Vec<Named> = reply.read().unwrap_or_default();
+    named.into_iter().map(|named| named.name).collect()
+}
+
+/// The registered kinds and the built-in ones.
+pub(super) async fn kinds(endpoint: &Endpoint) -> Vec<String> {
+    let mut kinds = names(endpoint, "kinds").await;
+    kinds.extend(builtin::names().map(str::to_owned));
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+}
+
+/// The queues with settings or jobs, and those that workers name.
+pub(super) async fn queues(endpoint: &Endpoint) -> Vec<String> {
+    let mut queues = names(endpoint, "queues").await;
+    queues.extend(
+        workers_queues(endpoint).await.unwrap_or_default().into_iter().filter(|name| name != ALL_QUEUES),
+    );
+    queues.sort_unstable();
+    queues.dedup();
+    queues
+}
+
+async fn workers_queues(endpoint: &Endpoint) -> Result<Vec<String>, Failure> {
+    #[derive(Deserialize)]
+    struct Worker {
+        queues: Vec<String>,
+        kinds: Option<Vec<String>>,
+    }
+
+    let workers: Vec<Worker> = endpoint.get(&["workers"]).send().await?.read()?;
+    // A server that only does upkeep runs no jobs.
+    let workers =
+        workers.into_iter().filter(|worker| worker.kinds.as_ref().is_none_or(|kinds| !kinds.is_empty()));
+    Ok(workers.flat_map(|worker| worker.queues).collect())
+}
+
+/// A warning about a queue that has no settings, no jobs and no worker: its name may be mistyped.
+/// `None` if it has, or if the output is JSON.
+pub(super) async fn unknown_queue(endpoint: &Endpoint, queue: &str, out: &Out) -> Option<String> {
+    if out.json {
+        return None;
+    }
+    let known = queues(endpoint).await;
+    let is_known = known.iter().any(|name| name == queue);
+    let suggestion = suggestion(queue, known.iter().map(String::as_str));
+    (!is_known)
+        .then(|| format!("queue `{queue}` is unknown: it had no settings, no jobs and no worker{suggestion}"))
+}
+
+/// Warns after an enqueue into a queue that has no other job, no settings and no worker, if another
+/// queue has a similar name.
+pub(super) async fn warn_of_new_queue(endpoint: &Endpoint, queue: &str, out: &Out) {
+    #[derive(Deserialize)]
+    struct Queue {
+        name: String,
+        paused: bool,
+        limit: Option<u32>,
+        waiting: u64,
+        running: u64,
+    }
+
+    if out.json {
+        return;
+    }
+    let Ok(workers) = workers_queues(endpoint).await else { return };
+    if workers.iter().any(|name| name == queue || name == ALL_QUEUES) {
+        return;
+    }
+    let Ok(reply) = endpoint.get(&["queues"]).send().await else { return };
+    let queues: Vec<Queue> = reply.read().unwrap_or_default();
+    let is_used = |known: &Queue| known.paused || known.limit.is_some() || known.waiting + known.running > 1;
+    if queues.iter().any(|known| known.name == queue && is_used(known)) {
+        return;
+    }
+    let others = queues.iter().map(|known| known.name.as_str()).chain(workers.iter().map(String::as_str));
+    if let Some(found) = nearest(queue, others.filter(|name| *name != queue)) {
+        out.note(format_args!(
+            "warning: queue `{queue}` has no other job and no worker; did you mean `{found}`?"
+        ));
+    }
+}
+
+/// Names the kind or the queue that was probably meant, after a list had no jobs of it.
+pub(super) async fn suggest_filter(endpoint: &Endpoint, kind: Option<&str>, queue: Option<&str>, out: &Out) {
+    if let Some(kind) = kind {
+        let known = kinds(endpoint).await;
+        note_unless_known("kind", kind, &known, out);
+    }
+    if let Some(queue) = queue {
+        let known = queues(endpoint).await;
+        note_unless_known("queue", queue, &known, out);
+    }
+}
+
+fn note_unless_known(what: &str, word: &str, known: &[String], out: &Out) {
+    if !known.iter().any(|name| name == word)
+        && let Some(found) = nearest(word, known.iter().map(String::as_str))
+    {
+        out.note(format_args!("no {what} `{word}` is known; did you mean `{found}`?"));
+    }
+}
