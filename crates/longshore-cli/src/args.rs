@@ -164,7 +164,9 @@ Examples:
 
     /// Print a completion script for your shell
     ///
-    /// The script goes to standard output. The examples show where each shell looks for it.
+    /// The script goes to standard output. The examples show where each shell looks for it. In bash, zsh
+    /// and fish, it also completes values: statuses, scopes and modes, and the kinds, queues and
+    /// schedules of the queue that the command line or the environment names.
     #[command(after_help = "\
 Examples:
   longshore completions bash > ~/.local/share/bash-completion/completions/longshore
@@ -175,6 +177,27 @@ Examples:
         /// The shell
         shell: clap_complete::Shell,
     },
+
+    /// Print the words that can complete a command line, for the completion scripts
+    #[command(
+        hide = true,
+        after_help = "\
+Examples:
+  longshore complete -- jobs list --status ''"
+    )]
+    Complete {
+        /// The words so far, without the name of the program
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+
+    /// Print the manual page of a command, or write all pages to a folder
+    #[command(after_help = "\
+Examples:
+  longshore man | man -l -
+  longshore man jobs list | man -l -
+  longshore man --output /usr/local/share/man/man1")]
+    Man(Man),
 
     /// Check the consistency of the tables
     ///
@@ -217,6 +240,17 @@ pub(crate) fn requests_json_log(args: &[OsString]) -> bool {
     let flag = (0..words.len()).find_map(value_at).map(str::to_owned);
     let format = flag.or_else(|| std::env::var("RUST_LOG_FORMAT").ok());
     format.as_deref() == Some("json") && words.iter().any(|word| ["dev", "serve", "worker"].contains(word))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// The command, like `jobs list` [default: longshore itself]
+    #[arg(conflicts_with = "output")]
+    pub(crate) command: Vec<String>,
+
+    /// Write the page of every command to this folder
+    #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) output: Option<std::path::PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -1,9 +1,10 @@
 //! What each command does. Most commands call the API through an [`Endpoint`]; those that
 //! create or run a queue use the database directly. This module dispatches to the commands
-//! and owns `migrate`, `check` and `completions`.
+//! and owns `migrate` and `check`.
 
 mod bench;
 mod bulk;
+mod complete;
 mod config;
 mod cron;
 mod dead;
@@ -13,6 +14,7 @@ mod find;
 mod jobs;
 mod kinds;
 mod long_running;
+mod man;
 mod queues;
 mod repeat;
 mod stats;
@@ -20,8 +22,6 @@ mod telemetry;
 mod tokens;
 mod workers;
 
-use clap::CommandFactory;
-use clap_complete::Shell;
 use longshore::{Client, RepairMode, SCHEMA_VERSION};
 use serde_json::json;
 use tracing::Instrument;
@@ -55,7 +55,9 @@ async fn run_command(
     Ok(match command {
         // Uses its own database, not the target.
         Command::Dev(args) => long_running::dev(*args, traces, out).await?,
-        Command::Completions { shell } => completions(shell, out),
+        Command::Completions { shell } => complete::print_script(shell, out),
+        Command::Complete { words } => complete::print_candidates(&target, &words, out).await,
+        Command::Man(args) => man::run(&args, out)?,
         Command::Config(command) => config::run(&command, configuration, out)?,
         Command::Serve(args) => {
             let url = target.database("serve")?;
@@ -113,14 +115,6 @@ async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) ->
     };
     endpoint.flush().await;
     outcome
-}
-
-/// Prints the completion script for a shell.
-fn completions(shell: Shell, out: &Out) -> Code {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "longshore", &mut script);
-    out.script(&String::from_utf8_lossy(&script));
-    Code::Done
 }
 
 async fn migrate(url: &str, args: &Migrate, out: &Out) -> Outcome {

@@ -13,6 +13,8 @@ on_every_engine!(
     output_that_cannot_be_written_is_an_error,
     a_list_at_80_columns_shows_what_matters,
     colours_depend_on_the_terminal_and_the_user,
+    bash_completes_commands_flags_and_values,
+    fish_completes_values_with_descriptions,
 );
 
 const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}txet\r\nlast";
@@ -194,14 +196,101 @@ fn colours_depend_on_the_terminal_and_the_user(fixture: &Fixture) {
     assert!(!fixture.run("jobs list").ok().out.contains('\u{1b}'), "no terminal, no colours");
 }
 
+// ---- shells --------------------------------------------------------------------
+
 #[test]
 fn every_shell_has_completions() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = CommandOutput::of(binary().args(["completions", shell]).output().unwrap()).ok().out;
-        for word in ["longshore", "redrive", "token-file"] {
+        let words: &[&str] = match shell {
+            "elvish" | "powershell" => &["longshore", "redrive", "token-file"],
+            _ => &["longshore", " complete -- "],
+        };
+        for word in words {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
     CommandOutput::of(binary().args(["completions", "csh"]).output().unwrap())
         .fails_with(2, &["bash", "fish"]);
+}
+
+/// Sources the script in bash and completes a command line, given as an array.
+fn complete_in_bash(fixture: &Fixture, words: &[&str]) -> Vec<String> {
+    let longshore = env!("CARGO_BIN_EXE_longshore");
+    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+    let script = format!(
+        "source <({longshore} completions bash); COMP_WORDS=({longshore} {}); COMP_CWORD={}; _longshore; \
+         printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        quoted.join(" "),
+        words.len()
+    );
+    let mut command = Command::new("bash");
+    command.args(["-c", &script]).env("DATABASE_URL", &fixture.url).env("LONGSHORE_CONFIG", "");
+    let output = command.env_remove("LONGSHORE_SERVER").output().expect("is bash installed?");
+    let output = CommandOutput::of(output).ok();
+    output.out.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+fn bash_completes_commands_flags_and_values(fixture: &Fixture) {
+    fixture.migrated().with_kinds(&["greet", "report"]).enqueue("greet --queue mail");
+    fixture.run_args(&["cron", "add", "nightly", "30 2 * * *", "report"]).ok();
+    let complete = |words: &[&str]| complete_in_bash(fixture, words);
+    assert_eq!(complete(&["dead", "re"]), ["redrive"]);
+    assert_eq!(complete(&["jobs", "list", "--token"]), ["--token-file"]);
+    assert_eq!(complete(&["jobs", "list", "--status", "fa"]), ["failed_permanent"]);
+    assert_eq!(complete(&["jobs", "list", "--status", "=", "fa"]), ["failed_permanent"]);
+    assert_eq!(complete(&["tokens", "create", "ci", "--scope", "op"]), ["operate"]);
+    assert_eq!(complete(&["enqueue", "x", "--unique-mode", "re"]), ["replace"]);
+    assert_eq!(complete(&["enqueue", "gr"]), ["greet"]);
+    let kinds = ["greet", "report", "resize_image", "send_email", "summarize_text", "webhook_delivery"];
+    assert_eq!(complete(&["jobs", "list", "--kind", ""]), kinds);
+    assert_eq!(complete(&["worker", "--queues", "default,ma"]), ["default,mail"]);
+    assert_eq!(complete(&["cron", "run", ""]), ["nightly"]);
+    assert_eq!(complete(&["enqueue", "greet", "--payload", ""]), Vec::<String>::new(), "a file name");
+}
+
+fn fish_completes_values_with_descriptions(fixture: &Fixture) {
+    fixture.migrated().with_kinds(&["greet"]);
+    let longshore = env!("CARGO_BIN_EXE_longshore");
+    let folder = std::path::Path::new(longshore).parent().unwrap().display();
+    let script = format!(
+        "set -p PATH {folder}; longshore completions fish | source; \
+         complete -C 'longshore jobs list --status fa'; complete -C 'longshore enqueue gr'; \
+         complete -C 'longshore dead red'"
+    );
+    let mut command = Command::new("fish");
+    command.args(["-c", &script]).env("DATABASE_URL", &fixture.url).env("LONGSHORE_CONFIG", "");
+    match command.env_remove("LONGSHORE_SERVER").output() {
+        Ok(output) => {
+            let output = CommandOutput::of(output).ok().out;
+            let redrive = "redrive\tEnqueue dead letters again, with a new set of attempts";
+            assert_eq!(output.lines().collect::<Vec<_>>(), ["failed_permanent", "greet", redrive]);
+        }
+        Err(error) => eprintln!("skipped: cannot run fish: {error}"),
+    }
+}
+
+#[test]
+fn without_a_queue_completion_offers_the_other_words() {
+    let output = binary().args(["complete", "--", "jobs", "list", "--kind", ""]).output().unwrap();
+    CommandOutput::of(output).ok();
+    let output = binary().args(["complete", "--", "jobs", "list", "--status", "q"]).output().unwrap();
+    assert_eq!(CommandOutput::of(output).ok().out, "queued\n");
+}
+
+#[test]
+fn manual_pages_are_printed_or_written_to_a_folder() {
+    let page = CommandOutput::of(binary().args(["man", "jobs", "list"]).output().unwrap()).ok().out;
+    assert!(page.starts_with(".TH LONGSHORE\\-JOBS\\-LIST 1"), "{page}");
+    assert!(page.contains("\\-\\-status <STATUS>") && page.contains("failed_permanent"), "{page}");
+    let folder = std::env::temp_dir().join(format!("longshore-man-{}", longshore::JobId::new()));
+    let output = binary().args(["man", "--output"]).arg(&folder).output().unwrap();
+    CommandOutput::of(output).ok();
+    for name in ["longshore.1", "longshore-worker.1", "longshore-dead-redrive.1"] {
+        assert!(folder.join(name).is_file(), "{name}");
+    }
+    assert!(!folder.join("longshore-complete.1").exists(), "a hidden command");
+    std::fs::remove_dir_all(&folder).unwrap();
+    let typo = CommandOutput::of(binary().args(["man", "jbos"]).output().unwrap());
+    typo.fails_with(2, &["longshore jbos", "did you mean `jobs`?"]);
 }
