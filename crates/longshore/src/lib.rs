@@ -127,9 +127,9 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Interrupted, Interruptor, KindRecord, Lease,
-    ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION,
-    Schedule, Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
+    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Interrupted, Interruptor, KindRecord,
+    Lease, ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention,
+    SCHEMA_VERSION, Schedule, Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
 };
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};

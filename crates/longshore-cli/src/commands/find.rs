@@ -5,7 +5,7 @@ use longshore::nearest::{nearest, suggestion};
 use longshore::{ALL_QUEUES, IdPattern, JobId};
 use serde::Deserialize;
 
-use crate::builtin;
+use longshore::builtin;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure};
 use crate::output::Out;

@@ -153,7 +153,7 @@ pub fn is_built_in(kind: &str) -> bool {
 }
 
 /// The names of the built-in kinds.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+pub fn names() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|kind| kind.name)
 }
 

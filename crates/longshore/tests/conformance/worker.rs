@@ -622,7 +622,7 @@ async fn a_worker_of_every_queue_finds_a_new_queue_by_polling(fixture: Fixture) 
     // A store without a client sends no wake-ups.
     let silent = job("mail").queue("new").validate().expect("valid");
     let stored = fixture.store().enqueue(&[silent], KeyWait::Short).await.expect("enqueue");
-    until_status(&fixture, stored[0].id, Status::Succeeded).await;
+    until_status(&fixture, stored.results[0].id, Status::Succeeded).await;
     running.stop().await;
 }
 
