@@ -304,7 +304,14 @@ impl Search {
     /// How long a step should take, so that the search ends in time.
     const STEP_TIME: Duration = Duration::from_millis(20);
 
-    pub(crate) fn new(filter: &ListFilter, mut live: Vec<JobId>, walk: Option<Walk>) -> Self {
+    /// `started` is the time at which the operation started: reading the live jobs belongs to
+    /// the search.
+    pub(crate) fn new(
+        filter: &ListFilter,
+        mut live: Vec<JobId>,
+        walk: Option<Walk>,
+        started: Instant,
+    ) -> Self {
         let (before, from) = filter.id_bounds();
         live.sort_unstable_by(|a, b| b.cmp(a));
         Search {
@@ -316,7 +323,7 @@ impl Search {
             walked: Vec::new(),
             position: if walk.is_some() { Position::Start } else { Position::End },
             rows: Search::FIRST_ROWS,
-            started: Instant::now(),
+            started,
             search_time: filter.search_time,
         }
     }
@@ -338,7 +345,7 @@ impl Search {
     }
 
     /// Adds the result of a step that took this long.
-    pub(crate) fn add(&mut self, step: Step, walked: Walked, took: Duration) {
+    pub(crate) fn add_step(&mut self, step: Step, walked: Walked, took: Duration) {
         let is_within = |id: &JobId| self.from.is_none_or(|from| id.0 >= from);
         self.position = walked.reached.filter(is_within).map_or(Position::End, Position::At);
         self.walked.extend(walked.ids.into_iter().filter(is_within));
@@ -468,7 +475,7 @@ mod tests {
 
     /// Walks the rows `1..=newest`, of which those in `matching` match.
     fn searched(filter: &ListFilter, live: &[u128], newest: u128, matching: &[u128]) -> Found {
-        let mut search = Search::new(filter, ids(live), Some(Walk::Finished));
+        let mut search = Search::new(filter, ids(live), Some(Walk::Finished), Instant::now());
         while let Some(step) = search.next_step() {
             let first = step.before.map_or(newest, |before| before.as_u128() - 1);
             let mut walked = Walked::default();
@@ -482,7 +489,7 @@ mod tests {
                     break;
                 }
             }
-            search.add(step, walked, Duration::from_millis(1));
+            search.add_step(step, walked, Duration::from_millis(1));
         }
         search.finish()
     }
@@ -509,10 +516,10 @@ mod tests {
     #[test]
     fn a_search_ends_at_its_lower_bound() {
         let filter = ListFilter { search_time: Duration::from_secs(60), ..ListFilter::default() };
-        let mut search = Search::new(&filter, Vec::new(), Some(Walk::Jobs));
+        let mut search = Search::new(&filter, Vec::new(), Some(Walk::Jobs), Instant::now());
         search.from = Some(Uuid::from_u128(40));
         let step = search.next_step().unwrap();
-        search.add(step, Walked { ids: ids(&[41, 39]), reached: Some(id(30)) }, Duration::ZERO);
+        search.add_step(step, Walked { ids: ids(&[41, 39]), reached: Some(id(30)) }, Duration::ZERO);
         assert_eq!(search.next_step(), None);
         assert_eq!(search.finish(), Found { ids: ids(&[41]), next: None, next_offset: 0 });
     }

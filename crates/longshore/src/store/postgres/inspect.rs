@@ -260,6 +260,7 @@ async fn by_key(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
 }
 
 async fn search(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+    let started = Instant::now();
     let finished =
         if filter.may_ask_tallies() { finished_jobs(tx, filter).await? } else { FinishedJobs::Many };
     let live = filter.live(finished);
@@ -268,11 +269,11 @@ async fn search(tx: &mut Tx<'_>, filter: &ListFilter) -> Sql<Found> {
         None => None,
     };
     let walk = filter.walk(live.filter(|_| live_ids.is_some()), finished);
-    let mut search = Search::new(filter, live_ids.unwrap_or_default(), walk);
+    let mut search = Search::new(filter, live_ids.unwrap_or_default(), walk, started);
     while let (Some(walk), Some(step)) = (walk, search.next_step()) {
-        let started = Instant::now();
+        let step_started = Instant::now();
         let walked = walk_step(tx, filter, walk, step).await?;
-        search.add(step, walked, started.elapsed());
+        search.add_step(step, walked, step_started.elapsed());
     }
     Ok(search.finish())
 }

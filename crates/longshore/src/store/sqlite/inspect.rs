@@ -224,15 +224,16 @@ fn by_key(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
 }
 
 fn search(tx: &Tx<'_>, filter: &ListFilter) -> Sql<Found> {
+    let started = Instant::now();
     let finished = if filter.may_ask_tallies() { finished_jobs(tx, filter)? } else { FinishedJobs::Many };
     let live = filter.live(finished);
     let live_ids = live.map(|live| live_jobs(tx, filter, live)).transpose()?.flatten();
     let walk = filter.walk(live.filter(|_| live_ids.is_some()), finished);
-    let mut search = Search::new(filter, live_ids.unwrap_or_default(), walk);
+    let mut search = Search::new(filter, live_ids.unwrap_or_default(), walk, started);
     while let (Some(walk), Some(step)) = (walk, search.next_step()) {
-        let started = Instant::now();
+        let step_started = Instant::now();
         let walked = walk_step(tx, filter, walk, step)?;
-        search.add(step, walked, started.elapsed());
+        search.add_step(step, walked, step_started.elapsed());
     }
     Ok(search.finish())
 }
