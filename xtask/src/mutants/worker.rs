@@ -203,8 +203,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "log: write no line about a recovered job",
         file: RECOVERY,
-        anchor: "async fn recover_page(",
-        find: "self.job_log.recovered(&job, &settlement.leave);",
+        anchor: "async fn recover_candidates(",
+        find: "self.job_log.recovered(&candidate.lease, &settlement.leave);",
         replace: "",
         caught_by: &[
             "job_log::postgres::a_recovered_job_is_one_line",
