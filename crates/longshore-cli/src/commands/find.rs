@@ -5,10 +5,10 @@ use longshore::nearest::{nearest, suggestion};
 use longshore::{ALL_QUEUES, IdPattern, JobId};
 use serde::Deserialize;
 
-use longshore::builtin;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure};
 use crate::output::Out;
+use longshore::builtin;
 
 /// How many jobs are printed if an id can mean several.
 const MAX_CANDIDATES: usize = 10;

@@ -10,9 +10,10 @@ use crate::process::{Process, request};
 /// Puts first, so that what they create exists for the other requests; deletes last.
 const METHODS: [&str; 5] = ["put", "post", "get", "patch", "delete"];
 
-/// A value for a path parameter: its example, or the id of a job that exists.
+/// A value for a required parameter: its example, or the id of a job that exists.
 fn value(parameter: &Value, job: &str) -> String {
-    match (&parameter["example"], parameter["name"].as_str().unwrap()) {
+    let example = parameter.get("example").unwrap_or(&parameter["schema"]["example"]);
+    match (example, parameter["name"].as_str().unwrap()) {
         (Value::String(example), _) => example.clone(),
         (_, "id") => job.to_owned(),
         (_, "file") => "swagger-ui.css".to_owned(),
@@ -39,9 +40,15 @@ fn every_example_succeeds_unless_its_description_says_otherwise() {
             let job = request(&addr, "POST", "/jobs", None, later).json(201)["id"].clone();
             let mut path = route.clone();
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                if parameter["required"] != true {
+                    continue;
+                }
+                let name = parameter["name"].as_str().unwrap();
+                let value = value(parameter, job.as_str().unwrap());
                 if parameter["in"] == "path" {
-                    let name = format!("{{{}}}", parameter["name"].as_str().unwrap());
-                    path = path.replace(&name, &value(parameter, job.as_str().unwrap()));
+                    path = path.replace(&format!("{{{name}}}"), &value);
+                } else {
+                    path = format!("{path}{}{name}={value}", if path.contains('?') { '&' } else { '?' });
                 }
             }
             let example = &operation["requestBody"]["content"]["application/json"]["example"];

@@ -442,31 +442,32 @@ async fn a_thousand_jobs_run_once_each(fixture: Fixture) {
     assert!(runs.len() == 1000 && runs.values().all(|times| *times == 1));
 }
 
-async fn the_concurrency_of_a_queue_is_limited_within_a_worker(fixture: Fixture) {
+/// Runs jobs of two queues and returns how many of the queue `narrow` ran at once.
+async fn narrow_jobs_at_once(fixture: &Fixture, builder: Builder) -> usize {
     for n in 0..30 {
         fixture.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
     }
     let (now, max) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (at_once, highest) = (now.clone(), max.clone());
-    let done = drain(
-        worker(&fixture).queues(["narrow", "wide"]).concurrency(8).queue_concurrency("narrow", 2).function(
-            "mail",
-            move |n: u32, _: Context| {
-                let (at_once, highest) = (at_once.clone(), highest.clone());
-                async move {
-                    if n.is_multiple_of(2) {
-                        highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                        tokio::time::sleep(Duration::from_millis(5)).await;
-                        at_once.fetch_sub(1, Ordering::SeqCst);
-                    }
-                    Ok(())
-                }
-            },
-        ),
-    )
-    .await;
-    assert_eq!(done.succeeded, 30);
-    assert!(max.load(Ordering::SeqCst) <= 2, "{max:?} at once");
+    let handler = move |n: u32, _: Context| {
+        let (at_once, highest) = (at_once.clone(), highest.clone());
+        async move {
+            if n.is_multiple_of(2) {
+                highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                at_once.fetch_sub(1, Ordering::SeqCst);
+            }
+            Ok(())
+        }
+    };
+    assert_eq!(drain(builder.concurrency(8).function("mail", handler)).await.succeeded, 30);
+    max.load(Ordering::SeqCst)
+}
+
+async fn the_concurrency_of_a_queue_is_limited_within_a_worker(fixture: Fixture) {
+    let builder = worker(&fixture).queues(["narrow", "wide"]).queue_concurrency("narrow", 2);
+    let at_once = narrow_jobs_at_once(&fixture, builder).await;
+    assert!(at_once <= 2, "{at_once} at once");
 }
 
 async fn suspects_run_one_at_a_time(fixture: Fixture) {
@@ -641,25 +642,9 @@ async fn a_drain_of_every_queue_ends_when_no_queue_has_a_due_job(fixture: Fixtur
 }
 
 async fn a_worker_of_every_queue_respects_the_concurrency_of_a_queue(fixture: Fixture) {
-    for n in 0..30 {
-        fixture.add(NewJob::new("mail", &n).queue(if n % 2 == 0 { "narrow" } else { "wide" })).await;
-    }
-    let (now, max) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (at_once, highest) = (now.clone(), max.clone());
-    let handler = move |n: u32, _: Context| {
-        let (at_once, highest) = (at_once.clone(), highest.clone());
-        async move {
-            if n.is_multiple_of(2) {
-                highest.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                at_once.fetch_sub(1, Ordering::SeqCst);
-            }
-            Ok(())
-        }
-    };
-    let builder = worker(&fixture).queues([ALL_QUEUES]).concurrency(8).queue_concurrency("narrow", 2);
-    assert_eq!(drain(builder.function("mail", handler)).await.succeeded, 30);
-    assert!(max.load(Ordering::SeqCst) <= 2, "{max:?} at once");
+    let builder = worker(&fixture).queues([ALL_QUEUES]).queue_concurrency("narrow", 2);
+    let at_once = narrow_jobs_at_once(&fixture, builder).await;
+    assert!(at_once <= 2, "{at_once} at once");
 }
 
 // ---- invalid settings ---------------------------------------------------------------

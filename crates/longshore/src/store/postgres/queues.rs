@@ -25,10 +25,11 @@ pub(super) async fn set_queue(tx: &mut Tx<'_>, name: &str, change: &QueueChange)
     Ok(())
 }
 
-/// Counts the waiting jobs of each queue up to a bound, which is lower if there are very many
-/// queues. Suspects are few and have their own index.
-const QUEUES: &str = "
-    with recursive waiting_queues as (
+/// The queues with waiting jobs that are not suspects, and a last row without a queue. Costs one
+/// index probe per queue, however many jobs wait.
+macro_rules! find_waiting_queues {
+    () => {
+        "waiting_queues as (
       (select queue
          from longshore.ready
         where interruptions = 0
@@ -43,7 +44,17 @@ const QUEUES: &str = "
                 order by r.queue
                 limit 1)
         from waiting_queues w
-       where w.queue is not null),
+       where w.queue is not null)"
+    };
+}
+pub(super) use find_waiting_queues;
+
+/// Counts the waiting jobs of each queue up to a bound, which is lower if there are very many
+/// queues. Suspects are few and have their own index.
+const QUEUES: &str = concat!(
+    "with recursive ",
+    find_waiting_queues!(),
+    ",
     suspects as (
       select queue, count(*) as n
         from longshore.ready
@@ -77,7 +88,8 @@ const QUEUES: &str = "
       left join longshore.queues s on s.name = n.name
       left join suspects p on p.queue = n.name
       left join running r on r.queue = n.name
-     order by n.name collate \"C\"";
+     order by n.name collate \"C\""
+);
 
 pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     let mut transaction = tx.begin_snapshot().await?;
@@ -142,32 +154,20 @@ pub(super) async fn depth(tx: &mut Tx<'_>, queue: &str, limit: u64) -> Sql<u64> 
 }
 
 /// Suspects have an index of their own, and are few.
-const WAITING_QUEUES: &str = "
-    with recursive names as (
-      (select queue
-         from longshore.ready
-        where interruptions = 0
-        order by queue
-        limit 1)
-      union all
-      select (
-               select r.queue
-                 from longshore.ready r
-                where r.interruptions = 0
-                  and r.queue > n.queue
-                order by r.queue
-                limit 1)
-        from names n
-       where n.queue is not null)
+const WAITING_QUEUES: &str = concat!(
+    "with recursive ",
+    find_waiting_queues!(),
+    "
     select queue
       from (select queue
-              from names
+              from waiting_queues
              where queue is not null
              union
             select queue
               from longshore.ready
              where interruptions > 0) as waiting
-     order by queue collate \"C\"";
+     order by queue collate \"C\""
+);
 
 pub(super) async fn waiting_queues(tx: &mut Tx<'_>) -> Sql<Vec<String>> {
     Ok(sqlx::query_scalar(tx.sql(WAITING_QUEUES)).fetch_all(&mut *tx.connection).await?)

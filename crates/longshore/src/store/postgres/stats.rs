@@ -9,6 +9,7 @@ use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
+use super::queues::find_waiting_queues;
 use super::tx::{Sql, Tx};
 use crate::job::{JobId, Outcome, Status};
 use crate::store::{Ahead, Count, Tallied, Tally, add_up, start_of};
@@ -54,23 +55,10 @@ const COUNT_WAITING: &str = "
 
 /// Counts the waiting jobs of each queue except `$1` up to a bound, which is lower if there are
 /// very many queues. Suspects are few and have their own index.
-const COUNT_WAITING_BY_QUEUE: &str = "
-    with recursive waiting_queues as (
-      (select queue
-         from longshore.ready
-        where interruptions = 0
-        order by queue
-        limit 1)
-      union all
-      select (
-               select r.queue
-                 from longshore.ready r
-                where r.interruptions = 0
-                  and r.queue > w.queue
-                order by r.queue
-                limit 1)
-        from waiting_queues w
-       where w.queue is not null),
+const COUNT_WAITING_BY_QUEUE: &str = concat!(
+    "with recursive ",
+    find_waiting_queues!(),
+    ",
     bound as (
       select greatest(1000, least(10000, 100000 / greatest(count(*), 1))) as jobs
         from waiting_queues)
@@ -89,7 +77,8 @@ const COUNT_WAITING_BY_QUEUE: &str = "
     select queue, kind, false, true, count(*), (select jobs from bound)
       from longshore.ready
      where interruptions > 0
-     group by queue, kind";
+     group by queue, kind"
+);
 
 /// The waiting jobs per queue, kind and status. All are counted if there are not many.
 /// Otherwise the jobs of queues with few jobs are counted, and the others are estimated from
@@ -219,23 +208,10 @@ fn waiting_count(row: &PgRow, jobs: f64, estimated: bool) -> Sql<Count> {
 
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
 /// each. Costs one index probe per (queue, priority).
-const OVERDUE: &str = "
-    with recursive waiting_queues as (
-      (select queue
-         from longshore.ready
-        where interruptions = 0
-        order by queue
-        limit 1)
-      union all
-      select (
-               select r.queue
-                 from longshore.ready r
-                where r.interruptions = 0
-                  and r.queue > w.queue
-                order by r.queue
-                limit 1)
-        from waiting_queues w
-       where w.queue is not null),
+const OVERDUE: &str = concat!(
+    "with recursive ",
+    find_waiting_queues!(),
+    ",
     priorities as (
       select w.queue, (
                select r.priority
@@ -272,7 +248,8 @@ const OVERDUE: &str = "
       from first_jobs
      where due_for >= interval '0'
      group by queue
-     order by queue";
+     order by queue"
+);
 
 pub(super) async fn overdue(tx: &mut Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     let rows = sqlx::query(tx.sql(OVERDUE)).fetch_all(&mut *tx.connection).await?;
