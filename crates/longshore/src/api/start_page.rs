@@ -19,7 +19,9 @@ pub(super) struct StartPage {
     /// Always `longshore`.
     #[schema(example = "longshore")]
     name: &'static str,
-    version: &'static str,
+    /// Null if the server requires tokens: an attacker could look up the faults of a version.
+    #[schema(required)]
+    version: Option<&'static str>,
     /// Whether the other routes require a token.
     requires_token: bool,
     links: Vec<Link>,
@@ -90,12 +92,9 @@ fn start_page_of(server: &Server, prefix: &str) -> StartPage {
         add("/metrics", "Metrics for Prometheus");
     }
     add("/health", "Whether the database replies");
-    StartPage {
-        name: "longshore",
-        version: env!("CARGO_PKG_VERSION"),
-        requires_token: server.guard.requires_tokens(),
-        links,
-    }
+    let requires_token = server.guard.requires_tokens();
+    let version = (!requires_token).then_some(env!("CARGO_PKG_VERSION"));
+    StartPage { name: "longshore", version, requires_token, links }
 }
 
 fn html(page: &StartPage) -> String {
@@ -124,7 +123,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 42em; margin: 3em auto;
 a {{ display: inline-block; min-width: 13em; font-family: ui-monospace, monospace; }}
 ul {{ list-style: none; padding: 0; }}
 </style>
-<h1>Longshore {version}</h1>
+<h1>Longshore{version}</h1>
 <p>This is the HTTP API of a background job queue. Programs enqueue jobs here, and workers run them.</p>
 {access}<ul>
 {links}</ul>
@@ -132,7 +131,7 @@ ul {{ list-style: none; padding: 0; }}
 <code>longshore stats</code>, <code>longshore --help</code>.</p>
 </html>
 ",
-        version = page.version,
+        version = page.version.map(|version| format!(" {version}")).unwrap_or_default(),
     )
 }
 
@@ -166,7 +165,7 @@ mod tests {
     #[test]
     fn the_prefix_of_the_url_cannot_add_markup() {
         let link = Link { href: "/\"><script>&".into(), title: "t" };
-        let page = StartPage { name: "longshore", version: "1", requires_token: true, links: vec![link] };
+        let page = StartPage { name: "longshore", version: None, requires_token: true, links: vec![link] };
         let html = html(&page);
         assert!(html.contains("href=\"/&quot;&gt;&lt;script&gt;&amp;\""), "{html}");
         assert!(!html.contains("<script"), "{html}");

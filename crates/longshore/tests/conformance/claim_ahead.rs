@@ -141,13 +141,17 @@ async fn a_due_job_of_higher_priority_starts_before_buffered_ones(fixture: Fixtu
     let running = worker(fixture.client(), 1).function("mail", handler.function());
     let running = run_worker(running).await;
     // On a busy machine, the buffered jobs may be released before the urgent one is claimed.
-    for round in 1..=4 {
-        starts_first(&fixture, &handler, round).await;
+    let mut round = 1;
+    while !is_claimed_beside_buffered_jobs(&fixture, &handler, round).await {
+        round += 1;
+        assert!(round <= 10, "the urgent job was never claimed while other jobs were buffered");
     }
     running.stop().await;
 }
 
-async fn starts_first(fixture: &Fixture, handler: &Handler, round: u64) {
+/// Enqueues an urgent job while a long job runs and others are buffered. Returns whether it was
+/// claimed before the others were released; then it must have started first.
+async fn is_claimed_beside_buffered_jobs(fixture: &Fixture, handler: &Handler, round: u64) -> bool {
     handler.gate.send_replace(false);
     handler.starts.lock().expect("starts").clear();
     enqueue_around_a_long_job(fixture, 200).await;
@@ -157,13 +161,15 @@ async fn starts_first(fixture: &Fixture, handler: &Handler, round: u64) {
         fixture.status(urgent).await == Status::Running || fixture.count(Status::Running).await == 1
     })
     .await;
+    let is_claimed = fixture.status(urgent).await == Status::Running;
     handler.gate.send_replace(true);
     let all = 1202 * round;
     until("all have succeeded", || async { fixture.count(Status::Succeeded).await == all }).await;
     let starts = handler.starts();
     let long = starts.iter().position(|number| *number == -1).expect("started");
-    assert_eq!(starts[long + 1], 9000, "{:?}", &starts[long..long + 20]);
+    assert!(!is_claimed || starts[long + 1] == 9000, "{:?}", &starts[long..long + 20]);
     assert_eq!(fixture.history(urgent).await, []);
+    is_claimed
 }
 
 async fn jobs_of_a_kind_without_history_are_claimed_only_for_free_slots(fixture: Fixture) {

@@ -105,6 +105,7 @@ async fn the_start_page_links_to_the_other_pages(fixture: Fixture) {
     let http = HttpClient::for_api(api());
     let index = http.send("GET", "/", &[("accept", "application/json")], "").await.expect_status(200).json();
     assert_eq!((&index["name"], &index["requires_token"]), (&json!("longshore"), &json!(false)));
+    assert_eq!(index["version"], env!("CARGO_PKG_VERSION"));
     for link in index["links"].as_array().expect("links") {
         let path = link["href"].as_str().expect("a path");
         assert!(http.get(path).await.status < 400, "{path}");
