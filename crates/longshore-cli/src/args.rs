@@ -39,6 +39,7 @@ pub(crate) use worker::{LogFormat, Logging, MetricsPort, Work, Worker};
 /// Enqueue jobs, run them and operate a Longshore queue.
 #[derive(Debug, Parser)]
 #[command(
+    color = crate::output::help_colours(),
     name = "longshore",
     version,
     max_term_width = 100,

@@ -246,13 +246,30 @@ pub(crate) fn prints_notes_as_json() -> bool {
 
 /// Whether escape sequences may be written here: it is a terminal that understands them.
 pub(crate) fn has_escapes(stream: &impl IsTerminal) -> bool {
-    stream.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
+    stream.is_terminal() && !is_dumb()
 }
 
-/// Whether standard output shows colours. The user can turn them off: see no-color.org.
+/// Whether colours may be written here. The user can turn them off: see no-color.org.
+pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
+    has_escapes(stream) && !is_without_colours()
+}
+
+/// The colours of help and of errors about arguments. By itself, clap would use colours on a
+/// terminal that cannot show them if the variable `CI` is set.
+pub(crate) fn help_colours() -> clap::ColorChoice {
+    if is_dumb() || is_without_colours() { clap::ColorChoice::Never } else { clap::ColorChoice::Auto }
+}
+
+fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|name| name == "dumb")
+}
+
+fn is_without_colours() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
 fn colours() -> Colours {
-    let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    if has_escapes(&io::stdout()) && !is_unwanted { Colours::On } else { Colours::Off }
+    if has_colours(&io::stdout()) { Colours::On } else { Colours::Off }
 }
 
 /// Prints one line to standard error.

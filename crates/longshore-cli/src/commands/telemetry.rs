@@ -4,7 +4,7 @@
 mod job_lines;
 mod metrics;
 
-use std::io::{self, IsTerminal};
+use std::io;
 
 use tracing::Subscriber;
 use tracing_subscriber::layer::SubscriberExt;
@@ -14,6 +14,7 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 use crate::args::{self, LogFormat, Logging};
 use crate::failure::Failure;
+use crate::output::has_colours;
 use crate::traces::Traces;
 
 pub(super) use self::metrics::{record_metrics, serve_metrics};
@@ -70,18 +71,11 @@ where
     let lines = fmt::layer().with_writer(io::stderr).with_target(false);
     match (format, job_lines) {
         (LogFormat::Json, _) => lines.json().boxed(),
-        (LogFormat::Pretty, JobLines::Fields) => lines.with_ansi(has_colours()).boxed(),
+        (LogFormat::Pretty, JobLines::Fields) => lines.with_ansi(has_colours(&io::stderr())).boxed(),
         (LogFormat::Pretty, JobLines::Short) => {
-            lines.with_ansi(has_colours()).event_format(job_lines::Short::default()).boxed()
+            lines.with_ansi(has_colours(&io::stderr())).event_format(job_lines::Short::default()).boxed()
         }
     }
-}
-
-/// Whether log lines may have colours: on a terminal that supports them, unless the user objects.
-fn has_colours() -> bool {
-    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    io::stderr().is_terminal() && !is_set("NO_COLOR") && !is_dumb
 }
 
 /// Logs panics as JSON. The default prints text.
