@@ -33,7 +33,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "worker: claim every kind ahead",
-        file: CLAIM,
+        file: "crates/longshore/src/worker/ahead.rs",
         anchor: "impl AheadKinds {",
         find: "handled.is_some_and(|handled| handled.len() == self.names.len())",
         replace: "handled.is_some()",

@@ -44,6 +44,7 @@
 //! | `metrics` | counters, histograms and gauges |
 //! | `shared` | state that the tasks share: leases, buffer, contact, phase |
 
+mod ahead;
 mod builder;
 mod cancel;
 mod claim;

@@ -421,7 +421,7 @@ fn matches(tx: &Tx<'_>, filter: &ListFilter, walk: Walk, row: &Row<'_>, id: JobI
     }
 }
 
-/// Whether a column contains this text; true if none is wanted.
+/// Whether the column is equal to `wanted`. Without it, every row matches.
 fn has_text(row: &Row<'_>, column: usize, wanted: &Option<String>) -> rusqlite::Result<bool> {
     let Some(wanted) = wanted else { return Ok(true) };
     Ok(row.get_ref(column)?.as_str()? == wanted)
