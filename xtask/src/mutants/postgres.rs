@@ -310,7 +310,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const MARK_STARTED",
         find: "coalesce(started_at, longshore.clock())",
         replace: "longshore.clock()",
-        caught_by: &["recovery::postgres::marking_a_lease_as_started_again_keeps_the_first_time"],
+        caught_by: &["quarantine::postgres::marking_a_lease_as_started_again_keeps_the_first_time"],
     },
     Mutant {
         name: "postgres: ignore the lease number in progress",
@@ -641,7 +641,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const AHEAD:",
         find: "and (r.run_at, r.id) < (m.run_at, m.id)",
         replace: "and r.id < m.id",
-        caught_by: &["inspect::postgres::the_jobs_ahead_are_those_a_claim_takes_first"],
+        caught_by: &["jobs_ahead::postgres::the_jobs_ahead_are_those_a_claim_takes_first"],
     },
     Mutant {
         name: "postgres: leave out the hour that a range starts in",

@@ -194,7 +194,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "fn mark_started(",
         find: "coalesce(started_at, ?4)",
         replace: "?4",
-        caught_by: &["recovery::sqlite::marking_a_lease_as_started_again_keeps_the_first_time"],
+        caught_by: &["quarantine::sqlite::marking_a_lease_as_started_again_keeps_the_first_time"],
     },
     Mutant {
         name: "sqlite: ignore the lease number in progress",
@@ -400,7 +400,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
         anchor: "const AHEAD:",
         find: "and (run_at, id) < (?3, ?4)",
         replace: "and id < ?4 and ?3 is not null",
-        caught_by: &["inspect::sqlite::the_jobs_ahead_are_those_a_claim_takes_first"],
+        caught_by: &["jobs_ahead::sqlite::the_jobs_ahead_are_those_a_claim_takes_first"],
     },
     Mutant {
         name: "sqlite: forget the ends of removed jobs",

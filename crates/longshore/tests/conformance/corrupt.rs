@@ -5,6 +5,7 @@ use longshore::store::{ClaimCursor, ClaimRequest, Repair, StateTable};
 use longshore::{JobId, Outcome, RepairMode, Status, UniqueMode, WorkerId};
 
 use crate::fixture::*;
+use crate::inspect::one_of_each;
 use crate::worker::until;
 
 cases! {
@@ -21,6 +22,16 @@ cases! {
     a_repair_corrects_the_tallies,
     a_repair_whose_reason_has_gone_changes_nothing,
     ambiguous_problems_are_reported_and_not_repaired,
+    check_finds_no_problems_in_a_healthy_database,
+    check_finds_a_job_without_a_state,
+    check_finds_a_job_with_two_states,
+    check_finds_a_waiting_row_without_a_job,
+    check_finds_a_lease_without_a_job,
+    check_finds_a_finished_row_without_a_job,
+    check_finds_a_key_without_a_live_holder,
+    check_finds_a_live_job_without_its_key,
+    check_finds_a_tally_that_disagrees_with_the_rows,
+    check_finds_a_waiting_row_that_disagrees_with_its_job,
 }
 
 const COPY_TO_READY: &str = "
@@ -293,4 +304,80 @@ async fn ambiguous_problems_are_reported_and_not_repaired(fixture: Fixture) {
     assert_eq!(fixture.repair(RepairMode::Repair).await.expect("repair"), []);
     assert_eq!(fixture.check().await.expect("check").problems, problems);
     fixture.skip_final_check();
+}
+
+// ---- the check ----------------------------------------------------------------------
+
+async fn check_finds_no_problems_in_a_healthy_database(fixture: Fixture) {
+    one_of_each(&fixture).await;
+    let report = fixture.check().await.expect("check");
+    assert_eq!((report.jobs, report.problems), (6, Vec::new()));
+}
+
+async fn assert_problem(fixture: &Fixture, text: &str) {
+    fixture.skip_final_check();
+    let problems = fixture.check().await.expect("check").problems;
+    assert!(problems.iter().any(|problem| problem.contains(text)), "{text:?} not in {problems:?}");
+}
+
+async fn check_finds_a_job_without_a_state(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    fixture.sql("delete from ready", None).await;
+    assert_problem(&fixture, &id.to_string()).await;
+}
+
+async fn check_finds_a_job_with_two_states(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    let at = match fixture.engine() {
+        Engine::Postgres => "now()",
+        Engine::Sqlite => "0",
+    };
+    let twice = format!(
+        "insert into finished (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions)
+         values ({{id}}, {at}, 0, 'succeeded', 1, 3, 0)"
+    );
+    fixture.sql(&twice, Some(id)).await;
+    assert_problem(&fixture, &id.to_string()).await;
+}
+
+async fn check_finds_a_waiting_row_without_a_job(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    fixture.sql("delete from jobs", None).await;
+    assert_problem(&fixture, &id.to_string()).await;
+}
+
+async fn check_finds_a_lease_without_a_job(fixture: Fixture) {
+    let claimed = fixture.running(job("mail")).await;
+    fixture.sql("delete from jobs", None).await;
+    assert_problem(&fixture, &claimed.lease().id.to_string()).await;
+}
+
+async fn check_finds_a_finished_row_without_a_job(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Cancelled).await;
+    fixture.sql("delete from jobs", None).await;
+    assert_problem(&fixture, &id.to_string()).await;
+}
+
+async fn check_finds_a_key_without_a_live_holder(fixture: Fixture) {
+    let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
+    fixture.sql("insert into keys (key, job) values ('orphaned', {id})", Some(id)).await;
+    assert_problem(&fixture, "orphaned").await;
+}
+
+async fn check_finds_a_live_job_without_its_key(fixture: Fixture) {
+    let id = fixture.add(job("mail").unique_key("customer-23", Default::default())).await;
+    fixture.sql("delete from keys", None).await;
+    assert_problem(&fixture, &id.to_string()).await;
+}
+
+async fn check_finds_a_tally_that_disagrees_with_the_rows(fixture: Fixture) {
+    fixture.ended(job("mail").queue("default"), Outcome::Succeeded).await;
+    fixture.sql("update tallies set kept = kept + 1", None).await;
+    assert_problem(&fixture, "default").await;
+}
+
+async fn check_finds_a_waiting_row_that_disagrees_with_its_job(fixture: Fixture) {
+    let id = fixture.enqueue_kind("mail").await;
+    fixture.sql("update ready set priority = 77", None).await;
+    assert_problem(&fixture, &id.to_string()).await;
 }

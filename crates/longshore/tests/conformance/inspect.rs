@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use longshore::store::{Ahead, Fenced, NewWorker};
+use longshore::store::{Fenced, NewWorker};
 use longshore::{Ending, JobId, ListFilter, NewJob, Outcome, Page, Payloads, Report, Status};
 
 use crate::fixture::*;
@@ -31,34 +31,17 @@ cases! {
     every_large_field_counts_towards_the_size_of_a_page,
     a_list_without_payloads_contains_everything_else,
     a_job_is_shown_with_its_newest_hundred_attempts,
-    the_jobs_ahead_are_those_a_claim_takes_first,
-    suspects_count_as_jobs_ahead,
-    jobs_ahead_are_counted_up_to_a_limit,
-    only_jobs_of_the_given_kinds_count_as_ahead,
-    the_count_of_jobs_ahead_says_when_it_may_be_too_low,
-    a_job_due_later_is_not_ahead_of_a_due_job,
-    a_job_that_does_not_wait_has_no_jobs_ahead,
     a_job_keeps_its_newest_hundred_attempts_and_its_newest_error,
-    check_finds_no_problems_in_a_healthy_database,
-    check_finds_a_job_without_a_state,
-    check_finds_a_job_with_two_states,
-    check_finds_a_waiting_row_without_a_job,
-    check_finds_a_lease_without_a_job,
-    check_finds_a_finished_row_without_a_job,
-    check_finds_a_key_without_a_live_holder,
-    check_finds_a_live_job_without_its_key,
-    check_finds_a_tally_that_disagrees_with_the_rows,
-    check_finds_a_waiting_row_that_disagrees_with_its_job,
     a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_does,
     a_job_is_found_by_the_beginning_and_the_end_of_its_id,
     a_job_is_found_by_its_short_id_among_jobs_of_the_same_batch,
 }
 
-fn filter() -> ListFilter {
+pub(crate) fn filter() -> ListFilter {
     ListFilter::default()
 }
 
-fn listed(page: &Page) -> Vec<JobId> {
+pub(crate) fn listed(page: &Page) -> Vec<JobId> {
     page.jobs.iter().map(|job| job.id).collect()
 }
 
@@ -77,7 +60,7 @@ async fn all(fixture: &Fixture, filter: &ListFilter) -> Vec<JobId> {
 }
 
 /// One job in every status, oldest first.
-async fn one_of_each(fixture: &Fixture) -> Vec<(Status, JobId)> {
+pub(crate) async fn one_of_each(fixture: &Fixture) -> Vec<(Status, JobId)> {
     let succeeded = fixture.ended(job("mail"), Outcome::Succeeded).await;
     let dead = fixture.ended(job("mail"), Outcome::FailedPermanent).await;
     let cancelled = fixture.ended(job("mail"), Outcome::Cancelled).await;
@@ -430,11 +413,7 @@ async fn a_cursor_of_a_deleted_job_still_works(fixture: Fixture) {
     assert_eq!(listed(&page), [old]);
 }
 
-// ---- jobs ahead --------------------------------------------------------------
-
-async fn ahead(fixture: &Fixture, id: JobId) -> Option<u32> {
-    fixture.ahead(id, 100).await.expect("ahead")
-}
+// ---- large jobs and long histories ------------------------------------------
 
 /// Jobs of one queue that differ in priority, time and id, one of them a suspect: for
 /// each, as many jobs are ahead as a claim takes before it.
@@ -544,91 +523,7 @@ async fn a_job_is_shown_with_its_newest_hundred_attempts(fixture: Fixture) {
     assert_eq!(shown, (21..=120).collect::<Vec<_>>());
 }
 
-async fn the_jobs_ahead_are_those_a_claim_takes_first(fixture: Fixture) {
-    fixture.suspect(job("suspect").priority(3)).await;
-    for priority in [3, -5, 0, 3, 7] {
-        for delay in [20 * SECOND, SECOND, 20 * SECOND] {
-            fixture.add(job("mail").priority(priority).delay(delay)).await;
-        }
-    }
-    fixture.add(job("mail").queue("other").priority(9)).await;
-    fixture.advance(MINUTE / 2).await;
-    let page = fixture.list(&ListFilter { queue: Some("default".into()), ..filter() }).await.expect("list");
-    let mut by_ahead = Vec::new();
-    for id in listed(&page) {
-        by_ahead.push((ahead(&fixture, id).await.expect("a waiting job"), id));
-    }
-    by_ahead.sort();
-    let worker = fixture.worker().await;
-    let expected: Vec<_> = (0..).zip(ids(&fixture.claim(worker, 100).await)).collect();
-    assert_eq!(expected.len(), 16);
-    assert_eq!(by_ahead, expected);
-}
-
-/// All suspects are ahead, although a claim takes only one of them at a time.
-async fn suspects_count_as_jobs_ahead(fixture: Fixture) {
-    fixture.add(job("a")).await;
-    fixture.add(job("b").priority(2)).await;
-    let worker = fixture.worker().await;
-    assert_eq!(fixture.claim(worker, 9).await.len(), 2);
-    assert_eq!(fixture.crash_all_workers().await.recovered, 2);
-    let last = fixture.add(job("c").delay(SECOND)).await;
-    assert_eq!(ahead(&fixture, last).await, Some(2));
-    let first = fixture.add(job("d").priority(1)).await;
-    assert_eq!((ahead(&fixture, first).await, ahead(&fixture, last).await), (Some(1), Some(3)));
-}
-
-async fn jobs_ahead_are_counted_up_to_a_limit(fixture: Fixture) {
-    fixture.enqueue_many((0..30).map(|_| job("mail").priority(1))).await.expect("enqueue");
-    let last = fixture.enqueue_kind("mail").await;
-    for (limit, counted) in [(0, 0), (1, 1), (29, 29), (30, 30), (31, 30), (u32::MAX, 30)] {
-        assert_eq!(fixture.ahead(last, limit).await.expect("ahead"), Some(counted), "{limit}");
-    }
-}
-
-async fn only_jobs_of_the_given_kinds_count_as_ahead(fixture: Fixture) {
-    fixture.suspect(job("mail").priority(3)).await;
-    for kind in ["other", "mail", "sms", "other", "mail"] {
-        fixture.add(job(kind).priority(1)).await;
-    }
-    let last = fixture.enqueue_kind("mail").await;
-    for (kinds, counted) in [(vec!["mail"], 3), (vec!["mail", "sms"], 4), (vec!["fax"], 0), (vec![], 0)] {
-        let kinds: Vec<String> = kinds.into_iter().map(Into::into).collect();
-        let ahead = fixture.store().ahead(last, Some(&kinds), 100).await.expect("ahead");
-        assert_eq!(ahead, Some(Ahead { jobs: counted, or_more: false }), "{kinds:?}");
-    }
-    assert_eq!(ahead(&fixture, last).await, Some(6));
-}
-
-/// Jobs of other kinds use up the limit as well.
-async fn the_count_of_jobs_ahead_says_when_it_may_be_too_low(fixture: Fixture) {
-    fixture.enqueue_many((0..9).map(|_| job("other").priority(1))).await.expect("enqueue");
-    let last = fixture.enqueue_kind("mail").await;
-    for (limit, or_more) in [(8, true), (10, false)] {
-        let ahead = fixture.store().ahead(last, Some(&["mail".into()]), limit).await.expect("ahead");
-        assert_eq!(ahead, Some(Ahead { jobs: 0, or_more }), "{limit}");
-    }
-}
-
-async fn a_job_due_later_is_not_ahead_of_a_due_job(fixture: Fixture) {
-    fixture.add(job("mail").priority(5).delay(MINUTE)).await;
-    fixture.add(job("mail").priority(5).delay(HOUR)).await;
-    let now = fixture.enqueue_kind("mail").await;
-    let later = fixture.add(job("mail").delay(2 * MINUTE)).await;
-    assert_eq!((ahead(&fixture, now).await, ahead(&fixture, later).await), (Some(0), Some(2)));
-    fixture.advance(MINUTE).await;
-    assert_eq!((ahead(&fixture, now).await, ahead(&fixture, later).await), (Some(1), Some(2)));
-}
-
-async fn a_job_that_does_not_wait_has_no_jobs_ahead(fixture: Fixture) {
-    for (status, id) in one_of_each(&fixture).await {
-        let waits = matches!(status, Status::Queued | Status::Retrying);
-        assert_eq!(ahead(&fixture, id).await.is_some(), waits, "{status}");
-    }
-    assert_eq!(ahead(&fixture, JobId::new()).await, None);
-}
-
-// ---- check -------------------------------------------------------------------
+// ---- bounded histories, glances and short ids --------------------------------
 
 async fn a_job_keeps_its_newest_hundred_attempts_and_its_newest_error(fixture: Fixture) {
     let worker = fixture.worker_with(400 * DAY).await;
@@ -674,80 +569,6 @@ async fn a_job_keeps_its_newest_hundred_attempts_and_its_newest_error(fixture: F
     fixture.delete(id).await.expect("delete");
     let rows = fixture.query_number("select count(*) from attempts", None).await;
     assert_eq!(rows, 0);
-}
-
-async fn check_finds_no_problems_in_a_healthy_database(fixture: Fixture) {
-    one_of_each(&fixture).await;
-    let report = fixture.check().await.expect("check");
-    assert_eq!((report.jobs, report.problems), (6, Vec::new()));
-}
-
-async fn assert_problem(fixture: &Fixture, text: &str) {
-    fixture.skip_final_check();
-    let problems = fixture.check().await.expect("check").problems;
-    assert!(problems.iter().any(|problem| problem.contains(text)), "{text:?} not in {problems:?}");
-}
-
-async fn check_finds_a_job_without_a_state(fixture: Fixture) {
-    let id = fixture.enqueue_kind("mail").await;
-    fixture.sql("delete from ready", None).await;
-    assert_problem(&fixture, &id.to_string()).await;
-}
-
-async fn check_finds_a_job_with_two_states(fixture: Fixture) {
-    let id = fixture.enqueue_kind("mail").await;
-    let at = match fixture.engine() {
-        Engine::Postgres => "now()",
-        Engine::Sqlite => "0",
-    };
-    let twice = format!(
-        "insert into finished (id, finished_at, lease_no, outcome, attempts, max_attempts, interruptions)
-         values ({{id}}, {at}, 0, 'succeeded', 1, 3, 0)"
-    );
-    fixture.sql(&twice, Some(id)).await;
-    assert_problem(&fixture, &id.to_string()).await;
-}
-
-async fn check_finds_a_waiting_row_without_a_job(fixture: Fixture) {
-    let id = fixture.enqueue_kind("mail").await;
-    fixture.sql("delete from jobs", None).await;
-    assert_problem(&fixture, &id.to_string()).await;
-}
-
-async fn check_finds_a_lease_without_a_job(fixture: Fixture) {
-    let claimed = fixture.running(job("mail")).await;
-    fixture.sql("delete from jobs", None).await;
-    assert_problem(&fixture, &claimed.lease().id.to_string()).await;
-}
-
-async fn check_finds_a_finished_row_without_a_job(fixture: Fixture) {
-    let id = fixture.ended(job("mail"), Outcome::Cancelled).await;
-    fixture.sql("delete from jobs", None).await;
-    assert_problem(&fixture, &id.to_string()).await;
-}
-
-async fn check_finds_a_key_without_a_live_holder(fixture: Fixture) {
-    let id = fixture.ended(job("mail"), Outcome::Succeeded).await;
-    fixture.sql("insert into keys (key, job) values ('orphaned', {id})", Some(id)).await;
-    assert_problem(&fixture, "orphaned").await;
-}
-
-async fn check_finds_a_live_job_without_its_key(fixture: Fixture) {
-    let id = fixture.add(job("mail").unique_key("customer-23", Default::default())).await;
-    fixture.sql("delete from keys", None).await;
-    assert_problem(&fixture, &id.to_string()).await;
-}
-
-async fn check_finds_a_tally_that_disagrees_with_the_rows(fixture: Fixture) {
-    fixture.ended(job("mail").queue("default"), Outcome::Succeeded).await;
-    fixture.sql("update tallies set kept = kept + 1", None).await;
-    assert_problem(&fixture, "default").await;
-}
-
-async fn check_finds_a_waiting_row_that_disagrees_with_its_job(fixture: Fixture) {
-    let id = fixture.enqueue_kind("mail").await;
-    fixture.sql("update ready set priority = 77", None).await;
-    assert_problem(&fixture, &id.to_string()).await;
 }
 
 async fn a_glance_shows_the_newest_the_running_and_the_requested_jobs_as_get_does(fixture: Fixture) {
