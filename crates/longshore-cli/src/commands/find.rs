@@ -5,6 +5,7 @@ use longshore::nearest::{nearest, suggestion};
 use longshore::{ALL_QUEUES, IdPattern, JobId};
 use serde::Deserialize;
 
+use super::queues::Queue;
 use crate::endpoint::Endpoint;
 use crate::failure::{Code, Failure};
 use crate::output::Out;
@@ -112,15 +113,6 @@ pub(super) async fn unknown_queue(endpoint: &Endpoint, queue: &str, out: &Out) -
 /// Warns after an enqueue into a queue that has no other job, no settings and no worker, if another
 /// queue has a similar name.
 pub(super) async fn warn_of_new_queue(endpoint: &Endpoint, queue: &str, out: &Out) {
-    #[derive(Deserialize)]
-    struct Queue {
-        name: String,
-        paused: bool,
-        limit: Option<u32>,
-        waiting: u64,
-        running: u64,
-    }
-
     if out.json {
         return;
     }

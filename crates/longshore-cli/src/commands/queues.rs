@@ -11,13 +11,13 @@ use crate::failure::{Code, Outcome};
 use crate::output::{Fit, Out, RawObject, Table};
 
 #[derive(Deserialize)]
-struct Queue {
-    name: String,
-    paused: bool,
-    limit: Option<u32>,
-    waiting: u64,
+pub(super) struct Queue {
+    pub(super) name: String,
+    pub(super) paused: bool,
+    pub(super) limit: Option<u32>,
+    pub(super) waiting: u64,
     waiting_estimated: bool,
-    running: u64,
+    pub(super) running: u64,
 }
 
 pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outcome {
