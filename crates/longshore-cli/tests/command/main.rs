@@ -6,11 +6,11 @@ mod bench;
 mod builtin;
 mod bulk;
 mod config;
+mod documents;
 mod endpoint;
 mod enqueue;
 mod events;
 mod fixture;
-mod guide;
 mod jobs;
 #[path = "../../../longshore/tests/mail/server.rs"]
 mod mail;
