@@ -107,13 +107,21 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 }
             }
             Found::Some | Found::Nothing => {
-                tokio::select! {
-                    queue = woken(&mut wakeups, &shared.settings) => claimer.on_wakeup(queue),
-                    () = suspects_settled(&shared, claimer.skipped_suspects) => {}
-                    () = &mut settled, if claimer.capped => {}
-                    () = sleep_until(shared.buffer.overdue_at(MAX_BUFFER_WAIT)) => {}
-                    () = tokio::time::sleep(claimer.next_poll_delay()) => {}
-                    () = shared.reached(Phase::Finishing) => return,
+                let poll_at = Instant::now() + claimer.next_poll_delay();
+                loop {
+                    tokio::select! {
+                        queue = woken(&mut wakeups, &shared.settings) => claimer.on_wakeup(queue),
+                        () = suspects_settled(&shared, claimer.skipped_suspects) => {}
+                        () = &mut settled, if claimer.capped => {}
+                        () = sleep_until(Some(poll_at)) => {}
+                        () = sleep_until(shared.buffer.overdue_at(MAX_BUFFER_WAIT)) => {
+                            // No reason to claim: releasing jobs notifies this worker too.
+                            claimer.release_overdue_jobs();
+                            continue;
+                        }
+                        () = shared.reached(Phase::Finishing) => return,
+                    }
+                    break;
                 }
             }
             Found::Failed => {
