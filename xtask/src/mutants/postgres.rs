@@ -518,6 +518,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
         caught_by: &["operate::postgres::an_operation_decided_before_a_replacement_changes_nothing"],
     },
     Mutant {
+        name: "postgres: change a waiting job that has another budget since the change was decided",
+        file: OPERATE,
+        anchor: "macro_rules! delete_waiting",
+        find: "and max_attempts = $4",
+        replace: "and $4::int2 is not null",
+        caught_by: &["operate::postgres::an_operation_decided_before_a_replacement_changes_nothing"],
+    },
+    Mutant {
         name: "postgres: remove a job that has ended differently since the removal was decided",
         file: OPERATE,
         anchor: "const REMOVE",

@@ -366,18 +366,26 @@ async fn an_operation_decided_before_another_run_changes_nothing(fixture: Fixtur
 
 /// Replacing a job through its unique key resets its attempts but keeps its lease number.
 async fn an_operation_decided_before_a_replacement_changes_nothing(fixture: Fixture) {
-    let keyed = |kind: &str| job(kind).unique_key("customer-23", UniqueMode::Replace);
-    let claimed = fixture.running(keyed("old")).await;
-    let id = claimed.lease().id;
+    let keyed = |kind: &str, key: &str| job(kind).unique_key(key, UniqueMode::Replace);
+    // The replacement renews the used attempts of the first job, and changes only the budget of
+    // the second. Neither has another lease number.
+    let claimed = fixture.running(keyed("old", "customer-23")).await;
     fixture.must_finish(&claimed, failed()).await;
-    let seen = fixture.state(id).await;
-    fixture.enqueue(keyed("new").max_attempts(1)).await.expect("enqueue");
-    let before = snapshot(&fixture.job(id).await);
-    let edit = Edit::default().priority(7).validate().expect("valid");
-    for operation in [Operation::Cancel { attempts: 1 }, Operation::RunNow, Operation::Rewrite(edit)] {
-        let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
-        assert_eq!(operated, Operated::Moved, "{operation:?}");
-        assert_eq!(snapshot(&fixture.job(id).await), before, "{operation:?}");
+    let second = fixture.add(keyed("old", "customer-24")).await;
+    let (first, edit) = (claimed.lease().id, Edit::default().priority(7).validate().expect("valid"));
+    for (id, replacement) in
+        [(first, keyed("new", "customer-23")), (second, keyed("new", "customer-24").max_attempts(1))]
+    {
+        let seen = fixture.state(id).await;
+        fixture.enqueue(replacement).await.expect("enqueue");
+        let before = snapshot(&fixture.job(id).await);
+        let operations =
+            [Operation::Cancel { attempts: 1 }, Operation::RunNow, Operation::Rewrite(edit.clone())];
+        for operation in operations {
+            let operated = fixture.store().operate(id, &seen, &operation).await.expect("operate");
+            assert_eq!(operated, Operated::Moved, "{operation:?}");
+            assert_eq!(snapshot(&fixture.job(id).await), before, "{operation:?}");
+        }
     }
 }
 
