@@ -13,7 +13,10 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use serde_json::{json, value::to_raw_value};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, fmt, registry};
 use uuid::Uuid;
 
 use crate::Result;
@@ -92,8 +95,9 @@ fn install_metrics_and_logging() -> Result<PrometheusHandle> {
     if let Some(metrics) = METRICS.get() {
         return Ok(metrics.clone());
     }
-    let logging = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info"));
-    logging.with_writer(std::io::stderr).init();
+    let is_logged = filter_fn(|item| !(item.is_span() && item.name() == "enqueue"));
+    let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
+    registry().with(EnvFilter::new("info")).with(is_logged).with(lines).init();
     let metrics = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0])?.install_recorder()?;
     Ok(METRICS.get_or_init(|| metrics).clone())
 }

@@ -6,7 +6,8 @@ mod metrics;
 
 use std::io;
 
-use tracing::Subscriber;
+use tracing::{Metadata, Subscriber};
+use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -51,10 +52,14 @@ pub(super) fn start_logging(
         ))
     })?;
     match traces {
-        None => registry().with(filter).with(lines(logging.log_format, job_lines)).init(),
-        // The log's filter must not drop spans that are only traced.
+        None => registry()
+            .with(filter)
+            .with(filter_fn(is_logged))
+            .with(lines(logging.log_format, job_lines))
+            .init(),
+        // The log's filters must not drop spans that are only traced.
         Some(traces) => registry()
-            .with(lines(logging.log_format, job_lines).with_filter(filter))
+            .with(lines(logging.log_format, job_lines).with_filter(filter.and(filter_fn(is_logged))))
             .with(traces.layer())
             .init(),
     }
@@ -62,6 +67,12 @@ pub(super) fn start_logging(
         log_panics();
     }
     Ok(())
+}
+
+/// The span of an enqueue is only for traces. Log lines do not need it, and recording it for them
+/// would make every `POST /jobs` slower.
+fn is_logged(item: &Metadata<'_>) -> bool {
+    !(item.is_span() && item.name() == "enqueue" && item.target().starts_with("longshore"))
 }
 
 fn lines<S>(format: LogFormat, job_lines: JobLines) -> Box<dyn Layer<S> + Send + Sync>

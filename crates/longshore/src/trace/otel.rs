@@ -6,7 +6,11 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 /// The W3C `traceparent` of the current span, if it has one.
 pub(crate) fn current() -> Option<String> {
-    let context = tracing::Span::current().context();
+    let span = tracing::Span::current();
+    if span.is_disabled() {
+        return None;
+    }
+    let context = span.context();
     let span = context.span().span_context().clone();
     let (trace, id, flags) = (span.trace_id(), span.span_id(), span.trace_flags().to_u8());
     span.is_valid().then(|| format!("00-{trace:032x}-{id:016x}-{flags:02x}"))
