@@ -12,9 +12,10 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 
-use super::take_parameter;
 use super::tx::{Fault, MIXED_UP_STATEMENTS, Sql};
+use super::{OWN_PARAMETERS, take_parameter};
 use crate::error::{Error, Result};
+use crate::nearest::nearest;
 
 /// How long one host may take until a session is ready for use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -69,6 +70,7 @@ impl Connector {
             });
             Ok(())
         })?;
+        check_parameters(&url)?;
         let hosts: Vec<PgConnectOptions> = split_hosts(&url)?
             .iter()
             // The parse error contains the URL with its password, so it is left out.
@@ -226,6 +228,55 @@ fn invalid_url() -> Error {
     )
 }
 
+/// The parameters of a URL that the driver understands.
+const DRIVER_PARAMETERS: [&str; 18] = [
+    "application_name",
+    "dbname",
+    "host",
+    "hostaddr",
+    "options",
+    "password",
+    "port",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "ssl-mode",
+    "ssl-root-cert",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "statement-cache-capacity",
+    "user",
+];
+const SSL_MODES: [&str; 6] = ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"];
+
+/// Refuses parameters that neither this crate nor the driver understands. The driver ignores
+/// them, so a typo could mean a connection without TLS, or other tables.
+fn check_parameters(url: &str) -> Result<()> {
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if name == "sslmode" || name == "ssl-mode" {
+            if !SSL_MODES.contains(&value) {
+                let modes = SSL_MODES.join(", ");
+                let message = format!("database URL: {name} must be one of {modes}");
+                return Err(Error::invalid("sslmode", message));
+            }
+        } else if !DRIVER_PARAMETERS.contains(&name) && !name.starts_with("options[") {
+            let name = &name[..name.floor_char_boundary(64)];
+            let known = DRIVER_PARAMETERS.iter().chain(&OWN_PARAMETERS).copied();
+            let meant = match nearest(name, known) {
+                Some(nearest) => format!("did you mean `{nearest}`?"),
+                None => "remove it".to_owned(),
+            };
+            let message = format!("database URL: the parameter `{name}` is unknown; {meant}");
+            return Err(Error::invalid("url", message));
+        }
+    }
+    Ok(())
+}
+
 /// One URL per host. The hosts are between `@` and the path, or in the parameters `host`
 /// and `port`, which take precedence.
 fn split_hosts(url: &str) -> Result<Vec<String>> {
@@ -310,6 +361,24 @@ mod tests {
 
     fn hosts(url: &str) -> Vec<String> {
         Connector::parse(url).expect(url).hosts.iter().map(name).collect()
+    }
+
+    #[test]
+    fn unknown_parameters_are_refused_with_the_nearest_known_one() {
+        for (parameter, expected) in [
+            ("sslmod=require", "the parameter `sslmod` is unknown; did you mean `sslmode`?"),
+            ("shema=jobs", "the parameter `shema` is unknown; did you mean `schema`?"),
+            ("channel_binding=require", "the parameter `channel_binding` is unknown; remove it"),
+            ("sslmode=yes", "sslmode must be one of disable, allow, prefer"),
+            ("sslmode", "sslmode must be one of disable, allow, prefer"),
+        ] {
+            let error = Connector::parse(&format!("postgres://ada:s3@one/jobs?{parameter}")).unwrap_err();
+            assert!(error.to_string().contains(expected), "{parameter}: {error}");
+            assert!(!error.to_string().contains("s3"), "{error}");
+        }
+        for parameter in ["", "application_name=shop&sslmode=disable", "options[statement_timeout]=9s"] {
+            assert_eq!(hosts(&format!("postgres://one/jobs?{parameter}")), ["one:5432"]);
+        }
     }
 
     #[test]

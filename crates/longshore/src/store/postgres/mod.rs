@@ -194,6 +194,11 @@ impl PostgresStore {
     }
 }
 
+/// The parameters of a database URL that are not the driver's. Each is taken out of the URL
+/// before the driver reads it.
+const OWN_PARAMETERS: [&str; 5] =
+    ["durability", "max_connections", "notify", "schema", "target_session_attrs"];
+
 /// Removes one parameter from a URL's query and passes its value to `take`.
 fn take_parameter(url: &str, name: &str, mut take: impl FnMut(&str) -> Result<()>) -> Result<String> {
     let Some((base, query)) = url.split_once('?') else { return Ok(url.into()) };
