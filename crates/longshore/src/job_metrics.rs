@@ -1,13 +1,15 @@
 //! The metrics of attempts, which the worker runtime and the API share, and the descriptions of
-//! all metrics of this crate. `worker::metrics` and `api::attempt_metrics` count.
+//! all metrics of this crate. `worker::metrics`, `api::attempt_metrics` and `recovery` count.
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge};
 
 use crate::client::settle::Kept;
 use crate::job::{AttemptEnd, Outcome};
+use crate::lifecycle::Leave;
 
 pub(crate) const STARTED: &str = "worker_jobs_started_total";
 pub(crate) const COMPLETED: &str = "worker_jobs_completed_total";
+const RECOVERED: &str = "longshore_recovered_jobs_total";
 pub(crate) const DURATION: &str = "worker_job_duration_seconds";
 
 /// The values of the label `outcome`.
@@ -27,6 +29,18 @@ pub(crate) fn outcome_label(kept: Kept) -> &'static str {
     }
 }
 
+/// Counts a job that this process recovered, and its outcome if recovery ended it. As for workers
+/// that call the API, that attempt counts as started and completed at once: the process that
+/// started it can no longer complete it.
+pub(crate) fn count_recovered(kind: &str, leave: &Leave) {
+    counter!(RECOVERED).increment(1);
+    if let Leave::Finish(finish) = leave {
+        let outcome = outcome_label(Kept::Finished(finish.outcome));
+        counter!(STARTED, "kind" => kind.to_owned()).increment(1);
+        counter!(COMPLETED, "kind" => kind.to_owned(), "outcome" => outcome).increment(1);
+    }
+}
+
 /// Creates the counters of a kind at zero, for every outcome. A counter that appeared with its
 /// first event would hide that event from rates, and so from alerts.
 pub(crate) fn register_kind(kind: &str) {
@@ -41,10 +55,8 @@ pub(crate) fn describe() {
     describe_counter!(STARTED, "Attempts started, by kind.");
     describe_counter!(COMPLETED, "Attempts completed, by kind and outcome.");
     describe_histogram!(DURATION, Unit::Seconds, "Duration of attempts, by kind and outcome.");
-    describe_counter!(
-        "longshore_recovered_jobs_total",
-        "Jobs recovered from dead workers and hung handlers."
-    );
+    describe_counter!(RECOVERED, "Jobs recovered from dead workers and hung handlers.");
+    counter!(RECOVERED).increment(0);
     describe_histogram!("longshore_claim_seconds", Unit::Seconds, "Duration of claims.");
     describe_histogram!("longshore_claim_batch_jobs", Unit::Count, "Jobs per claim.");
     describe_histogram!("longshore_settle_seconds", Unit::Seconds, "Duration of settles.");

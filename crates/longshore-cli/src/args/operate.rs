@@ -90,9 +90,9 @@ pub(crate) struct Sweep {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     pub(crate) threshold: Option<Duration>,
 
-    /// How long recovered jobs wait before they are due again
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
-    pub(crate) recovery_delay: Duration,
+    /// How long recovered jobs wait before they are due again [default: the server's, or 5s]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) recovery_delay: Option<Duration>,
 
     /// The flags of resilient jobs; '' for none. A worker that holds such a job is declared dead only
     /// after --resilient-factor times its threshold [default: the server's, or infrastructure_resilient]

@@ -153,7 +153,7 @@ struct Swept {
 pub(super) async fn sweep(endpoint: &Endpoint, args: &Sweep, out: &Out) -> Outcome {
     let mut body = json!({
         "threshold_seconds": args.threshold.map(|threshold| threshold.as_secs_f64()),
-        "delay_seconds": args.recovery_delay.as_secs_f64(),
+        "delay_seconds": args.recovery_delay.map(|delay| delay.as_secs_f64()),
         "dry_run": args.dry_run,
     });
     // Sent only if they are set: an older server does not know these fields.

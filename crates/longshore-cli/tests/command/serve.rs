@@ -18,6 +18,7 @@ on_every_engine!(
     a_server_counts_its_requests_and_stops_on_sigterm,
     a_server_with_a_worker_runs_the_built_in_kinds,
     a_server_with_recovery_off_leaves_interrupted_jobs_to_others,
+    a_manual_sweep_uses_the_settings_of_the_server_and_is_counted,
     a_server_off_loopback_requires_tokens_or_does_not_start,
     a_token_is_accepted_until_it_is_revoked,
     a_server_without_tables_says_to_migrate,
@@ -207,6 +208,44 @@ fn a_server_with_recovery_off_leaves_interrupted_jobs_to_others(fixture: &Fixtur
     drop(server);
     let (_server, addr) = serve(fixture, INTERVALS);
     until(MAX_WAIT, "the job is recovered", || status(&addr) == "retrying");
+}
+
+/// The first job is recovered with the server's delay, the second has had too many interruptions.
+fn a_manual_sweep_uses_the_settings_of_the_server_and_is_counted(fixture: &Fixture) {
+    fixture.migrated();
+    let (first, second) = (fixture.enqueue("greet"), fixture.enqueue("greet"));
+    let abandon = |max: u32| {
+        fixture.with_client(async |client| {
+            let dead = NewWorker { stale_after: Duration::from_millis(1), ..NewWorker::new("dead") };
+            client.store().register(&dead).await?;
+            client.store().claim(&ClaimRequest::new(dead.id, max), &mut ClaimCursor::default()).await
+        });
+    };
+    abandon(1);
+    let (server, addr) = serve(fixture, "--recovery off --recovery-delay 2m");
+    let metric = |addr: &str, line: &str| get(addr, "/metrics").text.lines().any(|found| found == line);
+    assert!(metric(&addr, "longshore_recovered_jobs_total 0"));
+    let sweep = |addr: &str| {
+        let swept =
+            binary().args(["sweep", "--json", "--server", &format!("http://{addr}")]).output().unwrap();
+        crate::fixture::CommandOutput::of(swept).json()["recovered"].clone()
+    };
+    assert_eq!(sweep(&addr), 1);
+    let waits = fixture.with_client(async |client| {
+        let job = client.get(first.parse()?).await?;
+        Ok(job.run_at - client.store().now().await?)
+    });
+    assert!((110..=120).contains(&waits.num_seconds()), "{waits}");
+    assert!(metric(&addr, "longshore_recovered_jobs_total 1"));
+    drop(server);
+
+    abandon(1);
+    let (_server, addr) = serve(fixture, "--recovery off --max-interruptions 1");
+    assert_eq!(sweep(&addr), 1);
+    assert_eq!(get(&addr, &format!("/jobs/{second}")).json(200)["status"], "failed_permanent");
+    let dead = r#"worker_jobs_completed_total{kind="greet",outcome="failed_permanent"} 1"#;
+    assert!(metric(&addr, dead), "{}", get(&addr, "/metrics").text);
+    assert!(metric(&addr, r#"worker_jobs_started_total{kind="greet"} 1"#));
 }
 
 fn a_server_off_loopback_requires_tokens_or_does_not_start(fixture: &Fixture) {

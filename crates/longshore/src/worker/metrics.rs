@@ -147,10 +147,6 @@ impl Metrics {
         histogram!("longshore_settle_seconds").record(took);
     }
 
-    pub(super) fn recovered(&self, jobs: u64) {
-        counter!("longshore_recovered_jobs_total").increment(jobs);
-    }
-
     /// Sets the number of waiting and running jobs, per queue.
     pub(super) fn set_depth(&self, counts: &[Count]) {
         let live = counts

@@ -32,9 +32,6 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
     if !settings.recovery.enabled {
         return;
     }
-    // Register the counter at zero: if it appeared with its first event, rates would not
-    // show that event.
-    shared.metrics.recovered(0);
     let mut clock = ClockSteps::default();
     // The first reading, before the first pause: later ones need something to compare with.
     is_clock_steady(&shared, &mut clock).await;
@@ -52,7 +49,6 @@ pub(super) async fn sweep(shared: Arc<Shared>) {
         }
         match sweep_once(&shared, &clock).await {
             Ok(report) => {
-                shared.metrics.recovered(report.recovered);
                 if report.recovered > 0 || report.deferred > 0 || !report.workers.is_empty() {
                     tracing::warn!(
                         workers = report.workers.len(),
