@@ -45,6 +45,9 @@ fn queues_are_paused_resumed_and_limited(fixture: &Fixture) {
     fixture.run("queues limit mail 0").fails_with(2, &["mail", "at least 1", "pause"]);
     fixture.run("queues limit mail some").fails_with(2, &["N|none", "or none"]);
     fixture.run(&format!("queues pause {}", "x".repeat(129))).fails_with(2, &["queue", "at most 128"]);
+    for line in ["queues pause *", "queues limit * 1", "enqueue greet --queue *"] {
+        fixture.run(line).fails_with(2, &["queue", "`*` means every queue"]);
+    }
     fixture.run_args(&["queues", "resume", ""]).fails_with(2, &["queue", "1 to 128 bytes"]);
 }
 

@@ -295,6 +295,8 @@ begin
       then 'kind: must have 1 to 128 bytes'
     when coalesce(octet_length(enqueue.queue), 0) not between 1 and 128
       then 'queue: must have 1 to 128 bytes'
+    when enqueue.queue = '*'
+      then 'queue: `*` means every queue, and only a worker can use it; name one queue'
     when enqueue.payload is null
       then 'payload: must not be null; pass any JSON value (''null'' is one)'
     when octet_length(enqueue.payload::text) > 1048576

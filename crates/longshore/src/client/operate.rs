@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::Client;
-use crate::enqueue::{Edit, ValidEdit, check_name};
+use crate::enqueue::{Edit, ValidEdit, check_queue};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::{self, Event, State, Transition, When};
@@ -221,7 +221,7 @@ impl Client {
     }
 
     async fn set_queue(&self, queue: &str, change: QueueChange) -> Result<()> {
-        check_name("queue", queue)?;
+        check_queue("queue", queue)?;
         self.store.set_queue(queue, &change).await
     }
 }

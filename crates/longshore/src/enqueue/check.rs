@@ -7,6 +7,7 @@ use super::Options;
 use crate::error::{Error, Result};
 use crate::lifecycle::When;
 use crate::retry::MAX_DELAY;
+use crate::store::ALL_QUEUES;
 
 /// Maximum size of a payload, in bytes of JSON.
 pub const MAX_PAYLOAD: usize = 1024 * 1024;
@@ -30,6 +31,20 @@ pub(super) const MAX_ATTEMPTS_LIMIT: u16 = i16::MAX as u16;
 
 pub(crate) fn check_name(field: &'static str, name: &str) -> Result<()> {
     check_text(field, name, MAX_NAME)
+}
+
+/// Checks the name of one queue.
+pub(crate) fn check_queue(field: &'static str, name: &str) -> Result<()> {
+    check_name(field, name)?;
+    if name == ALL_QUEUES {
+        return Err(Error::invalid(
+            field,
+            format!(
+                "{field}: `{ALL_QUEUES}` means every queue, and only a worker can use it; name one queue"
+            ),
+        ));
+    }
+    Ok(())
 }
 
 pub(super) fn check_text(field: &'static str, text: &str, limit: usize) -> Result<()> {
@@ -175,6 +190,7 @@ mod tests {
         assert_eq!(refused(NewJob::new("a\0b", &1)), "kind");
         assert_eq!(refused(job().queue("")), "queue");
         assert_eq!(refused(job().queue(long.as_str())), "queue");
+        assert_eq!(refused(job().queue("*")), "queue");
         assert_eq!(refused(job().max_attempts(0)), "max_attempts");
         assert_eq!(refused(job().max_attempts(-1)), "max_attempts");
         assert_eq!(refused(job().max_attempts(40_000)), "max_attempts");

@@ -265,6 +265,7 @@ async fn the_sql_enqueue_has_the_same_limits_as_the_library(fixture: Fixture) {
         pairs.push((option("context", &quoted(&text)), mail().context(text.as_str())));
         pairs.push((option("trace", &quoted(&text)), mail().trace(text.as_str())));
     }
+    pairs.push(("queue => '*'".into(), mail().queue("*")));
     for bytes in [64 * 1024, 64 * 1024 + 1] {
         let text = quoted(&"x".repeat(bytes - 2));
         pairs.push((option("metadata", &text), mail().metadata(raw(&text))));

@@ -16,7 +16,7 @@ use super::*;
 use crate::api::extract::{Body, check_range, duration, optional_objects};
 use crate::api::problem::ProblemBody;
 use crate::client::Client;
-use crate::enqueue::DEFAULT_QUEUE;
+use crate::enqueue::{DEFAULT_QUEUE, check_queue};
 use crate::store::{
     CancelNotices, ClaimCursor, ClaimRequest, Claimed, NewKind, NewWorker, Suspects, Wakeups,
 };
@@ -171,7 +171,9 @@ pub(in crate::api) async fn lease(
     }
     check_count("kinds", body.kinds.as_ref().map_or(0, Vec::len))?;
     check_count("held", body.held.as_ref().map_or(0, Vec::len))?;
-    check_names("queues", &queues)?;
+    for queue in &queues {
+        check_queue("queues", queue)?;
+    }
     check_names("kinds", body.kinds.as_deref().unwrap_or_default())?;
     let limit = check_range("limit", body.limit.unwrap_or(1), MAX_LEASES)?;
     // Leave enough of the request timeout for the claim itself.
