@@ -1,10 +1,13 @@
 //! Tracing: enqueuing has a span, and the span that runs a job continues its trace.
 
+use std::future::IntoFuture;
+
 use longshore::testing::Queue;
 use longshore::{Context, Failure, NewJob, Worker};
-use opentelemetry::trace::{SpanKind, TracerProvider as _};
+use opentelemetry::trace::{SpanId, SpanKind, TraceContextExt, TracerProvider as _};
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
 use tracing::Instrument;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::layer::SubscriberExt;
 
 #[tokio::test]
@@ -65,4 +68,30 @@ async fn an_enqueue_continues_the_trace_that_the_job_names() {
     let batch = enqueues.iter().find(|span| !remote(span)).expect("the span of the batch");
     let children = jobs.iter().filter(|job| job.parent_span_id == batch.span_context.span_id());
     assert_eq!(children.count(), 2);
+}
+
+/// As for a request with a `traceparent` header: its own span is part of the trace.
+#[tokio::test]
+async fn a_job_that_names_the_trace_of_the_current_span_is_linked_to_its_enqueue() {
+    let exporter = InMemorySpanExporter::default();
+    let provider = SdkTracerProvider::builder().with_simple_exporter(exporter.clone()).build();
+    let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
+
+    let queue = Queue::new().await;
+    let (request, caller) = (tracing::info_span!("request"), SpanId::from(7));
+    let trace = request.context().span().span_context().trace_id();
+    let named = NewJob::new("greet", "Ada").trace(format!("00-{trace}-{caller}-01"));
+    queue.enqueue(named).into_future().instrument(request).await.expect("enqueue");
+    let done = queue.drain(|client| {
+        Worker::builder(client).function("greet", |_: String, _: Context| async { Ok::<(), Failure>(()) })
+    });
+    assert_eq!(done.await.succeeded, 1);
+    provider.force_flush().expect("flush");
+
+    let spans = exporter.get_finished_spans().expect("spans");
+    let span = |name: &str| spans.iter().find(|span| span.name == name).expect("a span");
+    let (request, enqueue, job) = (span("request"), span("enqueue"), span("job"));
+    assert_eq!(enqueue.parent_span_id, request.span_context.span_id());
+    assert_eq!(job.parent_span_id, enqueue.span_context.span_id());
 }

@@ -495,10 +495,14 @@ fn a_request_through_a_server_is_part_of_the_callers_trace() {
     CommandOutput::of(enqueue.output().unwrap()).ok();
     let exported = |name: &str| collector.spans().iter().any(|span| span["name"] == name);
     until(MAX_WAIT, "the spans arrive", || exported("job webhook_delivery") && exported("POST /jobs"));
-    let root = collector.span("longshore enqueue");
-    for name in ["POST /jobs", "job webhook_delivery"] {
-        let span = collector.span(name);
-        assert_eq!((&span["traceId"], &span["parentSpanId"]), (&root["traceId"], &root["spanId"]), "{name}");
+    let path = ["longshore enqueue", "POST /jobs", "enqueue", "job webhook_delivery"];
+    for [parent, name] in path.array_windows() {
+        let (parent, span) = (collector.span(parent), collector.span(name));
+        assert_eq!(
+            (&span["traceId"], &span["parentSpanId"]),
+            (&parent["traceId"], &parent["spanId"]),
+            "{name}"
+        );
     }
     assert_eq!(collector.span("job webhook_delivery")["status"]["code"], 2);
     assert!(!exported("GET /metrics") && !exported("GET /health"));

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use super::check::{
     MAX_ATTEMPTS_LIMIT, MAX_KEY, MAX_PAYLOAD, check_json, check_labels, check_name, check_options,
-    check_text, check_when,
+    check_queue, check_text, check_when,
 };
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, Status};
@@ -187,7 +187,8 @@ impl NewJob {
         self
     }
 
-    /// The span of enqueuing it. It continues the job's trace, if there is one.
+    /// The span of enqueuing it. It continues the job's trace, if there is one: as a child of the
+    /// current span if that is part of the trace, otherwise of the span that the job names.
     pub(crate) fn span(&self) -> tracing::Span {
         let span = tracing::info_span!(
             "enqueue",
@@ -196,7 +197,8 @@ impl NewJob {
             kind = self.kind.as_str(),
             queue = self.queue.as_str(),
         );
-        if let Some(traceparent) = &self.more.trace {
+        if let Some(traceparent) = self.more.trace.as_deref().filter(|trace| !crate::trace::is_current(trace))
+        {
             crate::trace::adopt(&span, traceparent);
         }
         span
@@ -205,7 +207,9 @@ impl NewJob {
     /// Checks every field. The error names the first invalid field and the remedy. A job
     /// without a trace context gets that of the current span, if there is one.
     pub fn validate(mut self) -> Result<ValidJob> {
-        self.more.trace = self.more.trace.or_else(crate::trace::current);
+        if self.more.trace.as_deref().is_none_or(crate::trace::is_current) {
+            self.more.trace = crate::trace::current();
+        }
         // Walks over all ids start at the nil UUID and end at the max UUID.
         if self.id.0.is_nil() || self.id.0.is_max() {
             return Err(Error::invalid(
@@ -214,7 +218,7 @@ impl NewJob {
             ));
         }
         check_name("kind", &self.kind)?;
-        check_name("queue", &self.queue)?;
+        check_queue("queue", &self.queue)?;
         let payload = self.payload.map_err(|error| {
             Error::invalid("payload", format!("payload: not JSON: {error}; use any JSON value"))
         })?;

@@ -16,6 +16,12 @@ pub(crate) fn current() -> Option<String> {
     span.is_valid().then(|| format!("00-{trace:032x}-{id:016x}-{flags:02x}"))
 }
 
+/// Whether the current span is part of the trace of this `traceparent`.
+pub(crate) fn is_current(traceparent: &str) -> bool {
+    let trace_of = |traceparent: &str| parse(traceparent).map(|span| span.trace_id());
+    current().is_some_and(|current| trace_of(&current) == trace_of(traceparent))
+}
+
 /// The id of the trace that `span` is part of, if an OpenTelemetry layer is installed. Call it after
 /// [`adopt`]: it fixes the span's parent.
 pub(crate) fn id(span: &tracing::Span) -> Option<String> {
