@@ -149,7 +149,8 @@ fn require_file(file: &Path, opened: io::Result<()>) -> Result<(), Failure> {
 pub(crate) fn file_of(url: &str) -> Option<PathBuf> {
     let path = url.strip_prefix("sqlite:")?;
     let path = path.strip_prefix("//").unwrap_or(path);
-    let names_a_file = !path.is_empty() && path != ":memory:";
+    // The library refuses parameters.
+    let names_a_file = !path.is_empty() && path != ":memory:" && !path.contains('?');
     names_a_file.then(|| PathBuf::from(path))
 }
 
@@ -177,7 +178,7 @@ mod tests {
     fn a_url_names_a_file_or_memory() {
         assert_eq!(file_of("sqlite:./a.db"), Some("./a.db".into()));
         assert_eq!(file_of("sqlite:///a.db"), Some("/a.db".into()));
-        for url in ["sqlite::memory:", "sqlite:", "postgres://a/b"] {
+        for url in ["sqlite::memory:", "sqlite:", "sqlite:a.db?mode=rw", "postgres://a/b"] {
             assert_eq!(file_of(url), None, "{url}");
         }
     }

@@ -1,6 +1,7 @@
 //! Extractors: read bodies, query strings, headers and path parameters with limits,
 //! and refuse invalid ones with a [`Problem`] that says what is wrong.
 
+use std::num::{IntErrorKind, ParseIntError};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -220,6 +221,17 @@ pub(super) fn optional_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 /// Deserializes a field in which null is a value, different from an absent field.
 pub(super) fn nullable<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::deserialize(input).map(Some)
+}
+
+/// Deserializes a number of a query string that is clamped to a range. So a number beyond the
+/// range of the type is not an error.
+pub(super) fn clamped<'de, D: Deserializer<'de>>(input: D) -> Result<Option<i64>, D::Error> {
+    let parsed = String::deserialize(input)?.parse();
+    match parsed.as_ref().map_err(ParseIntError::kind) {
+        Err(IntErrorKind::PosOverflow) => Ok(Some(i64::MAX)),
+        Err(IntErrorKind::NegOverflow) => Ok(Some(i64::MIN)),
+        _ => parsed.map(Some).map_err(serde::de::Error::custom),
+    }
 }
 
 /// Converts a field in seconds to a duration of at most ten years.

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Server;
 use super::auth::Caller;
 use super::enqueue::{check_size, parse_when};
-use super::extract::{Body, JobIdPath, Query, nullable, refuse_nul};
+use super::extract::{Body, JobIdPath, Query, clamped, nullable, refuse_nul};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, StatusSchema};
 use crate::client::Cancelled;
@@ -121,10 +121,12 @@ pub(super) struct ListQuery {
     /// Only unfinished jobs with this unique key.
     unique_key: Option<String>,
     /// The page size, clamped to 1 to 200. 50 by default.
+    #[serde(default, deserialize_with = "clamped")]
     limit: Option<i64>,
     /// Skip this many matches, at most 10,000. Beyond that, use `cursor`. A negative number
     /// counts as 0.
     #[param(maximum = 10000)]
+    #[serde(default, deserialize_with = "clamped")]
     offset: Option<i64>,
     /// Only jobs older than this one. The `Link` header contains the cursor of the next
     /// page.

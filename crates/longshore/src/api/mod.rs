@@ -216,7 +216,7 @@ impl Api {
     fn route_table(&self, guard: Arc<Guard>) -> RouteTable {
         let scope = |part: Public| (!self.public.contains(&part)).then_some(Scope::Read);
         let mut table = RouteTable::new(guard, openapi::document())
-            .public([routes!(health::health), routes!(start_page::start_page)])
+            .public([routes!(health::health)])
             .scoped(Scope::Enqueue, [routes!(enqueue::enqueue), routes!(batch::enqueue)])
             .scoped(
                 Scope::Read,
@@ -266,9 +266,10 @@ impl Api {
                     routes!(leases::sign_off),
                 ],
             );
+        let documentation = openapi::routes().into_iter().chain([routes!(start_page::start_page)]);
         table = match scope(Public::Docs) {
-            Some(scope) => table.scoped(scope, openapi::routes()),
-            None => table.public(openapi::routes()),
+            Some(scope) => table.scoped(scope, documentation),
+            None => table.public(documentation),
         };
         if self.metrics.is_some() {
             table = match scope(Public::Metrics) {

@@ -10,7 +10,9 @@ use uuid::Uuid;
 
 use super::Server;
 use super::auth::Caller;
-use super::extract::{Body, JobIdPath, NamePath, OptionalBody, Query, check_range, duration, refuse_nul};
+use super::extract::{
+    Body, JobIdPath, NamePath, OptionalBody, Query, check_range, clamped, duration, refuse_nul,
+};
 use super::jobs::{check_access, page_response, page_size, payloads, skipped};
 use super::problem::{ApiResult, Problem, ProblemBody};
 use super::schemas::{JobSchema, QueueSchema, WorkerSchema};
@@ -166,7 +168,7 @@ pub(super) struct SweepRequest {
     /// Overrides each worker's own threshold.
     #[schema(minimum = 0, maximum = 315360000)]
     threshold_seconds: Option<f64>,
-    /// How long recovered jobs wait before they are due; 5 by default.
+    /// How long recovered jobs wait before they are due; 5 by default, unless the server sets it.
     #[schema(minimum = 0, maximum = 315360000)]
     delay_seconds: Option<f64>,
     /// The flags of resilient jobs. A worker that holds one is declared dead only after
@@ -248,10 +250,12 @@ pub(super) struct DeadQuery {
     /// Only jobs of this queue.
     queue: Option<String>,
     /// The page size, clamped to 1 to 200. 50 by default.
+    #[serde(default, deserialize_with = "clamped")]
     limit: Option<i64>,
     /// Skip this many matches, at most 10,000. Beyond that, use `cursor`. A negative number
     /// counts as 0.
     #[param(maximum = 10000)]
+    #[serde(default, deserialize_with = "clamped")]
     offset: Option<i64>,
     /// Only jobs older than this one. The `Link` header contains the cursor of the next
     /// page.

@@ -1,5 +1,5 @@
-//! The page at `/`: what this server is, and where to go from here. It contains no data of
-//! the queue, so it needs no token.
+//! The page at `/`: what this server is, and where to go from here. Like the documentation, it
+//! needs a token if the server requires tokens and does not make the documentation public.
 
 use axum::Json;
 use axum::extract::{OriginalUri, State};

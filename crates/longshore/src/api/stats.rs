@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::Server;
 use super::auth::Caller;
-use super::extract::Query;
+use super::extract::{Query, clamped};
 use super::problem::ApiResult;
 use super::schemas::CountSchema;
 use crate::job::Outcome;
@@ -28,6 +28,7 @@ const RATE_MINUTES: i64 = 5;
 #[into_params(parameter_in = Query)]
 pub(super) struct StatsQuery {
     /// The time range in minutes, clamped to 1 to 1,440. 60 by default.
+    #[serde(default, deserialize_with = "clamped")]
     minutes: Option<i64>,
     /// Only jobs of this queue.
     queue: Option<String>,

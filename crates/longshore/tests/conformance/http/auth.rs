@@ -79,9 +79,8 @@ async fn every_route_requires_the_scope_that_its_document_names(fixture: Fixture
         let open = http.send(method, path, &[], "").await;
         match scope {
             None => {
-                assert!(["/", "/health"].contains(&path.as_str()), "{path} is public");
-                let open = open.expect_status(200);
-                assert!(!open.text.contains(env!("CARGO_PKG_VERSION")), "{path} shows the version");
+                assert_eq!(path, "/health", "is public");
+                open.expect_status(200);
             }
             Some(_) => {
                 let refused = open.expect_problem(401, "unauthorized", "Bearer");

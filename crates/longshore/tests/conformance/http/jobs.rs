@@ -328,7 +328,13 @@ async fn a_list_is_newest_first_filtered_and_paged(fixture: Fixture) {
     assert_eq!(listed(&http.get("/jobs?limit=0").await.expect_status(200)).len(), 1);
     assert_eq!(listed(&http.get("/jobs?limit=-7").await.expect_status(200)).len(), 1);
     assert_eq!(listed(&http.get("/jobs?limit=2&offset=-7").await.expect_status(200)), ids[..2]);
-    http.get("/dead-letters?offset=-9223372036854775808").await.expect_status(200);
+    // Also beyond the range of any integer type.
+    let far = "9".repeat(40);
+    assert_eq!(listed(&http.get(&format!("/jobs?limit={far}&offset=-{far}")).await.expect_status(200)), ids);
+    http.get(&format!("/jobs?offset={far}")).await.expect_problem(400, "bad_request", "above 10000");
+    http.get(&format!("/dead-letters?offset=-{far}")).await.expect_status(200);
+    http.get(&format!("/stats?minutes={far}")).await.expect_status(200);
+    http.get("/jobs?limit=many").await.expect_problem(400, "bad_request", "limit");
     assert_eq!(listed(&http.get("/jobs?limit=1000").await.expect_status(200)).len(), 5);
     let mut seen = Vec::new();
     let mut next = Some("/jobs?kind=greet&limit=2".to_owned());
