@@ -266,6 +266,15 @@ pub(crate) fn trace_id(traceparent: &str) -> Option<&str> {
     is_valid.then_some(id)
 }
 
+/// Ends the interval when it is dropped: after the interval, or because its runtime ends.
+struct EndOfInterval(Arc<Limit>);
+
+impl Drop for EndOfInterval {
+    fn drop(&mut self) {
+        self.0.report();
+    }
+}
+
 /// Limits the lines of one class.
 #[derive(Debug)]
 struct Limit {
@@ -312,10 +321,13 @@ impl Limit {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return true };
         self.left_out.fetch_add(1, Ordering::Relaxed);
         if !self.is_full.swap(true, Ordering::AcqRel) {
-            let (limit, rest) = (self.clone(), INTERVAL.saturating_sub(written.since.elapsed()));
+            let rest = INTERVAL.saturating_sub(written.since.elapsed());
+            // A runtime that is shutting down drops the task at once, which needs the lock.
+            drop(written);
+            let end = EndOfInterval(self.clone());
             runtime.spawn(async move {
                 tokio::time::sleep(rest).await;
-                limit.report();
+                drop(end);
             });
         }
         false
@@ -366,6 +378,16 @@ mod tests {
     fn without_a_runtime_no_line_is_left_out() {
         let limit = Limit::new(Level::INFO);
         assert!((0..MAX_LINES + 7).all(|_| limit.admit()));
+    }
+
+    #[test]
+    fn the_end_of_a_runtime_ends_the_interval() {
+        let limit = Limit::new(Level::INFO);
+        limit.written.lock().unwrap().since = Instant::now() + 60 * INTERVAL;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { while limit.admit() {} });
+        drop(runtime);
+        assert!(limit.admit());
     }
 
     #[test]
