@@ -1,12 +1,13 @@
 //! The lines about jobs that `longshore dev` prints: one short line for each end of an attempt.
-//! All other lines have the usual format.
+//! All other lines have the usual format, with the same short times.
 
 use std::fmt::{self, Write};
 
 use chrono::Local;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
-use tracing_subscriber::fmt::format::{Format, Writer};
+use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -19,12 +20,21 @@ const MAX_ERROR: usize = 200;
 
 /// Formats lines about jobs.
 pub(super) struct Short {
-    others: Format,
+    others: Format<Full, TimeOfDay>,
 }
 
 impl Default for Short {
     fn default() -> Self {
-        Short { others: tracing_subscriber::fmt::format().with_target(false) }
+        Short { others: tracing_subscriber::fmt::format().with_target(false).with_timer(TimeOfDay) }
+    }
+}
+
+/// The local time, without the date.
+struct TimeOfDay;
+
+impl FormatTime for TimeOfDay {
+    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        write!(writer, "{}", Local::now().format("%H:%M:%S"))
     }
 }
 
@@ -44,9 +54,10 @@ where
         }
         let mut line = JobLine::default();
         event.record(&mut line);
-        let time = Local::now().format("%H:%M:%S");
         let (dim, reset) = if writer.has_ansi_escapes() { ("\u{1b}[2m", "\u{1b}[0m") } else { ("", "") };
-        writeln!(writer, "{dim}{time}{reset} {}", line.text(writer.has_ansi_escapes()))
+        writer.write_str(dim)?;
+        TimeOfDay.format_time(&mut writer)?;
+        writeln!(writer, "{reset} {}", line.text(writer.has_ansi_escapes()))
     }
 }
 

@@ -194,7 +194,8 @@ async fn with_too_many_bodies_the_one_that_takes_the_longest_is_refused(fixture:
         }
         let mut response = Vec::new();
         // Returns because the server closes the connection.
-        let _ = slow[0].read_to_end(&mut response).await;
+        let refused = tokio::time::timeout(20 * SECOND, slow[0].read_to_end(&mut response)).await;
+        let _ = refused.expect("the first body is refused");
         parse(&response).expect_problem(408, "timeout", "too many bodies");
         // A body that arrives with its headers is not counted.
         let body = json!({ "kind": "greet", "payload": 1 }).to_string();
