@@ -18,16 +18,18 @@ pub(crate) enum Fit {
 }
 
 impl Fit {
-    fn min_width(self, width: usize, narrowest: usize) -> usize {
+    /// The width to which a column can be cut. Titles are never cut: a title that is wider than
+    /// its column would move the titles after it.
+    fn min_width(self, title: &str, width: usize, narrowest: usize) -> usize {
         match self {
             Fit::Whole | Fit::WholeOrOmitted => width,
-            Fit::Cut | Fit::CutLast | Fit::CutOrOmitted => width.min(narrowest),
+            Fit::Cut | Fit::CutLast | Fit::CutOrOmitted => width.min(narrowest.max(title.len())),
         }
     }
 
     /// The width that is reserved before a column is omitted.
-    fn reserved_width(self, width: usize) -> usize {
-        self.min_width(width, if self == Fit::CutLast { RESERVED } else { NARROWEST[0] })
+    fn reserved_width(self, title: &str, width: usize) -> usize {
+        self.min_width(title, width, if self == Fit::CutLast { RESERVED } else { NARROWEST[0] })
     }
 
     fn can_be_omitted(self) -> bool {
@@ -122,7 +124,7 @@ impl Table {
             cells.chain([self.columns[at].0.len()]).max().unwrap_or(0)
         };
         let mut widths: Vec<Option<usize>> = (0..self.columns.len()).map(|at| Some(content(at))).collect();
-        while self.total(&widths, Fit::reserved_width) > room {
+        while self.total(&widths, |(title, fit), width| fit.reserved_width(title, width)) > room {
             let can_omit = |at: &usize| widths[*at].is_some() && self.columns[*at].1.can_be_omitted();
             let Some(at) = (0..widths.len()).rev().find(can_omit) else { break };
             widths[at] = None;
@@ -130,7 +132,8 @@ impl Table {
         for narrowest in NARROWEST {
             while self.total(&widths, |_, width| width) > room {
                 let cuttable = |at: &usize| {
-                    widths[*at].is_some_and(|width| width > self.columns[*at].1.min_width(width, narrowest))
+                    let (title, fit) = self.columns[*at];
+                    widths[*at].is_some_and(|width| width > fit.min_width(title, width, narrowest))
                 };
                 let Some(widest) = (0..widths.len()).filter(cuttable).max_by_key(|at| widths[*at]) else {
                     break;
@@ -142,9 +145,9 @@ impl Table {
     }
 
     /// The width of the table if each column has the width that `of` returns for it.
-    fn total(&self, widths: &[Option<usize>], of: impl Fn(Fit, usize) -> usize) -> usize {
+    fn total(&self, widths: &[Option<usize>], of: impl Fn((&str, Fit), usize) -> usize) -> usize {
         let shown = widths.iter().zip(&self.columns);
-        let shown = shown.filter_map(|(width, (_, fit))| Some(of(*fit, (*width)?) + GAP));
+        let shown = shown.filter_map(|(width, column)| Some(of(*column, (*width)?) + GAP));
         shown.sum::<usize>().saturating_sub(GAP)
     }
 }
@@ -227,6 +230,91 @@ ID              KIND        ATTEMPTS  LAST ERROR
             assert_eq!(rendered.omitted, ["attempts", "last error"], "{room}");
         }
         assert!(text(&table(), Some(3)).contains("0199-cccc-dddd"), "ids are never cut");
+    }
+
+    #[test]
+    fn a_title_is_as_wide_as_its_column_and_the_omitted_column_is_named() {
+        let mut table = Table::new([
+            ("id", Fit::Whole),
+            ("kind", Fit::Cut),
+            ("age", Fit::Whole),
+            ("last error", Fit::CutLast),
+            ("attempts", Fit::WholeOrOmitted),
+            ("queue", Fit::CutOrOmitted),
+            ("due", Fit::WholeOrOmitted),
+            ("priority", Fit::WholeOrOmitted),
+        ]);
+        let row = ["01a1e454..1b31ea", "summarize_text", "13m", "-", "0/3", "default", "in 2m", "0"];
+        table.row(row.map(Into::into));
+        let expected = "\
+ID                KIND       AGE  LAST ERROR  ATTEMPTS  QUEUE    DUE    PRIORITY
+01a1e454..1b31ea  summariz…  13m  -           0/3       default  in 2m  0
+";
+        assert_eq!(text(&table, Some(80)), expected);
+        let rendered = table.render(Some(78), Colours::Off);
+        let expected = "\
+ID                KIND            AGE  LAST ERROR  ATTEMPTS  QUEUE    DUE
+01a1e454..1b31ea  summarize_text  13m  -           0/3       default  in 2m
+";
+        assert_eq!((rendered.text.as_str(), rendered.omitted), (expected, vec!["priority"]));
+    }
+
+    /// The start of every column in the title line: after two spaces.
+    fn starts(titles: &[&str]) -> Vec<usize> {
+        let line: Vec<char> = titles[0].chars().collect();
+        (0..line.len())
+            .filter(|at| line[*at] != ' ' && (*at == 0 || line[at.saturating_sub(GAP)..*at] == [' ', ' ']))
+            .collect()
+    }
+
+    #[test]
+    fn every_line_fits_and_every_column_is_aligned() {
+        // Titles shorter and longer than what a column can be cut to, as in the real tables.
+        let titles = ["id", "kind", "last error", "failed_permanent", "queue"];
+        let fits = [Fit::Whole, Fit::Cut, Fit::CutLast, Fit::WholeOrOmitted, Fit::CutOrOmitted];
+        let lengths = [1, 7, 9, 12, 40];
+        let mut checked = 0;
+        // The ten digits of a number to base 5 choose a fit and a length for each column.
+        for choice in (0..5_usize.pow(10)).step_by(3_001) {
+            let digit = |at: usize| choice / 5_usize.pow(at as u32) % 5;
+            let columns: Vec<(&str, Fit)> = (0..5).map(|at| (titles[at], fits[digit(at)])).collect();
+            let cells: Vec<String> = (0..5).map(|at| "x".repeat(lengths[digit(at + 5)])).collect();
+            let mut table = Table::new(columns.clone());
+            table.row(cells.clone());
+            table.row(titles.map(|_| "y".to_owned()));
+            // Less room is not enough even if everything is cut and omitted.
+            let least: usize = columns
+                .iter()
+                .zip(&cells)
+                .filter(|((_, fit), _)| !fit.can_be_omitted())
+                .map(|((title, fit), cell)| {
+                    let width = cell.len().max(title.len());
+                    GAP + if *fit == Fit::Whole { width } else { width.min(title.len().max(4)) }
+                })
+                .sum();
+            for room in [least.saturating_sub(GAP), 40, 60, 79, 80, 81, 120] {
+                if room + GAP < least || room == 0 {
+                    continue;
+                }
+                let rendered = table.render(Some(room), Colours::Off);
+                let lines: Vec<&str> = rendered.text.lines().collect();
+                assert!(lines.iter().all(|line| line.chars().count() <= room), "{room}: {rendered:?}");
+                let shown: Vec<usize> =
+                    (0..titles.len()).filter(|at| !rendered.omitted.contains(&titles[*at])).collect();
+                let starts = starts(&lines);
+                assert_eq!(starts.len(), shown.len(), "{room}: {rendered:?}");
+                for (at, start) in shown.into_iter().zip(starts) {
+                    for (line, text) in lines.iter().zip([&titles[at].to_uppercase(), &cells[at], "y"]) {
+                        let line: Vec<char> = line.chars().collect();
+                        assert_eq!(line[start], text.chars().next().unwrap_or(' '), "{room}: {rendered:?}");
+                        assert!(line[..start].ends_with(&[' ', ' ']) || start == 0, "{room}: {rendered:?}");
+                    }
+                    assert!(lines[0].contains(&titles[at].to_uppercase()), "{room}: {rendered:?}");
+                }
+                checked += 1;
+            }
+        }
+        assert!(checked > 5_000, "{checked}");
     }
 
     #[test]
