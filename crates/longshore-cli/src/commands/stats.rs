@@ -56,10 +56,9 @@ fn counts_table(counts: &[Count]) -> Table {
     let mut rows: BTreeMap<(&str, &str), [String; Status::ALL.len()]> = BTreeMap::new();
     for count in counts {
         let row = rows.entry((&count.queue, &count.kind)).or_insert_with(|| Status::ALL.map(|_| "0".into()));
-        let about = if count.estimated { "~" } else { "" };
         for (cell, status) in row.iter_mut().zip(Status::ALL) {
             if status == count.status {
-                *cell = format!("{about}{}", count.jobs);
+                *cell = total(std::iter::once(count));
             }
         }
     }
@@ -72,6 +71,12 @@ fn counts_table(counts: &[Count]) -> Table {
         table.row([queue.to_owned(), kind.to_owned()].into_iter().chain(cells));
     }
     table
+}
+
+/// The number of jobs in all of these counts. One estimate makes it an estimate, marked `~`.
+fn total<'a>(counts: impl Iterator<Item = &'a Count> + Clone) -> String {
+    let about = if counts.clone().any(|count| count.estimated) { "~" } else { "" };
+    format!("{about}{}", counts.map(|count| count.jobs).sum::<u64>())
 }
 
 // ---- stats -----------------------------------------------------------------------
@@ -120,9 +125,7 @@ pub(super) async fn stats(endpoint: &Endpoint, args: &args::Stats, out: &Out) ->
 }
 
 fn print(stats: &Stats, minutes: u32, out: &Out) {
-    let jobs = |status: Status| -> u64 {
-        stats.counts.iter().filter(|count| count.status == status).map(|count| count.jobs).sum()
-    };
+    let jobs = |status: Status| total(stats.counts.iter().filter(move |count| count.status == status));
     let ended = |of: fn(&Point) -> u64| -> u64 { stats.series.iter().map(of).sum() };
     let lines = [
         (

@@ -33,7 +33,9 @@ fn ids(document: &Value) -> Vec<String> {
 /// A server that sends these pages, one per connection, and does not respond to further
 /// requests. A page is a list of jobs and the parameters of the next page. Returns the URL of
 /// the server, and a channel with the URLs that were requested.
-fn serve_pages(pages: &'static [(&'static str, &'static str)]) -> (String, mpsc::Receiver<String>) {
+pub(crate) fn serve_pages(
+    pages: &'static [(&'static str, &'static str)],
+) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let (sender, requested) = mpsc::channel();

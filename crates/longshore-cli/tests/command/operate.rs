@@ -3,7 +3,8 @@
 use longshore::{Ending, NewJob};
 use serde_json::json;
 
-use crate::fixture::{Fixture, on_every_target};
+use crate::fixture::{CommandOutput, Fixture, binary, on_every_target};
+use crate::jobs::serve_pages;
 
 on_every_target!(
     queues_are_paused_resumed_and_limited,
@@ -164,6 +165,25 @@ fn stats_show_what_ended_and_how_fast(fixture: &Fixture) {
     assert!(document["per_second"].as_f64().unwrap() > 0.0, "{document}");
     assert_eq!(document["counts"].as_array().unwrap().len(), 3, "{document}");
     fixture.run("stats --minutes 0").fails_with(2, &["--minutes", "1..=1440"]);
+}
+
+#[test]
+fn stats_and_counts_mark_estimates() {
+    const STATS: &str = r#"{ "at": "2026-07-14T09:30:12Z", "series": [], "per_second": 0.0,
+        "run_seconds": { "p50": null, "p95": null, "p99": null },
+        "counts": [
+            { "status": "queued", "queue": "mail", "kind": "greet", "jobs": 130, "estimated": false },
+            { "status": "queued", "queue": "default", "kind": "pay", "jobs": 300000, "estimated": true },
+            { "status": "running", "queue": "default", "kind": "pay", "jobs": 7, "estimated": false }
+        ] }"#;
+    let (url, _requested) = serve_pages(&[(STATS, ""), (STATS, "")]);
+    let run = |command: &str| {
+        CommandOutput::of(binary().env("LONGSHORE_SERVER", &url).arg(command).output().unwrap()).ok().out
+    };
+    let stats = run("stats");
+    assert!(stats.contains("now       ~300130 queued, 0 retrying, 7 running\n"), "{stats}");
+    let counts = run("counts");
+    assert!(counts.contains("  ~300000  7 ") && counts.contains("  130 "), "{counts}");
 }
 
 fn kinds_are_registered_listed_and_removed(fixture: &Fixture) {
