@@ -62,10 +62,17 @@ fn counts_table(counts: &[Count]) -> Table {
             }
         }
     }
-    // A column of zeros says nothing.
     let is_zero = |status: Status| counts.iter().all(|count| count.status != status || count.jobs == 0);
-    let statuses = Status::ALL
-        .map(|status| (status.as_str(), if is_zero(status) { Fit::WholeOrOmitted } else { Fit::Whole }));
+    let statuses = Status::ALL.map(|status| {
+        let fit = match status {
+            // That nothing waits or runs is worth knowing.
+            Status::Queued | Status::Running => Fit::Whole,
+            _ if is_zero(status) => Fit::WholeOrOmittedFirst,
+            Status::Cancelled => Fit::WholeOrOmitted,
+            _ => Fit::Whole,
+        };
+        (status.as_str(), fit)
+    });
     let mut table = Table::new([("queue", Fit::Cut), ("kind", Fit::Cut)].into_iter().chain(statuses));
     for ((queue, kind), cells) in rows {
         table.row([queue.to_owned(), kind.to_owned()].into_iter().chain(cells));

@@ -13,6 +13,8 @@ pub(crate) enum Fit {
     CutLast,
     /// Never cut, but omitted if there is no room, rightmost column first.
     WholeOrOmitted,
+    /// Never cut, and omitted before all others, for what says little.
+    WholeOrOmittedFirst,
     /// Cut, and omitted if that is not enough.
     CutOrOmitted,
 }
@@ -22,7 +24,7 @@ impl Fit {
     /// its column would move the titles after it.
     fn min_width(self, title: &str, width: usize, narrowest: usize) -> usize {
         match self {
-            Fit::Whole | Fit::WholeOrOmitted => width,
+            Fit::Whole | Fit::WholeOrOmitted | Fit::WholeOrOmittedFirst => width,
             Fit::Cut | Fit::CutLast | Fit::CutOrOmitted => width.min(narrowest.max(title.len())),
         }
     }
@@ -33,7 +35,7 @@ impl Fit {
     }
 
     fn can_be_omitted(self) -> bool {
-        matches!(self, Fit::WholeOrOmitted | Fit::CutOrOmitted)
+        matches!(self, Fit::WholeOrOmitted | Fit::WholeOrOmittedFirst | Fit::CutOrOmitted)
     }
 }
 
@@ -126,7 +128,8 @@ impl Table {
         let mut widths: Vec<Option<usize>> = (0..self.columns.len()).map(|at| Some(content(at))).collect();
         while self.total(&widths, |(title, fit), width| fit.reserved_width(title, width)) > room {
             let can_omit = |at: &usize| widths[*at].is_some() && self.columns[*at].1.can_be_omitted();
-            let Some(at) = (0..widths.len()).rev().find(can_omit) else { break };
+            let order = |at: &usize| (self.columns[*at].1 == Fit::WholeOrOmittedFirst, *at);
+            let Some(at) = (0..widths.len()).filter(can_omit).max_by_key(order) else { break };
             widths[at] = None;
         }
         for narrowest in NARROWEST {
@@ -336,6 +339,26 @@ ID                KIND            AGE  LAST ERROR  ATTEMPTS  QUEUE    DUE
         let rendered = table.render(Some(40), Colours::Off);
         assert_eq!(rendered.omitted, ["queue", "priority"]);
         assert!(rendered.text.contains("0199  connection refused by mail.exampl…\n"), "{rendered:?}");
+    }
+
+    #[test]
+    fn what_says_little_is_omitted_before_columns_to_the_right() {
+        let mut table = Table::new([
+            ("queue", Fit::Cut),
+            ("running", Fit::Whole),
+            ("succeeded", Fit::WholeOrOmittedFirst),
+            ("retrying", Fit::WholeOrOmittedFirst),
+            ("cancelled", Fit::WholeOrOmitted),
+        ]);
+        table.row(["default", "0", "0", "0", "12"].map(Into::into));
+        for (room, omitted) in [
+            (48, vec![]),
+            (47, vec!["retrying"]),
+            (37, vec!["succeeded", "retrying"]),
+            (26, vec!["succeeded", "retrying", "cancelled"]),
+        ] {
+            assert_eq!(table.render(Some(room), Colours::Off).omitted, omitted, "{room}");
+        }
     }
 
     #[test]

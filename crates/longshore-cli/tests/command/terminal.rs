@@ -2,6 +2,7 @@
 //! pipe is not an error.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use longshore::{Ending, NewJob};
 
@@ -12,6 +13,7 @@ on_every_engine!(
     a_closed_pipe_is_not_an_error,
     output_that_cannot_be_written_is_an_error,
     a_list_at_80_columns_shows_what_matters,
+    counts_at_80_columns_show_running_jobs,
     colours_depend_on_the_terminal_and_the_user,
     bash_completes_commands_flags_and_values,
     fish_completes_values_with_descriptions,
@@ -171,6 +173,25 @@ fn a_list_at_80_columns_shows_what_matters(fixture: &Fixture) {
     assert!(!dead.contains("STATUS") && dead.contains("connection refused by the mail"), "{dead}");
     let shown = fixture.run(&format!("jobs show {} --json", id.short())).json();
     assert_eq!(shown["id"], id.to_string(), "the short id is accepted");
+}
+
+fn counts_at_80_columns_show_running_jobs(fixture: &Fixture) {
+    fixture.migrated();
+    let job = || NewJob::new("summarize_page", &());
+    fixture.finished_job(job(), Ending::Succeeded { result: None });
+    fixture.finished_job(job(), Ending::Failed { error: "no".into(), retry_in: None });
+    let later = Some(Duration::from_secs(3600));
+    fixture.finished_job(job(), Ending::Failed { error: "not yet".into(), retry_in: later });
+    let cancelled = fixture.enqueue("summarize_page");
+    fixture.run(&format!("jobs cancel {cancelled}")).ok();
+    fixture.enqueue("summarize_page");
+    let Some(counts) = at_a_terminal(fixture, &[("NO_COLOR", "1")], "counts") else { return };
+    let expected = "\
+QUEUE    KIND            QUEUED  RUNNING  SUCCEEDED  RETRYING  FAILED_PERMANENT
+default  summarize_page  1       0        1          1         1
+not shown: cancelled (use a wider terminal or --json)
+";
+    assert_eq!(counts, expected);
 }
 
 fn colours_depend_on_the_terminal_and_the_user(fixture: &Fixture) {
