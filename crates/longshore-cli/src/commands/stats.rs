@@ -8,8 +8,8 @@ use longshore::Status;
 use serde::Deserialize;
 
 use crate::args;
-use crate::endpoint::Endpoint;
-use crate::failure::{Code, Outcome};
+use crate::endpoint::{Endpoint, Reply};
+use crate::failure::{Code, Failure, Outcome};
 use crate::output::{Fit, Out, RawObject, Table, instant};
 
 /// Prints `ok` if the queue responds; otherwise the request fails.
@@ -27,11 +27,11 @@ pub(super) async fn health(endpoint: &Endpoint, out: &Out) -> Outcome {
 
 /// The number of jobs of a queue and kind in a status.
 #[derive(Deserialize)]
-struct Count {
+pub(super) struct Count {
     status: Status,
-    queue: String,
-    kind: String,
-    jobs: u64,
+    pub(super) queue: String,
+    pub(super) kind: String,
+    pub(super) jobs: u64,
     estimated: bool,
 }
 
@@ -41,14 +41,23 @@ struct Counts<C> {
 }
 
 pub(super) async fn counts(endpoint: &Endpoint, out: &Out) -> Outcome {
-    // Request the shortest series, because only the counts are used.
-    let reply = endpoint.get(&["stats"]).query("minutes", Some(1)).send().await?;
+    let reply = get_counts(endpoint).await?;
     if out.json {
         out.document(&reply.read::<Counts<RawObject>>()?.counts);
     } else {
         out.table(&counts_table(&reply.read::<Counts<Count>>()?.counts), "no jobs");
     }
     Ok(Code::Done)
+}
+
+/// The number of jobs of every queue, kind and status, finished jobs included.
+pub(super) async fn all_counts(endpoint: &Endpoint) -> Result<Vec<Count>, Failure> {
+    Ok(get_counts(endpoint).await?.read::<Counts<Count>>()?.counts)
+}
+
+async fn get_counts(endpoint: &Endpoint) -> Result<Reply, Failure> {
+    // Request the shortest series, because only the counts are used.
+    endpoint.get(&["stats"]).query("minutes", Some(1)).send().await
 }
 
 /// One row per queue and kind, one column per status.

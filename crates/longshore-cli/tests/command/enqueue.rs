@@ -263,4 +263,13 @@ fn a_new_queue_with_a_similar_name_to_a_known_one_is_pointed_out() {
     fixture.run("enqueue greet --queue reports").ok();
     fixture.run("enqueue greet --queue mail").ok();
     fixture.run("enqueue greet --queue mial").ok();
+
+    // A queue whose jobs have finished is not new.
+    let finished = fixture.enqueue("greet --queue maul");
+    fixture.run(&format!("jobs cancel {finished}")).ok();
+    fixture.run("enqueue greet --queue maul").ok();
+    // The default queue is always known.
+    let mistyped = fixture.run("enqueue greet --queue defualt");
+    assert!(mistyped.err.contains("did you mean `default`?"), "{mistyped:?}");
+    fixture.run("enqueue greet --queue default").ok();
 }

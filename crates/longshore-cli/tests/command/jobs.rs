@@ -206,6 +206,20 @@ fn a_mistyped_kind_or_queue_in_a_filter_is_pointed_out(fixture: &Fixture) {
     let dead = fixture.run("dead list --kind grete");
     assert!(dead.err.contains("did you mean `greet`?"), "{dead:?}");
     fixture.run("jobs list --kind greet --queue default").ok();
+
+    // The default queue and the queues and kinds of finished jobs are known.
+    let finished = fixture.enqueue("sweep_floor --queue night");
+    fixture.run(&format!("jobs cancel {finished}")).ok();
+    for (line, expected) in [
+        ("jobs list --queue defualt", "no queue `defualt` is known; did you mean `default`?\n"),
+        ("dead list --queue defualt", "no queue `defualt` is known; did you mean `default`?\n"),
+        ("jobs list --queue nihgt", "no queue `nihgt` is known; did you mean `night`?\n"),
+        ("jobs list --kind sweep_flor", "no kind `sweep_flor` is known; did you mean `sweep_floor`?\n"),
+    ] {
+        assert!(fixture.run(line).err.ends_with(expected), "{line}");
+        fixture.run(&format!("{line} --json")).ok();
+    }
+    fixture.run("jobs list --status queued --kind sweep_floor --queue night").ok();
 }
 
 fn an_unknown_id_is_not_found(fixture: &Fixture) {

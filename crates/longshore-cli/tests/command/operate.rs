@@ -1,6 +1,9 @@
 //! The operator's commands: queues, cron, dead letters, kinds, counts, health and stats.
 
-use longshore::{Ending, NewJob};
+use std::time::Duration;
+
+use longshore::store::NewWorker;
+use longshore::{ALL_QUEUES, Ending, NewJob};
 use serde_json::json;
 
 use crate::fixture::{CommandOutput, Fixture, binary, on_every_target};
@@ -8,6 +11,7 @@ use crate::jobs::serve_pages;
 
 on_every_target!(
     queues_are_paused_resumed_and_limited,
+    only_an_unknown_queue_is_reported_as_unknown,
     schedules_are_added_paused_run_and_removed,
     dead_letters_are_listed_and_redriven,
     dead_letters_are_redriven_by_filter,
@@ -50,6 +54,33 @@ fn queues_are_paused_resumed_and_limited(fixture: &Fixture) {
         fixture.run(line).fails_with(2, &["queue", "`*` means every queue"]);
     }
     fixture.run_args(&["queues", "resume", ""]).fails_with(2, &["queue", "1 to 128 bytes"]);
+}
+
+fn only_an_unknown_queue_is_reported_as_unknown(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.run("queues pause default").ok();
+    let unknown = fixture.run("queues pause defualt --json");
+    assert_eq!((unknown.code, unknown.err.as_str()), (0, ""), "{unknown:?}");
+    let warning = |queue: &str| fixture.run(&format!("queues resume {queue}")).err;
+    let has_no_worker = "warning: queue `images` is unknown: it had no settings, no jobs and no worker\n";
+    assert_eq!(warning("images"), has_no_worker);
+
+    // The only job of the queue has finished.
+    let finished = fixture.enqueue("greet --queue mail");
+    fixture.run(&format!("jobs cancel {finished}")).ok();
+    fixture.run("queues limit mail 3").ok();
+
+    fixture.with_client(async |client| {
+        let queues = vec![ALL_QUEUES.to_owned(), "reports".to_owned()];
+        client.store().register(&NewWorker { queues, ..NewWorker::new("crane 7") }).await
+    });
+    fixture.run("queues pause reports").ok();
+    let has_no_jobs =
+        "warning: queue `report` is unknown: it had no settings and no jobs; did you mean `reports`?\n";
+    assert_eq!(warning("report"), has_no_jobs);
+    // A worker that does not respond serves no queue.
+    fixture.move_clock(Duration::from_secs(3600));
+    assert!(warning("videos").contains("no settings, no jobs and no worker"));
 }
 
 fn schedules_are_added_paused_run_and_removed(fixture: &Fixture) {
