@@ -16,6 +16,7 @@ on_every_engine!(
     counts_at_80_columns_show_running_jobs,
     colours_depend_on_the_terminal_and_the_user,
     bash_completes_commands_flags_and_values,
+    bash_completes_values_of_the_queue_that_the_command_line_names,
     fish_completes_values_with_descriptions,
 );
 
@@ -235,39 +236,90 @@ fn every_shell_has_completions() {
         .fails_with(2, &["bash", "fish"]);
 }
 
-/// Sources the script in bash and completes a command line, given as an array.
-fn complete_in_bash(fixture: &Fixture, words: &[&str]) -> Vec<String> {
+/// The parts into which bash splits a command line: words, which it splits again before and after
+/// `:`, `=` and `@` unless they are quoted.
+fn split_as_bash(line: &str) -> Vec<String> {
+    let is_separator = |c: char| matches!(c, ':' | '=' | '@');
+    let mut parts: Vec<String> = Vec::new();
+    for word in line.split(' ') {
+        if word.starts_with('\'') || word.is_empty() {
+            parts.push(word.to_owned());
+            continue;
+        }
+        let mut last = None;
+        for c in word.chars() {
+            match parts.last_mut().filter(|_| last == Some(is_separator(c))) {
+                Some(part) => part.push(c),
+                None => parts.push(c.into()),
+            }
+            last = Some(is_separator(c));
+        }
+    }
+    parts
+}
+
+/// Sources the script in bash and completes a command line, whose last word is after the last
+/// space.
+fn complete_in_bash(variables: &[(&str, &str)], line: &str) -> Vec<String> {
     let longshore = env!("CARGO_BIN_EXE_longshore");
-    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
+    let parts = split_as_bash(line);
     let script = format!(
-        "source <({longshore} completions bash); COMP_WORDS=({longshore} {}); COMP_CWORD={}; _longshore; \
-         printf '%s\\n' \"${{COMPREPLY[@]}}\"",
-        quoted.join(" "),
-        words.len()
+        "source <({longshore} completions bash); COMP_LINE={}; COMP_WORDS=({longshore} {}); COMP_CWORD={}; \
+         _longshore; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        quoted(&format!("{longshore} {line}")),
+        parts.iter().map(|part| quoted(part)).collect::<Vec<_>>().join(" "),
+        parts.len()
     );
     let mut command = Command::new("bash");
-    command.args(["-c", &script]).env("DATABASE_URL", &fixture.url).env("LONGSHORE_CONFIG", "");
-    let output = command.env_remove("LONGSHORE_SERVER").output().expect("is bash installed?");
-    let output = CommandOutput::of(output).ok();
+    command.args(["-c", &script]).env("LONGSHORE_CONFIG", "");
+    command.env_remove("DATABASE_URL").env_remove("LONGSHORE_SERVER").envs(variables.iter().copied());
+    let output = CommandOutput::of(command.output().expect("is bash installed?")).ok();
     output.out.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
 fn bash_completes_commands_flags_and_values(fixture: &Fixture) {
     fixture.migrated().with_kinds(&["greet", "report"]).enqueue("greet --queue mail");
     fixture.run_args(&["cron", "add", "nightly", "30 2 * * *", "report"]).ok();
-    let complete = |words: &[&str]| complete_in_bash(fixture, words);
-    assert_eq!(complete(&["dead", "re"]), ["redrive"]);
-    assert_eq!(complete(&["jobs", "list", "--token"]), ["--token-file"]);
-    assert_eq!(complete(&["jobs", "list", "--status", "fa"]), ["failed_permanent"]);
-    assert_eq!(complete(&["jobs", "list", "--status", "=", "fa"]), ["failed_permanent"]);
-    assert_eq!(complete(&["tokens", "create", "ci", "--scope", "op"]), ["operate"]);
-    assert_eq!(complete(&["enqueue", "x", "--unique-mode", "re"]), ["replace"]);
-    assert_eq!(complete(&["enqueue", "gr"]), ["greet"]);
+    let complete = |line: &str| complete_in_bash(&[("DATABASE_URL", &fixture.url)], line);
+    assert_eq!(complete("dead re"), ["redrive"]);
+    assert_eq!(complete("jobs list --token"), ["--token-file"]);
+    assert_eq!(complete("jobs list --status fa"), ["failed_permanent"]);
+    // bash replaces only what follows the separator.
+    assert_eq!(complete("jobs list --status=fa"), ["failed_permanent"]);
+    assert_eq!(complete("cron add x y z --missed=all:2"), ["24"]);
+    assert_eq!(complete("cron add x y z --missed=all:"), ["24"]);
+    let statuses = ["queued", "running", "succeeded", "retrying", "failed_permanent", "cancelled"];
+    assert_eq!(complete("jobs list --status="), statuses);
+    assert_eq!(complete("tokens create ci --scope op"), ["operate"]);
+    assert_eq!(complete("enqueue x --unique-mode re"), ["replace"]);
+    assert_eq!(complete("enqueue gr"), ["greet"]);
     let kinds = ["greet", "report", "resize_image", "send_email", "summarize_text", "webhook_delivery"];
-    assert_eq!(complete(&["jobs", "list", "--kind", ""]), kinds);
-    assert_eq!(complete(&["worker", "--queues", "default,ma"]), ["default,mail"]);
-    assert_eq!(complete(&["cron", "run", ""]), ["nightly"]);
-    assert_eq!(complete(&["enqueue", "greet", "--payload", ""]), Vec::<String>::new(), "a file name");
+    assert_eq!(complete("jobs list --kind "), kinds);
+    assert_eq!(complete("jobs list --queue de"), ["default"]);
+    assert_eq!(complete("worker --queues default,ma"), ["default,mail"]);
+    assert_eq!(complete("cron run "), ["nightly"]);
+    assert_eq!(complete("enqueue greet --payload "), Vec::<String>::new(), "a file name");
+}
+
+fn bash_completes_values_of_the_queue_that_the_command_line_names(fixture: &Fixture) {
+    fixture.migrated().enqueue("greet --queue mail:eu");
+    fixture.run_args(&["cron", "add", "nightly", "30 2 * * *", "report"]);
+    let complete = |line: &str| complete_in_bash(&[], line);
+    let url = &fixture.url;
+    let mut targets = vec![format!("--database-url '{url}'")];
+    // The URL of Postgres has a character that must be quoted.
+    if !url.contains('&') {
+        targets.extend([format!("--database-url {url}"), format!("--database-url={url}")]);
+    }
+    let (_server, server) = fixture.serve("");
+    targets.extend([format!("--server {server}"), format!("--server={server}")]);
+    for target in targets {
+        assert_eq!(complete(&format!("jobs list {target} --queue ma")), ["mail:eu"], "{target}");
+        assert_eq!(complete(&format!("jobs list {target} --queue mail:")), ["eu"], "{target}");
+        assert_eq!(complete(&format!("jobs list {target} --queue=mail:e")), ["eu"], "{target}");
+        assert_eq!(complete(&format!("{target} cron run ")), ["nightly"], "{target}");
+    }
 }
 
 fn fish_completes_values_with_descriptions(fixture: &Fixture) {
