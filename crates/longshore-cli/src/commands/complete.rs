@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 use clap_complete::Shell;
+use longshore::{DEFAULT_QUEUE, builtin};
 
 use super::find;
 use crate::args::{Cli, TargetArgs};
@@ -13,7 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::failure::Code;
 use crate::output::{Out, clean};
 
-/// How long the queue may take to reply. After that, nothing is offered.
+/// How long the queue may take to reply. After that, only the built-in words are offered.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// Prints the completion script for a shell.
@@ -41,7 +42,8 @@ pub(super) async fn print_candidates(target: &TargetArgs, words: &[String], out:
     if let Some(source) = position.source() {
         let typed = typed_target(words);
         let found = tokio::time::timeout(MAX_WAIT, fetch(source, typed.as_ref().unwrap_or(target))).await;
-        candidates.extend(found.unwrap_or_default().into_iter().map(Candidate::plain));
+        let found = found.ok().flatten().unwrap_or_else(|| source.builtin_words());
+        candidates.extend(found.into_iter().map(Candidate::plain));
     }
     let lines: Vec<String> = candidates
         .into_iter()
@@ -104,6 +106,17 @@ enum Source {
     Kinds,
     Queues,
     Schedules,
+}
+
+impl Source {
+    /// The words that every queue knows, for when the queue does not reply.
+    fn builtin_words(self) -> Vec<String> {
+        match self {
+            Source::Kinds => builtin::names().map(str::to_owned).collect(),
+            Source::Queues => vec![DEFAULT_QUEUE.to_owned()],
+            Source::Schedules => Vec::new(),
+        }
+    }
 }
 
 impl<'c> Position<'c> {
@@ -253,14 +266,14 @@ fn typed_target(words: &[String]) -> Option<TargetArgs> {
     Some(target)
 }
 
-/// The words of the queue. Empty if it does not reply: completion must not print errors.
-async fn fetch(source: Source, target: &TargetArgs) -> Vec<String> {
-    let Ok(endpoint) = Endpoint::open(target).await else { return Vec::new() };
-    match source {
+/// The words of the queue; `None` if there is no queue. Completion must not print errors.
+async fn fetch(source: Source, target: &TargetArgs) -> Option<Vec<String>> {
+    let endpoint = Endpoint::open(target).await.ok()?;
+    Some(match source {
         Source::Kinds => find::kinds(&endpoint).await,
         Source::Queues => find::queues(&endpoint).await,
         Source::Schedules => find::names(&endpoint, "cron").await,
-    }
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Properties of all output: it cannot control the terminal, shows no secrets, and a closed
 //! pipe is not an error.
 
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -345,10 +346,21 @@ fn fish_completes_values_with_descriptions(fixture: &Fixture) {
 
 #[test]
 fn without_a_queue_completion_offers_the_other_words() {
-    let output = binary().args(["complete", "--", "jobs", "list", "--kind", ""]).output().unwrap();
-    CommandOutput::of(output).ok();
-    let output = binary().args(["complete", "--", "jobs", "list", "--status", "q"]).output().unwrap();
-    assert_eq!(CommandOutput::of(output).ok().out, "queued\n");
+    // No target at all, a server that is not there, and one that does not respond.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("http://{}", silent.local_addr().unwrap());
+    for server in [None, Some("http://127.0.0.1:1"), Some(silent.as_str())] {
+        let complete = |line: &str| {
+            let mut command = binary();
+            command.args(["complete", "--"]).args(line.split(' '));
+            command.envs(server.map(|server| ("LONGSHORE_SERVER", server)));
+            CommandOutput::of(command.output().unwrap()).ok().out
+        };
+        assert_eq!(complete("jobs list --status q"), "queued\n", "{server:?}");
+        assert_eq!(complete("enqueue s"), "send_email\nsummarize_text\n", "{server:?}");
+        assert_eq!(complete("jobs list --queue d"), "default\n", "{server:?}");
+        assert_eq!(complete("cron run "), "", "{server:?}");
+    }
 }
 
 #[test]
