@@ -230,19 +230,6 @@ impl Command {
     }
 }
 
-/// Whether this is a command with a JSON log, as far as can be seen before the command line is
-/// parsed: the error of an invalid command line is JSON too.
-pub(crate) fn requests_json_log(args: &[OsString]) -> bool {
-    let words: Vec<&str> = args.iter().skip(1).filter_map(|word| word.to_str()).collect();
-    let value_at = |at: usize| match words[at].strip_prefix("--log-format")? {
-        "" => words.get(at + 1).copied(),
-        value => value.strip_prefix('='),
-    };
-    let flag = (0..words.len()).find_map(value_at).map(str::to_owned);
-    let format = flag.or_else(|| std::env::var("RUST_LOG_FORMAT").ok());
-    format.as_deref() == Some("json") && words.iter().any(|word| ["dev", "serve", "worker"].contains(word))
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct Man {
     /// The command, like `jobs list` [default: longshore itself]
@@ -408,20 +395,6 @@ mod tests {
         for name in ["database_url", "server"] {
             let argument = command.get_arguments().find(|arg| arg.get_id() == name).unwrap();
             assert!(argument.is_hide_env_values_set(), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_json_log_is_recognised_on_an_invalid_command_line() {
-        for (line, expected) in [
-            ("worker --log-format json --nonsense", true),
-            ("--nonsense serve --log-format=json", true),
-            ("worker --log-format pretty", false),
-            ("worker --log-format", false),
-            ("jobs list --log-format json", false),
-        ] {
-            let words: Vec<OsString> = format!("longshore {line}").split(' ').map(Into::into).collect();
-            assert_eq!(requests_json_log(&words), expected, "{line}");
         }
     }
 

@@ -71,6 +71,35 @@ pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<(Cli, Con
     Ok((cli, configuration))
 }
 
+/// Whether this is a command with a JSON log, as far as can be seen before the command line and
+/// the file are parsed: the error of an invalid command line or file is JSON too.
+pub(crate) fn requests_json_log(args: &[OsString]) -> bool {
+    let words: Vec<&str> = args.iter().skip(1).filter_map(|word| word.to_str()).collect();
+    let has_log = |word: &&str| ["dev", "serve", "worker"].contains(word);
+    // Another command can have such a word as an argument, like `config show worker`.
+    let command = || {
+        let root = Cli::command();
+        words.iter().find(|word| root.find_subcommand(word).is_some())
+    };
+    if !words.iter().any(has_log) || !command().is_some_and(has_log) {
+        return false;
+    }
+    let flag = |name: &str| {
+        let value_at = |at: usize| match words[at].strip_prefix(name)? {
+            "" => words.get(at + 1).copied(),
+            value => value.strip_prefix('='),
+        };
+        (0..words.len()).find_map(value_at).map(OsString::from)
+    };
+    let setting = |name: &str, variable: &str| flag(name).or_else(|| std::env::var_os(variable));
+    match setting("--log-format", "RUST_LOG_FORMAT") {
+        Some(format) => format == "json",
+        None => {
+            File::log_format(setting("--config", "LONGSHORE_CONFIG").as_deref()).as_deref() == Some("json")
+        }
+    }
+}
+
 impl Configuration {
     /// The matches of the actual command line, including the file's values.
     pub(crate) fn matches(&self) -> Result<ArgMatches, Error> {
@@ -180,6 +209,21 @@ mod tests {
         let matches = with_values(crane(), &file, Some(&typed)).try_get_matches_from(&args);
         let matches = matches.map_err(|error| error.to_string())?;
         Ok(["load", "hook", "belt"].map(|id| matches.get_one::<String>(id).cloned()))
+    }
+
+    #[test]
+    fn a_json_log_is_recognised_on_an_invalid_command_line() {
+        for (line, expected) in [
+            ("worker --log-format json --nonsense", true),
+            ("--nonsense serve --log-format=json", true),
+            ("worker --log-format pretty", false),
+            ("worker --log-format", false),
+            ("jobs list --log-format json", false),
+            ("config show worker --log-format json", false),
+        ] {
+            let words: Vec<OsString> = format!("longshore {line}").split(' ').map(Into::into).collect();
+            assert_eq!(requests_json_log(&words), expected, "{line}");
+        }
     }
 
     #[test]

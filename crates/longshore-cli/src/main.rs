@@ -23,7 +23,7 @@ use secret::redact;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
-    output::print_notes_as_json(args::requests_json_log(&args));
+    output::print_notes_as_json(config::requests_json_log(&args));
     let ran = config::read(args).and_then(|(cli, configuration)| run(cli, &configuration));
     match ran {
         Ok(code) => ExitCode::from(code as u8),

@@ -91,6 +91,21 @@ impl File {
         Ok(File { path, entries })
     }
 
+    /// The value of `log.format` in the file that [`find`](File::find) reads, even if other parts of
+    /// the file are invalid. `None` if it cannot be read.
+    pub(super) fn log_format(requested: Option<&OsStr>) -> Option<String> {
+        let read = |path: &OsStr| std::fs::read_to_string(path).ok();
+        let file = match requested {
+            Some(path) => read(path),
+            None => DEFAULT_PATHS.iter().find_map(|path| read(path.as_ref())),
+        }?;
+        let (document, _errors) = DeTable::parse_recoverable(&file);
+        match document.get_ref().get("log")?.get_ref() {
+            DeValue::Table(log) => text(log.get("format")?.get_ref()),
+            _ => None,
+        }
+    }
+
     /// The file's values for this argument.
     pub(super) fn values(&self, arg: &Arg) -> Option<&[String]> {
         let variable = arg.get_env()?.to_str()?;

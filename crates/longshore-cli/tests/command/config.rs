@@ -326,3 +326,43 @@ fn the_example_file_lists_every_setting_with_its_default() {
     }
     with.run("config check").ok();
 }
+
+#[test]
+fn errors_are_json_if_the_file_sets_a_json_log() {
+    let folder = Folder::with("[log]\nformat = \"json\"\n");
+    folder.write("other.toml", "log.format = 'json'\n[worker]\nconcurency = 3\n");
+    folder.write("broken.toml", "[log]\nformat = 'json'\n[worker]\nconcurrency = = 3\n");
+    folder.write("pretty.toml", "log.format = 'pretty'\n");
+    let is_json = |output: &CommandOutput| {
+        assert_eq!((output.code, output.out.as_str()), (2, ""), "{output:?}");
+        let lines: Vec<Option<Value>> =
+            output.err.lines().map(|line| serde_json::from_str(line).ok()).collect();
+        assert!(lines.iter().all(Option::is_some) || lines.iter().all(Option::is_none), "{output:?}");
+        lines.iter().flatten().any(|line| line["level"] == "ERROR")
+    };
+    for (line, expected) in [
+        ("worker --concurency 3", true),
+        ("worker --config other.toml", true),
+        ("serve --nonsense --config=other.toml", true),
+        ("dev --config broken.toml", true),
+        ("worker --concurency 3 --config pretty.toml", false),
+        ("worker --concurency 3 --config missing.toml", false),
+        ("worker --concurency 3 --config=", false),
+        // A flag is stronger than the file.
+        ("worker --concurency 3 --log-format pretty", false),
+        // Commands without a log are not affected.
+        ("jobs list --nonsense", false),
+        ("config show worker --nonsense", false),
+    ] {
+        assert_eq!(is_json(&folder.run(line)), expected, "{line}");
+    }
+    for (variable, value, expected) in [
+        ("LONGSHORE_CONFIG", "other.toml", true),
+        ("LONGSHORE_CONFIG", "pretty.toml", false),
+        ("LONGSHORE_CONFIG", "", false),
+        ("RUST_LOG_FORMAT", "pretty", false),
+    ] {
+        let output = folder.command("worker --nonsense").env(variable, value).output().unwrap();
+        assert_eq!(is_json(&CommandOutput::of(output)), expected, "{variable}={value}");
+    }
+}
