@@ -160,3 +160,7 @@ mod documents {
     #[doc = include_str!("../../../docs/guides/api.md")]
     struct ApiGuide;
 }
+
+/// A future of any type. An async function is compiled in the crate that awaits it, together with
+/// everything that only it calls. A function that returns this type is compiled in this crate.
+pub(crate) type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -17,6 +17,7 @@ use tower::Service;
 use super::connections::{Connection, Connections, Handling, ResponseBody};
 use super::refusals::{self, Refusal};
 use super::write_timeout::WriteTimeout;
+use crate::BoxFuture;
 
 /// Limits on connections.
 #[derive(Clone, Debug)]
@@ -51,12 +52,32 @@ impl Default for Limits {
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// Serves until `stop` completes, then waits for open requests to complete.
-pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    stop: impl Future<Output = ()> + Send,
+) {
+    accept(listener, router, limits, Box::pin(stop)).await;
+}
+
+/// Returns a boxed future, so that it is compiled here and not in the crate that calls
+/// [`serve`].
+#[inline(never)]
+fn accept<'a>(
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    stop: BoxFuture<'a, ()>,
+) -> BoxFuture<'a, ()> {
+    Box::pin(accept_until(listener, router, limits, stop))
+}
+
+async fn accept_until(listener: TcpListener, router: Router, limits: Limits, mut stop: BoxFuture<'_, ()>) {
     let connections = Connections::new(limits.connections);
     let open = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.headers).max_buf_size(64 * 1024);
-    tokio::pin!(stop);
     loop {
         let accepted = async {
             let accepted = listener.accept().await?;

@@ -20,6 +20,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use crate::BoxFuture;
 use crate::enqueue::ValidJob;
 use crate::error::{Error, Result};
 use crate::id_pattern::IdPattern;
@@ -83,6 +84,17 @@ pub const SCHEMA_VERSION: i64 = 4;
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
 /// tables: call [`Store::migrate`] for those.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
+    open_boxed(url).await
+}
+
+/// Returns a boxed future, so that the engines are compiled here and not in the crate that
+/// opens a database.
+#[inline(never)]
+fn open_boxed(url: &str) -> BoxFuture<'_, Result<Arc<dyn Store>>> {
+    Box::pin(open_engine(url))
+}
+
+async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
     let scheme = url.split(':').next().unwrap_or_default();
     match scheme {
         #[cfg(feature = "postgres")]

@@ -15,6 +15,7 @@ use super::settings::Settings;
 use super::shared::{EndGuard, Phase, Shared};
 use super::signals::Signals;
 use super::{cancel, claim, execute, heartbeat, settle, upkeep};
+use crate::BoxFuture;
 use crate::client::Client;
 use crate::cron::{NewSchedule, Undeclared};
 use crate::error::Result;
@@ -102,30 +103,36 @@ impl Worker {
         Ok(running.wait().await)
     }
 
-    async fn start_in(self, phase: Phase) -> Result<RunningWorker> {
-        let worker_id = WorkerId::new();
-        let client = self.client.clone();
-        let program = &self.settings.name_prefix;
-        let undeclared = client.declare_schedules(program, self.schedules, self.undeclared).await?;
-        report_undeclared(&undeclared, self.undeclared);
-        let kinds = self.registry.kinds();
-        job_metrics::describe();
-        kinds.iter().flatten().for_each(|kind| job_metrics::register_kind(kind));
-        client.register(&heartbeat::registration(&self.settings, kinds, worker_id)).await?;
-        let (reports, inbox) = mpsc::unbounded_channel();
-        let shared =
-            Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker_id, phase);
-        let end_guard = EndGuard(shared.clone());
-        heartbeat::spawn(shared.clone(), client.with_own_connection())?;
-        if let Err(error) = client.put_kinds(shared.registry.published()).await {
-            tracing::warn!(%error, %worker_id, "could not publish the worker's kinds; the worker starts anyway");
-        }
-        if let Some(hooks) = &shared.hooks {
-            hooks::call("on_worker_start", hooks.on_worker_start(worker_id)).await;
-        }
-        let skip_grace = watch::Sender::new(false);
-        let task = tokio::spawn(supervise(end_guard, inbox, skip_grace.subscribe()));
-        Ok(RunningWorker { shared, skip_grace, task, undeclared })
+    /// An async function is compiled in the crate that awaits it, with everything that it alone
+    /// calls, and this one calls the whole runtime. A function that returns a boxed future is
+    /// compiled here, once.
+    #[inline(never)]
+    fn start_in(self, phase: Phase) -> BoxFuture<'static, Result<RunningWorker>> {
+        Box::pin(async move {
+            let worker_id = WorkerId::new();
+            let client = self.client.clone();
+            let program = &self.settings.name_prefix;
+            let undeclared = client.declare_schedules(program, self.schedules, self.undeclared).await?;
+            report_undeclared(&undeclared, self.undeclared);
+            let kinds = self.registry.kinds();
+            job_metrics::describe();
+            kinds.iter().flatten().for_each(|kind| job_metrics::register_kind(kind));
+            client.register(&heartbeat::registration(&self.settings, kinds, worker_id)).await?;
+            let (reports, inbox) = mpsc::unbounded_channel();
+            let shared =
+                Shared::new(self.client, self.settings, self.registry, self.hooks, reports, worker_id, phase);
+            let end_guard = EndGuard(shared.clone());
+            heartbeat::spawn(shared.clone(), client.with_own_connection())?;
+            if let Err(error) = client.put_kinds(shared.registry.published()).await {
+                tracing::warn!(%error, %worker_id, "could not publish the worker's kinds; the worker starts anyway");
+            }
+            if let Some(hooks) = &shared.hooks {
+                hooks::call("on_worker_start", hooks.on_worker_start(worker_id)).await;
+            }
+            let skip_grace = watch::Sender::new(false);
+            let task = tokio::spawn(supervise(end_guard, inbox, skip_grace.subscribe()));
+            Ok(RunningWorker { shared, skip_grace, task, undeclared })
+        })
     }
 }
 

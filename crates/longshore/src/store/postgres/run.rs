@@ -1,6 +1,7 @@
 //! How an operation runs: in which task, with which deadline, how long it may wait for
 //! locks, and how often it is retried.
 
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -141,6 +142,38 @@ impl LockWait {
 pub(super) type Work<A, T> = for<'c, 't> fn(&'c mut Tx<'t>, &'c A) -> Working<'c, T>;
 pub(super) type Working<'c, T> = Pin<Box<dyn Future<Output = Sql<T>> + Send + 'c>>;
 
+/// An operation without its types. There are many operations, so everything that runs them
+/// is compiled once instead of once for each.
+trait Operation: Send + Sync {
+    fn run<'c>(&'c self, tx: &'c mut Tx<'_>) -> Working<'c, Value>;
+}
+
+/// The value that an operation returned.
+type Value = Box<dyn Any + Send>;
+
+struct Call<A, T> {
+    args: A,
+    work: Work<A, T>,
+}
+
+impl<A: Send + Sync, T: Send + 'static> Operation for Call<A, T> {
+    fn run<'c>(&'c self, tx: &'c mut Tx<'_>) -> Working<'c, Value> {
+        let working = (self.work)(tx, &self.args);
+        Box::pin(async move {
+            let value: Value = Box::new(working.await?);
+            Ok(value)
+        })
+    }
+}
+
+/// Returns the value in its own type, which is that of the [`Call`].
+fn typed<T: 'static>(value: Value) -> Result<T> {
+    match value.downcast() {
+        Ok(value) => Ok(*value),
+        Err(_) => Err(Error::internal("a database operation returned a value of another type")),
+    }
+}
+
 impl PostgresStore {
     /// Runs an operation in its own task, so that a caller that goes away does
     /// not leave a connection in the middle of a reply. Deadlocks and serialisation
@@ -178,9 +211,11 @@ impl PostgresStore {
     pub(super) async fn run_while_awaited<A, T>(&self, args: A, work: Work<A, T>) -> Result<T>
     where
         A: Send + Sync + 'static,
+        T: Send + 'static,
     {
-        let done = tokio::time::timeout(HEARTBEAT, self.clone().retry(Mode::HEARTBEAT, args, work)).await;
-        done.unwrap_or_else(|_| Err(Fault::Timeout(HEARTBEAT).into()))
+        let operation = Box::new(Call { args, work });
+        let done = tokio::time::timeout(HEARTBEAT, self.clone().retry(Mode::HEARTBEAT, operation)).await;
+        done.unwrap_or_else(|_| Err(Fault::Timeout(HEARTBEAT).into())).and_then(typed)
     }
 
     pub(super) async fn run_as<A, T>(&self, mode: Mode, args: A, work: Work<A, T>) -> Result<T>
@@ -188,11 +223,12 @@ impl PostgresStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let task = tokio::spawn(self.clone().retry(mode, args, work));
-        task.await.unwrap_or_else(|error| {
+        let task = tokio::spawn(self.clone().retry(mode, Box::new(Call { args, work })));
+        let done = task.await.unwrap_or_else(|error| {
             Err(Error::internal("a database operation ended early: it panicked, or its runtime ended")
                 .with_source(error))
-        })
+        });
+        done.and_then(typed)
     }
 
     /// As [`run`](Self::run), but in the caller's task for as long as the caller
@@ -204,17 +240,14 @@ impl PostgresStore {
         T: Send + 'static,
     {
         let runtime = tokio::runtime::Handle::current();
-        let work = Box::pin(self.clone().retry(mode, args, work));
-        InCallersTask { runtime, work: Some(work) }.await
+        let work = Box::pin(self.clone().retry(mode, Box::new(Call { args, work })));
+        InCallersTask { runtime, work: Some(work) }.await.and_then(typed)
     }
 
-    async fn retry<A, T>(self, mut mode: Mode, args: A, work: Work<A, T>) -> Result<T>
-    where
-        A: Send + Sync + 'static,
-    {
+    async fn retry(self, mut mode: Mode, operation: Box<dyn Operation>) -> Result<Value> {
         let (mut tries, mut reconnected) = (1, false);
         loop {
-            let fault = match self.attempt(mode, &args, work).await {
+            let fault = match self.attempt(mode, &*operation).await {
                 Ok(value) => return Ok(value),
                 Err(fault) => fault,
             };
@@ -231,10 +264,10 @@ impl PostgresStore {
         }
     }
 
-    async fn attempt<A: Sync, T>(&self, mode: Mode, args: &A, work: Work<A, T>) -> Sql<T> {
+    async fn attempt(&self, mode: Mode, operation: &dyn Operation) -> Sql<Value> {
         let mut connection = self.0.pool.acquire(mode.class, mode.max_acquire_wait()).await?;
         let mut tx = Tx::new(&self.0, &mut connection);
-        let done = self.reply_within(mode, work(&mut tx, args)).await;
+        let done = self.reply_within(mode, operation.run(&mut tx)).await;
         connection.release(done.as_ref().err()).await;
         done
     }
@@ -242,8 +275,7 @@ impl PostgresStore {
     /// As [`within`]. If the operation takes long, its connection may be dead, and so may
     /// the idle ones. They are pinged before they are used, so that others need not wait
     /// for the deadline too.
-    async fn reply_within<T>(&self, mode: Mode, work: impl Future<Output = Sql<T>>) -> Sql<T> {
-        let mut work = std::pin::pin!(work);
+    async fn reply_within(&self, mode: Mode, mut work: Working<'_, Value>) -> Sql<Value> {
         match tokio::time::timeout(DOUBT_AFTER, &mut work).await {
             Ok(done) => done,
             Err(_) => {
@@ -270,13 +302,13 @@ pub(super) async fn within<T>(deadline: Duration, work: impl Future<Output = Sql
 }
 
 /// Work that continues in its own task if its caller drops it.
-struct InCallersTask<T: Send + 'static> {
+struct InCallersTask {
     runtime: tokio::runtime::Handle,
-    work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send>>>,
+    work: Option<Pin<Box<dyn Future<Output = Result<Value>> + Send>>>,
 }
 
-impl<T: Send + 'static> Future for InCallersTask<T> {
-    type Output = Result<T>;
+impl Future for InCallersTask {
+    type Output = Result<Value>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(work) = self.work.as_mut() else { return Poll::Pending };
@@ -286,7 +318,7 @@ impl<T: Send + 'static> Future for InCallersTask<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for InCallersTask<T> {
+impl Drop for InCallersTask {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else { return };
         // A future that panicked must not be polled again.
