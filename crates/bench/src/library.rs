@@ -81,8 +81,12 @@ impl Claimer {
         let started = Instant::now();
         let claims = self.client.store().claim(&self.request, &mut self.cursor).await?;
         let claimed = Instant::now();
-        let succeeded =
-            |claimed| Report { claimed, ending: Ending::Succeeded { result: None }, follow_ups: Vec::new() };
+        let succeeded = |claimed| Report {
+            claimed,
+            ending: Ending::Succeeded { result: None },
+            follow_ups: Vec::new(),
+            has_progressed: false,
+        };
         claims.jobs.iter().for_each(|job| {
             black_box(job.payload());
         });

@@ -103,10 +103,12 @@ impl JobLog {
         let (class, outcome, message) = match kept {
             Kept::Finished(outcome) => finished(outcome),
             Kept::Requeued { history: Some(end), .. } => requeued(end),
-            // Nothing happened to the job.
-            Kept::Requeued { history: None, .. } => return,
-            // A repeated release of a job that never started: nothing is lost.
-            Kept::LeaseLost if matches!(ending, Ending::NotStarted { .. }) => return,
+            // Nothing happened to the job, or it continues later.
+            Kept::Requeued { history: None, .. } | Kept::Suspended => return,
+            // Repeated: nothing is lost.
+            Kept::LeaseLost if matches!(ending, Ending::NotStarted { .. } | Ending::Suspended { .. }) => {
+                return;
+            }
             Kept::LeaseLost => (Class::Warning, "lease_lost", "lost the lease; another worker owns the job"),
         };
         if !self.admits(class) {
@@ -133,7 +135,7 @@ impl JobLog {
                 },
                 next_run: match kept {
                     Kept::Requeued { when, .. } => Some(when),
-                    Kept::Finished(_) | Kept::LeaseLost => None,
+                    Kept::Finished(_) | Kept::Suspended | Kept::LeaseLost => None,
                 },
                 trace_id,
             },

@@ -13,8 +13,17 @@ const RECOVERED: &str = "longshore_recovered_jobs_total";
 pub(crate) const DURATION: &str = "worker_job_duration_seconds";
 
 /// The values of the label `outcome`.
-pub(crate) const OUTCOMES: [&str; 8] =
-    ["succeeded", "retrying", "failed_permanent", "cancelled", "snoozed", "released", "lease_lost", "error"];
+pub(crate) const OUTCOMES: [&str; 9] = [
+    "succeeded",
+    "retrying",
+    "failed_permanent",
+    "cancelled",
+    "snoozed",
+    "suspended",
+    "released",
+    "lease_lost",
+    "error",
+];
 
 /// The label `outcome` for what was stored.
 pub(crate) fn outcome_label(kept: Kept) -> &'static str {
@@ -25,6 +34,7 @@ pub(crate) fn outcome_label(kept: Kept) -> &'static str {
         Kept::Requeued { history: Some(AttemptEnd::Snoozed), .. } => "snoozed",
         Kept::Requeued { history: Some(AttemptEnd::Failed), .. } => "retrying",
         Kept::Requeued { .. } => "released",
+        Kept::Suspended => "suspended",
         Kept::LeaseLost => "lease_lost",
     }
 }

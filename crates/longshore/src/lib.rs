@@ -127,9 +127,10 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Interrupted, Interruptor, KindRecord,
-    Lease, ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord, Repair, Retention,
-    SCHEMA_VERSION, Schedule, Scope, StateTable, SweepScope, Tallied, TokenRecord, WorkerRecord,
+    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, Interrupted,
+    Interruptor, KindRecord, Lease, ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord,
+    Repair, Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord, StepState, SweepScope,
+    Tallied, TokenRecord, WorkerRecord,
 };
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};
@@ -153,6 +154,8 @@ mod documents {
     struct AxumGuide;
     #[doc = include_str!("../../../docs/guides/cron.md")]
     struct CronGuide;
+    #[doc = include_str!("../../../docs/guides/durable-steps.md")]
+    struct DurableStepsGuide;
     #[cfg(feature = "builtin")]
     #[doc = include_str!("../../../docs/guides/builtin-kinds.md")]
     struct BuiltinKindsGuide;

@@ -18,6 +18,7 @@ use serde_json::value::RawValue;
 use crate::error::Error;
 use crate::job::{AttemptEnd, Outcome, Status, WorkerId};
 use crate::retry::MAX_DELAY;
+use crate::store::PendingWait;
 
 /// The error recorded for a job whose worker died.
 pub const INTERRUPTED: &str = "Job recovered after worker interruption";
@@ -106,6 +107,14 @@ pub struct Finished {
     pub outcome: Outcome,
 }
 
+impl Finished {
+    /// Whether a retry repeats the job's steps. A retry of a job that did not succeed continues
+    /// after those that are done.
+    pub fn starts_over(&self) -> bool {
+        self.outcome == Outcome::Succeeded
+    }
+}
+
 /// What can happen to a job.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -161,6 +170,13 @@ pub enum Ending {
     NotStarted {
         /// When the job was due before the claim, so that it keeps its place in the queue.
         run_at: DateTime<Utc>,
+    },
+    /// The handler waits in a durable step. The job waits without a lease; the attempt is not
+    /// charged. Its history gets no entry, because the journal has one.
+    Suspended {
+        /// What it waits for. The job is due at the earliest deadline, or when one of the events
+        /// is emitted.
+        waits: Vec<PendingWait>,
     },
     /// The worker stopped the attempt itself, because it lost contact with the database or is
     /// about to die; counted like a recovery.
@@ -420,6 +436,14 @@ pub fn settle(job: &Running, ending: Ending) -> Leave {
         Ending::Snoozed { delay } => requeue_uncharged(job, When::After(delay), Some(AttemptEnd::Snoozed)),
         Ending::Released => requeue_uncharged(job, When::NOW, Some(AttemptEnd::Released)),
         Ending::NotStarted { run_at } => requeue_uncharged(job, When::At(run_at), None),
+        // Attempts and interruptions count since the last journaled step, and this is one.
+        Ending::Suspended { waits } => Leave::Requeue(Requeue {
+            attempts: 0,
+            interruptions: 0,
+            when: When::At(waits.iter().filter_map(|wait| wait.until).min().unwrap_or(FAR_FUTURE)).clamped(),
+            history: None,
+            error: None,
+        }),
         Ending::Interrupted(settings) => interrupted(job, settings),
     }
 }
@@ -453,7 +477,7 @@ fn cancelled(job: &Running, ending: Ending) -> Leave {
         Ending::Cancelled { reason } => (job.attempt, None, reason),
         Ending::Snoozed { .. } => (job.attempt - 1, Some(AttemptEnd::Snoozed), None),
         Ending::Released => (job.attempt - 1, Some(AttemptEnd::Released), None),
-        Ending::NotStarted { .. } => (job.attempt - 1, None, None),
+        Ending::NotStarted { .. } | Ending::Suspended { .. } => (job.attempt - 1, None, None),
         Ending::Interrupted(_) => {
             (job.attempt - 1, Some(AttemptEnd::Interrupted), Some(INTERRUPTED.to_owned()))
         }

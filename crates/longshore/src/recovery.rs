@@ -350,5 +350,6 @@ fn settlement(job: &Interrupted, recovery: Recovery) -> Settlement {
         seen: Some(job.running.flags),
         leave: lifecycle::recover(&job.running, recovery),
         follow_ups: Vec::new(),
+        waits: Vec::new(),
     }
 }

@@ -228,9 +228,10 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     (
         "sqlite",
         "operate.rs",
-        &["as_ready", "leave_ready", "is_still_finished", "leave_finished"],
+        &["wake", "as_ready", "leave_ready", "is_still_finished", "leave_finished"],
         "several short statements; Postgres has one per command",
     ),
+    ("sqlite", "steps.rs", &["delete_progress"], "Postgres has a macro, a part of its statements"),
     ("sqlite", "queues.rs", &["entry"], "Postgres joins the parts in one statement"),
     (
         "postgres",

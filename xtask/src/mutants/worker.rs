@@ -8,11 +8,13 @@ const CLAIM: &str = "crates/longshore/src/worker/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
 const CONTEXT: &str = "crates/longshore/src/worker/context.rs";
 const JOB_LOG: &str = "crates/longshore/src/job_log.rs";
+const JOURNAL: &str = "crates/longshore/src/worker/journal.rs";
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
 const RECOVERY: &str = "crates/longshore/src/recovery.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
 const SHARED: &str = "crates/longshore/src/worker/shared.rs";
 const SQLITE_CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
+const STEPS: &str = "crates/longshore/src/worker/steps.rs";
 const SUPERVISE: &str = "crates/longshore/src/worker/supervise.rs";
 
 /// Each must be caught on both engines, except for those in the statements of one engine.
@@ -169,7 +171,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "worker: create the counters of a kind with its first attempt",
         file: SUPERVISE,
-        anchor: "async fn start_in(",
+        anchor: "fn start_in(",
         find: "kinds.iter().flatten().for_each(|kind| job_metrics::register_kind(kind));",
         replace: "",
         caught_by: &[
@@ -244,5 +246,38 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "worker::postgres::an_invalid_schedule_is_refused_when_the_worker_is_built",
             "worker::sqlite::an_invalid_schedule_is_refused_when_the_worker_is_built",
         ],
+    },
+    // ---- steps -----------------------------------------------------------------
+    Mutant {
+        name: "worker: suspend a handler while a step runs",
+        file: JOURNAL,
+        anchor: "async fn suspended(",
+        find: "self.active_steps.load(Ordering::Acquire) == 0",
+        replace: "self.active_steps.load(Ordering::Acquire) < 99",
+        caught_by: &["steps::sqlite::a_running_step_delays_the_suspension"],
+    },
+    Mutant {
+        name: "worker: allow a step name twice",
+        file: JOURNAL,
+        anchor: "fn use_name(",
+        find: ".insert(name.to_owned())",
+        replace: ".insert(name.to_owned()) || true",
+        caught_by: &["steps::sqlite::bad_steps_are_refused_and_store_nothing"],
+    },
+    Mutant {
+        name: "worker: do not store that a wait timed out",
+        file: STEPS,
+        anchor: "async fn wait(",
+        find: "let first = First { index, payload: None };\n            self.save_step(step, &first).await?;",
+        replace: "let first = First { index, payload: None };",
+        caught_by: &["steps::sqlite::a_wait_that_times_out_stays_timed_out"],
+    },
+    Mutant {
+        name: "worker: count the attempts of a job since its enqueue although a step was stored",
+        file: CONTEXT,
+        anchor: "pub(super) fn number(",
+        find: "self.journal.has_progressed()",
+        replace: "false",
+        caught_by: &["steps::sqlite::attempts_and_interruptions_count_since_the_last_step"],
     },
 ];

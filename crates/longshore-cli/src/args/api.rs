@@ -81,15 +81,21 @@ Examples:
 A ~ marks an estimate. Large numbers of waiting jobs are estimated, not counted.")]
     Counts(Repeat),
 
-    /// Follow changes to jobs, queues and workers, one line per event
+    /// Follow changes to jobs, queues and workers; emit and show the events that jobs wait for
     ///
-    /// Changes are collected once a second. If there are very many at once, only the newest are shown.
-    /// If the server goes away, the command reconnects. Stop it with Ctrl-C.
+    /// Without a subcommand, prints one line per change. Changes are collected once a second. If there
+    /// are very many at once, only the newest are shown. If the server goes away, the command reconnects.
+    /// Stop it with Ctrl-C.
     #[command(after_help = "\
 Examples:
-  longshore events
-  longshore events --json | jq -c 'select(.event == \"job\") | .data'")]
-    Events,
+  longshore events                              # follow changes
+  longshore events --json | jq -c 'select(.event == \"job\") | .data'
+  longshore events emit approved:42 --payload '{\"by\": \"ada\"}'
+  longshore events show approved:42")]
+    Events {
+        #[command(subcommand)]
+        command: Option<Events>,
+    },
 
     /// Check that the database, and the server if one is used, respond
     #[command(after_help = "\

@@ -41,6 +41,16 @@ Examples:
         id: IdPattern,
     },
 
+    /// List the journaled steps of a job: what is done, and what it waits for
+    #[command(after_help = "\
+Examples:
+  longshore jobs steps 01990000-0000-7000-8000-000000000000
+  longshore jobs steps 01990000-0000-7000-8000-000000000000 --json | jq '.[].name'")]
+    Steps {
+        /// The job's id: whole, its first characters, or its short form
+        id: IdPattern,
+    },
+
     /// Cancel jobs
     ///
     /// A waiting job is cancelled at once. A running job receives a cancel request (`pending`) and ends

@@ -31,6 +31,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Jobs, out: &Out) -> Outcom
             show(&endpoint.get(&["jobs", &id.to_string()]).send().await?, out)
         }
         Jobs::Explain { id } => explain(endpoint, &id, out).await,
+        Jobs::Steps { id } => steps(endpoint, &id, out).await,
         Jobs::Cancel(args) => bulk(endpoint, Action::Cancel, args, out).await,
         Jobs::Retry(args) => bulk(endpoint, Action::Retry, args, out).await,
         Jobs::Delete(args) => bulk(endpoint, Action::Delete, args, out).await,
@@ -250,6 +251,41 @@ async fn explain(endpoint: &Endpoint, id: &IdPattern, out: &Out) -> Outcome {
             out.line(format_args!("{name:<11}{value}"));
         }
     }
+    Ok(Code::Done)
+}
+
+/// A journaled step, in the API's format.
+#[derive(Deserialize)]
+struct Step {
+    name: String,
+    status: String,
+    value: Option<Box<RawValue>>,
+    until: Option<DateTime<Utc>>,
+    saved_at: DateTime<Utc>,
+}
+
+async fn steps(endpoint: &Endpoint, id: &IdPattern, out: &Out) -> Outcome {
+    let id = job_id(endpoint, id, out).await?;
+    let reply = endpoint.get(&["jobs", &id.to_string(), "steps"]).send().await?;
+    if out.json {
+        out.document(&reply.read::<Vec<RawObject>>()?);
+        return Ok(Code::Done);
+    }
+    let mut table = Table::new([
+        ("step", Fit::Cut),
+        ("status", Fit::Whole),
+        ("saved", Fit::WholeOrOmitted),
+        ("value", Fit::CutOrOmitted),
+    ]);
+    for step in reply.read::<Vec<Step>>()? {
+        let value = match (step.value, step.until) {
+            (Some(value), _) => value.get().to_owned(),
+            (None, Some(until)) => format!("until {}", out.time(until)),
+            (None, None) => "-".into(),
+        };
+        table.row([step.name, step.status, out.time(step.saved_at), value]);
+    }
+    out.table(&table, "no steps; a handler stores them with `ctx.step`, `ctx.sleep` and `ctx.event`");
     Ok(Code::Done)
 }
 

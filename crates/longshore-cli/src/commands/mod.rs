@@ -8,6 +8,7 @@ mod complete;
 mod config;
 mod cron;
 mod dead;
+mod emitted;
 mod enqueue;
 mod events;
 mod find;
@@ -106,7 +107,8 @@ async fn run_api_command(endpoint: &Endpoint, command: ApiCommand, out: &Out) ->
         ApiCommand::Counts(every) => {
             repeat(&every, out, async |out| stats::counts(endpoint, out).await).await
         }
-        ApiCommand::Events => events::run(endpoint, out).await,
+        ApiCommand::Events { command: None } => events::run(endpoint, out).await,
+        ApiCommand::Events { command: Some(command) } => emitted::run(endpoint, command, out).await,
         ApiCommand::Health => stats::health(endpoint, out).await,
         ApiCommand::Stats(args) => {
             repeat(&args.every, out, async |out| stats::stats(endpoint, &args, out).await).await

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::fixture::{Fixture, binary, on_every_target};
 use crate::process::Process;
 
-on_every_target!(each_event_is_one_line);
+on_every_target!(each_event_is_one_line, an_event_is_emitted_and_shown);
 
 /// Enqueues jobs until `wait` returns. It is unknown when the command starts to receive
 /// events, so one job is not enough.
@@ -98,4 +98,19 @@ fn events_continue_after_a_server_restart() {
 fn an_unreachable_server_is_an_error_at_the_start() {
     let output = binary().env("LONGSHORE_SERVER", "http://127.0.0.1:1").args(["events"]).output().unwrap();
     crate::fixture::CommandOutput::of(output).fails_with(5, &["--server"]);
+}
+
+fn an_event_is_emitted_and_shown(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.run("events show approved:42").fails_with(3, &["no event `approved:42`"]);
+    let emitted =
+        fixture.run_args(&["events", "emit", "approved:42", "--payload", r#"{"by": "ada"}"#]).ok().out;
+    assert!(emitted.starts_with("event      approved:42\n"), "{emitted}");
+    let again = fixture.run("events emit approved:42 --json").json();
+    assert_eq!(again["payload"], serde_json::json!({ "by": "ada" }), "the first one wins");
+    assert_eq!(fixture.run("events show approved:42 --json").json(), again);
+    fixture.run("events emit approved:43 --payload {").fails_with(2, &["payload", "not JSON"]);
+    let id = fixture.enqueue("greet");
+    assert!(fixture.run(&format!("jobs steps {id}")).ok().out.starts_with("no steps"));
+    assert_eq!(fixture.run(&format!("jobs steps {id} --json")).json(), serde_json::json!([]));
 }

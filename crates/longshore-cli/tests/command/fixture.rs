@@ -205,7 +205,7 @@ impl Fixture {
     }
 
     pub(crate) fn settle(&self, claimed: &Claimed, ending: Ending) {
-        let report = Report { claimed, ending, follow_ups: Vec::new() };
+        let report = Report { claimed, ending, follow_ups: Vec::new(), has_progressed: false };
         self.with_client(async |client| client.settle(vec![report]).await);
     }
 

@@ -417,8 +417,10 @@ begin
            where j.id = holder
           returning j.idempotency_key into own_key;
           perform longshore.merge_request(new_id, holder, true, nullif(enqueue.idempotency_key, own_key));
-          -- The checkpoint belongs to the old contents.
+          -- They belong to the old contents.
           delete from longshore.checkpoints c where c.job = holder;
+          delete from longshore.steps s where s.job = holder;
+          delete from longshore.waits w where w.job = holder;
           insert into longshore.ready
                  (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
                   interruptions, keyed, kind, queue, flags)
@@ -581,6 +583,9 @@ begin
         end if;
       end if;
       delete from longshore.finished f where f.id = retry.id;
+      if was.outcome = 'succeeded' then
+        delete from longshore.steps s where s.job = retry.id;  -- it starts over
+      end if;
       insert into longshore.tallies (minute, ended, kept, outcome, run_bucket, queue, kind)
       values (date_trunc('minute', longshore.clock()), 0, -1, was.outcome, 0, request.queue, request.kind);
       insert into longshore.ready
@@ -611,5 +616,36 @@ begin
     end if;
   end loop;
   raise exception 'job % kept changing its state; try again', retry.id using errcode = '40001';
+end
+$$;
+
+-- Emit from SQL: stores an event, unless one with its name exists. Returns whether this call
+-- stored it. Workers wake the jobs that wait for it within a second after the commit.
+create or replace function longshore.emit(name text, payload json default 'null') returns boolean
+language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  wrong text;
+begin
+  wrong := case
+    when coalesce(octet_length(emit.name), 0) not between 1 and 128
+      then 'name: must have 1 to 128 bytes'
+    when emit.payload is null
+      then 'payload: must not be null; pass any JSON value (''null'' is one)'
+    when octet_length(emit.payload::text) > 65536
+      then format('payload: %s bytes of JSON exceed the limit of 65536', octet_length(emit.payload::text))
+    when longshore.json_depth(emit.payload) > 64
+      then 'payload: nested more than 64 deep; flatten it'
+    when longshore.has_bad_characters(emit.payload)
+      then 'payload: a string contains a NUL character or half a surrogate pair; remove it'
+  end;
+  if wrong is not null then
+    raise exception '%', wrong using errcode = '22023';
+  end if;
+  insert into longshore.events (name, emitted_at, payload)
+  values (emit.name, longshore.clock(), emit.payload)
+      on conflict (name) do nothing;
+  return found;
 end
 $$;

@@ -20,7 +20,7 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobRecord, Outcome, Status};
 use crate::lifecycle::{self, Event, Interruption, Recovery, Transition};
-use crate::store::{Ahead, QueueRecord, SweepScope, Tallied, WorkerRecord};
+use crate::store::{Ahead, QueueRecord, StepState, SweepScope, Tallied, WorkerRecord};
 
 /// The maximum number of jobs ahead that are counted.
 const MAX_AHEAD: u32 = 10_000;
@@ -68,6 +68,8 @@ pub(super) enum Reason {
     NoWorkerForQueue,
     /// No live worker of its queue handles its kind.
     NoWorkerForKind,
+    /// The job is suspended: it sleeps or waits for an event.
+    Suspended,
     /// The job is scheduled for later.
     NotDue,
     /// The job waits for its next attempt after a failure or an interruption.
@@ -205,6 +207,9 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
         let ahead = ahead.map(|ahead| ahead.jobs);
         return Ok(Explanation { due_at, ahead, ..explanation(job, reason, message + &later) });
     }
+    if !is_due && let Some(message) = suspended(client, job).await? {
+        return Ok(Explanation { due_at, ..explanation(job, Reason::Suspended, message) });
+    }
     if !is_due {
         let (reason, message) = not_due(job);
         let wait = (job.run_at - now).to_std().unwrap_or_default().as_secs_f64();
@@ -321,6 +326,32 @@ fn no_worker(
         );
         (Reason::NoWorkerForQueue, message)
     })
+}
+
+/// What a suspended job waits for.
+async fn suspended(client: &Client, job: &JobRecord) -> Result<Option<String>> {
+    // Only a job that was leased before can be suspended.
+    if job.lease_no == 0 {
+        return Ok(None);
+    }
+    let steps = client.steps(job.id).await?;
+    let waits: Vec<String> = steps
+        .iter()
+        .filter_map(|step| {
+            let StepState::Waiting { until } = step.state else { return None };
+            let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
+            Some(match step.name.strip_prefix("event:") {
+                Some(event) => format!("for the event `{event}`{until}"),
+                None => format!("in its step `{}`{until}", step.name),
+            })
+        })
+        .collect();
+    Ok((!waits.is_empty()).then(|| {
+        format!(
+            "it waits {}; an event is emitted with `longshore events emit NAME`, `POST /events` or `Client::emit`",
+            waits.join(" and ")
+        )
+    }))
 }
 
 fn not_due(job: &JobRecord) -> (Reason, String) {

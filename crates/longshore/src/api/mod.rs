@@ -52,6 +52,7 @@ mod schemas;
 mod serve;
 mod start_page;
 mod stats;
+mod steps;
 #[cfg(feature = "swagger")]
 mod swagger;
 mod token_lookup;
@@ -217,7 +218,10 @@ impl Api {
         let scope = |part: Public| (!self.public.contains(&part)).then_some(Scope::Read);
         let mut table = RouteTable::new(guard, openapi::document())
             .public([routes!(health::health)])
-            .scoped(Scope::Enqueue, [routes!(enqueue::enqueue), routes!(batch::enqueue)])
+            .scoped(
+                Scope::Enqueue,
+                [routes!(enqueue::enqueue), routes!(batch::enqueue), routes!(steps::emit)],
+            )
             .scoped(
                 Scope::Read,
                 [
@@ -227,6 +231,8 @@ impl Api {
                     routes!(explain::explain),
                     routes!(stats::stats),
                     routes!(events::events),
+                    routes!(steps::get),
+                    routes!(steps::steps),
                     routes!(operate::queues),
                     routes!(operate::workers),
                     routes!(operate::dead_letters),

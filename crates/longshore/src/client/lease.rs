@@ -126,7 +126,12 @@ impl Client {
         // ran it early.
         let not_started =
             |claimed: &Claimed| Ending::NotStarted { run_at: claimed.run_at().min(claimed.claimed_at()) };
-        let report = |claimed| Report { claimed, ending: not_started(claimed), follow_ups: Vec::new() };
+        let report = |claimed| Report {
+            claimed,
+            ending: not_started(claimed),
+            follow_ups: Vec::new(),
+            has_progressed: false,
+        };
         let reports: Vec<Report<'_>> = claims.iter().flatten().map(report).collect();
         let kept = self.settle_reports(&reports).await?;
         Ok(kept.into_iter().filter(|kept| *kept != Kept::LeaseLost).count())

@@ -28,6 +28,7 @@ use crate::wake::Notifier;
 
 mod check;
 mod enqueue;
+mod events;
 mod inspect;
 pub(crate) mod kinds;
 mod lease;

@@ -22,6 +22,16 @@ pub struct Report<'a> {
     pub ending: Ending,
     /// Jobs that exist only if this report is stored.
     pub follow_ups: Vec<ValidJob>,
+    /// Whether the attempt journaled a step, so that attempts and interruptions count from it.
+    pub has_progressed: bool,
+}
+
+impl Report<'_> {
+    /// The state of the job as its holder knows it.
+    fn running(&self) -> Running {
+        let running = self.claimed.running();
+        if self.has_progressed { Running { attempt: 1, interruptions: 0, ..running } } else { running }
+    }
 }
 
 #[doc(hidden)]
@@ -48,9 +58,8 @@ impl Client {
             for (((i, _), settled), settlement) in open.into_iter().zip(settled).zip(&batch) {
                 match settled {
                     Settled::Stored => {
-                        results[i] = Kept::from(&settlement.leave);
-                        let requeued_for = settlement.leave.requeued_for();
-                        due.extend(requeued_for.map(|when| (reports[i].claimed.queue(), when)));
+                        results[i] = Kept::from(settlement);
+                        due.extend(due_again(settlement).map(|when| (reports[i].claimed.queue(), when)));
                     }
                     Settled::LeaseLost => due.extend(released_before(&reports[i])),
                     Settled::Flagged(flags) => again.push((i, flags)),
@@ -106,7 +115,9 @@ impl Client {
         let (mut live, mut ended) = (Vec::new(), Vec::new());
         for (i, ((lease, ending, follow_ups), claimed)) in reports.into_iter().zip(&claims).enumerate() {
             match claimed {
-                Some(claimed) => live.push((i, Report { claimed, ending, follow_ups })),
+                Some(claimed) => {
+                    live.push((i, Report { claimed, ending, follow_ups, has_progressed: false }))
+                }
                 None => ended.push((i, lease, ending)),
             }
         }
@@ -158,16 +169,26 @@ pub(crate) enum Kept {
         /// When the job is due again.
         when: When,
     },
+    /// The job waits in a durable step.
+    Suspended,
     LeaseLost,
 }
 
-impl From<&Leave> for Kept {
-    fn from(leave: &Leave) -> Self {
-        match leave {
+impl From<&Settlement> for Kept {
+    fn from(settlement: &Settlement) -> Self {
+        match &settlement.leave {
             Leave::Finish(finish) => Kept::Finished(finish.outcome),
+            Leave::Requeue(_) if !settlement.waits.is_empty() => Kept::Suspended,
             Leave::Requeue(requeue) => Kept::Requeued { history: requeue.history, when: requeue.when },
         }
     }
+}
+
+/// When the job is due again, if it returns to the queue. If it waits for an event, it may be due
+/// now: the event may have been emitted meanwhile.
+fn due_again(settlement: &Settlement) -> Option<When> {
+    let waits_for_events = settlement.waits.iter().any(|wait| !wait.events.is_empty());
+    if waits_for_events { Some(When::NOW) } else { settlement.leave.requeued_for() }
 }
 
 /// A release of a job that never started leaves no row that a repeated release could find, so the
@@ -182,17 +203,18 @@ fn decide(report: &Report<'_>, flags: LeaseFlags) -> Settlement {
         Ending::Succeeded { .. } => None,
         _ => Some(flags),
     };
-    let running = Running { flags, ..report.claimed.running() };
+    let running = Running { flags, ..report.running() };
     let ending = match report.ending.clone() {
         Ending::Succeeded { result } => Ending::Succeeded { result: result.map(storable_result) },
         ending => ending,
     };
-    Settlement {
-        lease: report.claimed.lease(),
-        seen,
-        leave: lifecycle::settle(&running, ending),
-        follow_ups: report.follow_ups.clone(),
-    }
+    let leave = lifecycle::settle(&running, ending);
+    // A job that was cancelled meanwhile waits for nothing.
+    let waits = match (&report.ending, &leave) {
+        (Ending::Suspended { waits }, Leave::Requeue(_)) => waits.clone(),
+        _ => Vec::new(),
+    };
+    Settlement { lease: report.claimed.lease(), seen, leave, follow_ups: report.follow_ups.clone(), waits }
 }
 
 /// The settlements that this report can have become if it was stored before. The job's
@@ -210,7 +232,7 @@ fn possible_settlements(lease: Lease, ending: Ending) -> impl Iterator<Item = Se
     };
     let mut states = vec![plain.clone()];
     match &ending {
-        Ending::Snoozed { .. } | Ending::Released | Ending::NotStarted { .. } => {
+        Ending::Snoozed { .. } | Ending::Released | Ending::NotStarted { .. } | Ending::Suspended { .. } => {
             let flags = LeaseFlags { superseded: true, ..LeaseFlags::default() };
             states.push(Running { flags, ..plain });
         }
@@ -226,6 +248,7 @@ fn possible_settlements(lease: Lease, ending: Ending) -> impl Iterator<Item = Se
         leave: lifecycle::settle(&running, ending.clone()),
         // They were stored together with the end.
         follow_ups: Vec::new(),
+        waits: Vec::new(),
     };
     states.into_iter().map(settlement)
 }

@@ -218,7 +218,12 @@ impl Claimed {
     /// The delay before the next attempt if this one fails; `None` if the job's retry
     /// policy allows no further attempt.
     pub fn backoff(&self) -> Option<Duration> {
-        backoff(self.options.retry.as_ref(), self.lease.id, self.attempt)
+        self.backoff_after(self.attempt)
+    }
+
+    /// The same, for another number of attempts.
+    pub(crate) fn backoff_after(&self, attempt: u16) -> Option<Duration> {
+        backoff(self.options.retry.as_ref(), self.lease.id, attempt)
     }
 
     /// The state as the holder knows it: its handler has started and no flag is raised.

@@ -31,6 +31,7 @@ use crate::retry::MAX_DELAY;
 mod check;
 mod claim;
 pub mod cursor;
+mod events;
 mod inspect;
 mod kinds;
 mod lease;
@@ -46,6 +47,7 @@ mod settle;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod stats;
+mod steps;
 mod tokens;
 mod workers;
 
@@ -53,6 +55,7 @@ pub use crate::enqueue::EnqueuedBatch;
 pub use check::{CheckReport, Durability, Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
+pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
@@ -65,6 +68,7 @@ pub use retain::{Retained, Retention};
 pub use schedules::{Schedule, Ticked, Ticking};
 pub use settle::{MAX_HISTORY, Settled, Settlement};
 pub use stats::{Ahead, Count, Tallied};
+pub use steps::{MAX_STEP_VALUE, NewStep, PendingWait, StepRecord, StepState};
 pub use tokens::{NewToken, Scope, TokenRecord};
 pub use workers::{ALL_QUEUES, Beat, NewWorker, Registration, WorkerRecord};
 
@@ -78,7 +82,7 @@ pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 4;
+pub const SCHEMA_VERSION: i64 = 5;
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
@@ -216,6 +220,16 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Returns whether a lease is live now.
     async fn assert_lease(&self, lease: &Lease) -> Result<Fenced>;
 
+    // ---- steps ------------------------------------------------------------
+
+    /// Returns the journaled steps of a job, ordered by name.
+    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>>;
+
+    /// Journals steps that are done, each under its lease. From then on, the attempts and
+    /// interruptions of the job count from this attempt. A step that is done already keeps
+    /// its value, so the call may be repeated when its reply was lost.
+    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>>;
+
     // ---- settle -----------------------------------------------------------
 
     /// Ends leases. An item is stored only if its lease is live and the job's flags
@@ -225,6 +239,9 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// returns `Stored` again. The exception is a requeue without a history entry,
     /// which leaves no row to find: its repetition returns `LeaseLost` and changes
     /// nothing.
+    ///
+    /// A job that is suspended is stored together with its waits. It is due at once if one
+    /// of its events has been emitted, even at the same moment.
     ///
     /// An error means that at least one item could not be stored, for example because
     /// the database refused a follow-up job. That item has changed nothing; the
@@ -301,6 +318,22 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
 
     /// Lists the ids of dead letters, oldest first.
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>>;
+
+    // ---- events -----------------------------------------------------------
+
+    /// Stores an event, unless one with its name exists. Wakes nobody:
+    /// [`deliver`](Store::deliver) does.
+    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted>;
+
+    /// Returns those of the named events that exist, the earliest first.
+    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>>;
+
+    /// Makes the jobs due that wait for new events, for up to `limit` events. An event whose
+    /// jobs are locked by others is delivered later.
+    async fn deliver(&self, limit: u32) -> Result<Delivered>;
+
+    /// Removes up to `limit` events older than `age`. Returns how many.
+    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64>;
 
     // ---- queues -----------------------------------------------------------
 

@@ -1,12 +1,13 @@
 //! How a lease ends: the decision, the flags it was made from, and its result.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use serde_json::value::RawValue;
 
-use super::{Interruptor, Lease};
+use super::{Interruptor, Lease, PendingWait};
 use crate::enqueue::{MAX_PAYLOAD, ValidJob, check_json};
-use crate::lifecycle::{LeaseFlags, Leave};
+use crate::lifecycle::{LeaseFlags, Leave, When};
 
 /// How many attempts without success a job keeps in its history, beside its newest error.
 /// Without a limit, a handler that snoozes its job again and again would add rows forever.
@@ -24,6 +25,30 @@ pub struct Settlement {
     pub leave: Leave,
     /// Jobs to enqueue in the same transaction.
     pub follow_ups: Vec<ValidJob>,
+    /// What the job waits for, if it is suspended.
+    pub waits: Vec<PendingWait>,
+}
+
+impl Settlement {
+    /// Whether it is stored in a transaction of its own, because it changes more than the
+    /// job's state.
+    pub(crate) fn is_alone(&self) -> bool {
+        !self.follow_ups.is_empty() || !self.waits.is_empty()
+    }
+
+    /// The same, for a job whose event has been emitted.
+    pub(crate) fn due_now(mut self) -> Self {
+        if let Leave::Requeue(requeue) = &mut self.leave {
+            requeue.when = When::NOW;
+        }
+        self
+    }
+
+    /// The events that the job waits for, each once, in the order in which they are locked.
+    pub(crate) fn awaited_events(&self) -> Vec<String> {
+        let events: BTreeSet<&String> = self.waits.iter().flat_map(|wait| &wait.events).collect();
+        events.into_iter().cloned().collect()
+    }
 }
 
 /// The result of a settlement.

@@ -59,6 +59,7 @@ mod tests {
     use std::time::Instant;
 
     use super::super::context::{Attempt, StopReason};
+    use super::super::journal::StepLane;
     use super::super::metrics::Metrics;
     use super::super::progress::ProgressLane;
     use super::super::shared::HeldLeases;
@@ -78,7 +79,17 @@ mod tests {
         client.cancel(id).await.unwrap();
         let leases = client.cancels(worker.id).await.unwrap();
         let kind = Metrics::default().kind("mail");
-        (Attempt::new(claimed, kind, Instant::now(), client, ProgressLane::default()), leases)
+        (
+            Attempt::new(
+                claimed,
+                kind,
+                Instant::now(),
+                client.clone(),
+                ProgressLane::default(),
+                StepLane::start(client),
+            ),
+            leases,
+        )
     }
 
     async fn is_check_requested(held: &HeldLeases) -> bool {

@@ -583,6 +583,7 @@ impl Claimer {
                 received_at,
                 shared.client.clone(),
                 shared.progress.clone(),
+                shared.steps.clone(),
             ));
         }
         shared.held.insert(&attempts);

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
 
+use super::journal::{Journal, StepLane};
 use super::metrics::Kind;
 use super::progress::ProgressLane;
 use crate::client::Client;
@@ -32,6 +33,7 @@ pub(super) struct Attempt {
     pub(super) received_at: Instant,
     client: Client,
     progress: ProgressLane,
+    pub(super) journal: Journal,
     result: Mutex<Option<Box<RawValue>>>,
     follow_ups: Mutex<Vec<ValidJob>>,
     reported: AtomicBool,
@@ -57,6 +59,7 @@ impl Attempt {
         received_at: Instant,
         client: Client,
         progress: ProgressLane,
+        steps: StepLane,
     ) -> Arc<Self> {
         Arc::new(Attempt {
             claimed,
@@ -65,6 +68,7 @@ impl Attempt {
             received_at,
             client,
             progress,
+            journal: Journal::new(steps),
             result: Mutex::default(),
             follow_ups: Mutex::default(),
             reported: AtomicBool::new(false),
@@ -86,6 +90,16 @@ impl Attempt {
             before if before == Stage::Completed as u8 => None,
             before => Some(before == Stage::Started as u8),
         }
+    }
+
+    /// The number of this attempt for retries, which count since the last journaled step.
+    pub(super) fn number(&self) -> u16 {
+        if self.journal.has_progressed() { 1 } else { self.claimed.attempt() }
+    }
+
+    /// The delay before the next attempt if this one fails.
+    pub(super) fn backoff(&self) -> Option<Duration> {
+        self.claimed.backoff_after(self.number())
     }
 
     /// The ending of an attempt that returns to the queue unfinished.
@@ -401,8 +415,12 @@ impl<S> Context<S> {
         self.check_fence(fenced)
     }
 
+    pub(super) fn journal(&self) -> &Journal {
+        &self.attempt.journal
+    }
+
     /// Stops the handler if the lease is lost.
-    fn check_fence(&self, fenced: Fenced) -> Result<()> {
+    pub(super) fn check_fence(&self, fenced: Fenced) -> Result<()> {
         match fenced {
             Fenced::Held => Ok(()),
             Fenced::LeaseLost => {

@@ -16,7 +16,7 @@ use super::registry::Route;
 use super::run_times::SlotClock;
 use super::shared::Shared;
 use crate::lifecycle::Ending;
-use crate::store::Fenced;
+use crate::store::{Fenced, PendingWait};
 
 /// How long a handler may continue after its timeout fired its stop token.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,7 +86,7 @@ impl Drop for Slot<'_> {
             // The worker itself has a bug. Even then every lease must be reported.
             for attempt in self.others.drain(..).chain([self.first.clone()]) {
                 let error = "the worker panicked while running this attempt".to_owned();
-                let retry_in = attempt.claimed.backoff();
+                let retry_in = attempt.backoff();
                 self.shared.report(attempt, Ending::Failed { error, retry_in }, None);
             }
         }
@@ -114,13 +114,16 @@ async fn run_attempt(shared: &Arc<Shared>, clock: &SlotClock, handler: &dyn Hand
     };
     let timeout = claimed.timeout();
     let timed_out = || attempt.control.stop(StopReason::TimedOut);
-    let end = within_timeout(timeout, timed_out, attempt.control.aborted(), work).await;
+    attempt.journal.suspension.allow();
+    let suspended = attempt.journal.suspension.suspended();
+    let end = within_timeout(timeout, timed_out, attempt.control.aborted(), suspended, work).await;
     let ending = match end {
         End::Returned(result) => ending(&attempt, result, |attempt| handler.backoff(attempt)),
         End::Panicked(message) => {
             ending(&attempt, Err(panicked(&message)), |attempt| handler.backoff(attempt))
         }
         End::Dropped => unfinished(&attempt, timeout),
+        End::Suspended(waits) => Ending::Suspended { waits },
     };
     let ending = after_run(shared, &attempt, ending).await;
     if let Ending::Failed { .. } = ending {
@@ -165,11 +168,12 @@ async fn run_batch(
     // The jobs share one call, so the shortest timeout applies to all of them.
     let timeout = ready.iter().filter_map(|attempt| attempt.claimed.timeout()).min();
     let timed_out = || ready.iter().for_each(|attempt| attempt.control.stop(StopReason::TimedOut));
-    let end = within_timeout(timeout, timed_out, batch_aborted(&ready), handler.run(ready.clone())).await;
+    let (aborted, never) = (batch_aborted(&ready), std::future::pending());
+    let end = within_timeout(timeout, timed_out, aborted, never, handler.run(ready.clone())).await;
     let results: Vec<Option<Result<(), Failure>>> = match end {
         End::Returned(results) => results.into_iter().map(Some).collect(),
         End::Panicked(message) => ready.iter().map(|_| Some(Err(panicked(&message)))).collect(),
-        End::Dropped => ready.iter().map(|_| None).collect(),
+        End::Dropped | End::Suspended(_) => ready.iter().map(|_| None).collect(),
     };
     ready[0].kind.run_time.record(began.elapsed(), ready.len());
     for (attempt, result) in ready.into_iter().zip(results) {
@@ -235,12 +239,15 @@ enum End<T> {
     Panicked(String),
     /// It was aborted, or did not stop in time after its timeout.
     Dropped,
+    /// It waits for these, and was dropped.
+    Suspended(Vec<PendingWait>),
 }
 
 async fn within_timeout<T>(
     timeout: Option<Duration>,
     timed_out: impl FnOnce(),
     aborted: impl Future<Output = ()>,
+    suspended: impl Future<Output = Vec<PendingWait>>,
     work: super::handler::HandlerFuture<T>,
 ) -> End<T> {
     let mut work = CatchPanic::new(work);
@@ -248,11 +255,12 @@ async fn within_timeout<T>(
         Ok(value) => End::Returned(value),
         Err(panic) => End::Panicked(panic_message(&*panic).to_owned()),
     };
-    tokio::pin!(aborted);
+    tokio::pin!(aborted, suspended);
     tokio::select! {
         biased;
         done = &mut work => return ended(done),
         () = &mut aborted => return End::Dropped,
+        waits = &mut suspended => return End::Suspended(waits),
         () = sleep(timeout) => timed_out(),
     }
     tokio::select! {
@@ -290,7 +298,7 @@ fn ending(
     match verdict {
         Verdict::Retry { error, after } => {
             let backoff = || {
-                let delay = std::panic::catch_unwind(AssertUnwindSafe(|| backoff(claimed.attempt())));
+                let delay = std::panic::catch_unwind(AssertUnwindSafe(|| backoff(attempt.number())));
                 delay.unwrap_or_else(|panic| {
                     let panic = panic_message(&*panic);
                     tracing::error!(
@@ -302,7 +310,7 @@ fn ending(
                     None
                 })
             };
-            Ending::Failed { error, retry_in: after.or_else(backoff).or_else(|| claimed.backoff()) }
+            Ending::Failed { error, retry_in: after.or_else(backoff).or_else(|| attempt.backoff()) }
         }
         Verdict::Permanent { error } => Ending::Failed { error, retry_in: None },
         Verdict::Snooze { delay } => Ending::Snoozed { delay },
@@ -315,7 +323,7 @@ fn unfinished(attempt: &Attempt, timeout: Option<Duration>) -> Ending {
     match attempt.control.reason() {
         Some(StopReason::TimedOut) => Ending::Failed {
             error: format!("timed out after {:?}", timeout.unwrap_or_default()),
-            retry_in: attempt.claimed.backoff(),
+            retry_in: attempt.backoff(),
         },
         Some(StopReason::Cancelled) => Ending::Cancelled { reason: None },
         // Disconnected: if this worker still holds the lease when the database is back,

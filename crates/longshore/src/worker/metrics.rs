@@ -63,7 +63,7 @@ pub(super) struct Kind {
 }
 
 /// In the order of [`OUTCOMES`].
-const ENDS_THE_JOB: [bool; OUTCOMES.len()] = [true, false, true, true, false, false, false, false];
+const ENDS_THE_JOB: [bool; OUTCOMES.len()] = [true, false, true, true, false, false, false, false, false];
 
 impl Kind {
     fn new(kind: &str, index: usize) -> Self {
@@ -132,9 +132,9 @@ impl Metrics {
     }
 
     pub(super) fn summary(&self) -> Summary {
-        let [succeeded, retrying, failed_permanent, cancelled, snoozed, released, ..] =
+        let [succeeded, retrying, failed_permanent, cancelled, snoozed, suspended, released, ..] =
             std::array::from_fn::<u64, { OUTCOMES.len() }, _>(|nth| self.ended[nth].load(Ordering::Relaxed));
-        Summary { succeeded, retrying, failed_permanent, cancelled, put_back: snoozed + released }
+        Summary { succeeded, retrying, failed_permanent, cancelled, put_back: snoozed + suspended + released }
     }
 
     pub(super) fn claimed(&self, jobs: usize, took: Duration) {

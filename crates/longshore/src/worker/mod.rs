@@ -33,11 +33,12 @@
 //! | `run_times` | how long the attempts of each kind take |
 //! | `execute` | one attempt: timeout, panic, stop |
 //! | `context` | what a handler receives: its job, state, stop token, checkpoints |
+//! | `steps`, `journal` | durable steps, sleeps and waits; what is stored of them, and suspending a handler |
 //! | `settle` | storing how attempts ended, in batches |
 //! | `progress` | storing progress reports, in batches |
 //! | `heartbeat` | heartbeats and the self-stop, on their own thread |
 //! | `cancel` | stopping cancelled jobs as soon as the worker is notified |
-//! | `upkeep` | recovery, schedules, retention, tallies, gauges |
+//! | `upkeep` | recovery, schedules, events, retention, tallies, gauges |
 //! | `clock_steps` | whether the database's clock was moved since the last sweep |
 //! | `hooks` | the application's hooks, and how they are called |
 //! | `signals` | SIGINT and SIGTERM |
@@ -54,6 +55,7 @@ mod execute;
 mod handler;
 mod heartbeat;
 mod hooks;
+mod journal;
 mod metrics;
 mod progress;
 mod registry;
@@ -62,6 +64,7 @@ mod settings;
 mod settle;
 mod shared;
 mod signals;
+mod steps;
 mod supervise;
 mod upkeep;
 
@@ -71,4 +74,5 @@ pub use handler::{Batched, Executor, Failure, Job};
 pub use hooks::Hooks;
 pub use settings::{RecoverySettings, Settings};
 pub use signals::Signals;
+pub use steps::{EventWait, First, Wait};
 pub use supervise::{RunningWorker, Stopper, Summary, Worker};

@@ -165,6 +165,7 @@ async fn store(shared: &Shared, batch: &[AttemptReport]) -> crate::Result<Vec<Ke
             claimed: &item.attempt.claimed,
             ending: item.ending.clone(),
             follow_ups: item.follow_ups.clone(),
+            has_progressed: item.attempt.journal.has_progressed(),
         })
         .collect();
     shared.client.settle_reports(&reports).await
@@ -178,7 +179,7 @@ fn convert_to_failure(report: &mut AttemptReport, error: &Error) -> bool {
     if has_output {
         report.ending = Ending::Failed {
             error: format!("the handler's result or follow-up jobs could not be stored: {error}"),
-            retry_in: report.attempt.claimed.backoff(),
+            retry_in: report.attempt.backoff(),
         };
         report.follow_ups = Vec::new();
     }
@@ -202,8 +203,9 @@ fn finish(shared: &Arc<Shared>, batch: Vec<AttemptReport>, kept: Vec<Kept>) {
         shared.metrics.completed(&report.attempt, outcome_label(kept), report.ran);
         let trace_id = report.attempt.trace_id();
         shared.client.job_log.settled(claimed, &report.ending, kept, report.ran, trace_id);
-        // A repeated release of a job that never started returns `LeaseLost`: nothing is lost.
-        if kept == Kept::LeaseLost && !matches!(report.ending, Ending::NotStarted { .. }) {
+        // These leave no history, so a repetition returns `LeaseLost`: nothing is lost.
+        let leaves_no_row = matches!(report.ending, Ending::NotStarted { .. } | Ending::Suspended { .. });
+        if kept == Kept::LeaseLost && !leaves_no_row {
             report.attempt.control.stop(StopReason::LeaseLost);
         }
         if shared.hooks.is_some() {
@@ -233,7 +235,7 @@ async fn call_hooks(shared: &Shared, report: &AttemptReport, kept: Kept) {
         Kept::Requeued { history: Some(AttemptEnd::Failed), .. } => {
             call("on_failure", hooks.on_failure(job, error)).await
         }
-        Kept::Requeued { .. } | Kept::LeaseLost => Some(()),
+        Kept::Requeued { .. } | Kept::Suspended | Kept::LeaseLost => Some(()),
     };
     if called.is_none() {
         tracing::warn!(job_id = %job.lease().id, "the attempt is settled, but its hook failed");

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use super::Settings;
 use super::context::{Attempt, StopReason};
 use super::hooks::Hooks;
+use super::journal::StepLane;
 use super::metrics::Metrics;
 use super::progress::ProgressLane;
 use super::registry::Registry;
@@ -28,6 +29,7 @@ pub(super) struct Shared {
     pub(super) hooks: Option<Arc<dyn Hooks>>,
     pub(super) metrics: Metrics,
     pub(super) progress: ProgressLane,
+    pub(super) steps: StepLane,
     pub(super) reports: mpsc::UnboundedSender<AttemptReport>,
     pub(super) held: HeldLeases,
     pub(super) buffer: Buffer,
@@ -61,6 +63,7 @@ impl Shared {
         phase: Phase,
     ) -> Arc<Self> {
         Arc::new(Shared {
+            steps: StepLane::start(client.clone()),
             client,
             settings,
             registry,

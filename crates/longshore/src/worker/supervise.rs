@@ -58,7 +58,7 @@ pub struct Summary {
     pub failed_permanent: u64,
     /// Jobs that ended as cancelled, including those that never started.
     pub cancelled: u64,
-    /// Attempts that were snoozed or released. Jobs that were released before they started do
+    /// Attempts that were snoozed, suspended or released. Jobs that were released before they started do
     /// not count.
     pub put_back: u64,
 }
@@ -244,6 +244,7 @@ async fn supervise(
     if shared.settings.schedules {
         upkeep.spawn(upkeep::cron(shared.clone()));
     }
+    upkeep.spawn(upkeep::deliver(shared.clone()));
     upkeep.spawn(upkeep::retain(shared.clone()));
     upkeep.spawn(upkeep::fold(shared.clone()));
     upkeep.spawn(upkeep::sample(shared.clone()));

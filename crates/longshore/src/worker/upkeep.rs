@@ -1,4 +1,4 @@
-//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, retention,
+//! Upkeep, in every worker process: recovery of dead workers' jobs, schedules, events, retention,
 //! tallies and gauges. Each step is bounded, and a failed step is retried at its next turn.
 
 use std::sync::Arc;
@@ -20,6 +20,8 @@ use crate::store::{Schedule, SweepScope};
 /// The longest time between two passes over the schedules: a schedule stored by another process
 /// is noticed this soon.
 const SCHEDULES_INTERVAL: Duration = Duration::from_secs(5);
+/// How often upkeep looks for events that were not delivered.
+const DELIVERY_INTERVAL: Duration = Duration::from_secs(1);
 /// If one turn folds at least this many tallies, the next turn is earlier. Counting then never
 /// reads more than a few thousand rows that are not folded.
 const MANY_TALLIES: u64 = 1000;
@@ -157,6 +159,16 @@ pub(super) async fn cron(shared: Arc<Shared>) {
     }
 }
 
+/// Wakes the jobs that wait for new events. `Client::emit` does that at once for its own events;
+/// this finds those that were emitted in SQL, or by a process that died.
+pub(super) async fn deliver(shared: Arc<Shared>) {
+    while shared.sleep_unless(Phase::Finishing, DELIVERY_INTERVAL).await {
+        if let Err(error) = shared.client.deliver_events().await {
+            tracing::warn!(%error, "could not deliver events; retrying");
+        }
+    }
+}
+
 /// Calls the application's hook for each tick.
 struct WorkerTickHook(Arc<dyn Hooks>);
 
@@ -180,6 +192,9 @@ pub(super) async fn retain(shared: Arc<Shared>) {
     while pause(shared.settings.retention_interval).await {
         if let Err(error) = shared.client.retain(&shared.settings.retention, pause).await {
             tracing::warn!(%error, "retention failed; retrying at the next interval");
+        }
+        if let Err(error) = shared.client.remove_old_events().await {
+            tracing::warn!(%error, "could not remove old events; retrying at the next interval");
         }
     }
 }

@@ -168,7 +168,8 @@ async fn worker_operations_recover_from_dead_connections_within_seconds(fixture:
     let request = ClaimRequest::new(worker, 5);
     let mut cursor = ClaimCursor::default();
     let progress = [(lease, raw("1"))];
-    let report = || vec![Report { claimed: &running, ending: done(), follow_ups: Vec::new() }];
+    let report =
+        || vec![Report { claimed: &running, ending: done(), follow_ups: Vec::new(), has_progressed: false }];
     tokio::join!(
         assert_unavailable(claimer.claim(&request, &mut cursor)),
         assert_unavailable(starter.mark_started(&lease)),

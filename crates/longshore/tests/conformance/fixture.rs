@@ -377,7 +377,7 @@ impl Fixture {
     }
 
     pub(crate) async fn finish(&self, claimed: &Claimed, ending: Ending) -> Fenced {
-        let report = Report { claimed, ending, follow_ups: Vec::new() };
+        let report = Report { claimed, ending, follow_ups: Vec::new(), has_progressed: false };
         self.settle(vec![report]).await.expect("settle").remove(0)
     }
 

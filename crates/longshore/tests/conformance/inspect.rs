@@ -331,7 +331,8 @@ async fn finish_many_others(fixture: &Fixture) {
     let worker = fixture.worker_with(DAY).await;
     loop {
         let claimed = fixture.claim(worker, 500).await;
-        let report = |claimed| Report { claimed, ending: done(), follow_ups: Vec::new() };
+        let report =
+            |claimed| Report { claimed, ending: done(), follow_ups: Vec::new(), has_progressed: false };
         if claimed.is_empty() {
             return;
         }

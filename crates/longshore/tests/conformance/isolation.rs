@@ -82,7 +82,8 @@ async fn everything_else_works(fixture: &Fixture, round: usize) {
     let request = ClaimRequest { queues: vec![own], ..ClaimRequest::new(worker, 1) };
     let claims = soon("a claim", fixture.client().claim(&request, &mut Default::default())).await;
     assert_eq!(ids(&claims.jobs), [plain.id]);
-    let report = Report { claimed: &claims.jobs[0], ending: done(), follow_ups: Vec::new() };
+    let report =
+        Report { claimed: &claims.jobs[0], ending: done(), follow_ups: Vec::new(), has_progressed: false };
     assert_eq!(soon("a settle", fixture.settle(vec![report])).await, [Fenced::Held]);
     for n in 0..3 {
         let free = job("free").queue("free").idempotency_key(format!("free-{round}-{n}"));

@@ -207,7 +207,12 @@ async fn lock_lease(fixture: &Fixture, claimed: &Claimed) -> PgConnection {
 async fn settle_with_a_locked_lease(fixture: Fixture, queue: &str, ending: Ending) {
     let claimed = four_running(&fixture, queue).await;
     let reports = || {
-        let report = |claimed| Report { claimed, ending: ending.clone(), follow_ups: Vec::new() };
+        let report = |claimed| Report {
+            claimed,
+            ending: ending.clone(),
+            follow_ups: Vec::new(),
+            has_progressed: false,
+        };
         claimed.iter().map(report).collect::<Vec<_>>()
     };
     let other = lock_lease(&fixture, &claimed[1]).await;

@@ -70,6 +70,7 @@ mod schedules;
 mod settle;
 mod settle_by_lease;
 mod sql;
+mod steps;
 mod testing;
 mod tokens;
 mod transactions;

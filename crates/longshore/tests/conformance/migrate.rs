@@ -38,6 +38,9 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
 /// Removes everything that later migrations added to version 1.
 async fn downgrade_to_version_one(fixture: &Fixture) {
     const UNDO: &str = "
+        drop table steps;
+        drop table events;
+        drop table waits;
         alter table workers drop column host;
         alter table workers drop column pid;
         alter table workers drop column version;

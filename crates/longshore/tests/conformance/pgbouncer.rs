@@ -135,7 +135,8 @@ async fn use_queue(client: &Client) {
     let request = ClaimRequest::new(worker.id, 5);
     let claimed = client.claim(&request, &mut ClaimCursor::default()).await.expect("claim").jobs;
     assert_eq!(ids(&claimed), [id]);
-    let report = Report { claimed: &claimed[0], ending: done(), follow_ups: Vec::new() };
+    let report =
+        Report { claimed: &claimed[0], ending: done(), follow_ups: Vec::new(), has_progressed: false };
     client.settle(vec![report]).await.expect("settle");
     let by = ListFilter { kind: Some("mail".into()), ..ListFilter::default() };
     assert_eq!(client.list(&by).await.expect("list").jobs[0].id, id);

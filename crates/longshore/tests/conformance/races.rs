@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced};
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, Fenced, PendingWait};
 use longshore::{
     Cancelled, Client, Edit, Ending, Enqueued, EnqueuedAs, JobId, NewJob, Outcome, Report, Result, Status,
     SweepOptions, UniqueMode, WorkerId,
@@ -37,6 +37,7 @@ cases! {
     concurrent_operations_on_keyed_jobs_leave_the_database_consistent,
     thirty_two_claimers_claim_each_of_twenty_thousand_jobs_once,
     a_claimer_killed_in_the_middle_of_its_transaction_loses_no_job,
+    an_event_and_the_suspensions_that_wait_for_it_never_miss_each_other,
 }
 
 const ROUNDS: usize = 25;
@@ -63,7 +64,8 @@ async fn claim(client: Client, worker: WorkerId, limit: u32) -> Vec<Claimed> {
 }
 
 async fn settle(client: Client, claimed: Vec<Claimed>, ending: Ending) -> Vec<Fenced> {
-    let report = |claimed| Report { claimed, ending: ending.clone(), follow_ups: Vec::new() };
+    let report =
+        |claimed| Report { claimed, ending: ending.clone(), follow_ups: Vec::new(), has_progressed: false };
     client.settle(claimed.iter().map(report).collect()).await.expect("settle")
 }
 
@@ -672,4 +674,46 @@ fn killed_child() {
     loop {
         std::thread::park();
     }
+}
+
+/// Jobs are suspended while their event is emitted and delivered. Each of them is due
+/// afterwards.
+async fn an_event_and_the_suspensions_that_wait_for_it_never_miss_each_other(fixture: Fixture) {
+    const JOBS: usize = 8;
+    let worker = fixture.worker().await;
+    for round in 0..ROUNDS {
+        for _ in 0..JOBS {
+            fixture.enqueue_kind("pay").await;
+        }
+        let claimed = fixture.claim(worker, 100).await;
+        assert_eq!(claimed.len(), JOBS, "round {round}");
+        let event = format!("approved:{round}");
+        let start = Arc::new(Barrier::new(JOBS + 2));
+        let mut tasks = Vec::new();
+        for claimed in claimed {
+            let (fixture, event) = (fixture.clone(), event.clone());
+            tasks.push(spawn_at(&start, async move {
+                let wait = PendingWait { step: format!("event:{event}"), until: None, events: vec![event] };
+                fixture.must_finish(&claimed, Ending::Suspended { waits: vec![wait] }).await;
+            }));
+        }
+        let emitting = fixture.clone();
+        tasks.push(spawn_at(&start, async move {
+            emitting.emit(&event, &round).await.expect("emit");
+        }));
+        let delivering = fixture.clone();
+        tasks.push(spawn_at(&start, async move {
+            delivering.deliver_events().await.expect("deliver");
+        }));
+        for task in tasks {
+            join(task).await;
+        }
+        fixture.deliver_events().await.expect("deliver");
+        let woken = fixture.claim(worker, 100).await;
+        assert_eq!(woken.len(), JOBS, "round {round}: a job was not woken");
+        for job in &woken {
+            fixture.must_finish(job, done()).await;
+        }
+    }
+    assert_eq!(fixture.query_number("select count(*) from events where fresh", None).await, 0);
 }

@@ -83,6 +83,7 @@ fn default_recovery(claimed: &Claimed) -> Settlement {
         seen: Some(Default::default()),
         leave: lifecycle::recover(&running, Recovery::Default(Interruption::default())),
         follow_ups: Vec::new(),
+        waits: Vec::new(),
     }
 }
 

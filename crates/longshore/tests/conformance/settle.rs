@@ -57,7 +57,7 @@ cases! {
 }
 
 fn report(claimed: &Claimed, ending: Ending) -> Report<'_> {
-    Report { claimed, ending, follow_ups: Vec::new() }
+    Report { claimed, ending, follow_ups: Vec::new(), has_progressed: false }
 }
 
 /// A settlement for the store, for cases that act as a stale client.
@@ -71,7 +71,13 @@ pub(crate) fn settlement(lease: Lease, attempt: u16, ending: Ending, seen: Optio
         started: true,
         flags: seen.unwrap_or_default(),
     };
-    Settlement { lease, seen, leave: lifecycle::settle(&running, ending), follow_ups: Vec::new() }
+    Settlement {
+        lease,
+        seen,
+        leave: lifecycle::settle(&running, ending),
+        follow_ups: Vec::new(),
+        waits: Vec::new(),
+    }
 }
 
 // ---- every ending ------------------------------------------------------------
@@ -322,7 +328,12 @@ async fn a_repeated_settle_creates_no_second_follow_up(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let follow_up = job("follow").validate().expect("valid");
     for _ in 0..2 {
-        let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up.clone()] };
+        let report = Report {
+            claimed: &claimed,
+            ending: done(),
+            follow_ups: vec![follow_up.clone()],
+            has_progressed: false,
+        };
         assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
     }
     assert_eq!(fixture.count(Status::Queued).await, 1);
@@ -335,7 +346,12 @@ async fn a_repeated_settle_does_not_enqueue_its_follow_ups_again(fixture: Fixtur
     let holder = fixture.add(keyed()).await;
     let claimed = fixture.running(job("mail")).await;
     let follow_up = keyed().validate().expect("valid");
-    let report = || Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up.clone()] };
+    let report = || Report {
+        claimed: &claimed,
+        ending: done(),
+        follow_ups: vec![follow_up.clone()],
+        has_progressed: false,
+    };
     assert_eq!(fixture.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
     fixture.cancel(holder).await.expect("cancel");
     assert_eq!(fixture.settle(vec![report()]).await.expect("settle"), [Fenced::Held]);
@@ -369,7 +385,7 @@ async fn follow_ups_are_stored_with_the_end(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let follow_ups: Vec<_> = ["a", "b"].map(|kind| job(kind).validate().expect("valid")).to_vec();
     let expected: Vec<JobId> = follow_ups.iter().map(longshore::ValidJob::id).collect();
-    let report = Report { claimed: &claimed, ending: done(), follow_ups };
+    let report = Report { claimed: &claimed, ending: done(), follow_ups, has_progressed: false };
     assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
     for id in expected {
         assert_eq!(fixture.status(id).await, Status::Queued);
@@ -381,7 +397,8 @@ async fn follow_ups_of_a_lost_lease_are_never_stored(fixture: Fixture) {
     fixture.crash_all_workers().await;
     let follow_up = job("follow").validate().expect("valid");
     let id = follow_up.id();
-    let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up] };
+    let report =
+        Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up], has_progressed: false };
     assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::LeaseLost]);
     assert!(fixture.store().get(id).await.expect("get").is_none());
 }
@@ -392,7 +409,8 @@ async fn follow_ups_respect_their_keys(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let follow_up = job("follow").unique_key("k", Default::default()).validate().expect("valid");
     let id = follow_up.id();
-    let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up] };
+    let report =
+        Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up], has_progressed: false };
     assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
     assert!(fixture.store().get(id).await.expect("get").is_none());
     assert_eq!(fixture.status(holder).await, Status::Queued);
@@ -403,7 +421,8 @@ async fn follow_ups_are_stored_when_a_cancel_changes_the_end(fixture: Fixture) {
     fixture.cancel(claimed.lease().id).await.expect("cancel");
     let follow_up = job("follow").validate().expect("valid");
     let id = follow_up.id();
-    let report = Report { claimed: &claimed, ending: failed(), follow_ups: vec![follow_up] };
+    let report =
+        Report { claimed: &claimed, ending: failed(), follow_ups: vec![follow_up], has_progressed: false };
     assert_eq!(fixture.settle(vec![report]).await.expect("settle"), [Fenced::Held]);
     assert_eq!(fixture.status(claimed.lease().id).await, Status::Cancelled);
     assert_eq!(fixture.status(id).await, Status::Queued);

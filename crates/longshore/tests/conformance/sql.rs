@@ -531,7 +531,8 @@ async fn any_valid_schema_name_works_end_to_end(_: Fixture) {
         let request = ClaimRequest::new(worker.id, 9);
         let claims = client.store().claim(&request, &mut Default::default()).await.expect(schema);
         assert_eq!(claims.jobs.len(), 3, "{schema}");
-        let report = |claimed| Report { claimed, ending: done(), follow_ups: Vec::new() };
+        let report =
+            |claimed| Report { claimed, ending: done(), follow_ups: Vec::new(), has_progressed: false };
         let settled = client.settle(claims.jobs.iter().map(report).collect()).await.expect(schema);
         assert_eq!(settled, [Fenced::Held; 3], "{schema}");
         assert_eq!(client.check().await.expect(schema).problems, Vec::<String>::new());

@@ -273,7 +273,7 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
                 _ => Some(running.flags),
             };
             let leave = lifecycle::settle(&running, ending);
-            let settlement = Settlement { lease, seen, leave, follow_ups: Vec::new() };
+            let settlement = Settlement { lease, seen, leave, follow_ups: Vec::new(), waits: Vec::new() };
             fixture.store().settle(&[settlement]).await.expect("settle") == [Settled::Stored]
         }
         Event::Recover(recovery) => {
@@ -281,7 +281,13 @@ async fn apply(fixture: &Fixture, id: JobId, state: &State, event: Event) -> boo
             // A worker that signs off with leases is declared dead at once.
             fixture.store().retire(lease.worker).await.expect("retire");
             let leave = lifecycle::recover(&running, recovery);
-            let settlement = Settlement { lease, seen: Some(running.flags), leave, follow_ups: Vec::new() };
+            let settlement = Settlement {
+                lease,
+                seen: Some(running.flags),
+                leave,
+                follow_ups: Vec::new(),
+                waits: Vec::new(),
+            };
             let recoveries = [(Interruptor::DeadWorker, settlement)];
             fixture.store().recover(&recoveries).await.expect("recover")
                 == [Recovered::Settled(Settled::Stored)]

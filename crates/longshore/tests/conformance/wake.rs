@@ -128,7 +128,7 @@ async fn a_follow_up_notifies_subscribers(fixture: Fixture) {
     let claimed = fixture.running(job("mail")).await;
     let mut wakeups = fixture.store().subscribe().await.expect("subscribe");
     let follow_ups = vec![NewJob::new("next", &1).queue("letters").validate().expect("valid")];
-    let report = longshore::Report { claimed: &claimed, ending: done(), follow_ups };
+    let report = longshore::Report { claimed: &claimed, ending: done(), follow_ups, has_progressed: false };
     fixture.settle(vec![report]).await.expect("settle");
     expect_wake_up(&mut wakeups, "letters").await;
 }

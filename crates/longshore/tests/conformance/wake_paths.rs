@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use longshore::lifecycle::{LeaseFlags, Running, State, settle};
 use longshore::store::{
-    ClaimCursor, ClaimRequest, Claimed, Fenced, KeyWait, QueueChange, Settled, Settlement,
+    ClaimCursor, ClaimRequest, Claimed, Fenced, KeyWait, PendingWait, QueueChange, Settled, Settlement,
 };
 use longshore::worker::{RunningWorker, Settings, Worker};
 use longshore::{
@@ -48,6 +48,8 @@ cases! {
     a_resumed_queue_starts_its_jobs,
     a_raised_limit_starts_waiting_jobs,
     a_lifted_limit_starts_waiting_jobs,
+    an_event_starts_the_job_that_waits_for_it,
+    a_job_that_is_suspended_after_its_event_starts,
     a_cron_tick_starts_its_job,
     a_schedule_run_by_an_operator_starts_its_job,
 }
@@ -96,6 +98,29 @@ async fn store_unnoticed(fixture: &Fixture) -> JobId {
 /// A job that another worker is running.
 async fn running_elsewhere(fixture: &Fixture) -> longshore::store::Claimed {
     fixture.running(job("mail").max_attempts(9)).await
+}
+
+// ---- events --------------------------------------------------------------------
+
+fn waits_for(event: &str) -> Ending {
+    let wait = PendingWait { step: "wait".into(), until: None, events: vec![event.into()] };
+    Ending::Suspended { waits: vec![wait] }
+}
+
+async fn an_event_starts_the_job_that_waits_for_it(fixture: Fixture) {
+    let claimed = running_elsewhere(&fixture).await;
+    fixture.must_finish(&claimed, waits_for("approved")).await;
+    let running = idle_worker(&fixture).await;
+    fixture.emit("approved", &1).await.expect("emit");
+    must_start(&fixture, running, claimed.lease().id).await;
+}
+
+async fn a_job_that_is_suspended_after_its_event_starts(fixture: Fixture) {
+    let claimed = running_elsewhere(&fixture).await;
+    fixture.emit("approved", &1).await.expect("emit");
+    let running = idle_worker(&fixture).await;
+    fixture.must_finish(&claimed, waits_for("approved")).await;
+    must_start(&fixture, running, claimed.lease().id).await;
 }
 
 // ---- enqueue -------------------------------------------------------------------
@@ -190,7 +215,8 @@ async fn a_follow_up_job_starts(fixture: Fixture) {
     let running = idle_worker(&fixture).await;
     let follow_up = job("mail").validate().expect("valid");
     let id = follow_up.id();
-    let report = Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up] };
+    let report =
+        Report { claimed: &claimed, ending: done(), follow_ups: vec![follow_up], has_progressed: false };
     fixture.settle(vec![report]).await.expect("settle");
     must_start(&fixture, running, id).await;
 }
@@ -218,7 +244,8 @@ async fn a_job_whose_release_was_stored_without_a_reply_starts(fixture: Fixture)
     // Stored, but its caller did not learn that, so it sent no wake-up.
     let leave = settle(&claimed_state(&fixture, &claimed).await, not_started(&claimed));
     let seen = Some(LeaseFlags::default());
-    let settlement = Settlement { lease: claimed.lease(), seen, leave, follow_ups: Vec::new() };
+    let settlement =
+        Settlement { lease: claimed.lease(), seen, leave, follow_ups: Vec::new(), waits: Vec::new() };
     assert_eq!(fixture.store().settle(&[settlement]).await.expect("settle"), [Settled::Stored]);
     assert_eq!(fixture.finish(&claimed, not_started(&claimed)).await, Fenced::LeaseLost);
     must_start(&fixture, running, claimed.lease().id).await;

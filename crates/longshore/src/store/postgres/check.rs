@@ -352,6 +352,8 @@ pub(super) async fn repair(tx: &mut Tx<'_>, repair: &Repair) -> Sql<bool> {
         for sql in [
             "delete from longshore.attempts where job = $1",
             "delete from longshore.checkpoints where job = $1",
+            "delete from longshore.steps where job = $1",
+            "delete from longshore.waits where job = $1",
             "delete from longshore.merged_requests where job = $1",
         ] {
             sqlx::query(tx.sql(sql)).bind(job.0).execute(&mut *tx.connection).await?;

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::listen::notify_due;
 use super::run::{enqueue_deadline, within};
+use super::steps::delete_progress;
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
 use crate::error::Error;
@@ -412,14 +413,14 @@ async fn insert(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<bool> {
 /// A job in `ready` owns its key, so the row itself shows that it still does. The
 /// lease number stays, so that earlier holders of a lease remain fenced off. The
 /// idempotency key is stored too, if the job has none.
-const REPLACE: &str = "
+const REPLACE: &str = concat!(
+    "
     with deleted as (
       delete from longshore.ready
        where id = $1
-      returning id, run_at, lease_no, interruptions),
-    deleted_checkpoints as (
-      delete from longshore.checkpoints
-       where job = any(array(select id from deleted))),
+      returning id, run_at, lease_no, interruptions),",
+    delete_progress!("select id from deleted"),
+    "
     changed as (
       update longshore.jobs j
          set kind = $2,
@@ -447,7 +448,8 @@ const REPLACE: &str = "
         from deleted d)
     select (select count(*) from deleted),
            longshore.has_merged_key(array(select idempotency_key from changed where idempotency_key = $13)),
-           (select idempotency_key from changed)";
+           (select idempotency_key from changed)",
+);
 
 /// Replaces the contents of the waiting owner of the key and merges the request into it.
 /// Returns whether it was still waiting.

@@ -162,6 +162,6 @@ pub(super) async fn assert_lease(tx: &mut Tx<'_>, lease: &Lease) -> Sql<Fenced> 
     Ok(fenced(held.is_some()))
 }
 
-fn fenced(held: bool) -> Fenced {
+pub(super) fn fenced(held: bool) -> Fenced {
     if held { Fenced::Held } else { Fenced::LeaseLost }
 }

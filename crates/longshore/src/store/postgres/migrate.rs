@@ -15,6 +15,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (2, include_str!("../../../migrations/postgres/0002_server.sql")),
     (3, include_str!("../../../migrations/postgres/0003_hardening.sql")),
     (4, include_str!("../../../migrations/postgres/0004_first_run.sql")),
+    (5, include_str!("../../../migrations/postgres/0005_steps.sql")),
 ];
 /// The view and the SQL functions, replaced by every migration.
 const FUNCTIONS: &str = include_str!("../../../migrations/postgres/functions.sql");

@@ -10,10 +10,10 @@
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim`, `claim_sql` | leasing due jobs; the statements of a claim |
 //! | `lease` | live leases: progress, checkpoints |
-//! | `settle` | storing how attempts end |
+//! | `steps`, `settle` | journaled steps; storing how attempts end |
 //! | `workers` | registration, heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `queues` | operators' commands on jobs; queue settings |
+//! | `operate`, `events`, `queues` | operators' commands on jobs; events; queue settings |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `schedules`, `retain` | cron; retention and tallies |
 //! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
@@ -40,6 +40,7 @@ mod claim;
 mod claim_sql;
 mod connect;
 mod enqueue;
+mod events;
 mod inspect;
 mod kinds;
 mod lease;
@@ -54,6 +55,7 @@ mod run;
 mod schedules;
 mod settle;
 mod stats;
+mod steps;
 mod store;
 mod tokens;
 mod tx;

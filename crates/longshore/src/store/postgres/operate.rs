@@ -7,6 +7,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::enqueue::split;
+use super::steps::delete_progress;
 use super::tx::{Query, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
@@ -171,10 +172,9 @@ const REWRITE: &str = concat!(
                            else j.run_at end,
              payload = coalesce($9::text::json, j.payload)
         from deleted d
-       where j.id = d.id),
-    deleted_checkpoints as (   -- they belong to the old payload
-      delete from longshore.checkpoints
-       where job = any(array(select id from deleted where $9::text is not null))),
+       where j.id = d.id),",
+    delete_progress!("select id from deleted where $9::text is not null"),
+    "
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
@@ -245,6 +245,9 @@ const REOPEN: &str = "
       select date_trunc('minute', longshore.clock()), 0, -1, d.outcome, 0, j.queue, j.kind
         from deleted d
         join longshore.jobs j on j.id = d.id),
+    deleted_steps as (
+      delete from longshore.steps
+       where job = any(array(select id from deleted where $4))),
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
@@ -276,13 +279,18 @@ async fn reopen(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
             return Ok(holder.map_or(Operated::Moved, |holder| Operated::KeyTaken(JobId(holder))));
         }
     }
-    let query = sqlx::query(tx.sql(REOPEN)).bind(id.0).bind(seen.lease_no).bind(seen.outcome.as_str());
+    let query = sqlx::query(tx.sql(REOPEN))
+        .bind(id.0)
+        .bind(seen.lease_no)
+        .bind(seen.outcome.as_str())
+        .bind(seen.starts_over());
     let done = operated(query, tx).await?;
     transaction.commit().await?;
     Ok(done)
 }
 
-const REMOVE: &str = "
+const REMOVE: &str = concat!(
+    "
     with deleted as (
       delete from longshore.finished
        where id = $1
@@ -295,10 +303,9 @@ const REMOVE: &str = "
       returning id, queue, kind),
     deleted_attempts as (
       delete from longshore.attempts
-       where job = any(array(select id from deleted))),
-    deleted_checkpoints as (
-      delete from longshore.checkpoints
-       where job = any(array(select id from deleted))),
+       where job = any(array(select id from deleted))),",
+    delete_progress!("select id from deleted"),
+    "
     deleted_requests as (
       delete from longshore.merged_requests
        where job = any(array(select id from deleted))),
@@ -307,7 +314,8 @@ const REMOVE: &str = "
       select date_trunc('minute', longshore.clock()), 0, -1, d.outcome, 0, j.queue, j.kind
         from deleted d
         join deleted_jobs j on j.id = d.id)
-    select count(*) from deleted";
+    select count(*) from deleted",
+);
 
 async fn remove(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     let query = sqlx::query(tx.sql(REMOVE)).bind(id.0).bind(seen.lease_no).bind(seen.outcome.as_str());

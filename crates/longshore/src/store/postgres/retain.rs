@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
 
+use super::steps::delete_progress;
 use super::tx::{Sql, Tx};
 use crate::error::Error;
 use crate::job::Outcome;
@@ -53,7 +54,8 @@ const ADD_RANGES: &str = "
 
 /// Removes up to `$4` expired jobs of the range that starts at block `$1`. If no more than
 /// that have expired, stores what is left in the range.
-const RETAIN: &str = "
+const RETAIN: &str = concat!(
+    "
     with page as materialized (
       select f.ctid as row_id, f.id, f.outcome, f.finished_at,
              coalesce(f.finished_at < longshore.clock() - interval '1 millisecond'
@@ -85,10 +87,9 @@ const RETAIN: &str = "
       returning id, queue, kind),
     deleted_attempts as (
       delete from longshore.attempts
-       where job = any(array(select id from deleted))),
-    deleted_checkpoints as (
-      delete from longshore.checkpoints
-       where job = any(array(select id from deleted))),
+       where job = any(array(select id from deleted))),",
+    delete_progress!("select id from deleted"),
+    "
     deleted_requests as (
       delete from longshore.merged_requests
        where job = any(array(select id from deleted))),
@@ -114,7 +115,8 @@ const RETAIN: &str = "
         from kept
        where r.first_block = $1
          and (select count(*) from page where is_expired) <= $4)
-    select (select count(*) from deleted), (select count(*) from page)";
+    select (select count(*) from deleted), (select count(*) from page)",
+);
 
 pub(super) async fn retain(tx: &mut Tx<'_>, policy: &Retention, step: u32) -> Sql<Retained> {
     let step = u64::from(step.max(1));

@@ -8,7 +8,9 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::enqueue::{insert_any, split};
+use super::events::is_any_emitted;
 use super::run::{QUICK, within};
+use super::steps::save_waits;
 use super::tx::{Fault, Sql, Tx};
 use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
@@ -277,8 +279,7 @@ pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Set
     let item = |(nth, settlement)| Item { nth, settlement, by: EndedBy::Holder };
     let items: Vec<Item<'_>> = batch.iter().enumerate().map(item).collect();
     let mut results = vec![Settled::LeaseLost; items.len()];
-    let (alone, mut together): (Vec<_>, Vec<_>) =
-        items.iter().partition(|item| !item.settlement.follow_ups.is_empty());
+    let (alone, mut together): (Vec<_>, Vec<_>) = items.iter().partition(|item| item.settlement.is_alone());
     // Lock rows in the order of their ids, as everywhere.
     together.sort_by_key(|item| item.settlement.lease.id);
     let mut refused = None;
@@ -292,19 +293,30 @@ pub(super) async fn settle(tx: &mut Tx<'_>, batch: &[Settlement]) -> Sql<Vec<Set
         done => drop(done?),
     }
     for item in alone {
-        let done = within(QUICK, end_with_follow_ups(tx, item, &mut results)).await;
+        let done = within(QUICK, end_with_more(tx, item, &mut results)).await;
         refused = remember_refusal(done, refused)?;
     }
     refused.map_or(Ok(results), Err)
 }
 
-async fn end_with_follow_ups(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
+/// Ends one lease, and stores its follow-up jobs and waits, in one transaction.
+async fn end_with_more(tx: &mut Tx<'_>, item: &Item<'_>, results: &mut [Settled]) -> Sql<()> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
+    // Before the lease ends, so that no event can be delivered in between.
+    let is_emitted = is_any_emitted(tx, &item.settlement.awaited_events()).await?;
+    let due_now;
+    let item = if is_emitted {
+        due_now = item.settlement.clone().due_now();
+        &Item { settlement: &due_now, ..*item }
+    } else {
+        item
+    };
     // If an earlier call ended the lease and its reply was lost, that call also stored
     // the follow-up jobs.
     if end_together(tx, &[item], results).await? > 0 {
         insert_any(tx, &item.settlement.follow_ups).await?;
+        save_waits(tx, item.settlement).await?;
     }
     transaction.commit().await
 }

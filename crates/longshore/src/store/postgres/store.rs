@@ -15,8 +15,8 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
-    settle, stats, tokens, workers,
+    check, claim, enqueue, events, inspect, kinds, lease, migrate, operate, queues, recover, retain,
+    schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -128,6 +128,16 @@ impl Store for PostgresStore {
         self.run_quick(*lease, |tx, lease| Box::pin(lease::assert_lease(tx, lease))).await
     }
 
+    // ---- steps ------------------------------------------------------------
+
+    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
+        self.run_read(id, |tx, id| Box::pin(steps::steps(tx, *id))).await
+    }
+
+    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
+        self.run_quick(steps.to_vec(), |tx, steps| Box::pin(steps::save_steps(tx, steps))).await
+    }
+
     // ---- settle -----------------------------------------------------------
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
@@ -209,6 +219,27 @@ impl Store for PostgresStore {
 
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         self.run(filter.clone(), |tx, filter| Box::pin(operate::dead_letters(tx, filter))).await
+    }
+
+    // ---- events -----------------------------------------------------------
+
+    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted> {
+        self.run((name.to_owned(), payload.to_owned()), |tx, (name, payload)| {
+            Box::pin(events::emit(tx, name, payload))
+        })
+        .await
+    }
+
+    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
+        self.run_read(names.to_vec(), |tx, names| Box::pin(events::events(tx, names))).await
+    }
+
+    async fn deliver(&self, limit: u32) -> Result<Delivered> {
+        self.run_quick(limit, |tx, limit| Box::pin(events::deliver(tx, *limit))).await
+    }
+
+    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64> {
+        self.run((age, limit), |tx, (age, limit)| Box::pin(events::remove_events(tx, *age, *limit))).await
     }
 
     // ---- queues -----------------------------------------------------------

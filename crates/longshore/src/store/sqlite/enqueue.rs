@@ -3,6 +3,7 @@
 
 use rusqlite::params;
 
+use super::steps::delete_progress;
 use super::tx::{Columns, Fault, Sql, Tx, instant, stored_list};
 use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
 use crate::job::JobId;
@@ -178,9 +179,6 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
         delete from ready
          where id = ?1
         returning run_at, lease_no, interruptions";
-    const CHECKPOINT: &str = "
-        delete from checkpoints
-         where job = ?1";
     const REWRITE: &str = "
         update jobs
            set kind = ?2,
@@ -200,7 +198,7 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
     let (old_run_at, lease_no, interruptions) = leave.query_row([owner.0.as_bytes()], |row| {
         Ok((row.get::<_, i64>("run_at")?, row.get::<_, i32>("lease_no")?, row.get("interruptions")?))
     })?;
-    tx.execute(CHECKPOINT, [owner.0.as_bytes()])?;
+    delete_progress(tx, owner)?;
     let due = match run_at {
         RunAt::Preserved => None,
         RunAt::New => Some(tx.due(job.when)?),

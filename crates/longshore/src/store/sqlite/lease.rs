@@ -132,6 +132,6 @@ pub(super) fn raised_flags(tx: &Tx<'_>, lease: &Lease) -> Sql<Option<LeaseFlags>
     })
 }
 
-fn fenced(changed: usize) -> Fenced {
+pub(super) fn fenced(changed: usize) -> Fenced {
     if changed > 0 { Fenced::Held } else { Fenced::LeaseLost }
 }

@@ -11,6 +11,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (2, include_str!("../../../migrations/sqlite/0002_server.sql")),
     (3, include_str!("../../../migrations/sqlite/0003_hardening.sql")),
     (4, include_str!("../../../migrations/sqlite/0004_first_run.sql")),
+    (5, include_str!("../../../migrations/sqlite/0005_steps.sql")),
 ];
 /// The view, replaced by every migration.
 const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");

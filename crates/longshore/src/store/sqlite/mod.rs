@@ -11,10 +11,10 @@
 //! | `enqueue` | storing new jobs; keys |
 //! | `claim` | leasing due jobs |
 //! | `lease` | live leases: progress, checkpoints |
-//! | `settle` | storing how attempts end |
+//! | `steps`, `settle` | journaled steps; storing how attempts end |
 //! | `workers` | registration, heartbeats |
 //! | `recover` | dead workers and their leases |
-//! | `operate`, `queues` | operators' commands on jobs; queue settings |
+//! | `operate`, `events`, `queues` | operators' commands on jobs; events; queue settings |
 //! | `inspect`, `stats`, `check` | reading jobs; statistics; the consistency check |
 //! | `schedules`, `retain` | cron; retention and tallies |
 //! | `tokens`, `kinds` | API tokens; schemas and defaults of kinds |
@@ -34,6 +34,7 @@ mod check;
 mod claim;
 mod engine;
 mod enqueue;
+mod events;
 mod inspect;
 mod kinds;
 mod lease;
@@ -45,6 +46,7 @@ mod retain;
 mod schedules;
 mod settle;
 mod stats;
+mod steps;
 mod store;
 mod tokens;
 mod tx;

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::enqueue::Ready;
 use super::retain::delete_request;
 use super::settle::{Ended, enter_finished, free_key, newest_error, tally};
+use super::steps::delete_progress;
 use super::tx::{Columns, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
@@ -119,6 +120,18 @@ fn run_now(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Operated> {
     Ok(Operated::Done)
 }
 
+/// Makes a suspended job due, if it still waits as this lease left it. Returns its queue.
+pub(super) fn wake(tx: &Tx<'_>, id: JobId, lease_no: i32) -> Sql<Option<String>> {
+    match locate(tx, id)? {
+        Some(State::Waiting(seen)) if seen.lease_no == lease_no => {
+            let Some(row) = leave_ready(tx, id, &seen)? else { return Ok(None) };
+            Ready { run_at: row.run_at.min(tx.now()?), ..row.as_ready(id) }.store(tx)?;
+            Ok(Some(row.queue))
+        }
+        _ => Ok(None),
+    }
+}
+
 fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Operated> {
     const REWRITE: &str = "
         update jobs
@@ -126,15 +139,11 @@ fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Oper
                run_at = coalesce(?3, run_at),
                payload = coalesce(?4, payload)
          where id = ?1";
-    const CHECKPOINT: &str = "
-        delete from checkpoints
-         where job = ?1";
     let Some(row) = leave_ready(tx, id, seen)? else { return Ok(Operated::Moved) };
     let due = edit.when.map(|when| tx.due(when)).transpose()?;
     tx.execute(REWRITE, params![id.0.as_bytes(), edit.priority, due, edit.payload])?;
     if edit.payload.is_some() {
-        // It belongs to the old payload.
-        tx.execute(CHECKPOINT, [id.0.as_bytes()])?;
+        delete_progress(tx, id)?;
     }
     let priority = edit.priority.unwrap_or(row.priority);
     Ready { run_at: due.unwrap_or(row.run_at), priority, ..row.as_ready(id) }.store(tx)?;
@@ -234,6 +243,9 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
     const OWN: &str = "
         insert into keys (key, job)
         values (?1, ?2)";
+    const STEPS: &str = "
+        delete from steps
+         where job = ?1";
     let request = tx.row(REQUEST, [id.0.as_bytes()], |row| {
         let ready = WasReady {
             run_at: 0,
@@ -266,6 +278,9 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
         tx.execute(OWN, params![key, id.0.as_bytes()])?;
     }
     tally(tx, &ready.queue, &ready.kind, seen.outcome, 0, 0, -1)?;
+    if seen.starts_over() {
+        tx.execute(STEPS, [id.0.as_bytes()])?;
+    }
     Ready { run_at: tx.now()?, keyed: key.is_some(), ..ready.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
 }

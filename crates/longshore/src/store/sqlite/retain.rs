@@ -7,6 +7,7 @@ use std::time::Duration;
 use rusqlite::{Row, params};
 
 use super::settle::{add_tally, tally};
+use super::steps::delete_progress;
 use super::tx::{Columns, DAY, HOUR, Sql, Tx, micros};
 use crate::job::{JobId, Outcome};
 use crate::store::{Retained, Retention};
@@ -225,16 +226,13 @@ pub(super) fn delete_rows(tx: &Tx<'_>, id: JobId) -> Sql<Option<(String, String)
     const ATTEMPTS: &str = "
         delete from attempts
          where job = ?1";
-    const CHECKPOINT: &str = "
-        delete from checkpoints
-         where job = ?1";
     const REQUESTS: &str = "
         delete from merged_requests
          where job = ?1";
+    delete_progress(tx, id)?;
     let id = id.0.as_bytes();
     let deleted = tx.row(JOB, [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
     tx.execute(ATTEMPTS, [id])?;
-    tx.execute(CHECKPOINT, [id])?;
     tx.execute(REQUESTS, [id])?;
     Ok(deleted)
 }

@@ -8,7 +8,9 @@ use rusqlite::params;
 use serde_json::value::RawValue;
 
 use super::enqueue::{Ready, enqueue};
+use super::events::is_any_emitted;
 use super::lease::raised_flags;
+use super::steps::save_waits;
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, JobId, Outcome};
@@ -26,11 +28,11 @@ pub(super) fn settle(tx: &Tx<'_>, settlements: &[Settlement]) -> Sql<Result<Vec<
     let mut refused = None;
     let by = EndedBy::Holder;
     for settlement in settlements {
-        let end = if settlement.follow_ups.is_empty() {
+        let end = if !settlement.is_alone() {
             end_lease(tx, by, settlement)?
         } else {
             tx.conn.execute_batch("savepoint item")?;
-            let end = end_with_follow_ups(tx, by, settlement);
+            let end = end_with_more(tx, by, settlement);
             let close = if end.is_err() { "rollback to item; release item" } else { "release item" };
             tx.conn.execute_batch(close)?;
             match end {
@@ -94,12 +96,18 @@ struct TakenLease {
     keyed: bool,
 }
 
-fn end_with_follow_ups(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
-    let end = end_lease(tx, by, settlement)?;
+/// Ends one lease, and stores its follow-up jobs and waits.
+fn end_with_more(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<End> {
+    let is_emitted = is_any_emitted(tx, &settlement.awaited_events())?;
+    let end = match is_emitted {
+        true => end_lease(tx, by, &settlement.clone().due_now())?,
+        false => end_lease(tx, by, settlement)?,
+    };
     // If an earlier call ended the lease and its reply was lost, that call also stored
     // the follow-up jobs.
     if !matches!(end, End::Other(_)) {
         enqueue(tx, &settlement.follow_ups)?;
+        save_waits(tx, settlement)?;
     }
     Ok(end)
 }

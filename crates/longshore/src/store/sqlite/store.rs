@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    check, claim, enqueue, inspect, kinds, lease, migrate, operate, queues, recover, retain, schedules,
-    settle, stats, tokens, workers,
+    check, claim, enqueue, events, inspect, kinds, lease, migrate, operate, queues, recover, retain,
+    schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
 use crate::error::Result;
@@ -125,6 +125,17 @@ impl Store for SqliteStore {
         self.engine.read(move |tx| lease::assert_lease(tx, &lease)).await
     }
 
+    // ---- steps ------------------------------------------------------------
+
+    async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
+        self.engine.read(move |tx| steps::steps(tx, id)).await
+    }
+
+    async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
+        let steps = steps.to_vec();
+        self.engine.write(move |tx| steps::save_steps(tx, &steps)).await
+    }
+
     // ---- settle -----------------------------------------------------------
 
     async fn settle(&self, settlements: &[Settlement]) -> Result<Vec<Settled>> {
@@ -200,6 +211,30 @@ impl Store for SqliteStore {
     async fn dead_letters(&self, filter: &DeadFilter) -> Result<Vec<JobId>> {
         let filter = filter.clone();
         self.engine.read(move |tx| operate::dead_letters(tx, &filter)).await
+    }
+
+    // ---- events -----------------------------------------------------------
+
+    async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted> {
+        let (name, payload) = (name.to_owned(), payload.to_owned());
+        self.engine.write(move |tx| events::emit(tx, &name, &payload)).await
+    }
+
+    async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
+        let names = names.to_vec();
+        self.engine.read(move |tx| events::events(tx, &names)).await
+    }
+
+    async fn deliver(&self, limit: u32) -> Result<Delivered> {
+        // Almost always there is nothing to deliver, and nothing is written.
+        if !self.engine.read(events::has_fresh).await? {
+            return Ok(Delivered::default());
+        }
+        self.engine.write(move |tx| events::deliver(tx, limit)).await
+    }
+
+    async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64> {
+        self.engine.write(move |tx| events::remove_events(tx, age, limit)).await
     }
 
     // ---- queues -----------------------------------------------------------

@@ -10,3 +10,4 @@ mod jobs;
 mod leases;
 mod operate;
 mod requests;
+mod steps;

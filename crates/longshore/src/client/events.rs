@@ -1,0 +1,93 @@
+//! Events: emitting them and waking the jobs that wait for them; the steps of a job.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::Client;
+use crate::enqueue::{check_json, check_name};
+use crate::error::{Error, Result};
+use crate::job::JobId;
+use crate::lifecycle::When;
+use crate::store::{Emitted, EventRecord, Fenced, MAX_EVENT, NewStep, StepRecord};
+
+/// How long events are kept.
+const EVENT_RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// The maximum number of events per step of delivery or removal.
+const STEP: u32 = 100;
+
+impl Client {
+    /// Emits an event: jobs that wait for it continue. The first event with a name wins; a
+    /// repetition changes nothing. Events are kept for 7 days, so a job may also wait for an event
+    /// that was emitted earlier.
+    ///
+    /// ```
+    /// # use longshore::Client;
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// client.emit("approved:42", &serde_json::json!({ "by": "ada" })).await?;
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn emit(&self, name: &str, payload: &(impl Serialize + ?Sized)) -> Result<Emitted> {
+        let payload = serde_json::value::to_raw_value(payload)
+            .map_err(|error| Error::invalid("payload", format!("payload: not JSON: {error}")))?;
+        check_name("name", name)?;
+        check_json("payload", payload.get(), MAX_EVENT)?;
+        let emitted = self.store.emit(name, &payload).await?;
+        // The event is stored. If this fails, the workers deliver it within a second.
+        if let Err(error) = self.deliver_events().await {
+            tracing::debug!(%error, event = name, "could not deliver the event now");
+        }
+        Ok(emitted)
+    }
+
+    /// Returns the event with this name, if it was emitted and is still kept.
+    pub async fn event(&self, name: &str) -> Result<Option<EventRecord>> {
+        Ok(self.store.events(&[name.to_owned()]).await?.pop())
+    }
+
+    /// Returns the journaled steps of a job, ordered by name.
+    pub async fn steps(&self, id: JobId) -> Result<Vec<StepRecord>> {
+        self.store.steps(id).await
+    }
+}
+
+#[doc(hidden)]
+impl Client {
+    /// Returns those of the named events that exist, the earliest first.
+    pub async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
+        self.store.events(names).await
+    }
+
+    /// Journals steps that are done, each under its lease.
+    pub async fn save_steps(&self, steps: &[NewStep]) -> Result<Vec<Fenced>> {
+        self.store.save_steps(steps).await
+    }
+
+    /// Wakes the jobs that wait for new events. Returns how many.
+    pub async fn deliver_events(&self) -> Result<usize> {
+        let mut woken = 0;
+        loop {
+            let delivered = self.store.deliver(STEP).await?;
+            woken += delivered.queues.len();
+            self.notifier.notify(delivered.queues.iter().map(|queue| (queue.as_str(), When::NOW)));
+            if !delivered.more {
+                return Ok(woken);
+            }
+        }
+    }
+
+    /// Removes the events whose time has passed. Returns how many.
+    pub async fn remove_old_events(&self) -> Result<u64> {
+        let mut removed = 0;
+        loop {
+            let step = self.store.remove_events(EVENT_RETENTION, STEP).await?;
+            removed += step;
+            if step < STEP.into() {
+                return Ok(removed);
+            }
+        }
+    }
+}

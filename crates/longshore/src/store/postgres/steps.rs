@@ -1,0 +1,151 @@
+//! Durable steps: the journal of a job, and what it waits for.
+
+use sqlx::Row;
+
+use super::inspect::raw;
+use super::lease::fenced;
+use super::tx::{Sql, Tx};
+use crate::job::JobId;
+use crate::store::{Fenced, NewStep, Settlement, StepRecord, StepState};
+
+const STEPS: &str = "
+    select name, lease_no, saved_at, until, value::text
+      from longshore.steps
+     where job = $1
+     order by name";
+
+pub(super) async fn steps(tx: &mut Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
+    let rows = sqlx::query(tx.sql(STEPS)).bind(id.0).fetch_all(&mut *tx.connection).await?;
+    let mut steps = Vec::with_capacity(rows.len());
+    for row in &rows {
+        steps.push(StepRecord {
+            name: row.try_get(0)?,
+            lease_no: row.try_get(1)?,
+            saved_at: row.try_get(2)?,
+            state: match row.try_get::<Option<String>, _>(4)? {
+                Some(value) => StepState::Done(raw(value)?),
+                None => StepState::Waiting { until: row.try_get(3)? },
+            },
+        });
+    }
+    Ok(steps)
+}
+
+/// Locks the leases in the order of their ids, as everywhere. Like the statements of
+/// `settle`, this waits only 2 s for a row that the user's own transaction has locked.
+const SAVE_STEPS: &str = "
+    with input as (
+      select *
+        from unnest((select $1::uuid[] where set_config('lock_timeout', '2s', true) <> ''), (select $2::int4[]), (select $3::uuid[]), (select $4::text[]), (select $5::text[])) with ordinality
+          as input(id, lease_no, worker, name, value, nth)),
+    held as (
+      select r.id, r.lease_no
+        from longshore.running r
+       where exists (
+               select 1
+                 from input i
+                where i.id = r.id
+                  and i.lease_no = r.lease_no   -- fence: a newer lease owns the row
+                  and i.worker = r.worker)
+         and r.id = any((select $1::uuid[])::uuid[])
+       order by r.id
+         for no key update of r),
+    progressed as (   -- attempts and interruptions count since the last step
+      update longshore.running r
+         set attempt = 1,
+             interruptions = 0
+        from held h
+       where r.id = h.id
+         and (r.attempt > 1 or r.interruptions > 0)),
+    saved as (
+      insert into longshore.steps (job, name, lease_no, saved_at, value)
+      select distinct on (i.id, i.name) i.id, i.name, i.lease_no, longshore.clock(), i.value::json
+        from input i
+        join held h using (id, lease_no)
+       order by i.id, i.name, i.nth
+          on conflict (job, name) do update
+         set lease_no = excluded.lease_no,
+             saved_at = excluded.saved_at,
+             until = null,
+             value = excluded.value
+       where steps.value is null)   -- a step that is done keeps its value
+    select i.nth
+      from input i
+      join held h using (id, lease_no)";
+
+pub(super) async fn save_steps(tx: &mut Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
+    let rows = sqlx::query(tx.sql(SAVE_STEPS))
+        .bind(steps.iter().map(|step| step.lease.id.0).collect::<Vec<_>>())
+        .bind(steps.iter().map(|step| step.lease.lease_no).collect::<Vec<_>>())
+        .bind(steps.iter().map(|step| step.lease.worker.0).collect::<Vec<_>>())
+        .bind(steps.iter().map(|step| step.name.as_str()).collect::<Vec<_>>())
+        .bind(steps.iter().map(|step| step.value.get()).collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let mut results = vec![Fenced::LeaseLost; steps.len()];
+    for row in rows {
+        results[row.try_get::<i64, _>(0)? as usize - 1] = fenced(true);
+    }
+    Ok(results)
+}
+
+/// Deletes the checkpoints, journals and waits of jobs whose request was replaced or removed.
+macro_rules! delete_progress {
+    ($ids:literal) => {
+        concat!(
+            "
+    deleted_checkpoints as (
+      delete from longshore.checkpoints
+       where job = any(array(",
+            $ids,
+            "))),
+    deleted_steps as (
+      delete from longshore.steps
+       where job = any(array(",
+            $ids,
+            "))),
+    deleted_waits as (
+      delete from longshore.waits
+       where job = any(array(",
+            $ids,
+            "))),"
+        )
+    };
+}
+pub(super) use delete_progress;
+
+const SAVE_WAITS: &str = "
+    with forgotten as (   -- waits that an earlier suspension left behind
+      delete from longshore.waits
+       where job = $1
+         and event <> all($5::text[])),
+    journaled as (
+      insert into longshore.steps (job, name, lease_no, saved_at, until)
+      select $1, i.step, $2, longshore.clock(), i.until
+        from unnest((select $3::text[]), (select $4::timestamptz[])) as i(step, until)
+          on conflict (job, name) do update
+         set lease_no = excluded.lease_no,
+             until = excluded.until
+       where steps.value is null)
+    insert into longshore.waits (event, job, lease_no)
+    select event, $1, $2
+      from unnest((select $5::text[])) as i(event)
+        on conflict (event, job) do update
+       set lease_no = excluded.lease_no";
+
+/// Journals what a suspended job waits for.
+pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement) -> Sql<()> {
+    let Settlement { lease, waits, .. } = settlement;
+    if waits.is_empty() {
+        return Ok(());
+    }
+    sqlx::query(tx.sql(SAVE_WAITS))
+        .bind(lease.id.0)
+        .bind(lease.lease_no)
+        .bind(waits.iter().map(|wait| wait.step.as_str()).collect::<Vec<_>>())
+        .bind(waits.iter().map(|wait| wait.until).collect::<Vec<_>>())
+        .bind(settlement.awaited_events())
+        .execute(&mut *tx.connection)
+        .await?;
+    Ok(())
+}

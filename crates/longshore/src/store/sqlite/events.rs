@@ -1,0 +1,115 @@
+//! Events: emitting them, and waking the jobs that wait for them. There is one writer at a
+//! time, so an event and a wait cannot miss each other.
+
+use std::time::Duration;
+
+use rusqlite::params;
+use serde_json::value::RawValue;
+
+use super::operate::wake;
+use super::tx::{Columns, Sql, Tx, micros};
+use crate::job::JobId;
+use crate::store::{Delivered, Emitted, EventRecord};
+
+pub(super) fn emit(tx: &Tx<'_>, name: &str, payload: &RawValue) -> Sql<Emitted> {
+    const EMIT: &str = "
+        insert into events (name, emitted_at, payload)
+        values (?1, ?2, ?3)
+            on conflict (name) do nothing";
+    let stored = tx.execute(EMIT, params![name, tx.now()?, payload.get()])?;
+    Ok(if stored > 0 { Emitted::First } else { Emitted::Repeated })
+}
+
+pub(super) fn events(tx: &Tx<'_>, names: &[String]) -> Sql<Vec<EventRecord>> {
+    const EVENT: &str = "
+        select name,
+               payload,
+               emitted_at
+          from events
+         where name = ?1";
+    let mut events = Vec::new();
+    for name in names {
+        let event = tx.row(EVENT, [name], |row| {
+            Ok(EventRecord {
+                name: row.get(0)?,
+                payload: row.json(1)?.unwrap_or_default(),
+                emitted_at: row.time(2)?,
+            })
+        })?;
+        events.extend(event);
+    }
+    events.sort_by(|a, b| (a.emitted_at, &a.name).cmp(&(b.emitted_at, &b.name)));
+    events.dedup_by(|a, b| a.name == b.name);
+    Ok(events)
+}
+
+/// Whether one of these events has been emitted.
+pub(super) fn is_any_emitted(tx: &Tx<'_>, names: &[String]) -> Sql<bool> {
+    const EMITTED: &str = "
+        select 1
+          from events
+         where name = ?1";
+    for name in names {
+        if tx.row(EMITTED, [name], |_| Ok(()))?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether an event waits for delivery.
+pub(super) fn has_fresh(tx: &Tx<'_>) -> Sql<bool> {
+    const FRESH: &str = "
+        select 1
+          from events
+         where fresh = 1
+         limit 1";
+    Ok(tx.row(FRESH, [], |_| Ok(()))?.is_some())
+}
+
+pub(super) fn deliver(tx: &Tx<'_>, limit: u32) -> Sql<Delivered> {
+    const FRESH: &str = "
+        select name
+          from events
+         where fresh = 1
+         order by emitted_at
+         limit ?1";
+    const WAITING: &str = "
+        select job,
+               lease_no
+          from waits
+         where event = ?1
+         order by job";
+    const FORGET: &str = "
+        delete from waits
+         where event = ?1";
+    const DELIVERED: &str = "
+        update events
+           set fresh = 0
+         where name = ?1";
+    let names: Vec<String> = tx.rows(FRESH, [limit], |row| row.get(0))?;
+    let mut queues = Vec::new();
+    for name in &names {
+        let waiting: Vec<(JobId, i32)> = tx.rows(WAITING, [name], |row| Ok((row.job(0)?, row.get(1)?)))?;
+        for (id, lease_no) in waiting {
+            queues.extend(wake(tx, id, lease_no)?);
+        }
+        tx.execute(FORGET, [name])?;
+        tx.execute(DELIVERED, [name])?;
+    }
+    Ok(Delivered { queues, more: names.len() == limit as usize })
+}
+
+pub(super) fn remove_events(tx: &Tx<'_>, age: Duration, limit: u32) -> Sql<u64> {
+    const REMOVE: &str = "
+        delete from events
+         where name in (
+               select name
+                 from events
+                where emitted_at < ?1
+                  and fresh = 0
+                order by emitted_at
+                limit ?2)";
+    let oldest = tx.now()?.saturating_sub(micros(age));
+    Ok(tx.execute(REMOVE, params![oldest, limit])? as u64)
+}

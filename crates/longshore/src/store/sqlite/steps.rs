@@ -1,0 +1,111 @@
+//! Durable steps: the journal of a job, and what it waits for.
+
+use rusqlite::params;
+
+use super::lease::fenced;
+use super::tx::{Columns, Sql, Tx};
+use crate::job::JobId;
+use crate::store::{Fenced, Lease, NewStep, Settlement, StepRecord, StepState};
+
+pub(super) fn steps(tx: &Tx<'_>, id: JobId) -> Sql<Vec<StepRecord>> {
+    const STEPS: &str = "
+        select name,
+               lease_no,
+               saved_at,
+               until,
+               value
+          from steps
+         where job = ?1
+         order by name";
+    tx.rows(STEPS, [id.0.as_bytes()], |row| {
+        Ok(StepRecord {
+            name: row.get(0)?,
+            lease_no: row.get(1)?,
+            saved_at: row.time(2)?,
+            state: match row.json(4)? {
+                Some(value) => StepState::Done(value),
+                None => StepState::Waiting { until: row.maybe_time(3)? },
+            },
+        })
+    })
+}
+
+pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
+    // Attempts and interruptions count since the last step.
+    const PROGRESS: &str = "
+        update running
+           set attempt = 1,
+               interruptions = 0
+         where id = ?1
+           and lease_no = ?2   -- fence: a newer lease owns the row
+           and worker = ?3";
+    // A step that is done keeps its value.
+    const SAVE: &str = "
+        insert into steps (job, name, lease_no, saved_at, value)
+        values (?1, ?2, ?3, ?4, ?5)
+            on conflict (job, name) do update
+           set lease_no = excluded.lease_no,
+               saved_at = excluded.saved_at,
+               until = null,
+               value = excluded.value
+         where value is null";
+    let save = |step: &NewStep| {
+        let Lease { id, lease_no, worker } = step.lease;
+        let held = fenced(tx.execute(PROGRESS, params![id.0.as_bytes(), lease_no, worker.0.as_bytes()])?);
+        if held == Fenced::Held {
+            let params = params![id.0.as_bytes(), step.name, lease_no, tx.now()?, step.value.get()];
+            tx.execute(SAVE, params)?;
+        }
+        Ok(held)
+    };
+    steps.iter().map(save).collect()
+}
+
+/// Deletes the job's checkpoint, journal and waits: they belong to a request that was replaced
+/// or removed.
+pub(super) fn delete_progress(tx: &Tx<'_>, id: JobId) -> Sql<()> {
+    const CHECKPOINT: &str = "
+        delete from checkpoints
+         where job = ?1";
+    const STEPS: &str = "
+        delete from steps
+         where job = ?1";
+    const WAITS: &str = "
+        delete from waits
+         where job = ?1";
+    for statement in [CHECKPOINT, STEPS, WAITS] {
+        tx.execute(statement, [id.0.as_bytes()])?;
+    }
+    Ok(())
+}
+
+/// Journals what a suspended job waits for.
+pub(super) fn save_waits(tx: &Tx<'_>, settlement: &Settlement) -> Sql<()> {
+    // Waits that an earlier suspension left behind.
+    const FORGET: &str = "
+        delete from waits
+         where job = ?1";
+    const JOURNAL: &str = "
+        insert into steps (job, name, lease_no, saved_at, until)
+        values (?1, ?2, ?3, ?4, ?5)
+            on conflict (job, name) do update
+           set lease_no = excluded.lease_no,
+               until = excluded.until
+         where value is null";
+    const WAIT: &str = "
+        insert into waits (event, job, lease_no)
+        values (?1, ?2, ?3)";
+    let Settlement { lease, waits, .. } = settlement;
+    let id = lease.id.0.as_bytes();
+    if !waits.is_empty() {
+        tx.execute(FORGET, [id])?;
+    }
+    for wait in waits {
+        let until = wait.until.map(|until| until.timestamp_micros());
+        tx.execute(JOURNAL, params![id, wait.step, lease.lease_no, tx.now()?, until])?;
+    }
+    for event in settlement.awaited_events() {
+        tx.execute(WAIT, params![event, id, lease.lease_no])?;
+    }
+    Ok(())
+}

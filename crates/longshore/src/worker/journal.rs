@@ -1,0 +1,230 @@
+//! The journal of one attempt: which steps of the job are done, and what the handler waits
+//! for. Also the lane in which the steps of concurrent handlers share commits.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, OnceCell, mpsc, oneshot};
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::store::{Fenced, Lease, NewStep, PendingWait, StepState};
+
+/// The maximum number of steps per commit.
+const MAX_BATCH: usize = 500;
+/// How often a step is stored again while the database cannot be reached. If it stays out of
+/// reach, the attempt fails, and the next one repeats the step.
+const MAX_TRIES: u32 = 8;
+/// The delay between tries doubles from this one.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// What one attempt knows about the job's steps.
+pub(super) struct Journal {
+    lane: StepLane,
+    /// The steps that earlier attempts stored.
+    earlier: OnceCell<HashMap<String, StepState>>,
+    /// The names used by this attempt.
+    used: Mutex<HashSet<String>>,
+    /// Whether this attempt stored a step.
+    has_progressed: AtomicBool,
+    pub(super) suspension: Suspension,
+}
+
+impl Journal {
+    pub(super) fn new(lane: StepLane) -> Self {
+        Journal {
+            lane,
+            earlier: OnceCell::new(),
+            used: Mutex::default(),
+            has_progressed: AtomicBool::new(false),
+            suspension: Suspension::default(),
+        }
+    }
+
+    /// Marks a name as used by this attempt. Returns false if it was used before.
+    pub(super) fn use_name(&self, name: &str) -> bool {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned())
+    }
+
+    /// What earlier attempts stored under this name. A job's first lease has no earlier steps,
+    /// so it reads nothing.
+    pub(super) async fn earlier(
+        &self,
+        client: &Client,
+        lease: Lease,
+        name: &str,
+    ) -> Result<Option<StepState>> {
+        if lease.lease_no == 1 {
+            return Ok(None);
+        }
+        let read = async || {
+            let steps = client.steps(lease.id).await?;
+            Ok::<_, Error>(steps.into_iter().map(|step| (step.name, step.state)).collect())
+        };
+        Ok(self.earlier.get_or_try_init(read).await?.get(name).cloned())
+    }
+
+    /// Stores a step that is done.
+    pub(super) async fn save(&self, step: NewStep) -> Result<Fenced> {
+        let mut delay = FIRST_RETRY_DELAY;
+        for _ in 1..MAX_TRIES {
+            match self.lane.save(step.clone()).await {
+                Err(error) if error.is_unavailable() => {
+                    tracing::debug!(%error, job_id = %step.lease.id, step = step.name, "could not store the step; retrying");
+                    tokio::time::sleep(delay).await;
+                    delay *= 2;
+                }
+                done => return self.note_progress(done),
+            }
+        }
+        let done = self.lane.save(step).await;
+        self.note_progress(done)
+    }
+
+    fn note_progress(&self, done: Result<Fenced>) -> Result<Fenced> {
+        if let Ok(Fenced::Held) = done {
+            self.has_progressed.store(true, Ordering::Release);
+        }
+        done
+    }
+
+    /// Whether this attempt stored a step, so that the attempts of the job count from it.
+    pub(super) fn has_progressed(&self) -> bool {
+        self.has_progressed.load(Ordering::Acquire)
+    }
+}
+
+/// What the handler waits for. When it waits and no step is active, the runner drops it.
+#[derive(Default)]
+pub(super) struct Suspension {
+    waits: Mutex<Vec<(usize, PendingWait)>>,
+    last_number: AtomicUsize,
+    /// How many steps are active: they run, or look whether their wait is over.
+    active_steps: AtomicUsize,
+    /// Whether the runner can suspend this attempt.
+    is_possible: AtomicBool,
+    changed: Notify,
+}
+
+impl Suspension {
+    /// Allows suspensions. Jobs of a batch share one call and cannot be suspended.
+    pub(super) fn allow(&self) {
+        self.is_possible.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_possible(&self) -> bool {
+        self.is_possible.load(Ordering::Acquire)
+    }
+
+    /// Counts a step as active until the guard is dropped.
+    pub(super) fn activate(&self) -> Active<'_> {
+        self.active_steps.fetch_add(1, Ordering::AcqRel);
+        Active(self)
+    }
+
+    /// Waits until the handler waits for something and no step is active. Returns what it waits
+    /// for.
+    pub(super) async fn suspended(&self) -> Vec<PendingWait> {
+        loop {
+            let changed = self.changed.notified();
+            if self.active_steps.load(Ordering::Acquire) == 0 {
+                let waits: Vec<PendingWait> = self.lock().iter().map(|(_, wait)| wait.clone()).collect();
+                if !waits.is_empty() {
+                    return waits;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(usize, PendingWait)>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An active step.
+pub(super) struct Active<'a>(&'a Suspension);
+
+impl Active<'_> {
+    /// The step waits. Ends when the runner drops the handler. If the caller drops the future
+    /// instead, the handler no longer waits for this.
+    pub(super) async fn suspend(self, wait: PendingWait) -> std::convert::Infallible {
+        let suspension = self.0;
+        let number = suspension.last_number.fetch_add(1, Ordering::AcqRel);
+        suspension.lock().push((number, wait));
+        let _registered = Registered { suspension, number };
+        drop(self);
+        std::future::pending().await
+    }
+}
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        self.0.active_steps.fetch_sub(1, Ordering::AcqRel);
+        self.0.changed.notify_waiters();
+    }
+}
+
+struct Registered<'a> {
+    suspension: &'a Suspension,
+    number: usize,
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        self.suspension.lock().retain(|(number, _)| *number != self.number);
+    }
+}
+
+/// Stores the steps of a worker's handlers. While one batch is stored, the next one gathers.
+#[derive(Clone)]
+pub(super) struct StepLane(mpsc::UnboundedSender<Request>);
+
+struct Request {
+    step: NewStep,
+    reply: oneshot::Sender<Result<Fenced>>,
+}
+
+impl StepLane {
+    pub(super) fn start(client: Client) -> Self {
+        let (sender, requests) = mpsc::unbounded_channel();
+        tokio::spawn(run(client, requests));
+        StepLane(sender)
+    }
+
+    async fn save(&self, step: NewStep) -> Result<Fenced> {
+        let (reply, stored) = oneshot::channel();
+        let ended = || Error::internal("the task that stores steps has ended");
+        self.0.send(Request { step, reply }).map_err(|_| ended())?;
+        stored.await.map_err(|_| ended())?
+    }
+}
+
+/// Stores steps until the worker and its attempts are dropped.
+async fn run(client: Client, mut requests: mpsc::UnboundedReceiver<Request>) {
+    let mut batch = Vec::new();
+    while requests.recv_many(&mut batch, MAX_BATCH).await > 0 {
+        let steps: Vec<NewStep> = batch.iter().map(|request| request.step.clone()).collect();
+        match client.save_steps(&steps).await {
+            Ok(results) => {
+                for (request, result) in batch.drain(..).zip(results) {
+                    let _ = request.reply.send(Ok(result));
+                }
+            }
+            // One step that the database refuses must not affect the others.
+            Err(error) if batch.len() > 1 && !error.is_unavailable() => {
+                for request in batch.drain(..) {
+                    let stored = client.save_steps(std::slice::from_ref(&request.step)).await;
+                    let _ = request.reply.send(stored.map(|results| results[0]));
+                }
+            }
+            Err(error) => {
+                for request in batch.drain(..) {
+                    let _ = request.reply.send(Err(error.shared()));
+                }
+            }
+        }
+    }
+}

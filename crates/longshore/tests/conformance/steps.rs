@@ -1,0 +1,616 @@
+//! Durable steps, sleeps and events: what is done once, what survives, and what wakes a job.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use longshore::store::{NewStep, PendingWait, StepState};
+use longshore::worker::{Batched, Builder, Settings, Wait};
+use longshore::{Context, Emitted, Ending, Failure, JobId, NewJob, Status, Worker};
+use serde_json::json;
+
+use crate::fixture::*;
+use crate::worker::{drain, run_worker, until, until_status};
+
+cases! {
+    a_step_is_done_once_however_often_the_job_runs,
+    a_step_is_found_by_its_name_not_by_its_position,
+    a_stale_lease_journals_nothing,
+    a_repeated_save_keeps_the_first_value,
+    attempts_and_interruptions_count_since_the_last_step,
+    a_failed_step_is_not_journaled,
+    bad_steps_are_refused_and_store_nothing,
+    a_sleep_holds_no_lease_and_ends_at_its_first_deadline,
+    a_sleeping_job_that_is_woken_early_sleeps_on,
+    an_event_wakes_a_job_that_waits_for_it,
+    an_event_that_was_emitted_before_the_wait_is_found,
+    an_event_emitted_while_the_job_is_being_suspended_is_found,
+    the_first_event_wins,
+    a_wait_that_times_out_stays_timed_out,
+    the_first_of_several_waits_is_kept,
+    concurrent_waits_are_suspended_together,
+    a_running_step_delays_the_suspension,
+    a_cancelled_job_wakes_for_no_event,
+    a_wait_that_was_left_behind_wakes_nothing,
+    a_job_of_a_batch_can_do_steps_but_cannot_wait,
+    an_edit_and_a_replacement_delete_the_journal,
+    a_retry_continues_after_a_failure_and_starts_over_after_a_success,
+    deleting_a_job_deletes_its_journal_and_waits,
+    old_events_are_removed_and_undelivered_ones_are_kept,
+    bad_events_are_refused,
+    upkeep_delivers_events_that_nobody_delivered,
+}
+
+cases! {
+    only on postgres:
+    an_event_emitted_in_sql_wakes_the_job_after_the_commit,
+    an_event_whose_job_is_locked_is_delivered_later,
+}
+
+fn settings() -> Settings {
+    Settings {
+        poll_interval: Duration::from_millis(20),
+        max_poll_interval: Duration::from_millis(50),
+        stale_after: 60 * SECOND,
+        ..Settings::default()
+    }
+}
+
+fn worker(fixture: &Fixture) -> Builder {
+    Worker::builder(fixture.client()).settings(settings())
+}
+
+/// Counts calls.
+#[derive(Clone, Default)]
+struct Calls(Arc<AtomicU32>);
+
+impl Calls {
+    fn count(&self) -> u32 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    fn so_far(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// The names of the steps that are done, and of those that wait.
+async fn journal(fixture: &Fixture, id: JobId) -> (Vec<String>, Vec<String>) {
+    let steps = fixture.steps(id).await.expect("steps");
+    let (done, waiting): (Vec<_>, Vec<_>) =
+        steps.into_iter().partition(|step| matches!(step.state, StepState::Done(_)));
+    let names = |steps: Vec<longshore::StepRecord>| steps.into_iter().map(|step| step.name).collect();
+    (names(done), names(waiting))
+}
+
+async fn a_step_is_done_once_however_often_the_job_runs(fixture: Fixture) {
+    let (charged, shipped) = (Calls::default(), Calls::default());
+    let counts = (charged.clone(), shipped.clone());
+    let order = move |(): (), ctx: Context| {
+        let (charged, shipped) = counts.clone();
+        async move {
+            let charge: u32 = ctx.step("charge", || async { Ok(charged.count() * 100) }).await?;
+            let parcel: String = ctx
+                .step("ship", || async {
+                    if shipped.count() < 3 {
+                        return Err(Failure::retry_after(Duration::ZERO, "no truck"));
+                    }
+                    Ok(format!("paid {charge}"))
+                })
+                .await?;
+            ctx.set_result(&parcel)?;
+            Ok(())
+        }
+    };
+    let id = fixture.add(NewJob::new("order", &())).await;
+    drain(worker(&fixture).function("order", order)).await;
+    assert_eq!((charged.so_far(), shipped.so_far()), (1, 3));
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!(job.status, Status::Succeeded);
+    assert_eq!(job.result.expect("result").get(), "\"paid 100\"");
+    assert_eq!(journal(&fixture, id).await, (vec!["charge".into(), "ship".into()], vec![]));
+}
+
+async fn a_step_is_found_by_its_name_not_by_its_position(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("order", &())).await;
+    // An attempt of the old program, then the new one, whose steps have another order.
+    let worker_id = fixture.worker().await;
+    let claimed = fixture.claim_one(worker_id).await;
+    for (name, value) in [("a", "1"), ("b", "2")] {
+        let step = NewStep { lease: claimed.lease(), name: name.into(), value: raw(value) };
+        fixture.save_steps(&[step]).await.expect("save");
+    }
+    fixture.must_finish(&claimed, Ending::Released).await;
+    let order = |(): (), ctx: Context| async move {
+        let c: u32 = ctx.step("c", || async { Ok(3) }).await?;
+        let b: u32 = ctx.step("b", || async { Ok(20) }).await?;
+        let a: u32 = ctx.step("a", || async { Ok(10) }).await?;
+        ctx.set_result(&[a, b, c])?;
+        Ok(())
+    };
+    drain(worker(&fixture).function("order", order)).await;
+    assert_eq!(fixture.get(id).await.expect("get").result.expect("result").get(), "[1,2,3]");
+}
+
+async fn a_stale_lease_journals_nothing(fixture: Fixture) {
+    let id = fixture.enqueue_kind("order").await;
+    let worker_id = fixture.worker().await;
+    let old = fixture.claim_one(worker_id).await;
+    fixture.must_finish(&old, Ending::Released).await;
+    let new = fixture.claim_one(worker_id).await;
+    let step = |lease| NewStep { lease, name: "charge".into(), value: raw("1") };
+    let results = fixture.save_steps(&[step(old.lease()), step(new.lease())]).await.expect("save");
+    assert_eq!(results, [longshore::store::Fenced::LeaseLost, longshore::store::Fenced::Held]);
+    let steps = fixture.steps(id).await.expect("steps");
+    assert_eq!((steps.len(), steps[0].lease_no), (1, new.lease().lease_no));
+}
+
+async fn a_repeated_save_keeps_the_first_value(fixture: Fixture) {
+    let id = fixture.enqueue_kind("order").await;
+    let worker_id = fixture.worker().await;
+    let claimed = fixture.claim_one(worker_id).await;
+    for value in ["1", "2"] {
+        let step = NewStep { lease: claimed.lease(), name: "charge".into(), value: raw(value) };
+        let results = fixture.save_steps(&[step.clone(), step]).await.expect("save");
+        assert_eq!(results, [longshore::store::Fenced::Held; 2]);
+    }
+    let StepState::Done(value) = &fixture.steps(id).await.expect("steps")[0].state else { panic!("done") };
+    assert_eq!(value.get(), "1");
+}
+
+async fn attempts_and_interruptions_count_since_the_last_step(fixture: Fixture) {
+    let failures = Calls::default();
+    let counted = failures.clone();
+    let month = move |(): (), ctx: Context| {
+        let failures = counted.clone();
+        async move {
+            for day in 0..5 {
+                ctx.step(&format!("day {day}"), || async {
+                    // Every day fails twice; the job has three attempts.
+                    match failures.count() % 3 {
+                        0 => Ok(()),
+                        _ => Err(Failure::retry_after(Duration::ZERO, "bad day")),
+                    }
+                })
+                .await?;
+            }
+            Ok(())
+        }
+    };
+    let id = fixture.add(NewJob::new("month", &()).max_attempts(3)).await;
+    drain(worker(&fixture).function("month", month)).await;
+    assert_eq!(failures.so_far(), 15);
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
+
+    // The same for interruptions, which are counted by recovery.
+    let id = fixture.enqueue_kind("fragile").await;
+    for round in 0..6 {
+        let dying = fixture.worker().await;
+        let claimed = fixture.claim_one(dying).await;
+        let step = NewStep { lease: claimed.lease(), name: format!("step {round}"), value: raw("null") };
+        fixture.save_steps(&[step]).await.expect("save");
+        assert_eq!(fixture.crash_all_workers().await.recovered, 1);
+    }
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!((job.status, job.interruptions), (Status::Retrying, 1));
+}
+
+async fn a_failed_step_is_not_journaled(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("order", &()).max_attempts(1)).await;
+    let order = |(): (), ctx: Context| async move {
+        ctx.step("charge", || async { Err::<(), _>(Failure::retry("declined")) }).await
+    };
+    drain(worker(&fixture).function("order", order)).await;
+    assert_eq!(fixture.status(id).await, Status::FailedPermanent);
+    assert_eq!(journal(&fixture, id).await, (vec![], vec![]));
+}
+
+async fn bad_steps_are_refused_and_store_nothing(fixture: Fixture) {
+    type Case = (&'static str, &'static str);
+    const CASES: [Case; 7] = [
+        ("twice", "step `a`: the name is used twice in this attempt; give each step its own name"),
+        ("empty", "step ``: name: is empty; use 1 to 128 bytes"),
+        ("long", "name: has 129 bytes; use at most 128"),
+        ("large", "step `large`: value:"),
+        ("nothing", "any `nothing`: name at least one thing to wait for"),
+        ("event", "event ``: event: is empty; use 1 to 128 bytes"),
+        ("years", "sleep `years`: wait at most ten years"),
+    ];
+    let bad = |case: String, ctx: Context| async move {
+        match case.as_str() {
+            "twice" => {
+                ctx.step("a", || async { Ok(()) }).await?;
+                ctx.step("a", || async { Ok(()) }).await
+            }
+            "empty" => ctx.step("", || async { Ok(()) }).await,
+            "long" => ctx.step(&"x".repeat(129), || async { Ok(()) }).await,
+            "large" => ctx.step("large", || async { Ok("x".repeat(1024 * 1024)) }).await.map(drop),
+            "nothing" => ctx.any("nothing", []).await.map(drop),
+            "event" => ctx.event::<()>("").await,
+            "years" => ctx.sleep("years", 4000 * DAY).await,
+            other => panic!("unknown case {other}"),
+        }
+    };
+    let mut ids = Vec::new();
+    for (case, _) in CASES {
+        ids.push(fixture.add(NewJob::new("bad", case)).await);
+    }
+    drain(worker(&fixture).function("bad", bad)).await;
+    for (id, (case, message)) in ids.into_iter().zip(CASES) {
+        let job = fixture.get(id).await.expect("get");
+        assert_eq!((job.status, job.attempts), (Status::FailedPermanent, 1), "{case}");
+        let error = job.last_error.expect("error");
+        assert!(error.contains(message), "{case}: {error}");
+        let kept = if case == "twice" { 1 } else { 0 };
+        assert_eq!(fixture.steps(id).await.expect("steps").len(), kept, "{case}");
+    }
+}
+
+async fn a_sleep_holds_no_lease_and_ends_at_its_first_deadline(fixture: Fixture) {
+    let starts = Calls::default();
+    let counted = starts.clone();
+    let nap = move |(): (), ctx: Context| {
+        counted.count();
+        async move { ctx.sleep("nap", 3 * DAY).await }
+    };
+    let id = fixture.add(NewJob::new("nap", &())).await;
+    let began = fixture.now().await;
+    drain(worker(&fixture).function("nap", nap.clone())).await;
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!((job.status, job.run_at, job.attempts), (Status::Queued, began + 3 * DAY, 0));
+    assert_eq!(job.locked_by, None);
+    assert!(job.errors.is_empty());
+    assert_eq!(journal(&fixture, id).await, (vec![], vec!["nap".into()]));
+    fixture.advance(3 * DAY - SECOND).await;
+    drain(worker(&fixture).function("nap", nap.clone())).await;
+    assert_eq!(starts.so_far(), 1);
+    fixture.advance(SECOND).await;
+    drain(worker(&fixture).function("nap", nap)).await;
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
+    assert_eq!(starts.so_far(), 2);
+}
+
+async fn a_sleeping_job_that_is_woken_early_sleeps_on(fixture: Fixture) {
+    let nap = |(): (), ctx: Context| async move { ctx.sleep("nap", HOUR).await };
+    let id = fixture.add(NewJob::new("nap", &())).await;
+    let began = fixture.now().await;
+    drain(worker(&fixture).function("nap", nap)).await;
+    fixture.advance(10 * MINUTE).await;
+    fixture.retry(id).await.expect("run now");
+    drain(worker(&fixture).function("nap", nap)).await;
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!((job.status, job.run_at), (Status::Queued, began + HOUR));
+}
+
+/// Waits for the event `approved` and returns its payload.
+fn approval()
+-> impl Fn((), Context) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Clone {
+    |(), ctx: Context| {
+        Box::pin(async move {
+            let approval: serde_json::Value = ctx.event("approved").await?;
+            ctx.set_result(&approval)?;
+            Ok(())
+        })
+    }
+}
+
+async fn an_event_wakes_a_job_that_waits_for_it(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    let running = run_worker(worker(&fixture).function("pay", approval())).await;
+    until("suspended", || async { fixture.steps(id).await.expect("steps").len() == 1 }).await;
+    assert_eq!(fixture.emit("other", &1).await.expect("emit"), Emitted::First);
+    assert_eq!(fixture.status(id).await, Status::Queued);
+    assert_eq!(fixture.emit("approved", &json!({ "by": "ada" })).await.expect("emit"), Emitted::First);
+    until_status(&fixture, id, Status::Succeeded).await;
+    running.stop().await;
+    assert_eq!(fixture.get(id).await.expect("get").result.expect("result").get(), r#"{"by":"ada"}"#);
+}
+
+async fn an_event_that_was_emitted_before_the_wait_is_found(fixture: Fixture) {
+    fixture.emit("approved", &7).await.expect("emit");
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", approval())).await;
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!((job.status, job.lease_no), (Status::Succeeded, 1), "it need not be suspended");
+}
+
+async fn an_event_emitted_while_the_job_is_being_suspended_is_found(fixture: Fixture) {
+    let id = fixture.enqueue_kind("pay").await;
+    let worker_id = fixture.worker().await;
+    let claimed = fixture.claim_one(worker_id).await;
+    // The handler has looked for the event and found none.
+    fixture.emit("approved", &7).await.expect("emit");
+    let waits =
+        vec![PendingWait { step: "event:approved".into(), until: None, events: vec!["approved".into()] }];
+    fixture.must_finish(&claimed, Ending::Suspended { waits }).await;
+    assert_eq!(fixture.get(id).await.expect("get").run_at, fixture.now().await);
+    assert_eq!(fixture.claim_one(worker_id).await.lease().id, id);
+}
+
+async fn the_first_event_wins(fixture: Fixture) {
+    assert_eq!(fixture.emit("approved", &1).await.expect("emit"), Emitted::First);
+    fixture.advance(SECOND).await;
+    assert_eq!(fixture.emit("approved", &2).await.expect("emit"), Emitted::Repeated);
+    let event = fixture.event("approved").await.expect("event").expect("kept");
+    assert_eq!((event.payload.get(), event.emitted_at), ("1", start()));
+    assert!(fixture.event("rejected").await.expect("event").is_none());
+}
+
+async fn a_wait_that_times_out_stays_timed_out(fixture: Fixture) {
+    let results = Arc::new(Mutex::new(Vec::new()));
+    let seen = results.clone();
+    let pay = move |(): (), ctx: Context| {
+        let seen = seen.clone();
+        async move {
+            let answer: Option<u32> = ctx.event("approved").within(DAY).await?;
+            seen.lock().expect("seen").push(answer);
+            ctx.step("fail once", || async { Ok(()) }).await?;
+            if seen.lock().expect("seen").len() < 2 {
+                return Err(Failure::retry_after(Duration::ZERO, "again"));
+            }
+            Ok(())
+        }
+    };
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", pay.clone())).await;
+    fixture.advance(DAY).await;
+    // The next attempt finds the stored timeout, although the event exists by then.
+    let running = run_worker(worker(&fixture).function("pay", pay)).await;
+    until("timed out", || async { !results.lock().expect("results").is_empty() }).await;
+    fixture.emit("approved", &1).await.expect("emit");
+    until_status(&fixture, id, Status::Succeeded).await;
+    running.stop().await;
+    assert_eq!(*results.lock().expect("results"), [None, None]);
+}
+
+async fn the_first_of_several_waits_is_kept(fixture: Fixture) {
+    let decide = |(): (), ctx: Context| async move {
+        let waits = [Wait::event("approved"), Wait::event("rejected"), Wait::sleep(DAY)];
+        let first = ctx.any("decision", waits).await?;
+        ctx.set_result(&(first.index, first.payload))?;
+        Ok(())
+    };
+    let result = async |id| fixture.get(id).await.expect("get").result.expect("result").get().to_owned();
+    // Nobody answers.
+    let id = fixture.add(NewJob::new("decide", &())).await;
+    drain(worker(&fixture).function("decide", decide)).await;
+    fixture.advance(DAY).await;
+    drain(worker(&fixture).function("decide", decide)).await;
+    assert_eq!(result(id).await, "[2,null]");
+    // Two answers: the earlier one counts, not the one named first.
+    let id = fixture.add(NewJob::new("decide", &())).await;
+    drain(worker(&fixture).function("decide", decide)).await;
+    fixture.emit("rejected", &"no").await.expect("emit");
+    fixture.advance(SECOND).await;
+    fixture.emit("approved", &"yes").await.expect("emit");
+    drain(worker(&fixture).function("decide", decide)).await;
+    assert_eq!(result(id).await, r#"[1,"no"]"#);
+}
+
+async fn concurrent_waits_are_suspended_together(fixture: Fixture) {
+    let both = |(): (), ctx: Context| async move {
+        let (nap, answer) = tokio::join!(ctx.sleep("nap", 2 * DAY), async {
+            let answer: u32 = ctx.event("approved").await?;
+            ctx.step("thank", || async { Ok(answer) }).await
+        });
+        nap?;
+        answer.map(drop)
+    };
+    let id = fixture.add(NewJob::new("both", &())).await;
+    drain(worker(&fixture).function("both", both)).await;
+    assert_eq!(journal(&fixture, id).await.1, ["event:approved", "nap"]);
+    // The event does not wait for the sleep.
+    fixture.emit("approved", &1).await.expect("emit");
+    drain(worker(&fixture).function("both", both)).await;
+    assert_eq!(
+        journal(&fixture, id).await,
+        (vec!["event:approved".into(), "thank".into()], vec!["nap".into()])
+    );
+    fixture.advance(2 * DAY).await;
+    drain(worker(&fixture).function("both", both)).await;
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
+}
+
+async fn a_running_step_delays_the_suspension(fixture: Fixture) {
+    let done = Calls::default();
+    let counted = done.clone();
+    let both = move |(): (), ctx: Context| {
+        let done = counted.clone();
+        async move {
+            let (nap, step) = tokio::join!(
+                ctx.sleep("nap", DAY),
+                ctx.step("slow", || async {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    Ok(done.count())
+                }),
+            );
+            step?;
+            nap
+        }
+    };
+    let id = fixture.add(NewJob::new("both", &())).await;
+    drain(worker(&fixture).function("both", both.clone())).await;
+    assert_eq!(journal(&fixture, id).await, (vec!["slow".into()], vec!["nap".into()]));
+    fixture.advance(DAY).await;
+    drain(worker(&fixture).function("both", both)).await;
+    assert_eq!((fixture.status(id).await, done.so_far()), (Status::Succeeded, 1));
+}
+
+async fn a_cancelled_job_wakes_for_no_event(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", approval())).await;
+    fixture.cancel(id).await.expect("cancel");
+    fixture.emit("approved", &1).await.expect("emit");
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.status(id).await, Status::Cancelled);
+    assert_eq!(fixture.query_number("select count(*) from waits", None).await, 0);
+
+    // A cancel that arrives while the handler runs wins over its suspension.
+    let id = fixture.enqueue_kind("pay").await;
+    let worker_id = fixture.worker().await;
+    let claimed = fixture.claim_one(worker_id).await;
+    fixture.cancel(id).await.expect("cancel");
+    let waits = vec![PendingWait { step: "nap".into(), until: None, events: vec!["later".into()] }];
+    fixture.must_finish(&claimed, Ending::Suspended { waits }).await;
+    assert_eq!(fixture.status(id).await, Status::Cancelled);
+    assert!(fixture.steps(id).await.expect("steps").is_empty());
+}
+
+async fn a_wait_that_was_left_behind_wakes_nothing(fixture: Fixture) {
+    let id = fixture.enqueue_kind("pay").await;
+    let worker_id = fixture.worker().await;
+    let wait = |event: &str| {
+        let until = Some(start() + DAY);
+        vec![PendingWait { step: format!("event:{event}"), until, events: vec![event.into()] }]
+    };
+    let claimed = fixture.claim_one(worker_id).await;
+    fixture.must_finish(&claimed, Ending::Suspended { waits: wait("first") }).await;
+    fixture.advance(DAY).await;
+    let claimed = fixture.claim_one(worker_id).await;
+    // The job runs, and then sleeps for another reason.
+    fixture.emit("first", &1).await.expect("emit");
+    let until = Some(start() + 9 * DAY);
+    let waits = vec![PendingWait { step: "nap".into(), until, events: Vec::new() }];
+    fixture.must_finish(&claimed, Ending::Suspended { waits }).await;
+    fixture.deliver_events().await.expect("deliver");
+    assert_eq!(fixture.get(id).await.expect("get").run_at, start() + 9 * DAY);
+}
+
+async fn a_job_of_a_batch_can_do_steps_but_cannot_wait(fixture: Fixture) {
+    let batch = |jobs: Vec<Batched<String>>| async move {
+        let mut results = Vec::new();
+        for Batched { payload, ctx } in jobs {
+            results.push(match payload.as_str() {
+                "step" => ctx.step("a", || async { Ok(()) }).await,
+                _ => ctx.sleep("nap", SECOND).await,
+            });
+        }
+        results
+    };
+    let step = fixture.add(NewJob::new("batch", "step")).await;
+    let sleep = fixture.add(NewJob::new("batch", "sleep")).await;
+    drain(worker(&fixture).batch("batch", 10, batch)).await;
+    assert_eq!(fixture.status(step).await, Status::Succeeded);
+    let job = fixture.get(sleep).await.expect("get");
+    assert_eq!(job.status, Status::FailedPermanent);
+    assert!(job.last_error.expect("error").contains("a job of a batch cannot wait"));
+}
+
+/// Suspends a job of this kind, with one step done.
+async fn suspended(fixture: &Fixture, job: NewJob) -> JobId {
+    let id = fixture.add(job).await;
+    let worker_id = fixture.worker().await;
+    let claimed = fixture.claim_one(worker_id).await;
+    let step = NewStep { lease: claimed.lease(), name: "a".into(), value: raw("1") };
+    fixture.save_steps(&[step]).await.expect("save");
+    let waits = vec![PendingWait { step: "event:b".into(), until: None, events: vec!["b".into()] }];
+    fixture.must_finish(&claimed, Ending::Suspended { waits }).await;
+    id
+}
+
+async fn an_edit_and_a_replacement_delete_the_journal(fixture: Fixture) {
+    let edited = suspended(&fixture, job("edited")).await;
+    fixture.edit(edited, longshore::Edit::default().payload("2")).await.expect("edit");
+    assert!(fixture.steps(edited).await.expect("steps").is_empty());
+    let keyed = || job("keyed").unique_key("k", longshore::UniqueMode::Replace);
+    let replaced = suspended(&fixture, keyed()).await;
+    fixture.enqueue(keyed()).await.expect("replace");
+    assert!(fixture.steps(replaced).await.expect("steps").is_empty());
+    assert_eq!(fixture.query_number("select count(*) from waits", None).await, 0);
+}
+
+async fn a_retry_continues_after_a_failure_and_starts_over_after_a_success(fixture: Fixture) {
+    for (ending, kept) in [(failed_permanently(), 1), (done(), 0)] {
+        let id = fixture.enqueue_kind("order").await;
+        let worker_id = fixture.worker().await;
+        let claimed = fixture.claim_one(worker_id).await;
+        let step = NewStep { lease: claimed.lease(), name: "a".into(), value: raw("1") };
+        fixture.save_steps(&[step]).await.expect("save");
+        fixture.must_finish(&claimed, ending).await;
+        fixture.retry(id).await.expect("retry");
+        assert_eq!(fixture.steps(id).await.expect("steps").len(), kept);
+        fixture.cancel(id).await.expect("cancel");
+    }
+}
+
+async fn deleting_a_job_deletes_its_journal_and_waits(fixture: Fixture) {
+    let id = suspended(&fixture, job("order")).await;
+    fixture.cancel(id).await.expect("cancel");
+    fixture.delete(id).await.expect("delete");
+    for table in ["steps", "waits"] {
+        assert_eq!(fixture.query_number(&format!("select count(*) from {table}"), None).await, 0, "{table}");
+    }
+}
+
+async fn old_events_are_removed_and_undelivered_ones_are_kept(fixture: Fixture) {
+    fixture.emit("old", &1).await.expect("emit");
+    let payload = raw("1");
+    fixture.store().emit("undelivered", &payload).await.expect("emit");
+    fixture.advance(7 * DAY - SECOND).await;
+    assert_eq!(fixture.remove_old_events().await.expect("remove"), 0);
+    fixture.advance(2 * SECOND).await;
+    assert_eq!(fixture.remove_old_events().await.expect("remove"), 1);
+    assert!(fixture.event("old").await.expect("event").is_none());
+    assert!(fixture.event("undelivered").await.expect("event").is_some());
+}
+
+async fn bad_events_are_refused(fixture: Fixture) {
+    let large = "x".repeat(64 * 1024);
+    for (name, payload, field) in
+        [("", "x", "name"), (&*"x".repeat(129), "x", "name"), ("a", &*large, "payload")]
+    {
+        let error = fixture.emit(name, payload).await.expect_err("refused");
+        assert!(error.is_invalid() && error.to_string().starts_with(field), "{error}");
+    }
+    assert_eq!(fixture.query_number("select count(*) from events", None).await, 0);
+}
+
+async fn upkeep_delivers_events_that_nobody_delivered(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    let running = run_worker(worker(&fixture).function("pay", approval())).await;
+    until("suspended", || async { fixture.steps(id).await.expect("steps").len() == 1 }).await;
+    // Stored by a process that died before it delivered the event.
+    fixture.store().emit("approved", &raw("1")).await.expect("emit");
+    until_status(&fixture, id, Status::Succeeded).await;
+    running.stop().await;
+}
+
+async fn an_event_emitted_in_sql_wakes_the_job_after_the_commit(fixture: Fixture) {
+    let id = suspended(&fixture, job("pay")).await;
+    let mut connection = fixture.postgres().await;
+    for (call, message) in [
+        ("emit('')", "name: must have 1 to 128 bytes"),
+        ("emit('b', null)", "payload: must not be null"),
+        ("emit('b', to_json(repeat('x', 70000)))", "exceed the limit of 65536"),
+    ] {
+        let select = sqlx::AssertSqlSafe(format!("select {call}"));
+        let error = sqlx::query(select).execute(&mut connection).await.expect_err("refused");
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    let mut transaction = sqlx::Connection::begin(&mut connection).await.expect("begin");
+    let first: bool =
+        sqlx::query_scalar("select emit('b', '7')").fetch_one(&mut *transaction).await.expect("emit");
+    assert!(first);
+    assert_eq!(fixture.deliver_events().await.expect("deliver"), 0, "not committed yet");
+    transaction.commit().await.expect("commit");
+    assert_eq!(fixture.deliver_events().await.expect("deliver"), 1);
+    assert_eq!(fixture.get(id).await.expect("get").run_at, start());
+    let again: bool =
+        sqlx::query_scalar("select emit('b', '8')").fetch_one(&mut connection).await.expect("emit");
+    assert!(!again);
+}
+
+async fn an_event_whose_job_is_locked_is_delivered_later(fixture: Fixture) {
+    let locked = suspended(&fixture, job("pay")).await;
+    let other = suspended(&fixture, job("pay")).await;
+    let mut connection = fixture.postgres().await;
+    let mut transaction = sqlx::Connection::begin(&mut connection).await.expect("begin");
+    let lock = sqlx::AssertSqlSafe(format!("select 1 from ready where id = '{}' for update", locked.0));
+    sqlx::query(lock).execute(&mut *transaction).await.expect("lock");
+    fixture.emit("b", &1).await.expect("emit");
+    assert_eq!(fixture.get(other).await.expect("get").run_at, start());
+    assert!(fixture.get(locked).await.expect("get").run_at > start());
+    transaction.rollback().await.expect("rollback");
+    assert_eq!(fixture.deliver_events().await.expect("deliver"), 1);
+    assert_eq!(fixture.get(locked).await.expect("get").run_at, start());
+}
