@@ -294,7 +294,7 @@ impl Client {
                     Recovered::Settled(Settled::Stored) => {
                         report.recovered += 1;
                         report.workers.insert(candidate.lease.running.worker);
-                        #[cfg(feature = "metrics")]
+                        #[cfg(any(feature = "api", feature = "worker"))]
                         crate::job_metrics::count_recovered(&candidate.lease.kind, &settlement.leave);
                         self.job_log.recovered(&candidate.lease, &settlement.leave);
                         if let (Some(hook), Some(job)) = (hook.as_mut(), &candidate.job) {

@@ -117,6 +117,7 @@ async fn run_attempt(shared: &Arc<Shared>, clock: &SlotClock, handler: &dyn Hand
     attempt.journal.suspension.allow();
     let suspended = attempt.journal.suspension.suspended();
     let end = within_timeout(timeout, timed_out, attempt.control.aborted(), suspended, work).await;
+    attempt.journal.suspension.end();
     let ending = match end {
         End::Returned(result) => ending(&attempt, result, |attempt| handler.backoff(attempt)),
         End::Panicked(message) => {

@@ -105,6 +105,8 @@ pub(super) struct Suspension {
     active_steps: AtomicUsize,
     /// Whether the runner can suspend this attempt.
     is_possible: AtomicBool,
+    /// Whether the attempt has ended.
+    is_over: AtomicBool,
     changed: Notify,
 }
 
@@ -116,6 +118,12 @@ impl Suspension {
 
     pub(super) fn is_possible(&self) -> bool {
         self.is_possible.load(Ordering::Acquire)
+    }
+
+    /// Ends the waits of tasks that the handler left behind. They wait in vain.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.changed.notify_waiters();
     }
 
     /// Counts a step as active until the guard is dropped.
@@ -148,15 +156,22 @@ impl Suspension {
 pub(super) struct Active<'a>(&'a Suspension);
 
 impl Active<'_> {
-    /// The step waits. Ends when the runner drops the handler. If the caller drops the future
-    /// instead, the handler no longer waits for this.
-    pub(super) async fn suspend(self, wait: PendingWait) -> std::convert::Infallible {
+    /// The step waits, until the runner drops the handler. If the caller drops the future
+    /// instead, the handler no longer waits for this. Returns only in a task that outlives the
+    /// attempt.
+    pub(super) async fn suspend(self, wait: PendingWait) {
         let suspension = self.0;
         let number = suspension.last_number.fetch_add(1, Ordering::AcqRel);
         suspension.lock().push((number, wait));
         let _registered = Registered { suspension, number };
         drop(self);
-        std::future::pending().await
+        loop {
+            let changed = suspension.changed.notified();
+            if suspension.is_over.load(Ordering::Acquire) {
+                return;
+            }
+            changed.await;
+        }
     }
 }
 

@@ -162,7 +162,8 @@ impl<S: Send + Sync> Context<S> {
                  run this kind with a function or a typed job"
             )));
         }
-        match active.suspend(PendingWait { step: step.to_owned(), until, events }).await {}
+        active.suspend(PendingWait { step: step.to_owned(), until, events }).await;
+        Err(Failure::retry(format!("`{name}`: the attempt ended while this task waited")))
     }
 
     /// What an earlier attempt stored under the name `step`, which this attempt now uses.

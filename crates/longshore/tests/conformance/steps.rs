@@ -30,6 +30,7 @@ cases! {
     the_first_of_several_waits_is_kept,
     concurrent_waits_are_suspended_together,
     a_running_step_delays_the_suspension,
+    a_task_that_outlives_its_handler_does_not_wait_forever,
     a_cancelled_job_wakes_for_no_event,
     a_wait_that_was_left_behind_wakes_nothing,
     a_job_of_a_batch_can_do_steps_but_cannot_wait,
@@ -45,6 +46,7 @@ cases! {
     only on postgres:
     an_event_emitted_in_sql_wakes_the_job_after_the_commit,
     an_event_whose_job_is_locked_is_delivered_later,
+    an_emit_does_not_wait_long_for_an_open_transaction,
 }
 
 fn settings() -> Settings {
@@ -436,6 +438,22 @@ async fn a_running_step_delays_the_suspension(fixture: Fixture) {
     assert_eq!((fixture.status(id).await, done.so_far()), (Status::Succeeded, 1));
 }
 
+async fn a_task_that_outlives_its_handler_does_not_wait_forever(fixture: Fixture) {
+    let (sender, mut ended) = tokio::sync::mpsc::unbounded_channel();
+    let leaves = move |(): (), ctx: Context| {
+        let sender = sender.clone();
+        async move {
+            let left = ctx.clone();
+            tokio::spawn(async move { sender.send(left.sleep("nap", DAY).await.is_err()) });
+            ctx.sleep("own nap", DAY).await
+        }
+    };
+    fixture.add(NewJob::new("leaves", &())).await;
+    drain(worker(&fixture).function("leaves", leaves)).await;
+    let error = tokio::time::timeout(20 * SECOND, ended.recv()).await.expect("it ends");
+    assert_eq!(error, Some(true));
+}
+
 async fn a_cancelled_job_wakes_for_no_event(fixture: Fixture) {
     let id = fixture.add(NewJob::new("pay", &())).await;
     drain(worker(&fixture).function("pay", approval())).await;
@@ -613,4 +631,24 @@ async fn an_event_whose_job_is_locked_is_delivered_later(fixture: Fixture) {
     transaction.rollback().await.expect("rollback");
     assert_eq!(fixture.deliver_events().await.expect("deliver"), 1);
     assert_eq!(fixture.get(locked).await.expect("get").run_at, start());
+}
+
+async fn an_emit_does_not_wait_long_for_an_open_transaction(fixture: Fixture) {
+    let mut connection = fixture.postgres().await;
+    let mut transaction = sqlx::Connection::begin(&mut connection).await.expect("begin");
+    sqlx::query("select emit('b')").execute(&mut *transaction).await.expect("emit");
+    // More callers than connections.
+    let emits: Vec<_> = (0..40)
+        .map(|_| {
+            let client = fixture.client();
+            tokio::spawn(async move { client.emit("b", &1).await })
+        })
+        .collect();
+    fixture.emit("other", &1).await.expect("others need not wait");
+    for emit in emits {
+        let error = emit.await.expect("task").expect_err("locked");
+        assert!(error.is_unavailable() && error.to_string().contains("open transaction"), "{error}");
+    }
+    transaction.rollback().await.expect("rollback");
+    assert_eq!(fixture.emit("b", &1).await.expect("emit"), Emitted::First);
 }

@@ -12,17 +12,39 @@ use serde_json::value::RawValue;
 use sqlx::Row;
 
 use super::inspect::raw;
-use super::tx::{Sql, Tx};
+use super::tx::{Fault, Sql, Tx};
+use crate::error::Error;
 use crate::store::{Delivered, Emitted, EventRecord};
 
+/// The setting ends with the statement.
 const EMIT: &str = "
     insert into longshore.events (name, emitted_at, payload)
-    values ($1, longshore.clock(), $2::text::json)
+    select $1, longshore.clock(), $2::text::json
+     where set_config('lock_timeout', $3, true) <> ''
         on conflict (name) do nothing";
 
-pub(super) async fn emit(tx: &mut Tx<'_>, name: &str, payload: &RawValue) -> Sql<Emitted> {
-    let done = sqlx::query(tx.sql(EMIT)).bind(name).bind(payload.get()).execute(&mut *tx.connection).await?;
-    Ok(if done.rows_affected() > 0 { Emitted::First } else { Emitted::Repeated })
+/// `max_wait` limits how long the emit waits for another client's open transaction that
+/// emits an event with the same name.
+pub(super) async fn emit(
+    tx: &mut Tx<'_>,
+    name: &str,
+    payload: &RawValue,
+    max_wait: Duration,
+) -> Sql<Emitted> {
+    let query = sqlx::query(tx.sql(EMIT))
+        .bind(name)
+        .bind(payload.get())
+        .bind(format!("{}ms", max_wait.as_millis().max(1)));
+    match query.execute(&mut *tx.connection).await.map_err(Fault::from) {
+        Ok(done) if done.rows_affected() > 0 => Ok(Emitted::First),
+        Ok(_) => Ok(Emitted::Repeated),
+        Err(fault) if fault.is_lock_timeout() => Err(Error::locked(
+            "name: another client's open transaction emits this event, and did not end in time; \
+             end that transaction, or try again later",
+        )
+        .into()),
+        Err(fault) => Err(fault),
+    }
 }
 
 const EVENTS: &str = "

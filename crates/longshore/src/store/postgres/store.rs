@@ -224,10 +224,15 @@ impl Store for PostgresStore {
     // ---- events -----------------------------------------------------------
 
     async fn emit(&self, name: &str, payload: &RawValue) -> Result<Emitted> {
-        self.run((name.to_owned(), payload.to_owned()), |tx, (name, payload)| {
-            Box::pin(events::emit(tx, name, payload))
-        })
-        .await
+        let work: Work<_, _> = |tx, (name, payload, wait): &(String, Box<RawValue>, LockWait)| {
+            Box::pin(events::emit(tx, name, payload, wait.remaining()))
+        };
+        let args = |wait| (name.to_owned(), payload.to_owned(), LockWait::new(wait));
+        // As for `operate`.
+        match self.run(args(KeyWait::Short), work).await {
+            Err(error) if error.is_locked() => self.run_as(Mode::WAITING, args(KeyWait::Long), work).await,
+            done => done,
+        }
     }
 
     async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>> {
