@@ -1,16 +1,20 @@
 //! Runs every example as a program. Each example asserts what it shows. Building the tests
 //! builds the examples.
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-fn run_example(name: &str) {
+fn example(name: &str) -> Command {
     let mut program = std::env::current_exe().expect("current_exe");
     program.pop();
     program.pop();
     program.extend(["examples", name]);
-    let output =
-        Command::new(&program).output().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+    Command::new(program)
+}
+
+fn run_example(name: &str) {
+    let output = example(name).output().unwrap_or_else(|error| panic!("{name}: {error}"));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{name}: {}\n{out}\n{err}", output.status);
 }
@@ -18,7 +22,7 @@ fn run_example(name: &str) {
 /// Makes a test for each example.
 macro_rules! examples {
     ($($example:ident),+ $(,)?) => {
-        const LISTED: &[&str] = &[$(stringify!($example)),+];
+        const LISTED: &[&str] = &["order", $(stringify!($example)),+];
         $(#[test]
         fn $example() {
             run_example(stringify!($example));
@@ -46,6 +50,58 @@ fn every_example_is_listed() {
         .expect("examples")
         .map(|entry| entry.expect("entry").path().file_stem().expect("name").to_string_lossy().into_owned())
         .collect();
+    let mut listed = LISTED.to_vec();
+    listed.sort_unstable();
     found.sort();
-    assert_eq!(found, LISTED);
+    assert_eq!(found, listed);
+}
+
+/// The requests of the example `order`: one charge, ten parcels, one notification.
+const REQUESTS: usize = 12;
+
+/// Kills the program with SIGKILL after each of its requests in turn, at a moment when the step is
+/// not stored yet or has just been stored, and starts it again. Every request is made, and a step
+/// that was stored is not repeated.
+#[test]
+fn order_continues_wherever_it_is_killed() {
+    for kill_after in 0..=REQUESTS {
+        let folder =
+            std::env::temp_dir().join(format!("longshore-order-{}-{kill_after}", std::process::id()));
+        let mut requests = Vec::new();
+        if kill_after < REQUESTS {
+            let mut killed = example("order").arg(&folder).stdout(Stdio::piped()).spawn().expect("start");
+            let lines = BufReader::new(killed.stdout.take().expect("stdout")).lines().map_while(Result::ok);
+            // Not killed before its first request: the job would not be stored yet.
+            for line in lines.take(kill_after.max(1)) {
+                requests.push(line);
+            }
+            killed.kill().expect("kill");
+            killed.wait().expect("wait");
+        }
+        let output = example("order").arg(&folder).output().expect("start");
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "killed after {kill_after} requests: {}\n{out}\n{err}",
+            output.status
+        );
+        let before = requests.len();
+        requests.extend(out.lines().map(str::to_owned));
+        let mut made: Vec<&String> = requests.iter().collect();
+        made.sort();
+        made.dedup();
+        assert_eq!(made.len(), REQUESTS, "killed after {kill_after} requests: {requests:?}");
+        // Steps that ran when the program was killed may be repeated: the last request before it,
+        // or some of the ten parcels, which are shipped together.
+        let in_flight = if before <= 1 || before == REQUESTS { 1 } else { REQUESTS - 2 };
+        let repeated = requests.len() - made.len();
+        assert!(
+            repeated <= in_flight,
+            "killed after {kill_after} requests, {repeated} repeated: {requests:?}"
+        );
+        let charges = requests.iter().filter(|request| *request == "charge-42").count();
+        assert!(before > 1 || charges <= 2);
+        assert!(before <= 1 || charges == 1, "the charge was stored: {requests:?}");
+        std::fs::remove_dir_all(folder).expect("remove");
+    }
 }

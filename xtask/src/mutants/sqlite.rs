@@ -70,8 +70,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
         name: "sqlite: keep the checkpoint of a replaced job",
         file: ENQUEUE,
         anchor: "const LEAVE_READY",
-        find: "delete_progress(tx, owner)?;",
-        replace: "let _ = delete_progress;",
+        find: "if delete_progress(tx, owner)? {",
+        replace: "if false {",
         caught_by: &["keys::sqlite::a_replaced_job_keeps_its_interruptions_and_loses_its_checkpoint"],
     },
     Mutant {

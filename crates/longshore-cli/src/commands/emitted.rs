@@ -27,7 +27,11 @@ pub(super) async fn run(endpoint: &Endpoint, command: Events, out: &Out) -> Outc
     let reply = match command {
         Events::Emit { name, payload } => {
             let event = NewEvent { name, payload: read_json("payload", &payload)? };
-            endpoint.post(&["events"]).body(&event).send().await?
+            let reply = endpoint.post(&["events"]).body(&event).send().await?;
+            if !is_same(&event.payload, &reply.read::<Event>()?.payload) {
+                out.note("an event with this name exists already; it stays as it is");
+            }
+            reply
         }
         Events::Show { name } => endpoint.get(&["events", &name]).send().await?,
     };
@@ -45,4 +49,10 @@ pub(super) async fn run(endpoint: &Endpoint, command: Events, out: &Out) -> Outc
         out.line(format_args!("{name:<11}{value}"));
     }
     Ok(Code::Done)
+}
+
+/// Whether two texts are the same JSON.
+fn is_same(a: &RawValue, b: &RawValue) -> bool {
+    let value = |json: &RawValue| serde_json::from_str::<serde_json::Value>(json.get()).ok();
+    value(a) == value(b)
 }

@@ -106,7 +106,9 @@ fn an_event_is_emitted_and_shown(fixture: &Fixture) {
     let emitted =
         fixture.run_args(&["events", "emit", "approved:42", "--payload", r#"{"by": "ada"}"#]).ok().out;
     assert!(emitted.starts_with("event      approved:42\n"), "{emitted}");
-    let again = fixture.run("events emit approved:42 --json").json();
+    let again = fixture.run("events emit approved:42 --json");
+    assert!(again.code == 0 && again.err.contains("exists already"), "{again:?}");
+    let again: Value = serde_json::from_str(&again.out).unwrap();
     assert_eq!(again["payload"], serde_json::json!({ "by": "ada" }), "the first one wins");
     assert_eq!(fixture.run("events show approved:42 --json").json(), again);
     fixture.run("events emit approved:43 --payload {").fails_with(2, &["payload", "not JSON"]);

@@ -35,7 +35,11 @@ fn every_example_succeeds_unless_its_description_says_otherwise() {
     for method in METHODS {
         for (route, methods) in document["paths"].as_object().unwrap() {
             // The stream of events never ends.
-            let Some(operation) = methods.get(method).filter(|_| route != "/events") else { continue };
+            let Some(operation) =
+                methods.get(method).filter(|_| (method, route.as_str()) != ("get", "/events"))
+            else {
+                continue;
+            };
             let later = r#"{"kind":"summarize_text","payload":{"text":"Later."},"delay_seconds":3600}"#;
             let job = request(&addr, "POST", "/jobs", None, later).json(201)["id"].clone();
             let mut path = route.clone();

@@ -1,6 +1,6 @@
 -- Durable steps, and the events that jobs wait for. Only adds tables, so older workers may
--- keep running. They cannot be restarted, because a build refuses a database that is newer
--- than itself.
+-- keep running until steps are used: they know nothing of them. They cannot be restarted,
+-- because a build refuses a database that is newer than itself.
 --
 -- Runs inside one transaction. `longshore.` is replaced by the configured schema.
 
@@ -29,12 +29,15 @@ create index events_fresh on longshore.events (emitted_at) where fresh;
 create index events_age on longshore.events (emitted_at);
 
 -- Which suspended jobs wait for which events. A wait belongs to the lease that was suspended,
--- so one that was left behind wakes nothing.
+-- so one that was left behind wakes nothing. It stays after the job was woken, so that its
+-- event is kept until the job has read it.
 create table longshore.waits (
     event            text not null,
     job              uuid not null,
     lease_no         integer not null,
+    woken            boolean not null default false,
     primary key (event, job)
 );
 
 create index waits_job on longshore.waits (job);
+create index waits_pending on longshore.waits (event, job) where not woken;

@@ -419,6 +419,10 @@ begin
           perform longshore.merge_request(new_id, holder, true, nullif(enqueue.idempotency_key, own_key));
           -- They belong to the old contents.
           delete from longshore.checkpoints c where c.job = holder;
+          perform 1 from longshore.steps s where s.job = holder and s.value is null;
+          if found then
+            was.run_at := least(was.run_at, moment);  -- it was suspended, and nothing else would wake it
+          end if;
           delete from longshore.steps s where s.job = holder;
           delete from longshore.waits w where w.job = holder;
           insert into longshore.ready

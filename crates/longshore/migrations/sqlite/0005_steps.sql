@@ -1,6 +1,6 @@
 -- Durable steps, and the events that jobs wait for. Only adds tables, so older workers may
--- keep running. They cannot be restarted, because a build refuses a database that is newer
--- than itself.
+-- keep running until steps are used: they know nothing of them. They cannot be restarted,
+-- because a build refuses a database that is newer than itself.
 --
 -- Runs inside one transaction.
 
@@ -29,12 +29,15 @@ create index events_fresh on events (emitted_at) where fresh = 1;
 create index events_age on events (emitted_at);
 
 -- Which suspended jobs wait for which events. A wait belongs to the lease that was suspended,
--- so one that was left behind wakes nothing.
+-- so one that was left behind wakes nothing. It stays after the job was woken, so that its
+-- event is kept until the job has read it.
 create table waits (
     event            text not null,
     job              blob not null check (length(job) = 16),
     lease_no         integer not null,
+    woken            integer not null default 0 check (woken in (0, 1)),
     primary key (event, job)
 ) strict, without rowid;
 
 create index waits_job on waits (job);
+create index waits_pending on waits (event, job) where woken = 0;

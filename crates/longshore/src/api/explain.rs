@@ -339,6 +339,10 @@ async fn suspended(client: &Client, job: &JobRecord) -> Result<Option<String>> {
         .iter()
         .filter_map(|step| {
             let StepState::Waiting { until } = step.state else { return None };
+            // The job may have run since it waited here.
+            if step.lease_no != job.lease_no {
+                return None;
+            }
             let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
             Some(match step.name.strip_prefix("event:") {
                 Some(event) => format!("for the event `{event}`{until}"),

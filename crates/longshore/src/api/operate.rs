@@ -250,11 +250,12 @@ pub(super) struct DeadQuery {
     /// Only jobs of this queue.
     queue: Option<String>,
     /// The page size, clamped to 1 to 200. 50 by default.
+    #[param(inline, value_type = Option<super::schemas::AnyInteger>)]
     #[serde(default, deserialize_with = "clamped")]
     limit: Option<i64>,
     /// Skip this many matches, at most 10,000. Beyond that, use `cursor`. A negative number
     /// counts as 0.
-    #[param(maximum = 10000)]
+    #[param(inline, value_type = Option<super::schemas::Offset>)]
     #[serde(default, deserialize_with = "clamped")]
     offset: Option<i64>,
     /// Only jobs older than this one. The `Link` header contains the cursor of the next

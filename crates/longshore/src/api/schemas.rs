@@ -2,7 +2,9 @@
 //! these types only describe the result, and a test compares the fields of the two.
 
 use chrono::{DateTime, Utc};
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
 /// A job: the request, its status and its history.
@@ -282,3 +284,25 @@ pub(super) struct CountSchema {
     /// Whether `jobs` is an estimate, because very many jobs wait.
     estimated: bool,
 }
+
+/// Any integer: one beyond 64 bits is clamped like others, so it has no format.
+pub(super) struct AnyInteger;
+
+impl PartialSchema for AnyInteger {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new().schema_type(Type::Integer).into()
+    }
+}
+
+impl ToSchema for AnyInteger {}
+
+/// The same, up to the largest offset.
+pub(super) struct Offset;
+
+impl PartialSchema for Offset {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new().schema_type(Type::Integer).maximum(Some(10_000)).into()
+    }
+}
+
+impl ToSchema for Offset {}

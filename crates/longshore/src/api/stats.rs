@@ -28,6 +28,7 @@ const RATE_MINUTES: i64 = 5;
 #[into_params(parameter_in = Query)]
 pub(super) struct StatsQuery {
     /// The time range in minutes, clamped to 1 to 1,440. 60 by default.
+    #[param(inline, value_type = Option<super::schemas::AnyInteger>)]
     #[serde(default, deserialize_with = "clamped")]
     minutes: Option<i64>,
     /// Only jobs of this queue.

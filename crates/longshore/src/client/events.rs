@@ -13,8 +13,8 @@ use crate::store::{Emitted, EventRecord, Fenced, MAX_EVENT, NewStep, StepRecord}
 
 /// How long events are kept.
 const EVENT_RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// The maximum number of events per step of delivery or removal.
-const STEP: u32 = 100;
+/// The maximum number of jobs per step of delivery, and of events per step of removal.
+const STEP: u32 = 1000;
 
 impl Client {
     /// Emits an event: jobs that wait for it continue. The first event with a name wins; a

@@ -328,11 +328,12 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Returns those of the named events that exist, the earliest first.
     async fn events(&self, names: &[String]) -> Result<Vec<EventRecord>>;
 
-    /// Makes the jobs due that wait for new events, for up to `limit` events. An event whose
-    /// jobs are locked by others is delivered later.
+    /// Makes up to `limit` jobs due that wait for new events. An event whose jobs are locked by
+    /// others is delivered later.
     async fn deliver(&self, limit: u32) -> Result<Delivered>;
 
-    /// Removes up to `limit` events older than `age`. Returns how many.
+    /// Removes up to `limit` events older than `age` that no job waits for or was woken by.
+    /// Returns how many.
     async fn remove_events(&self, age: Duration, limit: u32) -> Result<u64>;
 
     // ---- queues -----------------------------------------------------------

@@ -3,10 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use serde_json::value::RawValue;
 use tokio::sync::{Notify, OnceCell, mpsc, oneshot};
+
+use super::handler::Failure;
 
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -14,6 +17,12 @@ use crate::store::{Fenced, Lease, NewStep, PendingWait, StepState};
 
 /// The maximum number of steps per commit.
 const MAX_BATCH: usize = 500;
+/// The maximum number of bytes per commit, unless one step alone is larger.
+const MAX_BATCH_BYTES: usize = 8 << 20;
+/// The maximum number of steps of a job. Every attempt after the first reads all of them.
+const MAX_STEPS: usize = 10_000;
+/// The maximum number of bytes of all steps of a job.
+const MAX_JOURNAL: usize = 16 << 20;
 /// How often a step is stored again while the database cannot be reached. If it stays out of
 /// reach, the attempt fails, and the next one repeats the step.
 const MAX_TRIES: u32 = 8;
@@ -27,8 +36,10 @@ pub(super) struct Journal {
     earlier: OnceCell<HashMap<String, StepState>>,
     /// The names used by this attempt.
     used: Mutex<HashSet<String>>,
+    /// The number of steps that are stored, and their bytes.
+    size: Mutex<(usize, usize)>,
     /// Whether this attempt stored a step.
-    has_progressed: AtomicBool,
+    has_progressed: Arc<AtomicBool>,
     pub(super) suspension: Suspension,
 }
 
@@ -38,7 +49,8 @@ impl Journal {
             lane,
             earlier: OnceCell::new(),
             used: Mutex::default(),
-            has_progressed: AtomicBool::new(false),
+            size: Mutex::default(),
+            has_progressed: Arc::default(),
             suspension: Suspension::default(),
         }
     }
@@ -61,31 +73,54 @@ impl Journal {
         }
         let read = async || {
             let steps = client.steps(lease.id).await?;
+            for step in &steps {
+                self.add_size(&step.state);
+            }
             Ok::<_, Error>(steps.into_iter().map(|step| (step.name, step.state)).collect())
         };
         Ok(self.earlier.get_or_try_init(read).await?.get(name).cloned())
     }
 
-    /// Stores a step that is done.
-    pub(super) async fn save(&self, step: NewStep) -> Result<Fenced> {
+    fn add_size(&self, state: &StepState) -> (usize, usize) {
+        let bytes = match state {
+            StepState::Done(value) => value.get().len(),
+            StepState::Waiting { .. } => 0,
+        };
+        let mut size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        *size = (size.0 + 1, size.1 + bytes);
+        *size
+    }
+
+    /// Counts a step that will be stored. Fails if the job has too many, or too large ones.
+    pub(super) fn check_size(&self, name: &str, value: &RawValue) -> Result<(), Failure> {
+        match self.add_size(&StepState::Done(value.to_owned())) {
+            (steps, _) if steps > MAX_STEPS => Err(Failure::permanent(format!(
+                "step `{name}`: the job has more than {MAX_STEPS} steps; split it into several jobs"
+            ))),
+            (_, bytes) if bytes > MAX_JOURNAL => Err(Failure::permanent(format!(
+                "step `{name}`: the values of the job's steps exceed {MAX_JOURNAL} bytes; store them elsewhere and \
+                 return where they are"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Stores a step that is done: first together with those of other handlers, then, if that
+    /// fails, alone, so that a locked lease does not delay the others again.
+    pub(super) async fn save(&self, client: &Client, step: NewStep) -> Result<Fenced> {
+        let mut done = self.lane.save(step.clone(), self.has_progressed.clone()).await;
         let mut delay = FIRST_RETRY_DELAY;
         for _ in 1..MAX_TRIES {
-            match self.lane.save(step.clone()).await {
+            match &done {
                 Err(error) if error.is_unavailable() => {
                     tracing::debug!(%error, job_id = %step.lease.id, step = step.name, "could not store the step; retrying");
                     tokio::time::sleep(delay).await;
                     delay *= 2;
+                    done = store(client, std::slice::from_ref(&step)).await.map(|results| results[0]);
+                    note_progress(&done, &self.has_progressed);
                 }
-                done => return self.note_progress(done),
+                _ => break,
             }
-        }
-        let done = self.lane.save(step).await;
-        self.note_progress(done)
-    }
-
-    fn note_progress(&self, done: Result<Fenced>) -> Result<Fenced> {
-        if let Ok(Fenced::Held) = done {
-            self.has_progressed.store(true, Ordering::Release);
         }
         done
     }
@@ -199,7 +234,22 @@ pub(super) struct StepLane(mpsc::UnboundedSender<Request>);
 
 struct Request {
     step: NewStep,
+    /// Set when the step is stored, even if nobody waits for it any longer.
+    has_progressed: Arc<AtomicBool>,
     reply: oneshot::Sender<Result<Fenced>>,
+}
+
+impl Request {
+    fn answer(self, done: Result<Fenced>) {
+        note_progress(&done, &self.has_progressed);
+        let _ = self.reply.send(done);
+    }
+}
+
+fn note_progress(done: &Result<Fenced>, has_progressed: &AtomicBool) {
+    if let Ok(Fenced::Held) = done {
+        has_progressed.store(true, Ordering::Release);
+    }
 }
 
 impl StepLane {
@@ -209,37 +259,59 @@ impl StepLane {
         StepLane(sender)
     }
 
-    async fn save(&self, step: NewStep) -> Result<Fenced> {
+    async fn save(&self, step: NewStep, has_progressed: Arc<AtomicBool>) -> Result<Fenced> {
         let (reply, stored) = oneshot::channel();
         let ended = || Error::internal("the task that stores steps has ended");
-        self.0.send(Request { step, reply }).map_err(|_| ended())?;
+        self.0.send(Request { step, has_progressed, reply }).map_err(|_| ended())?;
         stored.await.map_err(|_| ended())?
     }
 }
 
 /// Stores steps until the worker and its attempts are dropped.
 async fn run(client: Client, mut requests: mpsc::UnboundedReceiver<Request>) {
-    let mut batch = Vec::new();
-    while requests.recv_many(&mut batch, MAX_BATCH).await > 0 {
-        let steps: Vec<NewStep> = batch.iter().map(|request| request.step.clone()).collect();
-        match client.save_steps(&steps).await {
-            Ok(results) => {
-                for (request, result) in batch.drain(..).zip(results) {
-                    let _ = request.reply.send(Ok(result));
-                }
+    let mut inbox = Vec::new();
+    while requests.recv_many(&mut inbox, MAX_BATCH).await > 0 {
+        let mut waiting = inbox.drain(..).peekable();
+        while let Some(first) = waiting.next() {
+            let mut bytes = first.step.value.get().len();
+            let mut batch = vec![first];
+            while let Some(next) =
+                waiting.next_if(|next| bytes + next.step.value.get().len() <= MAX_BATCH_BYTES)
+            {
+                bytes += next.step.value.get().len();
+                batch.push(next);
             }
-            // One step that the database refuses must not affect the others.
-            Err(error) if batch.len() > 1 && !error.is_unavailable() => {
-                for request in batch.drain(..) {
-                    let stored = client.save_steps(std::slice::from_ref(&request.step)).await;
-                    let _ = request.reply.send(stored.map(|results| results[0]));
-                }
-            }
-            Err(error) => {
-                for request in batch.drain(..) {
-                    let _ = request.reply.send(Err(error.shared()));
-                }
+            save_batch(&client, batch).await;
+        }
+    }
+}
+
+async fn save_batch(client: &Client, batch: Vec<Request>) {
+    let steps: Vec<NewStep> = batch.iter().map(|request| request.step.clone()).collect();
+    match store(client, &steps).await {
+        Ok(results) => {
+            batch.into_iter().zip(results).for_each(|(request, result)| request.answer(Ok(result)))
+        }
+        // One step that the database refuses, or whose lease is locked, must not affect the others.
+        Err(error) if batch.len() > 1 && (error.is_locked() || !error.is_unavailable()) => {
+            for request in batch {
+                let client = client.clone();
+                tokio::spawn(async move {
+                    let stored = store(&client, std::slice::from_ref(&request.step)).await;
+                    request.answer(stored.map(|results| results[0]));
+                });
             }
         }
+        Err(error) => batch.into_iter().for_each(|request| request.answer(Err(error.shared()))),
+    }
+}
+
+/// Stores steps. Returns one result per step.
+async fn store(client: &Client, steps: &[NewStep]) -> Result<Vec<Fenced>> {
+    let results = client.save_steps(steps).await?;
+    if results.len() == steps.len() {
+        Ok(results)
+    } else {
+        Err(Error::internal("the database returned another number of results than steps"))
     }
 }

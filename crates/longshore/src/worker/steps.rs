@@ -16,7 +16,7 @@ use super::handler::{Failure, without_values};
 use super::journal::Active;
 use crate::enqueue::{check_json, check_name};
 use crate::retry::MAX_DELAY;
-use crate::store::{MAX_STEP_VALUE, NewStep, PendingWait, StepState};
+use crate::store::{EventRecord, MAX_STEP_VALUE, NewStep, PendingWait, StepState};
 
 impl<S: Send + Sync> Context<S> {
     /// Does a piece of work once. When it is done, its value is stored with the job under `name`.
@@ -57,7 +57,7 @@ impl<S: Send + Sync> Context<S> {
             None => {}
         }
         let value = work().await?;
-        self.save_step(name, &value).await?;
+        self.save_step(name, encode(name, &value)?).await?;
         Ok(value)
     }
 
@@ -121,30 +121,24 @@ impl<S: Send + Sync> Context<S> {
         check_waits(what, name, waits)?;
         let active = self.journal().suspension.activate();
         let earlier = match self.journaled(what, name, step).await? {
-            Some(StepState::Done(first)) => return decode(name, &first),
-            Some(StepState::Waiting { until }) => Some(until),
+            Some(StepState::Done(winner)) => return decode::<Winner>(name, &winner)?.among(name, waits),
+            Some(StepState::Waiting { until }) => until,
             None => None,
         };
         let names: Vec<String> = waits.iter().filter_map(Wait::event_name).collect();
-        if !names.is_empty()
-            && let Some(event) = self.client().events(&names).await?.into_iter().next()
-        {
-            let index = waits.iter().position(|wait| wait.event_name().as_ref() == Some(&event.name));
-            let first = First { index: index.unwrap_or_default(), payload: Some(event.payload) };
-            self.save_step(step, &first).await?;
-            return Ok(first);
-        }
         let now = self.client().now().await?;
-        let shortest = shortest_sleep(waits);
-        let until = earlier.unwrap_or_else(|| shortest.map(|(_, time)| now + time));
-        if let (Some(until), Some((index, _))) = (until, shortest)
-            && until <= now
-        {
-            let first = First { index, payload: None };
-            self.save_step(step, &first).await?;
-            return Ok(first);
-        }
-        self.suspend(active, name, step, until, names).await
+        // The deadline counts from the first time that the job waited here. If this version of the
+        // handler has no deadline, or is the first that has one, that decides.
+        let until = shortest_sleep(waits).map(|(_, time)| earlier.unwrap_or(now + time));
+        let events = if names.is_empty() { Vec::new() } else { self.client().events(&names).await? };
+        let in_time = |event: &EventRecord| until.is_none_or(|until| event.emitted_at <= until);
+        let winner = match events.into_iter().find(in_time) {
+            Some(event) => Winner { event: Some(event.name), payload: Some(event.payload) },
+            None if until.is_some_and(|until| until <= now) => Winner { event: None, payload: None },
+            None => return self.suspend(active, name, step, until, names).await,
+        };
+        self.save_step(step, encode(name, &winner)?).await?;
+        winner.among(name, waits)
     }
 
     async fn suspend(
@@ -178,16 +172,21 @@ impl<S: Send + Sync> Context<S> {
         Ok(self.journal().earlier(self.client(), self.job().lease(), step).await?)
     }
 
-    async fn save_step(&self, name: &str, value: &impl Serialize) -> Result<(), Failure> {
-        let value = serde_json::value::to_raw_value(value)
-            .map_err(|error| Failure::permanent(format!("step `{name}`: its value is not JSON: {error}")))?;
-        check_json("value", value.get(), MAX_STEP_VALUE).map_err(|error| {
-            Failure::permanent(format!("step `{name}`: {error}; store it elsewhere and return where it is"))
-        })?;
+    async fn save_step(&self, name: &str, value: Box<RawValue>) -> Result<(), Failure> {
+        self.journal().check_size(name, &value)?;
         let step = NewStep { lease: self.job().lease(), name: name.to_owned(), value };
-        let fenced = self.journal().save(step).await?;
+        let fenced = self.journal().save(self.client(), step).await?;
         Ok(self.check_fence(fenced)?)
     }
+}
+
+fn encode(name: &str, value: &impl Serialize) -> Result<Box<RawValue>, Failure> {
+    let value = serde_json::value::to_raw_value(value)
+        .map_err(|error| Failure::permanent(format!("step `{name}`: its value is not JSON: {error}")))?;
+    check_json("value", value.get(), MAX_STEP_VALUE).map_err(|error| {
+        Failure::permanent(format!("step `{name}`: {error}; store it elsewhere and return where it is"))
+    })?;
+    Ok(value)
 }
 
 fn decode<T: DeserializeOwned>(name: &str, value: &RawValue) -> Result<T, Failure> {
@@ -254,8 +253,34 @@ impl Wait {
     }
 }
 
-/// What [`Context::any`] waited for came first.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// What came first, as it is stored: the event by its name, so that the order in which the handler
+/// lists its waits may change; no event means that the time is up.
+#[derive(Serialize, Deserialize)]
+struct Winner {
+    event: Option<String>,
+    payload: Option<Box<RawValue>>,
+}
+
+impl Winner {
+    /// The same, among the things that the handler waits for now.
+    fn among(self, name: &str, waits: &[Wait]) -> Result<First, Failure> {
+        let index = match &self.event {
+            Some(event) => waits.iter().position(|wait| wait.event_name().as_ref() == Some(event)),
+            None => shortest_sleep(waits).map(|(index, _)| index),
+        };
+        let Some(index) = index else {
+            let what = self.event.map_or("the end of a sleep".into(), |event| format!("the event `{event}`"));
+            return Err(Failure::permanent(format!(
+                "`{name}`: {what} came first, but the job no longer waits for it; give the changed wait a new name"
+            )));
+        };
+        // A payload of `null` is read as none.
+        Ok(First { index, payload: self.event.map(|_| self.payload.unwrap_or_default()) })
+    }
+}
+
+/// What came first of the things that [`Context::any`] waited for.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct First {
     /// Its position among the things waited for.

@@ -27,6 +27,12 @@ cases! {
     an_event_emitted_while_the_job_is_being_suspended_is_found,
     the_first_event_wins,
     a_wait_that_times_out_stays_timed_out,
+    an_event_without_a_payload_stays_an_event,
+    an_event_after_the_deadline_is_too_late,
+    a_deadline_can_be_added_and_removed_while_jobs_wait,
+    the_first_of_several_waits_is_found_by_its_name,
+    an_event_with_thousands_of_waiting_jobs_wakes_all_of_them,
+    an_event_is_kept_until_the_job_that_it_woke_has_read_it,
     the_first_of_several_waits_is_kept,
     concurrent_waits_are_suspended_together,
     a_running_step_delays_the_suspension,
@@ -365,6 +371,115 @@ async fn a_wait_that_times_out_stays_timed_out(fixture: Fixture) {
     assert_eq!(*results.lock().expect("results"), [None, None]);
 }
 
+async fn an_event_without_a_payload_stays_an_event(fixture: Fixture) {
+    let results = Arc::new(Mutex::new(Vec::new()));
+    let seen = results.clone();
+    let pay = move |(): (), ctx: Context| {
+        let seen = seen.clone();
+        async move {
+            let answer: Option<()> = ctx.event("approved").within(DAY).await?;
+            let tries = {
+                let mut seen = seen.lock().expect("seen");
+                seen.push(answer);
+                seen.len()
+            };
+            if tries < 2 { Err(Failure::retry_after(Duration::ZERO, "again")) } else { Ok(()) }
+        }
+    };
+    fixture.emit("approved", &()).await.expect("emit");
+    fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", pay)).await;
+    assert_eq!(*results.lock().expect("results"), [Some(()), Some(())]);
+}
+
+async fn an_event_after_the_deadline_is_too_late(fixture: Fixture) {
+    let pay = |(): (), ctx: Context| async move {
+        let answer: Option<u32> = ctx.event("approved").within(HOUR).await?;
+        Ok(ctx.set_result(&answer)?)
+    };
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", pay)).await;
+    fixture.advance(2 * HOUR).await;
+    fixture.emit("approved", &1).await.expect("emit");
+    drain(worker(&fixture).function("pay", pay)).await;
+    assert_eq!(fixture.get(id).await.expect("get").result.expect("result").get(), "null");
+}
+
+async fn a_deadline_can_be_added_and_removed_while_jobs_wait(fixture: Fixture) {
+    let limited = |(): (), ctx: Context| async move { ctx.event::<u32>("a").within(HOUR).await.map(drop) };
+    let unlimited = |(): (), ctx: Context| async move { ctx.event::<u32>("a").await.map(drop) };
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", limited)).await;
+    fixture.advance(HOUR).await;
+    // The new version waits on, and is not due all the time.
+    drain(worker(&fixture).function("pay", unlimited)).await;
+    let job = fixture.get(id).await.expect("get");
+    assert_eq!((job.status, job.lease_no), (Status::Queued, 2));
+    fixture.retry(id).await.expect("run now");
+    drain(worker(&fixture).function("pay", limited)).await;
+    assert_eq!(fixture.get(id).await.expect("get").run_at, start() + 2 * HOUR);
+}
+
+async fn the_first_of_several_waits_is_found_by_its_name(fixture: Fixture) {
+    let version = Arc::new(AtomicU32::new(0));
+    let current = version.clone();
+    let decide = move |(): (), ctx: Context| {
+        let version = current.clone();
+        async move {
+            let (yes, no) = (Wait::event("approved"), Wait::event("rejected"));
+            let waits = match version.fetch_add(1, Ordering::SeqCst) {
+                0 => vec![yes, no],
+                1 => vec![no, yes],
+                _ => vec![no],
+            };
+            let first = ctx.any("decision", waits).await?;
+            Err(Failure::retry_after(Duration::ZERO, format!("index {}", first.index)))
+        }
+    };
+    fixture.emit("approved", &1).await.expect("emit");
+    let id = fixture.add(NewJob::new("decide", &()).max_attempts(9)).await;
+    drain(worker(&fixture).function("decide", decide)).await;
+    let job = fixture.get(id).await.expect("get");
+    let errors: Vec<&str> = job.errors.iter().filter_map(|attempt| attempt.error.as_deref()).collect();
+    assert_eq!(errors[..2], ["index 0", "index 1"]);
+    assert!(
+        errors[2].contains("the event `approved` came first, but the job no longer waits for it"),
+        "{errors:?}"
+    );
+    assert_eq!(job.status, Status::FailedPermanent);
+}
+
+async fn an_event_with_thousands_of_waiting_jobs_wakes_all_of_them(fixture: Fixture) {
+    const JOBS: usize = 2500;
+    fixture.enqueue_many((0..JOBS).map(|_| job("pay"))).await.expect("enqueue");
+    let worker_id = fixture.worker().await;
+    let mut claimed = Vec::new();
+    while claimed.len() < JOBS {
+        claimed.extend(fixture.claim(worker_id, 1000).await);
+    }
+    for claimed in &claimed {
+        let waits = vec![PendingWait { step: "a".into(), until: None, events: vec!["a".into(), "b".into()] }];
+        fixture.must_finish(claimed, Ending::Suspended { waits }).await;
+    }
+    fixture.emit("a", &1).await.expect("emit");
+    let due = "select count(*) from ready where run_at <= (select max(emitted_at) from events)";
+    assert_eq!(fixture.query_number(due, None).await, JOBS as i64);
+    assert_eq!(fixture.query_number("select count(*) from events where fresh", None).await, 0);
+}
+
+async fn an_event_is_kept_until_the_job_that_it_woke_has_read_it(fixture: Fixture) {
+    let id = fixture.add(NewJob::new("pay", &())).await;
+    drain(worker(&fixture).function("pay", approval())).await;
+    fixture.emit("approved", &1).await.expect("emit");
+    // Nobody runs the job for a while.
+    fixture.advance(30 * DAY).await;
+    assert_eq!(fixture.remove_old_events().await.expect("remove"), 0);
+    drain(worker(&fixture).function("pay", approval())).await;
+    assert_eq!(fixture.status(id).await, Status::Succeeded);
+    fixture.delete(id).await.expect("delete");
+    assert_eq!(fixture.remove_old_events().await.expect("remove"), 1);
+}
+
 async fn the_first_of_several_waits_is_kept(fixture: Fixture) {
     let decide = |(): (), ctx: Context| async move {
         let waits = [Wait::event("approved"), Wait::event("rejected"), Wait::sleep(DAY)];
@@ -461,7 +576,6 @@ async fn a_cancelled_job_wakes_for_no_event(fixture: Fixture) {
     fixture.emit("approved", &1).await.expect("emit");
     drain(worker(&fixture).function("pay", approval())).await;
     assert_eq!(fixture.status(id).await, Status::Cancelled);
-    assert_eq!(fixture.query_number("select count(*) from waits", None).await, 0);
 
     // A cancel that arrives while the handler runs wins over its suspension.
     let id = fixture.enqueue_kind("pay").await;
@@ -530,10 +644,16 @@ async fn an_edit_and_a_replacement_delete_the_journal(fixture: Fixture) {
     let edited = suspended(&fixture, job("edited")).await;
     fixture.edit(edited, longshore::Edit::default().payload("2")).await.expect("edit");
     assert!(fixture.steps(edited).await.expect("steps").is_empty());
-    let keyed = || job("keyed").unique_key("k", longshore::UniqueMode::Replace);
-    let replaced = suspended(&fixture, keyed()).await;
-    fixture.enqueue(keyed()).await.expect("replace");
-    assert!(fixture.steps(replaced).await.expect("steps").is_empty());
+    assert_eq!(fixture.get(edited).await.expect("get").run_at, start(), "nothing else would wake it");
+    fixture.cancel(edited).await.expect("cancel");
+    for mode in [longshore::UniqueMode::Replace, longshore::UniqueMode::PreserveRunAt] {
+        let keyed = || job("keyed").unique_key("k", mode);
+        let replaced = suspended(&fixture, keyed()).await;
+        fixture.enqueue(keyed()).await.expect("replace");
+        assert!(fixture.steps(replaced).await.expect("steps").is_empty());
+        assert_eq!(fixture.get(replaced).await.expect("get").run_at, start(), "{mode:?}");
+        fixture.cancel(replaced).await.expect("cancel");
+    }
     assert_eq!(fixture.query_number("select count(*) from waits", None).await, 0);
 }
 

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::listen::notify_due;
 use super::run::{enqueue_deadline, within};
-use super::steps::delete_progress;
+use super::steps::{delete_progress, was_suspended};
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
 use crate::error::Error;
@@ -443,7 +443,11 @@ const REPLACE: &str = concat!(
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
       select d.id,
-             case when $14 then d.run_at else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
+             case when $14 and ",
+    was_suspended!("d.id"),
+    " then least(d.run_at, longshore.clock())
+                  when $14 then d.run_at
+                  else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
              longshore.clock(), $9, d.lease_no, $4, 0, $5, d.interruptions, true, $2, $3, $10
         from deleted d)
     select (select count(*) from deleted),

@@ -98,12 +98,15 @@ async fn has_fresh(tx: &mut Tx<'_>) -> Sql<bool> {
     Ok(sqlx::query_scalar(tx.sql(HAS_FRESH)).fetch_one(&mut *tx.connection).await?)
 }
 
+/// The maximum number of events per delivery, and the literal limit in [`FRESH`].
+const MAX_EVENTS: usize = 100;
+
 const FRESH: &str = "
     select name
       from longshore.events
      where fresh
      order by emitted_at
-     limit $1
+     limit 100
        for no key update skip locked";
 
 /// In the order in which suspensions lock the names.
@@ -111,63 +114,66 @@ const LOCK_DELIVERED: &str = "
     select count(pg_advisory_xact_lock(hashtextextended('longshore.events:' || name, 0)))
       from (select name from unnest($1::text[]) as n(name) order by name) as sorted";
 
-/// Wakes the jobs that wait for these events. A wait whose job is locked by another
-/// transaction stays, and so does its event. Others are deleted, also those of jobs that no
-/// longer wait.
+/// Wakes up to `$2` jobs that wait for these events. Each job is found by its primary key,
+/// whatever the planner assumes about the tables. A wait whose job is locked by another
+/// transaction stays as it is, and its event stays fresh. So does an event with more waits.
 const WAKE: &str = "
-    with awaited as (
-      select w.event, w.job, w.lease_no
-        from longshore.waits w
-       where w.event = any($1)),
+    with awaited as materialized (
+      select event, job, lease_no
+        from longshore.waits
+       where event = any($1)
+         and not woken
+       order by event, job
+       limit $2),
     unlocked as materialized (
-      select r.ctid as row_id, r.id
-        from longshore.ready r
-       where exists (
-               select 1
-                 from awaited a
-                where a.job = r.id
-                  and a.lease_no = r.lease_no)
-         and r.id = any(array(select job from awaited))
-       order by r.id
-         for update skip locked),
+      select a.job, r.row_id
+        from (select distinct job, lease_no from awaited) as a
+       cross join lateral (
+               select w.ctid as row_id
+                 from longshore.ready w
+                where w.id = a.job
+                  and w.lease_no = a.lease_no
+                limit 1
+                  for update skip locked) as r),
     locked as materialized (
       select a.event, a.job
         from awaited a
-        join longshore.ready r
-          on r.id = a.job
-         and r.lease_no = a.lease_no
-       where not exists (
+       where a.job not in (select job from unlocked)
+         and exists (
                select 1
-                 from unlocked u
-                where u.id = a.job)),
+                 from longshore.ready w
+                where w.id = a.job
+                  and w.lease_no = a.lease_no)),
     deleted as (
       delete from longshore.ready
        where ctid = any(array(select row_id from unlocked))
       returning *),
-    woken as (
+    due as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
       select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
              attempt, max_attempts, interruptions, keyed, kind, queue, flags
         from deleted),
-    forgotten as (
-      delete from longshore.waits w
-       where w.event = any($1)
-         and not exists (
-               select 1
-                 from locked l
-                where l.event = w.event
-                  and l.job = w.job)),
+    marked as (
+      update longshore.waits w
+         set woken = true
+        from awaited a
+       where w.event = a.event
+         and w.job = a.job
+         and a.job not in (select job from locked)),
     delivered as (
       update longshore.events e
          set fresh = false
        where e.name = any($1)
+         and e.name not in (select event from locked)
          and not exists (
                select 1
-                 from locked l
-                where l.event = e.name))
-    select array(select queue from deleted), (select count(*) from locked)";
+                 from longshore.waits w
+                where w.event = e.name
+                  and not w.woken
+                  and (w.event, w.job) not in (select event, job from awaited)))
+    select array(select queue from deleted), (select count(*) from awaited), (select count(*) from locked)";
 
 pub(super) async fn deliver(tx: &mut Tx<'_>, limit: u32) -> Sql<Delivered> {
     // Almost always there is nothing to deliver, and no transaction is needed.
@@ -177,22 +183,28 @@ pub(super) async fn deliver(tx: &mut Tx<'_>, limit: u32) -> Sql<Delivered> {
     let mut transaction = tx.begin().await?;
     let tx = &mut transaction.tx();
     tx.limit_lock_waits(Duration::from_secs(2)).await?;
-    let names: Vec<String> =
-        sqlx::query_scalar(tx.sql(FRESH)).bind(i64::from(limit)).fetch_all(&mut *tx.connection).await?;
+    let names: Vec<String> = sqlx::query_scalar(tx.sql(FRESH)).fetch_all(&mut *tx.connection).await?;
     sqlx::query(tx.sql(LOCK_DELIVERED)).bind(&names).execute(&mut *tx.connection).await?;
-    let row = sqlx::query(tx.sql(WAKE)).bind(&names).fetch_one(&mut *tx.connection).await?;
-    let (queues, locked): (Vec<String>, i64) = (row.try_get(0)?, row.try_get(1)?);
+    let row =
+        sqlx::query(tx.sql(WAKE)).bind(&names).bind(i64::from(limit)).fetch_one(&mut *tx.connection).await?;
+    let (queues, waits, locked): (Vec<String>, i64, i64) =
+        (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     transaction.commit().await?;
-    Ok(Delivered { queues, more: locked == 0 && names.len() == limit as usize })
+    let is_full = waits == i64::from(limit) || names.len() == MAX_EVENTS;
+    Ok(Delivered { queues, more: is_full && locked == 0 })
 }
 
 const REMOVE_EVENTS: &str = "
     delete from longshore.events
      where name = any(array(
              select name
-               from longshore.events
+               from longshore.events e
               where emitted_at < longshore.clock() - $1 * interval '1 microsecond'
                 and not fresh
+                and not exists (
+                      select 1
+                        from longshore.waits w
+                       where w.event = e.name)
               order by emitted_at
               limit $2
                 for update skip locked))";

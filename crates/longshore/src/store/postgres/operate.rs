@@ -7,7 +7,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use super::enqueue::split;
-use super::steps::delete_progress;
+use super::steps::{delete_progress, was_suspended};
 use super::tx::{Query, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
@@ -181,6 +181,7 @@ const REWRITE: &str = concat!(
               interruptions, keyed, kind, queue, flags)
       select id,
              case when $10 then coalesce($7::timestamptz, longshore.clock() + $8 * interval '1 microsecond')
+                  when $9::text is not null and ", was_suspended!("deleted.id"), " then least(run_at, longshore.clock())
                   else run_at end,
              longshore.clock(), timeout_ms, lease_no, coalesce($6::int2, priority),
              attempt, max_attempts, interruptions, keyed, kind, queue, flags

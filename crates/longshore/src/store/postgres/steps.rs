@@ -114,6 +114,15 @@ macro_rules! delete_progress {
 }
 pub(super) use delete_progress;
 
+/// Whether a job waits in a step. When its journal is deleted, it must not wait on: nothing would
+/// wake it.
+macro_rules! was_suspended {
+    ($id:literal) => {
+        concat!("exists (select 1 from longshore.steps s where s.job = ", $id, " and s.value is null)")
+    };
+}
+pub(super) use was_suspended;
+
 const SAVE_WAITS: &str = "
     with forgotten as (   -- waits that an earlier suspension left behind
       delete from longshore.waits
@@ -131,7 +140,8 @@ const SAVE_WAITS: &str = "
     select event, $1, $2
       from unnest((select $5::text[])) as i(event)
         on conflict (event, job) do update
-       set lease_no = excluded.lease_no";
+       set lease_no = excluded.lease_no,
+           woken = false";
 
 /// Journals what a suspended job waits for.
 pub(super) async fn save_waits(tx: &mut Tx<'_>, settlement: &Settlement) -> Sql<()> {

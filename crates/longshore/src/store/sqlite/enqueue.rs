@@ -198,7 +198,7 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
     let (old_run_at, lease_no, interruptions) = leave.query_row([owner.0.as_bytes()], |row| {
         Ok((row.get::<_, i64>("run_at")?, row.get::<_, i32>("lease_no")?, row.get("interruptions")?))
     })?;
-    delete_progress(tx, owner)?;
+    let old_run_at = if delete_progress(tx, owner)? { old_run_at.min(tx.now()?) } else { old_run_at };
     let due = match run_at {
         RunAt::Preserved => None,
         RunAt::New => Some(tx.due(job.when)?),

@@ -57,6 +57,9 @@ pub(super) fn is_any_emitted(tx: &Tx<'_>, names: &[String]) -> Sql<bool> {
     Ok(false)
 }
 
+/// The maximum number of events per delivery.
+const MAX_EVENTS: usize = 100;
+
 /// Whether an event waits for delivery.
 pub(super) fn has_fresh(tx: &Tx<'_>) -> Sql<bool> {
     const FRESH: &str = "
@@ -73,31 +76,42 @@ pub(super) fn deliver(tx: &Tx<'_>, limit: u32) -> Sql<Delivered> {
           from events
          where fresh = 1
          order by emitted_at
-         limit ?1";
-    const WAITING: &str = "
+         limit 100";
+    const PENDING: &str = "
         select job,
                lease_no
           from waits
          where event = ?1
-         order by job";
-    const FORGET: &str = "
-        delete from waits
-         where event = ?1";
+           and woken = 0
+         order by job
+         limit ?2";
+    const WOKEN: &str = "
+        update waits
+           set woken = 1
+         where event = ?1
+           and job = ?2";
     const DELIVERED: &str = "
         update events
            set fresh = 0
          where name = ?1";
-    let names: Vec<String> = tx.rows(FRESH, [limit], |row| row.get(0))?;
+    let names: Vec<String> = tx.rows(FRESH, [], |row| row.get(0))?;
     let mut queues = Vec::new();
+    let mut left = limit;
     for name in &names {
-        let waiting: Vec<(JobId, i32)> = tx.rows(WAITING, [name], |row| Ok((row.job(0)?, row.get(1)?)))?;
-        for (id, lease_no) in waiting {
-            queues.extend(wake(tx, id, lease_no)?);
+        let pending: Vec<(JobId, i32)> =
+            tx.rows(PENDING, params![name, left], |row| Ok((row.job(0)?, row.get(1)?)))?;
+        for (id, lease_no) in &pending {
+            queues.extend(wake(tx, *id, *lease_no)?);
+            tx.execute(WOKEN, params![name, id.0.as_bytes()])?;
         }
-        tx.execute(FORGET, [name])?;
+        left -= pending.len() as u32;
+        if left == 0 {
+            // This event may have more waits.
+            return Ok(Delivered { queues, more: true });
+        }
         tx.execute(DELIVERED, [name])?;
     }
-    Ok(Delivered { queues, more: names.len() == limit as usize })
+    Ok(Delivered { queues, more: names.len() == MAX_EVENTS })
 }
 
 pub(super) fn remove_events(tx: &Tx<'_>, age: Duration, limit: u32) -> Sql<u64> {
@@ -108,6 +122,10 @@ pub(super) fn remove_events(tx: &Tx<'_>, age: Duration, limit: u32) -> Sql<u64> 
                  from events
                 where emitted_at < ?1
                   and fresh = 0
+                  and not exists (
+                      select 1
+                        from waits
+                       where waits.event = events.name)
                 order by emitted_at
                 limit ?2)";
     let oldest = tx.now()?.saturating_sub(micros(age));

@@ -142,11 +142,10 @@ fn rewrite(tx: &Tx<'_>, id: JobId, seen: &Waiting, edit: &ValidEdit) -> Sql<Oper
     let Some(row) = leave_ready(tx, id, seen)? else { return Ok(Operated::Moved) };
     let due = edit.when.map(|when| tx.due(when)).transpose()?;
     tx.execute(REWRITE, params![id.0.as_bytes(), edit.priority, due, edit.payload])?;
-    if edit.payload.is_some() {
-        delete_progress(tx, id)?;
-    }
+    let was_suspended = edit.payload.is_some() && delete_progress(tx, id)?;
     let priority = edit.priority.unwrap_or(row.priority);
-    Ready { run_at: due.unwrap_or(row.run_at), priority, ..row.as_ready(id) }.store(tx)?;
+    let old = if was_suspended { row.run_at.min(tx.now()?) } else { row.run_at };
+    Ready { run_at: due.unwrap_or(old), priority, ..row.as_ready(id) }.store(tx)?;
     Ok(Operated::Done)
 }
 

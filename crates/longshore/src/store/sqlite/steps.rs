@@ -62,8 +62,14 @@ pub(super) fn save_steps(tx: &Tx<'_>, steps: &[NewStep]) -> Sql<Vec<Fenced>> {
 }
 
 /// Deletes the job's checkpoint, journal and waits: they belong to a request that was replaced
-/// or removed.
-pub(super) fn delete_progress(tx: &Tx<'_>, id: JobId) -> Sql<()> {
+/// or removed. Returns whether the job waited in a step. Then it must not wait on: nothing would
+/// wake it.
+pub(super) fn delete_progress(tx: &Tx<'_>, id: JobId) -> Sql<bool> {
+    const WAITING: &str = "
+        select 1
+          from steps
+         where job = ?1
+           and value is null";
     const CHECKPOINT: &str = "
         delete from checkpoints
          where job = ?1";
@@ -73,10 +79,11 @@ pub(super) fn delete_progress(tx: &Tx<'_>, id: JobId) -> Sql<()> {
     const WAITS: &str = "
         delete from waits
          where job = ?1";
+    let was_suspended = tx.row(WAITING, [id.0.as_bytes()], |_| Ok(()))?.is_some();
     for statement in [CHECKPOINT, STEPS, WAITS] {
         tx.execute(statement, [id.0.as_bytes()])?;
     }
-    Ok(())
+    Ok(was_suspended)
 }
 
 /// Journals what a suspended job waits for.

@@ -1,0 +1,63 @@
+//! An order: charge the card, wait for a person's approval, ship ten parcels in parallel, and
+//! notify the customer. Kill the program at any moment and start it again: it continues. Its
+//! argument is the folder for the queue and for the receipts of what was done.
+
+use longshore::worker::RecoverySettings;
+use longshore::{Client, Context, Failure, NewJob, Worker};
+use std::{fs, path::Path, time::Duration};
+use tokio::task::JoinSet;
+
+/// Asks another company to do something. It knows the key, so a repeated request changes nothing.
+async fn request(folder: String, key: String) -> Result<String, Failure> {
+    fs::write(Path::new(&folder).join(&key), "done")?;
+    println!("{key}");
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    Ok(key)
+}
+
+async fn order(number: u32, ctx: Context<String>) -> Result<(), Failure> {
+    let request = |what: &str| request(ctx.state().clone(), format!("{what}-{number}"));
+    let charge: String = ctx.step("charge", || request("charge")).await?;
+
+    let approval = ctx.event::<String>(&format!("approved:{number}"));
+    let Some(person) = approval.within(Duration::from_secs(24 * 60 * 60)).await? else {
+        return Err(Failure::cancelled("nobody approved the order"));
+    };
+
+    let mut parcels = JoinSet::new();
+    for parcel in (0..10).map(|parcel| format!("parcel-{parcel}")) {
+        let (ctx, request) = (ctx.clone(), request(&parcel));
+        parcels.spawn(async move { ctx.step(&parcel, || request).await });
+    }
+    while let Some(shipped) = parcels.join_next().await {
+        shipped??;
+    }
+
+    ctx.step("notify", || request("notify")).await?;
+    ctx.set_result(&format!("{charge}, approved by {person}"))?;
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = std::env::args().nth(1).ok_or("name a folder")?;
+    fs::create_dir_all(&folder)?;
+    let client = Client::connect(&format!("sqlite:{folder}/queue.db")).await?;
+    client.migrate().await?;
+    let id = client.enqueue(NewJob::new("order", &42).idempotency_key("order-42")).await?.id;
+
+    let ms = Duration::from_millis; // so that a restarted program continues within a second
+    let worker = Worker::builder(client.clone()).state(folder).function("order", order);
+    let worker = worker.heartbeat_interval(ms(100)).stale_after(ms(600)).sweep_interval(ms(100));
+    let worker = worker.recovery(RecoverySettings { delay: ms(1), ..RecoverySettings::default() });
+    let running = worker.build()?.start().await?;
+    while client.get(id).await?.finished_at.is_none() {
+        if !client.steps(id).await?.is_empty() {
+            client.emit("approved:42", "ada").await?; // in real life, a person does this days later
+        }
+        tokio::time::sleep(ms(10)).await;
+    }
+    running.stop().await;
+    assert_eq!(client.get(id).await?.result.ok_or("no result")?.get(), "\"charge-42, approved by ada\"");
+    Ok(())
+}
