@@ -1,6 +1,5 @@
-//! An order: charge the card, wait for a person's approval, ship ten parcels in parallel, and
-//! notify the customer. Kill the program at any moment and start it again: it continues. Its
-//! argument is the folder for the queue and for the receipts of what was done.
+//! An order: charge the card, wait for an approval, ship ten parcels, notify the customer. Kill the
+//! program at any moment and start it again: it continues. Its argument is a folder for its files.
 
 use longshore::worker::RecoverySettings;
 use longshore::{Client, Context, Failure, NewJob, Worker};
@@ -18,7 +17,6 @@ async fn request(folder: String, key: String) -> Result<String, Failure> {
 async fn order(number: u32, ctx: Context<String>) -> Result<(), Failure> {
     let request = |what: &str| request(ctx.state().clone(), format!("{what}-{number}"));
     let charge: String = ctx.step("charge", || request("charge")).await?;
-
     let approval = ctx.event::<String>(&format!("approved:{number}"));
     let Some(person) = approval.within(Duration::from_secs(24 * 60 * 60)).await? else {
         return Err(Failure::cancelled("nobody approved the order"));
@@ -32,7 +30,6 @@ async fn order(number: u32, ctx: Context<String>) -> Result<(), Failure> {
     while let Some(shipped) = parcels.join_next().await {
         shipped??;
     }
-
     ctx.step("notify", || request("notify")).await?;
     ctx.set_result(&format!("{charge}, approved by {person}"))?;
     Ok(())
