@@ -240,7 +240,7 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "the statement is put together from parts, and a second one reads large values",
     ),
     ("sqlite", "inspect.rs", &["matches", "has_text"], "rows are filtered while they are walked"),
-    ("sqlite", "stats.rs", &["scaled"], "the exact total of waiting jobs is cheap"),
+    ("sqlite", "stats.rs", &["is_surely_above", "scaled"], "the exact total of waiting jobs is cheap"),
     (
         "sqlite",
         "retain.rs",

@@ -2,7 +2,7 @@
 //! jobs that ended per minute.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use rusqlite::{OptionalExtension, Row, params};
@@ -83,11 +83,29 @@ pub(super) fn waiting(tx: &Tx<'_>) -> Sql<Vec<Count>> {
                    and interruptions > 0)
          limit ?2";
     let grouped = |text: &str, params: &[&dyn rusqlite::ToSql]| -> Sql<Groups> {
-        let mut groups = Groups::new();
+        // There are many rows and few groups, so names are copied only for a new group.
+        let mut queues = BTreeMap::<String, BTreeMap<String, [u64; 2]>>::new();
         let mut statement = tx.prepare(text)?;
         let mut rows = statement.query(params)?;
         while let Some(row) = rows.next()? {
-            *groups.entry((row.get(0)?, row.get(1)?, row.get(2)?)).or_default() += 1;
+            let (queue, kind) = (row.get_ref(0)?.as_str()?, row.get_ref(1)?.as_str()?);
+            let is_fresh = usize::from(row.get::<_, bool>(2)?);
+            match queues.get_mut(queue).and_then(|kinds| kinds.get_mut(kind)) {
+                Some(jobs) => jobs[is_fresh] += 1,
+                None => {
+                    queues.entry(queue.into()).or_default().entry(kind.into()).or_default()[is_fresh] += 1
+                }
+            }
+        }
+        let mut groups = Groups::new();
+        for (queue, kinds) in queues {
+            for (kind, [tried, fresh]) in kinds {
+                for (is_fresh, jobs) in
+                    [(false, tried), (true, fresh)].into_iter().filter(|(_, jobs)| *jobs > 0)
+                {
+                    groups.insert((queue.clone(), kind.clone(), is_fresh), jobs);
+                }
+            }
         }
         Ok(groups)
     };
@@ -106,7 +124,7 @@ pub(super) fn waiting(tx: &Tx<'_>) -> Sql<Vec<Count>> {
     let (mut counts, mut counted, mut large) = (Vec::new(), 0, BTreeSet::new());
     for queue in queues {
         let in_sample = of_queue(&queue);
-        if in_sample >= MIN_SAMPLED_OF_QUEUE && in_sample as f64 * scale > SURELY_LARGE {
+        if is_surely_above(bound, in_sample, scale) {
             large.insert(queue);
             continue;
         }
@@ -125,21 +143,27 @@ pub(super) fn waiting(tx: &Tx<'_>) -> Sql<Vec<Count>> {
     Ok(counts)
 }
 
-/// A queue is not counted if its estimate is above this: twice the number up to which it is
-/// counted.
-const SURELY_LARGE: f64 = 20_000.0;
-/// The estimate must be based on this many jobs.
-const MIN_SAMPLED_OF_QUEUE: u64 = 50;
+/// Whether a queue has more jobs than `bound`, as far as a sample can tell: its estimate, less
+/// three standard errors, is above the bound. Then counting the jobs would be in vain.
+fn is_surely_above(bound: u64, in_sample: u64, scale: f64) -> bool {
+    let error = 3.0 / (in_sample as f64).sqrt();
+    in_sample as f64 * scale * (1.0 - error) > bound as f64
+}
 
 /// Numbers of waiting jobs by queue, kind, and whether they have not been tried yet.
 type Groups = BTreeMap<(String, String, bool), u64>;
 
-/// How many jobs are read for an estimate.
+/// How many jobs are read for an estimate, at most.
 const SAMPLED_JOBS: u64 = 10_000;
+/// They are read in this many passes, each over the whole table.
+const PASSES: usize = 8;
+/// After this time no further pass begins.
+const SAMPLING_TIME: Duration = Duration::from_millis(25);
 
 /// Reads jobs at about equal distances in the order of their arrival, from the oldest
 /// waiting one on, and counts those that wait. The distances vary, because producers may
-/// take turns.
+/// take turns. If reading is slow, because most jobs have ended and are not in memory, the
+/// sample is smaller.
 fn sample(tx: &Tx<'_>) -> Sql<Groups> {
     const RANGE: &str = "
         select coalesce(
@@ -159,13 +183,19 @@ fn sample(tx: &Tx<'_>) -> Sql<Groups> {
     let distance = ((last - first + 1) / SAMPLED_JOBS as i64).max(1);
     let mut groups = Groups::new();
     let mut statement = tx.prepare(AT)?;
-    for start in (first..=last).step_by(distance as usize) {
-        // A number that looks random and is the same for the same table.
-        let offset = (start as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
-        let rowid = start + (offset % distance as u64) as i64;
-        let group = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-        if let Some(group) = statement.query_row([rowid], group).optional()? {
-            *groups.entry(group).or_default() += 1;
+    let began = Instant::now();
+    for pass in 0..PASSES {
+        if pass > 0 && began.elapsed() > SAMPLING_TIME {
+            break;
+        }
+        for start in (first..=last).step_by(distance as usize).skip(pass).step_by(PASSES) {
+            // A number that looks random and is the same for the same table.
+            let offset = (start as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+            let rowid = start + (offset % distance as u64) as i64;
+            let group = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+            if let Some(group) = statement.query_row([rowid], group).optional()? {
+                *groups.entry(group).or_default() += 1;
+            }
         }
     }
     Ok(groups)
