@@ -2,7 +2,7 @@
 //! jobs that ended per minute.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use rusqlite::{OptionalExtension, Row, params};
@@ -153,17 +153,12 @@ fn is_surely_above(bound: u64, in_sample: u64, scale: f64) -> bool {
 /// Numbers of waiting jobs by queue, kind, and whether they have not been tried yet.
 type Groups = BTreeMap<(String, String, bool), u64>;
 
-/// How many jobs are read for an estimate, at most.
+/// How many jobs are read for an estimate.
 const SAMPLED_JOBS: u64 = 10_000;
-/// They are read in this many passes, each over the whole table.
-const PASSES: usize = 8;
-/// After this time no further pass begins.
-const SAMPLING_TIME: Duration = Duration::from_millis(25);
 
 /// Reads jobs at about equal distances in the order of their arrival, from the oldest
 /// waiting one on, and counts those that wait. The distances vary, because producers may
-/// take turns. If reading is slow, because most jobs have ended and are not in memory, the
-/// sample is smaller.
+/// take turns.
 fn sample(tx: &Tx<'_>) -> Sql<Groups> {
     const RANGE: &str = "
         select coalesce(
@@ -183,19 +178,13 @@ fn sample(tx: &Tx<'_>) -> Sql<Groups> {
     let distance = ((last - first + 1) / SAMPLED_JOBS as i64).max(1);
     let mut groups = Groups::new();
     let mut statement = tx.prepare(AT)?;
-    let began = Instant::now();
-    for pass in 0..PASSES {
-        if pass > 0 && began.elapsed() > SAMPLING_TIME {
-            break;
-        }
-        for start in (first..=last).step_by(distance as usize).skip(pass).step_by(PASSES) {
-            // A number that looks random and is the same for the same table.
-            let offset = (start as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
-            let rowid = start + (offset % distance as u64) as i64;
-            let group = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-            if let Some(group) = statement.query_row([rowid], group).optional()? {
-                *groups.entry(group).or_default() += 1;
-            }
+    for start in (first..=last).step_by(distance as usize) {
+        // A number that looks random and is the same for the same table.
+        let offset = (start as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+        let rowid = start + (offset % distance as u64) as i64;
+        let group = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        if let Some(group) = statement.query_row([rowid], group).optional()? {
+            *groups.entry(group).or_default() += 1;
         }
     }
     Ok(groups)
