@@ -154,7 +154,7 @@ fn is_surely_above(bound: u64, in_sample: u64, scale: f64) -> bool {
 type Groups = BTreeMap<(String, String, bool), u64>;
 
 /// How many jobs are read for an estimate.
-const SAMPLED_JOBS: u64 = 10_000;
+const SAMPLED_JOBS: u64 = 4_000;
 
 /// Reads jobs at about equal distances in the order of their arrival, from the oldest
 /// waiting one on, and counts those that wait. The distances vary, because producers may
