@@ -28,6 +28,7 @@ mod api;
 mod postgres;
 mod rules;
 mod sqlite;
+mod steps;
 mod wake;
 mod worker;
 
@@ -52,9 +53,17 @@ struct Mutant {
 }
 
 fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
-    [rules::MUTANTS, wake::MUTANTS, worker::MUTANTS, postgres::MUTANTS, sqlite::MUTANTS, api::MUTANTS]
-        .into_iter()
-        .flatten()
+    [
+        rules::MUTANTS,
+        wake::MUTANTS,
+        worker::MUTANTS,
+        postgres::MUTANTS,
+        sqlite::MUTANTS,
+        steps::MUTANTS,
+        api::MUTANTS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// Each lab holds its own build of the whole tree.

@@ -7,7 +7,6 @@ const CLAIM: &str = "crates/longshore/src/store/postgres/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
 const CONNECT: &str = "crates/longshore/src/store/postgres/connect.rs";
 const ENQUEUE: &str = "crates/longshore/src/store/postgres/enqueue.rs";
-const EVENTS: &str = "crates/longshore/src/store/postgres/events.rs";
 const FUNCTIONS: &str = "crates/longshore/migrations/postgres/functions.sql";
 const INSPECT: &str = "crates/longshore/src/store/postgres/inspect.rs";
 const KINDS: &str = "crates/longshore/src/store/postgres/kinds.rs";
@@ -21,7 +20,6 @@ const RETAIN: &str = "crates/longshore/src/store/postgres/retain.rs";
 const SCHEDULES: &str = "crates/longshore/src/store/postgres/schedules.rs";
 const SETTLE: &str = "crates/longshore/src/store/postgres/settle.rs";
 const STATS: &str = "crates/longshore/src/store/postgres/stats.rs";
-const STEPS: &str = "crates/longshore/src/store/postgres/steps.rs";
 const TOKENS: &str = "crates/longshore/src/store/postgres/tokens.rs";
 const WORKERS: &str = "crates/longshore/src/store/postgres/workers.rs";
 
@@ -758,70 +756,5 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "and right(id::text, length($3)) = $3",
         replace: "and $3::text is not null",
         caught_by: &["inspect::postgres::a_job_is_found_by_the_beginning_and_the_end_of_its_id"],
-    },
-    // ---- steps and events ------------------------------------------------------
-    Mutant {
-        name: "postgres: journal a step under a lost lease",
-        file: STEPS,
-        anchor: "const SAVE_STEPS",
-        find: "and i.lease_no = r.lease_no   -- fence: a newer lease owns the row",
-        replace: "",
-        caught_by: &["steps::postgres::a_stale_lease_journals_nothing"],
-    },
-    Mutant {
-        name: "postgres: overwrite a step that is done",
-        file: STEPS,
-        anchor: "const SAVE_STEPS",
-        find: "where steps.value is null)   -- a step that is done keeps its value",
-        replace: "where true)",
-        caught_by: &["steps::postgres::a_repeated_save_keeps_the_first_value"],
-    },
-    Mutant {
-        name: "postgres: count attempts since the enqueue although a step was stored",
-        file: STEPS,
-        anchor: "const SAVE_STEPS",
-        find: "set attempt = 1,",
-        replace: "set attempt = r.attempt,",
-        caught_by: &["steps::postgres::attempts_and_interruptions_count_since_the_last_step"],
-    },
-    Mutant {
-        name: "postgres: do not look for an event that was emitted before the suspension",
-        file: EVENTS,
-        anchor: "async fn is_any_emitted(",
-        find: "fetch_one(&mut *tx.connection).await?)",
-        replace: "fetch_one(&mut *tx.connection).await? && false)",
-        caught_by: &["steps::postgres::an_event_emitted_while_the_job_is_being_suspended_is_found"],
-    },
-    Mutant {
-        name: "postgres: suspend a job without the lock on its events",
-        file: EVENTS,
-        anchor: "async fn is_any_emitted(",
-        find: "sqlx::query(tx.sql(LOCK_AWAITED)).bind(names).execute(&mut *tx.connection).await?;",
-        replace: "let _ = LOCK_AWAITED;",
-        caught_by: &["races::postgres::an_event_and_the_suspensions_that_wait_for_it_never_miss_each_other"],
-    },
-    Mutant {
-        name: "postgres: wake a job for a wait that an earlier lease left behind",
-        file: EVENTS,
-        anchor: "const WAKE",
-        find: "and w.lease_no = a.lease_no\n                limit 1",
-        replace: "limit 1",
-        caught_by: &["steps::postgres::a_wait_that_was_left_behind_wakes_nothing"],
-    },
-    Mutant {
-        name: "postgres: forget an event whose job is locked",
-        file: EVENTS,
-        anchor: "const WAKE",
-        find: "and e.name not in (select event from locked)",
-        replace: "",
-        caught_by: &["steps::postgres_only::an_event_whose_job_is_locked_is_delivered_later"],
-    },
-    Mutant {
-        name: "postgres: remove events that were not delivered",
-        file: EVENTS,
-        anchor: "const REMOVE_EVENTS",
-        find: "and not fresh",
-        replace: "",
-        caught_by: &["steps::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
     },
 ];

@@ -14,7 +14,6 @@ const RETAIN: &str = "crates/longshore/src/store/sqlite/retain.rs";
 const SCHEDULES: &str = "crates/longshore/src/store/sqlite/schedules.rs";
 const SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
 const STATS: &str = "crates/longshore/src/store/sqlite/stats.rs";
-const STEPS: &str = "crates/longshore/src/store/sqlite/steps.rs";
 const TOKENS: &str = "crates/longshore/src/store/sqlite/tokens.rs";
 const WORKERS: &str = "crates/longshore/src/store/sqlite/workers.rs";
 
@@ -490,38 +489,5 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "and (?3 = '' or substr(lower(hex(id)), -length(?3)) = ?3)",
         replace: "and ?3 is not null",
         caught_by: &["inspect::sqlite::a_job_is_found_by_the_beginning_and_the_end_of_its_id"],
-    },
-    // ---- steps and events ------------------------------------------------------
-    Mutant {
-        name: "sqlite: journal a step under a lost lease",
-        file: STEPS,
-        anchor: "fn save_steps(",
-        find: "and lease_no = ?2   -- fence: a newer lease owns the row",
-        replace: "",
-        caught_by: &["steps::sqlite::a_stale_lease_journals_nothing"],
-    },
-    Mutant {
-        name: "sqlite: overwrite a step that is done",
-        file: STEPS,
-        anchor: "fn save_steps(",
-        find: "where value is null",
-        replace: "where true",
-        caught_by: &["steps::sqlite::a_repeated_save_keeps_the_first_value"],
-    },
-    Mutant {
-        name: "sqlite: do not look for an event that was emitted before the suspension",
-        file: SETTLE,
-        anchor: "fn end_with_more(",
-        find: "true => end_lease",
-        replace: "true if false => end_lease",
-        caught_by: &["steps::sqlite::an_event_emitted_while_the_job_is_being_suspended_is_found"],
-    },
-    Mutant {
-        name: "sqlite: wake a job for a wait that an earlier lease left behind",
-        file: OPERATE,
-        anchor: "fn wake(",
-        find: "if seen.lease_no == lease_no",
-        replace: "if seen.lease_no >= lease_no",
-        caught_by: &["steps::sqlite::a_wait_that_was_left_behind_wakes_nothing"],
     },
 ];

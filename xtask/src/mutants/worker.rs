@@ -8,13 +8,11 @@ const CLAIM: &str = "crates/longshore/src/worker/claim.rs";
 const CLAIM_SQL: &str = "crates/longshore/src/store/postgres/claim_sql.rs";
 const CONTEXT: &str = "crates/longshore/src/worker/context.rs";
 const JOB_LOG: &str = "crates/longshore/src/job_log.rs";
-const JOURNAL: &str = "crates/longshore/src/worker/journal.rs";
 const LIFECYCLE: &str = "crates/longshore/src/lifecycle.rs";
 const RECOVERY: &str = "crates/longshore/src/recovery.rs";
 const SETTLE: &str = "crates/longshore/src/client/settle.rs";
 const SHARED: &str = "crates/longshore/src/worker/shared.rs";
 const SQLITE_CLAIM: &str = "crates/longshore/src/store/sqlite/claim.rs";
-const STEPS: &str = "crates/longshore/src/worker/steps.rs";
 const SUPERVISE: &str = "crates/longshore/src/worker/supervise.rs";
 
 /// Each must be caught on both engines, except for those in the statements of one engine.
@@ -246,62 +244,5 @@ pub(super) const MUTANTS: &[Mutant] = &[
             "worker::postgres::an_invalid_schedule_is_refused_when_the_worker_is_built",
             "worker::sqlite::an_invalid_schedule_is_refused_when_the_worker_is_built",
         ],
-    },
-    // ---- steps -----------------------------------------------------------------
-    Mutant {
-        name: "worker: suspend a handler while a step runs",
-        file: JOURNAL,
-        anchor: "async fn suspended(",
-        find: "self.active_steps.load(Ordering::Acquire) == 0",
-        replace: "self.active_steps.load(Ordering::Acquire) < 99",
-        caught_by: &["steps::sqlite::a_running_step_delays_the_suspension"],
-    },
-    Mutant {
-        name: "worker: allow a step name twice",
-        file: JOURNAL,
-        anchor: "fn use_name(",
-        find: ".insert(name.to_owned())",
-        replace: ".insert(name.to_owned()) || true",
-        caught_by: &["steps::sqlite::bad_steps_are_refused_and_store_nothing"],
-    },
-    Mutant {
-        name: "worker: do not store that a wait timed out",
-        file: STEPS,
-        anchor: "async fn wait(",
-        find: "self.save_step(step, encode(name, &winner)?).await?;",
-        replace: "if winner.event.is_some() { self.save_step(step, encode(name, &winner)?).await?; }",
-        caught_by: &["steps::sqlite::a_wait_that_times_out_stays_timed_out"],
-    },
-    Mutant {
-        name: "worker: count the attempts of a job since its enqueue although a step was stored",
-        file: CONTEXT,
-        anchor: "pub(super) fn number(",
-        find: "self.journal.has_progressed()",
-        replace: "false",
-        caught_by: &["steps::sqlite::attempts_and_interruptions_count_since_the_last_step"],
-    },
-    Mutant {
-        name: "worker: keep the deadline of a wait that has none any longer",
-        file: STEPS,
-        anchor: "async fn wait(",
-        find: "shortest_sleep(waits).map(|(_, time)| earlier.unwrap_or(now + time))",
-        replace: "earlier.or(shortest_sleep(waits).map(|(_, time)| now + time))",
-        caught_by: &["steps::sqlite::a_deadline_can_be_added_and_removed_while_jobs_wait"],
-    },
-    Mutant {
-        name: "worker: accept an event that came after the deadline",
-        file: STEPS,
-        anchor: "async fn wait(",
-        find: "event.emitted_at <= until",
-        replace: "event.emitted_at <= until || true",
-        caught_by: &["steps::sqlite::an_event_after_the_deadline_is_too_late"],
-    },
-    Mutant {
-        name: "worker: read an event without a payload as a timeout",
-        file: STEPS,
-        anchor: "fn among(",
-        find: "self.event.map(|_| self.payload.unwrap_or_default())",
-        replace: "self.event.and(self.payload)",
-        caught_by: &["steps::sqlite::an_event_without_a_payload_stays_an_event"],
     },
 ];

@@ -1,0 +1,170 @@
+//! Bugs in durable steps and events.
+
+use super::Mutant;
+
+const POSTGRES_EVENTS: &str = "crates/longshore/src/store/postgres/events.rs";
+const POSTGRES_STEPS: &str = "crates/longshore/src/store/postgres/steps.rs";
+const SQLITE_OPERATE: &str = "crates/longshore/src/store/sqlite/operate.rs";
+const SQLITE_SETTLE: &str = "crates/longshore/src/store/sqlite/settle.rs";
+const SQLITE_STEPS: &str = "crates/longshore/src/store/sqlite/steps.rs";
+const WORKER_CONTEXT: &str = "crates/longshore/src/worker/context.rs";
+const WORKER_JOURNAL: &str = "crates/longshore/src/worker/journal.rs";
+const WORKER_STEPS: &str = "crates/longshore/src/worker/steps.rs";
+
+pub(super) const MUTANTS: &[Mutant] = &[
+    // ---- the worker --------------------------------------------------------------
+    Mutant {
+        name: "worker: suspend a handler while a step runs",
+        file: WORKER_JOURNAL,
+        anchor: "async fn suspended(",
+        find: "self.active_steps.load(Ordering::Acquire) == 0",
+        replace: "self.active_steps.load(Ordering::Acquire) < 99",
+        caught_by: &["steps::sqlite::a_running_step_delays_the_suspension"],
+    },
+    Mutant {
+        name: "worker: allow a step name twice",
+        file: WORKER_JOURNAL,
+        anchor: "fn use_name(",
+        find: ".insert(name.to_owned())",
+        replace: ".insert(name.to_owned()) || true",
+        caught_by: &["steps::sqlite::bad_steps_are_refused_and_store_nothing"],
+    },
+    Mutant {
+        name: "worker: do not store that a wait timed out",
+        file: WORKER_STEPS,
+        anchor: "async fn wait(",
+        find: "self.save_step(step, encode(name, &winner)?).await?;",
+        replace: "if winner.event.is_some() { self.save_step(step, encode(name, &winner)?).await?; }",
+        caught_by: &["steps::sqlite::a_wait_that_times_out_stays_timed_out"],
+    },
+    Mutant {
+        name: "worker: count the attempts of a job since its enqueue although a step was stored",
+        file: WORKER_CONTEXT,
+        anchor: "pub(super) fn number(",
+        find: "self.journal.has_progressed()",
+        replace: "false",
+        caught_by: &["steps::sqlite::attempts_and_interruptions_count_since_the_last_step"],
+    },
+    Mutant {
+        name: "worker: keep the deadline of a wait that has none any longer",
+        file: WORKER_STEPS,
+        anchor: "async fn wait(",
+        find: "shortest_sleep(waits).map(|(_, time)| earlier.unwrap_or(now + time))",
+        replace: "earlier.or(shortest_sleep(waits).map(|(_, time)| now + time))",
+        caught_by: &["steps::sqlite::a_deadline_can_be_added_and_removed_while_jobs_wait"],
+    },
+    Mutant {
+        name: "worker: accept an event that came after the deadline",
+        file: WORKER_STEPS,
+        anchor: "async fn wait(",
+        find: "event.emitted_at <= until",
+        replace: "event.emitted_at <= until || true",
+        caught_by: &["steps::sqlite::an_event_after_the_deadline_is_too_late"],
+    },
+    Mutant {
+        name: "worker: read an event without a payload as a timeout",
+        file: WORKER_STEPS,
+        anchor: "fn among(",
+        find: "self.event.map(|_| self.payload.unwrap_or_default())",
+        replace: "self.event.and(self.payload)",
+        caught_by: &["steps::sqlite::an_event_without_a_payload_stays_an_event"],
+    },
+    // ---- Postgres ----------------------------------------------------------------
+    Mutant {
+        name: "postgres: journal a step under a lost lease",
+        file: POSTGRES_STEPS,
+        anchor: "const SAVE_STEPS",
+        find: "and i.lease_no = r.lease_no   -- fence: a newer lease owns the row",
+        replace: "",
+        caught_by: &["steps::postgres::a_stale_lease_journals_nothing"],
+    },
+    Mutant {
+        name: "postgres: overwrite a step that is done",
+        file: POSTGRES_STEPS,
+        anchor: "const SAVE_STEPS",
+        find: "where steps.value is null)   -- a step that is done keeps its value",
+        replace: "where true)",
+        caught_by: &["steps::postgres::a_repeated_save_keeps_the_first_value"],
+    },
+    Mutant {
+        name: "postgres: count attempts since the enqueue although a step was stored",
+        file: POSTGRES_STEPS,
+        anchor: "const SAVE_STEPS",
+        find: "set attempt = 1,",
+        replace: "set attempt = r.attempt,",
+        caught_by: &["steps::postgres::attempts_and_interruptions_count_since_the_last_step"],
+    },
+    Mutant {
+        name: "postgres: do not look for an event that was emitted before the suspension",
+        file: POSTGRES_EVENTS,
+        anchor: "async fn is_any_emitted(",
+        find: "fetch_one(&mut *tx.connection).await?)",
+        replace: "fetch_one(&mut *tx.connection).await? && false)",
+        caught_by: &["steps::postgres::an_event_emitted_while_the_job_is_being_suspended_is_found"],
+    },
+    Mutant {
+        name: "postgres: suspend a job without the lock on its events",
+        file: POSTGRES_EVENTS,
+        anchor: "async fn is_any_emitted(",
+        find: "sqlx::query(tx.sql(LOCK_AWAITED)).bind(names).execute(&mut *tx.connection).await?;",
+        replace: "let _ = LOCK_AWAITED;",
+        caught_by: &["races::postgres::an_event_and_the_suspensions_that_wait_for_it_never_miss_each_other"],
+    },
+    Mutant {
+        name: "postgres: wake a job for a wait that an earlier lease left behind",
+        file: POSTGRES_EVENTS,
+        anchor: "const WAKE",
+        find: "and w.lease_no = a.lease_no\n                limit 1",
+        replace: "limit 1",
+        caught_by: &["steps::postgres::a_wait_that_was_left_behind_wakes_nothing"],
+    },
+    Mutant {
+        name: "postgres: forget an event whose job is locked",
+        file: POSTGRES_EVENTS,
+        anchor: "const WAKE",
+        find: "and e.name not in (select event from locked)",
+        replace: "",
+        caught_by: &["steps::postgres_only::an_event_whose_job_is_locked_is_delivered_later"],
+    },
+    Mutant {
+        name: "postgres: remove events that were not delivered",
+        file: POSTGRES_EVENTS,
+        anchor: "const REMOVE_EVENTS",
+        find: "and not fresh",
+        replace: "",
+        caught_by: &["steps::postgres::old_events_are_removed_and_undelivered_ones_are_kept"],
+    },
+    // ---- SQLite ------------------------------------------------------------------
+    Mutant {
+        name: "sqlite: journal a step under a lost lease",
+        file: SQLITE_STEPS,
+        anchor: "fn save_steps(",
+        find: "and lease_no = ?2   -- fence: a newer lease owns the row",
+        replace: "",
+        caught_by: &["steps::sqlite::a_stale_lease_journals_nothing"],
+    },
+    Mutant {
+        name: "sqlite: overwrite a step that is done",
+        file: SQLITE_STEPS,
+        anchor: "fn save_steps(",
+        find: "where value is null",
+        replace: "where true",
+        caught_by: &["steps::sqlite::a_repeated_save_keeps_the_first_value"],
+    },
+    Mutant {
+        name: "sqlite: do not look for an event that was emitted before the suspension",
+        file: SQLITE_SETTLE,
+        anchor: "fn end_with_more(",
+        find: "true => end_lease",
+        replace: "true if false => end_lease",
+        caught_by: &["steps::sqlite::an_event_emitted_while_the_job_is_being_suspended_is_found"],
+    },
+    Mutant {
+        name: "sqlite: wake a job for a wait that an earlier lease left behind",
+        file: SQLITE_OPERATE,
+        anchor: "fn wake(",
+        find: "if seen.lease_no == lease_no",
+        replace: "if seen.lease_no >= lease_no",
+        caught_by: &["steps::sqlite::a_wait_that_was_left_behind_wakes_nothing"],
+    },
+];
