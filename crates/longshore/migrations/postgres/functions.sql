@@ -144,6 +144,22 @@ begin
 end
 $$;
 
+-- What is wrong with the payload of a job or of an event; null if nothing is.
+create or replace function longshore.wrong_with_payload(payload json, max_bytes integer) returns text
+language sql immutable
+as $$
+  select case
+    when payload is null
+      then 'payload: must not be null; pass any JSON value (''null'' is one)'
+    when octet_length(payload::text) > max_bytes
+      then format('payload: %s bytes of JSON exceed the limit of %s', octet_length(payload::text), max_bytes)
+    when longshore.json_depth(payload) > 64
+      then 'payload: nested more than 64 deep; flatten it'
+    when longshore.has_bad_characters(payload)
+      then 'payload: a string contains a NUL character or half a surrogate pair; remove it'
+  end
+$$;
+
 -- Returns why the library would reject the options, or null if they are valid. A
 -- claim must be able to decode whatever is stored.
 create or replace function longshore.wrong_with_options(options json) returns text
@@ -281,6 +297,7 @@ declare
   due            timestamptz;
   timeout_in_ms  bigint;
   labels         text[];
+  bad_payload    text := longshore.wrong_with_payload(enqueue.payload, 1048576);
   wrong          text;
   holder         uuid;
   was            record;
@@ -297,14 +314,8 @@ begin
       then 'queue: must have 1 to 128 bytes'
     when enqueue.queue = '*'
       then 'queue: `*` means every queue, and only a worker can use it; name one queue'
-    when enqueue.payload is null
-      then 'payload: must not be null; pass any JSON value (''null'' is one)'
-    when octet_length(enqueue.payload::text) > 1048576
-      then format('payload: %s bytes of JSON exceed the limit of 1048576', octet_length(enqueue.payload::text))
-    when longshore.json_depth(enqueue.payload) > 64
-      then 'payload: nested more than 64 deep; flatten it'
-    when longshore.has_bad_characters(enqueue.payload)
-      then 'payload: a string contains a NUL character or half a surrogate pair; remove it'
+    when bad_payload is not null
+      then bad_payload
     when coalesce(enqueue.priority, 40000) not between -32768 and 32767
       then format('priority: %s is out of range; use -32768 to 32767', enqueue.priority)
     when coalesce(enqueue.max_attempts, 0) not between 1 and 32767
@@ -635,14 +646,7 @@ begin
   wrong := case
     when coalesce(octet_length(emit.name), 0) not between 1 and 128
       then 'name: must have 1 to 128 bytes'
-    when emit.payload is null
-      then 'payload: must not be null; pass any JSON value (''null'' is one)'
-    when octet_length(emit.payload::text) > 65536
-      then format('payload: %s bytes of JSON exceed the limit of 65536', octet_length(emit.payload::text))
-    when longshore.json_depth(emit.payload) > 64
-      then 'payload: nested more than 64 deep; flatten it'
-    when longshore.has_bad_characters(emit.payload)
-      then 'payload: a string contains a NUL character or half a surrogate pair; remove it'
+    else longshore.wrong_with_payload(emit.payload, 65536)
   end;
   if wrong is not null then
     raise exception '%', wrong using errcode = '22023';

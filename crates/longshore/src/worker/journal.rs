@@ -315,3 +315,53 @@ async fn store(client: &Client, steps: &[NewStep]) -> Result<Vec<Fenced>> {
         Err(Error::internal("the database returned another number of results than steps"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn wait(step: &str) -> PendingWait {
+        PendingWait { step: step.into(), until: None, events: Vec::new() }
+    }
+
+    #[test]
+    fn a_handler_is_suspended_once_it_waits_and_no_step_is_active() {
+        let suspension = Suspension::default();
+        let mut suspended = pin!(suspension.suspended());
+        let other = suspension.activate();
+        let mut waiting = pin!(suspension.activate().suspend(wait("a")));
+        assert!(poll(waiting.as_mut()).is_pending());
+        assert!(poll(suspended.as_mut()).is_pending(), "another step is active");
+        drop(other);
+        assert_eq!(poll(suspended.as_mut()), Poll::Ready(vec![wait("a")]));
+    }
+
+    #[test]
+    fn a_wait_that_the_handler_drops_no_longer_counts() {
+        let suspension = Suspension::default();
+        let mut kept = pin!(suspension.activate().suspend(wait("kept")));
+        assert!(poll(kept.as_mut()).is_pending());
+        {
+            let mut dropped = pin!(suspension.activate().suspend(wait("dropped")));
+            assert!(poll(dropped.as_mut()).is_pending());
+        }
+        assert_eq!(poll(pin!(suspension.suspended())), Poll::Ready(vec![wait("kept")]));
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_attempt() {
+        let suspension = Suspension::default();
+        let mut left = pin!(suspension.activate().suspend(wait("a")));
+        assert!(poll(left.as_mut()).is_pending());
+        suspension.end();
+        assert!(poll(left.as_mut()).is_ready());
+    }
+}

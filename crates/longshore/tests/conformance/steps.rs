@@ -537,7 +537,10 @@ async fn a_running_step_delays_the_suspension(fixture: Fixture) {
             let (nap, step) = tokio::join!(
                 ctx.sleep("nap", DAY),
                 ctx.step("slow", || async {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    // Longer than the other branch needs to get to its wait.
+                    for _ in 0..5 {
+                        ctx.client().now().await?;
+                    }
                     Ok(done.count())
                 }),
             );

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use sqlx::Row;
 
 use super::inspect::raw;
+use super::operate::requeue_now;
 use super::tx::{Fault, Sql, Tx};
 use crate::error::Error;
 use crate::store::{Delivered, Emitted, EventRecord};
@@ -117,7 +118,8 @@ const LOCK_DELIVERED: &str = "
 /// Wakes up to `$2` jobs that wait for these events. Each job is found by its primary key,
 /// whatever the planner assumes about the tables. A wait whose job is locked by another
 /// transaction stays as it is, and its event stays fresh. So does an event with more waits.
-const WAKE: &str = "
+const WAKE: &str = concat!(
+    "
     with awaited as materialized (
       select event, job, lease_no
         from longshore.waits
@@ -147,14 +149,9 @@ const WAKE: &str = "
     deleted as (
       delete from longshore.ready
        where ctid = any(array(select row_id from unlocked))
-      returning *),
-    due as (
-      insert into longshore.ready
-             (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from deleted),
+      returning *),",
+    requeue_now!(),
+    ",
     marked as (
       update longshore.waits w
          set woken = true
@@ -173,7 +170,8 @@ const WAKE: &str = "
                 where w.event = e.name
                   and not w.woken
                   and (w.event, w.job) not in (select event, job from awaited)))
-    select array(select queue from deleted), (select count(*) from awaited), (select count(*) from locked)";
+    select array(select queue from deleted), (select count(*) from awaited), (select count(*) from locked)"
+);
 
 pub(super) async fn deliver(tx: &mut Tx<'_>, limit: u32) -> Sql<Delivered> {
     // Almost always there is nothing to deliver, and no transaction is needed.

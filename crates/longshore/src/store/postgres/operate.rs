@@ -145,16 +145,25 @@ async fn cancel(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sq
     operated(query, tx).await
 }
 
-const RUN_NOW: &str = concat!(
-    delete_waiting!(),
-    "
+/// Inserts the rows deleted from `ready` again, due now.
+macro_rules! requeue_now {
+    () => {
+        "
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
               interruptions, keyed, kind, queue, flags)
       select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
              attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from deleted)
+        from deleted)"
+    };
+}
+pub(super) use requeue_now;
+
+const RUN_NOW: &str = concat!(
+    delete_waiting!(),
+    requeue_now!(),
+    "
     select count(*) from deleted"
 );
 
