@@ -207,6 +207,8 @@ pub struct JobRecord {
     pub idempotency_key: Option<String>,
     /// The unique key: at most one live job has it.
     pub unique_key: Option<String>,
+    /// Its group, if it has one.
+    pub group: Option<String>,
     /// Labels for people.
     pub tags: Vec<String>,
     /// Labels that workers and recovery act on.

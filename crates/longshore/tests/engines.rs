@@ -232,6 +232,12 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
         "several short statements; Postgres has one per command",
     ),
     ("sqlite", "steps.rs", &["delete_progress"], "Postgres has a macro, a part of its statements"),
+    (
+        "sqlite",
+        "turns.rs",
+        &["add_turn", "add_turn_of_freed"],
+        "Postgres has macros, parts of its statements",
+    ),
     ("sqlite", "queues.rs", &["entry"], "Postgres joins the parts in one statement"),
     (
         "postgres",

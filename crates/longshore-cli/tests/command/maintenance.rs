@@ -26,12 +26,12 @@ on_every_engine!(
 // ---- migrate ---------------------------------------------------------------------
 
 fn migrating_twice_changes_nothing_the_second_time(fixture: &Fixture) {
-    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 5 }));
-    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 5; nothing to do\n");
-    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 5\n");
+    assert_eq!(fixture.run("migrate --json").json(), json!({ "from": 0, "to": 6 }));
+    assert_eq!(fixture.run("migrate").ok().out, "already at schema version 6; nothing to do\n");
+    assert_eq!(fixture.run("migrate --check").ok().out, "up to date at schema version 6\n");
     assert_eq!(
         fixture.run("migrate --check --json").json(),
-        json!({ "version": 5, "wanted": 5, "pending": false })
+        json!({ "version": 6, "wanted": 6, "pending": false })
     );
 }
 
@@ -39,7 +39,7 @@ fn migrate_check_reports_a_pending_migration_and_changes_nothing(fixture: &Fixtu
     for _ in 0..2 {
         let check = fixture.run("migrate --check");
         assert_eq!(check.code, 1);
-        assert_eq!(check.out, "pending: schema version 0, wanted 5; run `longshore migrate`\n");
+        assert_eq!(check.out, "pending: schema version 0, wanted 6; run `longshore migrate`\n");
     }
     let check = fixture.run("migrate --check --json");
     assert_eq!((check.code, check.document()["pending"].clone()), (1, json!(true)));

@@ -268,6 +268,15 @@ begin
 end
 $$;
 
+-- Adds a turn for a job that was inserted into `ready`. Does nothing without a group.
+create or replace function longshore.add_turn(queue text, grp text, priority integer, run_at timestamptz) returns void
+language sql
+as $$
+  insert into longshore.turns (at, priority, queue, grp)
+  select greatest(add_turn.run_at, longshore.clock()), add_turn.priority, add_turn.queue, add_turn.grp
+   where add_turn.grp is not null
+$$;
+
 -- Enqueue from SQL: from triggers, migrations or any language. Contains the same key
 -- rules as `keys.rs`; the conformance suite compares the two.
 create or replace function longshore.enqueue(
@@ -285,7 +294,8 @@ create or replace function longshore.enqueue(
     flags            text[] default null,
     options          json default null,
     id               uuid default null,
-    wake             boolean default true
+    wake             boolean default true,
+    grp              text default null
 ) returns table (job uuid, how text)
 language plpgsql
 as $$
@@ -314,6 +324,8 @@ begin
       then 'queue: must have 1 to 128 bytes'
     when enqueue.queue = '*'
       then 'queue: `*` means every queue, and only a worker can use it; name one queue'
+    when octet_length(enqueue.grp) not between 1 and 128
+      then 'grp: must have 1 to 128 bytes'
     when bad_payload is not null
       then bad_payload
     when coalesce(enqueue.priority, 40000) not between -32768 and 32767
@@ -423,6 +435,7 @@ begin
                  timeout_ms = timeout_in_ms,
                  flags = labels,
                  options = enqueue.options,
+                 grp = enqueue.grp,
                  -- a repeated request must find this job
                  idempotency_key = coalesce(j.idempotency_key, enqueue.idempotency_key)
            where j.id = holder
@@ -436,13 +449,15 @@ begin
           end if;
           delete from longshore.steps s where s.job = holder;
           delete from longshore.waits w where w.job = holder;
+          if mode = 'preserve_run_at' then
+            due := was.run_at;
+          end if;
           insert into longshore.ready
                  (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-                  interruptions, keyed, kind, queue, flags)
-          values (holder,
-                  case when mode = 'preserve_run_at' then was.run_at else due end,
-                  moment, timeout_in_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
-                  was.interruptions, true, enqueue.kind, enqueue.queue, labels);
+                  interruptions, keyed, kind, queue, flags, grp)
+          values (holder, due, moment, timeout_in_ms, was.lease_no, enqueue.priority, 0, enqueue.max_attempts,
+                  was.interruptions, true, enqueue.kind, enqueue.queue, labels, enqueue.grp);
+          perform longshore.add_turn(enqueue.queue, enqueue.grp, enqueue.priority, due);
           if own_key = enqueue.idempotency_key and longshore.has_merged_key(array[own_key]) then
             raise exception 'idempotency_key: taken at the same moment; try again' using errcode = '40001';
           end if;
@@ -472,9 +487,9 @@ begin
 
     insert into longshore.jobs
            (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
-            payload, flags, options, idempotency_key, unique_key)
+            payload, flags, options, idempotency_key, unique_key, grp)
     values (new_id, moment, due, timeout_in_ms, enqueue.priority, enqueue.max_attempts, enqueue.kind, enqueue.queue,
-            enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key)
+            enqueue.payload, labels, enqueue.options, enqueue.idempotency_key, enqueue.unique_key, enqueue.grp)
         on conflict do nothing;
     if not found then
       -- Either an earlier try already stored this job, or a concurrent enqueue
@@ -495,9 +510,10 @@ begin
     end if;
     insert into longshore.ready
            (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-            interruptions, keyed, kind, queue, flags)
+            interruptions, keyed, kind, queue, flags, grp)
     values (new_id, due, moment, timeout_in_ms, 0, enqueue.priority, 0, enqueue.max_attempts,
-            0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue, labels);
+            0, enqueue.unique_key is not null, enqueue.kind, enqueue.queue, labels, enqueue.grp);
+    perform longshore.add_turn(enqueue.queue, enqueue.grp, enqueue.priority, due);
     if enqueue.wake and due <= moment then
       perform pg_notify('longshore.wake', enqueue.queue);
     end if;
@@ -605,9 +621,11 @@ begin
       values (date_trunc('minute', longshore.clock()), 0, -1, was.outcome, 0, request.queue, request.kind);
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags, grp, flow)
       values (retry.id, longshore.clock(), longshore.clock(), request.timeout_ms, was.lease_no, request.priority,
-              0, request.max_attempts, 0, request.unique_key is not null, request.kind, request.queue, request.flags);
+              0, request.max_attempts, 0, request.unique_key is not null, request.kind, request.queue, request.flags,
+              request.grp, request.flow);
+      perform longshore.add_turn(request.queue, request.grp, request.priority, longshore.clock());
       perform pg_notify('longshore.wake', request.queue);
       return 'queued';
     end if;
@@ -617,11 +635,12 @@ begin
       returning w.*)
     insert into longshore.ready
            (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-            interruptions, keyed, kind, queue, flags)
+            interruptions, keyed, kind, queue, flags, grp, flow)
     select g.id, least(g.run_at, longshore.clock()), longshore.clock(), g.timeout_ms, g.lease_no, g.priority,
-           g.attempt, g.max_attempts, g.interruptions, g.keyed, g.kind, g.queue, g.flags
+           g.attempt, g.max_attempts, g.interruptions, g.keyed, g.kind, g.queue, g.flags, g.grp, g.flow
       from gone g;
     if found then
+      perform longshore.add_turn(request.queue, request.grp, request.priority, longshore.clock());
       perform pg_notify('longshore.wake', request.queue);
       return 'queued';
     end if;

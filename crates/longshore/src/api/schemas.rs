@@ -57,6 +57,8 @@ pub(super) struct JobSchema {
     idempotency_key: Option<String>,
     #[schema(required)]
     unique_key: Option<String>,
+    #[schema(required)]
+    group: Option<String>,
     tags: Vec<String>,
     flags: Vec<String>,
     /// Why the job was enqueued.

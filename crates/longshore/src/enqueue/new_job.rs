@@ -54,6 +54,7 @@ pub struct NewJob {
     unique: Option<(String, UniqueMode)>,
     timeout: Option<Duration>,
     flags: Vec<String>,
+    group: Option<String>,
     more: Options,
 }
 
@@ -85,6 +86,7 @@ impl NewJob {
             unique: None,
             timeout: Some(DEFAULT_TIMEOUT),
             flags: Vec::new(),
+            group: None,
             more: Options::default(),
         }
     }
@@ -98,6 +100,13 @@ impl NewJob {
     /// Sets the queue; `default` by default.
     pub fn queue(mut self, queue: impl Into<String>) -> Self {
         self.queue = queue.into();
+        self
+    }
+
+    /// Puts the job into a group of its queue, for example a customer. Groups take fair turns, and
+    /// each can have a limit, a rate and a weight of its own.
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
         self
     }
 
@@ -219,6 +228,9 @@ impl NewJob {
         }
         check_name("kind", &self.kind)?;
         check_queue("queue", &self.queue)?;
+        if let Some(group) = &self.group {
+            check_name("group", group)?;
+        }
         let payload = self.payload.map_err(|error| {
             Error::invalid("payload", format!("payload: not JSON: {error}; use any JSON value"))
         })?;
@@ -285,6 +297,7 @@ impl NewJob {
             unique: self.unique,
             timeout: self.timeout,
             flags: self.flags,
+            group: self.group,
             options,
         })
     }
@@ -312,6 +325,7 @@ pub struct ValidJob {
     pub(crate) unique: Option<(String, UniqueMode)>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) flags: Vec<String>,
+    pub(crate) group: Option<String>,
     pub(crate) options: Option<String>,
 }
 
@@ -363,6 +377,7 @@ impl ValidJob {
             cancel_requested: false,
             idempotency_key: self.idempotency_key,
             unique_key: self.unique.map(|(key, _)| key),
+            group: self.group,
             tags: options.tags,
             flags: self.flags,
             context: options.context,

@@ -82,7 +82,10 @@ pub(crate) use settle::{EndedBy, clean, storable_result};
 pub(crate) use stats::{Tally, add_up, start_of};
 
 /// The newest schema version that this build supports, the same on both engines.
-pub const SCHEMA_VERSION: i64 = 5;
+pub const SCHEMA_VERSION: i64 = 6;
+
+/// The first version with groups. Workers of earlier versions would ignore their limits.
+pub(crate) const GROUPS_VERSION: i64 = 6;
 
 /// Opens the database that `url` names: `postgres://…` or `sqlite:PATH`
 /// (`sqlite::memory:` for tests). Creates an SQLite file that does not exist, but no
@@ -124,6 +127,15 @@ async fn open_engine(url: &str) -> Result<Arc<dyn Store>> {
 pub(crate) fn schema_too_new(found: i64) -> Error {
     Error::schema(format!(
         "the database has schema version {found}, newer than this build's {SCHEMA_VERSION}; upgrade longshore"
+    ))
+}
+
+/// The error for a migration that workers of an earlier version would not follow.
+pub(crate) fn older_workers_live(names: &[String]) -> Error {
+    Error::schema(format!(
+        "workers of an earlier version are running: {}; stop them before you migrate to schema version \
+         {GROUPS_VERSION}: they would ignore the limits of groups",
+        names.join(", ")
     ))
 }
 

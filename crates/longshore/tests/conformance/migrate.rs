@@ -1,5 +1,7 @@
 //! Migrations, schema versions and the engine's clock.
 
+use std::time::Duration;
+
 use chrono::Utc;
 use longshore::{Client, Migrated, NewJob, NewKind, SCHEMA_VERSION, Status};
 
@@ -37,7 +39,40 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
 
 /// Removes everything that later migrations added to version 1.
 async fn downgrade_to_version_one(fixture: &Fixture) {
+    let drop_triggers = match fixture.engine() {
+        Engine::Postgres => "drop function refuse_old_worker cascade",
+        Engine::Sqlite => "drop trigger refuse_old_worker; drop trigger refuse_old_heartbeat",
+    };
+    fixture.sql(drop_triggers, None).await;
     const UNDO: &str = "
+        drop table flows;
+        drop table links;
+        drop table groups;
+        drop table turns;
+        drop index ready_claim;
+        drop index ready_suspects;
+        drop index ready_groups;
+        drop index running_groups;
+        drop index jobs_flow;
+        create index ready_claim on ready (queue, priority desc, run_at, id) where interruptions = 0;
+        create index ready_suspects on ready (queue, priority desc, run_at, id) where interruptions > 0;
+        alter table workers drop column schema_version;
+        alter table jobs drop column grp;
+        alter table jobs drop column flow;
+        alter table jobs drop column task;
+        alter table ready drop column grp;
+        alter table ready drop column flow;
+        alter table running drop column grp;
+        alter table running drop column flow;
+        alter table running drop column gated;
+        alter table queues drop column rate;
+        alter table queues drop column rate_ms;
+        alter table queues drop column burst;
+        alter table queues drop column tat;
+        alter table queues drop column group_max_running;
+        alter table queues drop column group_rate;
+        alter table queues drop column group_rate_ms;
+        alter table queues drop column group_burst;
         drop table steps;
         drop table events;
         drop table waits;
@@ -62,6 +97,13 @@ async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
     let running = fixture.running(job("sms").priority(3)).await;
     let before = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
     downgrade_to_version_one(&fixture).await;
+    // A worker of the first version would ignore the limits of groups.
+    let refused = old.migrate().await.expect_err("a worker is alive");
+    assert!(refused.is_schema(), "{refused:?}");
+    assert!(refused.to_string().contains("stop them before you migrate"), "{refused}");
+    assert_eq!(fixture.store().schema_version().await.expect("version"), 1);
+    fixture.sql("update workers set stale_after_ms = 1, heartbeat_at = started_at", None).await;
+    fixture.advance(Duration::from_secs(1)).await;
     assert_eq!(old.migrate().await.expect("migrate"), Migrated { from: 1, to: SCHEMA_VERSION });
     assert_eq!(
         fixture.migrate().await.expect("migrate"),
@@ -69,7 +111,8 @@ async fn a_database_of_the_first_version_keeps_its_jobs(fixture: Fixture) {
     );
     let after = [snapshot(&fixture.job(waiting).await), snapshot(&fixture.job(running.lease().id).await)];
     assert_eq!(after, before);
-    // Workers that ran before continue, and the new tables exist.
+    // It can end what it runs, but is not alive: its heartbeat is refused.
+    fixture.store().beat(running.lease().worker, &[]).await.expect_err("a worker of an earlier version");
     fixture.must_finish(&running, done()).await;
     fixture.store().put_kinds(&[NewKind::new("mail")]).await.expect("put");
 }
@@ -87,7 +130,7 @@ async fn operations_missing_from_the_first_version_say_to_migrate(fixture: Fixtu
         assert!(error.is_schema(), "{error:?}");
         assert!(error.to_string().contains("longshore migrate"), "{error}");
     }
-    fixture.enqueue_kind("mail").await;
+    fixture.migrate().await.expect("migrate");
 }
 
 async fn concurrent_migrations_all_succeed(fixture: Fixture) {

@@ -67,11 +67,11 @@ const CHECKS: &[&str] = &[
              select id, 'finished' from longshore.finished) s
       where not exists (select 1 from longshore.jobs j where j.id = s.id)
       limit 100",
-    "select format('waiting job %s differs from its row in jobs in queue, kind, priority, max_attempts or unique key', w.id)
+    "select format('waiting job %s differs from its row in jobs in queue, kind, priority, max_attempts, group or unique key', w.id)
        from longshore.ready w
        join longshore.jobs j on j.id = w.id
-      where (w.queue, w.kind, w.priority, w.max_attempts, w.keyed)
-            is distinct from (j.queue, j.kind, j.priority, j.max_attempts, j.unique_key is not null)
+      where (w.queue, w.kind, w.priority, w.max_attempts, w.grp, w.keyed)
+            is distinct from (j.queue, j.kind, j.priority, j.max_attempts, j.grp, j.unique_key is not null)
       limit 100",
     concat!(
         "select format('unique key `%s` belongs to job %s, which is not live or has another key', k.key, k.job)

@@ -24,6 +24,7 @@ pub(super) const DISCOVER: &str = "
                  from longshore.ready r
                 where r.queue = q.queue
                   and r.interruptions = 0
+                  and r.grp is null
                   and r.priority >= (select $2::int2)
                 order by r.priority desc
                 limit 1) as priority
@@ -34,6 +35,7 @@ pub(super) const DISCOVER: &str = "
                  from longshore.ready r
                 where r.queue = seg.queue
                   and r.interruptions = 0
+                  and r.grp is null
                   and r.priority < seg.priority
                   and r.priority >= (select $2::int2)
                 order by r.priority desc
@@ -46,6 +48,7 @@ pub(super) const DISCOVER: &str = "
                from longshore.ready r
               where r.queue = any((select $1::text[])::text[])
                 and r.interruptions > 0
+                and r.grp is null
                 and r.priority >= (select $2::int2)),
            exists (
              select 1
@@ -143,6 +146,7 @@ macro_rules! due_in_segment {
                         where r.queue = seg.queue
                           and r.priority = seg.priority
                           and r.interruptions = 0
+                          and r.grp is null
                           and (r.run_at, r.id) > (seg.after_run_at, seg.after_id)
                           and r.run_at <= longshore.clock()
                           and ",
@@ -166,6 +170,7 @@ macro_rules! due_suspects {
                  from longshore.ready r
                 where r.queue = q.queue
                   and r.interruptions > 0
+                  and r.grp is null
                   and r.priority >= (select $13::int2)
                   and r.run_at <= longshore.clock()
                   and ",
@@ -183,15 +188,15 @@ macro_rules! due_suspects {
 /// returns one row with the time. A job without a request makes the statement fail, because
 /// its text is not a uuid: it must not be leased.
 macro_rules! lease_taken {
-    ($worker:literal, $more_columns:literal) => {
+    ($worker:literal, $gated:literal, $more_columns:literal) => {
         concat!(
             "
     leased as (
       insert into longshore.running
              (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags, grp, flow, gated)
       select t.id, ", $worker, ", longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1,
-             t.max_attempts, t.interruptions, t.keyed, t.kind, t.queue, t.flags
+             t.max_attempts, t.interruptions, t.keyed, t.kind, t.queue, t.flags, t.grp, t.flow, ", $gated, "
         from taken t)
     select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
            t.run_at, coalesce(j.payload::text, ('job ' || t.id || ' has no request')::uuid::text),
@@ -269,7 +274,7 @@ pub(super) const TAKE: &str = concat!(
       delete from longshore.ready
        where ctid = any(array(select row_id from picked) || array(select row_id from picked_suspect))
       returning *),",
-    lease_taken!("$3", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
+    lease_taken!("$3", "null::bool", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
 );
 
 /// As [`TAKE`], but locks while it reads, and so finds only unlocked rows. Used when
@@ -312,7 +317,7 @@ pub(super) const TAKE_UNLOCKED: &str = concat!(
       delete from longshore.ready
        where ctid = any(array(select row_id from chosen))
       returning *),",
-    lease_taken!("$3", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
+    lease_taken!("$3", "null::bool", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
 );
 
 /// As [`TAKE`], for a single segment: the common case, at half the cost. The columns
@@ -327,6 +332,7 @@ pub(super) const TAKE_FROM_ONE: &str = concat!(
                where r.queue = (select $1::text)
                  and r.priority = (select $2::int2)
                  and r.interruptions = 0
+                 and r.grp is null
                  and (r.run_at, r.id) > ((select coalesce($3, '-infinity'::timestamptz)),
                                          (select coalesce($4, '00000000-0000-0000-0000-000000000000'::uuid)))
                  and r.run_at <= longshore.clock()
@@ -348,7 +354,8 @@ pub(super) const TAKE_FROM_ONE: &str = concat!(
                          from longshore.ready h
                         where h.queue = (select $1::text)
                           and h.priority > (select $2::int2)
-                          and h.interruptions = 0))
+                          and h.interruptions = 0
+                          and h.grp is null))
                order by r.run_at, r.id
                limit 1000
                  for update of r skip locked) as r
@@ -357,5 +364,5 @@ pub(super) const TAKE_FROM_ONE: &str = concat!(
       delete from longshore.ready
        where ctid = any(array(select row_id from picked))
       returning *),",
-    lease_taken!("$8", ""),
+    lease_taken!("$8", "null::bool", ""),
 );

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::listen::notify_due;
 use super::run::{enqueue_deadline, within};
 use super::steps::{delete_progress, was_suspended};
+use super::turns::add_turns;
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, UniqueMode, ValidJob};
 use crate::error::Error;
@@ -118,30 +119,45 @@ struct Parts {
     repeated: bool,
 }
 
-const INSERT: &str = "
+/// Stores new jobs. `$more` and the literals after it add columns that few jobs have.
+macro_rules! insert_jobs {
+    ($arrays:literal, $names:literal, $columns:literal, $ready_columns:literal, $more:expr) => {
+        concat!(
+            "
     with input as (
       select *
         from unnest((select $1::uuid[]), (select $2::text[]), (select $3::text[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::timestamptz[]),
-                    (select $8::int8[]), (select $9::int8[]), (select $10::text[]), (select $11::text[]))
-          as input(id, kind, queue, priority, max_attempts, payload, run_at, delay_us, timeout_ms, flags, options)),
+                    (select $8::int8[]), (select $9::int8[]), (select $10::text[]), (select $11::text[])", $arrays, ")
+          as input(id, kind, queue, priority, max_attempts, payload, run_at, delay_us, timeout_ms, flags, options", $names, ")),
     timed as (
       select id, kind, queue, priority, max_attempts, payload, timeout_ms, options,
              coalesce(run_at, longshore.clock() + delay_us * interval '1 microsecond') as run_at,
-             case when flags is not null then array(select json_array_elements_text(flags::json)) end as flags
+             case when flags is not null then array(select json_array_elements_text(flags::json)) end as flags", $names, "
         from input),
     stored as (
       insert into longshore.jobs
-             (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options)
+             (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options", $columns, ")
       select id, longshore.clock(), run_at, timeout_ms, priority, max_attempts, kind, queue,
-             payload::json, flags, options::json
+             payload::json, flags, options::json", $columns, "
         from timed),
     enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags
-        from timed)
-    select longshore.clock()";
+              interruptions, keyed, kind, queue, flags", $ready_columns, ")
+      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags", $ready_columns, "
+        from timed)",
+            $more,
+            "
+    select longshore.clock()"
+        )
+    };
+}
+
+const INSERT: &str = insert_jobs!("", "", "", "", "");
+
+/// As [`INSERT`], for jobs of which some have a group.
+const INSERT_GROUPED: &str =
+    insert_jobs!(", (select $12::text[])", ", grp", ", grp", ", grp", concat!(",", add_turns!("timed")));
 
 /// Stores jobs that have no keys. Returns when they were created.
 async fn insert_plain(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<DateTime<Utc>> {
@@ -160,47 +176,55 @@ async fn insert_plain(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<DateTime<Utc>> 
 
 async fn insert_step(tx: &mut Tx<'_>, jobs: &[ValidJob]) -> Sql<DateTime<Utc>> {
     let columns = Columns::of(jobs.iter());
-    let row = columns.bind(sqlx::query(tx.sql(INSERT))).fetch_one(&mut *tx.connection).await?;
-    Ok(row.try_get(0)?)
+    let query = if jobs.iter().any(|job| job.group.is_some()) {
+        columns.bind(sqlx::query(tx.sql(INSERT_GROUPED))).bind(&columns.groups)
+    } else {
+        columns.bind(sqlx::query(tx.sql(INSERT)))
+    };
+    Ok(query.fetch_one(&mut *tx.connection).await?.try_get(0)?)
 }
 
 /// As [`INSERT`], for jobs that may exist already: by id, because an earlier reply
 /// was lost, or by idempotency key. The key may be that of a merged request: the filter
 /// finds those that are committed, and `has_merged_key` those that the insert waited for.
-const INSERT_NEW: &str = "
+const INSERT_NEW: &str = concat!(
+    "
     with input as (
       select *
         from unnest((select $1::uuid[]), (select $2::text[]), (select $3::text[]), (select $4::int2[]), (select $5::int2[]), (select $6::text[]), (select $7::timestamptz[]),
-                    (select $8::int8[]), (select $9::int8[]), (select $10::text[]), (select $11::text[]), (select $12::text[]))
+                    (select $8::int8[]), (select $9::int8[]), (select $10::text[]), (select $11::text[]), (select $12::text[]), (select $13::text[]))
           as input(id, kind, queue, priority, max_attempts, payload, run_at, delay_us, timeout_ms, flags, options,
-                   idempotency_key)),
+                   grp, idempotency_key)),
     stored as (
       insert into longshore.jobs
              (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options,
-              idempotency_key)
+              grp, idempotency_key)
       select id, longshore.clock(),
              coalesce(run_at, longshore.clock() + delay_us * interval '1 microsecond'),
              timeout_ms, priority, max_attempts, kind, queue, payload::json,
              case when flags is not null then array(select json_array_elements_text(flags::json)) end,
-             options::json, idempotency_key
+             options::json, grp, idempotency_key
         from input
        where (select j.id
                 from longshore.merged_requests m
                 join longshore.jobs j on j.id = m.job
                where m.idempotency_key = input.idempotency_key) is null
           on conflict do nothing
-      returning id, run_at, timeout_ms, priority, max_attempts, kind, queue, flags, idempotency_key),
+      returning id, run_at, timeout_ms, priority, max_attempts, kind, queue, flags, grp, idempotency_key),
     enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags
-        from stored)
+              interruptions, keyed, kind, queue, flags, grp)
+      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, false, kind, queue, flags, grp
+        from stored),",
+    add_turns!("stored"),
+    "
     select (select count(*) from stored),
            longshore.has_merged_key(array(select idempotency_key from stored)),
            longshore.clock(),
            -- not needed if all are stored
-           case when (select count(*) from stored) < cardinality($1::uuid[]) then array(select id from stored) end";
+           case when (select count(*) from stored) < cardinality($1::uuid[]) then array(select id from stored) end",
+);
 
 const BY_KEY_OR_ID: &str = "
     select idempotency_key, id
@@ -218,7 +242,7 @@ const BY_KEY_OR_ID: &str = "
 async fn insert_new(tx: &mut Tx<'_>, jobs: &[ValidJob], step: &[usize], parts: &mut Parts) -> Sql<()> {
     let columns = Columns::of(step.iter().map(|i| &jobs[*i]));
     let keys: Vec<Option<&str>> = step.iter().map(|i| jobs[*i].idempotency_key.as_deref()).collect();
-    let query = columns.bind(sqlx::query(tx.sql(INSERT_NEW))).bind(&keys);
+    let query = columns.bind(sqlx::query(tx.sql(INSERT_NEW))).bind(&columns.groups).bind(&keys);
     let row = query.fetch_one(&mut *tx.connection).await?;
     let stored = unless_merged(&row)?;
     parts.now = Some(row.try_get(2)?);
@@ -380,7 +404,8 @@ async fn holders(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<(Holders, DateTime<Utc>
 
 /// Stores nothing if another job owns the key. If the id or the idempotency key was
 /// taken meanwhile, the statement fails and is retried.
-const INSERT_OWNER: &str = "
+const INSERT_OWNER: &str = concat!(
+    "
     with owned as (
       insert into longshore.keys (key, job)
       values ($12, $1)
@@ -389,20 +414,23 @@ const INSERT_OWNER: &str = "
     stored as (
       insert into longshore.jobs
              (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options,
-              idempotency_key, unique_key)
+              idempotency_key, unique_key, grp)
       select o.job, longshore.clock(), coalesce($7, longshore.clock() + $8 * interval '1 microsecond'),
-             $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12
+             $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12, $14
         from owned o
       returning *),
     enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags
-        from stored)
+              interruptions, keyed, kind, queue, flags, grp)
+      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags, grp
+        from stored),",
+    add_turns!("stored"),
+    "
     select (select count(*) from owned),
            case when $13::text is not null
-                then longshore.has_merged_key(array(select idempotency_key from stored)) end";
+                then longshore.has_merged_key(array(select idempotency_key from stored)) end",
+);
 
 /// Stores the new job with its key. Returns whether the key was free.
 async fn insert(tx: &mut Tx<'_>, job: &ValidJob) -> Sql<bool> {
@@ -428,11 +456,12 @@ const REPLACE: &str = concat!(
              priority = $4,
              max_attempts = $5,
              payload = $6::text::json,
-             run_at = case when $14 then j.run_at
+             run_at = case when $15 then j.run_at
                            else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
              timeout_ms = $9,
              flags = $10,
              options = $11::text::json,
+             grp = $14,
              idempotency_key = coalesce(j.idempotency_key, $13)
         from deleted d
        where j.id = d.id
@@ -441,15 +470,18 @@ const REPLACE: &str = concat!(
     enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags, grp)
       select d.id,
-             case when $14 and ",
+             case when $15 and ",
     was_suspended!("d.id"),
     " then least(d.run_at, longshore.clock())
-                  when $14 then d.run_at
+                  when $15 then d.run_at
                   else coalesce($7, longshore.clock() + $8 * interval '1 microsecond') end,
-             longshore.clock(), $9, d.lease_no, $4, 0, $5, d.interruptions, true, $2, $3, $10
-        from deleted d)
+             longshore.clock(), $9, d.lease_no, $4, 0, $5, d.interruptions, true, $2, $3, $10, $14
+        from deleted d
+      returning run_at, priority, queue, grp),",
+    add_turns!("enqueued"),
+    "
     select (select count(*) from deleted),
            longshore.has_merged_key(array(select idempotency_key from changed where idempotency_key = $13)),
            (select idempotency_key from changed)",
@@ -470,11 +502,12 @@ async fn replace(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -
 }
 
 /// Locks in the usual order: the row in `running` first, then the key.
-const SUPERSEDE: &str = "
+const SUPERSEDE: &str = concat!(
+    "
     with owner as (
       update longshore.running
          set superseded = true
-       where id = $14
+       where id = $15
          and not superseded
       returning id),
     moved as (
@@ -487,20 +520,23 @@ const SUPERSEDE: &str = "
     stored as (
       insert into longshore.jobs
              (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue, payload, flags, options,
-              idempotency_key, unique_key)
+              idempotency_key, unique_key, grp)
       select m.job, longshore.clock(), coalesce($7, longshore.clock() + $8 * interval '1 microsecond'),
-             $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12
+             $9, $4, $5, $2, $3, $6::text::json, $10, $11::text::json, $13, $12, $14
         from moved m
       returning *),
     enqueued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
-      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags
-        from stored)
+              interruptions, keyed, kind, queue, flags, grp)
+      select id, run_at, longshore.clock(), timeout_ms, 0, priority, 0, max_attempts, 0, true, kind, queue, flags, grp
+        from stored),",
+    add_turns!("stored"),
+    "
     select (select count(*) from owner),
            case when $13::text is not null
-                then longshore.has_merged_key(array(select idempotency_key from stored)) end";
+                then longshore.has_merged_key(array(select idempotency_key from stored)) end",
+);
 
 /// Stores the new job and moves the key of a running owner to it. Returns whether
 /// the owner was still running.
@@ -525,7 +561,7 @@ async fn merge(tx: &mut Tx<'_>, job: &ValidJob, owner: JobId, how: EnqueuedAs, k
     Ok(())
 }
 
-/// Binds the thirteen parameters of a job with a unique key, stored under `id`.
+/// Binds the fourteen parameters of a job with a unique key, stored under `id`.
 fn bind<'q>(query: Query<'q>, job: &'q ValidJob, id: JobId) -> Query<'q> {
     let (run_at, delay_us) = split(job.when);
     query
@@ -542,6 +578,7 @@ fn bind<'q>(query: Query<'q>, job: &'q ValidJob, id: JobId) -> Query<'q> {
         .bind(&job.options)
         .bind(job.unique.as_ref().map(|(key, _)| key))
         .bind(&job.idempotency_key)
+        .bind(&job.group)
 }
 
 fn created(job: &ValidJob) -> Enqueued {
@@ -562,6 +599,7 @@ struct Columns<'a> {
     timeouts: Vec<Option<i64>>,
     flags: Vec<Option<String>>,
     options: Vec<Option<&'a str>>,
+    groups: Vec<Option<&'a str>>,
 }
 
 impl<'a> Columns<'a> {
@@ -580,6 +618,7 @@ impl<'a> Columns<'a> {
             columns.timeouts.push(job.timeout.map(millis));
             columns.flags.push((!job.flags.is_empty()).then(|| serde_json::json!(job.flags).to_string()));
             columns.options.push(job.options.as_deref());
+            columns.groups.push(job.group.as_deref());
         }
         columns
     }

@@ -13,6 +13,7 @@ use sqlx::Row;
 
 use super::inspect::raw;
 use super::operate::requeue_now;
+use super::turns::add_turns;
 use super::tx::{Fault, Sql, Tx};
 use crate::error::Error;
 use crate::store::{Delivered, Emitted, EventRecord};

@@ -36,7 +36,7 @@ const JOB: &str = "
               limit 1), {is_large}, (
              select h.name
                from longshore.workers h
-              where h.id = r.worker)
+              where h.id = r.worker), j.grp
       from {from}
       join longshore.jobs j on j.id = e.id
       left join longshore.ready w on w.id = j.id
@@ -125,6 +125,7 @@ fn record(row: &PgRow) -> Sql<JobRecord> {
         cancel_requested: false,
         idempotency_key: row.try_get(8)?,
         unique_key: row.try_get(9)?,
+        group: row.try_get(38)?,
         tags: options.tags,
         flags: row
             .try_get::<Option<Vec<Option<String>>>, _>(6)?
@@ -302,6 +303,7 @@ const WAITING_OF_QUEUE: &str = "
          from longshore.ready
         where queue = $1
           and interruptions = 0
+          and grp is null
         order by priority desc, run_at, id
         limit $2)
       union all
@@ -309,7 +311,15 @@ const WAITING_OF_QUEUE: &str = "
          from longshore.ready
         where queue = $1
           and interruptions > 0
+          and grp is null
         order by priority desc, run_at, id
+        limit $2)
+      union all
+      (select id, kind, attempt = 0 and interruptions = 0
+         from longshore.ready
+        where queue = $1
+          and grp is not null
+        order by grp, priority desc, run_at, id
         limit $2)";
 
 /// The running jobs of the queue `$1`, or of any queue.

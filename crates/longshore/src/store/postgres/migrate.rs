@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
-use crate::store::{Migrated, SCHEMA_VERSION, schema_too_new};
+use crate::store::{GROUPS_VERSION, Migrated, SCHEMA_VERSION, older_workers_live, schema_too_new};
 
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/postgres/0001_queue.sql")),
@@ -16,6 +16,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (3, include_str!("../../../migrations/postgres/0003_hardening.sql")),
     (4, include_str!("../../../migrations/postgres/0004_first_run.sql")),
     (5, include_str!("../../../migrations/postgres/0005_steps.sql")),
+    (6, include_str!("../../../migrations/postgres/0006_flow_control.sql")),
 ];
 /// The view and the SQL functions, replaced by every migration.
 const FUNCTIONS: &str = include_str!("../../../migrations/postgres/functions.sql");
@@ -60,6 +61,9 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
     if from > SCHEMA_VERSION {
         return Err(schema_too_new(from).into());
     }
+    if (1..GROUPS_VERSION).contains(&from) {
+        refuse_live_workers(tx).await?;
+    }
     for (version, script) in MIGRATIONS.iter().filter(|(version, _)| *version > from) {
         sqlx::raw_sql(AssertSqlSafe(tx.fill(script))).execute(&mut *tx.connection).await?;
         sqlx::query(tx.sql("insert into longshore.migrations (version) values ($1)"))
@@ -70,6 +74,22 @@ pub(super) async fn migrate(tx: &mut Tx<'_>) -> Sql<Migrated> {
     sqlx::raw_sql(AssertSqlSafe(tx.fill(FUNCTIONS))).execute(&mut *tx.connection).await?;
     transaction.commit().await?;
     Ok(Migrated { from, to: SCHEMA_VERSION })
+}
+
+/// Workers of an earlier version would ignore the limits of groups. None can register before
+/// the transaction ends.
+async fn refuse_live_workers(tx: &mut Tx<'_>) -> Sql<()> {
+    const LOCK: &str = "
+        lock table longshore.workers in share row exclusive mode";
+    const LIVE: &str = "
+        select name
+          from longshore.workers
+         where dead_at is null
+           and heartbeat_at > longshore.clock() - stale_after_ms * interval '1 millisecond'
+         order by name";
+    sqlx::query(tx.sql(LOCK)).execute(&mut *tx.connection).await?;
+    let live: Vec<String> = sqlx::query_scalar(tx.sql(LIVE)).fetch_all(&mut *tx.connection).await?;
+    if live.is_empty() { Ok(()) } else { Err(older_workers_live(&live).into()) }
 }
 
 pub(super) async fn schema_version(tx: &mut Tx<'_>) -> Sql<i64> {

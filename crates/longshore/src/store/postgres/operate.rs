@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::enqueue::split;
 use super::steps::{delete_progress, was_suspended};
+use super::turns::add_turns;
 use super::tx::{Query, Sql, Tx};
 use crate::enqueue::ValidEdit;
 use crate::error::Error;
@@ -148,14 +149,18 @@ async fn cancel(tx: &mut Tx<'_>, id: JobId, seen: &Waiting, attempts: u16) -> Sq
 /// Inserts the rows deleted from `ready` again, due now.
 macro_rules! requeue_now {
     () => {
-        "
+        concat!(
+            "
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags, grp, flow)
       select id, least(run_at, longshore.clock()), longshore.clock(), timeout_ms, lease_no, priority,
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from deleted)"
+             attempt, max_attempts, interruptions, keyed, kind, queue, flags, grp, flow
+        from deleted
+      returning run_at, priority, queue, grp),",
+            add_turns!("requeued")
+        )
     };
 }
 pub(super) use requeue_now;
@@ -187,14 +192,17 @@ const REWRITE: &str = concat!(
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags, grp, flow)
       select id,
              case when $10 then coalesce($7::timestamptz, longshore.clock() + $8 * interval '1 microsecond')
                   when $9::text is not null and ", was_suspended!("deleted.id"), " then least(run_at, longshore.clock())
                   else run_at end,
              longshore.clock(), timeout_ms, lease_no, coalesce($6::int2, priority),
-             attempt, max_attempts, interruptions, keyed, kind, queue, flags
-        from deleted)
+             attempt, max_attempts, interruptions, keyed, kind, queue, flags, grp, flow
+        from deleted
+      returning run_at, priority, queue, grp),",
+    add_turns!("requeued"),
+    "
     select count(*) from deleted"
 );
 
@@ -243,7 +251,8 @@ const KEY_HOLDER: &str = "
       from longshore.keys
      where key = $1";
 
-const REOPEN: &str = "
+const REOPEN: &str = concat!(
+    "
     with deleted as (
       delete from longshore.finished
        where id = $1
@@ -261,12 +270,16 @@ const REOPEN: &str = "
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags, grp, flow)
       select d.id, longshore.clock(), longshore.clock(), j.timeout_ms, d.lease_no, j.priority, 0, j.max_attempts,
-             0, j.unique_key is not null, j.kind, j.queue, j.flags
+             0, j.unique_key is not null, j.kind, j.queue, j.flags, j.grp, j.flow
         from deleted d
-        join longshore.jobs j on j.id = d.id)
-    select count(*) from deleted";
+        join longshore.jobs j on j.id = d.id
+      returning run_at, priority, queue, grp),",
+    add_turns!("requeued"),
+    "
+    select count(*) from deleted",
+);
 
 /// Returns the job to `ready` with a fresh budget, unless another live job owns its key.
 async fn reopen(tx: &mut Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {

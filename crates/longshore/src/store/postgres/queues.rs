@@ -25,24 +25,29 @@ pub(super) async fn set_queue(tx: &mut Tx<'_>, name: &str, change: &QueueChange)
     Ok(())
 }
 
-/// The queues with waiting jobs that are not suspects, and a last row without a queue. Costs one
-/// index probe per queue, however many jobs wait.
+/// The queues with waiting jobs that are not suspects, a first row with an empty name and a last
+/// row without a queue. Costs two index probes per queue, however many jobs wait.
 macro_rules! find_waiting_queues {
     () => {
         "waiting_queues as (
-      (select queue
-         from longshore.ready
-        where interruptions = 0
-        order by queue
-        limit 1)
+      select '' as queue
       union all
       select (
-               select r.queue
-                 from longshore.ready r
-                where r.interruptions = 0
-                  and r.queue > w.queue
-                order by r.queue
-                limit 1)
+               select min(next.queue)
+                 from ((select r.queue
+                          from longshore.ready r
+                         where r.interruptions = 0
+                           and r.grp is null
+                           and r.queue > w.queue
+                         order by r.queue
+                         limit 1)
+                       union all
+                       (select r.queue
+                          from longshore.ready r
+                         where r.grp is not null
+                           and r.queue > w.queue
+                         order by r.queue
+                         limit 1)) as next)
         from waiting_queues w
        where w.queue is not null)"
     };
@@ -59,6 +64,7 @@ const QUEUES: &str = concat!(
       select queue, count(*) as n
         from longshore.ready
        where interruptions > 0
+         and grp is null
        group by queue),
     running as (
       select queue, count(*) as n
@@ -67,7 +73,7 @@ const QUEUES: &str = concat!(
     names as (
       select name from longshore.queues
       union
-      select queue from waiting_queues where queue is not null
+      select queue from waiting_queues where queue <> ''
       union
       select queue from suspects
       union
@@ -77,12 +83,21 @@ const QUEUES: &str = concat!(
         from waiting_queues)
     select n.name, coalesce(s.paused, false) as paused, s.max_running, coalesce(p.n, 0) as suspects, (
              select count(*)
-               from (select 1
-                       from longshore.ready r
-                      where r.queue = n.name
-                        and r.interruptions = 0
-                      order by r.priority desc, r.run_at, r.id   -- the order of the index
-                      limit (select jobs + 1 from bound)) as bounded) as waiting,
+               from ((select 1
+                        from longshore.ready r
+                       where r.queue = n.name
+                         and r.interruptions = 0
+                         and r.grp is null
+                       order by r.priority desc, r.run_at, r.id   -- the order of the index
+                       limit (select jobs + 1 from bound))
+                     union all
+                     (select 1
+                        from longshore.ready r
+                       where r.queue = n.name
+                         and r.grp is not null
+                       order by r.grp, r.priority desc, r.run_at, r.id
+                       limit (select jobs + 1 from bound))
+                     limit (select jobs + 1 from bound)) as bounded) as waiting,
            coalesce(r.n, 0) as running, (select jobs from bound) as bound
       from names n
       left join longshore.queues s on s.name = n.name
@@ -127,7 +142,7 @@ pub(super) async fn queues(tx: &mut Tx<'_>) -> Sql<Vec<QueueRecord>> {
     Ok(queues)
 }
 
-/// Suspects have an index of their own.
+/// Suspects and jobs with a group have indexes of their own.
 const DEPTH: &str = "
     select count(*)
       from (select 1
@@ -135,12 +150,20 @@ const DEPTH: &str = "
                        from longshore.ready
                       where queue = $1
                         and interruptions = 0
+                        and grp is null
+                      limit $2)
+                    union all
+                    (select 1
+                       from longshore.ready
+                      where queue = $1
+                        and grp is not null
                       limit $2)
                     union all
                     (select 1
                        from longshore.ready
                       where queue = $1
                         and interruptions > 0
+                        and grp is null
                       limit $2)) as waiting
              limit $2) as bounded";
 
@@ -161,11 +184,12 @@ const WAITING_QUEUES: &str = concat!(
     select queue
       from (select queue
               from waiting_queues
-             where queue is not null
+             where queue <> ''
              union
             select queue
               from longshore.ready
-             where interruptions > 0) as waiting
+             where interruptions > 0
+               and grp is null) as waiting
      order by queue collate \"C\""
 );
 

@@ -11,6 +11,7 @@ use super::enqueue::{insert_any, split};
 use super::events::is_any_emitted;
 use super::run::{QUICK, within};
 use super::steps::save_waits;
+use super::turns::{add_turns, add_turns_of_freed};
 use super::tx::{Fault, Sql, Tx};
 use crate::job::{AttemptEnd, Outcome, WorkerId};
 use crate::lifecycle::{Finish, LeaseFlags, Leave, Requeue};
@@ -158,7 +159,8 @@ const FINISH_UNIFORM: &str = concat!(
          and r.worker = $3
          and ($4::bool is null or r.cancel_requested = $4)
          and ($5::bool is null or r.superseded = $5)
-      returning r.id, r.worker, r.claimed_at, r.lease_no, r.max_attempts, r.keyed, r.kind, r.queue),
+      returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.max_attempts, r.keyed, r.kind, r.queue,
+                r.grp, r.gated),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
@@ -169,6 +171,8 @@ const FINISH_UNIFORM: &str = concat!(
     earlier_error!(),
     " end
         from taken t),",
+    add_turns_of_freed!(),
+    ",",
     free_keys_and_tally!("$6"),
 );
 
@@ -184,8 +188,8 @@ const FINISH: &str = concat!(
          and ",
     is_as_decided!("$9", "$10", "$11"),
     "
-      returning r.id, r.worker, r.claimed_at, r.lease_no, r.attempt, r.max_attempts, r.keyed, r.kind, r.queue,
-                i.attempts, i.interruptions, i.error, i.result, i.history),
+      returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.attempt, r.max_attempts, r.keyed, r.kind,
+                r.queue, r.grp, r.gated, i.attempts, i.interruptions, i.error, i.result, i.history),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
@@ -200,6 +204,8 @@ const FINISH: &str = concat!(
              end,
              t.result::json
         from taken t),",
+    add_turns_of_freed!(),
+    ",",
     record_attempts!(),
     ",",
     free_keys_and_tally!("$12"),
@@ -222,11 +228,16 @@ const REQUEUE: &str = concat!(
     requeued as (
       insert into longshore.ready
              (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags)
+              interruptions, keyed, kind, queue, flags, grp, flow)
       select t.id, coalesce(t.run_at, longshore.clock() + t.delay_us * interval '1 microsecond'), longshore.clock(),
              t.timeout_ms, t.lease_no, t.priority, t.attempts, t.max_attempts, t.new_interruptions,
-             t.keyed, t.kind, t.queue, t.flags
-        from taken t),",
+             t.keyed, t.kind, t.queue, t.flags, t.grp, t.flow
+        from taken t
+      returning run_at, priority, queue, grp),",
+    add_turns!("requeued"),
+    ",",
+    add_turns_of_freed!(),
+    ",",
     record_attempts!(),
     "
     select array_agg(id), array_agg(lease_no) from taken",

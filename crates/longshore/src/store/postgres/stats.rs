@@ -65,11 +65,21 @@ const COUNT_WAITING_BY_QUEUE: &str = concat!(
     select w.queue, s.kind, s.is_fresh, false as is_suspect, count(*), (select jobs from bound)
       from waiting_queues w
      cross join lateral (
-             select r.kind, r.attempt = 0 as is_fresh
-               from longshore.ready r
-              where r.queue = w.queue
-                and r.interruptions = 0
-              order by r.priority desc, r.run_at, r.id   -- the order of the index
+             select *
+               from ((select r.kind, r.attempt = 0 as is_fresh
+                        from longshore.ready r
+                       where r.queue = w.queue
+                         and r.interruptions = 0
+                         and r.grp is null
+                       order by r.priority desc, r.run_at, r.id   -- the order of the index
+                       limit (select jobs + 1 from bound))
+                     union all
+                     (select r.kind, r.attempt = 0 and r.interruptions = 0
+                        from longshore.ready r
+                       where r.queue = w.queue
+                         and r.grp is not null
+                       order by r.grp, r.priority desc, r.run_at, r.id
+                       limit (select jobs + 1 from bound))) as bounded
               limit (select jobs + 1 from bound)) as s
      where w.queue <> all($1::text[])
      group by w.queue, s.kind, s.is_fresh
@@ -77,6 +87,7 @@ const COUNT_WAITING_BY_QUEUE: &str = concat!(
     select queue, kind, false, true, count(*), (select jobs from bound)
       from longshore.ready
      where interruptions > 0
+       and grp is null
      group by queue, kind"
 );
 
@@ -163,11 +174,11 @@ const SAMPLE_WAITING: &str = "
       from pages
      cross join lateral generate_series(0, pages.sampled - 1) as n
      cross join lateral (
-             select r.queue, r.kind, r.attempt = 0 as is_fresh
+             select r.queue, r.kind, r.attempt = 0 and r.interruptions = 0 as is_fresh
                from longshore.ready r
               where r.ctid >= format('(%s,0)', n * pages.pages / pages.sampled)::tid
                 and r.ctid < format('(%s,0)', n * pages.pages / pages.sampled + 1)::tid
-                and r.interruptions = 0
+                and (r.interruptions = 0 or r.grp is not null)
              offset 0) as s
      group by s.queue, s.kind, s.is_fresh";
 
@@ -207,7 +218,8 @@ fn waiting_count(row: &PgRow, jobs: f64, estimated: bool) -> Sql<Count> {
 }
 
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
-/// each. Costs one index probe per (queue, priority).
+/// each. Costs one index probe per (queue, priority) and per group. Looks at 10,000 groups at
+/// most.
 const OVERDUE: &str = concat!(
     "with recursive ",
     find_waiting_queues!(),
@@ -218,21 +230,37 @@ const OVERDUE: &str = concat!(
                  from longshore.ready r
                 where r.queue = w.queue
                   and r.interruptions = 0
+                  and r.grp is null
                 order by r.priority desc
                 limit 1) as priority
         from waiting_queues w
-       where w.queue is not null
+       where w.queue <> ''
       union all
       select p.queue, (
                select r.priority
                  from longshore.ready r
                 where r.queue = p.queue
                   and r.interruptions = 0
+                  and r.grp is null
                   and r.priority < p.priority
                 order by r.priority desc
                 limit 1)
         from priorities p
        where p.priority is not null),
+    waiting_groups as (
+      select w.queue, '' as grp
+        from waiting_queues w
+       where w.queue <> ''
+      union all
+      select g.queue, (
+               select r.grp
+                 from longshore.ready r
+                where r.queue = g.queue
+                  and r.grp > g.grp
+                order by r.grp
+                limit 1)
+        from waiting_groups g
+       where g.grp is not null),
     first_jobs as (
       select p.queue, longshore.clock() - (
                select r.run_at
@@ -240,10 +268,22 @@ const OVERDUE: &str = concat!(
                 where r.queue = p.queue
                   and r.priority = p.priority
                   and r.interruptions = 0
+                  and r.grp is null
                 order by r.run_at
                 limit 1) as due_for
         from priorities p
-       where p.priority is not null)
+       where p.priority is not null
+      union all
+      select g.queue, longshore.clock() - (
+               select r.run_at
+                 from longshore.ready r
+                where r.queue = g.queue
+                  and r.grp = g.grp
+                  and r.grp is not null
+                order by r.priority desc, r.run_at
+                limit 1)
+        from (select * from waiting_groups limit 10000) as g
+       where g.grp <> '')
     select queue, extract(epoch from max(due_for))::float8
       from first_jobs
      where due_for >= interval '0'
@@ -260,8 +300,9 @@ pub(super) async fn overdue(tx: &mut Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     rows.collect()
 }
 
-/// Reads the jobs that come before the job `m` in claim order. Suspects have an index of
-/// their own, so there are four parts. Each is read in the order of its index; otherwise
+/// Reads the jobs that come before the job `m` in claim order; for a job with a group, those of
+/// its group. Suspects have an index of their own, so there are four parts for jobs without a
+/// group. Each is read in the order of its index; otherwise
 /// the planner would read all of it into a bitmap. All parts together read at most `$2`
 /// entries, including jobs that do not count.
 const AHEAD: &str = "
@@ -276,35 +317,53 @@ const AHEAD: &str = "
                        from ((select r.kind, r.run_at
                                 from longshore.ready r
                                where r.queue = m.queue
+                                 and m.grp is null
                                  and r.priority > m.priority
                                  and r.interruptions = 0
+                                 and r.grp is null
                                order by r.priority desc, r.run_at, r.id
                                limit $2)
                              union all
                              (select r.kind, r.run_at
                                 from longshore.ready r
                                where r.queue = m.queue
+                                 and m.grp is null
                                  and r.priority = m.priority
                                  and (r.run_at, r.id) < (m.run_at, m.id)
                                  and r.interruptions = 0
+                                 and r.grp is null
                                order by r.run_at, r.id
                                limit $2)
                              union all
                              (select r.kind, r.run_at
                                 from longshore.ready r
                                where r.queue = m.queue
+                                 and m.grp is null
                                  and r.priority > m.priority
                                  and r.interruptions > 0
+                                 and r.grp is null
                                order by r.priority desc, r.run_at, r.id
                                limit $2)
                              union all
                              (select r.kind, r.run_at
                                 from longshore.ready r
                                where r.queue = m.queue
+                                 and m.grp is null
                                  and r.priority = m.priority
                                  and (r.run_at, r.id) < (m.run_at, m.id)
                                  and r.interruptions > 0
+                                 and r.grp is null
                                order by r.run_at, r.id
+                               limit $2)
+                             union all
+                             (select r.kind, r.run_at
+                                from longshore.ready r
+                               where r.queue = m.queue
+                                 and r.grp = m.grp
+                                 and r.grp is not null
+                                 and (r.priority > m.priority
+                                   or (r.priority = m.priority and (r.run_at, r.id) < (m.run_at, m.id)))
+                               order by r.priority desc, r.run_at, r.id
                                limit $2)) as part
                       limit $2) as earlier) as counted
      where m.id = $1";

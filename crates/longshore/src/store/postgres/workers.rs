@@ -8,12 +8,13 @@ use uuid::Uuid;
 
 use super::tx::{Sql, Tx};
 use crate::job::{JobId, WorkerId};
-use crate::store::{Beat, Lease, NewWorker, Registration, WorkerRecord, millis};
+use crate::store::{Beat, Lease, NewWorker, Registration, SCHEMA_VERSION, WorkerRecord, millis};
 
 const REGISTER: &str = "
     insert into longshore.workers
-           (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at, host, pid, version)
-    values ($1, $2, $3, $4, $5, $6, longshore.clock(), longshore.clock(), $7, $8, $9)
+           (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at, host, pid, version,
+            schema_version)
+    values ($1, $2, $3, $4, $5, $6, longshore.clock(), longshore.clock(), $7, $8, $9, $10)
         on conflict (id) do update
        set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
            heartbeat_at = excluded.heartbeat_at
@@ -30,6 +31,7 @@ pub(super) async fn register(tx: &mut Tx<'_>, worker: &NewWorker) -> Sql<()> {
         .bind(&worker.host)
         .bind(worker.pid.map(i64::from))
         .bind(&worker.version)
+        .bind(SCHEMA_VERSION as i32)
         .execute(&mut *tx.connection)
         .await?;
     Ok(())

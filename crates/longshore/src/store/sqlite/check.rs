@@ -73,6 +73,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             or w.kind <> j.kind
             or w.priority <> j.priority
             or w.max_attempts <> j.max_attempts
+            or w.grp is not j.grp
             or w.keyed <> (j.unique_key is not null)
          limit ?1";
     const KEYS_WITHOUT_OWNER: &str = concat!(
@@ -108,7 +109,7 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
     })?);
     problems.extend(tx.rows(DIFFERENT, [MAX_PROBLEMS], |row| {
         Ok(format!(
-            "waiting job {} differs from its row in jobs in queue, kind, priority, max_attempts or unique key",
+            "waiting job {} differs from its row in jobs in queue, kind, priority, max_attempts, group or unique key",
             row.job(0)?
         ))
     })?);

@@ -66,6 +66,7 @@ pub(super) const NEXT_DUE: &str = "
      where queue = ?1
        and priority = ?2
        and interruptions = 0
+       and grp is null
        and (run_at, id) > (?3, ?4)
        and run_at <= ?5
      order by run_at, id";
@@ -209,6 +210,7 @@ impl<'a> ClaimRun<'a> {
               from ready indexed by ready_claim
              where queue = ?1
                and interruptions = 0
+               and grp is null
                and priority < ?2
                and priority >= ?3
              order by priority desc
@@ -306,6 +308,7 @@ impl<'a> ClaimRun<'a> {
               from ready indexed by ready_suspects
              where queue = ?1
                and interruptions > 0
+               and grp is null
                and priority < ?2
                and priority >= ?3
              order by priority desc
@@ -318,6 +321,7 @@ impl<'a> ClaimRun<'a> {
              where queue = ?1
                and priority = ?2
                and interruptions > 0
+               and grp is null
                and run_at <= ?3
              order by run_at, id";
         let lowest = self.request.lowest_priority();
@@ -396,7 +400,8 @@ impl<'a> ClaimRun<'a> {
                    w.max_attempts,
                    w.interruptions,
                    w.keyed,
-                   w.flags
+                   w.flags,
+                   w.flow
               from ready w
              cross join jobs j on j.id = w.id
              where w.id = ?1";
@@ -406,8 +411,8 @@ impl<'a> ClaimRun<'a> {
         const ENTER_RUNNING: &str = "
             insert into running
                    (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-                    interruptions, keyed, kind, queue, flags)
-            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
+                    interruptions, keyed, kind, queue, flags, flow)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
         let taken = picked.iter().map(Candidate::as_taken).collect::<Vec<_>>();
         cursor.advance(&taken, self.is_full(), Some(instant(self.now)));
 
@@ -444,6 +449,7 @@ impl<'a> ClaimRun<'a> {
                 &*claimed.kind,
                 &*claimed.queue,
                 row.get_ref(9)?.as_str_or_null()?,
+                row.get_ref(10)?.as_blob_or_null()?,
             ]);
             drop(rows);
             match entered.map_err(Fault::from) {

@@ -4,6 +4,7 @@
 use rusqlite::params;
 
 use super::steps::delete_progress;
+use super::turns::add_turn;
 use super::tx::{Columns, Fault, Sql, Tx, instant, stored_list};
 use crate::enqueue::{Enqueued, EnqueuedAs, EnqueuedBatch, ValidJob};
 use crate::job::JobId;
@@ -134,8 +135,8 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<Tried> {
     const INSERT: &str = "
         insert into jobs
                (id, created_at, run_at, timeout_ms, priority, max_attempts, kind, queue,
-                payload, flags, options, idempotency_key, unique_key)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)
+                payload, flags, options, idempotency_key, unique_key, grp)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
             on conflict (id) do nothing";
     const OWN: &str = "
         insert into keys (key, job)
@@ -158,6 +159,7 @@ fn insert(tx: &Tx<'_>, job: &ValidJob) -> Sql<Tried> {
             job.options,
             job.idempotency_key,
             unique_key,
+            job.group,
         ],
     )?;
     if inserted == 0 {
@@ -190,6 +192,7 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
                timeout_ms = ?8,
                flags = ?9,
                options = ?10,
+               grp = ?12,
                -- a repeated request must find this job
                idempotency_key = coalesce(idempotency_key, ?11)
          where id = ?1
@@ -218,6 +221,7 @@ fn replace(tx: &Tx<'_>, job: &ValidJob, owner: JobId, run_at: RunAt) -> Sql<()> 
             flags,
             job.options,
             job.idempotency_key,
+            job.group,
         ],
         |row| row.get(0),
     )?;
@@ -278,6 +282,8 @@ pub(super) struct Ready<'a> {
     pub(super) kind: &'a str,
     pub(super) queue: &'a str,
     pub(super) flags: Option<&'a str>,
+    pub(super) group: Option<&'a str>,
+    pub(super) flow: Option<[u8; 16]>,
 }
 
 impl<'a> Ready<'a> {
@@ -295,6 +301,8 @@ impl<'a> Ready<'a> {
             kind: &job.kind,
             queue: &job.queue,
             flags,
+            group: job.group.as_deref(),
+            flow: None,
         })
     }
 
@@ -302,8 +310,8 @@ impl<'a> Ready<'a> {
         const INSERT: &str = "
             insert into ready
                    (id, run_at, since, timeout_ms, lease_no, priority, attempt, max_attempts,
-                    interruptions, keyed, kind, queue, flags)
-            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
+                    interruptions, keyed, kind, queue, flags, grp, flow)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
         tx.execute(
             INSERT,
             params![
@@ -320,8 +328,13 @@ impl<'a> Ready<'a> {
                 self.kind,
                 self.queue,
                 self.flags,
+                self.group,
+                self.flow,
             ],
         )?;
-        Ok(())
+        match self.group {
+            Some(group) => add_turn(tx, self.queue, group, self.priority, self.run_at),
+            None => Ok(()),
+        }
     }
 }

@@ -56,7 +56,8 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
                f.finished_at,
                f.last_error,
                case when ?2 then f.result end,
-               (select name from workers where id = r.worker)
+               (select name from workers where id = r.worker),
+               j.grp
           from jobs j
           left join ready w on w.id = j.id
           left join running r on r.id = j.id
@@ -107,6 +108,7 @@ fn record(tx: &Tx<'_>, id: JobId, payloads: Payloads) -> Sql<Option<JobRecord>> 
             cancel_requested: row.get(20)? || status == Status::Cancelled,
             idempotency_key: row.get(6)?,
             unique_key: row.get(7)?,
+            group: row.get(27)?,
             tags: options.tags,
             flags: row.list(8)?,
             context: options.context,
@@ -261,11 +263,18 @@ fn live_jobs(tx: &Tx<'_>, filter: &ListFilter, live: Live) -> Sql<Option<Vec<Job
                   from ready indexed by ready_claim
                  where queue = ?1
                    and interruptions = 0
+                   and grp is null
                 union all
                 select id, kind, attempt, interruptions
                   from ready indexed by ready_suspects
                  where queue = ?1
-                   and interruptions > 0)
+                   and interruptions > 0
+                   and grp is null
+                union all
+                select id, kind, attempt, interruptions
+                  from ready indexed by ready_groups
+                 where queue = ?1
+                   and grp is not null)
          limit ?2";
     const RUNNING: &str = "
         select id,

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use rusqlite::params;
 
 use super::tx::{Sql, Tx, host_clock, instant};
-use crate::store::{Migrated, SCHEMA_VERSION, schema_too_new};
+use crate::store::{GROUPS_VERSION, Migrated, SCHEMA_VERSION, older_workers_live, schema_too_new};
 
 const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (1, include_str!("../../../migrations/sqlite/0001_queue.sql")),
@@ -12,6 +12,7 @@ const MIGRATIONS: [(i64, &str); SCHEMA_VERSION as usize] = [
     (3, include_str!("../../../migrations/sqlite/0003_hardening.sql")),
     (4, include_str!("../../../migrations/sqlite/0004_first_run.sql")),
     (5, include_str!("../../../migrations/sqlite/0005_steps.sql")),
+    (6, include_str!("../../../migrations/sqlite/0006_flow_control.sql")),
 ];
 /// The view, replaced by every migration.
 const VIEWS: &str = include_str!("../../../migrations/sqlite/views.sql");
@@ -31,6 +32,9 @@ pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
         return Err(schema_too_new(from).into());
     }
     tx.conn.execute_batch(CREATE_HISTORY)?;
+    if (1..GROUPS_VERSION).contains(&from) {
+        refuse_live_workers(tx)?;
+    }
     for (version, script) in MIGRATIONS {
         if version > from {
             tx.conn.execute_batch(script)?;
@@ -39,6 +43,18 @@ pub(super) fn migrate(tx: &Tx<'_>) -> Sql<Migrated> {
     }
     tx.conn.execute_batch(VIEWS)?;
     Ok(Migrated { from, to: SCHEMA_VERSION })
+}
+
+/// Workers of an earlier version would ignore the limits of groups.
+fn refuse_live_workers(tx: &Tx<'_>) -> Sql<()> {
+    const LIVE: &str = "
+        select name
+          from workers
+         where dead_at is null
+           and heartbeat_at > ?1 - stale_after_ms * 1000
+         order by name";
+    let live: Vec<String> = tx.rows(LIVE, [tx.now()?], |row| row.get(0))?;
+    if live.is_empty() { Ok(()) } else { Err(older_workers_live(&live).into()) }
 }
 
 pub(super) fn schema_version(tx: &Tx<'_>) -> Sql<i64> {

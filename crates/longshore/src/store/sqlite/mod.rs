@@ -49,6 +49,7 @@ mod stats;
 mod steps;
 mod store;
 mod tokens;
+mod turns;
 mod tx;
 mod workers;
 

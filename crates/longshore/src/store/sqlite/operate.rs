@@ -162,6 +162,8 @@ struct WasReady {
     kind: String,
     queue: String,
     flags: Option<String>,
+    group: Option<String>,
+    flow: Option<[u8; 16]>,
 }
 
 impl WasReady {
@@ -179,6 +181,8 @@ impl WasReady {
             kind: &self.kind,
             queue: &self.queue,
             flags: self.flags.as_deref(),
+            group: self.group.as_deref(),
+            flow: self.flow,
         }
     }
 }
@@ -194,7 +198,7 @@ fn leave_ready(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Option<WasReady>> 
            and max_attempts = ?4
            and interruptions = ?5
         returning run_at, timeout_ms, lease_no, priority, attempt, max_attempts, interruptions, keyed,
-                  kind, queue, flags";
+                  kind, queue, flags, grp, flow";
     let params =
         params![id.0.as_bytes(), seen.lease_no, seen.attempts, seen.max_attempts, seen.interruptions];
     tx.row(LEAVE, params, |row| {
@@ -210,6 +214,8 @@ fn leave_ready(tx: &Tx<'_>, id: JobId, seen: &Waiting) -> Sql<Option<WasReady>> 
             kind: row.get(8)?,
             queue: row.get(9)?,
             flags: row.get(10)?,
+            group: row.get(11)?,
+            flow: row.get(12)?,
         })
     })
 }
@@ -235,7 +241,9 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
                j.max_attempts,
                j.kind,
                j.queue,
-               j.flags
+               j.flags,
+               j.grp,
+               j.flow
           from jobs j
           left join keys k on k.key = j.unique_key
          where j.id = ?1";
@@ -258,6 +266,8 @@ fn reopen(tx: &Tx<'_>, id: JobId, seen: &Finished) -> Sql<Operated> {
             kind: row.get(5)?,
             queue: row.get(6)?,
             flags: row.get(7)?,
+            group: row.get(8)?,
+            flow: row.get(9)?,
         };
         let owner = row.get::<_, Option<[u8; 16]>>(1)?.map(|id| JobId(Uuid::from_bytes(id)));
         Ok((row.get::<_, Option<String>>(0)?, owner, ready))

@@ -72,18 +72,25 @@ pub(super) fn queues(tx: &Tx<'_>) -> Sql<Vec<QueueRecord>> {
 }
 
 pub(super) fn depth(tx: &Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
-    // Suspects have an index of their own.
+    // Suspects and jobs with a group have indexes of their own.
     const DEPTH: &str = "
         select count(*)
           from (select 1
                   from ready indexed by ready_claim
                  where queue = ?1
                    and interruptions = 0
+                   and grp is null
                 union all
                 select 1
                   from ready indexed by ready_suspects
                  where queue = ?1
                    and interruptions > 0
+                   and grp is null
+                union all
+                select 1
+                  from ready indexed by ready_groups
+                 where queue = ?1
+                   and grp is not null
                  limit ?2)";
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     Ok(tx.row(DEPTH, params![queue, limit], |row| row.get::<_, i64>(0))?.unwrap_or(0).unsigned_abs())
@@ -91,11 +98,12 @@ pub(super) fn depth(tx: &Tx<'_>, queue: &str, limit: u64) -> Sql<u64> {
 
 /// The queues with waiting jobs. Costs one index probe per queue, however many jobs wait.
 pub(super) fn waiting_queues(tx: &Tx<'_>) -> Sql<Vec<String>> {
-    const NEXT: [&str; 2] = [
+    const NEXT: [&str; 3] = [
         "
         select queue
           from ready indexed by ready_claim
          where interruptions = 0
+           and grp is null
            and queue > ?1
          order by queue
          limit 1",
@@ -103,6 +111,14 @@ pub(super) fn waiting_queues(tx: &Tx<'_>) -> Sql<Vec<String>> {
         select queue
           from ready indexed by ready_suspects
          where interruptions > 0
+           and grp is null
+           and queue > ?1
+         order by queue
+         limit 1",
+        "
+        select queue
+          from ready indexed by ready_groups
+         where grp is not null
            and queue > ?1
          order by queue
          limit 1",

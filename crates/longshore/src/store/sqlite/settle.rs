@@ -11,6 +11,7 @@ use super::enqueue::{Ready, enqueue};
 use super::events::is_any_emitted;
 use super::lease::raised_flags;
 use super::steps::save_waits;
+use super::turns::add_turn_of_freed;
 use super::tx::{Sql, Tx};
 use crate::error::{Error, Result};
 use crate::job::{AttemptEnd, JobId, Outcome};
@@ -94,6 +95,10 @@ struct TakenLease {
     attempt: u16,
     max_attempts: u16,
     keyed: bool,
+    group: Option<String>,
+    flow: Option<[u8; 16]>,
+    /// Whether the group had a limit when the job was claimed.
+    gated: bool,
 }
 
 /// Ends one lease, and stores its follow-up jobs and waits.
@@ -149,7 +154,10 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
                priority,
                attempt,
                max_attempts,
-               keyed
+               keyed,
+               grp,
+               flow,
+               gated
           from running
          where id = ?1
            and lease_no = ?2   -- fence: a newer lease owns the row
@@ -185,10 +193,16 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
             attempt: row.get(6)?,
             max_attempts: row.get(7)?,
             keyed: row.get(8)?,
+            group: row.get(9)?,
+            flow: row.get(10)?,
+            gated: row.get::<_, Option<bool>>(11)? == Some(true),
         })
     })?;
-    if held.is_some() {
+    if let Some(held) = &held {
         tx.execute(LEAVE, [lease.id.0.as_bytes()])?;
+        if let Some(group) = held.group.as_deref().filter(|_| held.gated) {
+            add_turn_of_freed(tx, &held.queue, group, held.priority)?;
+        }
     }
     Ok(held)
 }
@@ -358,6 +372,8 @@ fn requeue(tx: &Tx<'_>, lease: &Lease, held: &TakenLease, requeue: &Requeue) -> 
         kind: &held.kind,
         queue: &held.queue,
         flags: held.flags.as_deref(),
+        group: held.group.as_deref(),
+        flow: held.flow,
     };
     ready.store(tx)
 }

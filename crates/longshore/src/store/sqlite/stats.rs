@@ -76,11 +76,18 @@ pub(super) fn waiting(tx: &Tx<'_>) -> Sql<Vec<Count>> {
                   from ready indexed by ready_claim
                  where queue = ?1
                    and interruptions = 0
+                   and grp is null
                 union all
                 select queue, kind, attempt, interruptions
                   from ready indexed by ready_suspects
                  where queue = ?1
-                   and interruptions > 0)
+                   and interruptions > 0
+                   and grp is null
+                union all
+                select queue, kind, attempt, interruptions
+                  from ready indexed by ready_groups
+                 where queue = ?1
+                   and grp is not null)
          limit ?2";
     let grouped = |text: &str, params: &[&dyn rusqlite::ToSql]| -> Sql<Groups> {
         // There are many rows and few groups, so names are copied only for a new group.
@@ -210,18 +217,21 @@ fn waiting_count(((queue, kind, is_fresh), jobs): ((String, String, bool), u64),
 }
 
 /// Finds each (queue, priority) with waiting jobs, as claims do, and the first job of
-/// each. Costs one index probe per (queue, priority).
+/// each. Costs one index probe per (queue, priority) and per group. Looks at 10,000 groups at
+/// most.
 pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     const OVERDUE: &str = "
         with recursive waiting_queues as (
           select min(queue) as queue
             from ready indexed by ready_claim
            where interruptions = 0
+             and grp is null
           union all
           select (
                    select min(r.queue)
                      from ready r indexed by ready_claim
                     where r.interruptions = 0
+                      and r.grp is null
                       and r.queue > w.queue)
             from waiting_queues w
            where w.queue is not null),
@@ -230,7 +240,8 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
                    select max(r.priority)
                      from ready r indexed by ready_claim
                     where r.queue = w.queue
-                      and r.interruptions = 0) as priority
+                      and r.interruptions = 0
+                      and r.grp is null) as priority
             from waiting_queues w
            where w.queue is not null
           union all
@@ -239,18 +250,54 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
                      from ready r indexed by ready_claim
                     where r.queue = p.queue
                       and r.interruptions = 0
+                      and r.grp is null
                       and r.priority < p.priority)
             from priorities p
            where p.priority is not null),
+        grouped_queues as (
+          select min(queue) as queue
+            from ready indexed by ready_groups
+           where grp is not null
+          union all
+          select (
+                   select min(r.queue)
+                     from ready r indexed by ready_groups
+                    where r.grp is not null
+                      and r.queue > w.queue)
+            from grouped_queues w
+           where w.queue is not null),
+        waiting_groups as (
+          select w.queue, '' as grp
+            from grouped_queues w
+           where w.queue is not null
+          union all
+          select g.queue, (
+                   select min(r.grp)
+                     from ready r indexed by ready_groups
+                    where r.queue = g.queue
+                      and r.grp > g.grp)
+            from waiting_groups g
+           where g.grp is not null),
         first_jobs as (
           select p.queue, (
                    select min(r.run_at)
                      from ready r indexed by ready_claim
                     where r.queue = p.queue
                       and r.priority = p.priority
-                      and r.interruptions = 0) as run_at
+                      and r.interruptions = 0
+                      and r.grp is null) as run_at
             from priorities p
-           where p.priority is not null)
+           where p.priority is not null
+          union all
+          select g.queue, (
+                   select r.run_at
+                     from ready r indexed by ready_groups
+                    where r.queue = g.queue
+                      and r.grp = g.grp
+                    order by r.priority desc, r.run_at
+                    limit 1)
+            from (select * from waiting_groups limit 10000) as g
+           where g.grp <> '')
         select queue,
                ?1 - min(run_at)
           from first_jobs
@@ -262,14 +309,16 @@ pub(super) fn overdue(tx: &Tx<'_>) -> Sql<Vec<(String, Duration)>> {
     })
 }
 
-/// Reads the jobs that come before this one in claim order. Suspects have an index of
-/// their own, so there are four parts, each read from the head of its index. All parts
+/// Reads the jobs that come before this one in claim order; for a job with a group, those of its
+/// group. Suspects have an index of their own, so there are four parts for jobs without a group,
+/// each read from the head of its index. All parts
 /// together read at most `limit` entries, including jobs that do not count.
 pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32) -> Sql<Option<Ahead>> {
     const WAITING: &str = "
         select queue,
                priority,
-               run_at
+               run_at,
+               grp
           from ready
          where id = ?1";
     const AHEAD: &str = "
@@ -282,6 +331,7 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32
                  where queue = ?1
                    and priority > ?2
                    and interruptions = 0
+                   and grp is null
                 union all
                 select kind, run_at
                   from ready indexed by ready_claim
@@ -289,12 +339,14 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32
                    and priority = ?2
                    and (run_at, id) < (?3, ?4)
                    and interruptions = 0
+                   and grp is null
                 union all
                 select kind, run_at
                   from ready indexed by ready_suspects
                  where queue = ?1
                    and priority > ?2
                    and interruptions > 0
+                   and grp is null
                 union all
                 select kind, run_at
                   from ready indexed by ready_suspects
@@ -302,16 +354,44 @@ pub(super) fn ahead(tx: &Tx<'_>, id: JobId, kinds: Option<&[String]>, limit: u32
                    and priority = ?2
                    and (run_at, id) < (?3, ?4)
                    and interruptions > 0
+                   and grp is null
+                 limit ?5)";
+    const AHEAD_IN_GROUP: &str = "
+        select count(*) filter (
+                 where (?6 is null or kind in (select value from json_each(?6)))
+                   and run_at <= max(?7, ?3)),
+               count(*)
+          from (select kind, run_at
+                  from ready indexed by ready_groups
+                 where queue = ?1
+                   and grp = ?8
+                   and priority > ?2
+                union all
+                select kind, run_at
+                  from ready indexed by ready_groups
+                 where queue = ?1
+                   and grp = ?8
+                   and priority = ?2
+                   and (run_at, id) < (?3, ?4)
                  limit ?5)";
     let id = id.0.as_bytes();
     let waiting = tx.row(WAITING, [id], |row| {
-        Ok((row.get::<_, String>(0)?, row.get::<_, i16>(1)?, row.get::<_, i64>(2)?))
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get::<_, i16>(1)?,
+            row.get::<_, i64>(2)?,
+            row.get::<_, Option<String>>(3)?,
+        ))
     })?;
-    let Some((queue, priority, run_at)) = waiting else { return Ok(None) };
-    let kinds = kinds.map(json_list).transpose()?;
-    tx.row(AHEAD, params![queue, priority, run_at, id, limit, kinds, tx.now()?], |row| {
-        Ok(Ahead { jobs: row.get(0)?, or_more: row.get::<_, u32>(1)? == limit })
-    })
+    let Some((queue, priority, run_at, group)) = waiting else { return Ok(None) };
+    let (kinds, now) = (kinds.map(json_list).transpose()?, tx.now()?);
+    let read = |row: &Row<'_>| Ok(Ahead { jobs: row.get(0)?, or_more: row.get::<_, u32>(1)? == limit });
+    match group {
+        Some(group) => {
+            tx.row(AHEAD_IN_GROUP, params![queue, priority, run_at, id, limit, kinds, now, group], read)
+        }
+        None => tx.row(AHEAD, params![queue, priority, run_at, id, limit, kinds, now], read),
+    }
 }
 
 pub(super) fn tallied(tx: &Tx<'_>, since: DateTime<Utc>) -> Sql<Vec<Tallied>> {

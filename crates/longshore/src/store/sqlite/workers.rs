@@ -7,13 +7,14 @@ use rusqlite::params;
 use super::lease::raised_flags;
 use super::tx::{Columns, Sql, Tx, json_list, micros};
 use crate::job::WorkerId;
-use crate::store::{Beat, Lease, NewWorker, Registration, WorkerRecord, millis};
+use crate::store::{Beat, Lease, NewWorker, Registration, SCHEMA_VERSION, WorkerRecord, millis};
 
 pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
     const REGISTER: &str = "
         insert into workers
-               (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at, host, pid, version)
-        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10)
+               (id, name, queues, kinds, concurrency, stale_after_ms, started_at, heartbeat_at, host, pid, version,
+                schema_version)
+        values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11)
             on conflict (id) do update
            set queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
                heartbeat_at = excluded.heartbeat_at
@@ -32,6 +33,7 @@ pub(super) fn register(tx: &Tx<'_>, worker: &NewWorker) -> Sql<()> {
             worker.host,
             worker.pid,
             worker.version,
+            SCHEMA_VERSION,
         ],
     )?;
     Ok(())

@@ -1,0 +1,117 @@
+-- Groups (limits, rates, fair turns) and flows (jobs that wait for other jobs).
+--
+-- Workers of earlier versions would ignore the limits of groups. So `migrate` refuses this
+-- migration while one of them is alive, and none can register or send a heartbeat afterwards.
+--
+-- Runs inside one transaction.
+
+-- The schema version that the worker was built for. Null: before version 6.
+alter table workers add column schema_version integer;
+
+create trigger refuse_old_worker
+before insert on workers
+  when coalesce(new.schema_version, 0) < 6 and new.dead_at is null
+begin
+    select raise(abort, 'this version of longshore is older than the database and would ignore the limits of groups; upgrade it');
+end;
+
+create trigger refuse_old_heartbeat
+before update of heartbeat_at on workers
+  when coalesce(new.schema_version, 0) < 6 and new.dead_at is null
+begin
+    select raise(abort, 'this version of longshore is older than the database and would ignore the limits of groups; upgrade it');
+end;
+
+-- Null for jobs without a group or a flow.
+alter table jobs add column grp text;
+alter table jobs add column flow blob;
+alter table jobs add column task text;
+alter table ready add column grp text;
+alter table ready add column flow blob;
+alter table running add column grp text;
+alter table running add column flow blob;
+-- Whether the group had a limit when the job was claimed, so that the end of the lease may
+-- let another job of the group start.
+alter table running add column gated integer check (gated in (0, 1));
+
+create index jobs_flow on jobs (flow, id) where flow is not null;
+
+-- The jobs of groups have an index of their own: they are claimed by turns.
+drop index ready_claim;
+create index ready_claim
+    on ready (queue, priority desc, run_at, id, kind)
+ where interruptions = 0 and grp is null;
+drop index ready_suspects;
+create index ready_suspects
+    on ready (queue, priority desc, run_at, id, kind)
+ where interruptions > 0 and grp is null;
+create index ready_groups
+    on ready (queue, grp, priority desc, run_at, id, kind, interruptions)
+ where grp is not null;
+create index running_groups
+    on running (queue, grp)
+ where grp is not null;
+
+-- Each group with waiting jobs has at least one turn per priority, due when its next job is.
+-- Whatever adds a job inserts a turn; a claim deletes those of a group and inserts at most one
+-- per priority. Rows are never updated. `tat` is the state of the group's rate: when the
+-- jobs started so far would have started at an even pace.
+create table turns (
+    id               integer primary key,
+    at               integer not null,
+    tat              integer,
+    priority         integer not null,
+    queue            text not null,
+    grp              text not null
+) strict;
+
+create index turns_line on turns (queue, priority desc, at, id, grp);
+create index turns_group on turns (queue, grp, priority desc, at, tat);
+
+-- The rate of a whole queue, its state, and the defaults for the queue's groups. A rate is
+-- `rate` starts per `rate_ms` milliseconds, up to `burst` of them at once.
+alter table queues add column rate integer check (rate >= 1);
+alter table queues add column rate_ms integer check (rate_ms >= 1);
+alter table queues add column burst integer check (burst >= 1);
+alter table queues add column tat integer;
+alter table queues add column group_max_running integer check (group_max_running >= 1);
+alter table queues add column group_rate integer check (group_rate >= 1);
+alter table queues add column group_rate_ms integer check (group_rate_ms >= 1);
+alter table queues add column group_burst integer check (group_burst >= 1);
+
+-- Groups whose settings differ from the defaults of their queue.
+create table groups (
+    queue            text not null check (length(cast(queue as blob)) between 1 and 128),
+    name             text not null check (length(cast(name as blob)) between 1 and 128),
+    paused           integer not null default 0 check (paused in (0, 1)),
+    max_running      integer check (max_running >= 1),
+    rate             integer check (rate >= 1),
+    rate_ms          integer check (rate_ms >= 1),
+    burst            integer check (burst >= 1),
+    weight           integer not null default 1 check (weight between 1 and 100),
+    primary key (queue, name)
+) strict, without rowid;
+
+-- Flows: graphs of jobs. `open` counts the members that have not ended.
+create table flows (
+    id               blob not null primary key check (length(id) = 16),
+    name             text not null check (length(cast(name as blob)) between 1 and 128),
+    created_at       integer not null,
+    deadline         integer,
+    ended_at         integer,
+    open             integer not null check (open >= 0),
+    failed           integer not null default 0,
+    cancelled        integer not null default 0 check (cancelled in (0, 1))
+) strict, without rowid;
+
+-- Which jobs wait for which: `child` waits until `parent`, a job or a flow, ends. A link is
+-- open until then.
+create table links (
+    parent           blob not null check (length(parent) = 16),
+    child            blob not null check (length(child) = 16),
+    condition        text not null check (condition in ('succeeded', 'ended', 'failed')),
+    open             integer not null default 1 check (open in (0, 1)),
+    primary key (parent, child)
+) strict, without rowid;
+
+create index links_child on links (child, parent);

@@ -1,0 +1,29 @@
+//! Turns: the line in which groups with waiting jobs wait to be claimed from.
+
+use rusqlite::params;
+
+use super::tx::{Sql, Tx};
+
+/// Adds a turn for a job that was inserted into `ready`. A turn is never in the past, so a new
+/// group comes after those that wait already.
+pub(super) fn add_turn(tx: &Tx<'_>, queue: &str, group: &str, priority: i16, run_at: i64) -> Sql<()> {
+    const ADD: &str = "
+        insert into turns (at, priority, queue, grp)
+        values (?1, ?2, ?3, ?4)";
+    tx.execute(ADD, params![run_at.max(tx.now()?), priority, queue, group])?;
+    Ok(())
+}
+
+/// Adds a turn for a group with a limit whose lease ended, because another of its jobs may
+/// start now.
+pub(super) fn add_turn_of_freed(tx: &Tx<'_>, queue: &str, group: &str, priority: i16) -> Sql<()> {
+    const NEXT: &str = "
+        select priority
+          from turns
+         where queue = ?1
+           and grp = ?2
+         order by priority desc
+         limit 1";
+    let next = tx.row(NEXT, params![queue, group], |row| row.get(0))?;
+    add_turn(tx, queue, group, next.unwrap_or(priority), tx.now()?)
+}
