@@ -100,6 +100,7 @@ mod trace;
 #[cfg(not(feature = "otel"))]
 #[path = "trace/none.rs"]
 mod trace;
+mod turns;
 mod wake;
 #[cfg(feature = "worker")]
 pub mod worker;
@@ -127,11 +128,12 @@ pub use recovery::{
 };
 pub use retry::{MAX_DELAY, RetryPolicy};
 pub use store::{
-    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, Interrupted,
-    Interruptor, KindRecord, Lease, ListFilter, Migrated, NewKind, NewToken, Page, Payloads, QueueRecord,
-    Repair, Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord, StepState, SweepScope,
-    Tallied, TokenRecord, WorkerRecord,
+    ALL_QUEUES, CheckReport, Count, CronOrigin, DeadFilter, Durability, Emitted, EventRecord, GroupChange,
+    GroupRecord, Interrupted, Interruptor, KindRecord, Lease, ListFilter, Migrated, NewKind, NewToken, Page,
+    Payloads, QueueRecord, Repair, Retention, SCHEMA_VERSION, Schedule, Scope, StateTable, StepRecord,
+    StepState, SweepScope, Tallied, TokenRecord, WorkerRecord,
 };
+pub use turns::{MAX_WEIGHT, Rate};
 #[cfg(feature = "worker")]
 pub use worker::{Context, Failure, Job, Worker};
 

@@ -281,8 +281,9 @@ impl Client {
             let is_stored = |recovered: &Recovered| *recovered == Recovered::Settled(Settled::Stored);
             let due = batch.iter().zip(&decided).zip(&recovered).filter_map(
                 |(((_, settlement), candidate), recovered)| {
-                    let when = settlement.leave.requeued_for().filter(|_| is_stored(recovered))?;
-                    Some((candidate.lease.queue.as_str(), when))
+                    // Where a limit applies, another job may start.
+                    let when = settlement.leave.requeued_for().unwrap_or(When::NOW);
+                    is_stored(recovered).then_some((candidate.lease.queue.as_str(), when))
                 },
             );
             self.notifier().notify(due);

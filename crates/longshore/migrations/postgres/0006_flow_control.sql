@@ -27,9 +27,9 @@ create trigger refuse_old_worker
 alter table longshore.jobs add column grp text, add column flow uuid, add column task text;
 alter table longshore.ready add column grp text, add column flow uuid;
 alter table longshore.running add column grp text, add column flow uuid;
--- Whether the group had a limit when the job was claimed, so that the end of the lease may
--- let another job of the group start.
-alter table longshore.running add column gated boolean;
+-- The limit of the group when the job was claimed, null for none. If there was one, the end of the
+-- lease may let another job of the group start.
+alter table longshore.running add column gate integer;
 
 create index jobs_flow on longshore.jobs (flow, id) where flow is not null;
 
@@ -45,18 +45,24 @@ create index ready_suspects
 create index ready_groups
     on longshore.ready (queue, grp, priority desc, run_at, id)
  where grp is not null;
+create index ready_group_suspects
+    on longshore.ready (queue, grp, priority desc, run_at, id)
+ where grp is not null and interruptions > 0;
 create index running_groups
-    on longshore.running (queue, grp, claimed_at)
+    on longshore.running (queue, grp)
  where grp is not null;
 
 -- Each group with waiting jobs has at least one turn per priority, due when its next job is.
 -- Whatever adds a job inserts a turn; a claim deletes those of a group and inserts at most one
 -- per priority. Rows are never updated. `tat` is the state of the group's rate: when the
--- jobs started so far would have started at an even pace.
+-- jobs started so far would have started at an even pace. `allowance` is how many jobs the group
+-- may still start before it goes to the end of the line, if a claim stopped in between.
+create sequence longshore.turn_ids;
 create table longshore.turns (
-    id               bigint generated always as identity,
+    id               bigint not null default nextval('longshore.turn_ids'),
     at               timestamptz not null,
     tat              timestamptz,
+    allowance        integer,
     priority         smallint not null,
     queue            text not null,
     grp              text not null
@@ -69,6 +75,9 @@ create table longshore.turns (
 
 create index turns_line on longshore.turns (queue, priority desc, at, id);
 create index turns_group on longshore.turns (queue, grp, priority desc, at);
+-- The turns of groups with a rate.
+create index turns_paced on longshore.turns (queue, grp, tat) where tat is not null;
+create index turns_paced_at on longshore.turns (queue, at) where tat is not null;
 
 -- Grown to a megabyte, like the tables of the first migration, and for the same reason.
 insert into longshore.turns (at, priority, queue, grp)

@@ -30,24 +30,28 @@ alter table ready add column grp text;
 alter table ready add column flow blob;
 alter table running add column grp text;
 alter table running add column flow blob;
--- Whether the group had a limit when the job was claimed, so that the end of the lease may
--- let another job of the group start.
-alter table running add column gated integer check (gated in (0, 1));
+-- The limit of the group when the job was claimed, null for none. If there was one, the end of the
+-- lease may let another job of the group start.
+alter table running add column gate integer;
 
 create index jobs_flow on jobs (flow, id) where flow is not null;
 
--- The jobs of groups have an index of their own: they are claimed by turns.
+-- The jobs of groups have an index of their own: they are claimed by turns. The other two include
+-- `grp`, although it is null, because SQLite would read the table otherwise.
 drop index ready_claim;
 create index ready_claim
-    on ready (queue, priority desc, run_at, id, kind)
+    on ready (queue, priority desc, run_at, id, kind, grp)
  where interruptions = 0 and grp is null;
 drop index ready_suspects;
 create index ready_suspects
-    on ready (queue, priority desc, run_at, id, kind)
+    on ready (queue, priority desc, run_at, id, kind, grp)
  where interruptions > 0 and grp is null;
 create index ready_groups
     on ready (queue, grp, priority desc, run_at, id, kind, interruptions)
  where grp is not null;
+create index ready_group_suspects
+    on ready (queue, grp, priority desc, run_at, id, kind)
+ where grp is not null and interruptions > 0;
 create index running_groups
     on running (queue, grp)
  where grp is not null;
@@ -55,18 +59,23 @@ create index running_groups
 -- Each group with waiting jobs has at least one turn per priority, due when its next job is.
 -- Whatever adds a job inserts a turn; a claim deletes those of a group and inserts at most one
 -- per priority. Rows are never updated. `tat` is the state of the group's rate: when the
--- jobs started so far would have started at an even pace.
+-- jobs started so far would have started at an even pace. `allowance` is how many jobs the group
+-- may still start before it goes to the end of the line, if a claim stopped in between.
 create table turns (
-    id               integer primary key,
+    id               integer primary key autoincrement,   -- an id is never used again
     at               integer not null,
     tat              integer,
+    allowance        integer,
     priority         integer not null,
     queue            text not null,
     grp              text not null
 ) strict;
 
 create index turns_line on turns (queue, priority desc, at, id, grp);
-create index turns_group on turns (queue, grp, priority desc, at, tat);
+create index turns_group on turns (queue, grp, priority desc, at);
+-- The turns of groups with a rate.
+create index turns_paced on turns (queue, grp, tat) where tat is not null;
+create index turns_paced_at on turns (queue, at) where tat is not null;
 
 -- The rate of a whole queue, its state, and the defaults for the queue's groups. A rate is
 -- `rate` starts per `rate_ms` milliseconds, up to `burst` of them at once.

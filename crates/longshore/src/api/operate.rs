@@ -120,14 +120,7 @@ pub(super) async fn limit(
 async fn queue(server: &Server, name: String) -> ApiResult<Json<QueueRecord>> {
     let queues = server.client.queues().await?;
     let found = queues.into_iter().find(|queue| queue.name == name);
-    Ok(Json(found.unwrap_or(QueueRecord {
-        name,
-        paused: false,
-        limit: None,
-        waiting: 0,
-        waiting_estimated: false,
-        running: 0,
-    })))
+    Ok(Json(found.unwrap_or_else(|| QueueRecord::empty(&name))))
 }
 
 // ---- workers ---------------------------------------------------------------

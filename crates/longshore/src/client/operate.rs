@@ -7,11 +7,12 @@
 use serde::Serialize;
 
 use super::Client;
-use crate::enqueue::{Edit, ValidEdit, check_queue};
+use crate::enqueue::{Edit, ValidEdit, check_name, check_queue};
 use crate::error::{Error, Result};
 use crate::job::JobId;
 use crate::lifecycle::{self, Event, State, Transition, When};
-use crate::store::{DeadFilter, Operated, Operation, QueueChange};
+use crate::store::{DeadFilter, GroupChange, GroupRecord, Operated, Operation, PlaceInLine, QueueChange};
+use crate::turns::{MAX_WEIGHT, Rate};
 
 /// How often a command starts over before it gives up.
 const MAX_ROUNDS: usize = 5;
@@ -220,9 +221,101 @@ impl Client {
         Ok(())
     }
 
+    /// Limits how often jobs of a queue start, in all processes together; `None` removes the rate.
+    pub async fn rate(&self, queue: &str, rate: Option<Rate>) -> Result<()> {
+        let rate = rate.map(|rate| rate.check("rate")).transpose()?;
+        self.set_queue(queue, QueueChange { rate: Some(rate), ..QueueChange::default() }).await?;
+        self.notifier.notify([(queue, When::NOW)]);
+        Ok(())
+    }
+
     async fn set_queue(&self, queue: &str, change: QueueChange) -> Result<()> {
         check_queue("queue", queue)?;
         self.store.set_queue(queue, &change).await
+    }
+
+    // ---- groups ----------------------------------------------------------
+
+    /// Sets the limit and the rate of each group of a queue that has none of its own; `None` leaves
+    /// the groups unlimited.
+    ///
+    /// ```
+    /// # use longshore::{Client, Rate};
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let client = Client::connect("sqlite::memory:").await?;
+    /// # client.migrate().await?;
+    /// // No customer runs more than 5 jobs at once or starts more than 100 per second.
+    /// client.group_defaults("mail", Some(5), Some(Rate::per_second(100).burst(10))).await?;
+    /// # Ok::<(), longshore::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn group_defaults(&self, queue: &str, limit: Option<u32>, rate: Option<Rate>) -> Result<()> {
+        let change = QueueChange {
+            group_limit: Some(check_group_limit(limit)?),
+            group_rate: Some(rate.map(|rate| rate.check("rate")).transpose()?),
+            ..QueueChange::default()
+        };
+        self.set_queue(queue, change).await?;
+        self.notifier.notify([(queue, When::NOW)]);
+        Ok(())
+    }
+
+    /// Changes the settings of a group: pauses or resumes it, or sets its limit, rate and weight.
+    /// They take effect while workers run.
+    pub async fn set_group(&self, queue: &str, group: &str, change: GroupChange) -> Result<()> {
+        check_queue("queue", queue)?;
+        check_name("group", group)?;
+        let limit = change.limit.map(check_group_limit).transpose()?;
+        let rate = change.rate.map(|rate| rate.map(|rate| rate.check("rate")).transpose()).transpose()?;
+        if let Some(weight) = change.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
+            return Err(Error::invalid(
+                "weight",
+                format!(
+                    "weight: {weight} is out of range; use 1 to {MAX_WEIGHT}, or pause the group to stop it"
+                ),
+            ));
+        }
+        self.store.set_group(queue, group, &GroupChange { limit, rate, ..change }).await?;
+        self.notifier.notify([(queue, When::NOW)]);
+        Ok(())
+    }
+
+    /// Lists up to `limit` groups of a queue that have settings, waiting jobs or running jobs, ordered
+    /// by name, after the name `after` (empty: from the first).
+    pub async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
+        check_queue("queue", queue)?;
+        self.store.groups(queue, after, limit.min(MAX_GROUP_PAGE)).await
+    }
+
+    /// Returns a group; `None` if it has neither settings nor live jobs.
+    pub async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>> {
+        check_queue("queue", queue)?;
+        check_name("group", group)?;
+        self.store.group(queue, group).await
+    }
+
+    /// Returns the place of a group among those whose turn it is at this priority; `None` if it is
+    /// not its turn.
+    pub async fn place_in_line(
+        &self,
+        queue: &str,
+        group: &str,
+        priority: i16,
+    ) -> Result<Option<PlaceInLine>> {
+        self.store.place_in_line(queue, group, priority).await
+    }
+}
+
+/// The maximum number of groups per page.
+const MAX_GROUP_PAGE: u32 = 1000;
+
+fn check_group_limit(limit: Option<u32>) -> Result<Option<u32>> {
+    match limit {
+        Some(limit) if limit == 0 || i32::try_from(limit).is_err() => Err(Error::invalid(
+            "limit",
+            format!("limit: {limit} is out of range; use 1 to {}, or pause the group to stop it", i32::MAX),
+        )),
+        limit => Ok(limit),
     }
 }
 

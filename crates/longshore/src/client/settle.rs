@@ -60,6 +60,10 @@ impl Client {
                     Settled::Stored => {
                         results[i] = Kept::from(settlement);
                         due.extend(due_again(settlement).map(|when| (reports[i].claimed.queue(), when)));
+                        if reports[i].claimed.gated {
+                            // Another job of its group may start.
+                            due.push((reports[i].claimed.queue(), When::NOW));
+                        }
                     }
                     Settled::LeaseLost => due.extend(released_before(&reports[i])),
                     Settled::Flagged(flags) => again.push((i, flags)),

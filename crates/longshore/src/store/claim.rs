@@ -29,6 +29,9 @@ pub struct ClaimRequest {
     pub forbid_flags: Vec<String>,
     /// The maximum number of jobs.
     pub limit: u32,
+    /// How many of them can start at once. A rate counts a claim as a start, so jobs of queues
+    /// and groups with a rate are not claimed beyond this number.
+    pub startable: u32,
     /// Whether one of the jobs may be a suspect.
     pub suspects: Suspects,
     /// Claim only jobs with at least this priority; `None` means any.
@@ -45,6 +48,7 @@ impl ClaimRequest {
             accept_flags: Vec::new(),
             forbid_flags: Vec::new(),
             limit,
+            startable: limit,
             suspects: Suspects::One,
             min_priority: None,
         }
@@ -72,6 +76,13 @@ pub struct Claims {
     pub jobs: Vec<Claimed>,
     /// Whether more jobs may be due: claim again without waiting.
     pub more: bool,
+    /// When a rate lets the next job start, if one waits for that.
+    pub again_in: Option<Duration>,
+}
+
+impl Claims {
+    /// No jobs.
+    pub(crate) const NONE: Claims = Claims { jobs: Vec::new(), more: false, again_in: None };
 }
 
 /// Returns `text`, sharing the memory of `last` if they are equal: the jobs of a claim
@@ -111,6 +122,9 @@ pub struct Claimed {
     pub(crate) options: Options,
     pub(crate) run_at: DateTime<Utc>,
     pub(crate) claimed_at: DateTime<Utc>,
+    pub(crate) group: Option<Arc<str>>,
+    /// Whether its group had a limit when it was claimed, so that its end may let another job start.
+    pub(crate) gated: bool,
 }
 
 impl Claimed {
@@ -127,6 +141,11 @@ impl Claimed {
     /// Its queue.
     pub fn queue(&self) -> &str {
         &self.queue
+    }
+
+    /// Its group, if it has one.
+    pub fn group(&self) -> Option<&str> {
+        self.group.as_deref()
     }
 
     /// Its priority.

@@ -36,8 +36,15 @@
 //! - After a wake-up the new job is most likely in the segment where the last one was
 //!   found. If the cursor has only that segment, the claim **probes** it first and
 //!   makes a head scan only if it finds nothing.
+//!
+//! # Groups
+//!
+//! The jobs of groups are not in segments. Their groups wait in [lines](crate::turns), one per queue
+//! and priority. For the same reasons, the cursor keeps a position in each line, and one for each group
+//! that it has served. A head scan forgets them.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -84,6 +91,51 @@ pub struct ClaimCursor {
     skips_unsound_until: Option<Instant>,
     /// Whether the next claim resumes, even if a head scan is due.
     resumes_next: bool,
+    /// The lines with due turns at the last head scan, highest priority first.
+    lines: Vec<Line>,
+    /// Positions in the groups that were served since the last head scan.
+    groups: HashMap<GroupKey, Position>,
+    /// Whether groups come first where jobs with and without a group have the same priority. The
+    /// sides take turns.
+    groups_first: bool,
+    /// Whether a group with a limit was served since the last head scan.
+    saw_limited_group: bool,
+    /// When a rate lets a job start that waits for it, by the engine's clock.
+    next_start: Option<DateTime<Utc>>,
+    /// The engine's time of the last scan.
+    scanned_at: Option<DateTime<Utc>>,
+}
+
+/// Names a group and a priority: queue, group, priority.
+type GroupKey = (String, String, i16);
+
+/// The groups of one queue with due jobs of one priority, in the order of their turns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) queue: String,
+    pub(crate) priority: i16,
+    /// Whether the queue has a limit or a rate.
+    pub(crate) limited: bool,
+    /// Every turn at or before this position has been served or skipped.
+    pub(crate) after: Option<LinePosition>,
+}
+
+/// A position in a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LinePosition {
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) id: i64,
+}
+
+/// A part of a claim: jobs of one or several priorities.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Jobs without a group, of these priorities.
+    Plain(RangeInclusive<i16>),
+    /// Jobs of groups, of this priority.
+    Groups(i16),
+    /// Both.
+    Mixed(i16),
 }
 
 /// The part of a request that decides which jobs match. For another filter, the
@@ -198,17 +250,19 @@ impl ClaimCursor {
     }
 
     /// Whether a known segment belongs to a queue with a limit, where more jobs may be
-    /// due than could be claimed.
+    /// due than could be claimed, or whether a group has one.
     #[cfg(feature = "worker")]
     pub(crate) fn has_limited_queue(&self) -> bool {
-        self.segments.iter().any(|segment| segment.limited)
+        self.saw_limited_group
+            || self.segments.iter().any(|segment| segment.limited)
+            || self.lines.iter().any(|line| line.limited)
     }
 
     /// Whether the cursor has exactly one segment, and nothing else can come before it:
     /// no other queue, no limit, no suspect.
     fn has_only_segment(&self, request: &ClaimRequest) -> bool {
         let single = matches!(&self.segments[..], [segment] if !segment.limited);
-        single && request.queues.len() == 1 && !self.saw_suspects
+        single && request.queues.len() == 1 && !self.saw_suspects && self.lines.is_empty()
     }
 
     /// Whether enough time has passed since the last head scan, so that head scans take
@@ -274,6 +328,7 @@ impl ClaimCursor {
     /// without a head scan.
     pub(crate) fn set_segments(&mut self, mut segments: Vec<Segment>, suspects: bool, now: DateTime<Utc>) {
         self.saw_suspects = suspects;
+        self.scanned_at = Some(now);
         if segments.is_empty() {
             self.segments.retain(|segment| !segment.limited);
             let exhausted = Some(exhausted_at(now));
@@ -282,6 +337,106 @@ impl ClaimCursor {
         }
         segments.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
         self.segments = segments;
+    }
+
+    /// Replaces the lines by those that a head scan found, to be read from their heads.
+    /// `next_start` is when a rate lets the next job start.
+    pub(crate) fn set_lines(&mut self, mut lines: Vec<Line>, next_start: Option<DateTime<Utc>>) {
+        lines.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.queue.cmp(&b.queue)));
+        self.lines = lines;
+        self.groups.clear();
+        self.saw_limited_group = false;
+        self.next_start = next_start;
+    }
+
+    /// The lines to claim from, highest priority first.
+    pub(crate) fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// The parts of a claim, in order. Without lines there is only one.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let mut below = Some(i16::MAX);
+        for line in &self.lines {
+            let Some(top) = below.filter(|top| line.priority <= *top) else { continue };
+            if line.priority < top {
+                parts.push(Part::Plain(line.priority + 1..=top));
+            }
+            let is_mixed = self.segments.iter().any(|segment| segment.priority == line.priority);
+            parts.push(if is_mixed { Part::Mixed(line.priority) } else { Part::Groups(line.priority) });
+            below = line.priority.checked_sub(1);
+        }
+        if let Some(top) = below {
+            parts.push(Part::Plain(i16::MIN..=top));
+        }
+        parts
+    }
+
+    /// Whether groups come first in this claim, where both sides have the same priority.
+    pub(crate) fn groups_come_first(&mut self) -> bool {
+        self.groups_first = !self.groups_first;
+        self.groups_first
+    }
+
+    /// Moves the position in a line.
+    pub(crate) fn pass_turn(&mut self, queue: &str, priority: i16, position: LinePosition) {
+        let line = self.lines.iter_mut().find(|line| line.queue == queue && line.priority == priority);
+        if let Some(line) = line {
+            line.after = line.after.max(Some(position));
+        }
+    }
+
+    /// The position in a group.
+    pub(crate) fn position_in_group(&self, queue: &str, group: &str, priority: i16) -> Option<Position> {
+        if self.groups.is_empty() {
+            return None;
+        }
+        self.groups.get(&(queue.to_owned(), group.to_owned(), priority)).copied()
+    }
+
+    /// Moves the position in a group to the last job that was taken from it. After a `short` claim,
+    /// jobs that sort before it may still be committed.
+    pub(crate) fn served_group(
+        &mut self,
+        queue: &str,
+        group: &str,
+        priority: i16,
+        last: Option<Position>,
+        short: bool,
+        now: DateTime<Utc>,
+    ) {
+        /// More positions than this are not worth their memory.
+        const MAX_GROUPS: usize = 10_000;
+        let position = if short { last.map(|last| last.min(exhausted_at(now))) } else { last };
+        if let Some(position) = position
+            && self.groups.len() < MAX_GROUPS
+        {
+            let key = (queue.to_owned(), group.to_owned(), priority);
+            let after = self.groups.entry(key).or_insert(position);
+            *after = position.max(*after);
+        }
+    }
+
+    /// Records a group with a limit.
+    pub(crate) fn note_limited_group(&mut self) {
+        self.saw_limited_group = true;
+    }
+
+    /// Records when a rate lets a job start that waits.
+    pub(crate) fn note_next_start(&mut self, at: DateTime<Utc>) {
+        self.next_start = Some(self.next_start.map_or(at, |next| next.min(at)));
+    }
+
+    /// How long after the last scan a rate lets the next job start.
+    pub(crate) fn again_in(&self) -> Option<Duration> {
+        let (next, now) = self.next_start.zip(self.scanned_at)?;
+        Some((next - now).to_std().unwrap_or(Duration::ZERO))
+    }
+
+    /// Records whether the claim got as many jobs as it wanted.
+    pub(crate) fn set_full(&mut self, full: bool) {
+        self.was_short = !full;
     }
 
     /// Records a head scan that ended at `now`.
@@ -293,7 +448,19 @@ impl ClaimCursor {
     /// in claim order. `full` means that the claim got as many jobs as it wanted, so
     /// that more may be due. `scanned_at` is the engine's time of the claim, if known.
     pub(crate) fn advance(&mut self, taken: &[Taken<'_>], full: bool, scanned_at: Option<DateTime<Utc>>) {
+        self.advance_in(i16::MIN..=i16::MAX, taken, full, scanned_at);
+    }
+
+    /// The same, for a claim from the segments of these priorities.
+    pub(crate) fn advance_in(
+        &mut self,
+        priorities: RangeInclusive<i16>,
+        taken: &[Taken<'_>],
+        full: bool,
+        scanned_at: Option<DateTime<Utc>>,
+    ) {
         self.was_short = !full;
+        self.scanned_at = scanned_at.or(self.scanned_at);
         let mut last_taken = HashMap::<(&str, i16), Position>::new();
         for job in taken {
             let last = last_taken.entry((job.queue, job.priority)).or_insert(job.at);
@@ -304,7 +471,7 @@ impl ClaimCursor {
         // same priority are exhausted up to that job.
         let last_of_full = taken.last().filter(|_| full);
         let exhausted = scanned_at.map(exhausted_at);
-        for segment in &mut self.segments {
+        for segment in self.segments.iter_mut().filter(|segment| priorities.contains(&segment.priority)) {
             let own = last_taken.get(&(segment.queue.as_str(), segment.priority)).copied();
             // After a short claim, jobs that sort before the last one taken may still be
             // committed.

@@ -32,6 +32,7 @@ mod check;
 mod claim;
 pub mod cursor;
 mod events;
+mod groups;
 mod inspect;
 mod kinds;
 mod lease;
@@ -56,6 +57,7 @@ pub use check::{CheckReport, Durability, Repair, StateTable};
 pub use claim::{ClaimRequest, Claimed, Claims, CronOrigin, Suspects};
 pub use cursor::ClaimCursor;
 pub use events::{Delivered, Emitted, EventRecord, MAX_EVENT};
+pub use groups::{GroupChange, GroupRecord, PlaceInLine};
 pub(crate) use inspect::{FinishedJobs, Found, Live, PageBuilder, Search, Step, Walk, Walked};
 pub use inspect::{Glance, ListFilter, Page, Payloads};
 pub use kinds::{KindRecord, MAX_SCHEMA, NewKind};
@@ -365,6 +367,23 @@ pub trait Store: std::any::Any + Send + Sync + std::fmt::Debug {
     /// Lists the queues with waiting jobs, due or not, ordered by name. Costs one index
     /// probe per queue, however many jobs wait.
     async fn waiting_queues(&self) -> Result<Vec<String>>;
+
+    // ---- groups -----------------------------------------------------------
+
+    /// Changes a group's settings. Fields that are `None` stay as they are.
+    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()>;
+
+    /// Lists up to `limit` groups of a queue that have settings, waiting jobs or running jobs,
+    /// ordered by name, after the name `after`.
+    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>>;
+
+    /// Returns one group, as [`groups`](Store::groups) does; `None` if it has neither settings nor
+    /// live jobs.
+    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>>;
+
+    /// Returns the place of a group among those whose turn it is at this priority; `None` if it
+    /// is not its turn. Reads up to 1,000 turns.
+    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>>;
 
     // ---- inspect ----------------------------------------------------------
 

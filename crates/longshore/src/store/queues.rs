@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::turns::Rate;
+
 /// A change to a queue's settings.
 #[derive(Clone, Debug, Default)]
 pub struct QueueChange {
@@ -10,6 +12,14 @@ pub struct QueueChange {
     /// The maximum number of its jobs that run at once, in all processes together;
     /// the inner `None` removes the limit.
     pub limit: Option<Option<u32>>,
+    /// How often its jobs may start, in all processes together; the inner `None` removes the rate.
+    pub rate: Option<Option<Rate>>,
+    /// The maximum number of running jobs of each of its groups, unless the group has its own; the
+    /// inner `None` removes it.
+    pub group_limit: Option<Option<u32>>,
+    /// How often jobs of each of its groups may start, unless the group has its own rate; the inner
+    /// `None` removes it.
+    pub group_rate: Option<Option<Rate>>,
 }
 
 /// A queue as operators see it.
@@ -22,6 +32,12 @@ pub struct QueueRecord {
     pub paused: bool,
     /// The maximum number of its jobs that run at once; `None` means no limit.
     pub limit: Option<u32>,
+    /// How often its jobs may start; `None` means no limit.
+    pub rate: Option<Rate>,
+    /// The maximum number of running jobs of each of its groups, unless the group has its own.
+    pub group_limit: Option<u32>,
+    /// How often jobs of each of its groups may start, unless the group has its own rate.
+    pub group_rate: Option<Rate>,
     /// The number of waiting jobs.
     pub waiting: u64,
     /// Whether `waiting` is an estimate, because too many jobs wait to count them.
@@ -37,6 +53,9 @@ impl QueueRecord {
             name: name.to_owned(),
             paused: false,
             limit: None,
+            rate: None,
+            group_limit: None,
+            group_rate: None,
             waiting: 0,
             waiting_estimated: false,
             running: 0,

@@ -45,6 +45,8 @@ const LOST_CLAIM_COMMIT_TIME: Duration = Duration::from_secs(60);
 /// A worker of every queue keeps up to this many queues without waiting jobs in its list, because
 /// every change of the list makes the claim cursors start over.
 const MAX_IDLE_QUEUES: usize = 100;
+/// The minimum pause before the next claim if a rate lets a job start.
+const MIN_RATE_PAUSE: Duration = Duration::from_millis(1);
 /// In a drain, how soon to claim again while the last jobs run.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -271,6 +273,8 @@ struct Claimer {
     last_poll_delay: Option<Duration>,
     /// When to scan the head of the queue again, if the last claim did not.
     head_due: Option<Instant>,
+    /// When a rate lets the next job start.
+    again_at: Option<Instant>,
     /// The last claim may have skipped suspects, because this worker holds one.
     skipped_suspects: bool,
     /// The last claim may have skipped jobs of a queue that is at its limit.
@@ -325,6 +329,7 @@ impl Claimer {
             last_urgent: None,
             last_poll_delay: None,
             head_due: None,
+            again_at: None,
             skipped_suspects: false,
             capped: false,
             lost_claim_check_at: None,
@@ -359,6 +364,7 @@ impl Claimer {
     /// Claims jobs of any kind, then jobs of short kinds to buffer.
     async fn claim_any_kind(&mut self, limit: usize, ahead: usize) -> Option<Found> {
         (self.skipped_suspects, self.capped, self.head_due) = (false, false, None);
+        self.again_at = None;
         (self.any_kind_at, self.woken) = (Some(Instant::now()), false);
         let claimed = self.claim_from_groups(Purpose::AnyKind, limit).await?;
         if ahead > 0 && claimed.jobs >= limit {
@@ -513,6 +519,9 @@ impl Claimer {
             self.capped = true;
             return Some(Claimed::default());
         }
+        let free_slots = (shared.settings.concurrency as usize).saturating_sub(shared.buffer.busy())
+            * shared.registry.jobs_per_slot();
+        let free_slots = free_slots.saturating_sub(shared.buffer.len());
         let request = ClaimRequest {
             worker: shared.worker_id(),
             queues: group.queues.clone(),
@@ -524,6 +533,7 @@ impl Claimer {
             accept_flags: shared.settings.accept_flags.clone(),
             forbid_flags: shared.settings.forbid_flags.clone(),
             limit: limit as u32,
+            startable: free_slots.min(limit) as u32,
             suspects: if shared.held.has_suspect() { Suspects::Leave } else { Suspects::One },
             min_priority: if let Purpose::Urgent(priority) = purpose { Some(priority) } else { None },
         };
@@ -560,6 +570,8 @@ impl Claimer {
         self.capped |= cursor.has_limited_queue() || queue_room.is_some();
         if purpose == Purpose::AnyKind {
             self.head_due = self.head_due.into_iter().chain(head_due).min();
+            let again_at = claims.again_in.map(|again_in| began + again_in);
+            self.again_at = self.again_at.into_iter().chain(again_at).min();
         }
         let jobs = claims.jobs.len();
         self.accept(&request, claims);
@@ -724,6 +736,11 @@ impl Claimer {
             None => settings.poll_interval,
             Some(last) => last.saturating_mul(2).min(settings.max_poll_interval),
         };
+        // A rate lets the next job start sooner.
+        let next = match self.again_at {
+            Some(at) => next.min(at.saturating_duration_since(Instant::now()).max(MIN_RATE_PAUSE)),
+            None => next,
+        };
         // A claim does not scan the head every time. The job behind the last wake-up may
         // be there, so do not let it wait for the next poll.
         if let Some(due) = self.head_due.take().map(|at| at.saturating_duration_since(Instant::now()))
@@ -731,7 +748,9 @@ impl Claimer {
         {
             return due;
         }
-        self.last_poll_delay = Some(next);
+        if self.again_at.is_none() {
+            self.last_poll_delay = Some(next);
+        }
         next
     }
 

@@ -45,6 +45,7 @@ mod dead_connections;
 mod enqueue;
 mod fence;
 mod fixture;
+mod groups;
 mod hooks;
 mod http;
 mod input;

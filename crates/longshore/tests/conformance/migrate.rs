@@ -40,7 +40,7 @@ async fn a_database_without_tables_is_at_version_zero(fixture: Fixture) {
 /// Removes everything that later migrations added to version 1.
 async fn downgrade_to_version_one(fixture: &Fixture) {
     let drop_triggers = match fixture.engine() {
-        Engine::Postgres => "drop function refuse_old_worker cascade",
+        Engine::Postgres => "drop function refuse_old_worker cascade; drop sequence turn_ids cascade",
         Engine::Sqlite => "drop trigger refuse_old_worker; drop trigger refuse_old_heartbeat",
     };
     fixture.sql(drop_triggers, None).await;
@@ -52,6 +52,7 @@ async fn downgrade_to_version_one(fixture: &Fixture) {
         drop index ready_claim;
         drop index ready_suspects;
         drop index ready_groups;
+        drop index ready_group_suspects;
         drop index running_groups;
         drop index jobs_flow;
         create index ready_claim on ready (queue, priority desc, run_at, id) where interruptions = 0;
@@ -64,7 +65,7 @@ async fn downgrade_to_version_one(fixture: &Fixture) {
         alter table ready drop column flow;
         alter table running drop column grp;
         alter table running drop column flow;
-        alter table running drop column gated;
+        alter table running drop column gate;
         alter table queues drop column rate;
         alter table queues drop column rate_ms;
         alter table queues drop column burst;

@@ -27,6 +27,8 @@ const MAX_LEASES: u32 = 100;
 const MAX_WAIT: Duration = Duration::from_secs(20);
 /// How soon a waiting call polls for work without a wake-up. The interval doubles up to the
 /// second value, as in a Rust worker.
+/// The minimum pause before the next claim if a rate lets a job start.
+const MIN_RATE_PAUSE: Duration = Duration::from_millis(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// The longest time that a call is assumed to spend between the worker and the
@@ -365,6 +367,11 @@ async fn wait_for_jobs(
         }
         let next_poll = tokio::time::Instant::now() + poll_interval.min(beat_every);
         let next_claim = head_due.map_or(next_poll, |due| next_poll.min(due.into())).min(until);
+        // A rate lets the next job start sooner.
+        let next_claim = match session.cursor.again_in() {
+            Some(again_in) => next_claim.min(tokio::time::Instant::now() + again_in.max(MIN_RATE_PAUSE)),
+            None => next_claim,
+        };
         poll_interval = (poll_interval * 2).min(MAX_POLL_INTERVAL);
         loop {
             tokio::select! {

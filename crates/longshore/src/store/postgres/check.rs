@@ -73,6 +73,22 @@ const CHECKS: &[&str] = &[
       where (w.queue, w.kind, w.priority, w.max_attempts, w.grp, w.keyed)
             is distinct from (j.queue, j.kind, j.priority, j.max_attempts, j.grp, j.unique_key is not null)
       limit 100",
+    "select format('group `%s` of queue `%s` has waiting jobs of priority %s, but no turn', w.grp, w.queue, w.priority)
+       from (select distinct queue, grp, priority from longshore.ready where grp is not null) w
+      where not exists (
+              select 1
+                from longshore.turns t
+               where t.queue = w.queue
+                 and t.grp = w.grp
+                 and t.priority = w.priority)
+      limit 100",
+    "select format('group `%s` of queue `%s` runs %s jobs, but its limit was never above %s', grp, queue, count(*), max(gate))
+       from longshore.running
+      where grp is not null
+      group by queue, grp
+     having count(*) > max(gate)
+        and count(*) = count(gate)   -- none was claimed without a limit
+      limit 100",
     concat!(
         "select format('unique key `%s` belongs to job %s, which is not live or has another key', k.key, k.job)
            from longshore.keys k

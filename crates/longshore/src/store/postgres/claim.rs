@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,15 +13,18 @@ use sqlx::{AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use super::PostgresStore;
+use super::claim_groups::{rate, take_from_groups};
 use super::claim_sql::{
-    COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, TAKE, TAKE_FROM_ONE, TAKE_UNLOCKED, skipping_unsound,
+    COUNT_LIMITED, DISCOVER, LOCK_LIMITED, MAX_CLAIM, PACE_QUEUES, TAKE, TAKE_FROM_ONE, TAKE_UNLOCKED,
+    skipping_unsound,
 };
 use super::tx::{Fault, Query, Sql, Tx};
 use crate::enqueue::Options;
 use crate::error::{Error, Result};
 use crate::job::{JobId, WorkerId};
-use crate::store::cursor::{ClaimCursor, Position, Segment, Start, Taken};
+use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
+use crate::turns::Rate;
 
 pub(super) async fn claim(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
     match claim_once(tx, request, cursor).await {
@@ -45,20 +49,21 @@ async fn claim_once(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimC
     let wanted = (request.limit as usize).min(MAX_CLAIM);
     let mut jobs = Vec::new();
     if wanted == 0 || request.queues.is_empty() {
-        return Ok(Claims { jobs, more: false });
+        return Ok(Claims::NONE);
     }
     let start = cursor.start(request, Instant::now());
     if start != Start::Head {
-        let limited = cursor.segments().iter().any(|segment| segment.limited);
+        let limited = cursor.segments().iter().any(|segment| segment.limited)
+            || cursor.lines().iter().any(|line| line.limited);
         let more = take_any(tx, request, cursor, &mut jobs, start, limited).await?;
         let may_scan_head = cursor.may_scan_head(Instant::now());
         // Return the jobs found so far before a head scan; the next claim can make it.
         if more || !jobs.is_empty() || !may_scan_head {
-            return Ok(Claims { jobs, more: more || may_scan_head });
+            return Ok(Claims { jobs, more: more || may_scan_head, again_in: cursor.again_in() });
         }
     }
     let more = claim_from_head(tx, request, cursor, &mut jobs).await?;
-    Ok(Claims { jobs, more })
+    Ok(Claims { jobs, more, again_in: cursor.again_in() })
 }
 
 async fn claim_from_head(
@@ -96,14 +101,21 @@ async fn discover(tx: &mut Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCur
         .ok_or_else(|| Error::internal("the statement that finds waiting queues returned no row"))?;
     let (now, suspects, limited) = (first.try_get(0)?, first.try_get(1)?, first.try_get(2)?);
     let mut segments = Vec::with_capacity(rows.len());
+    let (mut lines, mut next_start) = (Vec::new(), None::<DateTime<Utc>>);
     for row in &rows {
         if let Some(queue) = row.try_get::<Option<String>, _>(3)? {
             let (limited, priority) = (row.try_get(4)?, row.try_get(5)?);
-            segments.push(Segment { queue, limited, priority, after: None });
+            if row.try_get(6)? {
+                lines.push(Line { queue, limited, priority, after: None });
+                next_start = next_start.into_iter().chain(row.try_get::<Option<_>, _>(7)?).min();
+            } else {
+                segments.push(Segment { queue, limited, priority, after: None });
+            }
         }
     }
-    let any = suspects || !segments.is_empty();
+    let any = suspects || !segments.is_empty() || !lines.is_empty();
     cursor.set_segments(segments, suspects, now);
+    cursor.set_lines(lines, next_start);
     Ok(Discovered { now, limited, any })
 }
 
@@ -115,11 +127,69 @@ async fn take_any(
     start: Start,
     limited: bool,
 ) -> Sql<bool> {
-    if limited {
-        take_limited(tx, request, cursor, jobs, start).await
-    } else {
-        take(tx, request, cursor, jobs, start, Vec::new(), Commits::EachStatement).await
+    let wanted = (request.limit as usize).min(MAX_CLAIM) - jobs.len();
+    let mut room = Room::new(request);
+    if !limited && cursor.lines().is_empty() {
+        let all = i16::MIN..=i16::MAX;
+        return take(tx, request, cursor, jobs, start, all, wanted, &mut room, Commits::EachStatement).await;
     }
+    let mut transaction = tx.begin().await?;
+    let tx = &mut transaction.tx();
+    if limited {
+        room.lock(tx, request).await?;
+    }
+    let before = jobs.len();
+    for part in cursor.parts() {
+        let left = wanted - (jobs.len() - before);
+        if left > 0 {
+            take_part(tx, request, cursor, jobs, part, left, &mut room).await?;
+        }
+    }
+    room.store(tx, cursor).await?;
+    transaction.commit().await?;
+    jobs[before..].sort_by_key(|job| Reverse(job.priority));
+    let full = jobs.len() - before >= wanted;
+    cursor.set_full(full);
+    Ok(full)
+}
+
+/// Takes up to `wanted` jobs of a part. Where jobs with and without a group have the same
+/// priority, each side gets half, and what the other leaves.
+async fn take_part(
+    tx: &mut Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &mut ClaimCursor,
+    jobs: &mut Vec<Claimed>,
+    part: Part,
+    wanted: usize,
+    room: &mut Room,
+) -> Sql<()> {
+    let before = jobs.len();
+    let (level, groups_first) = match part {
+        Part::Plain(priorities) => {
+            let (start, commits) = (Start::Resume, Commits::Together);
+            take(tx, request, cursor, jobs, start, priorities, wanted, room, commits).await?;
+            return Ok(());
+        }
+        Part::Groups(priority) => {
+            return take_from_groups(tx, request, cursor, jobs, priority, wanted, room).await;
+        }
+        Part::Mixed(priority) => (priority, cursor.groups_come_first()),
+    };
+    let half = wanted.div_ceil(2);
+    for (of_groups, share) in [(groups_first, half), (!groups_first, wanted), (groups_first, wanted)] {
+        let left = share.min(wanted - (jobs.len() - before).min(wanted));
+        if left == 0 {
+            continue;
+        }
+        if of_groups {
+            take_from_groups(tx, request, cursor, jobs, level, left, room).await?;
+        } else {
+            let (start, commits) = (Start::Resume, Commits::Together);
+            take(tx, request, cursor, jobs, start, level..=level, left, room, commits).await?;
+        }
+    }
+    Ok(())
 }
 
 /// When the statements of a claim are committed.
@@ -129,55 +199,119 @@ enum Commits {
     Together,
 }
 
-/// Takes jobs without exceeding the limits of queues. The claim that locks the row of a
-/// limited queue counts the queue's running jobs and takes only the rest. The count is a
-/// separate statement, so that it sees the commit of the previous claim. Other claims
+/// How many jobs a claim may still start in queues with a limit or a rate, and in all. The claim
+/// that locks the row of such a queue counts the queue's running jobs and takes only the rest. The
+/// count is a separate statement, so that it sees the commit of the previous claim. Other claims
 /// skip the queue meanwhile.
-async fn take_limited(
-    tx: &mut Tx<'_>,
-    request: &ClaimRequest,
-    cursor: &mut ClaimCursor,
-    jobs: &mut Vec<Claimed>,
-    start: Start,
-) -> Sql<bool> {
-    let mut transaction = tx.begin().await?;
-    let tx = &mut transaction.tx();
-    let locked =
-        sqlx::query(tx.sql(LOCK_LIMITED)).bind(&request.queues).fetch_all(&mut *tx.connection).await?;
-    let mut free = BTreeMap::<String, i64>::new();
-    for row in &locked {
-        free.insert(row.try_get(0)?, row.try_get::<i32, _>(1)?.into());
-    }
-    let names: Vec<&str> = free.keys().map(String::as_str).collect();
-    let running = sqlx::query(tx.sql(COUNT_LIMITED)).bind(&names).fetch_all(&mut *tx.connection).await?;
-    for row in &running {
-        if let Some(left) = free.get_mut(row.try_get::<&str, _>(0)?) {
-            *left -= row.try_get::<i64, _>(1)?;
-        }
-    }
-    let caps = free.into_iter().map(|(queue, left)| (queue, left.clamp(0, i32::MAX.into()) as i32)).collect();
-    let more = take(tx, request, cursor, jobs, start, caps, Commits::Together).await?;
-    transaction.commit().await?;
-    Ok(more)
+pub(super) struct Room {
+    queues: BTreeMap<String, QueueRoom>,
+    /// How many jobs can start at once; a rate admits no more.
+    pub(super) startable: usize,
 }
 
-/// Takes up to the requested number of jobs from the cursor's segments. `caps` has the
-/// number of jobs that each limited queue may still start. Returns whether more jobs may
-/// be due.
+struct QueueRoom {
+    by_limit: Option<i64>,
+    rate: Option<Rate>,
+    paced_until: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+    started: usize,
+}
+
+impl Room {
+    fn new(request: &ClaimRequest) -> Self {
+        Room { queues: BTreeMap::new(), startable: request.startable as usize }
+    }
+
+    async fn lock(&mut self, tx: &mut Tx<'_>, request: &ClaimRequest) -> Sql<()> {
+        let locked =
+            sqlx::query(tx.sql(LOCK_LIMITED)).bind(&request.queues).fetch_all(&mut *tx.connection).await?;
+        for row in &locked {
+            let room = QueueRoom {
+                by_limit: row.try_get::<Option<i32>, _>(1)?.map(i64::from),
+                rate: rate(row.try_get(2)?, row.try_get(3)?, row.try_get(4)?),
+                paced_until: row.try_get(5)?,
+                now: row.try_get(6)?,
+                started: 0,
+            };
+            self.queues.insert(row.try_get(0)?, room);
+        }
+        let limited = self.queues.iter().filter(|(_, room)| room.by_limit.is_some());
+        let names: Vec<&str> = limited.map(|(name, _)| name.as_str()).collect();
+        let running = sqlx::query(tx.sql(COUNT_LIMITED)).bind(&names).fetch_all(&mut *tx.connection).await?;
+        for row in &running {
+            if let Some(room) = self.queues.get_mut(row.try_get::<&str, _>(0)?) {
+                room.by_limit =
+                    room.by_limit.zip(row.try_get(1)?).map(|(limit, running): (i64, i64)| limit - running);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many jobs the queue may still start; `None` if it has neither a limit nor a rate.
+    pub(super) fn of(&self, queue: &str) -> Option<usize> {
+        let room = self.queues.get(queue)?;
+        let by_limit = room.by_limit.map_or(usize::MAX, |left| left.max(0) as usize);
+        let by_rate = room.rate.map_or(usize::MAX, |rate| rate.room(room.paced_until, room.now));
+        let left = by_limit.min(by_rate).saturating_sub(room.started);
+        Some(if room.rate.is_some() { left.min(self.startable) } else { left })
+    }
+
+    /// Counts jobs that were claimed.
+    pub(super) fn count(&mut self, jobs: &[Claimed]) {
+        self.startable = self.startable.saturating_sub(jobs.len());
+        for job in jobs {
+            if let Some(room) = self.queues.get_mut(&*job.queue) {
+                room.started += 1;
+            }
+        }
+    }
+
+    /// Stores the new state of the rates.
+    async fn store(&self, tx: &mut Tx<'_>, cursor: &mut ClaimCursor) -> Sql<()> {
+        let (mut names, mut paced) = (Vec::new(), Vec::new());
+        for (name, room) in &self.queues {
+            let Some(rate) = room.rate else { continue };
+            let until = rate.paced_until(room.paced_until, room.now, room.started);
+            let next = rate.next_start(until);
+            if next > room.now {
+                cursor.note_next_start(next);
+            }
+            if room.started > 0 {
+                names.push(name.as_str());
+                paced.push(until);
+            }
+        }
+        if !names.is_empty() {
+            sqlx::query(tx.sql(PACE_QUEUES)).bind(&names).bind(&paced).execute(&mut *tx.connection).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes up to `wanted` jobs from the cursor's segments of these priorities. Returns whether more
+/// jobs may be due.
+#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and which part of it this is")]
 async fn take(
     tx: &mut Tx<'_>,
     request: &ClaimRequest,
     cursor: &mut ClaimCursor,
     jobs: &mut Vec<Claimed>,
     start: Start,
-    mut caps: Vec<(String, i32)>,
+    priorities: RangeInclusive<i16>,
+    wanted: usize,
+    room: &mut Room,
     commits: Commits,
 ) -> Sql<bool> {
     let before = jobs.len();
-    let wanted = (request.limit as usize).min(MAX_CLAIM) - before;
     let suspect = may_take_suspect(request, jobs);
-    let single = match cursor.segments() {
-        [segment] if caps.is_empty() && !(suspect && cursor.saw_suspects()) => Some(segment),
+    let segments: Vec<&Segment> =
+        cursor.segments().iter().filter(|segment| priorities.contains(&segment.priority)).collect();
+    if segments.is_empty() && !(suspect && cursor.saw_suspects()) {
+        cursor.set_full(false);
+        return Ok(false);
+    }
+    let single = match segments[..] {
+        [segment] if room.queues.is_empty() && !(suspect && cursor.saw_suspects()) => Some(segment),
         _ => None,
     };
     let query = match single {
@@ -185,7 +319,9 @@ async fn take(
             let probe = start == Start::Probe;
             bind_take_from_one(statement(tx, cursor, TAKE_FROM_ONE), request, segment, wanted, probe)
         }
-        None => bind_take(statement(tx, cursor, TAKE), request, cursor, &caps, wanted, suspect),
+        None => {
+            bind_take(statement(tx, cursor, TAKE), request, &segments, &priorities, room, wanted, suspect)
+        }
     };
     let rows = query.fetch_all(&mut *tx.connection).await?;
     let Scan { at, chosen } = read_taken(&rows, request.worker, single, jobs)?;
@@ -193,13 +329,13 @@ async fn take(
     let mut full = chosen >= wanted;
     // Other transactions have locked some of the chosen rows, perhaps for long. If the
     // choice was limited, more jobs may be due after them, which must not wait.
-    let limited = full || !caps.is_empty() || (suspect && cursor.saw_suspects());
+    let limited = full || !room.queues.is_empty() || (suspect && cursor.saw_suspects());
+    room.count(&jobs[before..]);
     if wanted - missing < chosen && limited {
-        for (queue, left) in &mut caps {
-            *left -= jobs[before..].iter().filter(|job| *job.queue == **queue).count() as i32;
-        }
+        let first = jobs.len();
         let suspect = may_take_suspect(request, jobs);
-        let query = bind_take(statement(tx, cursor, TAKE_UNLOCKED), request, cursor, &caps, missing, suspect);
+        let statement = statement(tx, cursor, TAKE_UNLOCKED);
+        let query = bind_take(statement, request, &segments, &priorities, room, missing, suspect);
         match query.fetch_all(&mut *tx.connection).await.map_err(Fault::from) {
             Ok(rows) => full = read_taken(&rows, request.worker, None, jobs)?.chosen >= missing,
             Err(fault) if fault.is_unsound_row() && commits == Commits::Together => return Err(fault),
@@ -213,15 +349,16 @@ async fn take(
             // `Store::leases`.
             Err(fault) => return Err(Fault::Ours(fault.into())),
         }
+        room.count(&jobs[first..]);
     }
     jobs[before..].sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
     let taken: Vec<Taken> = jobs[before..].iter().filter(|job| job.interruptions == 0).map(taken).collect();
-    cursor.advance(&taken, full, Some(at));
+    cursor.advance_in(priorities, &taken, full, Some(at));
     Ok(full)
 }
 
 /// A claim statement, in the variant that the cursor requires.
-fn statement<'q>(tx: &Tx<'_>, cursor: &ClaimCursor, text: &'static str) -> Query<'q> {
+pub(super) fn statement<'q>(tx: &Tx<'_>, cursor: &ClaimCursor, text: &'static str) -> Query<'q> {
     if cursor.skips_unsound(Instant::now()) {
         sqlx::query(AssertSqlSafe(tx.fill(&skipping_unsound(text))))
     } else {
@@ -230,7 +367,7 @@ fn statement<'q>(tx: &Tx<'_>, cursor: &ClaimCursor, text: &'static str) -> Query
 }
 
 /// Whether this call may take a suspect: one at a time, including one it already took.
-fn may_take_suspect(request: &ClaimRequest, jobs: &[Claimed]) -> bool {
+pub(super) fn may_take_suspect(request: &ClaimRequest, jobs: &[Claimed]) -> bool {
     request.suspects == Suspects::One && jobs.iter().all(|job| job.interruptions == 0)
 }
 
@@ -241,44 +378,46 @@ fn bind_take_from_one<'q>(
     wanted: usize,
     probe: bool,
 ) -> Query<'q> {
-    query
+    let query = query
         .bind(segment.queue.clone())
         .bind(segment.priority)
         .bind(segment.after.map(|after| after.run_at))
-        .bind(segment.after.map(|after| after.id))
+        .bind(segment.after.map(|after| after.id));
+    bind_filter(query, request).bind(request.worker.0).bind(wanted as i64).bind(probe)
+}
+
+/// Binds the three parameters that decide which jobs the worker takes.
+pub(super) fn bind_filter<'q>(query: Query<'q>, request: &ClaimRequest) -> Query<'q> {
+    query
         .bind(request.kinds.clone())
         .bind((!request.accept_flags.is_empty()).then(|| request.accept_flags.clone()))
         .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
-        .bind(request.worker.0)
-        .bind(wanted as i64)
-        .bind(probe)
 }
 
 /// Binds the thirteen parameters of [`TAKE`] and [`TAKE_UNLOCKED`].
 fn bind_take<'q>(
     query: Query<'q>,
     request: &ClaimRequest,
-    cursor: &ClaimCursor,
-    caps: &[(String, i32)],
+    segments: &[&Segment],
+    priorities: &RangeInclusive<i16>,
+    room: &Room,
     wanted: usize,
     suspect: bool,
 ) -> Query<'q> {
-    let cap = |queue: &String| caps.iter().find(|(name, _)| name == queue).map(|(_, left)| *left);
-    let segments = cursor.segments().iter();
-    query
+    let cap = |queue: &String| room.of(queue).map(|left| i32::try_from(left).unwrap_or(i32::MAX));
+    let segments = segments.iter();
+    let query = query
         .bind(request.queues.clone())
         .bind(request.queues.iter().map(cap).collect::<Vec<_>>())
         .bind(request.worker.0)
         .bind(segments.clone().map(|segment| segment.queue.clone()).collect::<Vec<_>>())
         .bind(segments.clone().map(|segment| segment.priority).collect::<Vec<_>>())
         .bind(segments.clone().map(|segment| segment.after.map(|after| after.run_at)).collect::<Vec<_>>())
-        .bind(segments.map(|segment| segment.after.map(|after| after.id)).collect::<Vec<_>>())
-        .bind(request.kinds.clone())
-        .bind((!request.accept_flags.is_empty()).then(|| request.accept_flags.clone()))
-        .bind((!request.forbid_flags.is_empty()).then(|| request.forbid_flags.clone()))
+        .bind(segments.map(|segment| segment.after.map(|after| after.id)).collect::<Vec<_>>());
+    bind_filter(query, request)
         .bind(wanted as i32)
         .bind(i32::from(suspect))
-        .bind(request.lowest_priority())
+        .bind(request.lowest_priority().max(*priorities.start()))
 }
 
 fn taken(job: &Claimed) -> Taken<'_> {
@@ -367,6 +506,8 @@ impl Reader {
                 tracing::error!(job_id = %id, %error, "cannot read the options of the job; running it without them");
                 Options::default()
             }),
+            group: None,
+            gated: false,
         })
     }
 }
@@ -386,7 +527,9 @@ async fn explain(tx: &mut Tx<'_>, request: &ClaimRequest) -> Sql<String> {
     let mut cursor = ClaimCursor::default();
     discover(tx, request, &mut cursor).await?;
     let query = sqlx::query(AssertSqlSafe(format!("explain (analyze, buffers, settings) {}", tx.fill(TAKE))));
-    let query = bind_take(query, request, &cursor, &[], request.limit as usize, true);
+    let segments: Vec<&Segment> = cursor.segments().iter().collect();
+    let (all, room) = (i16::MIN..=i16::MAX, Room::new(request));
+    let query = bind_take(query, request, &segments, &all, &room, request.limit as usize, true);
     let rows = query.fetch_all(&mut *tx.connection).await?;
     transaction.rollback().await?;
     let lines: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<sqlx::Result<_>>()?;

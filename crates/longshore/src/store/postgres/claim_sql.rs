@@ -10,11 +10,11 @@
 pub(super) const MAX_CLAIM: usize = 1000;
 
 /// Finds the segments, that is, each (queue, priority) with waiting jobs, down to the lowest
-/// priority requested (`$2`). Costs one index probe per segment, however many jobs wait there
-/// and whenever they are due.
+/// priority requested (`$2`), and the lines with due turns. Costs one index probe per segment and
+/// line, however many jobs wait there and whenever they are due.
 pub(super) const DISCOVER: &str = "
     with recursive requested as (
-      select n.queue, s.max_running is not null as limited
+      select n.queue, s.max_running is not null or s.rate is not null as limited
         from unnest((select $1::text[])) as n(queue)
         left join longshore.queues s on s.name = n.queue
        where s.paused is not true),
@@ -41,7 +41,27 @@ pub(super) const DISCOVER: &str = "
                 order by r.priority desc
                 limit 1)
         from segments seg
-       where seg.priority is not null)
+       where seg.priority is not null),
+    lines as (
+      select q.queue, q.limited, (
+               select t.priority
+                 from longshore.turns t
+                where t.queue = q.queue
+                  and t.priority >= (select $2::int2)
+                order by t.priority desc
+                limit 1) as priority
+        from requested q
+      union all
+      select l.queue, l.limited, (
+               select t.priority
+                 from longshore.turns t
+                where t.queue = l.queue
+                  and t.priority < l.priority
+                  and t.priority >= (select $2::int2)
+                order by t.priority desc
+                limit 1)
+        from lines l
+       where l.priority is not null)
     select longshore.clock(),
            exists (
              select 1
@@ -54,15 +74,28 @@ pub(super) const DISCOVER: &str = "
              select 1
                from requested q
               where q.limited),
-           seg.queue, seg.limited, seg.priority
+           found.queue, found.limited, found.priority, found.is_line,
+           case when found.is_line then (
+             select min(t.at)
+               from longshore.turns t
+              where t.queue = found.queue
+                and t.tat is not null
+                and t.at > longshore.clock()) end
       from (select 1) as one_row
-      left join segments seg on seg.priority is not null";
+      left join (select seg.queue, seg.limited, seg.priority, false as is_line
+                   from segments seg
+                  where seg.priority is not null
+                  union all
+                 select l.queue, l.limited, l.priority, true
+                   from lines l
+                  where l.priority is not null) as found on true";
 
+/// Limits hold across processes: the claim that locks the row may start jobs of the queue.
 pub(super) const LOCK_LIMITED: &str = "
-    select name, max_running
+    select name, max_running, rate, rate_ms, burst, tat, longshore.clock()
       from longshore.queues
      where name = any($1)
-       and max_running is not null
+       and (max_running is not null or rate is not null)
      order by name
        for update skip locked";
 
@@ -71,6 +104,12 @@ pub(super) const COUNT_LIMITED: &str = "
       from longshore.running
      where queue = any($1)
      group by queue";
+
+pub(super) const PACE_QUEUES: &str = "
+    update longshore.queues q
+       set tat = i.tat
+      from unnest($1::text[], $2::timestamptz[]) as i(name, tat)
+     where q.name = i.name";
 
 /// The queues that may be claimed from, each with the number of jobs it may still start
 /// (`cap`), and their segments. Empty unless the worker is alive.
@@ -82,7 +121,7 @@ macro_rules! queues_and_segments {
         from unnest((select $1::text[]), (select $2::int4[])) as n(queue, cap)
         left join longshore.queues s on s.name = n.queue
        where s.paused is not true
-         and (s.max_running is null or n.cap is not null)
+         and ((s.max_running is null and s.rate is null) or n.cap is not null)
          and exists (
                select 1
                  from longshore.workers w
@@ -188,15 +227,15 @@ macro_rules! due_suspects {
 /// returns one row with the time. A job without a request makes the statement fail, because
 /// its text is not a uuid: it must not be leased.
 macro_rules! lease_taken {
-    ($worker:literal, $gated:literal, $more_columns:literal) => {
+    ($worker:literal, $gate:literal, $more_columns:literal) => {
         concat!(
             "
     leased as (
       insert into longshore.running
              (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-              interruptions, keyed, kind, queue, flags, grp, flow, gated)
+              interruptions, keyed, kind, queue, flags, grp, flow, gate)
       select t.id, ", $worker, ", longshore.clock(), t.timeout_ms, t.lease_no + 1, t.priority, t.attempt + 1,
-             t.max_attempts, t.interruptions, t.keyed, t.kind, t.queue, t.flags, t.grp, t.flow, ", $gated, "
+             t.max_attempts, t.interruptions, t.keyed, t.kind, t.queue, t.flags, t.grp, t.flow, ", $gate, "
         from taken t)
     select longshore.clock(), t.id, t.kind, t.attempt + 1, t.max_attempts, t.lease_no + 1, t.timeout_ms, t.flags,
            t.run_at, coalesce(j.payload::text, ('job ' || t.id || ' has no request')::uuid::text),
@@ -274,7 +313,7 @@ pub(super) const TAKE: &str = concat!(
       delete from longshore.ready
        where ctid = any(array(select row_id from picked) || array(select row_id from picked_suspect))
       returning *),",
-    lease_taken!("$3", "null::bool", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
+    lease_taken!("$3", "null::int4", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
 );
 
 /// As [`TAKE`], but locks while it reads, and so finds only unlocked rows. Used when
@@ -317,7 +356,7 @@ pub(super) const TAKE_UNLOCKED: &str = concat!(
       delete from longshore.ready
        where ctid = any(array(select row_id from chosen))
       returning *),",
-    lease_taken!("$3", "null::bool", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
+    lease_taken!("$3", "null::int4", ", t.queue, t.priority, t.interruptions, (select count(*) from chosen)"),
 );
 
 /// As [`TAKE`], for a single segment: the common case, at half the cost. The columns
@@ -348,14 +387,20 @@ pub(super) const TAKE_FROM_ONE: &str = concat!(
                        select 1
                          from longshore.queues s
                         where s.name = (select $1::text)
-                          and (s.paused or s.max_running is not null))
+                          and (s.paused or s.max_running is not null or s.rate is not null))
                  and (not (select $10::bool) or not exists (
                        select 1
                          from longshore.ready h
                         where h.queue = (select $1::text)
                           and h.priority > (select $2::int2)
                           and h.interruptions = 0
-                          and h.grp is null))
+                          and h.grp is null)
+                  and not exists (
+                       select 1
+                         from longshore.turns h
+                        where h.queue = (select $1::text)
+                          and h.priority > (select $2::int2)
+                          and h.at <= longshore.clock()))
                order by r.run_at, r.id
                limit 1000
                  for update of r skip locked) as r
@@ -364,5 +409,7 @@ pub(super) const TAKE_FROM_ONE: &str = concat!(
       delete from longshore.ready
        where ctid = any(array(select row_id from picked))
       returning *),",
-    lease_taken!("$8", "null::bool", ""),
+    lease_taken!("$8", "null::int4", ""),
 );
+
+pub(super) use {is_handled, lease_taken};

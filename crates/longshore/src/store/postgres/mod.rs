@@ -37,10 +37,12 @@ use tx::Tx;
 
 mod check;
 mod claim;
+mod claim_groups;
 mod claim_sql;
 mod connect;
 mod enqueue;
 mod events;
+mod groups;
 mod inspect;
 mod kinds;
 mod lease;

@@ -160,7 +160,7 @@ const FINISH_UNIFORM: &str = concat!(
          and ($4::bool is null or r.cancel_requested = $4)
          and ($5::bool is null or r.superseded = $5)
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.max_attempts, r.keyed, r.kind, r.queue,
-                r.grp, r.gated),
+                r.grp, r.gate),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,
@@ -189,7 +189,7 @@ const FINISH: &str = concat!(
     is_as_decided!("$9", "$10", "$11"),
     "
       returning r.id, r.worker, r.claimed_at, r.lease_no, r.priority, r.attempt, r.max_attempts, r.keyed, r.kind,
-                r.queue, r.grp, r.gated, i.attempts, i.interruptions, i.error, i.result, i.history),
+                r.queue, r.grp, r.gate, i.attempts, i.interruptions, i.error, i.result, i.history),
     finished_jobs as (
       insert into longshore.finished
              (id, started_at, finished_at, finished_by, lease_no, outcome, attempts, max_attempts,

@@ -15,7 +15,7 @@ use super::run::{LockWait, Mode, Work, Working};
 use super::tx::Tx;
 use super::{Inner, PostgresStore};
 use super::{
-    check, claim, enqueue, events, inspect, kinds, lease, migrate, operate, queues, recover, retain,
+    check, claim, enqueue, events, groups, inspect, kinds, lease, migrate, operate, queues, recover, retain,
     schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
@@ -267,6 +267,36 @@ impl Store for PostgresStore {
 
     async fn waiting_queues(&self) -> Result<Vec<String>> {
         self.run((), |tx, ()| Box::pin(queues::waiting_queues(tx))).await
+    }
+
+    // ---- groups -----------------------------------------------------------
+
+    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()> {
+        self.run((queue.to_owned(), group.to_owned(), change.clone()), |tx, (queue, group, change)| {
+            Box::pin(groups::set_group(tx, queue, group, change))
+        })
+        .await
+    }
+
+    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
+        self.run_read((queue.to_owned(), after.to_owned(), limit), |tx, (queue, after, limit)| {
+            Box::pin(groups::groups(tx, queue, after, *limit))
+        })
+        .await
+    }
+
+    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>> {
+        self.run_read((queue.to_owned(), group.to_owned()), |tx, (queue, group)| {
+            Box::pin(groups::group(tx, queue, group))
+        })
+        .await
+    }
+
+    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
+        self.run_read((queue.to_owned(), group.to_owned(), priority), |tx, (queue, group, priority)| {
+            Box::pin(groups::place_in_line(tx, queue, group, *priority))
+        })
+        .await
     }
 
     // ---- inspect ----------------------------------------------------------

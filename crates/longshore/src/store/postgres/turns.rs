@@ -35,7 +35,7 @@ macro_rules! add_turns_of_freed {
                 order by w.priority desc
                 limit 1), max(t.priority)), t.queue, t.grp
         from taken t
-       where t.gated
+       where t.gate is not null
        group by t.queue, t.grp)"
     };
 }

@@ -76,6 +76,29 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
             or w.grp is not j.grp
             or w.keyed <> (j.unique_key is not null)
          limit ?1";
+    const WITHOUT_TURN: &str = "
+        select w.grp,
+               w.queue,
+               w.priority
+          from (select distinct queue, grp, priority from ready where grp is not null) as w
+         where not exists (
+               select 1
+                 from turns t
+                where t.queue = w.queue
+                  and t.grp = w.grp
+                  and t.priority = w.priority)
+         limit ?1";
+    const ABOVE_LIMIT: &str = "
+        select grp,
+               queue,
+               count(*),
+               max(gate)
+          from running
+         where grp is not null
+         group by queue, grp
+        having count(*) > max(gate)
+           and count(*) = count(gate)   -- none was claimed without a limit
+         limit ?1";
     const KEYS_WITHOUT_OWNER: &str = concat!(
         "select key,
                 job
@@ -111,6 +134,23 @@ pub(super) fn check(tx: &Tx<'_>) -> Sql<CheckReport> {
         Ok(format!(
             "waiting job {} differs from its row in jobs in queue, kind, priority, max_attempts, group or unique key",
             row.job(0)?
+        ))
+    })?);
+    problems.extend(tx.rows(WITHOUT_TURN, [MAX_PROBLEMS], |row| {
+        Ok(format!(
+            "group `{}` of queue `{}` has waiting jobs of priority {}, but no turn",
+            row.get::<_, String>(0)?,
+            row.get::<_, String>(1)?,
+            row.get::<_, i16>(2)?
+        ))
+    })?);
+    problems.extend(tx.rows(ABOVE_LIMIT, [MAX_PROBLEMS], |row| {
+        Ok(format!(
+            "group `{}` of queue `{}` runs {} jobs, but its limit was never above {}",
+            row.get::<_, String>(0)?,
+            row.get::<_, String>(1)?,
+            row.get::<_, u32>(2)?,
+            row.get::<_, u32>(3)?
         ))
     })?);
     problems.extend(tx.rows(KEYS_WITHOUT_OWNER, [MAX_PROBLEMS], |row| {

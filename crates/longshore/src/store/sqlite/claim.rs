@@ -7,28 +7,32 @@
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chrono::{DateTime, Utc};
 use rusqlite::{OptionalExtension, Row, params};
 use uuid::Uuid;
 
+use super::claim_groups::rate;
 use super::tx::{Columns, Fault, Sql, Tx, instant};
 use crate::enqueue::Options;
 use crate::error::Error;
 use crate::job::{JobId, WorkerId};
-use crate::store::cursor::{ClaimCursor, Position, Segment, Start, Taken};
+use crate::store::cursor::{ClaimCursor, Line, Part, Position, Segment, Start, Taken};
 use crate::store::{ClaimRequest, Claimed, Claims, Lease, Suspects, shared};
+use crate::turns::Rate;
 
 /// Leases due jobs to a live worker, in the caller's transaction.
 pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCursor) -> Sql<Claims> {
     if request.limit == 0 || !worker_is_alive(tx, request.worker)? {
-        return Ok(Claims { jobs: Vec::new(), more: false });
+        return Ok(Claims::NONE);
     }
     let mut run = ClaimRun::begin(tx, request)?;
     let mut start = cursor.start(request, Instant::now());
     // A head scan is so cheap here that a probe saves nothing.
-    if start == Start::Probe || !run.segments_are_current(cursor.segments()) {
+    if start == Start::Probe || !run.is_current(cursor) {
         start = Start::Head;
     }
     if start == Start::Resume {
@@ -45,7 +49,8 @@ pub(super) fn claim(tx: &Tx<'_>, request: &ClaimRequest, cursor: &mut ClaimCurso
     if run.skipped_too_many() {
         cursor.resume_next();
     }
-    Ok(run.into_claims())
+    run.store_rates(cursor)?;
+    Ok(run.into_claims(cursor))
 }
 
 fn worker_is_alive(tx: &Tx<'_>, worker: WorkerId) -> Sql<bool> {
@@ -79,18 +84,24 @@ const MAX_TIME_PER_ENTRY: Duration = Duration::from_micros(5);
 const MAX_UNSOUND: usize = 1000;
 
 /// One claim in progress.
-struct ClaimRun<'a> {
-    tx: &'a Tx<'a>,
-    request: &'a ClaimRequest,
+pub(super) struct ClaimRun<'a> {
+    pub(super) tx: &'a Tx<'a>,
+    pub(super) request: &'a ClaimRequest,
     kinds: Option<HashSet<&'a str>>,
-    now: i64,
+    pub(super) now: i64,
     /// The queues that may be claimed from, each with the number of jobs it may still
     /// start; `None` means any number. Paused queues are left out.
-    slots: HashMap<&'a str, Option<u32>>,
+    pub(super) slots: HashMap<&'a str, Option<u32>>,
+    /// The rates of queues and their states.
+    rates: HashMap<&'a str, QueueRate>,
+    /// How many jobs can start at once; a rate admits no more.
+    pub(super) startable: usize,
     /// The first due suspect of each queue, until one is taken.
     suspects: Vec<Candidate<'a>>,
-    wanted: usize,
-    leased: Vec<Claimed>,
+    /// Whether this claim has taken a suspect.
+    pub(super) has_suspect: bool,
+    pub(super) wanted: usize,
+    pub(super) leased: Vec<Claimed>,
     /// The number of index entries examined.
     examined: Cell<u32>,
     /// Rows that cannot be claimed: jobs that are also running, that have no request, or
@@ -100,14 +111,23 @@ struct ClaimRun<'a> {
     skipped: bool,
 }
 
+/// The rate of a queue and its state.
+struct QueueRate {
+    rate: Rate,
+    paced_until: Option<DateTime<Utc>>,
+    started: usize,
+}
+
 /// A due job, as read from the index.
 #[derive(Clone, Debug)]
-struct Candidate<'a> {
-    queue: &'a str,
-    priority: i16,
-    run_at: i64,
-    id: Uuid,
-    is_suspect: bool,
+pub(super) struct Candidate<'a> {
+    pub(super) queue: &'a str,
+    pub(super) priority: i16,
+    pub(super) run_at: i64,
+    pub(super) id: Uuid,
+    pub(super) is_suspect: bool,
+    /// Its group, and the limit of the group.
+    pub(super) group: Option<(Arc<str>, Option<u32>)>,
 }
 
 impl Candidate<'_> {
@@ -115,7 +135,7 @@ impl Candidate<'_> {
         (self.run_at, self.id)
     }
 
-    fn as_taken(&self) -> Taken<'_> {
+    pub(super) fn as_taken(&self) -> Taken<'_> {
         let at = Position { run_at: instant(self.run_at), id: self.id };
         Taken { queue: self.queue, priority: self.priority, at }
     }
@@ -129,7 +149,10 @@ impl<'a> ClaimRun<'a> {
             kinds: request.kinds.as_ref().map(|kinds| kinds.iter().map(String::as_str).collect()),
             now: tx.now()?,
             slots: HashMap::new(),
+            rates: HashMap::new(),
+            startable: request.startable as usize,
             suspects: Vec::new(),
+            has_suspect: false,
             wanted: request.limit as usize,
             leased: Vec::new(),
             examined: Cell::new(0),
@@ -137,9 +160,11 @@ impl<'a> ClaimRun<'a> {
             skipped: false,
         };
         for queue in &request.queues {
-            if let Some(slots) = free_slots(tx, queue)? {
-                run.slots.insert(queue, slots);
-            }
+            let Some((slots, rate)) = free_slots(tx, queue)? else { continue };
+            let by_rate = rate.as_ref().map(|rate| rate.rate.room(rate.paced_until, instant(run.now)));
+            let by_rate = by_rate.map(|room| u32::try_from(room).unwrap_or(u32::MAX));
+            run.slots.insert(queue, slots.into_iter().chain(by_rate).min());
+            run.rates.extend(rate.map(|rate| (queue.as_str(), rate)));
         }
         run.find_suspects()?;
         Ok(run)
@@ -147,13 +172,17 @@ impl<'a> ClaimRun<'a> {
 
     fn find_suspects(&mut self) -> Sql<()> {
         self.suspects.clear();
-        if self.request.suspects == Suspects::One {
+        if self.may_take_suspect() {
             for queue in self.slots.keys().copied().collect::<Vec<_>>() {
                 let first = self.first_suspect(queue)?;
                 self.suspects.extend(first);
             }
         }
         Ok(())
+    }
+
+    pub(super) fn may_take_suspect(&self) -> bool {
+        self.request.suspects == Suspects::One && !self.has_suspect
     }
 
     /// Takes other jobs in the place of those that were skipped.
@@ -168,13 +197,14 @@ impl<'a> ClaimRun<'a> {
         self.unsound.len() >= MAX_UNSOUND
     }
 
-    /// Whether the cursor's segments can still be used. If a queue was paused, or its limit
-    /// was set or removed, since they were found, the claim starts at the head.
-    fn segments_are_current(&self, segments: &[Segment]) -> bool {
-        segments.iter().all(|segment| {
-            let slots = self.slots.get(segment.queue.as_str());
-            slots.is_some_and(|slots| slots.is_some() == segment.limited)
-        })
+    /// Whether the cursor's segments and lines can still be used. If a queue was paused, or its
+    /// limit was set or removed, since they were found, the claim starts at the head.
+    fn is_current(&self, cursor: &ClaimCursor) -> bool {
+        let is_current = |queue: &str, limited: bool| {
+            self.slots.get(queue).is_some_and(|slots| slots.is_some() == limited)
+        };
+        cursor.segments().iter().all(|segment| is_current(&segment.queue, segment.limited))
+            && cursor.lines().iter().all(|line| is_current(&line.queue, line.limited))
     }
 
     fn count_entry(&self) {
@@ -188,19 +218,53 @@ impl<'a> ClaimRun<'a> {
     fn take_from_head(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
         let began = Instant::now();
         cursor.set_segments(self.find_segments()?, !self.suspects.is_empty(), instant(self.now));
-        let picked = self.pick(cursor.segments())?;
+        let (lines, next_start) = self.find_lines()?;
+        let all = i16::MIN..=i16::MAX;
+        let picked = if lines.is_empty() { self.pick(cursor.segments(), &all)? } else { Vec::new() };
+        cursor.set_lines(lines, next_start);
         // The duration of the scan does not include leasing the jobs. It is also limited
         // by the number of entries examined: waiting for a processor can make a scan of
         // three rows seem expensive.
         let ended = Instant::now();
         let latest_began = ended.checked_sub(MAX_TIME_PER_ENTRY * self.examined.get()).unwrap_or(began);
         cursor.head_scanned(began.max(latest_began), ended);
-        self.lease(&picked, cursor)
+        if cursor.lines().is_empty() { self.lease(&picked, all, cursor) } else { self.take(cursor) }
     }
 
     fn take(&mut self, cursor: &mut ClaimCursor) -> Sql<()> {
-        let picked = self.pick(cursor.segments())?;
-        self.lease(&picked, cursor)
+        for part in cursor.parts() {
+            if !self.is_full() {
+                self.take_part(part, cursor)?;
+            }
+        }
+        cursor.set_full(self.is_full());
+        Ok(())
+    }
+
+    /// Takes jobs of a part. Where jobs with and without a group have the same priority, each side
+    /// gets half, and what the other leaves.
+    fn take_part(&mut self, part: Part, cursor: &mut ClaimCursor) -> Sql<()> {
+        let (level, groups_first) = match part {
+            Part::Plain(priorities) => return self.take_plain(priorities, cursor),
+            Part::Groups(priority) => return self.take_from_groups(priority, cursor),
+            Part::Mixed(priority) => (priority, cursor.groups_come_first()),
+        };
+        let other_half = self.wanted / 2;
+        for (of_groups, reserved) in [(groups_first, other_half), (!groups_first, 0), (groups_first, 0)] {
+            self.wanted -= reserved;
+            if of_groups {
+                self.take_from_groups(level, cursor)?;
+            } else {
+                self.take_plain(level..=level, cursor)?;
+            }
+            self.wanted += reserved;
+        }
+        Ok(())
+    }
+
+    fn take_plain(&mut self, priorities: RangeInclusive<i16>, cursor: &mut ClaimCursor) -> Sql<()> {
+        let picked = self.pick(cursor.segments(), &priorities)?;
+        self.lease(&picked, priorities, cursor)
     }
 
     /// Finds the segments with waiting jobs, with one index probe each.
@@ -237,13 +301,51 @@ impl<'a> ClaimRun<'a> {
         Ok(segments)
     }
 
+    /// Finds the lines with turns, with one index probe each, and when a rate lets the next job
+    /// start.
+    fn find_lines(&self) -> Sql<(Vec<Line>, Option<DateTime<Utc>>)> {
+        const NEXT_PRIORITY: &str = "
+            select priority
+              from turns indexed by turns_line
+             where queue = ?1
+               and priority < ?2
+               and priority >= ?3
+             order by priority desc
+             limit 1";
+        const NEXT_START: &str = "
+            select min(at)
+              from turns indexed by turns_paced_at
+             where queue = ?1
+               and at > ?2
+               and tat is not null";
+        let lowest = self.request.lowest_priority();
+        let (mut lines, mut next_start) = (Vec::new(), None);
+        let mut probe = self.tx.prepare(NEXT_PRIORITY)?;
+        for (&queue, slots) in &self.slots {
+            let mut below = i32::from(i16::MAX) + 1;
+            while let Some(priority) =
+                probe.query_row(params![queue, below, lowest], |row| row.get::<_, i16>(0)).optional()?
+            {
+                lines.push(Line { queue: queue.into(), priority, limited: slots.is_some(), after: None });
+                below = priority.into();
+                self.count_entry();
+            }
+            if below <= i32::from(i16::MAX) {
+                let next: Option<Option<i64>> =
+                    self.tx.row(NEXT_START, params![queue, self.now], |row| row.get(0))?;
+                next_start = next_start.into_iter().chain(next.flatten()).min();
+            }
+        }
+        Ok((lines, next_start.map(instant)))
+    }
+
     /// Picks the jobs to take from these segments, in claim order.
-    fn pick(&mut self, segments: &[Segment]) -> Sql<Vec<Candidate<'a>>> {
+    fn pick(&mut self, segments: &[Segment], priorities: &RangeInclusive<i16>) -> Sql<Vec<Candidate<'a>>> {
         let mut levels = BTreeMap::<Reverse<i16>, Vec<&Segment>>::new();
-        for segment in segments {
+        for segment in segments.iter().filter(|segment| priorities.contains(&segment.priority)) {
             levels.entry(Reverse(segment.priority)).or_default().push(segment);
         }
-        for suspect in &self.suspects {
+        for suspect in self.suspects.iter().filter(|suspect| suspect.priority >= *priorities.start()) {
             levels.entry(Reverse(suspect.priority)).or_default();
         }
         let mut picked = Vec::new();
@@ -285,6 +387,7 @@ impl<'a> ClaimRun<'a> {
                 run_at: row.get(0)?,
                 id: row.uuid(1)?,
                 is_suspect: false,
+                group: None,
             };
             if furthest.is_some_and(|furthest| candidate.order() > furthest) {
                 break;
@@ -334,7 +437,8 @@ impl<'a> ClaimRun<'a> {
             while let Some(row) = rows.next()? {
                 let (run_at, id) = (row.get(0)?, row.uuid(1)?);
                 if self.handles(row.get_ref(2)?.as_str()?, id)? {
-                    return Ok(Some(Candidate { queue, priority, run_at, id, is_suspect: true }));
+                    let group = None;
+                    return Ok(Some(Candidate { queue, priority, run_at, id, is_suspect: true, group }));
                 }
             }
             below = priority.into();
@@ -344,7 +448,7 @@ impl<'a> ClaimRun<'a> {
 
     /// Whether this worker takes the job, by its kind and flags. Tested here and not in
     /// SQL, where it could keep the planner from using the index.
-    fn handles(&self, kind: &str, id: Uuid) -> Sql<bool> {
+    pub(super) fn handles(&self, kind: &str, id: Uuid) -> Sql<bool> {
         const FLAGS: &str = "
             select flags
               from ready
@@ -370,24 +474,60 @@ impl<'a> ClaimRun<'a> {
     }
 
     /// Decides whether a candidate is taken, and counts it. Call in claim order.
-    fn admit(&mut self, candidate: &Candidate<'a>) -> bool {
+    pub(super) fn admit(&mut self, candidate: &Candidate<'a>) -> bool {
         let Some(slots) = self.slots.get_mut(candidate.queue) else { return false };
-        if self.wanted == 0 || *slots == Some(0) {
+        let rate = self.rates.get_mut(candidate.queue);
+        if self.wanted == 0 || *slots == Some(0) || (rate.is_some() && self.startable == 0) {
             return false;
         }
         if candidate.is_suspect {
-            if self.suspects.is_empty() {
+            if self.has_suspect {
                 return false;
             }
+            self.has_suspect = true;
             self.suspects.clear();
+        }
+        if let Some(rate) = rate {
+            rate.started += 1;
         }
         *slots = slots.map(|slots| slots - 1);
         self.wanted -= 1;
+        self.startable = self.startable.saturating_sub(1);
         true
     }
 
+    /// Stores the new state of the rates.
+    fn store_rates(&self, cursor: &mut ClaimCursor) -> Sql<()> {
+        const PACE: &str = "
+            update queues
+               set tat = ?2
+             where name = ?1";
+        for (queue, QueueRate { rate, paced_until, started }) in &self.rates {
+            let until = rate.paced_until(*paced_until, instant(self.now), *started);
+            let next = rate.next_start(until);
+            if next > instant(self.now) {
+                cursor.note_next_start(next);
+            }
+            if *started > 0 {
+                self.tx.execute(PACE, params![queue, until.timestamp_micros()])?;
+            }
+        }
+        Ok(())
+    }
+
     /// Moves the picked jobs from `ready` to `running` and advances the cursor.
-    fn lease(&mut self, picked: &[Candidate<'a>], cursor: &mut ClaimCursor) -> Sql<()> {
+    fn lease(
+        &mut self,
+        picked: &[Candidate<'a>],
+        priorities: RangeInclusive<i16>,
+        cursor: &mut ClaimCursor,
+    ) -> Sql<()> {
+        let taken = picked.iter().map(Candidate::as_taken).collect::<Vec<_>>();
+        cursor.advance_in(priorities, &taken, self.is_full(), Some(instant(self.now)));
+        self.enter_running(picked, cursor)
+    }
+
+    pub(super) fn enter_running(&mut self, picked: &[Candidate<'a>], cursor: &mut ClaimCursor) -> Sql<()> {
         // Read, then delete: `returning` would create and drop a temporary table for
         // every row, at twice the cost.
         const WAITING: &str = "
@@ -411,11 +551,8 @@ impl<'a> ClaimRun<'a> {
         const ENTER_RUNNING: &str = "
             insert into running
                    (id, worker, claimed_at, timeout_ms, lease_no, priority, attempt, max_attempts,
-                    interruptions, keyed, kind, queue, flags, flow)
-            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)";
-        let taken = picked.iter().map(Candidate::as_taken).collect::<Vec<_>>();
-        cursor.advance(&taken, self.is_full(), Some(instant(self.now)));
-
+                    interruptions, keyed, kind, queue, flags, flow, grp, gate)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
         let mut waiting = self.tx.prepare(WAITING)?;
         let mut leave = self.tx.prepare(LEAVE_READY)?;
         let mut enter = self.tx.prepare(ENTER_RUNNING)?;
@@ -450,6 +587,8 @@ impl<'a> ClaimRun<'a> {
                 &*claimed.queue,
                 row.get_ref(9)?.as_str_or_null()?,
                 row.get_ref(10)?.as_blob_or_null()?,
+                claimed.group.as_deref(),
+                candidate.group.as_ref().and_then(|(_, limit)| *limit),
             ]);
             drop(rows);
             match entered.map_err(Fault::from) {
@@ -481,7 +620,12 @@ impl<'a> ClaimRun<'a> {
         if let Some(Some(slots)) = self.slots.get_mut(candidate.queue) {
             *slots += 1;
         }
+        if let Some(rate) = self.rates.get_mut(candidate.queue) {
+            rate.started -= 1;
+        }
+        self.startable += 1;
         if candidate.is_suspect {
+            self.has_suspect = false;
             self.find_suspects()?;
         }
         Ok(())
@@ -510,14 +654,20 @@ impl<'a> ClaimRun<'a> {
             options: read_options(row, 1, JobId(candidate.id))?,
             run_at: instant(candidate.run_at),
             claimed_at: instant(self.now),
+            group: candidate.group.as_ref().map(|(group, _)| group.clone()),
+            gated: candidate.group.as_ref().is_some_and(|(_, limit)| limit.is_some()),
         })
     }
 
-    fn into_claims(mut self) -> Claims {
-        // If this claim resumed and then scanned the head, the head may have had jobs that
-        // come before the first ones.
-        self.leased.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
-        Claims { jobs: self.leased, more: self.wanted == 0 }
+    fn into_claims(mut self, cursor: &ClaimCursor) -> Claims {
+        if cursor.lines().is_empty() {
+            // If this claim resumed and then scanned the head, the head may have had jobs that
+            // come before the first ones.
+            self.leased.sort_by_key(|job| (Reverse(job.priority), job.run_at, job.lease.id));
+        } else {
+            self.leased.sort_by_key(|job| Reverse(job.priority));
+        }
+        Claims { jobs: self.leased, more: self.wanted == 0, again_in: cursor.again_in() }
     }
 }
 
@@ -529,26 +679,34 @@ pub(super) fn read_options(row: &Row<'_>, column: usize, id: JobId) -> Sql<Optio
     }))
 }
 
-/// The number of jobs that a queue may still start: `None` if it is paused, `Some(None)`
-/// if it has no limit.
-fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<Option<u32>>> {
+/// The number of jobs that a queue may still start because of its limit (`None`: any number), and
+/// its rate. Returns `None` if the queue is paused.
+fn free_slots(tx: &Tx<'_>, queue: &str) -> Sql<Option<(Option<u32>, Option<QueueRate>)>> {
     const SETTINGS: &str = "
         select paused,
-               max_running
+               max_running,
+               rate,
+               rate_ms,
+               burst,
+               tat
           from queues
          where name = ?1";
     const RUNNING: &str = "
         select count(*)
           from running
          where queue = ?1";
-    let settings =
-        tx.row(SETTINGS, [queue], |row| Ok((row.get::<_, bool>(0)?, row.get::<_, Option<u32>>(1)?)))?;
+    let settings = tx.row(SETTINGS, [queue], |row| {
+        let paced_until = row.maybe_time(5)?;
+        let rate = rate(row, 2)?.map(|rate| QueueRate { rate, paced_until, started: 0 });
+        Ok((row.get::<_, bool>(0)?, row.get::<_, Option<u32>>(1)?, rate))
+    })?;
     Ok(match settings {
-        Some((true, _)) => None,
-        None | Some((false, None)) => Some(None),
-        Some((false, Some(limit))) => {
+        Some((true, ..)) => None,
+        None => Some((None, None)),
+        Some((false, None, rate)) => Some((None, rate)),
+        Some((false, Some(limit), rate)) => {
             let running = tx.row(RUNNING, [queue], |row| row.get::<_, u32>(0))?.unwrap_or(0);
-            Some(Some(limit.saturating_sub(running)))
+            Some((Some(limit.saturating_sub(running)), rate))
         }
     })
 }

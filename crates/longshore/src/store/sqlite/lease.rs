@@ -25,7 +25,9 @@ pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>>
                r.priority,
                r.flags,
                j.run_at,
-               r.claimed_at
+               r.claimed_at,
+               r.grp,
+               r.gate is not null
           from running r
          cross join jobs j on j.id = r.id
          where r.id = ?1
@@ -55,6 +57,8 @@ pub(super) fn claims(tx: &Tx<'_>, leases: &[Lease]) -> Sql<Vec<Option<Claimed>>>
             options: read_options(row, 1, *id)?,
             run_at: row.time(10)?,
             claimed_at: row.time(11)?,
+            group: row.get_ref(12)?.as_str_or_null()?.map(Into::into),
+            gated: row.get(13)?,
         }));
     }
     Ok(claims)

@@ -32,9 +32,11 @@ use tx::Tx;
 
 mod check;
 mod claim;
+mod claim_groups;
 mod engine;
 mod enqueue;
 mod events;
+mod groups;
 mod inspect;
 mod kinds;
 mod lease;

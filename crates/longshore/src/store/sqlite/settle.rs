@@ -157,7 +157,7 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
                keyed,
                grp,
                flow,
-               gated
+               gate is not null
           from running
          where id = ?1
            and lease_no = ?2   -- fence: a newer lease owns the row
@@ -195,7 +195,7 @@ fn take_lease(tx: &Tx<'_>, by: EndedBy, settlement: &Settlement) -> Sql<Option<T
             keyed: row.get(8)?,
             group: row.get(9)?,
             flow: row.get(10)?,
-            gated: row.get::<_, Option<bool>>(11)? == Some(true),
+            gated: row.get(11)?,
         })
     })?;
     if let Some(held) = &held {

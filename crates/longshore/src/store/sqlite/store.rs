@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::SqliteStore;
 use super::tx::Tx;
 use super::{
-    check, claim, enqueue, events, inspect, kinds, lease, migrate, operate, queues, recover, retain,
+    check, claim, enqueue, events, groups, inspect, kinds, lease, migrate, operate, queues, recover, retain,
     schedules, settle, stats, steps, tokens, workers,
 };
 use crate::enqueue::{EnqueuedBatch, MAX_PAYLOAD, ValidJob, check_json};
@@ -255,6 +255,28 @@ impl Store for SqliteStore {
 
     async fn waiting_queues(&self) -> Result<Vec<String>> {
         self.engine.read(queues::waiting_queues).await
+    }
+
+    // ---- groups -----------------------------------------------------------
+
+    async fn set_group(&self, queue: &str, group: &str, change: &GroupChange) -> Result<()> {
+        let (queue, group, change) = (queue.to_owned(), group.to_owned(), change.clone());
+        self.engine.write(move |tx| groups::set_group(tx, &queue, &group, &change)).await
+    }
+
+    async fn groups(&self, queue: &str, after: &str, limit: u32) -> Result<Vec<GroupRecord>> {
+        let (queue, after) = (queue.to_owned(), after.to_owned());
+        self.engine.read(move |tx| groups::groups(tx, &queue, &after, limit)).await
+    }
+
+    async fn group(&self, queue: &str, group: &str) -> Result<Option<GroupRecord>> {
+        let (queue, group) = (queue.to_owned(), group.to_owned());
+        self.engine.read(move |tx| groups::group(tx, &queue, &group)).await
+    }
+
+    async fn place_in_line(&self, queue: &str, group: &str, priority: i16) -> Result<Option<PlaceInLine>> {
+        let (queue, group) = (queue.to_owned(), group.to_owned());
+        self.engine.read(move |tx| groups::place_in_line(tx, &queue, &group, priority)).await
     }
 
     // ---- inspect ----------------------------------------------------------

@@ -1,0 +1,581 @@
+//! Claim from groups: serves the groups at the head of a [line](crate::turns).
+//!
+//! One claim at a time serves a group: it holds an advisory lock on the group until it commits.
+//! It counts the group's running jobs in a statement after the lock, so that it sees the commit of
+//! the previous claim. Other claims pass by the group meanwhile.
+
+use std::collections::{HashMap, HashSet};
+
+use chrono::{DateTime, Utc};
+use sqlx::Row;
+
+use super::claim::{Reader, Room, bind_filter, may_take_suspect};
+use super::claim_sql::{is_handled, lease_taken};
+use super::tx::{Sql, Tx};
+use crate::job::JobId;
+use crate::store::cursor::{ClaimCursor, LinePosition, Position};
+use crate::store::{ClaimRequest, Claimed};
+use crate::turns::{Gate, Rate, Served, Turn, Visit, groups_to_serve, quantum};
+
+/// How many pages of a line one claim reads at most. Groups that may not start a job leave the line,
+/// so a second page is rarely needed.
+const MAX_PAGES: usize = 4;
+
+/// Reads up to 1,000 due turns of the lines of priority `$5`, which have up to 64 groups, and locks up
+/// to `$6` of these groups: those that no other claim serves at the moment. `$7` and `$8` are groups
+/// from which this claim could take nothing.
+const LOCK_GROUPS: &str = "
+    with line as materialized (
+      select t.queue, t.grp, t.at, t.id, row_number() over (order by t.at, t.id) as nth
+        from unnest((select $1::text[]), (select $2::timestamptz[]), (select $3::int8[]), (select $9::bool[]))
+          as l(queue, after_at, after_id, has_room)
+        left join longshore.queues s on s.name = l.queue
+       cross join lateral (
+               select *
+                 from (select w.queue, w.grp, w.at, w.id
+                         from longshore.turns w
+                        where w.queue = l.queue
+                          and w.priority = (select $5::int2)
+                          and (w.at, w.id) > (coalesce(l.after_at, '-infinity'), coalesce(l.after_id, 0))
+                          and w.at <= longshore.clock()
+                        order by w.at, w.id
+                        limit 1000) as due) as t
+       where s.paused is not true
+         and ((s.max_running is null and s.rate is null) or l.has_room)
+         and exists (
+               select 1
+                 from longshore.workers w
+                where w.id = $4
+                  and w.dead_at is null)
+       order by t.at, t.id
+       limit 1000),
+    folded as materialized (
+      select l.queue, l.grp, min(l.nth) as nth
+        from line l
+       where (l.queue, l.grp) not in (select * from unnest((select $7::text[]), (select $8::text[])))
+       group by l.queue, l.grp
+       order by 3
+       limit 64)
+    select longshore.clock(), g.queue, g.grp, g.at, g.id, g.seen
+      from (select f.queue, f.grp, l.at, l.id, (select count(*) from folded) as seen
+              from folded f
+              join line l on l.nth = f.nth
+             order by f.nth
+            offset 0) as g
+     where pg_try_advisory_xact_lock(hashtextextended('longshore.groups:' || g.queue || chr(31) || g.grp, 0))
+     limit $6";
+
+/// Deletes the turns of these groups at one priority, exactly those that this statement sees, and
+/// returns what limits each group. Of very many turns, some stay in line.
+const VISIT: &str = "
+    with visited as materialized (
+      select *
+        from unnest((select $1::text[]), (select $2::text[])) with ordinality as v(queue, grp, nth)),
+    deleted as (
+      delete from longshore.turns
+       where ctid = any(array(
+               select t.row_id
+                 from visited v
+                cross join lateral (
+                        select w.ctid as row_id
+                          from longshore.turns w
+                         where w.queue = v.queue
+                           and w.grp = v.grp
+                           and w.priority = (select $3::int2)
+                         order by w.at
+                         limit 5000) as t))
+      returning queue, grp, at, id, allowance)
+    select coalesce(g.paused, false), coalesce(g.max_running, s.group_max_running),
+           case when g.rate is null then s.group_rate else g.rate end,
+           case when g.rate is null then s.group_rate_ms else g.rate_ms end,
+           case when g.rate is null then s.group_burst else g.burst end,
+           coalesce(g.weight, 1),
+           case when coalesce(g.max_running, s.group_max_running) is not null then (
+             select count(*)
+               from longshore.running r
+              where r.queue = v.queue
+                and r.grp = v.grp) end,
+           (select max(t.tat)
+              from longshore.turns t
+             where t.queue = v.queue
+               and t.grp = v.grp
+               and t.tat is not null),
+           (select min(d.at)
+              from deleted d
+             where d.queue = v.queue
+               and d.grp = v.grp),
+           (select t.priority
+              from longshore.turns t
+             where t.queue = v.queue
+               and t.grp = v.grp
+               and t.priority < (select $3::int2)
+             order by t.priority desc
+             limit 1),
+           exists (
+             select 1
+               from longshore.ready r
+              where r.queue = v.queue
+                and r.grp = v.grp
+                and r.priority = (select $3::int2)
+                and r.interruptions > 0
+                and r.grp is not null
+                and r.run_at <= longshore.clock()),
+           (select min(d.id)
+              from deleted d
+             where d.queue = v.queue
+               and d.grp = v.grp),
+           (select min(d.allowance)
+              from deleted d
+             where d.queue = v.queue
+               and d.grp = v.grp)
+      from visited v
+      left join longshore.queues s on s.name = v.queue
+      left join longshore.groups g on g.queue = v.queue and g.name = v.grp
+     order by v.nth";
+
+/// The due jobs of one group (as `g`), in claim order, after the cursor's position.
+macro_rules! due_in_group {
+    ($interruptions:literal) => {
+        concat!(
+            "(select r.ctid as row_id
+                         from longshore.ready r
+                        where r.queue = g.queue
+                          and r.grp = g.grp
+                          and r.grp is not null
+                          and r.priority = (select $11::int2)
+                          and r.interruptions ",
+            $interruptions,
+            " 0
+                          and (r.run_at, r.id) > (g.after_run_at, g.after_id)
+                          and r.run_at <= longshore.clock()
+                          and ",
+            is_handled!("$8", "$9", "$10"),
+            "
+                        order by r.run_at, r.id
+                        limit 1000
+                          for update skip locked) as due"
+        )
+    };
+}
+
+/// Takes up to `room` jobs from each group, `$12` in total. `$13` says whether one of them may be a
+/// suspect; it is chosen first and uses the room of its group.
+const TAKE_FROM_GROUPS: &str = concat!(
+    "
+    with served as materialized (
+      select v.queue, v.grp, v.room, v.gate, v.nth,
+             coalesce(v.after_run_at, '-infinity') as after_run_at,
+             coalesce(v.after_id, '00000000-0000-0000-0000-000000000000') as after_id
+        from unnest((select $1::text[]), (select $2::text[]), (select $3::int4[]), (select $4::int4[]),
+                    (select $5::timestamptz[]), (select $6::uuid[])) with ordinality
+          as v(queue, grp, room, gate, after_run_at, after_id, nth)
+       where v.room > 0),
+    picked_suspect as materialized (
+      select due.row_id, g.nth
+        from (select queue, grp, nth, '-infinity'::timestamptz as after_run_at,
+                     '00000000-0000-0000-0000-000000000000'::uuid as after_id
+                from served
+               where (select $13::bool)
+               order by nth) as g
+       cross join lateral ",
+    due_in_group!(">"),
+    "
+       limit 1),
+    picked as (
+      select c.row_id
+        from (select s.queue, s.grp, s.after_run_at, s.after_id,
+                     s.room - case when s.nth = (select nth from picked_suspect) then 1 else 0 end as room
+                from served s
+               order by s.nth) as g
+       cross join lateral (
+               select due.row_id
+                 from ",
+    due_in_group!("="),
+    "
+                limit g.room) as c
+       limit (select $12::int8 - (select count(*) from picked_suspect))),
+    taken as (
+      delete from longshore.ready
+       where ctid = any(array(select row_id from picked) || array(select row_id from picked_suspect))
+      returning *),",
+    lease_taken!(
+        "$7",
+        "(select s.gate from served s where s.queue = t.queue and s.grp = t.grp)",
+        ", t.queue, t.priority, t.interruptions, t.grp, (select s.gate from served s where s.queue = t.queue and s.grp = t.grp)"
+    ),
+);
+
+/// When the first job that is left of each group at priority `$3` is due. Reads from the cursor's position
+/// on and, if nothing is there, from the head: a job may have been committed before the position.
+const FIRST_LEFT: &str = "
+    select coalesce(
+             (select r.run_at
+                from longshore.ready r
+               where r.queue = v.queue
+                 and r.grp = v.grp
+                 and r.grp is not null
+                 and r.priority = (select $3::int2)
+                 and (r.run_at, r.id) > (v.after_run_at, v.after_id)
+               order by r.run_at, r.id
+               limit 1),
+             (select r.run_at
+                from longshore.ready r
+               where r.queue = v.queue
+                 and r.grp = v.grp
+                 and r.grp is not null
+                 and r.priority = (select $3::int2)
+               order by r.run_at, r.id
+               limit 1))
+      from unnest((select $1::text[]), (select $2::text[]), (select $4::timestamptz[]), (select $5::uuid[])) with ordinality
+        as v(queue, grp, after_run_at, after_id, nth)
+     order by v.nth";
+
+/// A group that keeps its place keeps the id of its turn.
+const INSERT_TURNS: &str = "
+    insert into longshore.turns (id, at, tat, allowance, priority, queue, grp)
+    select coalesce(id, nextval('longshore.turn_ids')), at, tat, allowance, priority, queue, grp
+      from unnest($1::int8[], $2::timestamptz[], $3::timestamptz[], $4::int4[], $5::int2[], $6::text[], $7::text[])
+        as t(id, at, tat, allowance, priority, queue, grp)";
+
+/// A group that this claim has locked.
+struct Locked {
+    queue: String,
+    group: String,
+    place: LinePosition,
+}
+
+impl Locked {
+    fn key(&self) -> (String, String) {
+        (self.queue.clone(), self.group.clone())
+    }
+}
+
+/// The locked groups of one page of a line.
+struct Page {
+    now: DateTime<Utc>,
+    groups: Vec<Locked>,
+    /// How many groups stand in line.
+    seen: usize,
+}
+
+/// What limits a locked group, and the turns that it had.
+struct Visited {
+    visit: Visit,
+    /// Its place in line.
+    place: Option<LinePosition>,
+    /// The next lower priority at which it has a turn.
+    lower: Option<i16>,
+    has_suspects: bool,
+}
+
+/// Takes up to `wanted` jobs of groups with one priority. Runs in the caller's transaction.
+pub(super) async fn take_from_groups(
+    tx: &mut Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &mut ClaimCursor,
+    jobs: &mut Vec<Claimed>,
+    priority: i16,
+    wanted: usize,
+    room: &mut Room,
+) -> Sql<()> {
+    let before = jobs.len();
+    let mut skipped = HashSet::<(String, String)>::new();
+    for _ in 0..MAX_PAGES {
+        let left = wanted - (jobs.len() - before);
+        if left == 0 {
+            break;
+        }
+        let page = lock_groups(tx, request, cursor, priority, left, room, &skipped).await?;
+        let Some(page) = page.filter(|page| !page.groups.is_empty()) else { break };
+        let first = jobs.len();
+        serve(tx, request, cursor, jobs, priority, left, room, &page).await?;
+        let started: HashSet<(&str, &str)> =
+            jobs[first..].iter().map(|job| (&*job.queue, job.group.as_deref().unwrap_or_default())).collect();
+        let is_skipped = |locked: &Locked| !started.contains(&(locked.queue.as_str(), locked.group.as_str()));
+        skipped.extend(page.groups.iter().filter(|locked| is_skipped(locked)).map(Locked::key));
+    }
+    Ok(())
+}
+
+async fn lock_groups(
+    tx: &mut Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &ClaimCursor,
+    priority: i16,
+    wanted: usize,
+    room: &Room,
+    skipped: &HashSet<(String, String)>,
+) -> Sql<Option<Page>> {
+    let lines: Vec<_> = cursor
+        .lines()
+        .iter()
+        .filter(|line| line.priority == priority && room.of(&line.queue) != Some(0))
+        .collect();
+    if lines.is_empty() {
+        return Ok(None);
+    }
+    let (skipped_queues, skipped_groups): (Vec<&str>, Vec<&str>) =
+        skipped.iter().map(|(queue, group)| (queue.as_str(), group.as_str())).unzip();
+    let rows = sqlx::query(tx.sql(LOCK_GROUPS))
+        .bind(lines.iter().map(|line| line.queue.as_str()).collect::<Vec<_>>())
+        .bind(lines.iter().map(|line| line.after.map(|after| after.at)).collect::<Vec<_>>())
+        .bind(lines.iter().map(|line| line.after.map(|after| after.id)).collect::<Vec<_>>())
+        .bind(request.worker.0)
+        .bind(priority)
+        .bind(groups_to_serve(wanted) as i64)
+        .bind(skipped_queues)
+        .bind(skipped_groups)
+        .bind(lines.iter().map(|line| room.of(&line.queue).is_some()).collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let Some(first) = rows.first() else { return Ok(None) };
+    let mut page =
+        Page { now: first.try_get(0)?, groups: Vec::new(), seen: first.try_get::<i64, _>(5)? as usize };
+    for row in &rows {
+        let place = LinePosition { at: row.try_get(3)?, id: row.try_get(4)? };
+        page.groups.push(Locked { queue: row.try_get(1)?, group: row.try_get(2)?, place });
+    }
+    Ok(Some(page))
+}
+
+#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and the page")]
+async fn serve(
+    tx: &mut Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &mut ClaimCursor,
+    jobs: &mut Vec<Claimed>,
+    priority: i16,
+    wanted: usize,
+    room: &mut Room,
+    page: &Page,
+) -> Sql<()> {
+    let (now, first_new) = (page.now, jobs.len());
+    let visited = visit(tx, page, priority).await?;
+    let quantum = quantum(wanted, page.seen);
+    let mut startable = room.startable;
+    let mut rooms = Vec::with_capacity(visited.len());
+    let mut assigned = HashMap::<&str, usize>::new();
+    for (locked, group) in page.groups.iter().zip(&visited) {
+        let of_queue = assigned.entry(&locked.queue).or_default();
+        let left = room.of(&locked.queue).map_or(usize::MAX, |left| left.saturating_sub(*of_queue));
+        let own = group.visit.room(quantum, startable, now).min(left);
+        if group.visit.gate.rate.is_some() {
+            startable = startable.saturating_sub(own);
+        }
+        *of_queue += own;
+        rooms.push(own);
+    }
+    let suspect = may_take_suspect(request, jobs) && visited.iter().any(|group| group.has_suspects);
+    if rooms.iter().any(|room| *room > 0) {
+        take(tx, request, cursor, jobs, page, &visited, &rooms, priority, wanted, suspect).await?;
+    }
+    let mut started = HashMap::<(&str, &str), (usize, Position)>::new();
+    for job in &jobs[first_new..] {
+        let at = Position { run_at: job.run_at, id: job.lease.id.0 };
+        let key = (&*job.queue, job.group.as_deref().unwrap_or_default());
+        let (count, last) = started.entry(key).or_insert((0, at));
+        (*count, *last) = (*count + 1, at.max(*last));
+    }
+    for (locked, own) in page.groups.iter().zip(&rooms) {
+        let (count, last) = match started.get(&(locked.queue.as_str(), locked.group.as_str())) {
+            Some((count, last)) => (*count, Some(*last)),
+            None => (0, None),
+        };
+        cursor.served_group(&locked.queue, &locked.group, priority, last, count < *own, now);
+    }
+    let left = first_left(tx, cursor, page, priority).await?;
+    // Up to a group whose turn goes on, the line has been served.
+    let (mut turns, mut may_pass) = (Turns::default(), true);
+    for (((locked, group), own), next_job) in page.groups.iter().zip(&visited).zip(&rooms).zip(left) {
+        let count =
+            started.get(&(locked.queue.as_str(), locked.group.as_str())).map_or(0, |(count, _)| *count);
+        let turn = group.visit.next(quantum, &Served { started: count, next_job }, now);
+        match turn {
+            Turn::None => {}
+            Turn::At { at, paced_until } => turns.add(locked, priority, at, paced_until),
+            Turn::Kept { paced_until, allowance } => {
+                turns.keep(locked, priority, group.place.unwrap_or(locked.place), paced_until, allowance);
+                may_pass &= count == 0;
+            }
+        }
+        if may_pass {
+            cursor.pass_turn(&locked.queue, priority, locked.place);
+        }
+        if let Turn::At { at, paced_until: Some(_) } = turn
+            && at > now
+        {
+            cursor.note_next_start(at);
+        }
+        if group.visit.gate.max_running.is_some() {
+            cursor.note_limited_group();
+        }
+        // What this priority leaves, a lower one may use.
+        if let Some(lower) = group.lower
+            && count < *own
+            && group.visit.gate.max_running.is_some()
+        {
+            turns.add(locked, lower, now, None);
+        }
+    }
+    turns.insert(tx).await?;
+    room.count(&jobs[first_new..]);
+    Ok(())
+}
+
+async fn visit(tx: &mut Tx<'_>, page: &Page, priority: i16) -> Sql<Vec<Visited>> {
+    let rows = sqlx::query(tx.sql(VISIT))
+        .bind(page.groups.iter().map(|locked| locked.queue.as_str()).collect::<Vec<_>>())
+        .bind(page.groups.iter().map(|locked| locked.group.as_str()).collect::<Vec<_>>())
+        .bind(priority)
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    let mut visited = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let gate = Gate {
+            paused: row.try_get(0)?,
+            max_running: row.try_get::<Option<i32>, _>(1)?.map(|limit| limit as u32),
+            rate: rate(row.try_get(2)?, row.try_get(3)?, row.try_get(4)?),
+            weight: row.try_get::<i32, _>(5)? as u32,
+        };
+        let running = row.try_get::<Option<i64>, _>(6)?.unwrap_or(0) as usize;
+        visited.push(Visited {
+            visit: Visit {
+                gate,
+                running,
+                paced_until: row.try_get(7)?,
+                allowance: row.try_get::<Option<i32>, _>(12)?.map(|left| left as usize),
+            },
+            place: row
+                .try_get::<Option<_>, _>(8)?
+                .zip(row.try_get::<Option<_>, _>(11)?)
+                .map(|(at, id)| LinePosition { at, id }),
+            lower: row.try_get(9)?,
+            has_suspects: row.try_get(10)?,
+        });
+    }
+    Ok(visited)
+}
+
+#[expect(clippy::too_many_arguments, reason = "the arguments of the claim, and what may be taken")]
+async fn take(
+    tx: &mut Tx<'_>,
+    request: &ClaimRequest,
+    cursor: &ClaimCursor,
+    jobs: &mut Vec<Claimed>,
+    page: &Page,
+    visited: &[Visited],
+    rooms: &[usize],
+    priority: i16,
+    wanted: usize,
+    suspect: bool,
+) -> Sql<()> {
+    let groups = || page.groups.iter();
+    let positions: Vec<Option<Position>> =
+        groups().map(|locked| cursor.position_in_group(&locked.queue, &locked.group, priority)).collect();
+    let query = super::claim::statement(tx, cursor, TAKE_FROM_GROUPS)
+        .bind(groups().map(|locked| locked.queue.clone()).collect::<Vec<_>>())
+        .bind(groups().map(|locked| locked.group.clone()).collect::<Vec<_>>())
+        .bind(rooms.iter().map(|room| i32::try_from(*room).unwrap_or(i32::MAX)).collect::<Vec<_>>())
+        .bind(
+            visited
+                .iter()
+                .map(|group| group.visit.gate.max_running.map(|limit| limit as i32))
+                .collect::<Vec<_>>(),
+        )
+        .bind(positions.iter().map(|position| position.map(|at| at.run_at)).collect::<Vec<_>>())
+        .bind(positions.iter().map(|position| position.map(|at| at.id)).collect::<Vec<_>>())
+        .bind(request.worker.0);
+    let query = bind_filter(query, request).bind(priority).bind(wanted as i64).bind(suspect);
+    let rows = query.fetch_all(&mut *tx.connection).await?;
+    let mut reader = Reader::new(request.worker, page.now, None);
+    for row in &rows {
+        if let Some(id) = row.try_get::<Option<uuid::Uuid>, _>(1)? {
+            let mut job = reader.read(row, JobId(id))?;
+            job.group = row.try_get::<Option<&str>, _>(14)?.map(Into::into);
+            job.gated = row.try_get::<Option<i32>, _>(15)?.is_some();
+            jobs.push(job);
+        }
+    }
+    Ok(())
+}
+
+async fn first_left(
+    tx: &mut Tx<'_>,
+    cursor: &ClaimCursor,
+    page: &Page,
+    priority: i16,
+) -> Sql<Vec<Option<DateTime<Utc>>>> {
+    let groups = || page.groups.iter();
+    let positions: Vec<Option<Position>> =
+        groups().map(|locked| cursor.position_in_group(&locked.queue, &locked.group, priority)).collect();
+    let left = sqlx::query_scalar(tx.sql(FIRST_LEFT))
+        .bind(groups().map(|locked| locked.queue.as_str()).collect::<Vec<_>>())
+        .bind(groups().map(|locked| locked.group.as_str()).collect::<Vec<_>>())
+        .bind(priority)
+        .bind(positions.iter().map(|position| position.map(|at| at.run_at)).collect::<Vec<_>>())
+        .bind(positions.iter().map(|position| position.map(|at| at.id)).collect::<Vec<_>>())
+        .fetch_all(&mut *tx.connection)
+        .await?;
+    Ok(left)
+}
+
+/// A rate as it is stored; the three columns are set together.
+pub(super) fn rate(starts: Option<i32>, period_ms: Option<i64>, burst: Option<i32>) -> Option<Rate> {
+    let (starts, period_ms, burst) = (starts? as u32, period_ms? as u64, burst? as u32);
+    Some(Rate { starts, period_ms, burst })
+}
+
+/// Turns to insert, as columns.
+#[derive(Default)]
+struct Turns<'a> {
+    ids: Vec<Option<i64>>,
+    allowances: Vec<Option<i32>>,
+    ats: Vec<DateTime<Utc>>,
+    tats: Vec<Option<DateTime<Utc>>>,
+    priorities: Vec<i16>,
+    queues: Vec<&'a str>,
+    groups: Vec<&'a str>,
+}
+
+impl<'a> Turns<'a> {
+    fn add(&mut self, of: &'a Locked, priority: i16, at: DateTime<Utc>, paced_until: Option<DateTime<Utc>>) {
+        self.ids.push(None);
+        self.allowances.push(None);
+        self.ats.push(at);
+        self.tats.push(paced_until);
+        self.priorities.push(priority);
+        self.queues.push(&of.queue);
+        self.groups.push(&of.group);
+    }
+
+    fn keep(
+        &mut self,
+        of: &'a Locked,
+        priority: i16,
+        place: LinePosition,
+        paced_until: Option<DateTime<Utc>>,
+        allowance: usize,
+    ) {
+        self.add(of, priority, place.at, paced_until);
+        if let (Some(id), Some(left)) = (self.ids.last_mut(), self.allowances.last_mut()) {
+            (*id, *left) = (Some(place.id), i32::try_from(allowance).ok());
+        }
+    }
+
+    async fn insert(&self, tx: &mut Tx<'_>) -> Sql<()> {
+        if self.ats.is_empty() {
+            return Ok(());
+        }
+        sqlx::query(tx.sql(INSERT_TURNS))
+            .bind(&self.ids)
+            .bind(&self.ats)
+            .bind(&self.tats)
+            .bind(&self.allowances)
+            .bind(&self.priorities)
+            .bind(&self.queues)
+            .bind(&self.groups)
+            .execute(&mut *tx.connection)
+            .await?;
+        Ok(())
+    }
+}

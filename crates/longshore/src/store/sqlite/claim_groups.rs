@@ -1,0 +1,360 @@
+//! Claim from groups: serves the groups at the head of a [line](crate::turns). There is one writer,
+//! so groups need no locks.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use rusqlite::{Row, params};
+
+use super::claim::{Candidate, ClaimRun};
+use super::tx::{Columns, Sql, instant};
+use crate::store::cursor::{ClaimCursor, LinePosition, Position};
+use crate::turns::{Gate, MAX_GROUPS, Rate, Served, Turn, Visit, groups_to_serve, quantum};
+
+/// How many pages of a line one claim reads at most. Groups that may not start a job leave the line,
+/// so a second page is rarely needed.
+const MAX_PAGES: usize = 4;
+/// How many turns of a line a page has at most.
+const MAX_TURNS: usize = 1000;
+
+/// A group in line.
+struct InLine<'a> {
+    queue: &'a str,
+    group: Arc<str>,
+    place: LinePosition,
+}
+
+/// The groups of one page of a line.
+struct Page<'a> {
+    groups: Vec<InLine<'a>>,
+    /// How many groups stand in line.
+    seen: usize,
+}
+
+/// What limits a group, and the turns that it had.
+struct Visited {
+    visit: Visit,
+    /// Its place in line: the time and the id of its first turn.
+    place: Option<(i64, i64)>,
+    /// The next lower priority at which it has a turn.
+    lower: Option<i16>,
+}
+
+impl<'a> ClaimRun<'a> {
+    /// Takes jobs of groups with one priority.
+    pub(super) fn take_from_groups(&mut self, priority: i16, cursor: &mut ClaimCursor) -> Sql<()> {
+        let mut skipped = HashSet::<(String, Arc<str>)>::new();
+        for _ in 0..MAX_PAGES {
+            if self.wanted == 0 {
+                break;
+            }
+            let page = self.read_line(cursor, priority, &skipped)?;
+            if page.groups.is_empty() {
+                break;
+            }
+            let quantum = quantum(self.wanted, page.seen);
+            // Up to a group whose turn goes on, the line has been served.
+            let mut may_pass = true;
+            for in_line in page.groups {
+                if self.wanted == 0 {
+                    break;
+                }
+                let before = self.leased.len();
+                let turn = self.serve(&in_line, cursor, priority, quantum)?;
+                let is_skipped = self.leased.len() == before;
+                may_pass &= is_skipped || !matches!(turn, Turn::Kept { .. });
+                if may_pass {
+                    cursor.pass_turn(in_line.queue, priority, in_line.place);
+                }
+                if is_skipped {
+                    skipped.insert((in_line.queue.to_owned(), in_line.group));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads due turns of the lines of one priority, and returns the groups to serve.
+    fn read_line(
+        &self,
+        cursor: &ClaimCursor,
+        priority: i16,
+        skipped: &HashSet<(String, Arc<str>)>,
+    ) -> Sql<Page<'a>> {
+        const LINE: &str = "
+            select at,
+                   id,
+                   grp
+              from turns indexed by turns_line
+             where queue = ?1
+               and priority = ?2
+               and (at, id) > (?3, ?4)
+               and at <= ?5
+             order by at, id
+             limit ?6";
+        let mut turns = Vec::new();
+        for line in cursor.lines().iter().filter(|line| line.priority == priority) {
+            let Some((&queue, slots)) = self.slots.get_key_value(line.queue.as_str()) else { continue };
+            if *slots == Some(0) {
+                continue;
+            }
+            let (at, id) = line.after.map_or((i64::MIN, 0), |after| (after.at.timestamp_micros(), after.id));
+            let mut statement = self.tx.prepare(LINE)?;
+            let mut rows = statement.query(params![queue, priority, at, id, self.now, MAX_TURNS as i64])?;
+            while let Some(row) = rows.next()? {
+                let place = LinePosition { at: row.time(0)?, id: row.get(1)? };
+                turns.push(InLine { queue, group: row.get_ref(2)?.as_str()?.into(), place });
+            }
+        }
+        turns.sort_by_key(|turn| turn.place);
+        turns.truncate(MAX_TURNS);
+        let mut known = HashSet::new();
+        turns.retain(|turn| {
+            !skipped.contains(&(turn.queue.to_owned(), turn.group.clone()))
+                && known.insert((turn.queue, turn.group.clone()))
+        });
+        turns.truncate(MAX_GROUPS);
+        let seen = turns.len();
+        turns.truncate(groups_to_serve(self.wanted));
+        Ok(Page { groups: turns, seen })
+    }
+
+    fn serve(
+        &mut self,
+        of: &InLine<'a>,
+        cursor: &mut ClaimCursor,
+        priority: i16,
+        quantum: usize,
+    ) -> Sql<Turn> {
+        let now = instant(self.now);
+        let Visited { visit, place, lower } = self.visit(of, priority)?;
+        let room = visit.room(quantum, self.startable, now);
+        let before = self.leased.len();
+        if room > 0 {
+            self.take_from_group(of, cursor, priority, room, visit.gate.max_running)?;
+        }
+        let taken = &self.leased[before..];
+        let started = taken.len();
+        let last = taken.iter().map(|job| Position { run_at: job.run_at, id: job.lease.id.0 }).max();
+        cursor.served_group(of.queue, &of.group, priority, last, started < room, now);
+        let next_job = self.first_left(of, cursor, priority)?;
+        let turn = visit.next(quantum, &Served { started, next_job }, now);
+        match turn {
+            Turn::None => {}
+            Turn::At { at, paced_until } => {
+                self.insert_turn(of, priority, at.timestamp_micros(), paced_until, None)?;
+                if paced_until.is_some() && at > now {
+                    cursor.note_next_start(at);
+                }
+            }
+            Turn::Kept { paced_until, allowance } => {
+                let (at, id) = place.unwrap_or((of.place.at.timestamp_micros(), of.place.id));
+                self.insert_turn(of, priority, at, paced_until, Some((id, allowance)))?;
+            }
+        }
+        if visit.gate.max_running.is_some() {
+            cursor.note_limited_group();
+            // What this priority leaves, a lower one may use.
+            if let Some(lower) = lower.filter(|_| started < room) {
+                self.insert_turn(of, lower, self.now, None, None)?;
+            }
+        }
+        Ok(turn)
+    }
+
+    /// Deletes the turns of a group at one priority, and returns what limits the group.
+    fn visit(&self, of: &InLine<'_>, priority: i16) -> Sql<Visited> {
+        const SETTINGS: &str = "
+            select coalesce(g.paused, 0),
+                   coalesce(g.max_running, s.group_max_running),
+                   case when g.rate is null then s.group_rate else g.rate end,
+                   case when g.rate is null then s.group_rate_ms else g.rate_ms end,
+                   case when g.rate is null then s.group_burst else g.burst end,
+                   coalesce(g.weight, 1)
+              from (select ?1 as queue, ?2 as name) as v
+              left join queues s on s.name = v.queue
+              left join groups g on g.queue = v.queue and g.name = v.name";
+        const RUNNING: &str = "
+            select count(*)
+              from running indexed by running_groups
+             where queue = ?1
+               and grp = ?2";
+        const PACED_UNTIL: &str = "
+            select max(tat)
+              from turns indexed by turns_paced
+             where queue = ?1
+               and grp = ?2
+               and tat is not null";
+        const FIRST: &str = "
+            select at,
+                   id,
+                   (select min(allowance)
+                      from turns indexed by turns_group
+                     where queue = ?1
+                       and grp = ?2
+                       and priority = ?3)
+              from turns indexed by turns_group
+             where queue = ?1
+               and grp = ?2
+               and priority = ?3
+             order by at, id
+             limit 1";
+        const LOWER: &str = "
+            select max(priority)
+              from turns indexed by turns_group
+             where queue = ?1
+               and grp = ?2
+               and priority < ?3";
+        const DELETE: &str = "
+            delete from turns
+             where queue = ?1
+               and grp = ?2
+               and priority = ?3";
+        let (queue, group) = (of.queue, &*of.group);
+        let gate = self.tx.row(SETTINGS, params![queue, group], |row| {
+            Ok(Gate {
+                paused: row.get(0)?,
+                max_running: row.get(1)?,
+                rate: rate(row, 2)?,
+                weight: row.get(5)?,
+            })
+        })?;
+        let gate = gate.unwrap_or(Gate { paused: false, max_running: None, rate: None, weight: 1 });
+        let running = match gate.max_running {
+            Some(_) => self.tx.row(RUNNING, params![queue, group], |row| row.get::<_, u32>(0))?.unwrap_or(0),
+            None => 0,
+        };
+        let paced_until = self.tx.row(PACED_UNTIL, params![queue, group], |row| row.maybe_time(0))?.flatten();
+        let first = self.tx.row(FIRST, params![queue, group, priority], |row| {
+            let place: Option<(i64, i64)> = row.get::<_, Option<_>>(0)?.zip(row.get(1)?);
+            Ok((place, row.get::<_, Option<u32>>(2)?))
+        })?;
+        let (place, allowance) = first.unwrap_or((None, None));
+        let lower = self.tx.row(LOWER, params![queue, group, priority], |row| row.get(0))?.flatten();
+        self.tx.execute(DELETE, params![queue, group, priority])?;
+        let allowance = allowance.map(|left| left as usize);
+        Ok(Visited { visit: Visit { gate, running: running as usize, paced_until, allowance }, place, lower })
+    }
+
+    /// Takes up to `room` due jobs of a group after the cursor's position. One of them may be a
+    /// suspect, which comes first.
+    fn take_from_group(
+        &mut self,
+        of: &InLine<'a>,
+        cursor: &mut ClaimCursor,
+        priority: i16,
+        room: usize,
+        limit: Option<u32>,
+    ) -> Sql<()> {
+        const SUSPECTS: &str = "
+            select run_at,
+                   id,
+                   kind
+              from ready indexed by ready_group_suspects
+             where queue = ?1
+               and grp = ?2
+               and priority = ?3
+               and run_at <= ?4
+               and interruptions > 0
+             order by run_at, id";
+        const DUE: &str = "
+            select run_at,
+                   id,
+                   kind
+              from ready indexed by ready_groups
+             where queue = ?1
+               and grp = ?2
+               and priority = ?3
+               and run_at <= ?4
+               and (run_at, id) > (?5, ?6)
+               and interruptions = 0
+             order by run_at, id";
+        let group = Some((of.group.clone(), limit));
+        let candidate = |row: &Row<'_>, is_suspect: bool| -> Sql<Candidate<'a>> {
+            let (run_at, id, group) = (row.get(0)?, row.uuid(1)?, group.clone());
+            Ok(Candidate { queue: of.queue, priority, run_at, id, is_suspect, group })
+        };
+        let mut picked = Vec::new();
+        if self.may_take_suspect() {
+            let tx = self.tx;
+            let mut statement = tx.prepare(SUSPECTS)?;
+            let mut rows = statement.query(params![of.queue, &*of.group, priority, self.now])?;
+            while let Some(row) = rows.next()? {
+                let found = candidate(row, true)?;
+                if self.handles(row.get_ref(2)?.as_str()?, found.id)? && self.admit(&found) {
+                    picked.push(found);
+                    break;
+                }
+            }
+        }
+        let after = cursor.position_in_group(of.queue, &of.group, priority);
+        let (after, after_id) = match after {
+            Some(position) => (position.run_at.timestamp_micros(), position.id.as_bytes().to_vec()),
+            None => (i64::MIN, Vec::new()),
+        };
+        let tx = self.tx;
+        let mut statement = tx.prepare(DUE)?;
+        let mut rows = statement.query(params![of.queue, &*of.group, priority, self.now, after, after_id])?;
+        while picked.len() < room
+            && let Some(row) = rows.next()?
+        {
+            let found = candidate(row, false)?;
+            if self.handles(row.get_ref(2)?.as_str()?, found.id)? {
+                if !self.admit(&found) {
+                    break;
+                }
+                picked.push(found);
+            }
+        }
+        self.enter_running(&picked, cursor)
+    }
+
+    /// When the first job of the group that is left is due. Reads from the cursor's position on and, if
+    /// nothing is there, from the head: a job may have been committed before the position.
+    fn first_left(&self, of: &InLine<'_>, cursor: &ClaimCursor, priority: i16) -> Sql<Option<DateTime<Utc>>> {
+        const FIRST: &str = "
+            select run_at
+              from ready indexed by ready_groups
+             where queue = ?1
+               and grp = ?2
+               and priority = ?3
+               and (run_at, id) > (?4, ?5)
+             order by run_at, id
+             limit 1";
+        if let Some(after) = cursor.position_in_group(of.queue, &of.group, priority) {
+            let (run_at, id) = (after.run_at.timestamp_micros(), after.id.as_bytes().to_vec());
+            let first =
+                self.tx.row(FIRST, params![of.queue, &*of.group, priority, run_at, id], |row| row.time(0))?;
+            if first.is_some() {
+                return Ok(first);
+            }
+        }
+        let head = Vec::<u8>::new();
+        self.tx.row(FIRST, params![of.queue, &*of.group, priority, i64::MIN, head], |row| row.time(0))
+    }
+
+    /// Inserts a turn. A group that keeps its place keeps the id of its turn and what is left of it.
+    fn insert_turn(
+        &self,
+        of: &InLine<'_>,
+        priority: i16,
+        at: i64,
+        paced_until: Option<DateTime<Utc>>,
+        kept: Option<(i64, usize)>,
+    ) -> Sql<()> {
+        const INSERT: &str = "
+            insert into turns (id, at, tat, allowance, priority, queue, grp)
+            values (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        let (id, allowance) = kept.map(|(id, left)| (id, left as i64)).unzip();
+        let tat = paced_until.map(|until| until.timestamp_micros());
+        self.tx.execute(INSERT, params![id, at, tat, allowance, priority, of.queue, &*of.group])?;
+        Ok(())
+    }
+}
+
+/// A rate as it is stored, from three columns that are set together.
+pub(super) fn rate(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Rate>> {
+    let Some(starts) = row.get(first)? else { return Ok(None) };
+    Ok(Some(Rate { starts, period_ms: row.get::<_, i64>(first + 1)? as u64, burst: row.get(first + 2)? }))
+}

@@ -1,0 +1,348 @@
+//! The rules of groups: how many jobs of a group may start now, and when it is its turn again.
+//! Pure, without SQL; both engines store what this module decides.
+//!
+//! Groups with waiting jobs stand in line. A claim serves the first groups of the line: it takes
+//! up to a *quantum* of jobs from each and sends the group back to the end. So every group gets its
+//! share, however many jobs the others have, and a million jobs of a group that may not start are
+//! a single place in the line.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How many jobs a group may start per turn of a large claim, at least.
+const MIN_QUANTUM: usize = 8;
+/// The maximum number of groups that one claim serves.
+pub(crate) const MAX_GROUPS: usize = 64;
+/// When a group at its limit is looked at again. Normally the end of one of its jobs adds a turn
+/// sooner.
+const LIMIT_FALLBACK: TimeDelta = TimeDelta::seconds(1);
+/// When a paused group is looked at again. Normally its resumption adds a turn sooner.
+const PAUSE_FALLBACK: TimeDelta = TimeDelta::seconds(10);
+/// The highest weight.
+pub const MAX_WEIGHT: u32 = 100;
+
+/// A rate: how many jobs may start in a period, and how many of them at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    /// The number of jobs that may start in each period.
+    pub starts: u32,
+    /// The period in milliseconds; 1000 by default.
+    #[serde(default = "Rate::second")]
+    pub period_ms: u64,
+    /// How many jobs may start at once after a pause; 1 by default.
+    #[serde(default = "Rate::no_burst")]
+    pub burst: u32,
+}
+
+impl Rate {
+    /// This many jobs per second, without bursts.
+    pub fn per_second(starts: u32) -> Self {
+        Rate { starts, period_ms: Rate::second(), burst: Rate::no_burst() }
+    }
+
+    /// This many jobs per period, without bursts.
+    pub fn per(starts: u32, period: Duration) -> Self {
+        Rate { period_ms: u64::try_from(period.as_millis()).unwrap_or(u64::MAX), ..Rate::per_second(starts) }
+    }
+
+    /// Lets this many jobs start at once after a pause.
+    pub fn burst(self, burst: u32) -> Self {
+        Rate { burst, ..self }
+    }
+
+    fn second() -> u64 {
+        1000
+    }
+
+    fn no_burst() -> u32 {
+        1
+    }
+
+    /// Checks the numbers. The error names the first invalid one and the remedy.
+    pub(crate) fn check(self, field: &'static str) -> Result<Self> {
+        const MAX: u32 = 1_000_000;
+        const MAX_PERIOD_MS: u64 = 366 * 24 * 60 * 60 * 1000;
+        let wrong = |part: &str, value: u64, remedy: &str| {
+            Err(Error::invalid(field, format!("{field}.{part}: {value} is out of range; use {remedy}")))
+        };
+        if !(1..=MAX).contains(&self.starts) {
+            return wrong("starts", self.starts.into(), "1 to 1000000, or pause the group to start none");
+        }
+        if !(1..=MAX_PERIOD_MS).contains(&self.period_ms) {
+            return wrong("period_ms", self.period_ms, "1 to 31622400000 (366 days)");
+        }
+        if !(1..=MAX).contains(&self.burst) {
+            return wrong("burst", self.burst.into(), "1 to 1000000");
+        }
+        Ok(self)
+    }
+
+    /// The time that this many starts take at an even pace, in microseconds.
+    fn micros(self, starts: u64) -> i128 {
+        i128::from(starts) * i128::from(self.period_ms) * 1000 / i128::from(self.starts.max(1))
+    }
+
+    /// How many jobs may start now. `paced_until` is when the jobs so far would have started at an
+    /// even pace.
+    pub(crate) fn room(self, paced_until: Option<DateTime<Utc>>, now: DateTime<Utc>) -> usize {
+        let ahead =
+            paced_until.map_or(0, |until| (until - now).num_microseconds().unwrap_or(i64::MAX).max(0));
+        let starts_ahead = (i128::from(ahead) * i128::from(self.starts))
+            .div_ceil_by(i128::from(self.period_ms.max(1)) * 1000);
+        usize::try_from(i128::from(self.burst) - starts_ahead).unwrap_or(0)
+    }
+
+    /// Until when the jobs are paced after `started` more of them.
+    pub(crate) fn paced_until(
+        self,
+        paced_until: Option<DateTime<Utc>>,
+        now: DateTime<Utc>,
+        started: usize,
+    ) -> DateTime<Utc> {
+        let from = paced_until.map_or(now, |until| until.max(now));
+        // Rounded up, so that the rate is not exceeded.
+        let micros = (i128::from(started as u64) * i128::from(self.period_ms) * 1000)
+            .div_ceil_by(i128::from(self.starts.max(1)));
+        later(from, micros)
+    }
+
+    /// When the next job may start.
+    pub(crate) fn next_start(self, paced_until: DateTime<Utc>) -> DateTime<Utc> {
+        later(paced_until, -self.micros(u64::from(self.burst) - 1))
+    }
+}
+
+fn later(at: DateTime<Utc>, micros: i128) -> DateTime<Utc> {
+    let micros = i64::try_from(micros).unwrap_or(i64::MAX / 2);
+    at.checked_add_signed(TimeDelta::microseconds(micros)).unwrap_or(DateTime::<Utc>::MAX_UTC)
+}
+
+/// A division that rounds up, of numbers that are not negative.
+trait DivCeil {
+    fn div_ceil_by(self, by: Self) -> Self;
+}
+
+impl DivCeil for i128 {
+    fn div_ceil_by(self, by: i128) -> i128 {
+        (self + by - 1) / by
+    }
+}
+
+/// What limits a group, from its own settings and the defaults of its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gate {
+    pub(crate) paused: bool,
+    pub(crate) max_running: Option<u32>,
+    pub(crate) rate: Option<Rate>,
+    pub(crate) weight: u32,
+}
+
+/// A group whose turn it is, under its lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit {
+    pub(crate) gate: Gate,
+    /// The number of its running jobs; not counted if it has no limit.
+    pub(crate) running: usize,
+    /// The state of its rate.
+    pub(crate) paced_until: Option<DateTime<Utc>>,
+    /// What is left of its turn, if an earlier claim stopped in between.
+    pub(crate) allowance: Option<usize>,
+}
+
+/// How many jobs each group may start per turn and unit of weight, if a claim wants this many and
+/// this many groups stand in line. Large enough that a claim serves few groups, and small enough that
+/// claims of single jobs take turns too.
+pub(crate) fn quantum(wanted: usize, groups: usize) -> usize {
+    MIN_QUANTUM.min(wanted).max(wanted.div_ceil(groups.max(1)))
+}
+
+/// How many groups a claim serves at most, so that it gets the jobs it wants if each has enough.
+pub(crate) fn groups_to_serve(wanted: usize) -> usize {
+    wanted.div_ceil(MIN_QUANTUM).clamp(1, MAX_GROUPS)
+}
+
+impl Visit {
+    /// How many jobs of the group may start now. `startable` limits the jobs of a group with a
+    /// rate: a claim counts as a start, so they are not claimed ahead of time.
+    pub(crate) fn room(&self, quantum: usize, startable: usize, now: DateTime<Utc>) -> usize {
+        let Gate { paused, max_running, rate, .. } = self.gate;
+        if paused {
+            return 0;
+        }
+        let by_limit = max_running.map_or(usize::MAX, |limit| (limit as usize).saturating_sub(self.running));
+        let by_rate = rate.map_or(usize::MAX, |rate| rate.room(self.paced_until, now).min(startable));
+        self.allowance(quantum).min(by_limit).min(by_rate)
+    }
+
+    /// How many jobs the group may start before it goes to the end of the line.
+    fn allowance(&self, quantum: usize) -> usize {
+        self.allowance.unwrap_or_else(|| quantum.saturating_mul(self.gate.weight.max(1) as usize))
+    }
+
+    /// What becomes of the group's turn.
+    pub(crate) fn next(&self, quantum: usize, served: &Served, now: DateTime<Utc>) -> Turn {
+        let Gate { paused, max_running, rate, .. } = self.gate;
+        let paced_until = rate.map(|rate| rate.paced_until(self.paced_until, now, served.started));
+        let paced_until = paced_until.filter(|until| *until > now);
+        let at = match served.next_job {
+            // Kept until then, because the rate's state would be lost.
+            None => return paced_until.map_or(Turn::None, |at| Turn::At { at, paced_until }),
+            Some(at) if at > now => return Turn::At { at, paced_until },
+            Some(_) if paused => now + PAUSE_FALLBACK,
+            Some(_) => match (rate, paced_until) {
+                (Some(rate), Some(until)) if rate.next_start(until) > now => rate.next_start(until),
+                _ if max_running.is_some_and(|limit| self.running + served.started >= limit as usize) => {
+                    now + LIMIT_FALLBACK
+                }
+                // Jobs are due and may start, but the claim had enough, or could not take them: they
+                // are locked, or of kinds that the worker does not handle. The group keeps its place.
+                _ if served.started < self.allowance(quantum) => {
+                    return Turn::Kept { paced_until, allowance: self.allowance(quantum) - served.started };
+                }
+                _ => now,
+            },
+        };
+        Turn::At { at, paced_until }
+    }
+}
+
+/// What a claim found and took in one group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    pub(crate) started: usize,
+    /// When the first job that is left is due.
+    pub(crate) next_job: Option<DateTime<Utc>>,
+}
+
+/// The turn of a group after a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// No job is left, and there is nothing to remember.
+    None,
+    /// At this time.
+    At { at: DateTime<Utc>, paced_until: Option<DateTime<Utc>> },
+    /// At the same place as before, for this many more jobs.
+    Kept { paced_until: Option<DateTime<Utc>>, allowance: usize },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp_millis(1_700_000_000_000 + ms).expect("time")
+    }
+
+    fn visit(gate: Gate) -> Visit {
+        Visit { gate, running: 0, paced_until: None, allowance: None }
+    }
+
+    const FREE: Gate = Gate { paused: false, max_running: None, rate: None, weight: 1 };
+
+    #[test]
+    fn a_rate_admits_the_burst_and_then_an_even_pace() {
+        let rate = Rate::per_second(100).burst(10);
+        let (mut until, mut starts) = (None, Vec::new());
+        for ms in 0..3000 {
+            let started = rate.room(until, at(ms));
+            if started > 0 {
+                until = Some(rate.paced_until(until, at(ms), started));
+                starts.extend(std::iter::repeat_n(ms, started));
+            }
+        }
+        assert_eq!(starts.iter().filter(|ms| **ms == 0).count(), 10);
+        for start in 0..2000 {
+            let window = starts.iter().filter(|ms| (start..start + 1000).contains(*ms)).count();
+            assert!(window <= 109, "{window} starts in the second from {start} ms");
+        }
+        assert_eq!(starts.iter().filter(|ms| (1000..3000).contains(*ms)).count(), 200);
+    }
+
+    #[test]
+    fn a_rate_that_does_not_divide_the_period_is_reached_and_not_exceeded() {
+        let rate = Rate::per_second(3);
+        let (mut until, mut now, mut starts) = (None, at(0), 0);
+        while now < at(100_000) {
+            assert_eq!(rate.room(until, now), 1);
+            let paced = rate.paced_until(until, now, 1);
+            starts += 1;
+            until = Some(paced);
+            assert_eq!(rate.room(until, rate.next_start(paced) - TimeDelta::microseconds(1)), 0);
+            now = rate.next_start(paced);
+        }
+        assert_eq!(starts, 300);
+    }
+
+    #[test]
+    fn an_idle_group_collects_no_credit_beyond_its_burst() {
+        let rate = Rate::per_second(10).burst(3);
+        let until = rate.paced_until(None, at(0), 3);
+        assert_eq!(rate.room(Some(until), at(0)), 0);
+        assert_eq!(rate.room(Some(until), at(3_600_000)), 3);
+    }
+
+    #[test]
+    fn the_room_is_the_smallest_of_quantum_limit_and_rate() {
+        let room = |gate, running| Visit { running, ..visit(gate) }.room(8, 1000, at(0));
+        assert_eq!(room(FREE, 0), 8);
+        assert_eq!(room(Gate { weight: 3, ..FREE }, 0), 24);
+        assert_eq!(room(Gate { max_running: Some(5), ..FREE }, 3), 2);
+        assert_eq!(room(Gate { max_running: Some(5), ..FREE }, 7), 0);
+        assert_eq!(room(Gate { paused: true, ..FREE }, 0), 0);
+        let rate = Some(Rate::per_second(10).burst(4));
+        assert_eq!(room(Gate { rate, ..FREE }, 0), 4);
+        assert_eq!(visit(Gate { rate, ..FREE }).room(8, 2, at(0)), 2);
+        assert_eq!(visit(FREE).room(8, 0, at(0)), 8);
+    }
+
+    #[test]
+    fn every_group_with_jobs_keeps_a_turn() {
+        let next = |visit: Visit, started, next_job| visit.next(8, &Served { started, next_job }, at(0));
+        let turn = |at| Turn::At { at, paced_until: None };
+        let kept = |allowance| Turn::Kept { paced_until: None, allowance };
+        assert_eq!(next(visit(FREE), 3, None), Turn::None);
+        assert_eq!(next(visit(FREE), 8, Some(at(-5))), turn(at(0)));
+        assert_eq!(next(visit(FREE), 3, Some(at(-5))), kept(5));
+        assert_eq!(next(visit(FREE), 0, Some(at(-5))), kept(8));
+        assert_eq!(next(visit(FREE), 0, Some(at(700))), turn(at(700)));
+        assert_eq!(next(Visit { allowance: Some(5), ..visit(FREE) }, 5, Some(at(-5))), turn(at(0)));
+        assert_eq!(next(visit(Gate { weight: 2, ..FREE }), 8, Some(at(-5))), kept(8));
+        let limited = visit(Gate { max_running: Some(3), ..FREE });
+        assert_eq!(next(limited, 3, Some(at(-5))), turn(at(1000)));
+        assert_eq!(next(limited, 2, Some(at(-5))), kept(6));
+        let paused = visit(Gate { paused: true, ..FREE });
+        assert_eq!(next(paused, 0, Some(at(-5))), turn(at(10_000)));
+        let rated = visit(Gate { rate: Some(Rate::per_second(10)), ..FREE });
+        let paced_until = Some(at(100));
+        assert_eq!(next(rated, 1, Some(at(-5))), Turn::At { at: at(100), paced_until });
+        // Without a job, the turn only keeps the state of the rate.
+        assert_eq!(next(rated, 1, None), Turn::At { at: at(100), paced_until });
+        assert_eq!(next(rated, 0, None), Turn::None);
+    }
+
+    #[test]
+    fn a_claim_serves_as_many_groups_as_it_needs() {
+        assert_eq!(groups_to_serve(500), 63);
+        assert_eq!(groups_to_serve(1), 1);
+        assert_eq!(groups_to_serve(1000), 64);
+        assert_eq!(quantum(500, 2), 250);
+        assert_eq!(quantum(500, 1000), 8);
+        assert_eq!(quantum(1, 1000), 1);
+        assert_eq!(quantum(3, 2), 3);
+    }
+
+    #[test]
+    fn a_rate_of_zero_is_refused_with_a_remedy() {
+        let error = Rate::per_second(0).check("rate").expect_err("rate");
+        assert_eq!(
+            error.to_string(),
+            "rate.starts: 0 is out of range; use 1 to 1000000, or pause the group to start none"
+        );
+        Rate::per_second(1).burst(0).check("rate").expect_err("burst");
+        Rate::per(1, Duration::ZERO).check("rate").expect_err("period");
+    }
+}

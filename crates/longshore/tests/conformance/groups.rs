@@ -1,0 +1,631 @@
+//! Groups: fair turns, limits, rates, weights and pauses, across all processes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use longshore::store::{ClaimCursor, ClaimRequest, Claimed, PlaceInLine, Suspects};
+use longshore::{Client, GroupChange, NewJob, Rate, SweepOptions, UniqueMode, WorkerId};
+
+use sqlx::Connection;
+
+use crate::fixture::*;
+
+cases! {
+    a_large_group_does_not_delay_a_small_one,
+    groups_take_turns_when_jobs_are_claimed_one_by_one,
+    a_group_gets_jobs_in_proportion_to_its_weight,
+    the_limit_of_a_group_holds_across_clients,
+    a_group_has_its_own_limit_or_the_default_of_its_queue,
+    every_ending_lets_the_next_job_of_the_group_start,
+    recovery_lets_the_next_job_of_the_group_start,
+    a_lowered_limit_applies_to_the_next_claim,
+    concurrent_claimers_never_exceed_the_limit_of_a_group,
+    a_throttled_backlog_does_not_delay_other_groups,
+    a_rate_admits_its_burst_and_then_one_job_per_step,
+    the_state_of_a_rate_survives_an_empty_group,
+    jobs_with_a_rate_are_not_claimed_ahead_of_time,
+    the_rate_of_a_queue_covers_jobs_with_and_without_a_group,
+    a_paused_group_starts_nothing_until_it_is_resumed,
+    a_higher_priority_comes_first_in_and_across_groups,
+    jobs_with_and_without_a_group_take_turns,
+    a_slot_that_a_priority_leaves_is_used_by_a_lower_one,
+    a_claim_takes_one_suspect_of_all_groups,
+    a_worker_of_other_kinds_leaves_a_group_in_its_place,
+    jobs_of_a_group_that_are_due_later_start_then,
+    a_job_keeps_its_group_through_every_change,
+    a_replacement_moves_a_job_to_its_new_group,
+    a_warm_cursor_finds_every_job,
+    the_limit_of_the_queue_covers_its_groups,
+    groups_are_listed_by_name_with_their_settings,
+    the_place_in_line_is_known,
+    settings_out_of_range_are_refused_by_field,
+    a_group_with_a_bad_name_is_refused,
+    statistics_count_the_jobs_of_groups,
+}
+
+cases! {
+    only on postgres:
+    an_enqueue_in_an_open_transaction_is_found_after_its_group_was_drained,
+    a_group_that_another_claim_serves_is_passed_by,
+    sql_enqueues_into_a_group,
+}
+
+fn in_group(group: &str) -> NewJob {
+    job("work").group(group)
+}
+
+async fn add(fixture: &Fixture, group: &str, jobs: usize) {
+    fixture.enqueue_many((0..jobs).map(|_| in_group(group))).await.expect("enqueue");
+}
+
+fn per_group(claimed: &[Claimed]) -> BTreeMap<String, usize> {
+    let mut groups = BTreeMap::new();
+    for job in claimed {
+        *groups.entry(job.group().unwrap_or("none").to_owned()).or_default() += 1;
+    }
+    groups
+}
+
+fn counts<const N: usize>(expected: [(&str, usize); N]) -> BTreeMap<String, usize> {
+    expected.into_iter().map(|(group, jobs)| (group.to_owned(), jobs)).collect()
+}
+
+async fn limit(fixture: &Fixture, group: &str, limit: u32) {
+    set(fixture, group, GroupChange { limit: Some(Some(limit)), ..GroupChange::default() }).await;
+}
+
+async fn set(fixture: &Fixture, group: &str, change: GroupChange) {
+    fixture.set_group("default", group, change).await.expect("set_group");
+}
+
+async fn a_large_group_does_not_delay_a_small_one(fixture: Fixture) {
+    add(&fixture, "large", 100).await;
+    add(&fixture, "small", 10).await;
+    let worker = fixture.worker().await;
+    assert_eq!(per_group(&fixture.claim(worker, 16).await), counts([("large", 8), ("small", 8)]));
+    assert_eq!(per_group(&fixture.claim(worker, 20).await), counts([("large", 18), ("small", 2)]));
+    assert_eq!(fixture.claim(worker, 1000).await.len(), 74);
+    assert_eq!(fixture.claim(worker, 1000).await.len(), 0);
+}
+
+async fn groups_take_turns_when_jobs_are_claimed_one_by_one(fixture: Fixture) {
+    for group in ["a", "b", "c"] {
+        add(&fixture, group, 3).await;
+    }
+    let worker = fixture.worker().await;
+    let mut order = String::new();
+    for _ in 0..9 {
+        let claimed = fixture.claim(worker, 1).await;
+        order += claimed[0].group().expect("group");
+    }
+    assert_eq!(order, "abcabcabc");
+}
+
+async fn a_group_gets_jobs_in_proportion_to_its_weight(fixture: Fixture) {
+    set(&fixture, "heavy", GroupChange { weight: Some(3), ..GroupChange::default() }).await;
+    add(&fixture, "heavy", 100).await;
+    add(&fixture, "light", 100).await;
+    let worker = fixture.worker().await;
+    let mut claimed = Vec::new();
+    for _ in 0..4 {
+        claimed.extend(fixture.claim(worker, 16).await);
+    }
+    assert_eq!(per_group(&claimed), counts([("heavy", 48), ("light", 16)]));
+}
+
+async fn the_limit_of_a_group_holds_across_clients(fixture: Fixture) {
+    limit(&fixture, "acme", 2).await;
+    add(&fixture, "acme", 5).await;
+    let worker = fixture.worker().await;
+    let held = fixture.claim(worker, 9).await;
+    assert_eq!(held.len(), 2);
+    let other = fixture.second_client().await;
+    let request = ClaimRequest::new(worker, 9);
+    let claim =
+        async || other.store().claim(&request, &mut ClaimCursor::default()).await.expect("claim").jobs;
+    assert_eq!(claim().await.len(), 0);
+    fixture.must_finish(&held[0], done()).await;
+    assert_eq!(claim().await.len(), 1);
+    assert_eq!(claim().await.len(), 0);
+}
+
+async fn a_group_has_its_own_limit_or_the_default_of_its_queue(fixture: Fixture) {
+    fixture.group_defaults("default", Some(1), None).await.expect("defaults");
+    limit(&fixture, "acme", 3).await;
+    for group in ["acme", "globex"] {
+        add(&fixture, group, 5).await;
+    }
+    let worker = fixture.worker().await;
+    assert_eq!(per_group(&fixture.claim(worker, 50).await), counts([("acme", 3), ("globex", 1)]));
+    set(&fixture, "acme", GroupChange { limit: Some(None), ..GroupChange::default() }).await;
+    fixture.group_defaults("default", Some(4), None).await.expect("defaults");
+    assert_eq!(per_group(&fixture.claim(worker, 50).await), counts([("acme", 1), ("globex", 3)]));
+    fixture.group_defaults("default", None, None).await.expect("defaults");
+    assert_eq!(per_group(&fixture.claim(worker, 50).await), counts([("acme", 1), ("globex", 1)]));
+}
+
+async fn every_ending_lets_the_next_job_of_the_group_start(fixture: Fixture) {
+    limit(&fixture, "serial", 1).await;
+    let endings = [done(), done_without_result(), failed(), failed_permanently(), observed_cancel()];
+    add(&fixture, "serial", endings.len() + 1).await;
+    let worker = fixture.worker().await;
+    for ending in endings {
+        let held = fixture.claim(worker, 9).await;
+        assert_eq!(held.len(), 1);
+        assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+        fixture.must_finish(&held[0], ending).await;
+    }
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+}
+
+async fn recovery_lets_the_next_job_of_the_group_start(fixture: Fixture) {
+    limit(&fixture, "serial", 1).await;
+    add(&fixture, "serial", 2).await;
+    let (dead, alive) = (fixture.worker().await, fixture.worker_with(DAY).await);
+    assert_eq!(fixture.claim(dead, 9).await.len(), 1);
+    assert_eq!(fixture.claim(alive, 9).await.len(), 0);
+    fixture.advance(2 * MINUTE).await;
+    fixture.sweep(&SweepOptions::default()).await.expect("sweep");
+    assert_eq!(fixture.claim(alive, 9).await.len(), 1);
+}
+
+async fn a_lowered_limit_applies_to_the_next_claim(fixture: Fixture) {
+    limit(&fixture, "acme", 4).await;
+    add(&fixture, "acme", 9).await;
+    let worker = fixture.worker().await;
+    let held = fixture.claim(worker, 4).await;
+    limit(&fixture, "acme", 2).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    for job in &held[..2] {
+        fixture.must_finish(job, done()).await;
+        assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    }
+    fixture.must_finish(&held[2], done()).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+}
+
+/// Claims and finishes until nothing is left, and returns how many jobs ran. Panics if the group
+/// exceeds its limit.
+async fn drain(client: Client, worker: WorkerId, limit: usize) -> usize {
+    let (mut cursor, mut ran, mut idle) = (ClaimCursor::default(), 0, 0);
+    while idle < 20 {
+        let claims = client.claim(&ClaimRequest::new(worker, 5), &mut cursor).await.expect("claim");
+        let running = client.group("default", "acme").await.expect("group").map_or(0, |group| group.running);
+        assert!(running as usize <= limit, "{running} jobs run");
+        idle = if claims.jobs.is_empty() { idle + 1 } else { 0 };
+        for claimed in &claims.jobs {
+            let report = longshore::Report {
+                claimed,
+                ending: done_without_result(),
+                follow_ups: Vec::new(),
+                has_progressed: false,
+            };
+            client.settle(vec![report]).await.expect("settle");
+            ran += 1;
+        }
+        tokio::task::yield_now().await;
+    }
+    ran
+}
+
+async fn concurrent_claimers_never_exceed_the_limit_of_a_group(fixture: Fixture) {
+    limit(&fixture, "acme", 3).await;
+    add(&fixture, "acme", 60).await;
+    let worker = fixture.worker_with(DAY).await;
+    let mut claimers = Vec::new();
+    for _ in 0..6 {
+        claimers.push(tokio::spawn(drain(fixture.second_client().await, worker, 3)));
+    }
+    let mut ran = 0;
+    for claimer in claimers {
+        ran += claimer.await.expect("claimer");
+    }
+    // What a claim could not take while another served the group is still there.
+    fixture.advance(MINUTE).await;
+    ran += drain(fixture.second_client().await, worker, 3).await;
+    assert_eq!(ran, 60);
+}
+
+async fn a_throttled_backlog_does_not_delay_other_groups(fixture: Fixture) {
+    limit(&fixture, "acme", 1).await;
+    add(&fixture, "acme", 3000).await;
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 500).await.len(), 1);
+    add(&fixture, "globex", 2).await;
+    assert_eq!(per_group(&fixture.claim(worker, 500).await), counts([("globex", 2)]));
+}
+
+async fn a_rate_admits_its_burst_and_then_one_job_per_step(fixture: Fixture) {
+    let rate = Some(Some(Rate::per_second(10).burst(3)));
+    set(&fixture, "acme", GroupChange { rate, ..GroupChange::default() }).await;
+    add(&fixture, "acme", 20).await;
+    let (worker, mut cursor) = (fixture.worker().await, ClaimCursor::default());
+    let request = ClaimRequest::new(worker, 9);
+    let first = fixture.store().claim(&request, &mut cursor).await.expect("claim");
+    assert_eq!(first.jobs.len(), 3);
+    assert_eq!(first.again_in, Some(Duration::from_millis(100)));
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    fixture.advance(Duration::from_millis(99)).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    fixture.advance(Duration::from_millis(1)).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+    fixture.advance(Duration::from_millis(250)).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 2);
+    fixture.advance(HOUR).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 3, "no more than the burst");
+}
+
+async fn the_state_of_a_rate_survives_an_empty_group(fixture: Fixture) {
+    fixture.group_defaults("default", None, Some(Rate::per(1, MINUTE))).await.expect("defaults");
+    add(&fixture, "acme", 1).await;
+    let worker = fixture.worker().await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+    fixture.advance(Duration::from_secs(30)).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    add(&fixture, "acme", 1).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0, "the first job started 30 s ago");
+    fixture.advance(Duration::from_secs(30)).await;
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+}
+
+async fn jobs_with_a_rate_are_not_claimed_ahead_of_time(fixture: Fixture) {
+    fixture.group_defaults("default", None, Some(Rate::per_second(10).burst(10))).await.expect("defaults");
+    add(&fixture, "acme", 9).await;
+    let worker = fixture.worker().await;
+    let ahead = ClaimRequest { startable: 0, ..ClaimRequest::new(worker, 9) };
+    assert_eq!(fixture.claim_with(&ahead).await.len(), 0);
+    let two = ClaimRequest { startable: 2, ..ClaimRequest::new(worker, 9) };
+    assert_eq!(fixture.claim_with(&two).await.len(), 2);
+    fixture.rate("letters", Some(Rate::per_second(10).burst(10))).await.expect("rate");
+    fixture.enqueue_many((0..9).map(|_| job("work").queue("letters"))).await.expect("enqueue");
+    let letters = ClaimRequest { queues: vec!["letters".into()], ..two };
+    assert_eq!(fixture.claim_with(&letters).await.len(), 2);
+}
+
+async fn the_rate_of_a_queue_covers_jobs_with_and_without_a_group(fixture: Fixture) {
+    fixture.rate("default", Some(Rate::per_second(10).burst(4))).await.expect("rate");
+    add(&fixture, "acme", 5).await;
+    for _ in 0..5 {
+        fixture.enqueue_kind("work").await;
+    }
+    let (worker, mut cursor) = (fixture.worker().await, ClaimCursor::default());
+    let claims = fixture.store().claim(&ClaimRequest::new(worker, 50), &mut cursor).await.expect("claim");
+    assert_eq!(claims.jobs.len(), 4);
+    assert_eq!(claims.again_in, Some(Duration::from_millis(100)));
+    assert_eq!(fixture.claim(worker, 50).await.len(), 0);
+    fixture.advance(Duration::from_millis(200)).await;
+    assert_eq!(fixture.claim(worker, 50).await.len(), 2);
+    fixture.rate("default", None).await.expect("rate");
+    assert_eq!(fixture.claim(worker, 50).await.len(), 4);
+}
+
+async fn a_paused_group_starts_nothing_until_it_is_resumed(fixture: Fixture) {
+    let paused = |paused| GroupChange { paused: Some(paused), ..GroupChange::default() };
+    set(&fixture, "acme", paused(true)).await;
+    add(&fixture, "acme", 2).await;
+    add(&fixture, "globex", 2).await;
+    let worker = fixture.worker().await;
+    assert_eq!(per_group(&fixture.claim(worker, 50).await), counts([("globex", 2)]));
+    set(&fixture, "acme", paused(false)).await;
+    assert_eq!(per_group(&fixture.claim(worker, 50).await), counts([("acme", 2)]));
+}
+
+async fn a_higher_priority_comes_first_in_and_across_groups(fixture: Fixture) {
+    add(&fixture, "a", 2).await;
+    fixture.add(in_group("a").priority(5)).await;
+    fixture.add(in_group("b").priority(9)).await;
+    fixture.add(job("work").priority(7)).await;
+    fixture.add(job("work").priority(-1)).await;
+    let worker = fixture.worker().await;
+    let mut order = Vec::new();
+    for _ in 0..3 {
+        let claimed = fixture.claim(worker, 2).await;
+        order.extend(claimed.iter().map(|job| (job.priority(), job.group().unwrap_or("none").to_owned())));
+    }
+    let order: Vec<_> = order.iter().map(|(priority, group)| (*priority, group.as_str())).collect();
+    assert_eq!(order, [(9, "b"), (7, "none"), (5, "a"), (0, "a"), (0, "a"), (-1, "none")]);
+}
+
+async fn jobs_with_and_without_a_group_take_turns(fixture: Fixture) {
+    add(&fixture, "acme", 100).await;
+    for _ in 0..100 {
+        fixture.enqueue_kind("work").await;
+    }
+    let (worker, mut cursor) = (fixture.worker().await, ClaimCursor::default());
+    let mut claimed = Vec::new();
+    for _ in 0..10 {
+        let request = ClaimRequest::new(worker, 1);
+        claimed.extend(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs);
+    }
+    assert_eq!(per_group(&claimed), counts([("acme", 5), ("none", 5)]));
+    let claims = fixture.store().claim(&ClaimRequest::new(worker, 20), &mut cursor).await.expect("claim");
+    assert_eq!(per_group(&claims.jobs), counts([("acme", 10), ("none", 10)]));
+}
+
+async fn a_slot_that_a_priority_leaves_is_used_by_a_lower_one(fixture: Fixture) {
+    limit(&fixture, "acme", 1).await;
+    fixture.add(in_group("acme").priority(5)).await;
+    add(&fixture, "acme", 1).await;
+    let worker = fixture.worker().await;
+    let held = fixture.claim(worker, 9).await;
+    assert_eq!(held.len(), 1);
+    fixture.must_finish(&held[0], done()).await;
+    let mut cursor = ClaimCursor::default();
+    let mut claimed = Vec::new();
+    for _ in 0..2 {
+        let claims = fixture.store().claim(&ClaimRequest::new(worker, 9), &mut cursor).await.expect("claim");
+        claimed.extend(claims.jobs);
+    }
+    assert_eq!(claimed.len(), 1);
+}
+
+async fn a_claim_takes_one_suspect_of_all_groups(fixture: Fixture) {
+    limit(&fixture, "acme", 2).await;
+    for group in ["acme", "globex"] {
+        add(&fixture, group, 2).await;
+    }
+    let (dead, alive) = (fixture.worker().await, fixture.worker_with(DAY).await);
+    for job in fixture.claim(dead, 9).await {
+        let _ = fixture.store().mark_started(&job.lease()).await.expect("mark_started");
+    }
+    fixture.advance(2 * MINUTE).await;
+    fixture.sweep(&SweepOptions::default()).await.expect("sweep");
+    fixture.advance(MINUTE).await;
+    let claimed = fixture.claim(alive, 9).await;
+    assert_eq!(claimed.len(), 1);
+    assert_eq!(claimed[0].interruptions(), 1);
+    let without = ClaimRequest { suspects: Suspects::Leave, ..ClaimRequest::new(alive, 9) };
+    assert_eq!(fixture.claim_with(&without).await.len(), 0);
+    for _ in 0..3 {
+        assert_eq!(fixture.claim(alive, 9).await.len(), 1);
+    }
+}
+
+async fn a_worker_of_other_kinds_leaves_a_group_in_its_place(fixture: Fixture) {
+    for group in ["a", "b", "c"] {
+        add(&fixture, group, 1).await;
+    }
+    let worker = fixture.worker().await;
+    let other = ClaimRequest { kinds: Some(vec!["other".into()]), ..ClaimRequest::new(worker, 9) };
+    assert_eq!(fixture.claim_with(&other).await.len(), 0);
+    let place = fixture.place_in_line("default", "a", 0).await.expect("place");
+    assert_eq!(place, Some(PlaceInLine { place: 1, groups: 3 }));
+    fixture.add(job("other").group("b")).await;
+    assert_eq!(per_group(&fixture.claim_with(&other).await), counts([("b", 1)]));
+    assert_eq!(fixture.claim(worker, 9).await.len(), 3);
+}
+
+async fn jobs_of_a_group_that_are_due_later_start_then(fixture: Fixture) {
+    fixture.add(in_group("acme").delay(MINUTE)).await;
+    fixture.add(in_group("acme").delay(2 * MINUTE)).await;
+    add(&fixture, "acme", 1).await;
+    let worker = fixture.worker_with(DAY).await;
+    for expected in [1, 1, 1, 0] {
+        assert_eq!(fixture.claim(worker, 9).await.len(), expected);
+        assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+        fixture.advance(MINUTE).await;
+    }
+}
+
+async fn a_job_keeps_its_group_through_every_change(fixture: Fixture) {
+    let worker = fixture.worker_with(DAY).await;
+    let id = fixture.add(in_group("acme").delay(HOUR)).await;
+    assert_eq!(fixture.job(id).await.group.as_deref(), Some("acme"));
+    let claim = async || fixture.claim(worker, 9).await;
+    assert_eq!(claim().await.len(), 0);
+    fixture.retry(id).await.expect("run now");
+    let held = claim().await;
+    assert_eq!(held[0].group(), Some("acme"));
+    let read = fixture.store().claims(&[held[0].lease()]).await.expect("claims").remove(0).expect("claim");
+    assert_eq!(read.group(), Some("acme"));
+    fixture.must_finish(&held[0], failed()).await;
+    assert_eq!(claim().await.len(), 0);
+    fixture.edit(id, longshore::Edit::default().priority(3)).await.expect("edit");
+    fixture.advance(MINUTE).await;
+    let held = claim().await;
+    assert_eq!((held[0].group(), held[0].priority()), (Some("acme"), 3));
+    fixture.must_finish(&held[0], failed_permanently()).await;
+    fixture.redrive(id).await.expect("redrive");
+    let held = claim().await;
+    assert_eq!(held[0].group(), Some("acme"));
+    fixture.must_finish(&held[0], done()).await;
+    fixture.retry(id).await.expect("retry");
+    fixture.cancel(id).await.expect("cancel");
+    assert_eq!(claim().await.len(), 0);
+    assert_eq!(fixture.job(id).await.group.as_deref(), Some("acme"));
+}
+
+async fn a_replacement_moves_a_job_to_its_new_group(fixture: Fixture) {
+    let keyed = |group: &str| in_group(group).unique_key("k", UniqueMode::Replace);
+    let first = fixture.enqueue(keyed("acme")).await.expect("enqueue");
+    let second = fixture.enqueue(keyed("globex")).await.expect("enqueue");
+    assert_eq!(second.id, first.id);
+    let worker = fixture.worker().await;
+    let held = fixture.claim(worker, 9).await;
+    assert_eq!(per_group(&held), counts([("globex", 1)]));
+    let third = fixture.enqueue(keyed("acme")).await.expect("enqueue");
+    assert_ne!(third.id, first.id);
+    fixture.must_finish(&held[0], done()).await;
+    assert_eq!(per_group(&fixture.claim(worker, 9).await), counts([("acme", 1)]));
+    let again = fixture.enqueue(in_group("acme").idempotency_key("once")).await.expect("enqueue");
+    assert_eq!(
+        fixture.enqueue(in_group("acme").idempotency_key("once")).await.expect("enqueue").id,
+        again.id
+    );
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+}
+
+async fn a_warm_cursor_finds_every_job(fixture: Fixture) {
+    let (worker, mut cursor) = (fixture.worker().await, ClaimCursor::default());
+    let mut claimed = 0;
+    for round in 0..10 {
+        for group in ["a", "b", "c"] {
+            add(&fixture, group, 20).await;
+        }
+        if round % 3 == 0 {
+            fixture.advance(Duration::from_millis(1)).await;
+        }
+        claimed += fixture
+            .store()
+            .claim(&ClaimRequest::new(worker, 50), &mut cursor)
+            .await
+            .expect("claim")
+            .jobs
+            .len();
+    }
+    let mut empty = 0;
+    while empty < 100 {
+        let claims = fixture.store().claim(&ClaimRequest::new(worker, 50), &mut cursor).await.expect("claim");
+        claimed += claims.jobs.len();
+        empty = if claims.jobs.is_empty() { empty + 1 } else { 0 };
+        if claimed == 600 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(claimed, 600);
+}
+
+async fn the_limit_of_the_queue_covers_its_groups(fixture: Fixture) {
+    fixture.limit("default", Some(3)).await.expect("limit");
+    for group in ["a", "b"] {
+        add(&fixture, group, 2).await;
+    }
+    fixture.enqueue_kind("work").await;
+    let worker = fixture.worker().await;
+    let held = fixture.claim(worker, 9).await;
+    assert_eq!(held.len(), 3);
+    assert_eq!(fixture.claim(worker, 9).await.len(), 0);
+    for job in &held {
+        fixture.must_finish(job, done()).await;
+    }
+    assert_eq!(fixture.claim(worker, 9).await.len(), 2);
+}
+
+async fn groups_are_listed_by_name_with_their_settings(fixture: Fixture) {
+    let rate = Rate::per_second(5).burst(2);
+    fixture.group_defaults("default", Some(7), None).await.expect("defaults");
+    set(&fixture, "idle", GroupChange { rate: Some(Some(rate)), weight: Some(4), ..GroupChange::default() })
+        .await;
+    add(&fixture, "acme", 3).await;
+    add(&fixture, "big", 1005).await;
+    let worker = fixture.worker().await;
+    let held = fixture.claim(worker, 1).await;
+    assert_eq!(held[0].group(), Some("acme"));
+    let groups = fixture.groups("default", "", 10).await.expect("groups");
+    let shown: Vec<_> =
+        groups.iter().map(|g| (g.name.as_str(), g.limit, g.waiting, g.waiting_or_more, g.running)).collect();
+    assert_eq!(
+        shown,
+        [("acme", Some(7), 2, false, 1), ("big", Some(7), 1000, true, 0), ("idle", Some(7), 0, false, 0),]
+    );
+    assert_eq!((groups[2].rate, groups[2].weight, groups[2].paused), (Some(rate), 4, false));
+    let page = fixture.groups("default", "acme", 1).await.expect("groups");
+    assert_eq!(page, [groups[1].clone()]);
+    assert_eq!(fixture.group("default", "idle").await.expect("group"), Some(groups[2].clone()));
+    assert_eq!(fixture.group("default", "unknown").await.expect("group"), None);
+    assert_eq!(fixture.groups("other", "", 10).await.expect("groups"), []);
+}
+
+async fn the_place_in_line_is_known(fixture: Fixture) {
+    for group in ["a", "b", "c"] {
+        add(&fixture, group, 2).await;
+    }
+    let place = async |group: &str| fixture.place_in_line("default", group, 0).await.expect("place");
+    assert_eq!(place("c").await, Some(PlaceInLine { place: 3, groups: 3 }));
+    let worker = fixture.worker().await;
+    fixture.claim(worker, 1).await;
+    assert_eq!(place("c").await, Some(PlaceInLine { place: 2, groups: 3 }));
+    assert_eq!(place("a").await, Some(PlaceInLine { place: 3, groups: 3 }));
+    assert_eq!(place("d").await, None);
+}
+
+async fn settings_out_of_range_are_refused_by_field(fixture: Fixture) {
+    let none = GroupChange::default;
+    for (field, change) in [
+        ("limit", GroupChange { limit: Some(Some(0)), ..none() }),
+        ("limit", GroupChange { limit: Some(Some(u32::MAX)), ..none() }),
+        ("rate", GroupChange { rate: Some(Some(Rate::per_second(0))), ..none() }),
+        ("rate", GroupChange { rate: Some(Some(Rate::per_second(1).burst(0))), ..none() }),
+        ("weight", GroupChange { weight: Some(0), ..none() }),
+        ("weight", GroupChange { weight: Some(101), ..none() }),
+    ] {
+        let error = fixture.set_group("default", "acme", change).await.expect_err(field);
+        assert_eq!(error.field(), Some(field), "{error}");
+        assert!(error.to_string().contains("; use "), "{error}");
+    }
+    let error = fixture.rate("default", Some(Rate::per_second(0))).await.expect_err("rate");
+    assert_eq!(error.field(), Some("rate"));
+    let error = fixture.group_defaults("default", Some(0), None).await.expect_err("limit");
+    assert_eq!(error.field(), Some("limit"));
+    assert_eq!(fixture.groups("default", "", 10).await.expect("groups"), []);
+}
+
+async fn a_group_with_a_bad_name_is_refused(fixture: Fixture) {
+    for name in ["", &"x".repeat(129)] {
+        let error = fixture.enqueue(in_group(name)).await.expect_err("group");
+        assert_eq!(error.field(), Some("group"), "{error}");
+        let error = fixture.set_group("default", name, GroupChange::default()).await.expect_err("group");
+        assert_eq!(error.field(), Some("group"), "{error}");
+    }
+    fixture.add(in_group(&"x".repeat(128))).await;
+}
+
+async fn statistics_count_the_jobs_of_groups(fixture: Fixture) {
+    add(&fixture, "acme", 3).await;
+    fixture.add(in_group("acme").queue("letters").delay(HOUR)).await;
+    fixture.enqueue_kind("work").await;
+    let queues = fixture.queues().await.expect("queues");
+    let shown: Vec<_> = queues.iter().map(|queue| (queue.name.as_str(), queue.waiting)).collect();
+    assert_eq!(shown, [("default", 4), ("letters", 1)]);
+    assert_eq!(fixture.store().waiting_queues().await.expect("queues"), ["default", "letters"]);
+    assert_eq!(fixture.store().depth("default", 100).await.expect("depth"), 4);
+    assert_eq!(fixture.store().depth("default", 2).await.expect("depth"), 2);
+    fixture.advance(MINUTE).await;
+    assert_eq!(fixture.store().overdue().await.expect("overdue"), [("default".to_owned(), MINUTE)]);
+    let id = fixture.add(in_group("acme")).await;
+    let ahead = fixture.store().ahead(id, None, 100).await.expect("ahead").expect("waits");
+    assert_eq!((ahead.jobs, ahead.or_more), (3, false));
+    let filter = longshore::ListFilter {
+        queue: Some("default".into()),
+        status: Some(longshore::Status::Queued),
+        ..longshore::ListFilter::default()
+    };
+    assert_eq!(fixture.list(&filter).await.expect("list").jobs.len(), 5);
+}
+
+async fn an_enqueue_in_an_open_transaction_is_found_after_its_group_was_drained(fixture: Fixture) {
+    add(&fixture, "acme", 2).await;
+    let mut connection = fixture.postgres().await;
+    let mut open = connection.begin().await.expect("begin");
+    fixture.enqueue_in(&mut open, [in_group("acme")]).await.expect("enqueue");
+    let (worker, mut cursor) = (fixture.worker().await, ClaimCursor::default());
+    let request = ClaimRequest::new(worker, 9);
+    assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 2);
+    assert_eq!(fixture.store().claim(&request, &mut cursor).await.expect("claim").jobs.len(), 0);
+    open.commit().await.expect("commit");
+    assert_eq!(fixture.claim(worker, 9).await.len(), 1);
+}
+
+async fn a_group_that_another_claim_serves_is_passed_by(fixture: Fixture) {
+    add(&fixture, "acme", 2).await;
+    add(&fixture, "globex", 2).await;
+    let mut connection = fixture.postgres().await;
+    let mut other = connection.begin().await.expect("begin");
+    sqlx::query(
+        "select pg_advisory_xact_lock(hashtextextended('\"' || current_schema() || '\".groups:default' || chr(31) || 'acme', 0))",
+    )
+    .execute(&mut *other)
+    .await
+    .expect("lock");
+    let worker = fixture.worker().await;
+    assert_eq!(per_group(&fixture.claim(worker, 9).await), counts([("globex", 2)]));
+    other.rollback().await.expect("rollback");
+    assert_eq!(per_group(&fixture.claim(worker, 9).await), counts([("acme", 2)]));
+}
+
+async fn sql_enqueues_into_a_group(fixture: Fixture) {
+    fixture.sql("select enqueue('work', grp => 'acme')", None).await;
+    let worker = fixture.worker().await;
+    assert_eq!(per_group(&fixture.claim(worker, 9).await), counts([("acme", 1)]));
+}
