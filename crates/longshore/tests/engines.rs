@@ -244,6 +244,20 @@ const FUNCTIONS: &[(&str, &str, &[&str], &str)] = &[
     ),
     ("sqlite", "steps.rs", &["delete_progress"], "Postgres has a macro, a part of its statements"),
     (
+        "postgres",
+        "claim_groups.rs",
+        &["key", "lock_groups", "take", "add", "keep", "insert"],
+        "groups are locked, and served together",
+    ),
+    (
+        "sqlite",
+        "claim_groups.rs",
+        &["read_line", "take_from_group", "insert_turn"],
+        "groups are served one by one; nothing needs a lock",
+    ),
+    ("postgres", "groups.rs", &["read_group"], "two statements return the columns of a group"),
+    ("postgres", "queues.rs", &["bind_rate"], "SQLite binds all columns in one place"),
+    (
         "sqlite",
         "turns.rs",
         &["add_turn", "add_turn_of_freed"],
