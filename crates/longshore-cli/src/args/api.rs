@@ -45,6 +45,13 @@ A line looks like this:
     #[command(subcommand)]
     Queues(Queues),
 
+    /// List, pause, resume and limit the groups of a queue
+    ///
+    /// A job joins a group when it is enqueued (`--group acme`). Groups take fair turns, however many jobs
+    /// each has. Each can have a limit of running jobs, a rate and a weight.
+    #[command(subcommand)]
+    Groups(Groups),
+
     /// List, redrive and purge dead letters (failed_permanent jobs)
     #[command(subcommand)]
     Dead(Dead),

@@ -92,6 +92,10 @@ pub(crate) struct CronAdd {
     #[arg(long)]
     pub(crate) queue: Option<String>,
 
+    /// The group of the jobs, within their queue
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: Option<String>,
+
     /// The priority of the jobs; higher runs first [default: the kind's default, else 0]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) priority: Option<i64>,

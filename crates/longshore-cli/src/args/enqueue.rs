@@ -57,6 +57,10 @@ pub(crate) struct Enqueue {
     #[arg(long, value_name = "POLICY", value_parser = retry_policy)]
     pub(crate) retry: Option<RetryPolicy>,
 
+    /// A group of the queue, for example a customer; see `longshore groups --help`
+    #[arg(long, value_name = "NAME")]
+    pub(crate) group: Option<String>,
+
     /// A label to find jobs by; may be repeated
     #[arg(long = "tag", value_name = "TAG")]
     pub(crate) tags: Vec<String>,

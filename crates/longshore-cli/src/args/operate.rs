@@ -43,6 +43,153 @@ Examples:
         #[arg(value_name = "N|none", value_parser = queue_limit)]
         limit: QueueLimit,
     },
+
+    /// Limit how often jobs of a queue start, across all processes
+    #[command(after_help = "\
+Examples:
+  longshore queues rate mail 100/s
+  longshore queues rate mail 100/s --burst 10   # up to 10 at once after a pause
+  longshore queues rate crawl 5/10m             # five in ten minutes
+  longshore queues rate mail none               # remove the rate")]
+    Rate {
+        /// The name of the queue
+        queue: String,
+        #[command(flatten)]
+        rate: RateArgs,
+    },
+}
+
+/// A rate as a positional argument.
+#[derive(Debug, Args)]
+pub(crate) struct RateArgs {
+    /// How many jobs may start in which time, like 100/s, 5/10m or 1000/d; none to remove the rate
+    #[arg(value_name = "N/TIME|none", value_parser = rate)]
+    pub(crate) rate: RateValue,
+
+    /// How many jobs may start at once after a pause
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) burst: u32,
+}
+
+/// How often jobs may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RateValue(pub(crate) Option<longshore::Rate>);
+
+fn rate(text: &str) -> Result<RateValue, String> {
+    let parse = || {
+        let (starts, period) = text.split_once('/')?;
+        let period = if period.starts_with(|c: char| c.is_ascii_digit()) {
+            duration::parse(period).ok()?
+        } else {
+            duration::parse(&format!("1{period}")).ok()?
+        };
+        Some(longshore::Rate::per(starts.trim().parse().ok()?, period))
+    };
+    match text {
+        "none" => Ok(RateValue(None)),
+        _ => parse().map(|rate| RateValue(Some(rate))).ok_or_else(|| {
+            format!("`{text}` is not a rate; write a number and a time, like 100/s, 5/10m or 1000/d, or none")
+        }),
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Groups {
+    /// List the groups of a queue that have settings, waiting jobs or running jobs
+    #[command(after_help = "\
+Examples:
+  longshore groups list mail
+  longshore groups list mail --watch
+  longshore groups list mail --json | jq -r '.[] | select(.running == .limit) | .name'")]
+    List {
+        /// The name of the queue
+        queue: String,
+        /// List groups after this name
+        #[arg(long, value_name = "NAME")]
+        after: Option<String>,
+        /// The maximum number of groups, 1 to 1000
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: u32,
+        #[command(flatten)]
+        every: Repeat,
+    },
+
+    /// Set the limit, the rate and the weight of a group
+    ///
+    /// What is not given stays as it is. A group without its own limit or rate has those of `longshore
+    /// groups default`.
+    #[command(after_help = "\
+Examples:
+  longshore groups set mail acme --limit 5
+  longshore groups set mail acme --rate 100/s --burst 10
+  longshore groups set mail acme --weight 3       # three jobs for each one of other groups
+  longshore groups set mail acme --limit none     # the default of the queue again")]
+    Set {
+        /// The name of the queue
+        queue: String,
+        /// The name of the group
+        group: String,
+        #[command(flatten)]
+        settings: GroupSettings,
+        /// How many jobs it starts per turn, compared with other groups, 1 to 100
+        #[arg(long, value_name = "N")]
+        weight: Option<u32>,
+    },
+
+    /// Set the limit and the rate of each group of a queue that has none of its own
+    #[command(after_help = "\
+Examples:
+  longshore groups default mail --limit 5
+  longshore groups default mail --limit 5 --rate 100/s --burst 10
+  longshore groups default mail                   # no limit and no rate")]
+    Default {
+        /// The name of the queue
+        queue: String,
+        #[command(flatten)]
+        settings: GroupSettings,
+    },
+
+    /// Pause a group: workers claim no more of its jobs. Running jobs continue
+    #[command(after_help = "\
+Examples:
+  longshore groups pause mail acme")]
+    Pause(GroupName),
+
+    /// Resume a group: workers claim its jobs again
+    #[command(after_help = "\
+Examples:
+  longshore groups resume mail acme")]
+    Resume(GroupName),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupName {
+    /// The name of the queue
+    pub(crate) queue: String,
+    /// The name of the group
+    pub(crate) group: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupSettings {
+    /// How many jobs of the group may run at once, across all processes; none to remove the limit
+    #[arg(long, value_name = "N|none", value_parser = queue_limit)]
+    pub(crate) limit: Option<QueueLimit>,
+
+    /// How many jobs of the group may start in which time, like 100/s or 5/10m; none to remove the rate
+    #[arg(long, value_name = "N/TIME|none", value_parser = rate)]
+    pub(crate) rate: Option<RateValue>,
+
+    /// How many jobs may start at once after a pause
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "rate")]
+    pub(crate) burst: u32,
+}
+
+impl GroupSettings {
+    /// The rate with its burst; the outer `None` if it is not given.
+    pub(crate) fn rate(&self) -> Option<Option<longshore::Rate>> {
+        self.rate.map(|rate| rate.0.map(|rate| rate.burst(self.burst)))
+    }
 }
 
 #[derive(Debug, Args)]

@@ -66,6 +66,7 @@ pub(super) async fn run(endpoint: &Endpoint, command: Cron, out: &Out) -> Outcom
 async fn add(endpoint: &Endpoint, args: CronAdd, out: &Out) -> Outcome {
     let mut job = NewJob::new(args.kind.clone(), read_json("payload", &args.payload)?);
     (job.queue, job.priority, job.max_attempts) = (args.queue, args.priority, args.max_attempts);
+    job.group = args.group;
     let schedule = NewSchedule { cron: args.line, zone: args.zone, missed: args.missed.to_string(), job };
     let reply = endpoint.put(&["cron", &args.name]).body(&schedule).send().await?;
     enqueue::warn_if_unknown(endpoint, &args.kind, out).await;

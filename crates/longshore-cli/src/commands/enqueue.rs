@@ -45,6 +45,8 @@ pub(super) struct NewJob {
     timeout_seconds: Option<Seconds>,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry: Option<RetryPolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) group: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tags: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -102,6 +104,7 @@ impl NewJob {
             unique_mode: args.unique_mode,
             timeout_seconds: timeout,
             retry: args.retry,
+            group: args.group,
             tags: args.tags,
             flags: args.flags,
             context: args.context,

@@ -1,5 +1,6 @@
-//! `longshore queues`: lists, pauses, resumes and limits queues.
+//! `longshore queues`: lists, pauses, resumes and limits queues, and sets their rates.
 
+use longshore::Rate;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -15,6 +16,8 @@ pub(super) struct Queue {
     pub(super) name: String,
     pub(super) paused: bool,
     pub(super) limit: Option<u32>,
+    #[serde(default)]
+    rate: Option<Rate>,
     pub(super) waiting: u64,
     waiting_estimated: bool,
     pub(super) running: u64,
@@ -35,6 +38,11 @@ pub(super) async fn run(endpoint: &Endpoint, command: Queues, out: &Out) -> Outc
         }
         Queues::Limit { queue, limit } => {
             let request = endpoint.put(&["queues", &queue, "limit"]).body(&json!({ "limit": limit.0 }));
+            (queue, request)
+        }
+        Queues::Rate { queue, rate } => {
+            let value = rate.rate.0.map(|value| value.burst(rate.burst));
+            let request = endpoint.put(&["queues", &queue, "rate"]).body(&json!({ "rate": value }));
             (queue, request)
         }
     };
@@ -61,7 +69,7 @@ async fn list(endpoint: &Endpoint, out: &Out) -> Outcome {
 }
 
 /// Prints the queue after a change.
-fn show(reply: &Reply, out: &Out) -> Outcome {
+pub(super) fn show(reply: &Reply, out: &Out) -> Outcome {
     if out.json {
         out.document(&reply.read::<RawObject>()?);
     } else {
@@ -75,6 +83,7 @@ fn table(queues: &[Queue]) -> Table {
         ("queue", Fit::Cut),
         ("state", Fit::Whole),
         ("limit", Fit::Whole),
+        ("rate", Fit::Whole),
         ("waiting", Fit::Whole),
         ("running", Fit::Whole),
     ]);
@@ -84,9 +93,26 @@ fn table(queues: &[Queue]) -> Table {
             queue.name.clone(),
             if queue.paused { "paused" } else { "active" }.to_owned(),
             queue.limit.map_or_else(|| "-".into(), |limit| limit.to_string()),
+            shown_rate(queue.rate),
             format!("{about}{}", queue.waiting),
             queue.running.to_string(),
         ]);
     }
     table
+}
+
+/// A rate as it is written: `100/s`, with its burst if there is one.
+pub(super) fn shown_rate(rate: Option<Rate>) -> String {
+    let Some(Rate { starts, period_ms, burst, .. }) = rate else { return "-".into() };
+    const UNITS: [(u64, &str); 5] =
+        [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms")];
+    let (ms, unit) = UNITS.into_iter().find(|(ms, _)| period_ms % ms == 0).unwrap_or((1, "ms"));
+    let count = match period_ms / ms {
+        1 => String::new(),
+        count => count.to_string(),
+    };
+    match burst {
+        1 => format!("{starts}/{count}{unit}"),
+        burst => format!("{starts}/{count}{unit} +{burst}"),
+    }
 }

@@ -11,6 +11,7 @@ use crate::jobs::serve_pages;
 
 on_every_target!(
     queues_are_paused_resumed_and_limited,
+    groups_are_listed_limited_and_paused,
     only_an_unknown_queue_is_reported_as_unknown,
     schedules_are_added_paused_run_and_removed,
     dead_letters_are_listed_and_redriven,
@@ -34,7 +35,7 @@ fn queues_are_paused_resumed_and_limited(fixture: &Fixture) {
     );
     let limited = fixture.run("queues limit mail 3").ok().out;
     let words: Vec<&str> = limited.lines().nth(1).unwrap().split_whitespace().collect();
-    assert_eq!(words, ["mail", "paused", "3", "1", "0"]);
+    assert_eq!(words, ["mail", "paused", "3", "-", "1", "0"]);
     let resumed = fixture.run("queues resume mail --json").json();
     assert_eq!((&resumed["paused"], &resumed["limit"]), (&json!(false), &json!(3)));
     assert_eq!(fixture.run("queues limit mail none --json").json()["limit"], json!(null));
@@ -54,6 +55,35 @@ fn queues_are_paused_resumed_and_limited(fixture: &Fixture) {
         fixture.run(line).fails_with(2, &["queue", "`*` means every queue"]);
     }
     fixture.run_args(&["queues", "resume", ""]).fails_with(2, &["queue", "1 to 128 bytes"]);
+}
+
+fn groups_are_listed_limited_and_paused(fixture: &Fixture) {
+    fixture.migrated();
+    fixture.enqueue("greet --queue mail --group acme");
+    let words = |line: &str| -> Vec<String> {
+        let out = fixture.run(line).ok().out;
+        out.lines().nth(1).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(words("groups list mail"), ["acme", "active", "-", "-", "1", "1", "0"]);
+    assert_eq!(
+        words("groups set mail acme --limit 5 --rate 100/s --burst 10 --weight 3"),
+        ["acme", "active", "5", "100/s", "+10", "3", "1", "0"]
+    );
+    assert_eq!(words("groups pause mail acme")[1], "paused");
+    assert_eq!(words("groups resume mail acme")[1], "active");
+    let group = fixture.run("groups set mail acme --limit none --rate none --json").json();
+    assert_eq!((&group["limit"], &group["rate"], &group["weight"]), (&json!(null), &json!(null), &json!(3)));
+    let queue = fixture.run("groups default mail --limit 2 --rate 5/10m --json").json();
+    assert_eq!((&queue["group_limit"], &queue["group_rate"]["period_ms"]), (&json!(2), &json!(600_000)));
+    assert_eq!(words("groups list mail"), ["acme", "active", "2", "5/10m", "3", "1", "0"]);
+    assert_eq!(words("queues rate mail 100/s")[3], "100/s");
+    assert_eq!(fixture.run("queues rate mail none --json").json()["rate"], json!(null));
+    assert_eq!(fixture.run("groups list mail --json").json()[0]["name"], "acme");
+    assert!(fixture.run("groups list other").ok().out.starts_with("no group"));
+    fixture.run("groups set mail acme --rate 0/s").fails_with(2, &["rate.starts", "1 to 1000000"]);
+    fixture.run("groups set mail acme --rate often").fails_with(2, &["N/TIME|none", "100/s"]);
+    fixture.run("groups set mail acme --weight 0").fails_with(2, &["weight", "1 to 100"]);
+    fixture.run(&format!("enqueue greet --group {}", "x".repeat(129))).fails_with(2, &["group", "128"]);
 }
 
 fn only_an_unknown_queue_is_reported_as_unknown(fixture: &Fixture) {

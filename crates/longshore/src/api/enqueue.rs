@@ -57,6 +57,11 @@ pub(super) struct NewJobBody {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 128)]
     queue: Option<String>,
+    /// A group of the queue, for example a customer. Groups take fair turns, and each can have a
+    /// limit, a rate and a weight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 128)]
+    group: Option<String>,
     /// Higher runs first; 0 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = -32768, maximum = 32767)]
@@ -159,6 +164,7 @@ impl NewJobBody {
             max_attempts: None,
             idempotency_key: None,
             queue: None,
+            group: None,
             priority: None,
             run_at: None,
             delay_seconds: None,
@@ -183,6 +189,7 @@ impl NewJobBody {
             payload: template.payload,
             max_attempts: Some(template.max_attempts.into()),
             queue: Some(template.queue),
+            group: template.group,
             priority: Some(template.priority.into()),
             unique_key,
             unique_mode,
@@ -205,6 +212,9 @@ impl NewJobBody {
         let mut job = NewJob::from_json(self.kind, self.payload.get());
         if let Some(queue) = self.queue.or_else(|| defaults.queue.clone()) {
             job = job.queue(queue);
+        }
+        if let Some(group) = self.group {
+            job = job.group(group);
         }
         if let Some(priority) = self.priority.or(defaults.priority) {
             job = job.priority(priority);

@@ -20,7 +20,7 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::job::{JobRecord, Outcome, Status};
 use crate::lifecycle::{self, Event, Interruption, Recovery, Transition};
-use crate::store::{Ahead, QueueRecord, StepState, SweepScope, Tallied, WorkerRecord};
+use crate::store::{Ahead, GroupRecord, QueueRecord, StepState, SweepScope, Tallied, WorkerRecord};
 
 /// The maximum number of jobs ahead that are counted.
 const MAX_AHEAD: u32 = 10_000;
@@ -74,8 +74,14 @@ pub(super) enum Reason {
     NotDue,
     /// The job waits for its next attempt after a failure or an interruption.
     WaitsForRetry,
+    /// Its group is paused.
+    GroupPaused,
     /// Its queue runs as many jobs as its limit allows.
     QueueLimit,
+    /// Its group runs as many jobs as its limit allows.
+    GroupLimit,
+    /// The rate of its queue or group lets the next job start later.
+    RateLimit,
     /// Every worker that could run the job is at its concurrency limit.
     WorkersBusy,
     /// The job was interrupted before, and a worker runs such jobs one at a time.
@@ -201,8 +207,12 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
     let kinds = eligible.kinds();
     let ahead = if is_due { client.ahead_among(job.id, kinds.as_deref(), MAX_AHEAD).await? } else { None };
 
+    let group = match &job.group {
+        Some(group) => client.group(&job.queue, group).await?,
+        None => None,
+    };
     // Reasons that an operator must fix come first, whether the job is due or not.
-    if let Some((reason, message)) = needs_operator(job, queue, &workers, &eligible) {
+    if let Some((reason, message)) = needs_operator(job, queue, group.as_ref(), &workers, &eligible) {
         let later = due_at.map(|at| format!("; and it is not due before {at}")).unwrap_or_default();
         let ahead = ahead.map(|ahead| ahead.jobs);
         return Ok(Explanation { due_at, ahead, ..explanation(job, reason, message + &later) });
@@ -228,6 +238,14 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
             message,
             throughput.wait_for_slot(first.jobs, eligible.slots().min(limit.into())),
         )
+    } else if let Some((limit, message)) = group_at_limit(group.as_ref()) {
+        (
+            Reason::GroupLimit,
+            message,
+            throughput.wait_for_slot(first.jobs, eligible.slots().min(limit.into())),
+        )
+    } else if let Some((seconds, message)) = rate_limited(group.as_ref(), first, now) {
+        (Reason::RateLimit, message, Some(seconds))
     } else if eligible.is_busy() {
         (
             Reason::WorkersBusy,
@@ -235,7 +253,17 @@ async fn explain_waiting(client: &Client, job: &JobRecord) -> Result<Explanation
             throughput.wait_for_slot(first.jobs, eligible.slots()),
         )
     } else {
-        let (reason, message) = waits_its_turn(job, first);
+        let (reason, mut message) = waits_its_turn(job, first);
+        if let Some(group) = &group
+            && let Some(in_line) = client.place_in_line(&job.queue, &group.name, job.priority).await?
+        {
+            message += &format!(
+                "; group `{}` is {} of {} groups in line",
+                group.name,
+                ordinal(in_line.place),
+                in_line.groups
+            );
+        }
         (reason, message, throughput.wait_for_turn(first.jobs))
     };
     Ok(Explanation { ahead: Some(first.jobs), estimated_seconds, ..explanation(job, reason, message) })
@@ -283,9 +311,17 @@ fn live_workers_of_queue<'w>(
 fn needs_operator(
     job: &JobRecord,
     queue: Option<&QueueRecord>,
+    group: Option<&GroupRecord>,
     workers: &[WorkerRecord],
     eligible: &EligibleWorkers<'_>,
 ) -> Option<(Reason, String)> {
+    let paused_group = group.filter(|group| group.paused).map(|GroupRecord { queue, name, .. }| {
+        let message = format!(
+            "group `{name}` of queue `{queue}` is paused; resume it with `longshore groups resume {queue} {name}` or \
+             `PATCH /queues/{queue}/groups/{name}`"
+        );
+        (Reason::GroupPaused, message)
+    });
     let paused = queue.filter(|queue| queue.paused).map(|queue| {
         let name = &queue.name;
         let message = format!(
@@ -294,6 +330,7 @@ fn needs_operator(
         );
         (Reason::QueuePaused, message)
     });
+    let paused = paused.or(paused_group);
     match (paused, no_worker(job, workers, eligible)) {
         (Some((reason, paused)), Some((_, no_worker))) => {
             Some((reason, format!("{paused}; and {no_worker}")))
@@ -383,6 +420,45 @@ fn at_limit(queue: Option<&QueueRecord>) -> Option<(u32, String)> {
         queue.name, queue.running
     );
     Some((limit, message))
+}
+
+/// The limit of the group and a message, if the group is at its limit.
+fn group_at_limit(group: Option<&GroupRecord>) -> Option<(u32, String)> {
+    let group = group?;
+    let limit = group.limit.filter(|limit| group.running >= u64::from(*limit))?;
+    let message = format!(
+        "group `{}`: {} of {limit} running; this job starts when one of them ends",
+        group.name, group.running
+    );
+    Some((limit, message))
+}
+
+/// How long a job waits for the rate of its group, and a message.
+fn rate_limited(group: Option<&GroupRecord>, ahead: Ahead, now: DateTime<Utc>) -> Option<(f64, String)> {
+    let group = group?;
+    let (rate, at) = group.rate.zip(group.next_start_at)?;
+    let wait = (at - now).to_std().ok()?.as_secs_f64();
+    let step = rate.period_ms as f64 / 1000.0 / f64::from(rate.starts.max(1));
+    let message = format!(
+        "group `{}`: next start in {wait:.1} s (rate limit: {} per {} s); {}",
+        group.name,
+        rate.starts,
+        rate.period_ms as f64 / 1000.0,
+        ahead_note(ahead)
+    );
+    Some((wait + step * f64::from(ahead.jobs), message))
+}
+
+/// 1st, 2nd, 3rd, 4th.
+fn ordinal(n: u32) -> String {
+    let suffix = match (n % 10, n % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{n}{suffix}")
 }
 
 fn all_busy_message(job: &JobRecord, eligible: &EligibleWorkers<'_>, ahead: Ahead) -> String {

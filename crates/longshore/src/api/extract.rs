@@ -315,6 +315,21 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     }
 }
 
+/// Two names in the path: that of a queue and that of one of its groups.
+pub(super) struct GroupPath(pub(super) String, pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for GroupPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> ApiResult<Self> {
+        let Path((queue, group)) = path::<(String, String), S>(parts, state).await?;
+        if queue.contains('\0') || group.contains('\0') {
+            return Err(Problem::bad_request("path: contains a NUL character; names cannot contain one"));
+        }
+        Ok(GroupPath(queue, group))
+    }
+}
+
 async fn path<T: DeserializeOwned + Send, S: Send + Sync>(
     parts: &mut Parts,
     state: &S,

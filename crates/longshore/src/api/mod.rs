@@ -37,6 +37,7 @@ mod enqueue;
 mod events;
 mod explain;
 mod extract;
+mod groups;
 mod health;
 mod jobs;
 mod kinds;
@@ -234,6 +235,8 @@ impl Api {
                     routes!(steps::get),
                     routes!(steps::steps),
                     routes!(operate::queues),
+                    routes!(groups::list),
+                    routes!(groups::get),
                     routes!(operate::workers),
                     routes!(operate::dead_letters),
                     routes!(cron::list),
@@ -252,6 +255,9 @@ impl Api {
                     routes!(operate::pause),
                     routes!(operate::resume),
                     routes!(operate::limit),
+                    routes!(groups::change),
+                    routes!(groups::rate),
+                    routes!(groups::defaults),
                     routes!(operate::sweep),
                     routes!(operate::redrive_all),
                     routes!(operate::redrive),

@@ -117,7 +117,7 @@ pub(super) async fn limit(
 }
 
 /// The queue; a default record if it has no settings and no jobs.
-async fn queue(server: &Server, name: String) -> ApiResult<Json<QueueRecord>> {
+pub(super) async fn queue(server: &Server, name: String) -> ApiResult<Json<QueueRecord>> {
     let queues = server.client.queues().await?;
     let found = queues.into_iter().find(|queue| queue.name == name);
     Ok(Json(found.unwrap_or_else(|| QueueRecord::empty(&name))))

@@ -227,12 +227,66 @@ pub(super) struct QueueSchema {
     /// How many jobs may run at once; null means no limit.
     #[schema(required)]
     limit: Option<u32>,
+    /// How often jobs may start; null means no limit.
+    #[schema(required, value_type = Option<RateSchema>)]
+    rate: Option<RateSchema>,
+    /// How many jobs of each group may run at once, unless the group has its own limit.
+    #[schema(required)]
+    group_limit: Option<u32>,
+    /// How often jobs of each group may start, unless the group has its own rate.
+    #[schema(required, value_type = Option<RateSchema>)]
+    group_rate: Option<RateSchema>,
     /// How many jobs wait.
     waiting: u64,
     /// Whether `waiting` is an estimate, because very many jobs wait.
     waiting_estimated: bool,
     /// How many jobs run.
     running: u64,
+}
+
+/// How often jobs may start, over all processes.
+#[derive(ToSchema)]
+#[schema(as = Rate)]
+#[expect(dead_code, reason = "describes `Rate`")]
+pub(super) struct RateSchema {
+    /// How many jobs may start in each period.
+    #[schema(minimum = 1, maximum = 1000000)]
+    starts: u32,
+    /// The period in milliseconds; 1000 by default.
+    #[schema(minimum = 1, maximum = 31622400000i64)]
+    period_ms: Option<u64>,
+    /// How many jobs may start at once after a pause; 1 by default.
+    #[schema(minimum = 1, maximum = 1000000)]
+    burst: Option<u32>,
+}
+
+/// A group of a queue. The settings are those in effect: its own or, where it has none, the
+/// defaults of its queue.
+#[derive(ToSchema)]
+#[schema(as = Group)]
+#[expect(dead_code, reason = "describes what `GroupRecord` serialises to")]
+pub(super) struct GroupSchema {
+    queue: String,
+    name: String,
+    /// Whether the group is paused: none of its jobs are claimed.
+    paused: bool,
+    /// How many jobs may run at once; null means no limit.
+    #[schema(required)]
+    limit: Option<u32>,
+    /// How often jobs may start; null means no limit.
+    #[schema(required, value_type = Option<RateSchema>)]
+    rate: Option<RateSchema>,
+    /// How many jobs the group starts per turn, compared with other groups.
+    weight: u32,
+    /// How many jobs wait, up to 1,000.
+    waiting: u64,
+    /// Whether more jobs wait than were counted.
+    waiting_or_more: bool,
+    /// How many jobs run.
+    running: u64,
+    /// When the rate lets the next job start; null means now.
+    #[schema(required)]
+    next_start_at: Option<DateTime<Utc>>,
 }
 
 /// A worker process.

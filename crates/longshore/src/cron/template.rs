@@ -19,6 +19,8 @@ pub(crate) struct Template {
     pub(crate) kind: String,
     pub(crate) payload: Box<RawValue>,
     pub(crate) queue: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
     pub(crate) priority: i16,
     pub(crate) max_attempts: u16,
     /// `null` means no timeout.
@@ -90,6 +92,7 @@ impl Template {
             kind: job.kind,
             payload: RawValue::from_string(job.payload).map_err(not_json)?,
             queue: job.queue,
+            group: job.group,
             priority: job.priority,
             max_attempts: job.max_attempts,
             timeout_ms: job.timeout.map(|timeout| timeout.as_millis() as u64),
@@ -162,6 +165,9 @@ impl Template {
             .tags(&self.tags)
             .context(self.context.clone().unwrap_or(default_context))
             .metadata(serde_json::value::to_raw_value(&metadata).map_err(not_json)?);
+        if let Some(group) = &self.group {
+            job = job.group(group.as_str());
+        }
         if let Some(Unique { key, mode }) = &self.unique {
             job = job.unique_key(key.as_str(), *mode);
         }

@@ -6,6 +6,7 @@ pub(crate) mod client;
 mod connections;
 mod events;
 mod explain;
+mod groups;
 mod jobs;
 mod leases;
 mod operate;
