@@ -156,6 +156,8 @@ mod documents {
     struct AxumGuide;
     #[doc = include_str!("../../../docs/guides/cron.md")]
     struct CronGuide;
+    #[doc = include_str!("../../../docs/guides/limits.md")]
+    struct LimitsGuide;
     #[doc = include_str!("../../../docs/guides/durable-steps.md")]
     struct DurableStepsGuide;
     #[cfg(feature = "builtin")]
